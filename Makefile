@@ -1,0 +1,57 @@
+# The targets that have a "## text" are what `make help` lists.
+PYTHON ?= python3
+# Off-screen rendering for MuJoCo, on a GPU (EGL) or without one (OSMesa).  `make install APT=` leaves them out.
+APT ?= libegl1 libegl-mesa0 libgl1-mesa-dri libgl1 libosmesa6
+TORCH := $(shell grep '^torch==' constraints.txt)
+# Paths, so that commands work without activating the environment.
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# More threads than cores slow small networks down tenfold.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo study test test-full mutants bench lint types clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+install: .venv/.installed ## make .venv with everything that is needed (instant the second time)
+
+.venv/.installed: pyproject.toml constraints.txt .ci/install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "vla-rl needs Python 3.11 or newer, which '$(PYTHON)' is not; run: make install PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || sh .ci/install python3-venv
+	@sh .ci/install $(APT)
+	$(PYTHON) -m venv .venv
+	$(PIP) install -c constraints.txt $(TORCH)
+	$(PIP) install -c constraints.txt -e '.[all]'
+	@touch $@
+
+demo: install ## teach a small policy by RL from pixels on two CPU cores
+	$(BIN)/vla-rl demo
+
+study: install ## compare the flow samplers
+	$(BIN)/vla-rl study
+
+test: lint types ## everything that must hold before a merge (six minutes on two cores)
+	$(PYTEST) -n 2 --dist loadfile --durations 10
+
+test-full: lint types ## the tests that take minutes as well
+	$(PYTEST) -n 2 --dist loadfile --durations 10 -m ''
+
+mutants: install ## break what must hold, line by line, and see the tests fail
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
+
+bench: install ## measure speed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
+
+lint: install ## style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install ## static types
+	$(BIN)/mypy
+
+clean: ## remove caches and build outputs; keeps .venv and runs
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache MUJOCO_LOG.TXT
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,191 @@
+"""The MuJoCo environment: any task's rows, stepped together on MuJoCo's thread pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from mujoco.batch import Batch
+
+from sims.mujoco.render import Renderer
+from sims.mujoco.task import Task
+from sims.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
+from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+
+
+class MujocoEnv:
+    """``E`` rows of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
+
+    A row's future depends only on its seed and its actions: its physics state, the solver's warm start included, is
+    kept apart from all others, and randomness is drawn at reset alone.  A control step is one call that advances every
+    active row on ``threads`` threads; rows that ended are neither simulated nor rendered.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        num_envs: int,
+        cameras: tuple[str, ...] = ("front",),
+        image_size: int = 64,
+        threads: int = 2,
+        render: bool = True,
+    ) -> None:
+        """``image_size`` in pixels; ``render=False`` or no cameras gives a state-only environment without OpenGL."""
+        self._task = task
+        self._num_envs = num_envs
+        self._cameras = tuple(cameras) if render else ()
+        self._check_options(image_size)
+        self.spec = self._make_spec(image_size)
+        self._batch = Batch(task.model, nsim=num_envs, nthread=threads)
+        self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
+        self._book = RowBook(num_envs, task.failures)
+        self._memory = {name: np.stack([value] * num_envs) for name, value in task.memory.items()}
+        shape = (num_envs, image_size, image_size, 3)
+        self._images = {name: np.zeros(shape, np.uint8) for name in self._cameras}
+        self._renderers: dict[int, Renderer] = {}
+
+    @property
+    def num_envs(self) -> int:
+        return self._num_envs
+
+    def reset(self, rows: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``rows`` (int [R]) with ``seeds`` (int [R], not negative)."""
+        index = self._book.index(rows)
+        seed = self._book.seeds(index, seeds)
+        for row, value in zip(index, seed, strict=True):
+            episode = self._task.begin(np.random.Generator(np.random.PCG64(int(value))))
+            self._batch.state[row] = 0.0
+            self._qpos[row], self._ctrl[row] = episode.qpos, episode.ctrl
+            for name, item in episode.memory.items():
+                self._memory[name][row] = item
+        self._book.begin(index, seed)
+        return self._observe(index)
+
+    def step(self, chunk: Any, observe: Observe = "last") -> Step:
+        """Execute ``chunk`` [E,H,D] in metres and grip sign; see ``VecEnv.step``."""
+        action = self._book.chunk(chunk, self.spec)
+        rows, horizon = action.shape[:2]
+        reward, valid = np.zeros((rows, horizon), np.float32), np.zeros((rows, horizon), bool)
+        frames: list[Observation] = []
+        moved = np.flatnonzero(~self._book.done)
+        active = moved
+        for i in range(horizon):
+            if active.size:
+                valid[active, i] = True
+                reward[active, i] = self._advance(active, action[active, i])
+            if observe == "all":
+                frames.append(self._observe(active))
+            active = active[~self._book.done[active]]
+        obs = frames[-1] if frames else self._observe(moved)
+        executed, intervened = np.where(valid[..., None], action, np.float32(0)), np.zeros_like(valid)
+        ends = self._book.flags()
+        return Step(obs, reward, valid, **ends, executed=executed, intervened=intervened, frames=tuple(frames))
+
+    def snapshot(self, rows: Any) -> Snapshot:
+        """Everything the future of ``rows`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""
+        index = self._book.index(rows)
+        self._book.require_started(index)
+        return take(self._arrays(), index)
+
+    def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``rows``, which need not be those it was taken from."""
+        index = self._book.index(rows)
+        put(self._arrays(), index, snapshot)
+        return self._observe(index)
+
+    def render_rows(self, rows: Any, size: int, camera: str = "front") -> np.ndarray:
+        """Pictures of the present state of ``rows`` for videos: uint8 [R,size,size,3]."""
+        index = self._book.index(rows)
+        return self._render(index, size, camera, np.empty((index.size, size, size, 3), np.uint8))
+
+    def close(self) -> None:
+        """Free the OpenGL contexts; safe to call twice."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        own = {"physics": self._batch.state, **self._book.arrays()}
+        return own | {f"memory/{name}": value for name, value in self._memory.items()}
+
+    def _advance(self, rows: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """One control step of ``rows`` with ``action`` [R,D]; latches what ended and returns the rewards [R]."""
+        before = self._batch.state[rows]
+        self._ctrl[rows] = self._task.control(self._ctrl[rows], action)
+        self._batch.step(ids=rows, nstep=self._task.substeps)
+        self._book.time[rows] += 1
+        diverged = ~np.isfinite(self._batch.state[rows]).all(axis=1)
+        self._batch.state[rows[diverged]] = before[diverged]
+        verdict = self._task.judge(self._qpos[rows], {name: value[rows] for name, value in self._memory.items()})
+        for name, value in verdict.memory.items():
+            self._memory[name][rows] = value
+        success = verdict.success & ~diverged
+        late = self._book.time[rows] >= self._task.time_limit
+        ends = [diverged, success, verdict.failure >= 0, late]
+        codes = [np.asarray(code) for code in (DIVERGED, SUCCESS, FAILURES + verdict.failure, TIME_LIMIT)]
+        self._book.end(rows, success, np.select(ends, codes, 0))
+        return np.where(diverged, np.float32(0), verdict.reward)
+
+    def _observe(self, stale: np.ndarray) -> Observation:
+        """The observation of all rows; only the pictures of ``stale`` rows are rendered anew."""
+        for camera, image in self._images.items():
+            size = image.shape[1]
+            image[stale] = self._render(stale, size, camera, np.empty((stale.size, size, size, 3), np.uint8))
+        return Observation(
+            {name: image.copy() for name, image in self._images.items()},
+            self._task.proprioception(self._qpos, self._ctrl),
+            self._task.instruction(self._memory),
+            self._book.time.copy(),
+            self._task.observe_extras(self._qpos, self._memory),
+        )
+
+    def _render(self, rows: np.ndarray, size: int, camera: str, out: np.ndarray) -> np.ndarray:
+        if not rows.size:
+            return out
+        if size not in self._renderers:
+            self._renderers[size] = Renderer(self._task.model, size, size, self._task.painted)
+        colours = self._task.colours({name: value[rows] for name, value in self._memory.items()})
+        return self._renderers[size].render(self._qpos[rows], colours, camera, out)
+
+    def _make_spec(self, image_size: int) -> EnvSpec:
+        task = self._task
+        images = {
+            name: ArraySpec((image_size, image_size, 3), "uint8", 0, 255, unit="RGB", frame=name)
+            for name in self._cameras
+        }
+        return EnvSpec(
+            name=task.name,
+            images=images,
+            state=task.state,
+            action=task.action,
+            tasks=task.texts,
+            control_dt=task.substeps * float(task.model.opt.timestep),
+            time_limit=task.time_limit,
+            max_chunk=task.time_limit,
+            extras=dict(task.extras),
+            can_snapshot=True,
+        )
+
+    def _check_options(self, image_size: int) -> None:
+        known = [self._task.model.camera(i).name for i in range(self._task.model.ncam)]
+        for name in self._cameras:
+            if name not in known:
+                raise UserError(
+                    f"task {self._task.name!r} has no camera {name!r}, so nothing can be shown; "
+                    f"{did_you_mean(name, known)}"
+                )
+        if self._num_envs < 1 or image_size < 1:
+            raise UserError(
+                f"num_envs={self._num_envs} and image_size={image_size} leave nothing to simulate; "
+                "give both at least 1."
+            )
+
+
+def check_options(options: Mapping[str, Any], known: tuple[str, ...], task: str) -> None:
+    """Raise UserError for an option that ``task`` does not have."""
+    for name in options:
+        if name not in known:
+            raise UserError(f"task {task!r} has no option {name!r}, so it cannot be made; {did_you_mean(name, known)}")

@@ -1,0 +1,75 @@
+"""What a task tells the environment.  One file in ``tasks/`` that implements this protocol adds a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import mujoco
+import numpy as np
+
+from vla_rl.contract.spec import ArraySpec
+
+Memory = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Episode:
+    """The beginning of one episode: ``qpos`` [nq], ``ctrl`` [nu] and the task's own ``memory`` {name: [...]}."""
+
+    qpos: np.ndarray
+    ctrl: np.ndarray
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rules applied to ``R`` rows after one control step.
+
+    reward   float32 [R]
+    success  bool [R]     the task is done
+    failure  int8 [R]     index into ``Task.failures``, -1 where nothing failed
+    memory   the rows' memory after this step
+    """
+
+    reward: np.ndarray
+    success: np.ndarray
+    failure: np.ndarray
+    memory: Memory
+
+
+class Task(Protocol):
+    """A task over one MuJoCo model.  All methods work on ``R`` rows at once and draw no randomness but in ``begin``."""
+
+    name: str
+    model: mujoco.MjModel
+    texts: tuple[str, ...]  # becomes spec.tasks
+    failures: tuple[str, ...]  # causes that end an episode without success
+    time_limit: int  # control steps
+    substeps: int  # physics steps per control step
+    state: ArraySpec
+    action: ArraySpec
+    extras: dict[str, ArraySpec]
+    painted: tuple[int, ...]  # ids of geoms coloured per row
+    memory: Memory  # an example of one row's memory, for shapes and dtypes
+
+    def begin(self, rng: np.random.Generator) -> Episode:
+        """Draw a new episode; all of it follows from ``rng``."""
+
+    def control(self, ctrl: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """The actuator targets [R,nu] after ``action`` [R,D], which is within bounds."""
+
+    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+        """Apply the rules to ``qpos`` [R,nq] after a control step."""
+
+    def proprioception(self, qpos: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
+        """float32 [R,S]."""
+
+    def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+        """{name: [R,...]} as declared in ``extras``."""
+
+    def instruction(self, memory: Memory) -> np.ndarray:
+        """int64 [R]: index into ``texts``."""
+
+    def colours(self, memory: Memory) -> np.ndarray:
+        """float32 [R,painted,4]: RGBA of the painted geoms."""

@@ -1,0 +1,79 @@
+"""Random pictures of the lift scene with the place of the named cube, for grounding pretraining.
+
+These are the simulator's own labels: whoever trains with them should say so beside the number of demonstrations.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sims.mujoco.render import Renderer, project
+from sims.mujoco.scene import (
+    CUBE_EDGE,
+    FINGER_OPEN,
+    FINGER_QPOS,
+    GANTRY_QPOS,
+    WORKSPACE_HIGH,
+    WORKSPACE_LOW,
+    cube_addresses,
+)
+from sims.mujoco.tasks.lift import LiftTask, place_cubes
+
+_ELSEWHERE, _OVER_A_CUBE, _HOLDING = 0, 1, 2
+_SHARES = (0.45, 0.35, 0.20)  # of the pictures, by where the gripper is
+
+
+class Scenes(NamedTuple):
+    """``n`` labelled pictures.
+
+    images  uint8 [n,size,size,3]
+    tasks   int64 [n]      index into the lift environment's ``spec.tasks``
+    uv      float32 [n,2]  the named cube's centre: u right, v down, both -1 to 1 from edge to edge
+    state   float32 [n,8]  as the environment's ``state``
+    """
+
+    images: np.ndarray
+    tasks: np.ndarray
+    uv: np.ndarray
+    state: np.ndarray
+
+
+def random_scenes(
+    count: int, seed: int, size: int = 64, camera: str = "front", cubes: int = 3, colours: int = 4
+) -> Scenes:
+    """Draw ``count`` scenes: the gripper anywhere above the cubes, low around one of them, or holding one."""
+    task, rng = LiftTask(cubes, colours), np.random.Generator(np.random.PCG64(seed))
+    qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
+    for row in range(count):
+        place_cubes(qpos[row], cubes, rng)
+        _place_gripper(qpos[row], ctrl[row], cubes, rng)
+    colour = rng.permuted(np.tile(np.arange(colours, dtype=np.int8), (count, 1)), axis=1)[:, :cubes]
+    named = rng.integers(cubes, size=count).astype(np.int8)
+    memory = {"colour": colour, "named": named}
+    renderer = Renderer(task.model, size, size, task.painted)
+    images = renderer.render(qpos, task.colours(memory), camera, np.empty((count, size, size, 3), np.uint8))
+    renderer.close()
+    centre = qpos[np.arange(count)[:, None], cube_addresses(cubes)[named][:, None] + np.arange(3)]
+    uv = project(task.model, camera, centre)
+    return Scenes(images, task.instruction(memory), uv, task.proprioception(qpos, ctrl))
+
+
+def _place_gripper(qpos: np.ndarray, ctrl: np.ndarray, cubes: int, rng: np.random.Generator) -> None:
+    where = rng.choice(3, p=_SHARES)
+    start = cube_addresses(cubes)[rng.integers(cubes)]
+    pinch, finger = rng.uniform(WORKSPACE_LOW, WORKSPACE_HIGH), rng.uniform(0, FINGER_OPEN)
+    if where == _ELSEWHERE:
+        pinch[2] = rng.uniform(0.05, WORKSPACE_HIGH[2])  # above the cubes, or fingers would be inside them
+    elif where == _OVER_A_CUBE:
+        pinch = np.array([*(qpos[start : start + 2] + rng.normal(0, 0.006, 2)), rng.uniform(0.016, 0.10)])
+        finger = FINGER_OPEN
+    else:
+        pinch[2], finger = rng.uniform(CUBE_EDGE / 2, 0.15), CUBE_EDGE / 2
+        if pinch[2] < 0.06:  # lower than this it would be inside its neighbours elsewhere
+            pinch[:2] = qpos[start : start + 2]
+        qpos[start : start + 7] = [*pinch, 1.0, 0.0, 0.0, 0.0]
+    qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = pinch, finger
+    ctrl[:3] = np.clip(pinch + rng.uniform(-0.003, 0.003, 3), WORKSPACE_LOW, WORKSPACE_HIGH)
+    ctrl[3] = 0.0 if where == _HOLDING else FINGER_OPEN

@@ -1,0 +1,1 @@
+"""Small numpy environments with known answers, for tests."""

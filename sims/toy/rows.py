@@ -1,0 +1,90 @@
+"""The part that the toy environments share: rows without autoreset, snapshots, validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sims.rows import SUCCESS, TIME_LIMIT, RowBook, put, take
+from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.spec import EnvSpec
+
+
+class ToyEnv:
+    """``E`` rows in numpy (``VecEnv`` and ``Snapshots``); the rules are in the subclass's ``_begin``, ``_advance``."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, memory: dict[str, np.ndarray]) -> None:
+        """``memory``: {name: [E,...]} what the subclass keeps per row; it belongs to snapshots."""
+        self.spec = spec
+        self._book = RowBook(num_envs)
+        self._memory = memory
+        self._time, self._seed = self._book.time, self._book.seed
+
+    @property
+    def num_envs(self) -> int:
+        return self._book.num_envs
+
+    def reset(self, rows: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``rows`` (int [R]) with ``seeds`` (int [R], not negative)."""
+        index = self._book.index(rows)
+        seed = self._book.seeds(index, seeds)
+        self._book.begin(index, seed)
+        for row, value in zip(index, seed, strict=True):
+            self._begin(int(row), int(value))
+        return self._observe()
+
+    def step(self, chunk: Any, observe: Observe = "last") -> Step:
+        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
+        action = self._book.chunk(chunk, self.spec)
+        reward, valid = np.zeros(action.shape[:2], np.float32), np.zeros(action.shape[:2], bool)
+        frames: list[Observation] = []
+        for i in range(action.shape[1]):
+            active = np.flatnonzero(~self._book.done)
+            valid[active, i] = True
+            self._time[active] += 1
+            reward[active, i], success, late = self._advance(active, action[active, i])
+            self._book.end(active, success, np.select([success, late], [SUCCESS, TIME_LIMIT], 0))
+            if observe == "all":
+                frames.append(self._observe())
+        obs = frames[-1] if frames else self._observe()
+        executed, intervened = np.where(valid[..., None], action, np.float32(0)), np.zeros_like(valid)
+        ends = self._book.flags()
+        return Step(obs, reward, valid, **ends, executed=executed, intervened=intervened, frames=tuple(frames))
+
+    def snapshot(self, rows: Any) -> Snapshot:
+        """Everything the future of ``rows`` depends on; see ``Snapshots``."""
+        index = self._book.index(rows)
+        self._book.require_started(index)
+        return take(self._arrays(), index)
+
+    def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``rows``."""
+        put(self._arrays(), self._book.index(rows), snapshot)
+        return self._observe()
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _begin(self, row: int, seed: int) -> None:
+        raise NotImplementedError
+
+    def _advance(self, rows: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """One action [R,D] in ``rows``, whose clock already counts it: reward [R], success [R], out of time [R]."""
+        raise NotImplementedError
+
+    def _state(self) -> np.ndarray:
+        raise NotImplementedError
+
+    def _images(self) -> Mapping[str, np.ndarray]:
+        return {}
+
+    def _instruction(self) -> np.ndarray:
+        return np.zeros(self.num_envs, np.int64)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return self._book.arrays() | {f"memory/{name}": value for name, value in self._memory.items()}
+
+    def _observe(self) -> Observation:
+        return Observation(self._images(), self._state(), self._instruction(), self._time.copy())

@@ -1,0 +1,80 @@
+"""Experience as self-contained arrays, and the seams between who makes it, who learns from it and who holds weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vla_rl.contract.env import Array
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """``T`` decisions of ``E`` rows.
+
+    stored        {name: [T+1,E,...]}  what the policy kept of every observation; entry ``T`` is the one after the last
+    sample        [T,E,H,D]            raw normalised samples; aux {name: [T,E,...]}
+    logprob       float [T,E]
+    reward, valid, intervened  [T,E,H] valid is False for actions that were not executed (idle rows: all of them)
+    terminated, truncated, success  bool [T,E]  True only at the decision in which the row ended
+    version       int [T,E]            policy version that acted
+    final_index   int [F,2]            (t,e) of decisions that ended by truncation
+    final_stored  {name: [F,...]}      what was kept of the last observation of those episodes
+    seeds         int [T,E]            seed of the episode a decision belongs to
+    info          counters and seconds of the collection
+    """
+
+    stored: Mapping[str, Array]
+    sample: Array
+    aux: Mapping[str, Array]
+    logprob: Array
+    reward: Array
+    valid: Array
+    intervened: Array
+    terminated: Array
+    truncated: Array
+    success: Array
+    version: Array
+    final_index: Array
+    final_stored: Mapping[str, Array]
+    seeds: Array
+    info: Mapping[str, float] = field(default_factory=dict)
+
+
+class ExperienceSource(Protocol):
+    """Whatever produces experience: a simulator loop, a world model, a fleet."""
+
+    def next(self) -> Rollout:
+        """The next rollout."""
+
+
+class Learner(Protocol):
+    """Whatever turns experience into better weights."""
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Learn from one rollout; returns metrics."""
+
+
+class PolicyStore(Protocol):
+    """Holds the newest weights for those who act."""
+
+    def publish(self, weights: Mapping[str, Array]) -> int:
+        """Make ``weights`` the newest; returns their version."""
+
+    def latest(self) -> tuple[int, Mapping[str, Array]]:
+        """The newest version and its weights."""
+
+
+class Reducer(Protocol):
+    """Sums statistics over all processes, so that results do not depend on how many there are."""
+
+    def sum(self, values: Any) -> Any:
+        """Element-wise sum of a float64 tensor over all processes; the identity when there is one."""
+
+
+class OneProcess:
+    """The reducer of a single process."""
+
+    def sum(self, values: Any) -> Any:
+        return values

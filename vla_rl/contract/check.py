@@ -1,0 +1,262 @@
+"""Does what is declared equal what is delivered?  Used by the tests, by ``vla-rl inspect`` and before a robot moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.policy import ActionOut, LikelihoodPolicy, Policy
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One line of a report: what was checked and what was seen."""
+
+    name: str
+    seen: str
+
+
+def check_env(env: VecEnv, seed: int = 0) -> list[Checked]:
+    """Run ``env`` for a few episodes and compare all it delivers with its spec and with the contract.
+
+    The environment is left with every row reset.  Raises ContractError naming the first thing that does not hold.
+    """
+    every = np.arange(env.num_envs)
+    seeds = seed + every
+    return [
+        Checked("observation", _check_reset(env, every, seeds)),
+        Checked("episode", _check_episode(env, every, seeds)),
+        Checked("idle rows", _check_idle(env, every, seeds)),
+        Checked("determinism", _check_repeats(env, every, seeds)),
+        Checked("chunking", _check_chunking(env, every, seeds)),
+        Checked("validation", _check_refuses(env, every, seeds)),
+        Checked("snapshot", _check_snapshot(env, every, seeds)),
+    ]
+
+
+def check_observation(obs: Observation, spec: EnvSpec, rows: int) -> None:
+    """Raise ContractError unless ``obs`` of ``rows`` environments fits ``spec``."""
+    _same_names("images", obs.images, spec.images)
+    _same_names("extras", obs.extras, spec.extras)
+    for name, image in obs.images.items():
+        check_array(f"images[{name!r}]", image, spec.images[name], (rows,))
+    for name, extra in obs.extras.items():
+        check_array(f"extras[{name!r}]", extra, spec.extras[name], (rows,))
+    check_array("state", obs.state, spec.state, (rows,))
+    check_array("task", obs.task, ArraySpec((), "int64", 0, len(spec.tasks) - 1), (rows,))
+    check_array("time", obs.time, ArraySpec((), "int64", 0, spec.time_limit), (rows,))
+
+
+def check_array(name: str, array: Any, spec: ArraySpec, lead: tuple[int, ...]) -> None:
+    """Raise ContractError unless ``array`` has shape ``lead + spec.shape``, the declared dtype and range."""
+    values = _numpy(array)
+    if values.shape != lead + spec.shape or str(values.dtype) != spec.dtype:
+        raise ContractError(
+            f"{name} is {values.dtype}{list(values.shape)} but {spec.dtype}{list(lead + spec.shape)} is declared, so it "
+            "would be misread; mend the spec or the environment."
+        )
+    if values.size and values.dtype != np.bool_:
+        low, high = np.asarray(spec.low, float), np.asarray(spec.high, float)
+        numbers = values.astype(float)
+        if not ((numbers >= low - _TOLERANCE) & (numbers <= high + _TOLERANCE)).all():
+            raise ContractError(
+                f"{name} holds {numbers.min():.6g}..{numbers.max():.6g}, outside its declared range {spec.low}..{spec.high}, "
+                "so normalisation would be wrong; mend the spec or the environment."
+            )
+
+
+def check_step(step: Step, spec: EnvSpec, rows: int, horizon: int) -> None:
+    """Raise ContractError unless ``step`` fits ``spec`` and keeps the contract's promises about ends and validity."""
+    check_observation(step.obs, spec, rows)
+    flag = ArraySpec((), "bool", 0, 1)
+    for name in ("terminated", "truncated", "success"):
+        check_array(name, getattr(step, name), flag, (rows,))
+    for name in ("valid", "intervened"):
+        check_array(name, getattr(step, name), flag, (rows, horizon))
+    check_array("reward", step.reward, ArraySpec((), "float32", -np.inf, np.inf), (rows, horizon))
+    bounds = replace(spec.action, low=np.minimum(spec.action.low, 0).tolist(), high=np.maximum(spec.action.high, 0).tolist())
+    check_array("executed", step.executed, bounds, (rows, horizon))
+    terminated, truncated, valid = _numpy(step.terminated), _numpy(step.truncated), _numpy(step.valid)
+    _require(not (terminated & truncated).any(), "a row is terminated and truncated at once, so its value is undefined")
+    _require(bool((np.diff(valid.astype(int), axis=1) <= 0).all()), "valid becomes True again inside a chunk")
+    _require(bool(valid[~(terminated | truncated)].all()), "a row that runs on has an action that was not executed")
+    _require(not _numpy(step.reward)[~valid].any(), "an action that was not executed earned a reward")
+    _require(len(step.cause) == rows, f"cause has {len(step.cause)} entries for {rows} rows")
+    for row, cause in enumerate(step.cause):
+        ended = bool(terminated[row] or truncated[row])
+        _require(bool(cause) == ended, f"row {row} has the cause {cause!r} but ended={ended}")
+
+
+def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> list[Checked]:
+    """Let ``policy`` act in ``env`` and compare what it delivers with the contract; raises ContractError."""
+    every = np.arange(env.num_envs)
+    obs = env.reset(every, seed + every)
+    state = policy.reset_state(policy.initial_state(env.num_envs), every)
+    secret = replace(obs, extras={n: v for n, v in obs.extras.items() if not n.startswith("privileged/")})
+    stored = policy.precompute(secret)
+    out, _ = policy.act(stored, state, "sample", generator)
+    _check_out(out, env)
+    env.step(_numpy(out.action))
+    found = [Checked("precompute", ", ".join(f"{n} {list(v.shape)}" for n, v in stored.items())), Checked("act", "in bounds")]
+    if isinstance(policy, LikelihoodPolicy):
+        again = policy.log_prob(stored, out.sample, out.aux).logprob
+        gap = float(np.abs(_numpy(again) - _numpy(out.logprob)).max())
+        terms = np.prod(out.sample.shape[1:]) * 16.0
+        _require(gap <= 1e-5 * terms**0.5, f"log_prob of a fresh sample is off by {gap:.2g}, so PPO's first ratio is not 1")
+        found.append(Checked("log-prob parity", f"{gap:.2g}"))
+    return found
+
+
+def _check_out(out: ActionOut, env: VecEnv) -> None:
+    spec, action = env.spec, _numpy(out.action)
+    horizon = action.shape[1] if action.ndim == 3 else 0
+    check_array("action", action.astype(spec.action.dtype), replace(spec.action, shape=(horizon, *spec.action.shape)), (env.num_envs,))
+    _require(1 <= horizon <= spec.max_chunk, f"the chunk has {horizon} actions but 1..{spec.max_chunk} are possible")
+    _require(_numpy(out.logprob).shape == (env.num_envs,), "logprob needs one number per row")
+
+
+# -- the parts of check_env --------------------------------------------------------------------------------------------
+
+
+def _check_reset(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
+    obs = env.reset(every, seeds)
+    check_observation(obs, env.spec, env.num_envs)
+    _require(not _numpy(obs.time).any(), "time is not 0 after a reset")
+    return f"{len(obs.images)} cameras, state {list(obs.state.shape)}"
+
+
+def _check_episode(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
+    env.reset(every, seeds)
+    taken, lengths = np.zeros(env.num_envs, int), np.unique([1, min(3, env.spec.max_chunk), env.spec.max_chunk])
+    chooser = np.random.default_rng(0)
+    for i in range(env.spec.time_limit + 1):
+        horizon = int(lengths[i % len(lengths)])
+        step = env.step(random_actions(env, horizon, chooser), observe="all" if i < len(lengths) else "last")
+        check_step(step, env.spec, env.num_envs, horizon)
+        taken += _numpy(step.valid).sum(1)
+        _require(bool((taken == _numpy(step.obs.time)).all()), "time does not count the executed actions")
+        for frame in step.frames:
+            check_observation(frame, env.spec, env.num_envs)
+        if i < len(lengths):
+            _require(len(step.frames) == horizon, f"observe='all' gave {len(step.frames)} frames for {horizon} actions")
+            _require(_equal(step.frames[-1], step.obs), "the last frame differs from obs")
+        if _numpy(step.done).all():
+            return f"{int(taken.min())}..{int(taken.max())} actions"
+    raise ContractError(
+        f"an episode of {env.spec.name!r} ran longer than its time_limit {env.spec.time_limit}, so it never ends; truncate it."
+    )
+
+
+def _check_idle(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
+    step = _finish(env)
+    later = env.step(random_actions(env, 1, np.random.default_rng(1)))
+    _require(not _numpy(later.valid).any(), "an idle row executed an action")
+    _require(_equal(step.obs, later.obs), "an idle row's observation changed")
+    same = bool((_numpy(step.done) == _numpy(later.done)).all()) and tuple(step.cause) == tuple(later.cause)
+    _require(same and bool((_numpy(step.success) == _numpy(later.success)).all()), "an idle row's flags changed")
+    if env.num_envs > 1:
+        obs = env.reset(every[:1], seeds[:1])
+        _require(_equal(obs.rows(every[1:]), step.obs.rows(every[1:])), "resetting row 0 changed another row")
+    return "untouched"
+
+
+def _check_repeats(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
+    first = _play(env, every, seeds, [2, 1])
+    turned = _play(env, every, seeds[::-1].copy(), [2, 1], reverse=True)
+    _require(_equal(first, turned.rows(every[::-1].copy())), "an episode depends on its row or its neighbours")
+    return "same seed and actions, same episode in any row"
+
+
+def _check_chunking(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
+    size = min(4, env.spec.max_chunk)
+    whole, parts = _play(env, every, seeds, [size]), _play(env, every, seeds, [1] * size)
+    _require(_equal(whole, parts), f"one chunk of {size} differs from {size} chunks of 1")
+    return f"H={size} equals {size} x H=1"
+
+
+def _check_refuses(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
+    before = env.reset(every, seeds)
+    good = random_actions(env, 1, np.random.default_rng(2))
+    poisoned = good.copy()
+    poisoned[-1, 0, 0] = np.nan
+    for what, chunk in {"a chunk without an action axis": good[:, 0], "a NaN": poisoned}.items():
+        try:
+            env.step(chunk)
+        except (ValueError, ArithmeticError):
+            continue
+        raise ContractError(f"{env.spec.name!r} executed {what}, which must be refused; check chunks before anything moves.")
+    _require(_equal(before, env.reset(every[:0], seeds[:0])), "a refused chunk moved something")
+    return "wrong shape and NaN refused"
+
+
+def _check_snapshot(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
+    _require(env.spec.can_snapshot == isinstance(env, Snapshots), "spec.can_snapshot does not say whether snapshot exists")
+    if not isinstance(env, Snapshots):
+        return "not offered"
+    _play(env, every, seeds, [1, 1])
+    saved = env.snapshot(every)
+    here = env.reset(every[:0], seeds[:0])
+    first = _continue(env, [1, 2])
+    _require(_equal(here, env.restore(every, saved)), "restore does not bring the observation back")
+    _require(_equal(first, _continue(env, [1, 2])), "the continuation after restore differs")
+    env.reset(every, seeds)
+    return "continues bit for bit"
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+def random_actions(env: VecEnv, horizon: int, chooser: np.random.Generator) -> np.ndarray:
+    """Uniform actions [E,H,D] within the bounds."""
+    shape = (env.num_envs, horizon, env.spec.action_dim)
+    return chooser.uniform(env.spec.action.low, env.spec.action.high, shape).astype(np.float32)
+
+
+def _play(env: VecEnv, every: np.ndarray, seeds: np.ndarray, chunks: list[int], reverse: bool = False) -> Observation:
+    env.reset(every, seeds)
+    return _continue(env, chunks, reverse)
+
+
+def _continue(env: VecEnv, chunks: list[int], reverse: bool = False) -> Observation:
+    actions = random_actions(env, sum(chunks), np.random.default_rng(3))
+    actions = actions[::-1] if reverse else actions
+    starts = np.cumsum([0, *chunks[:-1]])
+    steps = [env.step(actions[:, a : a + n].copy()) for a, n in zip(starts, chunks, strict=True)]
+    return steps[-1].obs
+
+
+def _finish(env: VecEnv) -> Step:
+    chooser, horizon = np.random.default_rng(4), env.spec.max_chunk
+    step = env.step(random_actions(env, horizon, chooser))
+    for _ in range(env.spec.time_limit):
+        if _numpy(step.done).all():
+            break
+        step = env.step(random_actions(env, horizon, chooser))
+    return step
+
+
+def _equal(a: Observation, b: Observation) -> bool:
+    parts: Callable[[Observation], dict[str, Any]] = lambda o: {**o.images, **o.extras, "s": o.state, "k": o.task, "t": o.time}  # noqa: E731
+    left, right = parts(a), parts(b)
+    return left.keys() == right.keys() and all(np.array_equal(_numpy(left[n]), _numpy(right[n])) for n in left)
+
+
+def _same_names(what: str, given: Any, declared: Any) -> None:
+    _require(set(given) == set(declared), f"{what} are {sorted(given)} but {sorted(declared)} are declared")
+
+
+def _require(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise ContractError(f"{complaint}, so experience from it would be wrong; mend the environment or policy.")
+
+
+def _numpy(array: Any) -> np.ndarray:
+    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)

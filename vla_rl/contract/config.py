@@ -1,0 +1,47 @@
+"""Frozen dataclass configs to JSON and back, so that every worker and every checkpoint can be rebuilt from text."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.load import load
+
+_CLASS = "class"
+
+
+def to_json(value: Any) -> Any:
+    """JSON-able form of nested dataclasses, tuples, lists, dicts and scalars; a dataclass carries its import string."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {_CLASS: f"{kind.__module__}:{kind.__qualname__}", **fields}
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON; use plain fields in configs.")
+
+
+def from_json(value: Any) -> Any:
+    """Rebuild what :func:`to_json` wrote (sequences come back as tuples).
+
+    Raises UserError for an unknown field, naming the nearest known one.
+    """
+    if isinstance(value, list):
+        return tuple(from_json(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    fields = {key: from_json(item) for key, item in value.items() if key != _CLASS}
+    if _CLASS not in value:
+        return fields
+    kind = load(value[_CLASS])
+    if not dataclasses.is_dataclass(kind) or not isinstance(kind, type):
+        raise UserError(f"{value[_CLASS]!r} is not a config class, so this JSON cannot be a config; check its origin.")
+    known = {field.name for field in dataclasses.fields(kind)}
+    for name in fields.keys() - known:
+        raise UserError(f"{kind.__name__} has no field {name!r}, so it cannot be set; {did_you_mean(name, known)}")
+    return kind(**fields)

@@ -1,0 +1,78 @@
+"""The policy protocol.  An algorithm names the protocol it needs; how actions are made is the policy's business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from vla_rl.contract.env import Array, Observation
+
+Mode: TypeAlias = Literal["sample", "eval"]
+State: TypeAlias = dict[str, Array]
+Stored: TypeAlias = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class ActionOut:
+    """One decision for ``E`` rows.
+
+    action   [E,H,D] physical units, within the spec's bounds
+    sample   [E,H,D] the raw normalised sample, never clipped
+    logprob  [E]     of the whole chain that made ``sample``; zeros in mode "eval"
+    aux      {name: [E,...]} what ``log_prob`` needs besides (the denoising chain; ``base_action`` in residual mode)
+    policy_version  counts weight publications
+    """
+
+    action: Array
+    sample: Array
+    logprob: Array
+    aux: Mapping[str, Array] = field(default_factory=dict)
+    policy_version: int = 0
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """``logprob`` [B] (summed over steps and dimensions), ``entropy`` [B], and the parameters of the distribution."""
+
+    logprob: Array
+    entropy: Array
+    params: Mapping[str, Array]
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Maps observations to action chunks.  ``version`` is raised by whoever publishes new weights into it."""
+
+    version: int
+
+    def precompute(self, obs: Observation) -> Stored:
+        """The part that no gradient reaches, as {name: [E,...]}; identity (the inputs) when everything is trainable."""
+
+    def initial_state(self, rows: int) -> State:
+        """State carried between decisions (recurrence, chunk queues), leading axis ``rows``; {} when there is none."""
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        """Called for every row that is reset, after termination and truncation alike."""
+
+    def act(self, stored: Stored, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        """Choose a chunk: ``mode`` "sample" explores, "eval" is what would be deployed."""
+
+
+@runtime_checkable
+class LikelihoodPolicy(Policy, Protocol):
+    """A policy whose samples have a density: PPO and GRPO need this."""
+
+    def log_prob(self, stored: Stored, sample: Array, aux: Mapping[str, Array]) -> Likelihood:
+        """Density of recorded samples under the present weights, with gradient."""
+
+    def kl(self, old: Mapping[str, Array], new: Mapping[str, Array]) -> Array:
+        """Exact KL(old || new) [B] between two ``Likelihood.params`` of the same samples."""
+
+
+@runtime_checkable
+class ReparametrisedPolicy(Policy, Protocol):
+    """A policy whose sample is differentiable: SAC and TD3 need this."""
+
+    def rsample(self, stored: Stored, state: State, generator: Any) -> ActionOut:
+        """A sample through which gradients flow."""

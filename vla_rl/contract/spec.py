@@ -1,0 +1,80 @@
+"""What an environment declares about its data, in JSON-able frozen dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vla_rl.contract.errors import ContractError
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of the contract, without its leading ``E`` axis.
+
+    ``low`` and ``high`` are inclusive bounds in ``unit`` (one number for all entries, or one per entry of the last
+    axis); ``frame`` names the coordinate frame or camera; ``names`` labels the entries of the last axis.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: float | tuple[float, ...]
+    high: float | tuple[float, ...]
+    unit: str = ""
+    frame: str = ""
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Everything a policy, a rollout or an evaluation may assume about an environment.
+
+    ``state`` is proprioception only.  ``extras`` whose name starts with ``privileged/`` are for critics and rewards and
+    are never given to a policy.  ``tasks`` is a table of instructions that only grows; an observation carries an index
+    into it.  ``control_dt`` is seconds per low-level action, ``time_limit`` low-level actions per episode.
+    """
+
+    name: str
+    images: dict[str, ArraySpec]
+    state: ArraySpec
+    action: ArraySpec
+    tasks: tuple[str, ...]
+    control_dt: float
+    time_limit: int
+    max_chunk: int
+    extras: dict[str, ArraySpec] = field(default_factory=dict)
+    success: Literal["once", "at_end"] = "once"
+    device: str = "cpu"
+    can_snapshot: bool = False
+
+    @property
+    def action_dim(self) -> int:
+        """``D``: entries of one low-level action."""
+        return self.action.shape[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able dict that :meth:`from_json` turns back into an equal spec."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> EnvSpec:
+        """Rebuild a spec; raises ContractError when a field is missing or unknown."""
+        try:
+            fields = dict(data)
+            fields["images"] = {name: _array_spec(item) for name, item in data["images"].items()}
+            fields["extras"] = {name: _array_spec(item) for name, item in data.get("extras", {}).items()}
+            fields["state"], fields["action"] = _array_spec(data["state"]), _array_spec(data["action"])
+            fields["tasks"] = tuple(data["tasks"])
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise ContractError(
+                f"the environment spec cannot be read ({error}), so nothing can be checked against it; "
+                "write it again with this version of vla-rl."
+            ) from error
+
+
+def _array_spec(data: dict[str, Any]) -> ArraySpec:
+    tuples = {key: tuple(data[key]) for key in ("shape", "names") if key in data}
+    bounds = {key: tuple(data[key]) if isinstance(data[key], list | tuple) else data[key] for key in ("low", "high")}
+    return ArraySpec(**{**data, **tuples, **bounds})

@@ -1,0 +1,1 @@
+"""Evaluation: fixed seeds, intervals, paired tests and a page to look at."""

@@ -1,0 +1,212 @@
+"""Figures of a report as HTML with inline SVG, drawn without a plotting library.
+
+The SVG of a curve is stretched to its box and all text is HTML beside it, so a figure fills a desktop and a phone with
+letters of the same size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from vla_rl.contract.errors import ContractError
+
+_COLOURS = 6  # --c1 ... in style.py
+_MOST_MARKERS = 40  # more dots than that on a line hide it
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line; ``low`` and ``high`` are the band around it, a non-finite value is a gap, ``dashed`` marks a reference."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar with its interval; bars of a ``group`` stand together, and a ``label`` keeps its colour over the groups."""
+
+    label: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class _Axis:
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+
+    def at(self, value: float) -> float:
+        """Position on the axis in percent."""
+        return round(100.0 * (value - self.low) / (self.high - self.low), 3)
+
+
+def number(value: float, percent: bool = False) -> str:
+    """A number as people read it: ``84.2%``, ``1.5M``, ``25k``, ``0.0123``, and a dash for what is not finite."""
+    if not math.isfinite(value):
+        return "–"
+    if percent:
+        return f"{100 * value:.1f}%"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / min(size, 1e3 if letter == 'k' else size):.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def interval(low: float | None, high: float | None, percent: bool = False) -> str:
+    """``[77.1%, 89.3%]``, or nothing."""
+    return "" if low is None or high is None else f"[{number(low, percent)}, {number(high, percent)}]"
+
+
+def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], percent: bool = False) -> str:
+    """Lines over a common x, with bands, a legend and the values under the pointer."""
+    for line in series:
+        _check(title, line)
+    xs = [float(x) for line in series for x in line.x if math.isfinite(x)]
+    if not xs:
+        return _figure(title, f'<p class="empty">No data yet for {escape(y_label)}.</p>')
+    ys = [float(v) for line in series for part in (line.y, line.low, line.high) for v in part or () if math.isfinite(v)]
+    x = _axis(min(xs), max(xs), 5, widen=False)
+    y = _axis(0.0, 1.0, 4) if percent else _axis(min(ys, default=0.0), max(ys, default=1.0), 4)
+    grid = "".join(f'<path class="grid" d="M0 {100 - y.at(tick)}H100"/>' for tick in y.ticks)
+    lines = "".join(_line(line, index, x, y) for index, line in enumerate(series))
+    y_text = [_tick(tick, percent) for tick in y.ticks]
+    y_ticks = "".join(
+        f'<span style="bottom:{y.at(tick)}%">{text}</span>' for tick, text in zip(y.ticks, y_text, strict=True)
+    )
+    x_ticks = "".join(f'<span style="left:{x.at(tick)}%">{_tick(tick)}</span>' for tick in x.ticks)
+    data = escape(json.dumps({"x": [x.low, x.high], "percent": percent, "series": [_data(line) for line in series]}))
+    return _figure(
+        title,
+        f'{_legend(series)}<div class="y-label">{escape(y_label)}</div><div class="plot">'
+        f'<div class="y-ticks" style="width:{max(map(len, y_text))}ch">{y_ticks}</div>'
+        f'<div class="area" data-chart="{data}"><svg viewBox="0 0 100 100" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(title)}">{grid}{lines}</svg><div class="guide"></div><div class="tip"></div></div>'
+        f'<div class="x-ticks">{x_ticks}</div><div class="x-label">{escape(x_label)}</div></div>',
+    )
+
+
+def bars(title: str, entries: Sequence[Bar], percent: bool = True) -> str:
+    """Horizontal bars with whiskers, one row each."""
+    ends = [v for bar in entries for v in (bar.value, bar.low, bar.high) if v is not None and math.isfinite(v)]
+    axis = _axis(0.0, 1.0, 4) if percent else _axis(min([0.0, *ends]), max([0.0, *ends]), 4)
+    colours = {label: index for index, label in enumerate(dict.fromkeys(bar.label for bar in entries))}
+    rows, group = [], ""
+    for bar in entries:
+        if bar.group != group:
+            group = bar.group
+            rows.append(f'<div class="bar-group">{escape(group)}</div>')
+        rows.append(_bar(bar, axis, percent, colours[bar.label]))
+    ticks = "".join(f'<span style="left:{axis.at(tick)}%">{_tick(tick, percent)}</span>' for tick in axis.ticks)
+    return _figure(title, f'<div class="bars">{"".join(rows)}<div class="bar-axis"><div>{ticks}</div></div></div>')
+
+
+def _figure(title: str, body: str) -> str:
+    return f'<figure class="card"><figcaption>{escape(title)}</figcaption>{body}</figure>'
+
+
+def _check(title: str, line: Series) -> None:
+    lengths = {len(part) for part in (line.x, line.y, line.low, line.high) if part is not None}
+    if len(lengths) != 1 or (line.low is None) != (line.high is None):
+        raise ContractError(
+            f"series {line.name!r} of figure {title!r} has parts of lengths {sorted(lengths)} or half a band, so it cannot "
+            "be drawn; give x, y and, for a band, both low and high, all of one length."
+        )
+
+
+def _axis(low: float, high: float, about: int, widen: bool = True) -> _Axis:
+    """About that many round ticks; ``widen`` moves the ends out to ticks, otherwise the ends are the data's."""
+    if high <= low:
+        low, high = low - (abs(low) or 1.0) / 2, low + (abs(low) or 1.0) / 2
+    raw = (high - low) / about
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(size * m for m in (1.0, 2.0, 2.5, 5.0, 10.0) if size * m >= raw * 0.999)
+    first, last = (math.floor, math.ceil) if widen else (math.ceil, math.floor)
+    ticks = tuple(step * i for i in range(first(low / step + 1e-9 * (not widen)), last(high / step) + 1))
+    return _Axis(ticks[0], ticks[-1], ticks) if widen else _Axis(low, high, ticks)
+
+
+def _tick(value: float, percent: bool = False) -> str:
+    return f"{100 * value:.4g}%" if percent else number(round(value, 12))
+
+
+def _line(line: Series, index: int, x: _Axis, y: _Axis) -> str:
+    points = [(x.at(a), round(100 - y.at(b), 3)) if math.isfinite(a + b) else None for a, b in zip(line.x, line.y, strict=True)]
+    runs = _runs(points)
+    d = "".join("M" + "L".join(f"{a} {b}" for a, b in run) for run in runs)
+    marks = [point for run in runs if len(points) <= _MOST_MARKERS or len(run) == 1 for point in run]
+    dots = "" if line.dashed else "".join(f"M{a} {b}h0" for a, b in marks)
+    style = f'style="--c:var(--c{index % _COLOURS + 1})"'
+    return (
+        f'<g {style}><path class="band" d="{_band(line, x, y)}"/>'
+        f'<path class="line{" dashed" if line.dashed else ""}" d="{d}"/><path class="dots" d="{dots}"/></g>'
+    )
+
+
+def _band(line: Series, x: _Axis, y: _Axis) -> str:
+    if line.low is None or line.high is None:
+        return ""
+    rows = [
+        (x.at(a), round(100 - y.at(low), 3), round(100 - y.at(high), 3)) if math.isfinite(a + low + high) else None
+        for a, low, high in zip(line.x, line.low, line.high, strict=True)
+    ]
+    path = ""
+    for run in _runs(rows):
+        edge = [f"{a} {high}" for a, _, high in run] + [f"{a} {low}" for a, low, _ in reversed(run)]
+        path += "M" + "L".join(edge) + "Z"
+    return path
+
+
+def _runs[T](points: Sequence[T | None]) -> list[list[T]]:
+    """Cut at the gaps."""
+    runs: list[list[T]] = [[]]
+    for point in points:
+        if point is None:
+            runs.append([])
+        else:
+            runs[-1].append(point)
+    return [run for run in runs if run]
+
+
+def _data(line: Series) -> dict[str, object]:
+    def short(values: Sequence[float]) -> list[float | None]:
+        return [float(f"{v:.6g}") if math.isfinite(v) else None for v in values]
+
+    band = {"low": short(line.low), "high": short(line.high)} if line.low is not None and line.high is not None else {}
+    return {"name": line.name, "x": short(line.x), "y": short(line.y), **band}
+
+
+def _legend(series: Sequence[Series]) -> str:
+    items = "".join(
+        f'<li style="--c:var(--c{i % _COLOURS + 1})"><i class="{"dashed" if line.dashed else ""}"></i>{escape(line.name)}</li>'
+        for i, line in enumerate(series)
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _bar(bar: Bar, axis: _Axis, percent: bool, colour: int) -> str:
+    text = f"<b>{number(bar.value, percent)}</b> {interval(bar.low, bar.high, percent)}"
+    zero = axis.at(0.0)
+    shape = ""
+    if math.isfinite(bar.value):
+        end = axis.at(bar.value)
+        shape = f'<rect x="{min(zero, end)}%" width="{abs(end - zero)}%" y="0" height="100%" rx="3"/>'
+    if bar.low is not None and bar.high is not None and math.isfinite(bar.low + bar.high):
+        low, high = axis.at(bar.low), axis.at(bar.high)
+        ends = "".join(f'<line x1="{at}%" x2="{at}%" y1="25%" y2="75%"/>' for at in (low, high))
+        shape += f'<g class="whisker"><line x1="{low}%" x2="{high}%" y1="50%" y2="50%"/>{ends}</g>'
+    return (
+        f'<div class="bar" style="--c:var(--c{colour % _COLOURS + 1})"><span>{escape(bar.label)}</span>'
+        f'<svg role="img" aria-label="{escape(bar.label)}">{shape}</svg><span class="value">{text}</span></div>'
+    )

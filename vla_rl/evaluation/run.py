@@ -1,0 +1,102 @@
+"""Play one episode per seed and say what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vla_rl.contract.env import Array, Observation, Step, VecEnv
+from vla_rl.contract.policy import Mode, Policy
+from vla_rl.evaluation.stats import Rate
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """One entry per seed, in the order of the seeds: success bool [n], cause, length in low-level actions int [n]."""
+
+    seeds: np.ndarray
+    success: np.ndarray
+    cause: tuple[str, ...]
+    length: np.ndarray
+
+    @property
+    def rate(self) -> Rate:
+        """Share of successes with its Wilson interval."""
+        return Rate.of(self.success)
+
+    def share(self, cause: str) -> Rate:
+        """Share of episodes that ended for ``cause``."""
+        return Rate.of([item == cause for item in self.cause])
+
+
+def evaluate(
+    env: VecEnv,
+    policy: Policy,
+    seeds: Sequence[int],
+    generator: Any,
+    mode: Mode = "eval",
+    view: Callable[[Observation], Observation] = lambda obs: obs,
+    report: Callable[[int, int], None] = lambda episodes, successes: None,
+) -> Outcomes:
+    """Play ``seeds`` once each; a row that ends takes the next seed.
+
+    ``view`` changes what the policy sees (blanked images, say); ``report(episodes, successes)`` is called as they end.
+    The same seeds, generator and ``env.num_envs`` give the same outcomes.
+    """
+    return _Evaluation(env, policy, seeds, view, report).run(generator, mode)
+
+
+class _Evaluation:
+    def __init__(
+        self,
+        env: VecEnv,
+        policy: Policy,
+        seeds: Sequence[int],
+        view: Callable[[Observation], Observation],
+        report: Callable[[int, int], None],
+    ) -> None:
+        self.env, self.policy, self.seeds, self.view, self.report = env, policy, np.asarray(seeds), view, report
+        self.playing = np.full(env.num_envs, -1)  # index into seeds, -1 when the row has none left
+        self.queue = iter(range(len(self.seeds)))
+        self.success = np.zeros(len(self.seeds), bool)
+        self.length = np.zeros(len(self.seeds), np.int64)
+        self.cause = [""] * len(self.seeds)
+        self.ended = 0
+
+    def run(self, generator: Any, mode: Mode) -> Outcomes:
+        state = self.policy.initial_state(self.env.num_envs)
+        obs, state = self._refill(np.arange(self.env.num_envs), None, state)
+        while (self.playing >= 0).any():
+            out, state = self.policy.act(self.policy.precompute(self.view(obs)), state, mode, generator)
+            step = self.env.step(np.asarray(out.action) if self.env.spec.device == "cpu" else out.action)
+            obs, state = self._refill(self._book(step), step.obs, state)
+        return Outcomes(self.seeds, self.success, tuple(self.cause), self.length)
+
+    def _book(self, step: Step) -> Array:
+        """Note the outcomes of rows that ended; returns those rows."""
+        self.length[self.playing[self.playing >= 0]] += _sum(step.valid)[self.playing >= 0]
+        ended = np.flatnonzero(np.asarray(step.done) & (self.playing >= 0))
+        for row in ended:
+            self.success[self.playing[row]] = bool(step.success[row])
+            self.cause[self.playing[row]] = step.cause[row]
+        self.ended += len(ended)
+        if len(ended):
+            self.report(self.ended, int(self.success.sum()))
+        return ended
+
+    def _refill(self, rows: Array, obs: Observation | None, state: Any) -> tuple[Observation, Any]:
+        """Give ``rows`` their next seeds.  At the very start every row is reset, spare ones with the first seed."""
+        upcoming = [next(self.queue, -1) for _ in rows]
+        self.playing[rows] = upcoming
+        fresh = rows if obs is None else rows[np.array(upcoming, dtype=int) >= 0]
+        if obs is None or len(fresh):
+            state = self.policy.reset_state(state, fresh)
+            obs = self.env.reset(fresh, self.seeds[np.maximum(self.playing[fresh], 0)])
+        return obs, state
+
+
+def _sum(valid: Array) -> np.ndarray:
+    return np.asarray(valid).sum(1)

@@ -1,0 +1,109 @@
+"""How sure a success rate is, whether two policies differ, and whether a simulator ranks policies as reality does.
+
+Episodes are the unit for one fixed policy, training seeds for claims about training; the two are never pooled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Z95 = 1.959964
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A success rate in [0, 1] of one fixed policy with its 95 % Wilson interval."""
+
+    success: float
+    low: float
+    high: float
+    episodes: int
+
+    @classmethod
+    def of(cls, successes: ArrayLike) -> Rate:
+        """From one flag per episode, [n]."""
+        flags = np.asarray(successes, dtype=bool)
+        if flags.size == 0:
+            raise ValueError("no episode was run, so there is no success rate; run at least one.")
+        low, high = wilson(int(flags.sum()), flags.size)
+        return cls(float(flags.mean()), low, high, flags.size)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference of two policies on the same seeds with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def wilson(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
+    """Score interval of a proportion (Wilson 1927): centre ``(p + z^2/2n)/(1 + z^2/n)``; [0, 1] without episodes."""
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes in {n} episodes are no proportion; count both over the same episodes.")
+    if n == 0:
+        return 0.0, 1.0
+    p = successes / n
+    scale = 1.0 + z**2 / n
+    centre = (p + z**2 / (2 * n)) / scale
+    half = z * math.sqrt(p * (1.0 - p) / n + z**2 / (4 * n**2)) / scale
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def mcnemar_exact(b: int, c: int) -> float:
+    """Two-sided p-value that policies with ``b`` and ``c`` discordant episodes are equal (exact binomial test)."""
+    tail = sum(math.comb(b + c, i) for i in range(min(b, c) + 1))
+    return min(1.0, float(2 * tail / 2 ** (b + c)))
+
+
+def paired_difference(b: int, c: int, n: int, z: float = Z95) -> Difference:
+    """``(b-c)/n`` of ``n`` paired episodes, ``b`` won by the first policy only, ``c`` by the second (normal)."""
+    mean = (b - c) / n
+    half = z * math.sqrt(b + c - (b - c) ** 2 / n) / n
+    return Difference(mean, mean - half, mean + half)
+
+
+def paired_bootstrap(
+    a: ArrayLike, b: ArrayLike, seed: int, resamples: int, strata: ArrayLike | None = None
+) -> Difference:
+    """Mean of ``a - b`` [n], results on the same episodes, with the 95 % percentile interval of resampled pairs.
+
+    ``strata`` [n] (the task of each episode) keeps every stratum's size.
+    """
+    difference = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    groups = np.zeros(difference.size, dtype=np.int64) if strata is None else np.asarray(strata)
+    generator = np.random.default_rng(seed)
+    total = np.zeros(resamples)
+    for group in np.unique(groups):
+        members = difference[groups == group]
+        draws = (generator.integers(members.size, size=members.size) for _ in range(resamples))
+        total += np.fromiter((members[draw].sum() for draw in draws), dtype=np.float64, count=resamples)
+    low, high = np.quantile(total / difference.size, [0.025, 0.975])
+    return Difference(float(difference.mean()), float(low), float(high))
+
+
+def mmrv(simulated: Sequence[float] | Floats, real: Sequence[float] | Floats) -> float:
+    """Mean maximum rank violation of ``k`` policies' success rates (SIMPLER, arXiv 2405.05941); 0 is a perfect ranking.
+
+    ``mean_i max_j |R_i - R_j| [(S_i > S_j) != (R_i > R_j)]``: the gap is the real one.  ">" is strict, as in SIMPLER's
+    code, so of two policies tied in simulation only the really better one is charged.
+    """
+    s, r = np.asarray(simulated, dtype=np.float64), np.asarray(real, dtype=np.float64)
+    violated: NDArray[Any] = (s[:, None] > s[None, :]) != (r[:, None] > r[None, :])
+    return float(np.max(np.abs(r[:, None] - r[None, :]) * violated, axis=1).mean())
+
+
+def fisher_z(r: float, k: int, z: float = Z95) -> tuple[float, float]:
+    """Interval ``tanh(atanh r +- z/sqrt(k-3))`` of a correlation over ``k`` policies (Fisher 1921)."""
+    if k < 4 or abs(r) >= 1.0:
+        raise ValueError(f"a correlation of {r} over {k} policies has no interval; it takes 4 or more and |r| < 1.")
+    half = z / math.sqrt(k - 3)
+    return math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)

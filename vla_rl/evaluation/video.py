@@ -1,0 +1,96 @@
+"""Clips of episodes as bytes that a browser plays: MP4 by PyAV where it can encode H.264, else WebP by pillow."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from vla_rl.contract.errors import ContractError, UserError
+
+# Cameras of policies are small; enlarged by whole pixels, the picture stays what the policy saw and keeps its colours
+# through the halved colour resolution of H.264.
+_SMALLEST_SIDE = 192
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One episode to show: ``frames`` uint8 [n,h,w,3], and whether it succeeded (None when that means nothing)."""
+
+    frames: np.ndarray
+    label: str
+    success: bool | None = None
+    fps: float = 10.0
+
+
+@dataclass(frozen=True)
+class Media:
+    """Encoded frames, with the type that a browser needs to know."""
+
+    mime: str
+    data: bytes
+
+
+def encode(clip: Clip) -> Media:
+    """Encode a clip, frame for frame.
+
+    Raises ContractError for frames that are no uint8 [n,h,w,3], UserError when nothing installed can encode.
+    """
+    frames = clip.frames
+    if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
+        raise ContractError(
+            f"clip {clip.label!r} has frames {frames.dtype} {list(frames.shape)}, which cannot be shown; "
+            "give uint8 [n,h,w,3] with at least one frame."
+        )
+    frames = _enlarge(frames)
+    return _mp4(frames, clip.fps) if _has_h264() else _webp(frames, clip.fps)
+
+
+def _enlarge(frames: np.ndarray) -> np.ndarray:
+    """Whole-pixel enlargement of small frames; the sides become even, as H.264 wants them."""
+    factor = max(1, _SMALLEST_SIDE // min(frames.shape[1:3]))
+    frames = frames.repeat(factor, axis=1).repeat(factor, axis=2)
+    return np.pad(frames, [(0, 0), (0, frames.shape[1] % 2), (0, frames.shape[2] % 2), (0, 0)], mode="edge")
+
+
+def _has_h264() -> bool:
+    try:
+        import av
+
+        av.codec.Codec("libx264", "w")
+    except (ImportError, ValueError):
+        return False
+    return True
+
+
+def _mp4(frames: np.ndarray, fps: float) -> Media:
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4", options={"movflags": "faststart"}) as container:
+        stream: Any = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuv420p"  # what every browser plays
+        stream.options = {"crf": "22", "preset": "medium"}
+        stream.thread_count = 1  # the same bytes on every machine
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        container.mux(stream.encode(None))
+    return Media("video/mp4", buffer.getvalue())
+
+
+def _webp(frames: np.ndarray, fps: float) -> Media:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UserError(
+            "neither PyAV (with H.264) nor pillow is installed, so clips cannot be encoded; "
+            "run: pip install 'vla-rl[report]'"
+        ) from error
+    first, *rest = [Image.fromarray(frame) for frame in frames]
+    buffer = io.BytesIO()
+    first.save(buffer, "WEBP", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0, quality=75)
+    return Media("image/webp", buffer.getvalue())

@@ -1,0 +1,1 @@
+"""Experience: rolling policies out, storing and reading episodes."""

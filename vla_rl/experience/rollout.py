@@ -1,0 +1,172 @@
+"""Roll a policy out in an environment: the one place where numpy arrays become torch tensors (without copying)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.env import Observation, Step, VecEnv
+from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.policy import ActionOut, Policy, Stored
+
+
+def seed_stream(start: int, stop: int) -> Iterator[int]:
+    """Every seed of a range once, in order, then again from the start."""
+    while True:
+        yield from range(start, stop)
+
+
+@dataclass
+class _Decision:
+    stored: Stored
+    out: ActionOut
+    step: Step
+    seeds: Tensor
+
+
+@dataclass
+class _Window:
+    """What has been collected so far towards one rollout."""
+
+    decisions: list[_Decision] = field(default_factory=list)
+    ended: list[tuple[int, int]] = field(default_factory=list)
+    final: list[Stored] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: {"env_s": 0.0, "perception_s": 0.0, "act_s": 0.0})
+
+
+class RolloutSource:
+    """Windows of ``decisions`` per row; a row whose episode ended starts its next seed at once, so no row idles.
+
+    Episodes run on across windows, so the last decision of a window is bootstrapped by whoever computes advantages.
+    The policy is stepped in mode "sample" with ``generator``; ``env`` and ``policy`` belong to the source meanwhile.
+    """
+
+    def __init__(
+        self, env: VecEnv, policy: Policy, decisions: int, seeds: Iterator[int], generator: torch.Generator
+    ) -> None:
+        self.env, self.policy, self.decisions = env, policy, decisions
+        self.seeds, self.generator = seeds, generator
+        self._stored: Stored | None = None
+        self._state = policy.initial_state(env.num_envs)
+        self._seed = torch.zeros(env.num_envs, dtype=torch.long)
+
+    def next(self) -> Rollout:
+        """Collect one window.  Raises NonFiniteError when the policy produced a NaN (nothing has moved then)."""
+        window = _Window()
+        stored = self._stored if self._stored is not None else self._begin()
+        for _ in range(self.decisions):
+            stored = self._decide(window, stored)
+        self._stored = stored
+        return _stack(window, stored)
+
+    def _begin(self) -> Stored:
+        return self.policy.precompute(self._reset(np.arange(self.env.num_envs)))
+
+    def _reset(self, rows: np.ndarray) -> Observation:
+        seeds = np.array([next(self.seeds) for _ in rows], dtype=np.int64)
+        self._seed[torch.as_tensor(rows)] = torch.as_tensor(seeds)
+        self._state = self.policy.reset_state(self._state, rows)
+        return self.env.reset(rows, seeds)
+
+    def _decide(self, window: _Window, stored: Stored) -> Stored:
+        start = time.perf_counter()
+        out, self._state = self.policy.act(stored, self._state, "sample", self.generator)
+        check_finite(out)
+        acted = time.perf_counter()
+        step = self.env.step(to_env(out.action, self.env))
+        window.decisions.append(_Decision(stored, out, step, self._seed.clone()))
+        obs = self._restart(window, step)
+        stepped = time.perf_counter()
+        following = self.policy.precompute(obs)
+        for name, seconds in zip(
+            ("act_s", "env_s", "perception_s"), (acted - start, stepped - acted, time.perf_counter() - stepped), strict=True
+        ):
+            window.seconds[name] += seconds
+        return following
+
+    def _restart(self, window: _Window, step: Step) -> Observation:
+        """Reset the rows that ended, after keeping what truncated ones saw last."""
+        done = _numpy(step.done)
+        truncated = np.flatnonzero(_numpy(step.truncated))
+        if len(truncated):
+            window.final.append(self.policy.precompute(step.obs.rows(truncated)))
+            window.ended += [(len(window.decisions) - 1, int(row)) for row in truncated]
+        return self._reset(np.flatnonzero(done)) if done.any() else step.obs
+
+
+def check_finite(out: ActionOut) -> None:
+    """Raise NonFiniteError when an action is NaN or infinite, naming the row."""
+    bad = ~torch.isfinite(out.action).flatten(1).all(1)
+    if bad.any():
+        raise NonFiniteError(
+            f"the policy (version {out.policy_version}) chose a non-finite action in row {int(bad.nonzero()[0])}, so "
+            "nothing was executed; go back to the last checkpoint and lower the learning rate."
+        )
+
+
+def to_env(action: Tensor, env: VecEnv) -> Any:
+    """Actions as the environment speaks: numpy on the CPU, tensors on its device otherwise."""
+    return action.numpy() if env.spec.device == "cpu" else action.to(env.spec.device)
+
+
+def to_tensor(array: Any) -> Tensor:
+    """A tensor that shares memory with ``array``."""
+    return torch.as_tensor(array)
+
+
+def _numpy(array: Any) -> np.ndarray:
+    return array.cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
+
+
+def _stack(window: _Window, last: Stored) -> Rollout:
+    decisions = window.decisions
+    steps = [decision.step for decision in decisions]
+
+    def over_time(name: str) -> Tensor:
+        return torch.stack([to_tensor(getattr(step, name)) for step in steps])
+
+    terminated, truncated = over_time("terminated"), over_time("truncated")
+    success, valid = over_time("success") & (terminated | truncated), over_time("valid")
+    ended = float((terminated | truncated).sum())
+    info = {
+        "env_steps": float(valid.sum()),
+        "episodes": ended,
+        "successes": float(success.sum()),
+        **window.seconds,
+    }
+    outs = [decision.out for decision in decisions]
+    return Rollout(
+        stored=stack_dicts([decision.stored for decision in decisions] + [last]),
+        sample=torch.stack([out.sample for out in outs]),
+        aux=stack_dicts([out.aux for out in outs]),
+        logprob=torch.stack([out.logprob for out in outs]),
+        reward=over_time("reward"),
+        valid=valid,
+        intervened=over_time("intervened"),
+        terminated=terminated,
+        truncated=truncated,
+        success=success,
+        version=torch.tensor([[out.policy_version] * len(valid[0]) for out in outs]),
+        final_index=torch.tensor(window.ended, dtype=torch.long).reshape(-1, 2),
+        final_stored=_concatenate(window.final, last),
+        seeds=torch.stack([decision.seeds for decision in decisions]),
+        info=info,
+    )
+
+
+def stack_dicts(items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack dicts with equal keys along a new first axis."""
+    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+
+
+def _concatenate(items: list[Stored], like: Stored) -> dict[str, Tensor]:
+    if not items:
+        return {name: value[:0] for name, value in like.items()}
+    return {name: torch.cat([item[name] for item in items]) for name in like}

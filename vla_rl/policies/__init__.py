@@ -1,0 +1,1 @@
+"""Policies: how actions are made, and with what density."""

@@ -1,0 +1,74 @@
+"""The perception half of the small VLA: it reads an instruction and looks at what the instruction names.
+
+It stands in for a pretrained vision-language model.  ``training/grounding.py`` teaches it to point; afterwards it is
+frozen and its features are stored once per observation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Percept:
+    """features [B,F]; ``uv`` [B,Q,2] where each query looks (x right, y down, in [-1,1]); attention logits [B,Q,cells]."""
+
+    features: Tensor
+    uv: Tensor
+    logits: Tensor
+
+
+class PointingBackbone(nn.Module):
+    """Convolutions for one camera, a small text encoder, and ``queries`` that attend from the text to image cells.
+
+    Each query reports a soft-argmax position (as in spatial softmax, Levine et al. 2016) and the features there.
+    """
+
+    stride = 4
+
+    def __init__(self, words: int, queries: int = 4, width: int = 48, value: int = 96, max_words: int = 12) -> None:
+        super().__init__()
+        self.queries, self.value = queries, value
+        self.conv = nn.Sequential(
+            nn.Conv2d(3, 16, 5, 2, 2), nn.SiLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.SiLU(), nn.Conv2d(32, width, 3, 1, 1)
+        )
+        self.context = nn.Sequential(nn.SiLU(), nn.Conv2d(width, width, 3, 1, 1), nn.SiLU())
+        self.words = nn.Embedding(words + 1, width, padding_idx=0)
+        self.positions = nn.Parameter(0.02 * torch.randn(max_words, width))
+        self.text = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.query = nn.Linear(width, queries * width)
+        self.key = nn.Conv2d(width, width, 1)
+        self.values = nn.Conv2d(width, value, 1)
+
+    @property
+    def features(self) -> int:
+        """``F``: numbers per observation and camera."""
+        return self.queries * (2 + self.value)
+
+    def forward(self, images: Tensor, tokens: Tensor) -> Percept:
+        """Perceive ``images`` uint8 [B,h,w,3] under instructions ``tokens`` int64 [B,L]."""
+        pixels = images.permute(0, 3, 1, 2).to(self.positions.dtype).contiguous(memory_format=torch.channels_last)
+        cells = self.context(self.conv(pixels / 127.5 - 1.0))
+        logits = torch.einsum("bqd,bdyx->bqyx", self.ask(tokens), self.key(cells)) / cells.shape[1] ** 0.5
+        weight = logits.flatten(2).softmax(-1)
+        uv = weight @ grid(*cells.shape[2:], like=weight)
+        seen = weight @ self.values(cells).flatten(2).transpose(1, 2)
+        return Percept(torch.cat([uv, seen], -1).flatten(1), uv, logits.flatten(2))
+
+    def ask(self, tokens: Tensor) -> Tensor:
+        """Queries [B,Q,width] from an instruction; each distinct instruction is encoded once."""
+        unique, inverse = torch.unique(tokens, dim=0, return_inverse=True)
+        padding = unique == 0
+        encoded = self.text(self.words(unique) + self.positions[: unique.shape[1]], src_key_padding_mask=padding)
+        mean = encoded.masked_fill(padding[..., None], 0.0).sum(1) / (~padding).sum(1, keepdim=True)
+        return self.query(mean).unflatten(-1, (self.queries, -1))[inverse]
+
+
+def grid(rows: int, columns: int, like: Tensor) -> Tensor:
+    """Centres of image cells [rows*columns, 2] as (x right, y down) in [-1,1]."""
+    y = (torch.arange(rows, device=like.device, dtype=like.dtype) + 0.5) / rows * 2 - 1
+    x = (torch.arange(columns, device=like.device, dtype=like.dtype) + 0.5) / columns * 2 - 1
+    return torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1], -1).reshape(-1, 2)

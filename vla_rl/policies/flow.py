@@ -1,0 +1,254 @@
+"""Flow-matching sampling as a stochastic policy: chains, their exact densities, and the flow-matching loss.
+
+Convention: ``t=1`` is noise and ``t=0`` the action, ``x_t = (1-t) x_0 + t eps``, ``v = E[eps - x_0 | x_t]``.
+Shapes: ``B`` samples, ``N`` latent dimensions (chunk and action flattened), ``K`` steps, ``m`` noised steps per sample.
+
+The chain's density is ``p(x_{t_1..t_K} | x_1) = prod_k N(x_{k+1}; mean_k(x_k), std_k^2)``.  Its log is **summed** over
+steps and dimensions: a mean would make the ratio a root of itself, scale the gradient and break ``E_old[ratio] = 1``.
+The density of the initial noise does not depend on the weights and is left out: it would only cost precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.flow_schedules import Field, Ode, Schedule, StepTable
+
+
+class VelocityField(Protocol):
+    """A network with its observation already given."""
+
+    def __call__(self, x: Tensor, t: Tensor) -> Field:
+        """The field at ``k`` points of every sample's chain: ``x`` [B,k,N], ``t`` [B,k]."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What happened while sampling; all that a likelihood needs.
+
+    points  float [B,K+1,N]  from ``x_1`` (noise) to ``x_0`` (the sample), never clipped, in the dtype of the noise
+    noised  int64 [B,m]      the steps to which noise was added, ascending
+    """
+
+    points: Tensor
+    noised: Tensor
+
+    @property
+    def sample(self) -> Tensor:
+        """``x_0`` [B,N]."""
+        return self.points[:, -1]
+
+    def rows(self, index: Tensor | slice) -> Chain:
+        """The chains of the chosen samples."""
+        return Chain(self.points[index], self.noised[index])
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """The distributions of a chain's noised steps.
+
+    mean, std          [B,m,N]        parameters of every step, in the chain's dtype
+    logprob, entropy   float64 [B]    summed over steps and dimensions (nats)
+    """
+
+    mean: Tensor
+    std: Tensor
+    logprob: Tensor
+    entropy: Tensor
+
+
+def gaussian_kl(old_mean: Tensor, old_std: Tensor, new_mean: Tensor, new_std: Tensor) -> Tensor:
+    """Exact ``KL(old || new)`` float64 [B] of the steps' Gaussians, all [B,m,N], at the same chain points (nats)."""
+    ratio = old_std / new_std
+    shift = (old_mean - new_mean) / new_std
+    terms = 0.5 * (ratio - 1.0) * (ratio + 1.0) - ratio.log() + 0.5 * shift**2
+    return terms.sum(dim=(1, 2), dtype=torch.float64)
+
+
+def flow_matching_loss(field: VelocityField, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    """Mean over N of ``(v - (eps - x_0))^2``, [B]; ``x0`` and ``noise`` [B,N], ``t`` [B] (Lipman, arXiv 2210.02747)."""
+    time = t.unsqueeze(-1)
+    point = (1.0 - time) * x0 + time * noise
+    velocity = field(point.unsqueeze(1), time).velocity.squeeze(1)
+    return (velocity.to(x0.dtype) - (noise - x0)).square().mean(-1)
+
+
+Integrate = Callable[[Tensor, int], Tensor]
+
+
+class Noised(Protocol):
+    """Which steps of a chain get noise; the others follow the ODE."""
+
+    def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
+        """Noised steps int64 [B,m] on the generator's device."""
+
+    def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
+        """[B,m,N]: the points from which the likelihood takes the noised steps.
+
+        ``integrate(x [B,N], steps)`` follows the ODE for the first so many steps, with gradient.
+        """
+
+
+def _stored(chain: Chain) -> Tensor:
+    """The recorded points where the noised steps began, [B,m,N]."""
+    return _gather(chain.points, chain.noised)
+
+
+def _gather(points: Tensor, index: Tensor) -> Tensor:
+    """[B,L,N] at ``index`` [B,m] -> [B,m,N]."""
+    return points.gather(1, index.unsqueeze(-1).expand(-1, -1, points.shape[-1]))
+
+
+@dataclass(frozen=True)
+class AllSteps:
+    """Noise in every step whose std is not 0.
+
+    The score is exact for the chain and for the action's marginal policy, provided the last step has noise too (see
+    ``last_std`` of the schedules); without it the gradient misses the last step (cosine .94-.99, norm .5-.8).
+    """
+
+    def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
+        """The same steps for every sample."""
+        steps = torch.tensor(table.noisy, dtype=torch.int64, device=generator.device)
+        return steps.repeat(batch, 1)
+
+    def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
+        """As recorded."""
+        return _stored(chain)
+
+
+@dataclass(frozen=True)
+class OneRandomStep:
+    """Noise in one step, drawn uniformly **per sample** (pi_RL's mixed ODE-SDE, arXiv 2510.25889, there per batch).
+
+    A surrogate: only that step's use of the weights is differentiated, the other steps count as frozen environment.
+    The expected gradient is about 1/K of the executed policy's (measured at K=4, a=0.5: norm .26-.30, cosine .93-.999,
+    lower the larger the weights).  Drawn per batch, its variance would not fall with the batch (7x at 2048 samples).
+    """
+
+    def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
+        """One of the noisy steps for each sample."""
+        if not table.noisy:
+            raise UserError("the schedule adds no noise, so no step can be drawn; choose one with std > 0.")
+        steps = torch.tensor(table.noisy, dtype=torch.int64, device=generator.device)
+        choice = torch.randint(len(table.noisy), (batch, 1), generator=generator, device=generator.device)
+        return steps[choice]
+
+    def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
+        """As recorded."""
+        return _stored(chain)
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """Noise in the last step only, evaluated at the recorded ``x_{K-1}``.
+
+    A surrogate: the prefix counts as frozen environment (measured at K=4, a=0.5 against the executed policy's gradient:
+    norm .3-.6, cosine .70-.96, lower the larger the weights).  :class:`LastStepFromNoise` is exact.
+    """
+
+    def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
+        """The last step for every sample."""
+        last = table.steps - 1
+        if last not in table.noisy:
+            raise UserError("the schedule's last step has std 0, so the action has no density; set last_std above 0.")
+        return torch.full((batch, 1), last, dtype=torch.int64, device=generator.device)
+
+    def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
+        """As recorded."""
+        return _stored(chain)
+
+
+@dataclass(frozen=True)
+class LastStepFromNoise(LastStep):
+    """Noise in the last step only, with the ODE prefix re-run from the recorded noise.
+
+    The density of the action given ``x_1`` is exact, hence its gradient; it costs K network calls, back-propagated.
+    """
+
+    def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
+        """``F(x_1)`` under the present weights."""
+        return integrate(chain.points[:, 0], chain.points.shape[1] - 2).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class FlowSampler:
+    """Draws chains and gives their density, both through one formula (:meth:`_transition`).
+
+    ``schedule`` says how much noise, ``noised`` where, ``steps`` is K (4 for pi0, 5 for pi0.5).  The docstring of the
+    one's class says what K=4 costs, that of the other's whether the gradient is exact.
+    """
+
+    schedule: Schedule
+    noised: Noised
+    steps: int
+
+    @cached_property
+    def table(self) -> StepTable:
+        """The schedule's coefficients at K steps."""
+        return self.schedule.table(self.steps)
+
+    def sample(self, field: VelocityField, noise: Tensor, generator: torch.Generator) -> tuple[Chain, Gaussians]:
+        """Chains from ``noise`` [B,N] and their density, under whatever grad mode (with gradient: reparameterised)."""
+        batch = noise.shape[0]
+        noised = self.noised.draw(self.table, batch, generator).to(noise.device)
+        points, means, stds = [noise], [], []
+        for k in range(self.steps):
+            row = torch.where((noised == k).any(1, keepdim=True), k, self.steps + k)
+            mean, std = self._transition(field, points[-1].unsqueeze(1), row)
+            xi = torch.randn(noise.shape, generator=generator, device=generator.device, dtype=noise.dtype)
+            points.append((mean + std * xi.to(noise.device).unsqueeze(1)).squeeze(1))
+            means.append(mean)
+            stds.append(std)
+        chain = Chain(torch.stack(points, 1), noised)
+        return chain, _gaussians(chain, _gather(torch.cat(means, 1), noised), _gather(torch.cat(stds, 1), noised))
+
+    def deterministic(self, field: VelocityField, noise: Tensor) -> Tensor:
+        """``x_0`` [B,N] by the ODE from ``noise`` [B,N]: what is deployed and evaluated."""
+        return self._integrate(field, noise, self.steps)
+
+    def log_prob(self, field: VelocityField, chain: Chain) -> Gaussians:
+        """The density of recorded chains under ``field``, with gradient; one network call for all noised steps."""
+        if chain.noised.shape[1] == 0:
+            raise UserError(
+                "no step of these chains was noised, so they have no density; sample with a noise schedule."
+            )
+        starts = self.noised.starts(chain, lambda x, steps: self._integrate(field, x, steps))
+        return _gaussians(chain, *self._transition(field, starts, chain.noised))
+
+    def _integrate(self, field: VelocityField, x: Tensor, steps: int) -> Tensor:
+        """The first ``steps`` ODE steps from ``x`` [B,N]."""
+        for k in range(steps):
+            row = torch.full((x.shape[0], 1), self.steps + k, device=x.device)
+            x = self._transition(field, x.unsqueeze(1), row)[0].squeeze(1)
+        return x
+
+    def _transition(self, field: VelocityField, x: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std [B,k,N] of steps ``row`` [B,k] from ``x`` [B,k,N]; rows K..2K-1 are the ODE's steps 0..K-1."""
+        t, w0, w1, table_std = self._rows(x)[:, row].unsqueeze(-1).unbind(0)
+        out = field(x, t.squeeze(-1))
+        velocity = out.velocity.to(x.dtype)
+        mean = w0 * (x - t * velocity) + w1 * (x + (1.0 - t) * velocity)
+        return mean, self.schedule.std(table_std, out).expand_as(mean)
+
+    def _rows(self, like: Tensor) -> Tensor:
+        """``t, w0, w1, std`` of the schedule's K steps followed by those of the ODE, [4,2K]."""
+        pairs = zip(self.table.columns(), Ode().table(self.steps).columns(), strict=True)
+        return torch.tensor([noisy + ode for noisy, ode in pairs], dtype=like.dtype, device=like.device)
+
+
+def _gaussians(chain: Chain, mean: Tensor, std: Tensor) -> Gaussians:
+    """Density of the recorded ends of the noised steps; sums in float64 so that ratios keep their precision."""
+    log_std = std.log()
+    z = (_gather(chain.points, chain.noised + 1) - mean) / std
+    logprob = -0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)
+    entropy = log_std + 0.5 * math.log(2.0 * math.pi * math.e)
+    return Gaussians(mean, std, logprob.sum((1, 2), dtype=torch.float64), entropy.sum((1, 2), dtype=torch.float64))

@@ -1,0 +1,79 @@
+"""Affine normalisation between physical units and what a network sees; its statistics live in the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``normalised = (physical - offset) / scale``, one number per entry of the last axis."""
+
+    offset: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    @classmethod
+    def from_bounds(cls, spec: ArraySpec) -> Affine:
+        """Map the bounds of ``spec`` to [-1, 1]."""
+        size = spec.shape[-1]
+        low, high = _spread(spec.low, size), _spread(spec.high, size)
+        return cls(
+            tuple((a + b) / 2 for a, b in zip(low, high, strict=True)),
+            tuple((b - a) / 2 for a, b in zip(low, high, strict=True)),
+        )
+
+    @classmethod
+    def from_data(cls, values: Tensor, minimum_scale: float = 1e-3) -> Affine:
+        """Zero mean and unit variance over all but the last axis; a constant entry keeps ``minimum_scale``."""
+        flat = values.reshape(-1, values.shape[-1]).double()
+        return cls(tuple(flat.mean(0).tolist()), tuple(flat.std(0).clamp_min(minimum_scale).tolist()))
+
+    def normalise(self, physical: Tensor) -> Tensor:
+        return (physical - physical.new_tensor(self.offset)) / physical.new_tensor(self.scale)
+
+    def restore(self, normalised: Tensor) -> Tensor:
+        return normalised * normalised.new_tensor(self.scale) + normalised.new_tensor(self.offset)
+
+
+def check_same_world(trained: EnvSpec, given: EnvSpec) -> None:
+    """Raise ContractError when a policy trained for ``trained`` cannot act in ``given``.
+
+    Cameras, state and action must agree in shape, bounds and unit; the task table may have grown.
+    """
+    for part in ("images", "state", "action", "control_dt"):
+        ours, theirs = getattr(trained, part), getattr(given, part)
+        if ours != theirs:
+            raise ContractError(
+                f"the checkpoint was trained for {part} {_show(ours)} but environment {given.name!r} has {_show(theirs)}, "
+                "so its numbers would mean something else; use the environment options it was trained with."
+            )
+    if given.tasks[: len(trained.tasks)] != trained.tasks:
+        raise ContractError(
+            f"the checkpoint knows the tasks {list(trained.tasks)} but environment {given.name!r} begins with "
+            f"{list(given.tasks[: len(trained.tasks)])}, so task numbers would be mixed up; only append to the table."
+        )
+
+
+def _show(part: object) -> str:
+    if isinstance(part, dict):
+        return "{" + ", ".join(f"{name}: {_show(item)}" for name, item in part.items()) + "}"
+    return f"{part.dtype}{list(part.shape)} in [{part.low}, {part.high}]" if isinstance(part, ArraySpec) else str(part)
+
+
+def _spread(bound: float | Sequence[float], size: int) -> tuple[float, ...]:
+    return (float(bound),) * size if isinstance(bound, int | float) else tuple(float(item) for item in bound)
+
+
+def action_limits(spec: EnvSpec) -> tuple[Tensor, Tensor]:
+    """Lowest and highest action [D] in physical units."""
+    return (
+        torch.tensor(_spread(spec.action.low, spec.action_dim)),
+        torch.tensor(_spread(spec.action.high, spec.action_dim)),
+    )

@@ -1,0 +1,157 @@
+"""TinyVLA: image + instruction + proprioception -> flow-matching action chunk, about one million parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.backbone import Percept, PointingBackbone
+from vla_rl.policies.expert import FlowExpert
+from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, gaussian_kl
+from vla_rl.policies.flow_schedules import Field, Ode
+from vla_rl.policies.normalise import Affine, action_limits, check_same_world
+from vla_rl.policies.pretrained import load_weights, read_config, save_folder
+from vla_rl.policies.tokens import Vocabulary
+
+
+@dataclass(frozen=True)
+class TinyConfig:
+    """Sizes of the network and how it samples."""
+
+    horizon: int = 5  # H: actions in a chunk
+    queries: int = 4  # places the backbone looks at
+    condition: int = 192  # width of what the expert is conditioned on
+    width: int = 256
+    blocks: int = 3
+    sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=4)
+
+
+class TinyVLA(nn.Module):
+    """A small VLA with a frozen pointing backbone and a trainable connector and flow expert.
+
+    ``precompute`` runs the backbone once per observation; ``act`` and ``log_prob`` start from what it stored.
+    The likelihood is that of ``config.sampler`` (Flow-SDE, Flow-Noise, ...; see ``policies/flow.py``); mode "eval" is
+    always the deterministic ODE from random noise.  It implements ``LikelihoodPolicy``.
+    """
+
+    def __init__(self, spec: EnvSpec, vocabulary: Vocabulary, proprioception: Affine, config: TinyConfig) -> None:
+        super().__init__()
+        self.spec, self.vocabulary, self.proprioception, self.config = spec, vocabulary, proprioception, config
+        self.action_scale = Affine.from_bounds(spec.action)
+        self.version = 0
+        self.backbone = PointingBackbone(len(vocabulary.words), config.queries, max_words=vocabulary.length)
+        perceived = self.backbone.features * len(spec.images) + spec.state.shape[0]
+        self.connector = nn.Sequential(
+            nn.Linear(perceived, 256), nn.SiLU(), nn.Linear(256, config.condition), nn.LayerNorm(config.condition)
+        )
+        self.expert = FlowExpert(config.horizon * spec.action_dim, config.condition, config.width, config.blocks)
+        low, high = action_limits(spec)
+        self.register_buffer("action_low", low, persistent=False)
+        self.register_buffer("action_high", high, persistent=False)
+        self.register_buffer("tokens", vocabulary.encode(spec.tasks), persistent=False)
+
+    # -- the part no gradient reaches ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def precompute(self, obs: Observation) -> Stored:
+        """``{"features": [E,F], "state": [E,S]}``; the state is normalised."""
+        tokens = self.tokens[self._tensor(obs.task)]
+        percepts = [self.perceive(self._tensor(obs.images[name]), tokens) for name in sorted(self.spec.images)]
+        state = self.proprioception.normalise(self._tensor(obs.state))
+        return {"features": torch.cat([p.features for p in percepts], -1), "state": state}
+
+    def perceive(self, images: Tensor, tokens: Tensor) -> Percept:
+        """What the backbone sees in ``images`` uint8 [B,h,w,3] when told ``tokens`` [B,L]."""
+        return self.backbone(images, tokens)
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def initial_state(self, rows: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        return state
+
+    @torch.no_grad()
+    def act(
+        self, stored: Stored, state: State, mode: Mode, generator: torch.Generator | None
+    ) -> tuple[ActionOut, State]:
+        field = self.field(stored)
+        rows = stored["state"].shape[0]
+        noise = torch.randn(rows, self.config.horizon * self.spec.action_dim, generator=generator)
+        noise = noise.to(stored["state"])
+        if mode == "eval":
+            sample = self.config.sampler.deterministic(field, noise)
+            out = self._out(sample, torch.zeros(rows), {})
+        else:
+            chain, density = self.config.sampler.sample(field, noise, generator)
+            out = self._out(chain.points[:, -1], density.logprob, {"points": chain.points, "noised": chain.noised})
+        return out, state
+
+    def _out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
+        sample = flat.unflatten(-1, (self.config.horizon, self.spec.action_dim))
+        action = self.action_scale.restore(sample).clamp(self.action_low, self.action_high)
+        return ActionOut(action, sample, logprob, aux, self.version)
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def field(self, stored: Stored) -> VelocityField:
+        """The velocity field given what was stored, differentiable in connector and expert."""
+        condition = self.connector(torch.cat([stored["features"], stored["state"]], -1))
+        return lambda x, t: Field(*self.expert(condition, x, t))
+
+    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Joint density of recorded chains, summed over noised steps and dimensions (``sample`` is their last point)."""
+        density = self.config.sampler.log_prob(self.field(stored), Chain(aux["points"], aux["noised"]))
+        return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
+        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """What imitation and reinforcement learning change; the backbone stays as grounding left it."""
+        return {name: p for name, p in self.named_parameters() if not name.startswith("backbone.")}
+
+    def with_sampler(self, sampler: FlowSampler) -> TinyVLA:
+        """Sample with ``sampler`` from now on."""
+        self.config = replace(self.config, sampler=sampler)
+        return self
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json`` (sizes, spec, vocabulary, statistics) and ``model.safetensors``."""
+        config = {
+            "policy": f"{type(self).__module__}:{type(self).__qualname__}",
+            "config": to_json(self.config),
+            "spec": self.spec.to_json(),
+            "vocabulary": to_json(self.vocabulary),
+            "proprioception": to_json(self.proprioception),
+        }
+        save_folder(Path(folder), config, self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> TinyVLA:
+        """Load a checkpoint; with ``spec``, first check that the policy was trained for such an environment."""
+        saved: dict[str, Any] = read_config(Path(folder))
+        trained = EnvSpec.from_json(saved["spec"])
+        if spec is not None:
+            check_same_world(trained, spec)
+        policy = cls(
+            spec or trained, from_json(saved["vocabulary"]), from_json(saved["proprioception"]), from_json(saved["config"])
+        )
+        load_weights(policy, Path(folder))
+        return policy.eval()
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.as_tensor(array, device=self.action_low.device)

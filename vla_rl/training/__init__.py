@@ -1,0 +1,1 @@
+"""Training: the loops that join policies, algorithms, experience and evaluation."""

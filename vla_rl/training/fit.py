@@ -1,0 +1,69 @@
+"""Train anything that has a ``loss(batch) -> (loss, info)``: the one supervised loop of the repository."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.errors import NonFiniteError
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """AdamW with a linear warm-up and a cosine decay to zero."""
+
+    steps: int = 1000
+    batch: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    warmup: int = 50
+    grad_norm: float = 1.0
+
+
+def fit(
+    parameters: Mapping[str, nn.Parameter],
+    loss: Callable[[Batch], tuple[Tensor, dict[str, float]]],
+    batches: Iterable[Batch],
+    config: FitConfig,
+    report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
+) -> None:
+    """Take ``config.steps`` optimiser steps on ``batches``; ``report(step, info)`` is called after each.
+
+    Raises NonFiniteError, naming the parameter and the step, before a NaN could enter the weights.
+    """
+    optimiser = torch.optim.AdamW(parameters.values(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate(step, config))
+    for step, batch in zip(range(config.steps), batches, strict=False):
+        optimiser.zero_grad(set_to_none=True)
+        value, info = loss(batch)
+        value.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(parameters.values(), config.grad_norm)
+        if not torch.isfinite(norm):
+            bad = next(name for name, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all())
+            raise NonFiniteError(
+                f"the gradient of {bad!r} is not finite at step {step}, so training stopped with the weights of step "
+                f"{step - 1}; lower the learning rate or look for NaN in the data."
+            )
+        optimiser.step()
+        scheduler.step()
+        report(step, {"loss": float(value.detach()), **info})
+
+
+def rate(step: int, config: FitConfig) -> float:
+    """Share of the learning rate at ``step``."""
+    warm = min(1.0, (step + 1) / max(1, config.warmup))
+    return warm * 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / config.steps)))
+
+
+def shuffled(count: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Endless minibatches of indices, a new permutation every epoch, no sample twice in one."""
+    while True:
+        order = torch.randperm(count, generator=generator)
+        yield from (part for part in order.split(batch) if len(part) == min(batch, count))

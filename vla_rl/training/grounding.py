@@ -1,0 +1,67 @@
+"""Grounding: the backbone learns to point at what a caption names, on rendered random scenes.
+
+It stands in for the pretraining of a vision-language model.  It uses no demonstration and no success label, but it does
+use labels that only a simulator gives: where in the image the named object is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.policies.backbone import Percept, grid
+from vla_rl.training.fit import FitConfig, fit, shuffled
+
+
+@dataclass(frozen=True)
+class GroundingConfig:
+    """Scenes to render and how long to look at them."""
+
+    scenes: int = 4000
+    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=500, batch=64, learning_rate=2e-3))
+    cell_weight: float = 0.3  # cross-entropy of the attention with the object's cell
+    position_weight: float = 3.0  # squared error of the soft-argmax position, image half-widths squared
+
+
+class Perceives(Protocol):
+    """A policy with a backbone that can be grounded."""
+
+    backbone: nn.Module
+
+    def perceive(self, images: Tensor, tokens: Tensor) -> Percept: ...
+
+
+def pointing_loss(percept: Percept, uv: Tensor, config: GroundingConfig) -> tuple[Tensor, dict[str, float]]:
+    """Every query should look at ``uv`` [B,2]; ``info["pixels"]`` is the mean distance in half-widths."""
+    cells = percept.logits.shape[-1]
+    side = int(cells**0.5)
+    nearest = torch.cdist(uv, grid(side, side, like=uv)).argmin(-1)
+    target = nearest[:, None].expand(percept.logits.shape[:2])
+    cross = nn.functional.cross_entropy(percept.logits.flatten(0, 1), target.flatten())
+    error = percept.uv - uv[:, None]
+    loss = config.cell_weight * cross + config.position_weight * error.square().mean()
+    return loss, {"pointing_error": float(error.detach().norm(dim=-1).mean())}
+
+
+def ground(
+    policy: Perceives,
+    images: Tensor,
+    tokens: Tensor,
+    uv: Tensor,
+    config: GroundingConfig,
+    generator: torch.Generator,
+    report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
+) -> None:
+    """Train ``policy.backbone`` on ``images`` uint8 [N,h,w,3], ``tokens`` [N,L], ``uv`` [N,2] in [-1,1]; then freeze it."""
+
+    def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
+        return pointing_loss(policy.perceive(images[index], tokens[index]), uv[index], config)
+
+    batches = shuffled(len(images), config.fit.batch, generator)
+    policy.backbone.train()
+    fit(dict(policy.backbone.named_parameters()), loss, batches, config.fit, report)
+    policy.backbone.eval().requires_grad_(False)

@@ -1,0 +1,103 @@
+"""The on-policy loop: collect, learn, publish; validate now and then; return to the best weights after a collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms.ppo import PPO
+from vla_rl.contract.batch import ExperienceSource, PolicyStore
+from vla_rl.evaluation.stats import Rate
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How long to train and how to watch over it."""
+
+    iterations: int = 110
+    validate_every: int = 20
+    collapse: float = 0.15  # a validation this far below the best one sends the run back to the best weights
+    collapse_rate: float = 0.5  # and multiplies the learning rate
+
+
+@dataclass
+class Best:
+    """The weights with the highest validation success so far (the later one of equals)."""
+
+    success: float = -1.0
+    iteration: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def offer(self, success: float, iteration: int, parameters: Mapping[str, nn.Parameter]) -> bool:
+        """Keep a copy of ``parameters`` when they are at least as good; says whether they were."""
+        if success < self.success:
+            return False
+        self.success, self.iteration = success, iteration
+        self.weights = {name: p.detach().clone() for name, p in parameters.items()}
+        return True
+
+    @torch.no_grad()
+    def restore(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Copy the kept weights back."""
+        for name, parameter in parameters.items():
+            parameter.copy_(self.weights[name])
+
+
+class OnPolicyLoop:
+    """``source`` -> ``learner`` -> ``store``, with validation seeds deciding which weights are kept.
+
+    ``validate() -> Rate`` plays validation seeds; ``keep(iteration)`` saves the present weights as the best ones;
+    ``report(iteration, metrics)`` is called after every iteration.
+    """
+
+    def __init__(
+        self,
+        source: ExperienceSource,
+        learner: PPO,
+        store: PolicyStore,
+        validate: Callable[[], Rate],
+        config: LoopConfig,
+        keep: Callable[[int], None] = lambda iteration: None,
+        report: Callable[[int, dict[str, float]], None] = lambda iteration, metrics: None,
+    ) -> None:
+        self.source, self.learner, self.store, self.config = source, learner, store, config
+        self.validate, self.keep, self.report = validate, keep, report
+        self.best = Best()
+        self.env_steps = 0.0
+
+    def run(self) -> Best:
+        """Train; the learner's parameters end as the best validated ones."""
+        self._select(0)
+        for iteration in range(1, self.config.iterations + 1):
+            metrics = self._iterate()
+            if iteration % self.config.validate_every == 0 or iteration == self.config.iterations:
+                metrics |= self._select(iteration)
+            self.report(iteration, metrics)
+        self.best.restore(self.learner.parameters)
+        return self.best
+
+    def _iterate(self) -> dict[str, float]:
+        rollout = self.source.next()
+        metrics = self.learner.update(rollout)
+        self.store.publish(self.learner.parameters)
+        self.env_steps += rollout.info["env_steps"]
+        return {**rollout.info, **metrics, "env_steps_total": self.env_steps}
+
+    def _select(self, iteration: int) -> dict[str, float]:
+        rate = self.validate()
+        collapsed = rate.success < self.best.success - self.config.collapse
+        if self.best.offer(rate.success, iteration, self.learner.parameters):
+            self.keep(iteration)
+        elif collapsed:
+            self.best.restore(self.learner.parameters)
+            self.store.publish(self.learner.parameters)
+            self.learner.learning_rate *= self.config.collapse_rate
+        return {
+            "validation": rate.success,
+            "validation_low": rate.low,
+            "validation_high": rate.high,
+            "collapsed": float(collapsed),
+        }

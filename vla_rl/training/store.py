@@ -1,0 +1,22 @@
+"""Where acting policies find the newest weights when everything runs in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+class SharedStore:
+    """A ``PolicyStore`` for the synchronous loop: actor and learner hold the same module, so only its version moves."""
+
+    def __init__(self, policy: Any) -> None:
+        self.policy = policy
+
+    def publish(self, weights: Mapping[str, Tensor]) -> int:
+        self.policy.version += 1
+        return int(self.policy.version)
+
+    def latest(self) -> tuple[int, Mapping[str, Tensor]]:
+        return int(self.policy.version), self.policy.trainable()

@@ -1,0 +1,4 @@
+"""Learned video world models behind the environment contract: an imagined world looks like a simulator to a learner.
+
+They hold models, losses and environments; whoever trains or uses one hands it in through the contract.
+"""
