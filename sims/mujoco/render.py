@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import importlib
 import os
@@ -22,7 +23,7 @@ _CURE = (
     "render=False"
 )
 _PROBE = (
-    "import sys; from sims.mujoco.render import _open_context; _open_context(sys.argv[1]).make_current(); "
+    "import sys; from sims.mujoco.render import _open_context; context = _open_context(sys.argv[1]); "
     "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); mujoco.MjrContext(m, 150).free(); "
     "sys.stdout.write('works'); sys.stdout.flush(); import os; os._exit(0)"
 )
@@ -43,11 +44,8 @@ class Renderer:
         self._painted = np.asarray(painted, dtype=np.intp)
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
-        self._gl = open_context()
-        self._gl.make_current()
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
-        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
+        self._canvas = _Canvas(model)
         self._scene = mujoco.MjvScene(model, model.ngeom + 8)
         self._option = mujoco.MjvOption()
         self._rect = mujoco.MjrRect(0, 0, width, height)
@@ -55,7 +53,7 @@ class Renderer:
 
     def render(self, qpos: np.ndarray, rgba: np.ndarray, camera: str, out: np.ndarray) -> np.ndarray:
         """Render ``qpos`` [R,nq] with colours ``rgba`` [R,painted,4] into ``out`` uint8 [R,h,w,3]; returns ``out``."""
-        self._gl.make_current()
+        self._canvas.gl.make_current()
         view = mujoco.MjvCamera()
         view.type = mujoco.mjtCamera.mjCAMERA_FIXED.value
         view.fixedcamid = self._model.camera(camera).id
@@ -65,18 +63,37 @@ class Renderer:
             self._model.geom_rgba[self._painted] = rgba[row]
             mujoco.mj_kinematics(self._model, self._data)
             mujoco.mjv_updateScene(self._model, self._data, self._option, None, view, everything, self._scene)
-            mujoco.mjr_render(self._rect, self._scene, self._context)
-            mujoco.mjr_readPixels(self._buffer, None, self._rect, self._context)
+            mujoco.mjr_render(self._rect, self._scene, self._canvas.context)
+            mujoco.mjr_readPixels(self._buffer, None, self._rect, self._canvas.context)
             out[row] = self._buffer[::-1]
         return out
 
     def close(self) -> None:
         """Free the OpenGL context; safe to call twice."""
-        if self._gl is not None:
-            self._gl.make_current()
-            self._context.free()
-            self._gl.free()
-            self._gl = None
+        self._canvas.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_canvas"):
+            self.close()
+
+
+class _Canvas:
+    """An OpenGL context with MuJoCo's resources for one model, freed once: by ``close`` or when Python exits."""
+
+    def __init__(self, model: mujoco.MjModel) -> None:
+        self.gl = open_context()
+        self.context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self.context)
+        # Registered after the backend's own exit handler, so it runs before the backend is gone.
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        if self.gl is not None:
+            atexit.unregister(self.close)
+            self.gl.make_current()
+            self.context.free()
+            self.gl.free()
+            self.gl = None
 
 
 def project(model: mujoco.MjModel, camera: str, points: np.ndarray) -> np.ndarray:
@@ -113,7 +130,9 @@ def open_context() -> Any:
 
 def _open_context(backend: str) -> Any:
     # The size is that of a window surface we never draw to; pictures go to an offscreen buffer.
-    return importlib.import_module(f"mujoco.{backend}").GLContext(8, 8)
+    context = importlib.import_module(f"mujoco.{backend}").GLContext(8, 8)
+    context.make_current()
+    return context
 
 
 def _forget_opengl() -> None:

@@ -40,7 +40,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 class Network(nn.Module):
-    """A tanh network with a noise head; counts its calls and the points it saw."""
+    """A field that pulls towards a tanh network's outputs within [-1, 1], with a noise head; records calls."""
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor) -> Field:
         self.seen.append(x.shape[1])
-        velocity, log_std = self.layers(torch.cat([x, t.unsqueeze(-1)], -1)).chunk(2, -1)
-        return Field(velocity, log_std)
+        target, log_std = self.layers(torch.cat([x, t.unsqueeze(-1)], -1)).chunk(2, -1)
+        return Field(x - torch.tanh(target), log_std)
 
 
 def still(x: Tensor, t: Tensor) -> Field:

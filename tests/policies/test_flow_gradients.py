@@ -29,11 +29,14 @@ LogProb = Callable[[Chain, Gaussians], Tensor]
 
 
 class OneStepInTurn(OneRandomStep):
-    """One noised step per sample, enumerated instead of drawn: no sampling error."""
+    """One noised step per sample, enumerated in blocks instead of drawn: no sampling error.
+
+    Blocks, because every aligned block of a Sobol sequence covers the noise evenly, while every K-th point does not.
+    """
 
     def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
         steps = torch.tensor(table.noisy)
-        return steps[torch.arange(batch) % len(steps)].unsqueeze(1)
+        return steps[torch.arange(batch) * len(steps) // batch].unsqueeze(1)
 
 
 def network(theta: Tensor) -> VelocityField:
@@ -49,7 +52,7 @@ def network(theta: Tensor) -> VelocityField:
     return field
 
 
-def weights(seed: int = 0) -> Tensor:
+def weights(seed: int = 5) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return 0.6 * torch.randn(100, generator=generator, dtype=torch.float64)
 
@@ -72,11 +75,15 @@ def compare(one: Tensor, other: Tensor) -> Gradients:
 
 
 def gradients(
-    sampler: FlowSampler, monkeypatch: pytest.MonkeyPatch, logprob: LogProb | None = None, seed: int = 0
+    sampler: FlowSampler,
+    monkeypatch: pytest.MonkeyPatch,
+    logprob: LogProb | None = None,
+    seed: int = 5,
+    samples: int = 2**16,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the expected reward by the score and by reparameterisation, each [100]."""
     sobol = torch.quasirandom.SobolEngine(N * (K + 1), scramble=True, seed=seed + 1)
-    uniform = sobol.draw(2**16, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
+    uniform = sobol.draw(samples, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
     noise, *steps = torch.special.ndtri(uniform).view(-1, K + 1, N).unbind(1)
     theta = weights(seed).requires_grad_()
     with monkeypatch.context() as patch:
@@ -88,7 +95,8 @@ def gradients(
     recorded = Chain(chain.points.detach(), chain.noised)
     density = sampler.log_prob(network(theta), recorded)
     total = density.logprob if logprob is None else logprob(recorded, density)
-    advantage = (gained - gained.mean()).detach()
+    baseline = reward(sampler.deterministic(network(theta), noise))  # depends on x_1 only, so it adds no bias
+    advantage = (gained - baseline).detach()
     (score,) = torch.autograd.grad((advantage * total).mean(), theta)
     return score, true
 
@@ -111,10 +119,10 @@ def test_score_gradient_is_the_true_one(sampler, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("sampler", EXACT, ids=lambda s: f"{type(s.schedule).__name__}-{type(s.noised).__name__}")
 def test_score_gradient_is_the_true_one_for_other_networks(sampler, seed, monkeypatch):
-    found = compare(*gradients(sampler, monkeypatch, seed=seed))
+    found = compare(*gradients(sampler, monkeypatch, seed=seed, samples=2**18))
     assert found.cosine >= 0.999
     assert found.norm == pytest.approx(1, abs=0.02)
 
@@ -127,7 +135,7 @@ def test_mean_over_steps_is_rejected(monkeypatch):
 
 def test_deterministic_last_step_is_rejected(monkeypatch):
     found = compare(*gradients(FlowSampler(FlowCps(0.5), AllSteps(), K), monkeypatch))
-    assert found.cosine < 0.99 and found.norm < 0.85
+    assert found.cosine < 0.99 and found.norm == pytest.approx(0.67, abs=0.1)
 
 
 def test_executed_dimensions_only_is_rejected(monkeypatch):
@@ -138,7 +146,7 @@ def test_executed_dimensions_only_is_rejected(monkeypatch):
         return normal.log_prob(chain.points[:, 1:])[..., 0].sum(1)
 
     found = compare(*gradients(EXACT[0], monkeypatch, executed))
-    assert found.cosine < 0.98
+    assert found.cosine < 0.95
 
 
 def test_one_random_step_is_a_surrogate_of_the_documented_quality(monkeypatch):
@@ -146,8 +154,8 @@ def test_one_random_step_is_a_surrogate_of_the_documented_quality(monkeypatch):
     all_steps, _ = gradients(FlowSampler(FlowSde(0.5), AllSteps(), K), monkeypatch)
     for true in (executed, all_steps):
         found = compare(score, true)
-        assert 0.93 <= found.cosine <= 0.9995
-        assert 0.6 / K <= found.norm <= 1.3 / K
+        assert 0.99 <= found.cosine <= 0.9999
+        assert found.norm == pytest.approx(1.1 / K, rel=0.1)
 
 
 def test_one_random_step_is_exactly_one_kth_for_small_noise(monkeypatch):
@@ -155,13 +163,13 @@ def test_one_random_step_is_exactly_one_kth_for_small_noise(monkeypatch):
     score, true = gradients(FlowSampler(FlowSde(0.05), OneStepInTurn(), K), monkeypatch)
     found = compare(score, true)
     assert found.cosine >= 0.999
-    assert found.norm == pytest.approx(1 / K, rel=0.03)
+    assert found.norm == pytest.approx(1 / K, rel=0.02)
 
 
 def test_last_step_is_a_surrogate_of_the_documented_quality(monkeypatch):
     found = compare(*gradients(FlowSampler(FlowSde(0.5), LastStep(), K), monkeypatch))
-    assert 0.70 <= found.cosine <= 0.96
-    assert 0.3 <= found.norm <= 0.6
+    assert 0.85 <= found.cosine <= 0.97
+    assert 0.3 <= found.norm <= 0.5
 
 
 # -- F6: the importance identity -----------------------------------------------------------------------------------

@@ -11,34 +11,43 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeAlias, TypeVar
+
+import numpy as np
 
 from vla_rl.contract.errors import ContractError
 
-_COLOURS = 6  # --c1 ... in style.py
+Values: TypeAlias = Sequence[float] | np.ndarray
+_Point = TypeVar("_Point")
+_COLOURS = 6  # --c1 ... and --grey in style.py
 _MOST_MARKERS = 40  # more dots than that on a line hide it
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line; ``low`` and ``high`` are the band around it, a non-finite value is a gap, ``dashed`` marks a reference."""
+    """One line; ``low`` and ``high`` are its band, a non-finite value is a gap, a ``reference`` is dashed and grey."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
-    dashed: bool = False
+    x: Values
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+    reference: bool = False
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar with its interval; bars of a ``group`` stand together, and a ``label`` keeps its colour over the groups."""
+    """One bar with its interval; bars of a ``group`` stand together.
+
+    A ``label`` keeps its colour over the groups; a ``reference`` (what the others are compared with) is grey.
+    """
 
     label: str
     value: float
     low: float | None = None
     high: float | None = None
     group: str = ""
+    reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,9 +67,9 @@ def number(value: float, percent: bool = False) -> str:
         return "–"
     if percent:
         return f"{100 * value:.1f}%"
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            return f"{value / min(size, 1e3 if letter == 'k' else size):.4g}{letter}"
+    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= least:
+            return f"{value / unit:.4g}{letter}"
     return f"{value:.4g}"
 
 
@@ -76,20 +85,22 @@ def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], per
     xs = [float(x) for line in series for x in line.x if math.isfinite(x)]
     if not xs:
         return _figure(title, f'<p class="empty">No data yet for {escape(y_label)}.</p>')
-    ys = [float(v) for line in series for part in (line.y, line.low, line.high) for v in part or () if math.isfinite(v)]
+    parts = [part for line in series for part in (line.y, line.low, line.high) if part is not None]
+    ys = [float(v) for part in parts for v in part if math.isfinite(v)]
     x = _axis(min(xs), max(xs), 5, widen=False)
     y = _axis(0.0, 1.0, 4) if percent else _axis(min(ys, default=0.0), max(ys, default=1.0), 4)
     grid = "".join(f'<path class="grid" d="M0 {100 - y.at(tick)}H100"/>' for tick in y.ticks)
-    lines = "".join(_line(line, index, x, y) for index, line in enumerate(series))
+    colours = _colours([line.reference for line in series])
+    lines = "".join(_line(line, colour, x, y) for line, colour in zip(series, colours, strict=True))
     y_text = [_tick(tick, percent) for tick in y.ticks]
     y_ticks = "".join(
         f'<span style="bottom:{y.at(tick)}%">{text}</span>' for tick, text in zip(y.ticks, y_text, strict=True)
     )
     x_ticks = "".join(f'<span style="left:{x.at(tick)}%">{_tick(tick)}</span>' for tick in x.ticks)
-    data = escape(json.dumps({"x": [x.low, x.high], "percent": percent, "series": [_data(line) for line in series]}))
+    data = escape(json.dumps({"x": [x.low, x.high], "percent": percent, "series": list(map(_data, series, colours))}))
     return _figure(
         title,
-        f'{_legend(series)}<div class="y-label">{escape(y_label)}</div><div class="plot">'
+        f'{_legend(series, colours)}<div class="y-label">{escape(y_label)}</div><div class="plot">'
         f'<div class="y-ticks" style="width:{max(map(len, y_text))}ch">{y_ticks}</div>'
         f'<div class="area" data-chart="{data}"><svg viewBox="0 0 100 100" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(title)}">{grid}{lines}</svg><div class="guide"></div><div class="tip"></div></div>'
@@ -101,13 +112,17 @@ def bars(title: str, entries: Sequence[Bar], percent: bool = True) -> str:
     """Horizontal bars with whiskers, one row each."""
     ends = [v for bar in entries for v in (bar.value, bar.low, bar.high) if v is not None and math.isfinite(v)]
     axis = _axis(0.0, 1.0, 4) if percent else _axis(min([0.0, *ends]), max([0.0, *ends]), 4)
-    colours = {label: index for index, label in enumerate(dict.fromkeys(bar.label for bar in entries))}
+    # Without groups every label is new, and a colour for each would say nothing.
+    grouped = any(bar.group for bar in entries)
+    kinds = [bar.label if grouped else str(bar.reference) for bar in entries]
+    references = {kind: bar.reference for kind, bar in zip(kinds, entries, strict=True)}
+    colours = dict(zip(references, _colours(list(references.values())), strict=True))
     rows, group = [], ""
-    for bar in entries:
+    for kind, bar in zip(kinds, entries, strict=True):
         if bar.group != group:
             group = bar.group
             rows.append(f'<div class="bar-group">{escape(group)}</div>')
-        rows.append(_bar(bar, axis, percent, colours[bar.label]))
+        rows.append(_bar(bar, axis, percent, colours[kind]))
     ticks = "".join(f'<span style="left:{axis.at(tick)}%">{_tick(tick, percent)}</span>' for tick in axis.ticks)
     return _figure(title, f'<div class="bars">{"".join(rows)}<div class="bar-axis"><div>{ticks}</div></div></div>')
 
@@ -120,8 +135,8 @@ def _check(title: str, line: Series) -> None:
     lengths = {len(part) for part in (line.x, line.y, line.low, line.high) if part is not None}
     if len(lengths) != 1 or (line.low is None) != (line.high is None):
         raise ContractError(
-            f"series {line.name!r} of figure {title!r} has parts of lengths {sorted(lengths)} or half a band, so it cannot "
-            "be drawn; give x, y and, for a band, both low and high, all of one length."
+            f"series {line.name!r} of figure {title!r} has parts of lengths {sorted(lengths)} or half a band, so it "
+            "cannot be drawn; give x, y and, for a band, both low and high, all of one length."
         )
 
 
@@ -132,8 +147,12 @@ def _axis(low: float, high: float, about: int, widen: bool = True) -> _Axis:
     raw = (high - low) / about
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * m for m in (1.0, 2.0, 2.5, 5.0, 10.0) if size * m >= raw * 0.999)
-    first, last = (math.floor, math.ceil) if widen else (math.ceil, math.floor)
-    ticks = tuple(step * i for i in range(first(low / step + 1e-9 * (not widen)), last(high / step) + 1))
+    slack = 1e-9  # an end that is a tick but for rounding counts as one
+    if widen:
+        first, last = math.floor(low / step + slack), math.ceil(high / step - slack)
+    else:
+        first, last = math.ceil(low / step - slack), math.floor(high / step + slack)
+    ticks = tuple(step * i for i in range(first, last + 1))
     return _Axis(ticks[0], ticks[-1], ticks) if widen else _Axis(low, high, ticks)
 
 
@@ -141,16 +160,27 @@ def _tick(value: float, percent: bool = False) -> str:
     return f"{100 * value:.4g}%" if percent else number(round(value, 12))
 
 
-def _line(line: Series, index: int, x: _Axis, y: _Axis) -> str:
-    points = [(x.at(a), round(100 - y.at(b), 3)) if math.isfinite(a + b) else None for a, b in zip(line.x, line.y, strict=True)]
+def _colours(references: Sequence[bool]) -> list[str]:
+    """A colour for each: references are grey and use none up."""
+    ranks = np.cumsum(~np.asarray(references, dtype=bool)) - 1
+    return [
+        "var(--grey)" if grey else f"var(--c{rank % _COLOURS + 1})"
+        for grey, rank in zip(references, ranks, strict=True)
+    ]
+
+
+def _line(line: Series, colour: str, x: _Axis, y: _Axis) -> str:
+    points = [
+        (x.at(a), round(100 - y.at(b), 3)) if math.isfinite(a + b) else None
+        for a, b in zip(line.x, line.y, strict=True)
+    ]
     runs = _runs(points)
     d = "".join("M" + "L".join(f"{a} {b}" for a, b in run) for run in runs)
     marks = [point for run in runs if len(points) <= _MOST_MARKERS or len(run) == 1 for point in run]
-    dots = "" if line.dashed else "".join(f"M{a} {b}h0" for a, b in marks)
-    style = f'style="--c:var(--c{index % _COLOURS + 1})"'
+    dots = "" if line.reference else "".join(f"M{a} {b}h0" for a, b in marks)
     return (
-        f'<g {style}><path class="band" d="{_band(line, x, y)}"/>'
-        f'<path class="line{" dashed" if line.dashed else ""}" d="{d}"/><path class="dots" d="{dots}"/></g>'
+        f'<g style="--c:{colour}"><path class="band" d="{_band(line, x, y)}"/>'
+        f'<path class="line{" dashed" if line.reference else ""}" d="{d}"/><path class="dots" d="{dots}"/></g>'
     )
 
 
@@ -168,9 +198,9 @@ def _band(line: Series, x: _Axis, y: _Axis) -> str:
     return path
 
 
-def _runs[T](points: Sequence[T | None]) -> list[list[T]]:
+def _runs(points: Sequence[_Point | None]) -> list[list[_Point]]:
     """Cut at the gaps."""
-    runs: list[list[T]] = [[]]
+    runs: list[list[_Point]] = [[]]
     for point in points:
         if point is None:
             runs.append([])
@@ -179,23 +209,25 @@ def _runs[T](points: Sequence[T | None]) -> list[list[T]]:
     return [run for run in runs if run]
 
 
-def _data(line: Series) -> dict[str, object]:
-    def short(values: Sequence[float]) -> list[float | None]:
-        return [float(f"{v:.6g}") if math.isfinite(v) else None for v in values]
+def _data(line: Series, colour: str) -> dict[str, object]:
+    def short(values: Values) -> list[float | None]:
+        return [float(f"{v:.8g}") if math.isfinite(v) else None for v in values]
 
     band = {"low": short(line.low), "high": short(line.high)} if line.low is not None and line.high is not None else {}
-    return {"name": line.name, "x": short(line.x), "y": short(line.y), **band}
+    return {"name": line.name, "colour": colour, "x": short(line.x), "y": short(line.y), **band}
 
 
-def _legend(series: Sequence[Series]) -> str:
+def _legend(series: Sequence[Series], colours: Sequence[str]) -> str:
+    if len(series) == 1:
+        return ""
     items = "".join(
-        f'<li style="--c:var(--c{i % _COLOURS + 1})"><i class="{"dashed" if line.dashed else ""}"></i>{escape(line.name)}</li>'
-        for i, line in enumerate(series)
+        f'<li style="--c:{colour}"><i{" class=dashed" if line.reference else ""}></i>{escape(line.name)}</li>'
+        for line, colour in zip(series, colours, strict=True)
     )
     return f'<ul class="legend">{items}</ul>'
 
 
-def _bar(bar: Bar, axis: _Axis, percent: bool, colour: int) -> str:
+def _bar(bar: Bar, axis: _Axis, percent: bool, colour: str) -> str:
     text = f"<b>{number(bar.value, percent)}</b> {interval(bar.low, bar.high, percent)}"
     zero = axis.at(0.0)
     shape = ""
@@ -207,6 +239,6 @@ def _bar(bar: Bar, axis: _Axis, percent: bool, colour: int) -> str:
         ends = "".join(f'<line x1="{at}%" x2="{at}%" y1="25%" y2="75%"/>' for at in (low, high))
         shape += f'<g class="whisker"><line x1="{low}%" x2="{high}%" y1="50%" y2="50%"/>{ends}</g>'
     return (
-        f'<div class="bar" style="--c:var(--c{colour % _COLOURS + 1})"><span>{escape(bar.label)}</span>'
+        f'<div class="bar" style="--c:{colour}"><span>{escape(bar.label)}</span>'
         f'<svg role="img" aria-label="{escape(bar.label)}">{shape}</svg><span class="value">{text}</span></div>'
     )

@@ -63,11 +63,15 @@ class TinyVLA(nn.Module):
 
     @torch.no_grad()
     def precompute(self, obs: Observation) -> Stored:
-        """``{"features": [E,F], "state": [E,S]}``; the state is normalised."""
+        """``{"features": [E,F], "state": [E,S], "time": [E,1]}``; state normalised, time as a share of the time limit.
+
+        The policy does not read the time; it is there for critics.
+        """
         tokens = self.tokens[self._tensor(obs.task)]
         percepts = [self.perceive(self._tensor(obs.images[name]), tokens) for name in sorted(self.spec.images)]
         state = self.proprioception.normalise(self._tensor(obs.state))
-        return {"features": torch.cat([p.features for p in percepts], -1), "state": state}
+        time = self._tensor(obs.time)[:, None].to(state) / self.spec.time_limit
+        return {"features": torch.cat([p.features for p in percepts], -1), "state": state, "time": time}
 
     def perceive(self, images: Tensor, tokens: Tensor) -> Percept:
         """What the backbone sees in ``images`` uint8 [B,h,w,3] when told ``tokens`` [B,L]."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from vla_rl.policies.backbone import Percept, grid
+from vla_rl.policies.backbone import Percept
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
 
@@ -37,14 +37,23 @@ class Perceives(Protocol):
 
 def pointing_loss(percept: Percept, uv: Tensor, config: GroundingConfig) -> tuple[Tensor, dict[str, float]]:
     """Every query should look at ``uv`` [B,2]; ``info["pixels"]`` is the mean distance in half-widths."""
-    cells = percept.logits.shape[-1]
-    side = int(cells**0.5)
-    nearest = torch.cdist(uv, grid(side, side, like=uv)).argmin(-1)
-    target = nearest[:, None].expand(percept.logits.shape[:2])
-    cross = nn.functional.cross_entropy(percept.logits.flatten(0, 1), target.flatten())
+    side = int(percept.logits.shape[-1] ** 0.5)
+    wanted = cell_shares(uv, side)[:, None]
+    cross = -(wanted * percept.logits.log_softmax(-1)).sum(-1).mean()
     error = percept.uv - uv[:, None]
     loss = config.cell_weight * cross + config.position_weight * error.square().mean()
     return loss, {"pointing_error": float(error.detach().norm(dim=-1).mean())}
+
+
+def cell_shares(uv: Tensor, side: int) -> Tensor:
+    """Bilinear weights [B,side*side] of the cells around ``uv`` [B,2], whose mean position is ``uv`` again.
+
+    A one-hot target would teach the attention to snap to cell centres and cost half a cell of precision.
+    """
+    position = ((uv.flip(-1) + 1) / 2 * side - 0.5).clamp(0, side - 1)  # (row, column) in cells
+    cells = torch.arange(side, dtype=uv.dtype, device=uv.device)
+    rows, columns = (1 - (position[..., None] - cells).abs()).clamp_min(0).unbind(-2)
+    return (rows[..., :, None] * columns[..., None, :]).flatten(-2)
 
 
 def ground(

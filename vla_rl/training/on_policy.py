@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -81,7 +82,9 @@ class OnPolicyLoop:
 
     def _iterate(self) -> dict[str, float]:
         rollout = self.source.next()
+        start = time.perf_counter()
         metrics = self.learner.update(rollout)
+        metrics["learn_s"] = time.perf_counter() - start
         self.store.publish(self.learner.parameters)
         self.env_steps += rollout.info["env_steps"]
         return {**rollout.info, **metrics, "env_steps_total": self.env_steps}

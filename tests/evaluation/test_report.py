@@ -1,0 +1,279 @@
+"""The report is one file that needs nothing else, escapes what it is given and shows every number and frame."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from vla_rl.contract.errors import ContractError
+from vla_rl.evaluation import plots, video
+from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile
+
+NASTY = "<script>alert('x')</script> & \"quoted\""
+
+
+def frames(count: int = 7, height: int = 33, width: int = 48) -> np.ndarray:
+    ramp = np.arange(count * height * width * 3, dtype=np.uint32) // 97
+    return ramp.astype(np.uint8).reshape(count, height, width, 3)
+
+
+def full_report(text: str = "word") -> Report:
+    report = Report(f"title {text}", f"subtitle {text}")
+    report.section(f"section {text}", f"lead {text}")
+    report.text(f"- item {text}\n- second")
+    report.command(f"vla-rl {text}")
+    report.tiles([Tile(f"tile {text}", 0.842, 0.771, 0.893, note=f"note {text}"), Tile("minutes", 12.5, percent=False)])
+    report.table([f"head {text}", "n"], [[f"cell {text}", 25000], ["other", None]], f"caption {text}")
+    report.curves(
+        f"curve {text}", f"x {text}", f"y {text}", [Series(f"line {text}", [0, 1], [0, 1], [0, 0.5], [0.5, 1])]
+    )
+    report.bars(f"bars {text}", [Bar(f"bar {text}", 0.5, 0.4, 0.6, f"group {text}")])
+    report.videos(
+        f"videos {text}", [Clip(frames(), f"clip {text}", success=True), Clip(frames(), "bad", success=False)]
+    )
+    return report
+
+
+class Page(HTMLParser):
+    """Tags still open, what is loaded from where, and the text."""
+
+    VOID = ("meta", "img", "br", "path", "line", "rect")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.loaded: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "poster", "action")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.text += data
+
+
+def videos(html: str) -> list[bytes]:
+    return [base64.b64decode(data) for data in re.findall(r"data:video/mp4;base64,([^\"]+)", html)]
+
+
+def test_needs_nothing_but_itself() -> None:
+    html = full_report().html()
+    page = Page(html)
+    assert not page.open, "every tag is closed"
+    assert page.loaded and all(source.startswith("data:") for source in page.loaded)
+    assert "//" not in re.sub(r"base64,[^\"]+", "", html), "no address of any kind"
+    assert "link" not in page.tags and "@import" not in html and "url(" not in html
+    assert "default-src 'none'" in html
+
+
+def test_shows_everything_it_was_given() -> None:
+    text = Page(full_report().html()).text
+    parts = "title subtitle section lead item tile note head cell caption curve x y bar group bars videos clip"
+    for part in parts.split():
+        assert f"{part} word" in text, part
+    assert "vla-rl word" in text
+    for value in ("84.2%", "[77.1%, 89.3%]", "12.5", "25k", "50.0%", "[40.0%, 60.0%]"):
+        assert value in text, value
+
+
+def test_escapes_whatever_it_is_given() -> None:
+    html = full_report(NASTY).html()
+    page = Page(html)
+    assert NASTY not in html
+    assert page.tags.count("script") == 1 and not page.open
+    for part in ("title", "cell", "clip", "bar", "x", "tile"):
+        assert f"{part} {NASTY}" in page.text, part
+    data = json.loads(unescape(re.findall(r'data-chart="([^"]+)"', html)[0]))
+    assert data["series"][0]["name"] == f"line {NASTY}"
+
+
+def test_marks_bold_code_paragraphs_and_lists() -> None:
+    report = Report("t")
+    report.text("**bold** and `a < b`\nsame paragraph\n\nnext\n\n- one\n- two")
+    html = report.html()
+    assert "<p><strong>bold</strong> and <code>a &lt; b</code> same paragraph</p>\n<p>next</p>" in html
+    assert '<ul class="text"><li>one</li><li>two</li></ul>' in html
+
+
+@pytest.mark.parametrize("size", [(33, 48), (64, 64), (224, 301)])
+def test_video_decodes_to_the_same_frames(size: tuple[int, int]) -> None:
+    shown = np.zeros((7, *size, 3), np.uint8)
+    shown += np.linspace(30, 220, 7, dtype=np.uint8)[:, None, None, None]
+    report = Report("t")
+    report.videos("v", [Clip(shown, "a", fps=12.5)])
+    with av.open(io.BytesIO(videos(report.html())[0])) as container:
+        assert float(container.streams.video[0].average_rate) == 12.5
+        decoded = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    assert len(decoded) == 7
+    height, width = decoded.shape[1:3]
+    assert height % 2 == width % 2 == 0 and min(height, width) >= video._SMALLEST_SIDE * 0.8
+    assert np.abs(decoded.mean((1, 2, 3)) - shown.mean((1, 2, 3))).max() < 4, "in order, and as bright"
+
+
+def test_same_clip_gives_the_same_bytes() -> None:
+    clip, noise = Clip(frames(7, 224, 301), "a"), np.random.default_rng(0)
+    encoded = set()
+    for _ in range(10):
+        _ = [noise.integers(1, 255, size, dtype=np.uint8) for size in noise.integers(1000, 900_000, 3)]  # dirty memory
+        encoded.add(video.encode(clip).data)
+    assert len(encoded) == 1
+
+
+def test_webp_where_nothing_encodes_h264(monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    monkeypatch.setattr(video, "_has_h264", lambda: False)
+    media = video.encode(Clip(frames(5), "a"))
+    assert media.mime == "image/webp" and getattr(Image.open(io.BytesIO(media.data)), "n_frames", 1) == 5
+    report = Report("t")
+    report.videos("v", [Clip(frames(5), "a")])
+    assert '<img alt="a" src="data:image/webp;base64,' in report.html()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [frames().astype(np.float32), frames()[0], frames()[:0], frames()[..., :1]],
+    ids=["float", "one", "none", "grey"],
+)
+def test_refuses_frames_that_are_no_pictures(bad: np.ndarray) -> None:
+    with pytest.raises(ContractError, match="clip 'a'"):
+        video.encode(Clip(bad, "a"))
+
+
+def test_frames_success_green_and_failure_red() -> None:
+    html = full_report().html()
+    assert re.search(r'<figure class="good"><video.*?<b>✓</b> clip word', html)
+    assert re.search(r'<figure class="bad"><video.*?<b>✗</b> bad', html)
+
+
+def line_of(html: str, kind: str = "line") -> list[str]:
+    return re.findall(rf'<path class="{kind}[^"]*" d="([^"]*)"', html)
+
+
+def test_points_lie_where_their_values_are() -> None:
+    html = plots.curves("t", "x", "y", [Series("a", [0, 5, 10], [0.0, 0.25, 1.0])], percent=True)
+    assert line_of(html) == ["M0.0 100.0L50.0 75.0L100.0 0.0"]
+
+
+def test_not_finite_values_are_gaps() -> None:
+    y = np.array([0.0, 0.5, np.nan, 1.0, np.inf])
+    html = plots.curves("t", "x", "y", [Series("a", np.arange(5.0), y, y, y)], percent=True)
+    assert line_of(html) == ["M0.0 100.0L25.0 50.0M75.0 0.0"]
+    assert line_of(html, "band")[0].count("Z") == 2
+    assert "NaN" not in html and "nan" not in html
+
+
+@pytest.mark.parametrize("series", [[], [Series("a", [], [])], [Series("a", [np.nan], [1.0])]])
+def test_a_curve_without_data_says_so(series: list[Series]) -> None:
+    assert "No data yet for reward" in plots.curves("t", "x", "reward", series)
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, 1e-9, 2.5e7])
+def test_one_point_is_drawn_inside(value: float) -> None:
+    html = plots.curves("t", "x", "y", [Series("a", [value], [value])])
+    x, y = map(float, re.fullmatch(r"M(\S+) (\S+)h0", line_of(html, "dots")[0]).groups())
+    assert 0 <= x <= 100 and 0 <= y <= 100
+
+
+@pytest.mark.parametrize(
+    "bad", [Series("s", [0, 1], [0]), Series("s", [0], [0], low=[0]), Series("s", [0], [0], [0], [0, 1])]
+)
+def test_refuses_a_series_of_unequal_parts(bad: Series) -> None:
+    with pytest.raises(ContractError, match=r"series 's' of figure 'fig'"):
+        plots.curves("fig", "x", "y", [bad])
+
+
+def test_bar_and_whisker_are_as_long_as_they_should_be() -> None:
+    html = plots.bars("t", [Bar("a", 0.5, 0.4, 0.65)])
+    assert '<rect x="0.0%" width="50.0%"' in html
+    assert '<line x1="40.0%" x2="65.0%"' in html
+    below = plots.bars("t", [Bar("a", -1.0), Bar("b", 1.0), Bar("c", float("nan"))], percent=False)
+    assert '<rect x="0.0%" width="50.0%"' in below and '<rect x="50.0%" width="50.0%"' in below
+    assert below.count("<rect") == 2
+
+
+def test_a_label_keeps_its_colour_and_a_reference_is_grey() -> None:
+    pairs = [("imitation", True), ("RL", False), ("world model", False)]
+    html = plots.bars("t", [Bar(label, 0.5, group=g, reference=ref) for g in "ab" for label, ref in pairs])
+    assert re.findall(r"--c:var\((\S+?)\)", html) == ["--grey", "--c1", "--c2"] * 2
+    lines = plots.curves("t", "x", "y", [Series("r", [0], [0], reference=True), Series("a", [0], [0])])
+    assert re.findall(r'<g style="--c:var\((\S+?)\)', lines) == ["--grey", "--c1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "percent", "text"),
+    [
+        (0.8421, True, "84.2%"),
+        (1.0, True, "100.0%"),
+        (9999, False, "9999"),
+        (12345, False, "12.35k"),
+        (1.5e6, False, "1.5M"),
+        (-2.5e9, False, "-2.5G"),
+        (0.000123456, False, "0.0001235"),
+        (float("nan"), False, "–"),
+    ],
+)
+def test_numbers_as_people_read_them(value: float, percent: bool, text: str) -> None:
+    assert plots.number(value, percent) == text
+
+
+def test_ticks_are_round_and_cover_the_data() -> None:
+    for low, high in [(0.013, 0.94), (-3.2, 7.7), (0, 1e6), (1e-7, 3e-7), (99.0, 101.0)]:
+        axis = plots._axis(low, high, 4)
+        assert axis.low <= low and axis.high >= high and 3 <= len(axis.ticks) <= 8
+        inside = plots._axis(low, high, 4, widen=False)
+        assert (
+            inside.low == low and inside.high == high and all(low <= tick <= high * 1.0000001 for tick in inside.ticks)
+        )
+
+
+def test_table_sets_numbers_right_and_refuses_ragged_rows() -> None:
+    report = Report("t")
+    report.table(["a", "b", "c"], [["x", 1.5, "84%"], ["y", None, "–"]])
+    assert "<td>x</td><td class=n>1.5</td><td class=n>84%</td>" in report.html()
+    with pytest.raises(ContractError, match="1 cells for 2 columns"):
+        report.table(["a", "b"], [["x"]])
+
+
+def test_neighbouring_figures_share_a_row() -> None:
+    report = Report("t")
+    report.bars("one", [Bar("a", 0.5)])
+    report.bars("two", [Bar("a", 0.5)])
+    report.text("between")
+    report.bars("three", [Bar("a", 0.5)])
+    rows = re.split(r'<div class="row">', report.html())[1:]
+    assert [row.count("<figcaption>") for row in rows] == [2, 1]
+
+
+def test_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = full_report().write(tmp_path / "deep" / "report.html")
+    before = path.read_text(encoding="utf-8")
+    assert before == full_report().html()
+
+    def full_disk(self: Path, target: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "replace", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        Report("other").write(path)
+    assert path.read_text(encoding="utf-8") == before
+    assert [item.name for item in path.parent.iterdir()] == ["report.html"]

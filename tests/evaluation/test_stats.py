@@ -1,0 +1,114 @@
+"""Statistics against golden numbers (reference/algorithms.md 6)."""
+
+import numpy as np
+import pytest
+
+from vla_rl.evaluation.stats import (
+    Rate,
+    fisher_z,
+    mcnemar_exact,
+    mmrv,
+    paired_bootstrap,
+    paired_difference,
+    wilson,
+)
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [
+        (0, 10, 0, 0.27753),
+        (10, 10, 0.72247, 1),
+        (8, 10, 0.49016, 0.94332),
+        (45, 50, 0.78640, 0.95652),
+        (90, 100, 0.82563, 0.94477),
+        (450, 500, 0.87058, 0.92332),
+        (485, 500, 0.95110, 0.98174),
+        (0, 0, 0, 1),
+    ],
+)
+def test_wilson(successes, n, low, high):
+    assert wilson(successes, n) == pytest.approx((low, high), abs=1e-5)
+
+
+@pytest.mark.parametrize("bad", [(-1, 5), (6, 5)])
+def test_wilson_refuses_what_is_no_proportion(bad):
+    with pytest.raises(ValueError, match="no proportion"):
+        wilson(*bad)
+
+
+def test_rate():
+    rate = Rate.of([True] * 8 + [False] * 2)
+    assert (rate.success, rate.episodes) == (0.8, 10)
+    assert (rate.low, rate.high) == pytest.approx((0.49016, 0.94332), abs=1e-5)
+    with pytest.raises(ValueError, match="no episode"):
+        Rate.of([])
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "p"),
+    [(10, 2, 0.038574), (6, 1, 0.125), (5, 5, 1), (15, 5, 0.041389), (0, 4, 0.125), (0, 6, 0.03125), (0, 0, 1)],
+)
+def test_mcnemar(b, c, p):
+    assert mcnemar_exact(b, c) == mcnemar_exact(c, b) == pytest.approx(p, abs=1e-6)
+
+
+def test_mcnemar_of_many_episodes():
+    assert 0 < mcnemar_exact(3000, 2000) < 1e-40
+
+
+def test_paired_difference():
+    found = paired_difference(10, 2, 100)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.08, 0.0139, 0.1461), abs=1e-4)
+    assert (found.high - found.low) / 2 / 1.959964 == pytest.approx(0.03370, abs=1e-5)
+
+
+def outcomes() -> tuple[np.ndarray, np.ndarray]:
+    """100 paired episodes: 10 won by the first only, 2 by the second only, 48 by both."""
+    a = np.array([1] * 10 + [0] * 2 + [1] * 48 + [0] * 40)
+    b = np.array([0] * 10 + [1] * 2 + [1] * 48 + [0] * 40)
+    return a, b
+
+
+def test_paired_bootstrap():
+    found = paired_bootstrap(*outcomes(), seed=0, resamples=10_000)
+    assert found.mean == pytest.approx(0.08)
+    assert (found.low, found.high) == pytest.approx((0.02, 0.15), abs=0.01)
+    assert found == paired_bootstrap(*outcomes(), seed=0, resamples=10_000)
+
+
+def test_paired_bootstrap_within_strata():
+    """Strata that explain everything leave nothing to resample; the mean is over episodes, not over strata."""
+    a, b = outcomes()
+    found = paired_bootstrap(a, b, seed=0, resamples=100, strata=a - b)
+    assert found.low == found.high == pytest.approx(0.08)
+    by_task = paired_bootstrap(a, b, seed=0, resamples=10_000, strata=["lift"] * 70 + ["stack"] * 30)
+    assert 0 <= by_task.low < 0.08 < by_task.high < 0.2
+
+
+@pytest.mark.parametrize(
+    ("simulated", "real", "expected"),
+    [
+        ((0.2, 0.5, 0.4), (0.1, 0.3, 0.6), 0.2),
+        ((0.2, 0.5, 0.5), (0.1, 0.3, 0.6), 0.1),
+        ((0.3, 0.2, 0.1), (0.1, 0.2, 0.3), 0.166667),
+        ((0.9, 0.8, 0.7), (0.5, 0.5, 0.1), 0),
+        ((0.1, 0.2), (0.4, 0.4), 0),
+    ],
+)
+def test_mmrv(simulated, real, expected):
+    assert mmrv(simulated, real) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("r", "k", "low", "high"),
+    [(0.78, 51, 0.6425, 0.8688), (0.9, 8, 0.5340, 0.9819), (0.9, 4, -0.4524, 0.9979), (0.5, 10, -0.1892, 0.8592)],
+)
+def test_fisher_z(r, k, low, high):
+    assert fisher_z(r, k) == pytest.approx((low, high), abs=1e-4)
+
+
+@pytest.mark.parametrize(("r", "k"), [(0.5, 3), (1.0, 10)])
+def test_fisher_z_refuses_what_has_no_interval(r, k):
+    with pytest.raises(ValueError, match="no interval"):
+        fisher_z(r, k)

@@ -1,0 +1,84 @@
+"""Everything in the catalogue keeps the contract."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sims.catalog import CATALOG, make
+from vla_rl.contract.check import check_env
+from vla_rl.contract.errors import ContractError, NonFiniteError
+from vla_rl.contract.spec import EnvSpec
+
+
+@pytest.fixture(params=sorted(CATALOG))
+def env(request):
+    made = make(request.param, num_envs=3)
+    yield made
+    made.close()
+
+
+def test_declared_equals_delivered(env):
+    assert len(check_env(env, seed=11)) == 7
+
+
+def test_spec_survives_json(env):
+    assert EnvSpec.from_json(env.spec.to_json()) == env.spec
+
+
+def test_a_step_before_the_first_reset_is_refused(env):
+    env.reset([0, 2], [1, 2])
+    with pytest.raises(ContractError, match="row 1 was never reset"):
+        env.step(np.zeros((3, 1, env.spec.action_dim)))
+
+
+def test_wrong_chunks_name_the_shape(env):
+    env.reset([0, 1, 2], [1, 2, 3])
+    wide, longest = env.spec.action_dim, env.spec.max_chunk
+    for shape in [(3, wide), (2, 1, wide), (3, 1, wide + 1), (3, 0, wide), (3, longest + 1, wide)]:
+        with pytest.raises(ContractError, match=r"shape .* nothing was executed"):
+            env.step(np.zeros(shape))
+
+
+def test_a_nan_names_row_action_and_step_and_only_counts_in_active_rows(env):
+    env.reset([0, 1, 2], [1, 2, 3])
+    env.step(np.zeros((3, 1, env.spec.action_dim)))
+    chunk = np.zeros((3, 2, env.spec.action_dim))
+    chunk[1, 1, 0] = np.inf
+    with pytest.raises(NonFiniteError, match=r"action\[1,1,0\] is inf \(row 1 at control step 2\)"):
+        env.step(chunk)
+    while not (step := env.step(np.zeros((3, 1, env.spec.action_dim)))).done[1]:
+        assert (step.obs.time[~step.done] > 1).all()
+    env.reset([0, 2], [1, 3])
+    assert env.step(chunk).valid[1].sum() == 0
+
+
+def test_a_row_given_twice_or_out_of_range_is_refused(env):
+    for rows, seeds in [([0, 0], [1, 2]), ([3], [1]), ([-1], [1])]:
+        with pytest.raises(ContractError, match="distinct rows"):
+            env.reset(rows, seeds)
+    with pytest.raises(ContractError, match="one seed"):
+        env.reset([0, 1], [1])
+
+
+def test_a_snapshot_that_does_not_fit_is_refused(env):
+    env.reset([0, 1, 2], [1, 2, 3])
+    saved = env.snapshot([0, 1])
+    with pytest.raises(ContractError, match="nothing was restored"):
+        env.restore([0], saved)
+    del saved["time"]
+    with pytest.raises(ContractError, match=r"\['time'\]"):
+        env.restore([0, 1], saved)
+
+
+def test_snapshots_hold_numbers_only(env):
+    env.reset([0, 1, 2], [1, 2, 3])
+    assert {array.dtype.kind for array in env.snapshot([0]).values()} <= set("biuf")
+
+
+def test_observations_are_not_overwritten_later(env):
+    first = env.reset([0, 1, 2], [1, 2, 3])
+    arrays = [first.state, first.time, *first.images.values(), *first.extras.values()]
+    kept = [array.copy() for array in arrays]
+    env.step(np.full((3, 2, env.spec.action_dim), 0.02))
+    assert all(np.array_equal(array, copy) for array, copy in zip(arrays, kept, strict=True))

@@ -1,0 +1,365 @@
+"""The lift task: rules, determinism, snapshots, expert, pictures."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+
+from sims.catalog import make
+from sims.mujoco.render import Renderer, available_backends, open_context, project
+from sims.mujoco.scene import cube_addresses
+from sims.mujoco.tasks.lift import HOLD_STEPS, LIFT_HEIGHT, SPACING, LiftTask
+from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.lift_scenes import random_scenes
+from vla_rl.contract.errors import UserError
+
+STAY = np.zeros((1, 1, 4), np.float32)
+
+
+@pytest.fixture
+def lift():
+    made = []
+
+    def build(num_envs, **options):
+        made.append(make("lift", num_envs=num_envs, **{"render": False, **options}))
+        return made[-1]
+
+    yield build
+    for env in made:
+        env.close()
+
+
+def play(env, seeds, until=60, horizon=5):
+    """Let the expert act; the last Step and the actions it took [E,n,4]."""
+    obs, expert, taken = env.reset(np.arange(len(seeds)), seeds), LiftExpert(horizon), []
+    for _ in range(until // horizon):
+        taken.append(expert.act(obs))
+        step = env.step(taken[-1])
+        obs = step.obs
+        if step.done.all():
+            break
+    return step, np.concatenate(taken, 1)
+
+
+def levitate(env, row, cube, height=0.1):
+    """Hold a cube of a row in the air, still; for the next control step it falls less than 2 cm."""
+    saved = env.snapshot([row])
+    saved["physics"][0, _qpos_start(env) + cube_addresses(3)[cube] + 2] = height
+    qvel = _qpos_start(env) + env._task.model.nq
+    saved["physics"][0, qvel : qvel + env._task.model.nv] = 0
+    env.restore([row], saved)
+
+
+def _qpos_start(env):
+    return env._batch._component(mujoco.mjtState.mjSTATE_QPOS)[0]
+
+
+def same(a, b):
+    parts = [(a.state, b.state), (a.task, b.task), (a.time, b.time)]
+    parts += [(a.images[name], b.images[name]) for name in a.images]
+    parts += [(a.extras[name], b.extras[name]) for name in a.extras]
+    return all(np.array_equal(x, y) for x, y in parts)
+
+
+# -- scenes ------------------------------------------------------------------------------------------------------------
+
+
+def test_scenes_spread_and_keep_their_distance(lift):
+    obs = lift(256).reset(np.arange(256), np.arange(256))
+    cubes = obs.extras["privileged/cubes"].reshape(256, 3, 3)
+    xy = cubes[..., :2]
+    assert (np.ptp(xy.reshape(-1, 2), axis=0) > 0.19).all() and (np.abs(xy) <= 0.1).all()
+    gaps = np.linalg.norm(xy[:, :, None] - xy[:, None], axis=-1) + np.eye(3)
+    assert gaps.min() >= SPACING - 1e-6
+    assert np.bincount(obs.task, minlength=4).min() > 40
+    assert np.allclose(cubes[..., 2], 0.018)
+
+
+def test_cubes_of_a_scene_have_different_colours():
+    task = LiftTask()
+    for seed in range(50):
+        colour = task.begin(np.random.default_rng(seed)).memory["colour"]
+        assert len(set(colour.tolist())) == 3
+
+
+@pytest.mark.parametrize("options", [{"cubes": 5}, {"colours": 2}, {"instruct": "other"}])
+def test_impossible_variants_are_refused(options):
+    with pytest.raises(UserError, match="no variant"):
+        make("lift", num_envs=1, **options)
+
+
+@pytest.mark.parametrize(("cubes", "colours"), [(2, 4), (4, 6)])
+def test_variants_run(lift, cubes, colours):
+    env = lift(8, cubes=cubes, colours=colours)
+    step, _ = play(env, np.arange(8))
+    assert step.success.all() and len(env.spec.tasks) == colours
+    assert step.obs.extras["privileged/cubes"].shape == (8, 3 * cubes)
+
+
+# -- determinism -------------------------------------------------------------------------------------------------------
+
+
+def test_an_episode_depends_on_seed_and_actions_alone(lift):
+    seeds = np.array([5, 6, 7, 8, 9])
+    first, actions = play(lift(5, threads=1), seeds, until=20)
+    wide = lift(8, threads=2)
+    order = np.array([3, 7, 0, 5, 2])
+    wide.reset(np.arange(8), np.arange(100, 108))
+    wide.step(np.full((8, 3, 4), 0.02, np.float32))
+    wide.reset(order, seeds)
+    chunk = np.full((8, 20, 4), -0.01, np.float32)
+    chunk[order] = actions
+    again = wide.step(chunk)
+    assert first.obs.extras["privileged/target"][:, 2].max() > 0.02  # contacts took part
+    assert same(first.obs, again.obs.rows(order)) and np.array_equal(first.success, again.success[order])
+
+
+def test_one_chunk_of_five_is_five_chunks_of_one_and_frames_show_every_step(lift):
+    whole, parts = lift(4, render=True, image_size=16), lift(4, render=True, image_size=16)
+    obs, expert = whole.reset(np.arange(4), np.arange(4)), LiftExpert()
+    parts.reset(np.arange(4), np.arange(4))
+    for _ in range(6):
+        chunk = expert.act(obs)
+        step = whole.step(chunk, observe="all")
+        obs = step.obs
+        singles = [parts.step(chunk[:, i : i + 1]) for i in range(5)]
+        assert all(same(frame, single.obs) for frame, single in zip(step.frames, singles, strict=True))
+        assert np.array_equal(step.reward, np.concatenate([s.reward for s in singles], 1))
+        assert np.array_equal(step.valid, np.concatenate([s.valid for s in singles], 1))
+        assert np.array_equal(step.executed, np.concatenate([s.executed for s in singles], 1))
+    assert step.success.all() and step.cause == singles[-1].cause
+
+
+def test_restore_continues_bit_for_bit_in_any_row_with_the_cube_in_the_fingers(lift):
+    env = lift(3, render=True, image_size=16)
+    play(env, np.array([1, 2, 3]), until=15)
+    saved = env.snapshot([1])
+    assert np.abs(saved["physics"]).max() > 0
+    chunk = np.tile(np.array([0.004, 0.002, 0.009, 1.0], np.float32), (3, 8, 1))
+    straight = env.step(chunk)
+    assert straight.obs.extras["privileged/target"][1, 2] > 0.05
+    for row in (1, 2):
+        env.restore([row], saved)
+        branch = env.step(chunk)
+        assert same(branch.obs.rows([row]), straight.obs.rows([1]))
+        assert np.array_equal(branch.valid[row], straight.valid[1])
+
+
+def test_the_warm_start_belongs_to_a_snapshot_and_matters(lift):
+    env, lifting = lift(1), np.tile([0, 0, 0.009, 1], (1, 4, 1))
+    play(env, np.array([4]), until=15)
+    saved = env.snapshot([0])
+    cold = {name: array.copy() for name, array in saved.items()}
+    start, size = env._batch._component(mujoco.mjtState.mjSTATE_WARMSTART)
+    cold["physics"][0, start : start + size] = 0
+    ends = []
+    for snapshot in (saved, saved, cold):
+        env.restore([0], snapshot)
+        env.step(lifting)
+        ends.append(env.snapshot([0])["physics"])
+    assert np.array_equal(ends[0], ends[1]) and not np.array_equal(ends[0], ends[2])
+
+
+# -- the end of episodes -----------------------------------------------------------------------------------------------
+
+
+def test_rows_end_inside_a_chunk_and_then_idle(lift):
+    env = lift(6, render=True, image_size=16)
+    seeds = np.arange(20, 26)
+    short, actions = play(env, seeds, horizon=1)
+    length = short.obs.time
+    env.reset(np.arange(6), seeds)
+    step = env.step(np.concatenate([actions, np.full((6, 9, 4), 0.03, np.float32)], 1))
+    assert len(set(length)) > 1 and np.array_equal(step.valid.sum(1), length)
+    assert same(step.obs, short.obs)  # what the actions after the end would have done is nowhere to be seen
+    assert np.array_equal(step.reward.sum(1), np.ones(6)) and step.reward[np.arange(6), length - 1].all()
+    assert not step.executed[~step.valid].any()
+    idle = env.step(np.full((6, 2, 4), 0.03, np.float32), observe="all")
+    assert same(idle.obs, step.obs) and not idle.valid.any() and idle.success.all()
+    assert idle.cause == ("success",) * 6 and same(idle.frames[0], step.obs)
+    fresh = env.reset([2], [99])
+    others = np.array([0, 1, 3, 4, 5])
+    assert same(fresh.rows(others), step.obs.rows(others)) and fresh.time[2] == 0
+
+
+def held_up(env, which, steps):
+    """Keep the cube ``which`` (0: the named one) of row 0 in the air for some control steps; the last Step."""
+    saved = env.snapshot([0])
+    cube = (int(saved["memory/named"][0]) + which) % 3
+    for _ in range(steps):
+        levitate(env, 0, cube)
+        step = env.step(STAY)
+    return step
+
+
+def test_success_takes_five_held_steps_in_a_row(lift):
+    env = lift(1)
+    env.reset([0], [3])
+    assert not held_up(env, 0, HOLD_STEPS - 1).done[0]
+    env.step(np.zeros((1, 3, 4)))  # the cube falls
+    step = held_up(env, 0, HOLD_STEPS - 1)
+    assert not step.done[0] and step.reward[0, 0] == 0
+    step = held_up(env, 0, 1)
+    assert step.terminated[0] and step.success[0] and step.cause == ("success",) and step.reward[0, 0] == 1
+    assert step.obs.extras["privileged/lifted"][0] == step.obs.task[0]
+
+
+def test_a_resting_cube_is_not_up():
+    task = LiftTask()
+    start = task.begin(np.random.default_rng(0))
+    memory = {name: value[None] for name, value in start.memory.items()}
+    qpos = start.qpos[None].copy()
+    for height, up in [(0.018, 0), (LIFT_HEIGHT - 1e-6, 0), (LIFT_HEIGHT, 3)]:
+        qpos[:, cube_addresses(3) + 2] = height
+        assert (task.judge(qpos, memory).memory["held"] > 0).sum() == up
+
+
+def test_lifting_another_cube_first_is_a_failure(lift):
+    env = lift(1)
+    obs = env.reset([0], [3])
+    assert obs.extras["privileged/lifted"][0] == -1
+    step = held_up(env, 1, HOLD_STEPS)
+    assert step.terminated[0] and not step.success[0] and not step.truncated[0] and step.reward[0, 0] == 0
+    assert step.cause == ("wrong_object",) and step.obs.extras["privileged/lifted"][0] not in (-1, obs.task[0])
+
+
+def test_success_at_the_time_limit_is_terminated_and_one_step_later_it_is_too_late(lift):
+    for idle, success in [(60 - HOLD_STEPS, True), (61 - HOLD_STEPS, False)]:
+        env = lift(1)
+        env.reset([0], [3])
+        env.step(np.zeros((1, idle, 4)))
+        step = held_up(env, 0, 60 - idle)
+        assert step.obs.time[0] == 60 and step.terminated[0] == success and step.truncated[0] == (not success)
+        assert step.cause == ("success" if success else "time_limit",)
+
+
+def test_a_row_whose_physics_diverges_is_truncated_and_its_neighbour_lives(lift, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its warning to MUJOCO_LOG.TXT here
+    env = lift(2)
+    before = env.reset([0, 1], [1, 2])
+    saved = env.snapshot([0])
+    saved["physics"][0, _qpos_start(env) + env._task.model.nq] = 1e300
+    env.restore([0], saved)
+    step = env.step(np.zeros((2, 2, 4)))
+    assert step.cause == ("diverged", "") and step.truncated[0] and step.valid.sum(1).tolist() == [1, 2]
+    assert np.isfinite(step.obs.state).all() and np.array_equal(step.obs.state[0], before.state[0])
+
+
+# -- actions and instructions ------------------------------------------------------------------------------------------
+
+
+def test_actions_are_clipped_and_the_gripper_goes_where_it_is_sent(lift):
+    env = lift(1)
+    before = env.reset([0], [1])
+    step = env.step(np.array([[[1.0, -0.01, 0.0, -5.0]] + [[0, 0, 0, -1.0]] * 4]))
+    assert np.allclose(step.executed[0, 0], [0.03, -0.01, 0, -1])
+    assert np.allclose(step.obs.state[0, :3] - before.state[0, :3], [0.03, -0.01, 0], atol=1e-3)
+    far = env.step(np.tile(np.array([0.03, 0.03, 0.03, 1.0]), (1, 20, 1)))
+    assert np.allclose(far.obs.state[0, :7], [0.13, 0.13, 0.16, 0, 0.13, 0.13, 0.16], atol=2e-3)
+
+
+def test_a_swapped_instruction_names_another_cube_of_the_same_scene(lift):
+    plain, swapped = lift(16, render=True), lift(16, render=True, instruct="distractor")
+    rows = np.arange(16)
+    a, b = plain.reset(rows, rows), swapped.reset(rows, rows)
+    assert np.array_equal(a.images["front"], b.images["front"]) and np.array_equal(a.state, b.state)
+    assert (a.task != b.task).all() and np.array_equal(b.extras["privileged/seeded"], a.task)
+    former = LiftExpert().act(a)
+    for _ in range(8):
+        step = swapped.step(former)
+        former = LiftExpert().act(
+            type(step.obs)({}, step.obs.state, a.task, step.obs.time, {"privileged/target": _seeded(step.obs, swapped)})
+        )
+    assert step.cause == ("wrong_object",) * 16
+    assert np.array_equal(step.obs.extras["privileged/lifted"], a.task)
+
+
+def _seeded(obs, env):
+    cubes = obs.extras["privileged/cubes"].reshape(env.num_envs, -1, 3)
+    return cubes[np.arange(env.num_envs), env._memory["seeded"]]
+
+
+def test_the_expert_succeeds_and_needs_no_memory(lift):
+    env = lift(64)
+    for horizon in (5, 1):
+        step, _ = play(env, np.arange(1000, 1064), horizon=horizon)
+        assert step.success.sum() >= 63 and 12 < np.median(step.obs.time) < 45
+    obs = env.reset(np.arange(64), np.arange(64))
+    assert np.array_equal(LiftExpert().act(obs), LiftExpert().act(obs))
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+
+
+def test_cameras_sizes_and_videos(lift):
+    env = lift(2, render=True, cameras=("front", "top"), image_size=32)
+    obs = env.reset([0, 1], [1, 2])
+    assert {name: image.shape for name, image in obs.images.items()} == dict.fromkeys(("front", "top"), (2, 32, 32, 3))
+    assert not np.array_equal(obs.images["front"], obs.images["top"])
+    assert env.render_rows([1], 96, "side").shape == (1, 96, 96, 3)
+    assert np.array_equal(env.render_rows([1, 0], 32), obs.images["front"][[1, 0]])
+    with pytest.raises(UserError, match="did you mean 'front'"):
+        make("lift", num_envs=1, cameras=("frnt",))
+
+
+def test_pictures_equal_those_of_mujocos_own_renderer(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    task = LiftTask()
+    start = task.begin(np.random.default_rng(1))
+    rgba = task.colours({"colour": start.memory["colour"][None]})
+    ours = Renderer(task.model, 64, 64, task.painted)
+    mine = ours.render(start.qpos[None], rgba, "front", np.empty((1, 64, 64, 3), np.uint8))[0]
+    ours.close()
+    model, data = task.model, mujoco.MjData(task.model)
+    data.qpos[:], model.geom_rgba[list(task.painted)] = start.qpos, rgba[0]
+    mujoco.mj_forward(model, data)
+    monkeypatch.setattr(mujoco.rendering.classic.renderer.gl_context, "GLContext", _context_class())
+    with mujoco.Renderer(model, 64, 64) as theirs:
+        theirs.update_scene(data, "front")
+        assert np.array_equal(theirs.render(), mine)
+
+
+def _context_class():
+    context = open_context()
+    kind = type(context)
+    context.free()
+    return kind
+
+
+def test_state_only_environments_need_no_opengl(lift, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "off")
+    for options in ({"render": False}, {"render": True, "cameras": ()}):
+        env = lift(2, **options)
+        assert env.reset([0, 1], [1, 2]).images == {} == env.spec.images
+    with pytest.raises(UserError, match="MUJOCO_GL='off'"):
+        lift(2, render=True).reset([0], [1])
+
+
+def test_a_backend_that_works_is_found_and_probing_names_reasons():
+    found = available_backends()
+    assert set(found) == {"egl", "osmesa"} and "works" in found.values() and all(found.values())
+
+
+def test_labelled_scenes_point_at_the_named_cube():
+    scenes = random_scenes(200, seed=4)
+    assert [len(part) for part in scenes] == [200] * 4 and len(set(scenes.tasks.tolist())) == 4
+    again = random_scenes(200, seed=4)
+    assert all(np.array_equal(a, b) for a, b in zip(scenes, again, strict=True))
+    colour = np.array([[0.86, 0.10, 0.10], [0.10, 0.62, 0.18], [0.10, 0.28, 0.90], [0.95, 0.78, 0.08]])
+    column, line = np.clip(((scenes.uv + 1) * 32).astype(int), 0, 63).T
+    seen = scenes.images[np.arange(200), line, column].astype(float)
+    wanted = colour[scenes.tasks]
+    cosine = (seen * wanted).sum(1) / np.linalg.norm(seen, axis=1).clip(1) / np.linalg.norm(wanted, axis=1)
+    assert (cosine > 0.97).mean() > 0.85  # the rest is hidden behind the gripper or another cube
+
+
+def test_projection_of_the_camera_axis_is_the_middle():
+    model = LiftTask().model
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    ahead = data.cam("front").xpos - 0.5 * data.cam("front").xmat.reshape(3, 3)[:, 2]
+    assert np.allclose(project(model, "front", ahead), 0, atol=1e-6)
+    right = project(model, "front", ahead + np.array([0.05, 0, 0]))
+    assert right[0] > 0.1 and abs(right[1]) < 1e-6
+    assert project(model, "front", ahead + np.array([0, 0, 0.05]))[1] < -0.1

@@ -1,0 +1,156 @@
+"""What a config function returns: a frozen dataclass that says everything about a run and can run itself."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from vla_rl.cli import stages
+from vla_rl.cli.progress import console
+from vla_rl.cli.sanity import Sanity, check_senses
+from vla_rl.cli.stages import EvaluationConfig, RLConfig, clock
+from vla_rl.cli.story import Story, write_report
+from vla_rl.cli.world import World
+from vla_rl.evaluation import suite
+from vla_rl.evaluation.run import Outcomes
+from vla_rl.experience.episodes import Episodes
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.training.grounding import GroundingConfig
+from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.tracking import RunFolder
+
+
+class Recipe(Protocol):
+    """Anything that ``vla-rl train`` can run."""
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Do it, leaving everything in ``folder``; returns what belongs into ``summary.json``."""
+
+
+@dataclass(frozen=True)
+class Imitate:
+    """Collect demonstrations, ground a new policy, imitate: the checkpoint "imitation"."""
+
+    seed: int = 1
+    world: World = field(default_factory=World)
+    tiny: TinyConfig = field(default_factory=TinyConfig)
+    grounding: GroundingConfig = field(default_factory=GroundingConfig)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Train and validate."""
+        seconds: dict[str, float] = {}
+        policy, _, _ = self.prepare(folder, seconds)
+        validation = suite.held_out(suite.VALIDATION, self.evaluation.validation)
+        outcomes = stages.play(self.world, policy, validation, self.evaluation, self.seed, "validate")
+        return {"validation": asdict(outcomes.rate), "seconds": seconds, "seed": self.seed}
+
+    def prepare(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, TinyVLA, Episodes]:
+        """The imitation policy, its grounded ancestor and the demonstrations."""
+        with clock(seconds, "collect"):
+            episodes = stages.collect(self.world, self.imitation.demonstrations, self.seed)
+            episodes.save(folder.path / "demonstrations.npz")
+        with clock(seconds, "grounding"):
+            grounded = stages.ground_policy(self.world, episodes, self.tiny, self.grounding, self.seed)
+        with clock(seconds, "imitation"):
+            policy = copy.deepcopy(grounded)
+            stages.imitate_policy(policy, episodes, self.imitation, self.seed, folder)
+            policy.save_pretrained(folder.checkpoint("imitation"))
+        return policy, grounded, episodes
+
+
+@dataclass(frozen=True)
+class Improve:
+    """PPO from a checkpoint, then the test seeds: the checkpoint "best"."""
+
+    rl: RLConfig
+    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder
+    seed: int = 1
+    world: World = field(default_factory=World)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Improve and judge."""
+        env = self.world.make(1)
+        policy = TinyVLA.from_pretrained(self.policy, env.spec)
+        env.close()
+        return self.improve(policy, folder, {})[1]
+
+    def improve(
+        self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]
+    ) -> tuple[Outcomes, dict[str, Any]]:
+        """Train ``policy`` in place and play the test seeds; returns the outcomes and their summary."""
+        with clock(seconds, "rl"):
+            best = stages.improve(self.world, policy, self.rl, self.evaluation, self.seed, folder)
+        rows = folder.metrics("rl")
+        with clock(seconds, "evaluation"):
+            tests = suite.held_out(suite.TEST, self.evaluation.test)
+            outcomes = stages.play(self.world, policy, tests, self.evaluation, self.seed, "test RL")
+        summary = {
+            "rl": asdict(outcomes.rate),
+            "best_iteration": best.iteration,
+            "env_steps": int(rows[-1]["env_steps_total"]),
+            "env_steps_at_best": _steps_at(rows, best.iteration),
+            "episodes": int(sum(row["episodes"] for row in rows)),
+            "seconds": seconds,
+            "seed": self.seed,
+        }
+        return outcomes, summary
+
+
+@dataclass(frozen=True)
+class Demo:
+    """From nothing to a policy that RL has made good, with an honest measurement before and after and a page to look at."""
+
+    rl: RLConfig
+    seed: int = 1
+    world: World = field(default_factory=World)
+    tiny: TinyConfig = field(default_factory=TinyConfig)
+    grounding: GroundingConfig = field(default_factory=GroundingConfig)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Collect, ground, imitate, improve, judge, report."""
+        seconds: dict[str, float] = {}
+        before = Imitate(self.seed, self.world, self.tiny, self.grounding, self.imitation, self.evaluation)
+        imitation, grounded, episodes = before.prepare(folder, seconds)
+        with clock(seconds, "evaluation"):
+            plateau = self._plateau(imitation, grounded, episodes)
+            tests = suite.held_out(suite.TEST, self.evaluation.test)
+            first = stages.play(self.world, imitation, tests, self.evaluation, self.seed, "test imitation")
+        console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
+        policy = copy.deepcopy(imitation)
+        improve = Improve(self.rl, "", self.seed, self.world, self.evaluation)
+        last, summary = improve.improve(policy, folder, seconds)
+        console.print(f"after RL:  {last.rate.success:.1%}")
+        with clock(seconds, "evaluation"):
+            senses = check_senses(self.world, {"imitation": imitation, "RL": policy}, self.evaluation, self.seed)
+        summary = {"imitation": asdict(first.rate), **summary, "plateau": plateau, "senses": _flat(senses)}
+        with clock(seconds, "report"):
+            story = Story(self.world, imitation, policy, first, last, senses, plateau, self.seed)
+            write_report(story, summary, folder)
+        summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
+        return summary
+
+    def _plateau(self, policy: TinyVLA, grounded: TinyVLA, episodes: Episodes) -> dict[str, Any]:
+        """Validation success after the configured imitation and after twice as many steps."""
+        longer = replace(self.imitation, fit=replace(self.imitation.fit, steps=2 * self.imitation.fit.steps))
+        other = copy.deepcopy(grounded)
+        stages.imitate_policy(other, episodes, longer, self.seed)
+        seeds = suite.held_out(suite.VALIDATION, 2 * self.evaluation.validation)
+        rates = {
+            config.fit.steps: stages.play(self.world, trained, seeds, self.evaluation, self.seed, "plateau").rate
+            for config, trained in ((self.imitation, policy), (longer, other))
+        }
+        return {str(steps): asdict(rate) for steps, rate in rates.items()}
+
+
+def _steps_at(rows: list[dict[str, Any]], iteration: int) -> int:
+    return int(next((row["env_steps_total"] for row in rows if row["step"] == iteration), 0))
+
+
+def _flat(senses: dict[str, Sanity]) -> dict[str, Any]:
+    return {who: asdict(item) for who, item in senses.items()}

@@ -1,0 +1,89 @@
+"""Does the policy see and read?  Blank its images; name another object of the same scene instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vla_rl.cli.progress import bar
+from vla_rl.cli.stages import EvaluationConfig, generator
+from vla_rl.cli.world import World
+from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.evaluation import suite
+from vla_rl.evaluation.run import evaluate
+from vla_rl.evaluation.stats import Rate
+from vla_rl.policies.tiny import TinyVLA
+
+
+@dataclass(frozen=True)
+class Sanity:
+    """Rates on the same validation seeds.
+
+    normal  the named object lifted;  blank  the same with black images;  shuffled  with the images of other rows;
+    misled_named  with the instruction naming a distractor: that object lifted;  misled_former  the former target lifted
+    """
+
+    normal: Rate
+    blank: Rate
+    shuffled: Rate
+    misled_named: Rate
+    misled_former: Rate
+
+
+def check_senses(
+    world: World, policies: Mapping[str, TinyVLA], config: EvaluationConfig, seed: int
+) -> dict[str, Sanity]:
+    """The checks for every policy."""
+    plain, misled = world.make(config.rows), world.misled(config.rows)
+    with bar("see and read", 4 * len(policies)) as update:
+        found = {
+            name: _check(plain, misled, policy, config, seed, lambda k, i=i: update(4 * i + k, name))  # type: ignore[misc]
+            for i, (name, policy) in enumerate(policies.items())
+        }
+    plain.close()
+    misled.close()
+    return found
+
+
+def _check(
+    plain: VecEnv, misled: VecEnv, policy: TinyVLA, config: EvaluationConfig, seed: int, update: Callable[[int], None]
+) -> Sanity:
+    seeds = suite.held_out(suite.VALIDATION, config.sanity)
+    rates = []
+    for k, view in enumerate((lambda obs: obs, _blank, _shuffle)):
+        rates.append(evaluate(plain, policy, seeds, generator(seed, 3), view=view).rate)
+        update(k + 1)
+    watch = _Watch(misled)
+    named = evaluate(watch, policy, seeds, generator(seed, 3))
+    update(4)
+    return Sanity(*rates, named.rate, Rate.of([watch.former.get(int(s), False) for s in seeds]))
+
+
+def _blank(obs: Observation) -> Observation:
+    return replace(obs, images={name: np.zeros_like(image) for name, image in obs.images.items()})
+
+
+def _shuffle(obs: Observation) -> Observation:
+    return replace(obs, images={name: np.roll(image, 1, axis=0) for name, image in obs.images.items()})
+
+
+class _Watch:
+    """An environment that notes, per seed, whether the object that the seed chose was the one lifted."""
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env, self.former = env, dict[int, bool]()
+        self.seed = np.zeros(env.num_envs, np.int64)
+        self.spec, self.num_envs, self.close = env.spec, env.num_envs, env.close
+
+    def reset(self, rows, seeds):  # type: ignore[no-untyped-def]
+        self.seed[rows] = seeds
+        return self.env.reset(rows, seeds)
+
+    def step(self, chunk, observe="last"):  # type: ignore[no-untyped-def]
+        step = self.env.step(chunk, observe)
+        lifted, seeded = step.obs.extras["privileged/lifted"], step.obs.extras["privileged/seeded"]
+        for row in np.flatnonzero(step.done):
+            self.former[int(self.seed[row])] = bool(lifted[row] == seeded[row])
+        return step

@@ -1,0 +1,189 @@
+"""The stages between nothing and a good policy; the demo, the study and ``vla-rl train`` are made of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.cli.progress import bar, console
+from vla_rl.cli.world import World
+from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.load import load
+from vla_rl.evaluation import suite
+from vla_rl.evaluation.run import Outcomes, evaluate
+from vla_rl.evaluation.stats import Rate
+from vla_rl.experience.episodes import Episodes, record
+from vla_rl.experience.rollout import RolloutSource, seed_stream
+from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.flow import FlowSampler
+from vla_rl.policies.normalise import Affine
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.training.grounding import GroundingConfig, ground
+from vla_rl.training.imitation import ImitationConfig, imitate
+from vla_rl.training.on_policy import Best, LoopConfig, OnPolicyLoop
+from vla_rl.training.store import SharedStore
+from vla_rl.training.tracking import RunFolder
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How many held-out episodes, and how many are played side by side."""
+
+    validation: int = 256
+    test: int = 512
+    sanity: int = 256  # validation seeds for each check of what the policy looks at
+    rows: int = 64
+
+
+@dataclass(frozen=True)
+class RLConfig:
+    """Reinforcement learning: how the flow is sampled, how experience is cut, PPO and the loop around it."""
+
+    sampler: FlowSampler
+    rows: int = 64  # environments
+    decisions: int = 12  # per row and rollout
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+
+
+def generator(seed: int, stream: int) -> torch.Generator:
+    """An independent generator per seed and purpose, so that a change in one stage leaves the others alone."""
+    return torch.Generator().manual_seed(1_000_003 * stream + seed)
+
+
+@contextmanager
+def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the wall time of a block to ``seconds[name]``."""
+    start = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def collect(world: World, count: int, seed: int, rows: int = 64) -> Episodes:
+    """``count`` successful demonstrations of the scripted expert."""
+    env, expert = world.make(min(rows, count)), load(world.expert)(horizon=1)
+    seeds = list(suite.training_seeds(seed, "demonstrations")[:count])
+    with bar("collect", count) as update:
+        episodes = record(env, expert.act, seeds, lambda done: update(done, "demonstrations"))
+    env.close()
+    return episodes
+
+
+def ground_policy(world: World, episodes: Episodes, tiny: TinyConfig, config: GroundingConfig, seed: int) -> TinyVLA:
+    """A new policy whose backbone has learnt to point; statistics come from the demonstrations."""
+    env = world.make(1)
+    torch.manual_seed(seed)  # module initialisation has no generator argument
+    vocabulary = Vocabulary.of(env.spec.tasks)
+    policy = TinyVLA(env.spec, vocabulary, Affine.from_data(torch.as_tensor(episodes.state)), tiny)
+    env.close()
+    images, tasks, uv, _ = load(world.scenes)(config.scenes, suite.training_seeds(seed, "grounding")[0])
+    tokens = policy.tokens[torch.as_tensor(tasks)]
+    with bar("ground", config.fit.steps) as update:
+        report = _every(25, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths"))
+        ground(policy, torch.as_tensor(images), tokens, torch.as_tensor(uv), config, generator(seed, 1), report)
+    return policy
+
+
+def imitate_policy(
+    policy: TinyVLA, episodes: Episodes, config: ImitationConfig, seed: int, folder: RunFolder | None = None
+) -> None:
+    """Train connector and expert on the demonstrations, in place."""
+    stored = store_episodes(policy, episodes)
+    chunks = policy.action_scale.normalise(torch.as_tensor(episodes.chunks(policy.config.horizon)))
+
+    def report(step: int, info: dict[str, float]) -> None:
+        update(step + 1, f"loss {info['loss']:.4f}")
+        if folder:
+            folder.log("imitation", step, info)
+
+    with bar("imitate", config.fit.steps) as update:
+        imitate(policy, stored, chunks, config, generator(seed, 2), _every(25, report))
+
+
+def store_episodes(policy: TinyVLA, episodes: Episodes, part: int = 256) -> dict[str, Tensor]:
+    """What the policy keeps of every recorded observation."""
+    obs, count = episodes.observation(), len(episodes.state)
+    parts = [policy.precompute(obs.rows(slice(i, i + part))) for i in range(0, count, part)]
+    return {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
+
+
+def play(world: World, policy: TinyVLA, seeds: list[int], config: EvaluationConfig, seed: int, what: str) -> Outcomes:
+    """Evaluate on ``seeds`` with a progress bar."""
+    env = world.make(config.rows)
+    with bar(what, len(seeds)) as update:
+        outcomes = evaluate(
+            env,
+            policy,
+            seeds,
+            generator(seed, 3),
+            report=lambda done, good: update(done, f"success {good / done:.0%}"),
+        )
+    env.close()
+    return outcomes
+
+
+def improve(
+    world: World, policy: TinyVLA, config: RLConfig, judged: EvaluationConfig, seed: int, folder: RunFolder
+) -> Best:
+    """PPO on ``policy`` in place; it ends with the weights that did best on the validation seeds.
+
+    Those are saved as the checkpoint "best" whenever they improve, so Ctrl-C or a NaN lose at most what came after.
+    """
+    policy.with_sampler(config.sampler)
+    env, validation = world.training(config.rows), world.make(judged.rows)
+    torch.manual_seed(seed)
+    critic = ValueCritic({"features": policy.backbone.features * len(policy.spec.images), "state": policy.spec.state.shape[0]})
+    learner = PPO(policy, policy.trainable(), critic, config.ppo, generator(seed, 4))
+    seeds = suite.training_seeds(seed, "reinforcement")
+    source = RolloutSource(env, policy, config.decisions, seed_stream(seeds.start, seeds.stop), generator(seed, 5))
+    held_out = suite.held_out(suite.VALIDATION, judged.validation)
+
+    def validate() -> Rate:
+        return evaluate(validation, policy, held_out, generator(seed, 3)).rate
+
+    with bar("improve", config.loop.iterations) as update:
+        loop = OnPolicyLoop(
+            source,
+            learner,
+            SharedStore(policy),
+            validate,
+            config.loop,
+            keep=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
+            report=_report_rl(folder, update),
+        )
+        try:
+            best = loop.run()
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error} The last good weights are in {str(folder.checkpoint('best'))!r}.") from error
+    env.close()
+    validation.close()
+    return best
+
+
+def _report_rl(folder: RunFolder, update: Callable[[int, str], None]) -> Callable[[int, dict[str, float]], None]:
+    best = {"validation": 0.0}
+
+    def report(iteration: int, metrics: dict[str, float]) -> None:
+        folder.log("rl", iteration, metrics)
+        best["validation"] = metrics.get("validation", best["validation"])
+        seconds = metrics["env_s"] + metrics["perception_s"] + metrics["act_s"] + metrics["learn_s"]
+        trying = metrics["successes"] / max(1.0, metrics["episodes"])
+        update(
+            iteration,
+            f"exploring {trying:.0%}, validated {best['validation']:.0%}, {metrics['env_steps'] / seconds:.0f} steps/s",
+        )
+        if metrics.get("collapsed"):
+            console.print(f"iteration {iteration}: validation collapsed, went back to the best weights.")
+
+    return report
+
+
+def _every(steps: int, report: Callable[[int, dict[str, float]], None]) -> Callable[[int, dict[str, float]], None]:
+    return lambda step, info: report(step, info) if (step + 1) % steps == 0 else None

@@ -1,0 +1,83 @@
+"""A run folder: resolved config, metrics as JSON lines, checkpoints, summary."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_rl.contract.config import to_json
+from vla_rl.contract.errors import UserError
+
+
+class RunFolder:
+    """Everything one run leaves behind.  A folder that holds an earlier run is first moved aside, never overwritten.
+
+    config.json     what was run; ``config_from`` rebuilds it
+    metrics.jsonl   one object per line: stage, step, seconds since the start, and the metrics
+    checkpoints/    folders written by policies
+    summary.json    the result
+    """
+
+    def __init__(self, path: str | Path, config: Any) -> None:
+        self.path = Path(path)
+        self.moved_to = _move_aside(self.path)
+        self._start = time.monotonic()
+        write_json(self.path / "config.json", to_json(config))
+
+    def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line to ``metrics.jsonl``; numbers that are not finite become null."""
+        line = {"stage": stage, "step": step, "elapsed_s": round(time.monotonic() - self._start, 3)}
+        line |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # type: ignore[misc]
+        try:
+            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise _full(self.path / "metrics.jsonl", error) from error
+
+    def metrics(self, stage: str) -> list[dict[str, Any]]:
+        """All lines of one stage."""
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [row for row in map(json.loads, lines) if row["stage"] == stage]
+
+    def checkpoint(self, name: str) -> Path:
+        """Where the checkpoint ``name`` belongs."""
+        return self.path / "checkpoints" / name
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json`` atomically."""
+        write_json(self.path / "summary.json", summary)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically; raises UserError when the disk is full or the folder cannot be written."""
+    writing = path.with_name(path.name + ".writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writing.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        os.replace(writing, path)
+    except OSError as error:
+        raise _full(path, error) from error
+
+
+def _full(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{str(path)!r} could not be written ({error.strerror}), so the run stopped with what it had saved before; free "
+        "some disk space or choose another folder with --out."
+    )
+
+
+def _move_aside(path: Path) -> Path | None:
+    """Give an earlier run in ``path`` the first free name ``path.1``, ``path.2``, ...; returns it."""
+    if not (path / "config.json").exists():
+        return None
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    os.replace(path, aside)
+    return aside
