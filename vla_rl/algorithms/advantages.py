@@ -55,16 +55,20 @@ def gae(
     decay = torch.pow(lam, count.double()) if lam_unit == "action" else torch.full_like(discount, lam)
     bootstrap = torch.where(terminated, 0.0, next_value.double())
     delta = chunk + discount * bootstrap - value.double()
-    carry = torch.where(terminated | truncated, 0.0, discount * decay)
-    live, ended = count > 0, terminated | truncated
+    ended = terminated | truncated
+    advantage = _accumulate(delta, torch.where(ended, 0.0, discount * decay), count > 0, ended)
+    return advantage.to(value.dtype), (advantage + value.double()).to(value.dtype)
 
+
+def _accumulate(delta: Tensor, carry: Tensor, live: Tensor, ended: Tensor) -> Tensor:
+    """``A_j = delta_j + carry_j A_{j+1}`` over the live decisions, 0 at the others, all [T,E]."""
     advantage = torch.zeros_like(delta)
     ahead = torch.zeros_like(delta[0])
     for j in reversed(range(delta.shape[0])):
         passed = torch.where(ended[j], 0.0, ahead)
         ahead = torch.where(live[j], delta[j] + carry[j] * ahead, passed)
         advantage[j] = torch.where(live[j], ahead, 0.0)
-    return advantage.to(value.dtype), (advantage + value.double()).to(value.dtype)
+    return advantage
 
 
 def normalise(advantage: Tensor, mask: Tensor, reducer: Reducer) -> Tensor:

@@ -93,7 +93,7 @@ class Improve:
             "best_iteration": best.iteration,
             "env_steps": int(rows[-1]["env_steps_total"]),
             "env_steps_at_best": _steps_at(rows, best.iteration),
-            "episodes": int(sum(row["episodes"] for row in rows)),
+            "episodes": int(sum(row.get("episodes", 0) for row in rows)),
             "seconds": seconds,
             "seed": self.seed,
         }

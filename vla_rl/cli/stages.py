@@ -173,12 +173,10 @@ def _report_rl(folder: RunFolder, update: Callable[[int, str], None]) -> Callabl
     def report(iteration: int, metrics: dict[str, float]) -> None:
         folder.log("rl", iteration, metrics)
         best["validation"] = metrics.get("validation", best["validation"])
-        seconds = metrics["env_s"] + metrics["perception_s"] + metrics["act_s"] + metrics["learn_s"]
-        trying = metrics["successes"] / max(1.0, metrics["episodes"])
-        update(
-            iteration,
-            f"exploring {trying:.0%}, validated {best['validation']:.0%}, {metrics['env_steps'] / seconds:.0f} steps/s",
-        )
+        seconds = sum(metrics.get(name, 0.0) for name in ("env_s", "perception_s", "act_s", "learn_s"))
+        trying = metrics.get("successes", 0.0) / max(1.0, metrics.get("episodes", 0.0))
+        speed = metrics.get("env_steps", 0.0) / max(seconds, 1e-9)
+        update(iteration, f"exploring {trying:.0%}, validated {best['validation']:.0%}, {speed:.0f} steps/s")
         if metrics.get("collapsed"):
             console.print(f"iteration {iteration}: validation collapsed, went back to the best weights.")
 

@@ -71,7 +71,7 @@ class OnPolicyLoop:
 
     def run(self) -> Best:
         """Train; the learner's parameters end as the best validated ones."""
-        self._select(0)
+        self.report(0, {**self._select(0), "env_steps_total": 0.0})
         for iteration in range(1, self.config.iterations + 1):
             metrics = self._iterate()
             if iteration % self.config.validate_every == 0 or iteration == self.config.iterations:

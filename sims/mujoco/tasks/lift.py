@@ -37,9 +37,11 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 }
 LIFT_HEIGHT = 0.06  # metres, of a cube's centre above the table
 HOLD_STEPS = 5  # control steps
-SPREAD = 0.10  # metres; cube centres start within +-SPREAD in x and y
+SPREAD = 0.11  # metres; cube centres start within +-SPREAD in x and y
 SPACING = 0.078  # metres between centres, so that the open fingers fit between two cubes
-YAW = 0.25  # radians
+YAW = 0.4  # radians
+START = 0.10  # metres; the gripper starts within +-START in x and y
+TIME_LIMIT = 60  # control steps
 MOST_DISPLACEMENT = 0.03  # metres per control step and axis
 
 Instruct = Literal["target", "distractor"]
@@ -56,10 +58,11 @@ class LiftTask:
 
     name = "lift"
     failures: tuple[str, ...] = ("wrong_object",)
-    time_limit = 60
     substeps = 12
 
-    def __init__(self, cubes: int = 3, colours: int = 4, instruct: Instruct = "target") -> None:
+    def __init__(
+        self, cubes: int = 4, colours: int = 4, instruct: Instruct = "target", time_limit: int = TIME_LIMIT
+    ) -> None:
         if not 2 <= cubes <= 4 or not 4 <= colours <= len(COLOURS) or instruct not in ("target", "distractor"):
             raise UserError(
                 f"lift has no variant cubes={cubes}, colours={colours}, instruct={instruct!r}, so it cannot be made; "
@@ -74,7 +77,7 @@ class LiftTask:
             "named": np.array(0, np.int8),  # cube named by the instruction
             "held": np.zeros(cubes, np.int16),  # control steps in a row that each cube was up
         }
-        self._instruct, self._cubes = instruct, cubes
+        self._instruct, self._cubes, self.time_limit = instruct, cubes, time_limit
         self._rgba = np.array([(*rgb, 1.0) for rgb in COLOURS.values()], np.float32)
         self._cube_xyz = cube_addresses(cubes)[:, None] + np.arange(3)
         self._declare(colours)
@@ -106,7 +109,7 @@ class LiftTask:
         """A scene: cubes apart from each other, colours all different, the open gripper above the table."""
         qpos, memory = np.zeros(self.model.nq), {name: np.copy(value) for name, value in self.memory.items()}
         place_cubes(qpos, self._cubes, rng)
-        start = np.array([*rng.uniform(-0.03, 0.03, 2), rng.uniform(0.10, 0.13)])
+        start = np.array([*rng.uniform(-START, START, 2), rng.uniform(0.09, 0.14)])
         qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = start, FINGER_OPEN
         memory["colour"][:] = rng.permutation(len(self.texts))[: self._cubes]
         memory["seeded"][...] = rng.integers(self._cubes)
@@ -178,11 +181,12 @@ def place_cubes(qpos: np.ndarray, cubes: int, rng: np.random.Generator) -> None:
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The lift environment.
 
-    Options of the task: ``cubes`` 2-4 (3), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor".  Options of the
+    Options of the task: ``cubes`` 2-4 (4), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor", ``time_limit``
+    control steps (60; shorter episodes waste less on hopeless situations while learning).  Options of the
     environment: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` pixels (64), ``threads`` (2),
     ``render`` (True).
     """
-    of_task, of_env = ("cubes", "colours", "instruct"), ("cameras", "image_size", "threads", "render")
+    of_task, of_env = ("cubes", "colours", "instruct", "time_limit"), ("cameras", "image_size", "threads", "render")
     check_options(options, of_task + of_env, "lift")
     task = LiftTask(**{name: value for name, value in options.items() if name in of_task})
     return MujocoEnv(task, num_envs, **{name: value for name, value in options.items() if name in of_env})

@@ -11,7 +11,7 @@ from vla_rl.contract.env import Observation
 TRAVEL_HEIGHT = 0.075  # metres of the pinch point: the fingertips pass above standing cubes
 GRASP_HEIGHT = 0.018
 HOLD_HEIGHT = 0.11
-STRIDE = np.array([0.010, 0.010, 0.009])  # metres per control step
+STRIDE = np.array([0.022, 0.022, 0.018])  # metres per control step
 FUNNEL = 0.012  # metres beside the cube within which the gripper may descend
 
 

@@ -1,0 +1,1 @@
+"""Configs: Python files of functions that return a typed, frozen recipe."""

@@ -1,0 +1,129 @@
+"""Stepping: against Gymnasium's worker processes, and against MuJoCo's own rollout without any environment around it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import Any
+
+import mujoco
+import numpy as np
+from mujoco.rollout import Rollout
+
+from sims.catalog import make
+from tests.benchmarks.gymnasium_lift import STATE, vector
+from tests.benchmarks.measure import Contender, Row, interleave, rate_row
+
+THREADS = 2
+PHYSICS = mujoco.mjtState.mjSTATE_FULLPHYSICS.value
+
+
+def env_vs_async(quick: bool = False) -> list[Row]:
+    """Control steps per second, one control step per call, against ``AsyncVectorEnv`` with its best number of workers."""
+    rows, steps, repeats, workers = (4, 2, 1, (2,)) if quick else (64, 40, 7, (2, 4, 16))
+    env = make("lift", num_envs=rows, render=False, threads=THREADS)
+    every = np.arange(rows)
+    actions = _actions(env, steps)
+    last: dict[str, np.ndarray] = {}
+
+    def play() -> None:
+        for action in actions:
+            step = env.step(action[:, None])
+        last["ours"] = step.obs.state
+        assert step.valid.all(), "a row ended, so ours did less work; take fewer steps"
+
+    def play_async(other: Any, name: str) -> None:
+        shape = other.action_space.shape
+        for action in actions:
+            seen = other.step(action.reshape(shape))[0]
+        last[name] = seen.reshape(rows, -1)[:, :STATE].copy()
+
+    contenders = {"ours": Contender(play, lambda: env.reset(every, every))}
+    with closing(env), ExitStack() as stack:
+        for count in workers:
+            other = stack.enter_context(closing(vector(rows, count)))
+            seeds = [int(seed) for seed in every[:: rows // count]]
+            contenders[str(count)] = Contender(
+                lambda other=other, count=count: play_async(other, str(count)),
+                lambda other=other, seeds=seeds: other.reset(seed=seeds),
+            )
+        seconds = interleave(contenders, repeats)
+    for name, state in last.items():
+        assert np.array_equal(state, last["ours"]), f"{name} workers simulated something else"
+    ours = seconds.pop("ours")
+    total = rows * steps
+    detail = {f"async_{name}_workers": round(total / value) for name, value in seconds.items()}
+    return [rate_row("env_vs_async", "env_vs_async", total, (ours, min(seconds.values())), "steps/s", rows=rows, **detail)]
+
+
+def env_vs_rollout(quick: bool = False) -> list[Row]:
+    """Physics steps per second of a chunk of 5, against bare ``mujoco.rollout`` from the same states and controls."""
+    rows, repeats = (4, 1) if quick else (64, 30)
+    env = make("lift", num_envs=rows, render=False, threads=THREADS)
+    every = np.arange(rows)
+    env.reset(every, every)
+    for action in _actions(env, 10):
+        env.step(action[:, None])
+    start, chunk = env.snapshot(every), _actions(env, 5).swapaxes(0, 1)
+    bare = _Bare(env, start["physics"], chunk)
+    last: dict[str, np.ndarray] = {}
+
+    def step() -> None:
+        last["ours"] = env.step(chunk).obs.state
+
+    with closing(env), closing(bare.pool):
+        contenders = {"ours": Contender(step, lambda: env.restore(every, start)), "other": Contender(bare.run)}
+        seconds = interleave(contenders, repeats)
+        physics = env.snapshot(every)["physics"]
+    width = bare.out.shape[-1]
+    assert np.array_equal(physics[:, :width], bare.out[:, -1]), "the rollout simulated something else"
+    total = rows * bare.steps
+    pair = (seconds["ours"], seconds["other"])
+    return [rate_row("env_vs_rollout", "env_vs_rollout", total, pair, "physics steps/s", rows=rows, chunk=5)]
+
+
+class _Bare:
+    """``mujoco.rollout`` with a persistent pool and everything allocated beforehand."""
+
+    def __init__(self, env: Any, physics: np.ndarray, chunk: np.ndarray) -> None:
+        task = env._task
+        self.model, self.steps = task.model, task.substeps * chunk.shape[1]
+        parts = {name: self._slice(name) for name in ("CTRL", "WARMSTART")}
+        ctrl, targets = physics[:, parts["CTRL"]], []
+        for action in chunk.swapaxes(0, 1):
+            ctrl = task.control(ctrl, action)
+            targets.append(ctrl)
+        self.control = np.repeat(np.stack(targets, 1), task.substeps, axis=1)
+        width = mujoco.mj_stateSize(self.model, PHYSICS)
+        self.initial = np.ascontiguousarray(physics[:, :width])
+        self.warmstart = np.ascontiguousarray(physics[:, parts["WARMSTART"]])
+        self.out = np.empty((len(physics), self.steps, width))
+        self.sensors = np.empty((len(physics), self.steps, self.model.nsensordata))
+        self.models = [self.model] * len(physics)
+        self.data = [mujoco.MjData(self.model) for _ in range(THREADS)]
+        self.pool = Rollout(nthread=THREADS)
+
+    def run(self) -> None:
+        self.pool.rollout(
+            self.models,
+            self.data,
+            self.initial,
+            self.control,
+            skip_checks=True,
+            nstep=self.steps,
+            initial_warmstart=self.warmstart,
+            state=self.out,
+            sensordata=self.sensors,
+        )
+
+    def _slice(self, name: str) -> slice:
+        """Where a component is in a row of mjSTATE_INTEGRATION: components come in the order of their bits."""
+        bit = getattr(mujoco.mjtState, f"mjSTATE_{name}").value
+        whole = mujoco.mjtState.mjSTATE_INTEGRATION.value
+        start = mujoco.mj_stateSize(self.model, whole & (bit - 1))
+        return slice(start, start + mujoco.mj_stateSize(self.model, bit))
+
+
+def _actions(env: Any, steps: int) -> np.ndarray:
+    """Random actions float32 [steps,E,D] within the bounds."""
+    shape = (steps, env.num_envs, env.spec.action_dim)
+    return np.random.default_rng(steps).uniform(env.spec.action.low, env.spec.action.high, shape).astype(np.float32)

@@ -1,0 +1,206 @@
+"""Learning: what storing features instead of pixels saves, and where an iteration's time goes."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sims.catalog import make
+from tests.benchmarks.measure import COMMAND, Contender, Row, interleave, time_row
+from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.env import Observation
+from vla_rl.contract.policy import Likelihood, Stored
+from vla_rl.experience.rollout import RolloutSource, seed_stream
+from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, Noised
+from vla_rl.policies.flow_schedules import FlowOu, FlowSde
+from vla_rl.policies.normalise import Affine
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tokens import Vocabulary
+
+SAMPLERS: dict[str, Noised] = {"last_step": LastStep(), "all_steps": AllSteps()}
+# Every epoch in full, from the first iteration on.
+CONFIG = PPOConfig(critic_warmup=0, stop_kl=float("inf"))
+
+
+def update_stored_vs_recomputed(quick: bool = False) -> list[Row]:
+    """One PPO update from stored features, against one whose every minibatch runs the frozen backbone on pixels."""
+    rows, decisions, repeats = (2, 2, 1) if quick else (64, 12, 3)
+    found = []
+    for name, noised in SAMPLERS.items():
+        env = make("lift", num_envs=rows)
+        with closing(env):
+            policy = _policy(env, noised)
+            rollout = _source(env, _Both(policy), decisions).next()
+        stored, pixels = _without(rollout, ("images", "task")), _without(rollout, ("features",))
+        contenders, metrics = {}, {}
+        for side, data in {"ours": stored, "other": pixels}.items():
+            contenders[side] = _update(policy, data, side, metrics)
+        seconds = interleave(contenders, repeats)
+        gap = abs(metrics["ours"]["kl"] - metrics["other"]["kl"])
+        assert gap <= 1e-3 * metrics["ours"]["kl"], "the two updates learnt something else"
+        detail = {f"{side}_bytes_per_decision": _size(data) for side, data in {"ours": stored, "other": pixels}.items()}
+        pair = (seconds["ours"], seconds["other"])
+        group = "update_stored_vs_recomputed"
+        found.append(time_row(f"{group}_{name}", group, pair, rows=rows, decisions=decisions, **detail))
+    return found
+
+
+def iteration_parts(quick: bool = False) -> list[Row]:
+    """Where the time of one rollout and one update goes, in percent."""
+    rows, decisions, iterations = (2, 2, 1) if quick else (64, 12, 4)
+    env = make("lift", num_envs=rows)
+    spent = dict.fromkeys(("simulation", "rendering", "perception", "acting", "learning"), 0.0)
+    with closing(env):
+        policy = _policy(env, LastStep())
+        env._render = _timed(env._render, spent, "rendering")
+        env.step, env.reset = (_timed(call, spent, "simulation") for call in (env.step, env.reset))
+        policy.precompute = _timed(policy.precompute, spent, "perception")
+        policy.act = _timed(policy.act, spent, "acting")
+        source = _source(env, policy, decisions)
+        learner = _learner(policy)
+        update = _timed(learner.update, spent, "learning")
+        update(source.next())
+        spent.update(dict.fromkeys(spent, 0.0))
+        start = time.perf_counter()
+        for _ in range(iterations):
+            update(source.next())
+        total = time.perf_counter() - start
+    spent["simulation"] -= spent["rendering"]  # measured inside it
+    spent["rest"] = total - sum(spent.values())
+    detail = {"rows": rows, "decisions": decisions, "iteration_s": round(total / iterations, 3)}
+    detail["control_steps_per_s"] = round(iterations * rows * decisions * policy.config.horizon / total)
+    command = f"{COMMAND} iteration_parts"
+    return [
+        Row(f"iteration_{name}", 100 * value / total, None, None, "percent", command, detail)
+        for name, value in spent.items()
+    ]
+
+
+class _Both:
+    """Acts as ``policy`` does and stores pixels beside features, so that both updates get the same experience."""
+
+    def __init__(self, policy: TinyVLA) -> None:
+        self._policy = policy
+        self.act, self.initial_state, self.reset_state = policy.act, policy.initial_state, policy.reset_state
+        self.version = 0
+
+    def precompute(self, obs: Observation) -> Stored:
+        images = {"images": torch.as_tensor(obs.images["front"]), "task": torch.as_tensor(obs.task)}
+        return {**self._policy.precompute(obs), **images}
+
+
+class _Perceiver:
+    """Features from pixels, once per minibatch: actor and critic share them."""
+
+    def __init__(self, policy: TinyVLA) -> None:
+        self._policy = policy
+        self._images: Tensor | None = None
+        self._features = torch.empty(0)
+
+    @torch.no_grad()
+    def __call__(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        images = stored["images"]
+        if images is not self._images:
+            lead = images.shape[:-3]
+            tokens = self._policy.tokens[stored["task"].flatten()]
+            features = self._policy.perceive(images.flatten(0, len(lead) - 1), tokens).features
+            self._images, self._features = images, features.unflatten(0, lead)
+        return {**stored, "features": self._features}
+
+
+class _PixelPolicy:
+    """``policy`` whose likelihood starts from pixels; the rest of the protocol is the policy's own."""
+
+    def __init__(self, policy: TinyVLA, perceive: _Perceiver) -> None:
+        self._policy, self._perceive, self.kl, self.version = policy, perceive, policy.kl, 0
+        self.precompute, self.act = policy.precompute, policy.act
+        self.initial_state, self.reset_state = policy.initial_state, policy.reset_state
+
+    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        return self._policy.log_prob(self._perceive(stored), sample, aux)
+
+
+class _PixelCritic(nn.Module):
+    """``critic`` that starts from pixels."""
+
+    def __init__(self, critic: ValueCritic, perceive: _Perceiver) -> None:
+        super().__init__()
+        self.critic, self._perceive = critic, perceive
+
+    def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
+        return self.critic(self._perceive(stored))
+
+    def calibrate(self, stored: Mapping[str, Tensor]) -> None:
+        self.critic.calibrate(self._perceive(stored))
+
+
+def _update(policy: TinyVLA, rollout: Rollout, side: str, metrics: dict[str, dict[str, float]]) -> Contender:
+    """A first update from the same weights each time."""
+    fresh: list[PPO] = []
+
+    def prepare() -> None:
+        fresh[:] = [_learner(copy.deepcopy(policy), pixels=side == "other")]
+
+    def run() -> None:
+        metrics[side] = fresh[0].update(rollout)
+
+    return Contender(run, prepare)
+
+
+def _policy(env: Any, noised: Noised) -> TinyVLA:
+    """An untrained policy for ``env``; speed does not depend on its weights."""
+    torch.manual_seed(0)
+    # Flow-SDE's last step has noise of its own; for all steps the demo's alternative is Flow-OU with some.
+    schedule = FlowSde(0.5) if isinstance(noised, LastStep) else FlowOu(0.5, last_std=0.1)
+    config = TinyConfig(sampler=FlowSampler(schedule, noised, 4))
+    policy = TinyVLA(env.spec, Vocabulary.of(env.spec.tasks), Affine.from_bounds(env.spec.state), config)
+    policy.backbone.eval().requires_grad_(False)
+    return policy
+
+
+def _learner(policy: TinyVLA, pixels: bool = False) -> PPO:
+    torch.manual_seed(0)
+    critic: nn.Module = ValueCritic({"features": policy.backbone.features, "state": policy.spec.state.shape[0]})
+    actor: Any = policy
+    if pixels:
+        perceive = _Perceiver(policy)
+        actor, critic = _PixelPolicy(policy, perceive), _PixelCritic(critic, perceive)
+    return PPO(actor, policy.trainable(), critic, CONFIG, torch.Generator().manual_seed(0))
+
+
+def _source(env: Any, policy: Any, decisions: int) -> RolloutSource:
+    return RolloutSource(env, policy, decisions, seed_stream(0, 1_000_000), torch.Generator().manual_seed(0))
+
+
+def _without(rollout: Rollout, names: tuple[str, ...]) -> Rollout:
+    stored, final = (
+        {name: item for name, item in part.items() if name not in names}
+        for part in (rollout.stored, rollout.final_stored)
+    )
+    return replace(rollout, stored=stored, final_stored=final)
+
+
+def _size(rollout: Rollout) -> int:
+    """Bytes kept of one observation."""
+    return sum(item[0, 0].numel() * item.element_size() for item in rollout.stored.values())
+
+
+def _timed(call: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:
+    """``call``, whose seconds are added to ``spent[name]``."""
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        result = call(*arguments, **options)
+        spent[name] += time.perf_counter() - start
+        return result
+
+    return timed

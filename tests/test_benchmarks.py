@@ -1,0 +1,58 @@
+"""The benchmarks run and write what they should; how fast anything is, is not asserted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.benchmarks.__main__ import BENCHMARKS, main
+from tests.benchmarks.measure import Contender, interleave
+
+EXPECTED = {
+    "env_vs_async": 1,
+    "env_vs_rollout": 1,
+    "render_vs_mujoco": 1,
+    "update_stored_vs_recomputed": 2,
+    "iteration_parts": 6,
+}
+
+
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_every_benchmark_measures_something(name):
+    rows = BENCHMARKS[name](quick=True)
+    assert len(rows) == EXPECTED[name]
+    assert all(name in row.command for row in rows)
+    for row in rows:
+        assert row.ours > 0 or row.unit == "percent"
+        if row.unit == "percent":
+            assert row.other is None and row.ratio is None
+        else:
+            better = row.other / row.ours if row.unit == "ms" else row.ours / row.other
+            assert row.ratio == pytest.approx(better)
+
+
+def test_parts_of_an_iteration_are_all_of_it():
+    assert sum(row.ours for row in BENCHMARKS["iteration_parts"](quick=True)) == pytest.approx(100)
+
+
+def test_results_are_written(tmp_path, monkeypatch):
+    rows = {"render_vs_mujoco": BENCHMARKS["render_vs_mujoco"]}
+    monkeypatch.setattr("tests.benchmarks.__main__.BENCHMARKS", rows)
+    main([], quick=True, results=tmp_path / "bench" / "results.json")
+    written = json.loads((tmp_path / "bench" / "results.json").read_text())
+    assert set(written) == {"machine", "rows"}
+    assert set(written["rows"][0]) >= {"name", "ours", "other", "ratio", "unit", "command"}
+
+
+def test_an_unknown_benchmark_gets_help():
+    with pytest.raises(SystemExit, match="did you mean 'env_vs_async'"):
+        main(["env_vs_asink"])
+
+
+def test_contenders_take_turns_and_the_first_round_does_not_count():
+    seen = []
+    contenders = {name: Contender(lambda n=name: seen.append(n), lambda n=name: seen.append(n.upper())) for name in "ab"}
+    seconds = interleave(contenders, repeats=2)
+    assert seen == ["A", "a", "B", "b"] * 3
+    assert set(seconds) == {"a", "b"}

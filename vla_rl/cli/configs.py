@@ -1,0 +1,81 @@
+"""Find config functions by ``FILE.py:function`` and override their fields from the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+import vla_rl
+from vla_rl.contract.errors import UserError, did_you_mean
+
+
+def find_file(name: str) -> Path:
+    """The config file at the given path, in ``./configs``, or among those shipped with the package."""
+    path = Path(name)
+    shipped = Path(vla_rl.__file__).parent / "_configs"
+    checkout = Path(vla_rl.__file__).parents[1] / "configs"
+    places = [path, Path("configs") / path.name, shipped / path.name, checkout / path.name]
+    for place in places:
+        if place.is_file():
+            return place
+    known = {item.name for folder in (Path("configs"), shipped, checkout) for item in folder.glob("[!_]*.py")}
+    raise UserError(f"there is no config file {name!r}, so nothing can be run; {did_you_mean(path.name, known)}")
+
+
+def load_config(target: str) -> Any:
+    """The config that ``FILE.py:function`` returns."""
+    file, colon, function = target.rpartition(":")
+    if not colon:
+        raise UserError(f"{target!r} names no config function, so nothing can be run; write FILE.py:function.")
+    path = find_file(file)
+    spec = importlib.util.spec_from_file_location(f"vla_rl_config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{str(path)!r} is not a Python file, so it holds no config; name a .py file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses defined in the file look themselves up here
+    spec.loader.exec_module(module)
+    made = [
+        name
+        for name, item in vars(module).items()
+        if callable(item) and getattr(item, "__module__", "") == spec.name and not name.startswith("_")
+    ]
+    if function not in made:
+        raise UserError(f"{str(path)!r} has no config function {function!r}, so nothing can be run; {did_you_mean(function, made)}")
+    return getattr(module, function)()
+
+
+def override(config: Any, arguments: Sequence[str], command: str) -> Any:
+    """``config`` with fields replaced by ``--field value`` (nested: ``--rl.ppo.gamma 0.98``).
+
+    Raises UserError for a field that does not exist, naming the nearest one.
+    """
+    known = _fields(config)
+    for argument in arguments:
+        name = argument[2:].split("=")[0].replace("-", "_")
+        if argument.startswith("--") and name not in known and name not in ("help", "h"):
+            raise UserError(f"the config has no field {argument.split('=')[0]!r}, so it cannot be set; {_suggest(name, known)}")
+    return tyro.cli(type(config), default=config, args=list(arguments), prog=command, description=config.__doc__ or "")
+
+
+def _suggest(name: str, known: set[str]) -> str:
+    """The nearest field, comparing last parts as well, so that ``--gama`` finds ``--rl.ppo.gamma``."""
+    last = {field.rpartition(".")[2]: field for field in sorted(known)}
+    hint = did_you_mean(name, known)
+    if hint.startswith("did you mean") or "." in name:
+        return hint.replace("'", "'--", 1) if hint.startswith("did you mean") else hint
+    short = did_you_mean(name, last)
+    return f"did you mean '--{last[short.split(chr(39))[1]]}'?" if short.startswith("did you mean") else "see --help."
+
+
+def _fields(config: Any, prefix: str = "") -> set[str]:
+    """Dotted names of all fields of nested dataclasses."""
+    names: set[str] = set()
+    for name in getattr(config, "__dataclass_fields__", {}):
+        names.add(prefix + name)
+        names |= _fields(getattr(config, name), f"{prefix}{name}.")
+    return names

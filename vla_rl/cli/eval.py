@@ -1,0 +1,62 @@
+"""``vla-rl eval CHECKPOINT [--field value ...]``"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from vla_rl.cli import stages
+from vla_rl.cli.configs import override
+from vla_rl.cli.progress import console
+from vla_rl.cli.stages import EvaluationConfig
+from vla_rl.cli.story import percent
+from vla_rl.cli.world import World
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.evaluation import suite
+from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.training.tracking import write_json
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Play a checkpoint once per held-out seed.  Test seeds are for a number that will be reported, once."""
+
+    seeds: str = "validation"  # or "test"
+    episodes: int = 512
+    rows: int = 64
+    seed: int = 1  # of the flow's starting noise
+    out: str = ""  # write the result there as JSON
+    world: World = field(default_factory=World)
+
+
+def evaluate(arguments: Sequence[str]) -> None:
+    """Load, check that policy and environment belong together, play, print."""
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError("eval needs a checkpoint folder, for example vla-rl eval runs/demo/checkpoints/best.")
+    config: Evaluate = override(Evaluate(), arguments[1:], "vla-rl eval CHECKPOINT")
+    ranges = {"validation": suite.VALIDATION, "test": suite.TEST}
+    if config.seeds not in ranges:
+        raise UserError(f"there are no {config.seeds!r} seeds; {did_you_mean(config.seeds, ranges)}")
+    seeds = suite.held_out(ranges[config.seeds], config.episodes)
+    policy = _load(arguments[0], config.world)
+    judged = EvaluationConfig(rows=config.rows)
+    outcomes = stages.play(config.world, policy, seeds, judged, config.seed, config.seeds)
+    ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
+    console.print(f"{arguments[0]}: {percent(outcomes.rate)} of {config.episodes} {config.seeds} episodes ({ends})")
+    if config.out:
+        write_json(Path(config.out), {**asdict(outcomes.rate), "seeds": config.seeds, "checkpoint": arguments[0]})
+    else:
+        print(json.dumps(asdict(outcomes.rate)))
+
+
+def _load(folder: str, world: World) -> TinyVLA:
+    read_config(Path(folder))
+    env = world.make(1)
+    kind = type(load_policy(folder))
+    policy: TinyVLA = kind.from_pretrained(folder, env.spec)
+    env.close()
+    return policy

@@ -1,0 +1,50 @@
+"""``vla-rl COMMAND ...``"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.load import load
+
+COMMANDS = {
+    "demo": ("vla_rl.cli.demo:demo", "from nothing to a policy that RL has made good, and a page about it"),
+    "collect": ("vla_rl.cli.collect:collect", "record demonstrations of the scripted expert"),
+    "train": ("vla_rl.cli.train:train", "run a config: vla-rl train FILE.py:function [--field value]"),
+    "eval": ("vla_rl.cli.eval:evaluate", "play a checkpoint on held-out seeds"),
+    "study": ("vla_rl.cli.study:study", "the flow samplers side by side on several training seeds"),
+    "inspect": ("vla_rl.cli.inspect:main", "what is installed and works; look at an environment, checkpoint, config or run"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command.  A user's mistake ends with one sentence and status 2, Ctrl-C with status 130."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(usage())
+        return
+    # Small networks on shared cores: more threads than one slow each other down (see README, "Speed").
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        if given[0] not in COMMANDS:
+            raise UserError(f"vla-rl has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
+        load(COMMANDS[given[0]][0])(given[1:])
+    except UserError as error:
+        sys.exit(_complain(str(error), 2))
+    except ModuleNotFoundError as error:
+        sys.exit(_complain(f"{error}; this command needs it: pip install 'vla-rl[all]'.", 2))
+    except KeyboardInterrupt:
+        sys.exit(_complain("stopped; what was saved until now is in the run folder (checkpoints/, metrics.jsonl).", 130))
+
+
+def usage() -> str:
+    """What ``vla-rl`` prints without a command."""
+    lines = [f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items()]
+    return "vla-rl COMMAND [arguments]    (vla-rl COMMAND --help)\n\n" + "\n".join(lines)
+
+
+def _complain(sentence: str, status: int) -> int:
+    print(f"vla-rl: {sentence}", file=sys.stderr)
+    return status
