@@ -1,28 +1,62 @@
-"""The demo: lift, thirty demonstrations, Flow-SDE on the last denoising step."""
+"""The demo: lift, thirty demonstrations, then PPO; and the same PPO with every flow sampler, for the study.
 
-from vla_rl.algorithms.ppo import PPOConfig
+Exploration noise is in units of the action's half-range (30 mm, or the grip's 1).
+"""
+
+from dataclasses import replace
+
 from vla_rl.cli.recipes import Demo, Imitate, Improve
-from vla_rl.cli.stages import EvaluationConfig, RLConfig
-from vla_rl.policies.flow import FlowSampler, LastStep
-from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig
-from vla_rl.training.imitation import ImitationConfig
+from vla_rl.cli.stages import RLConfig
+from vla_rl.cli.world import World
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
+from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
 from vla_rl.training.on_policy import LoopConfig
 
-RL = RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4))
+# While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.
+WORLD = World(training_options={"deadline": 25})
+RL = RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), loop=LoopConfig(iterations=140, validate_every=20))
 
 
 def demo() -> Demo:
     """What ``make demo`` runs."""
-    return Demo(RL)
+    return Demo(RL, world=WORLD)
 
 
 def imitate() -> Imitate:
     """Its first half: a policy by imitation."""
-    return Imitate()
+    return Imitate(world=WORLD)
 
 
-def improve() -> Improve:
-    """Its second half: ``--policy`` names the checkpoint to start from."""
-    return Improve(RL)
+def last_step() -> Improve:
+    """Its second half, from the checkpoint ``--policy``: Flow-SDE noise in the last denoising step."""
+    return Improve(RL, world=WORLD)
+
+
+def one_step() -> Improve:
+    """Flow-SDE noise in one random step per sample (pi_RL's default)."""
+    return _with(FlowSampler(FlowSde(0.5), OneRandomStep(), 4))
+
+
+def all_steps() -> Improve:
+    """Flow-SDE noise in all steps, joint likelihood."""
+    return _with(FlowSampler(FlowSde(0.3), AllSteps(), 4))
+
+
+def flow_ou() -> Improve:
+    """Exact Ornstein-Uhlenbeck steps: noise early, little at the end."""
+    return _with(FlowSampler(FlowOu(0.5, 0.1), AllSteps(), 4))
+
+
+def flow_ddim() -> Improve:
+    """DDIM-like steps with the same last step."""
+    return _with(FlowSampler(FlowDdim(0.5, 0.1), AllSteps(), 4))
+
+
+def flow_noise() -> Improve:
+    """Learned noise with its exact joint likelihood and a small entropy bonus."""
+    recipe = _with(FlowSampler(FlowNoise(0.04, 0.16), AllSteps(), 4))
+    return replace(recipe, rl=replace(recipe.rl, ppo=replace(RL.ppo, entropy=1e-4)))
+
+
+def _with(sampler: FlowSampler) -> Improve:
+    return Improve(replace(RL, sampler=sampler), world=WORLD)

@@ -39,7 +39,7 @@ class RowBook:
     def flags(self) -> dict[str, Any]:
         """Copies of what a Step says about the rows' ends."""
         flags: dict[str, Any] = {name: getattr(self, name).copy() for name in ("terminated", "truncated", "success")}
-        return flags | {"cause": tuple(self.causes[code] for code in self.cause)}
+        return flags | {"cause": tuple(map(self.causes.__getitem__, self.cause.tolist()))}
 
     def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """New episodes in ``rows``."""
@@ -93,15 +93,23 @@ class RowBook:
                 f"the action chunk has shape {action.shape}, so nothing was executed; give "
                 f"[{expected[0]},H,{expected[1]}] with 1 <= H <= {spec.max_chunk}."
             )
-        bad = np.argwhere(~np.isfinite(action) & ~self.done[:, None, None])
+        finite = np.isfinite(action)
+        if not finite.all():
+            self._require_idle(~finite, action)
+            action = np.nan_to_num(action)
+        low, high = np.asarray(spec.action.low, np.float32), np.asarray(spec.action.high, np.float32)
+        clipped: np.ndarray = np.minimum(np.maximum(action, low), high)
+        return clipped
+
+    def _require_idle(self, wrong: np.ndarray, action: np.ndarray) -> None:
+        """Raise NonFiniteError when an entry that is ``wrong`` [E,H,D] belongs to a row that runs."""
+        bad = np.argwhere(wrong & ~self.done[:, None, None])
         if bad.size:
             row, step, entry = bad[0]
             raise NonFiniteError(
                 f"action[{row},{step},{entry}] is {action[row, step, entry]} (row {row} at control step "
                 f"{self.time[row] + step}), so nothing was executed; look for a diverged policy or normalisation."
             )
-        low, high = np.asarray(spec.action.low, np.float32), np.asarray(spec.action.high, np.float32)
-        return np.clip(np.nan_to_num(action), low, high)
 
 
 def take(arrays: dict[str, np.ndarray], rows: np.ndarray) -> Snapshot:

@@ -52,7 +52,9 @@ def test_an_unknown_benchmark_gets_help():
 
 def test_contenders_take_turns_and_the_first_round_does_not_count():
     seen = []
-    contenders = {name: Contender(lambda n=name: seen.append(n), lambda n=name: seen.append(n.upper())) for name in "ab"}
+    contenders = {
+        name: Contender(lambda n=name: seen.append(n), lambda n=name: seen.append(n.upper())) for name in "ab"
+    }
     seconds = interleave(contenders, repeats=2)
     assert seen == ["A", "a", "B", "b"] * 3
     assert set(seconds) == {"a", "b"}

@@ -40,6 +40,7 @@ class MujocoEnv:
         self._check_options(image_size)
         self.spec = self._make_spec(image_size)
         self._batch = Batch(task.model, nsim=num_envs, nthread=threads)
+        self._blank = self._batch.state[0].copy()  # the model's defaults; zeros would switch its equalities off
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
         self._book = RowBook(num_envs, task.failures)
         self._memory = {name: np.stack([value] * num_envs) for name, value in task.memory.items()}
@@ -57,7 +58,7 @@ class MujocoEnv:
         seed = self._book.seeds(index, seeds)
         for row, value in zip(index, seed, strict=True):
             episode = self._task.begin(np.random.Generator(np.random.PCG64(int(value))))
-            self._batch.state[row] = 0.0
+            self._batch.state[row] = self._blank
             self._qpos[row], self._ctrl[row] = episode.qpos, episode.ctrl
             for name, item in episode.memory.items():
                 self._memory[name][row] = item
@@ -113,20 +114,23 @@ class MujocoEnv:
 
     def _advance(self, rows: np.ndarray, action: np.ndarray) -> np.ndarray:
         """One control step of ``rows`` with ``action`` [R,D]; latches what ended and returns the rewards [R]."""
-        before = self._batch.state[rows]
-        self._ctrl[rows] = self._task.control(self._ctrl[rows], action)
+        here: Any = slice(None) if rows.size == self._num_envs else rows  # views are cheaper than copies
+        state = self._batch.state
+        before = state.take(rows, axis=0)
+        self._ctrl[here] = self._task.control(self._ctrl[here], action)
         self._batch.step(ids=rows, nstep=self._task.substeps)
-        self._book.time[rows] += 1
-        diverged = ~np.isfinite(self._batch.state[rows]).all(axis=1)
-        self._batch.state[rows[diverged]] = before[diverged]
-        verdict = self._task.judge(self._qpos[rows], {name: value[rows] for name, value in self._memory.items()})
+        self._book.time[here] += 1
+        diverged = ~np.isfinite(state[here]).all(axis=1)
+        if diverged.any():
+            state[rows[diverged]] = before[diverged]
+        verdict = self._task.judge(self._qpos[here], {name: value[here] for name, value in self._memory.items()})
         for name, value in verdict.memory.items():
-            self._memory[name][rows] = value
+            self._memory[name][here] = value
         success = verdict.success & ~diverged
-        late = self._book.time[rows] >= self._task.time_limit
-        ends = [diverged, success, verdict.failure >= 0, late]
-        codes = [np.asarray(code) for code in (DIVERGED, SUCCESS, FAILURES + verdict.failure, TIME_LIMIT)]
-        self._book.end(rows, success, np.select(ends, codes, 0))
+        cause = np.where(self._book.time[here] >= self._task.time_limit, TIME_LIMIT, 0)
+        cause = np.where(verdict.failure >= 0, FAILURES + verdict.failure, cause)
+        cause = np.where(diverged, DIVERGED, np.where(success, SUCCESS, cause))
+        self._book.end(rows, success, cause)
         return np.where(diverged, np.float32(0), verdict.reward)
 
     def _observe(self, stale: np.ndarray) -> Observation:

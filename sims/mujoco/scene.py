@@ -11,7 +11,7 @@ import numpy as np
 
 CUBE_EDGE = 0.036
 PHYSICS_DT = 0.005
-FINGER_OPEN = 0.034  # metres from the pinch point to one finger pad, fully open
+FINGER_OPEN = 0.031  # metres from the pinch point to one finger pad, fully open
 WORKSPACE_LOW = np.array([-0.13, -0.13, 0.014])
 WORKSPACE_HIGH = np.array([0.13, 0.13, 0.16])
 
@@ -32,7 +32,7 @@ CAMERAS = {
 _HEAD = """
 <mujoco model="tabletop">
   <compiler angle="radian" autolimits="true"/>
-  <option timestep="{dt}" jacobian="dense" integrator="implicitfast" cone="pyramidal" iterations="20">
+  <option timestep="{dt}" jacobian="dense" integrator="Euler" cone="elliptic" iterations="20">
     <flag autoreset="disable"/>
   </option>
   <visual>
@@ -46,7 +46,7 @@ _HEAD = """
     <default class="gantry"><joint type="slide" damping="0" armature="0.02"/></default>
     <default class="visual"><geom contype="0" conaffinity="0" mass="0"/></default>
     <default class="cube">
-      <geom type="box" size="{half} {half} {half}" mass="0.05" friction="1 0.01 0.001" condim="4" solref="0.01 1"/>
+      <geom type="box" size="{half} {half} {half}" mass="0.05" friction="1 0.01 0.001" condim="3" solref="0.01 1"/>
     </default>
   </default>
   <worldbody>

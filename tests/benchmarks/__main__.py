@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks [NAME ...]``: measure, print, and (when all were run) write ``runs/bench/results.json``."""
+"""``python -m tests.benchmarks [NAME ...]``: measure, print; without a name also write ``runs/bench/results.json``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def main(names: Sequence[str], quick: bool = False, results: Path = RESULTS) -> 
         if name not in BENCHMARKS:
             sys.exit(f"there is no benchmark {name!r}; {did_you_mean(name, BENCHMARKS)}")
     torch.set_num_threads(1)
-    console, start, before = Console(width=None if sys.stdout.isatty() else 120), time.perf_counter(), os.getloadavg()[0]
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    start, before = time.perf_counter(), os.getloadavg()[0]
     rows: list[Row] = []
     for name in names or BENCHMARKS:
         console.print(f"{name} ...", style="dim")
@@ -44,7 +45,7 @@ def main(names: Sequence[str], quick: bool = False, results: Path = RESULTS) -> 
     machine = {**_machine(), "load_before": before, "seconds": round(time.perf_counter() - start, 1)}
     console.print(_table(rows))
     for row in (row for row in rows if row.detail):
-        console.print(f"{row.name}: {', '.join(f'{k} {v}' for k, v in row.detail.items())}", style="dim", highlight=False)
+        console.print(f"{row.name}: {', '.join(f'{k} {v}' for k, v in row.detail.items())}", style="dim")
     console.print(f"{machine['cores']} cores, load {before:.1f} when it began, {machine['seconds']:.0f} s")
     if not names:
         write_json(results, {"machine": machine, "rows": [asdict(row) for row in rows]})

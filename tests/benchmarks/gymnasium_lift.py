@@ -1,4 +1,4 @@
-"""Lift as a Gymnasium environment: what one worker process of ``AsyncVectorEnv`` runs, as fast as plain MuJoCo goes."""
+"""Lift as anyone would write it for Gymnasium: one episode per environment, plain numpy, MuJoCo's own bindings."""
 
 from __future__ import annotations
 
@@ -8,67 +8,107 @@ from typing import Any
 import gymnasium
 import mujoco
 import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from sims.mujoco.tasks.lift import LiftTask
+from sims.mujoco.scene import CUBES_QPOS, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW, build_model
+from sims.mujoco.tasks.lift import HOLD_STEPS, LIFT_HEIGHT, TIME_LIMIT, LiftTask
 
-STATE = 8  # entries of lift's state; the columns after it are reward, success, failure and out of time
-COLUMNS = STATE + 4
+STATE, CUBES = 8, 4
+OPPONENT = "AsyncVectorEnv(shared memory, no copies) of SyncVectorEnv of plain gymnasium.Env with mujoco.mj_step"
+_BOUND = np.array([0.03, 0.03, 0.03, 1.0], np.float32)
 
 
 class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
-    """``rows`` episodes, each in its own ``MjData``, stepped one after the other with ``mujoco.mj_step``.
+    """One episode of lift: its own ``MjData``, one ``mj_step(nstep=12)`` per control step.
 
-    Control and judging are the task's own, on all rows at once.  Gymnasium allows one reward and one end per
-    environment, so those of the rows travel as columns of the observation, which is in shared memory.  An episode that
-    ended is not reset: the benchmark stops before any does.
+    The rules, the state and the time limit are those of ``sims.mujoco.tasks.lift``, written for one environment; only
+    the drawing of an episode is borrowed from there, so that both simulate the same.
+    """
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (STATE,), np.float32)
+    action_space = gymnasium.spaces.Box(-_BOUND, _BOUND, dtype=np.float32)
+
+    def __init__(self, model: mujoco.MjModel, begin: Any) -> None:
+        """``model`` may be shared by the environments of a process; ``begin(generator)`` draws an episode."""
+        self._model, self._begin = model, begin
+        self._data = data = mujoco.MjData(model)
+        self._ctrl, self._gantry, self._fingers = data.ctrl, data.qpos[:3], data.qpos[3:5]
+        self._heights = data.qpos[CUBES_QPOS + 2 :: 7]
+        self._target, self._held = np.zeros(3), np.zeros(CUBES, np.int16)
+        self._named, self._time = 0, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """The episode of ``seed``."""
+        episode = self._begin(np.random.Generator(np.random.PCG64(seed or 0)))
+        mujoco.mj_resetData(self._model, self._data)
+        self._data.qpos[:], self._ctrl[:] = episode.qpos, episode.ctrl
+        self._target[:] = episode.ctrl[:3]
+        self._named, self._time = int(episode.memory["named"]), 0
+        self._held[:] = 0
+        return self._observe(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One control step with ``action`` [4]: displacement in metres and grip sign."""
+        action = np.minimum(np.maximum(action, -_BOUND), _BOUND)
+        target = np.minimum(np.maximum(self._target + action[:3], WORKSPACE_LOW), WORKSPACE_HIGH)
+        self._target = self._ctrl[:3] = target
+        self._ctrl[3] = 0.0 if action[3] > 0 else FINGER_OPEN
+        mujoco.mj_step(self._model, self._data, nstep=12)
+        self._time += 1
+        self._held = (self._held + 1) * (self._heights >= LIFT_HEIGHT)
+        done = self._held >= HOLD_STEPS
+        success = bool(done[self._named])
+        terminated = success or bool(done.any())
+        truncated = self._time >= TIME_LIMIT and not terminated
+        return self._observe(), float(success), terminated, truncated, {}
+
+    def _observe(self) -> np.ndarray:
+        state = np.empty(STATE, np.float32)
+        state[:3], state[3] = self._gantry, self._fingers.sum()
+        state[4:7], state[7] = self._ctrl[:3], 2 * self._ctrl[3]
+        return state
+
+    def physics(self) -> np.ndarray:
+        """``qpos`` and ``qvel``, to see that it simulated the same."""
+        return np.concatenate([self._data.qpos, self._data.qvel])
+
+
+class Share(gymnasium.Env[np.ndarray, np.ndarray]):
+    """What one worker process hosts: ``rows`` plain environments in a ``SyncVectorEnv``, as one environment.
+
+    ``AsyncVectorEnv`` takes environments with one reward and one end each, so those of the rows travel as three more
+    columns of the observation [rows, STATE + 3], which is in shared memory.
     """
 
     def __init__(self, rows: int) -> None:
-        self._task = task = LiftTask()
-        self._data = [mujoco.MjData(task.model) for _ in range(rows)]
-        self._views = [(data, data.ctrl, data.qpos) for data in self._data]
-        self._ctrl, self._qpos = np.zeros((rows, task.model.nu)), np.zeros((rows, task.model.nq))
-        self._memory = {name: np.stack([value] * rows) for name, value in task.memory.items()}
-        self._time = 0
-        self._low, self._high = (np.asarray(bound, np.float32) for bound in (task.action.low, task.action.high))
-        bounds = (np.tile(bound, (rows, 1)) for bound in (self._low, self._high))
-        self.action_space = gymnasium.spaces.Box(*bounds, dtype=np.float32)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (rows, COLUMNS), np.float32)
-        self._observation = np.zeros((rows, COLUMNS), np.float32)
+        model, task = build_model(CUBES), LiftTask(CUBES)
+        make = partial(GymnasiumLift, model, task.begin)
+        self._rows = SyncVectorEnv([make] * rows, copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        self.action_space = self._rows.action_space
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (rows, STATE + 3), np.float32)
+        self._seen = np.zeros((rows, STATE + 3), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Row ``i`` starts the episode of ``seed + i``."""
-        for row, (data, ctrl, qpos) in enumerate(self._views):
-            episode = self._task.begin(np.random.Generator(np.random.PCG64((seed or 0) + row)))
-            mujoco.mj_resetData(self._task.model, data)
-            qpos[:], ctrl[:] = episode.qpos, episode.ctrl
-            self._qpos[row], self._ctrl[row] = episode.qpos, episode.ctrl
-            for name, item in episode.memory.items():
-                self._memory[name][row] = item
-        self._time = 0
-        self._observation[:, :STATE] = self._task.proprioception(self._qpos, self._ctrl)
-        self._observation[:, STATE:] = 0
-        return self._observation, {}
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Row ``i`` plays the episode of ``seed + i``."""
+        self._seen[:, :STATE], _ = self._rows.reset(seed=seed)
+        self._seen[:, STATE:] = 0
+        return self._seen, {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One control step of all rows with ``action`` [rows, 4]."""
-        task = self._task
-        self._ctrl = task.control(self._ctrl, np.clip(action, self._low, self._high))
-        for row, (data, ctrl, qpos) in enumerate(self._views):
-            ctrl[:] = self._ctrl[row]
-            mujoco.mj_step(task.model, data, nstep=task.substeps)
-            self._qpos[row] = qpos
-        self._time += 1
-        verdict = task.judge(self._qpos, self._memory)
-        self._memory = verdict.memory
-        seen = self._observation
-        seen[:, :STATE] = task.proprioception(self._qpos, self._ctrl)
-        seen[:, STATE], seen[:, STATE + 1] = verdict.reward, verdict.success
-        seen[:, STATE + 2], seen[:, STATE + 3] = verdict.failure >= 0, self._time >= task.time_limit
+        """One control step of every row with ``action`` [rows, 4]; the benchmark stops before any row ends."""
+        seen = self._seen
+        seen[:, :STATE], seen[:, STATE], seen[:, STATE + 1], seen[:, STATE + 2], _ = self._rows.step(action)
         return seen, 0.0, False, False, {}
 
+    def physics(self) -> np.ndarray:
+        """Of every row."""
+        return np.stack([env.physics() for env in self._rows.envs])
 
-def vector(rows: int, workers: int) -> gymnasium.vector.AsyncVectorEnv:
-    """``rows`` episodes over ``workers`` processes, with everything chosen for speed."""
-    make = partial(GymnasiumLift, rows // workers)
-    return gymnasium.vector.AsyncVectorEnv([make] * workers, shared_memory=True, copy=False, context="spawn")
+
+def vector(rows: int, workers: int) -> AsyncVectorEnv:
+    """``rows`` episodes over ``workers`` processes."""
+    return AsyncVectorEnv([partial(Share, rows // workers)] * workers, shared_memory=True, copy=False, context="spawn")

@@ -21,7 +21,7 @@ from vla_rl.contract.policy import Likelihood, Stored
 from vla_rl.experience.rollout import RolloutSource, seed_stream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, Noised
-from vla_rl.policies.flow_schedules import FlowOu, FlowSde
+from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalise import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
@@ -80,8 +80,8 @@ def iteration_parts(quick: bool = False) -> list[Row]:
     detail["control_steps_per_s"] = round(iterations * rows * decisions * policy.config.horizon / total)
     command = f"{COMMAND} iteration_parts"
     return [
-        Row(f"iteration_{name}", 100 * value / total, None, None, "percent", command, detail)
-        for name, value in spent.items()
+        Row(f"iteration_{name}", 100 * value / total, None, None, "percent", command, {} if i else detail)
+        for i, (name, value) in enumerate(spent.items())
     ]
 
 
@@ -159,9 +159,7 @@ def _update(policy: TinyVLA, rollout: Rollout, side: str, metrics: dict[str, dic
 def _policy(env: Any, noised: Noised) -> TinyVLA:
     """An untrained policy for ``env``; speed does not depend on its weights."""
     torch.manual_seed(0)
-    # Flow-SDE's last step has noise of its own; for all steps the demo's alternative is Flow-OU with some.
-    schedule = FlowSde(0.5) if isinstance(noised, LastStep) else FlowOu(0.5, last_std=0.1)
-    config = TinyConfig(sampler=FlowSampler(schedule, noised, 4))
+    config = TinyConfig(sampler=FlowSampler(FlowSde(0.5), noised, 4))
     policy = TinyVLA(env.spec, Vocabulary.of(env.spec.tasks), Affine.from_bounds(env.spec.state), config)
     policy.backbone.eval().requires_grad_(False)
     return policy

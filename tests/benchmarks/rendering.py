@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import importlib
-import os
 from contextlib import closing
 from typing import Any
+from unittest.mock import patch
 
 import mujoco
 import numpy as np
 
-from sims.mujoco.render import Renderer, available_backends
+from sims.mujoco.render import Renderer
 from sims.mujoco.tasks.lift import LiftTask
 from tests.benchmarks.measure import Contender, Row, interleave, rate_row
 
@@ -21,13 +21,11 @@ CAMERA = "front"
 def render_vs_mujoco(quick: bool = False) -> list[Row]:
     """Pictures per second of 64x64 pixels from the same states, model, camera, colours and OpenGL."""
     rows, size, repeats = (2, 64, 1) if quick else (64, 64, 15)
-    backend = next((name for name, answer in available_backends().items() if answer == "works"), None)
-    if backend is None:
-        raise RuntimeError("no OpenGL works here, so rendering cannot be measured; see `vla-rl inspect`.")
     task = LiftTask()
     qpos, colours = _states(task, rows)
     ours, pictures = Renderer(task.model, size, size, task.painted), np.empty((rows, size, size, 3), np.uint8)
-    theirs = _Theirs(task, size, backend, qpos, colours)
+    opengl = type(ours._canvas.gl)
+    theirs = _Theirs(task, size, opengl, qpos, colours)
     with closing(ours), closing(theirs.renderer):
         contenders = {
             "ours": Contender(lambda: ours.render(qpos, colours, CAMERA, pictures)),
@@ -36,7 +34,7 @@ def render_vs_mujoco(quick: bool = False) -> list[Row]:
         }
         seconds = interleave(contenders, repeats)
     assert np.array_equal(pictures, theirs.pictures), "the pictures differ, so the comparison is not fair"
-    detail = {"backend": backend, "other_with_mj_kinematics_only": round(rows / seconds["kinematics"])}
+    detail = {"backend": opengl.__module__, "other_with_mj_kinematics_only": round(rows / seconds["kinematics"])}
     pair = (seconds["ours"], seconds["other"])
     return [rate_row("render_vs_mujoco", "render_vs_mujoco", rows, pair, "pictures/s", rows=rows, size=size, **detail)]
 
@@ -44,14 +42,15 @@ def render_vs_mujoco(quick: bool = False) -> list[Row]:
 class _Theirs:
     """``mujoco.Renderer`` with a buffer and a scene of the same size as ours."""
 
-    def __init__(self, task: LiftTask, size: int, backend: str, qpos: np.ndarray, colours: np.ndarray) -> None:
+    def __init__(self, task: LiftTask, size: int, opengl: type, qpos: np.ndarray, colours: np.ndarray) -> None:
         self.model = copy.copy(task.model)
         self.model.vis.global_.offheight = self.model.vis.global_.offwidth = size
         self.data, self.painted = mujoco.MjData(self.model), np.asarray(task.painted)
         self.qpos, self.colours = qpos, colours
         self.pictures = np.empty((len(qpos), size, size, 3), np.uint8)
-        _choose_opengl(backend)
-        self.renderer = mujoco.Renderer(self.model, size, size, max_geom=self.model.ngeom + 8)
+        # It chooses its OpenGL when mujoco is imported; here it gets the one that ours found.
+        with patch.object(importlib.import_module("mujoco.rendering.classic.gl_context"), "GLContext", opengl):
+            self.renderer = mujoco.Renderer(self.model, size, size, max_geom=self.model.ngeom + 8)
         mujoco.mj_forward(self.model, self.data)
 
     def render(self, compute: Any) -> None:
@@ -62,13 +61,6 @@ class _Theirs:
             compute(self.model, self.data)
             self.renderer.update_scene(self.data, CAMERA)
             self.renderer.render(out=self.pictures[row])
-
-
-def _choose_opengl(backend: str) -> None:
-    """``mujoco.Renderer`` chooses its OpenGL when mujoco is imported; give it the one that ours uses."""
-    os.environ.setdefault("MUJOCO_GL", backend)
-    chooser = importlib.import_module("mujoco.rendering.classic.gl_context")
-    chooser.GLContext = importlib.import_module(f"mujoco.{backend}").GLContext
 
 
 def _states(task: LiftTask, rows: int) -> tuple[np.ndarray, np.ndarray]:

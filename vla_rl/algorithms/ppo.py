@@ -34,10 +34,10 @@ class PPOConfig:
     clip_low: float = 0.3
     clip_high: float = 0.3
     epochs: int = 3
-    minibatch: int = 256  # decisions
+    minibatch: int = 320  # decisions
     learning_rate: float = 5e-5
     critic_learning_rate: float = 1e-3
-    target_kl: float = 0.1
+    target_kl: float = 0.04
     stop_kl: float = 4.0  # the policy's epochs end early beyond stop_kl * target_kl
     rate_factor: float = 1.4  # the learning rate moves by this factor when the last epoch's KL misses the target
     rate_bounds: tuple[float, float] = (1e-6, 1e-3)
@@ -51,7 +51,7 @@ class PPOConfig:
 class _Batch:
     """The decisions of one rollout, flattened to [B]; idle and intervened ones are left out."""
 
-    stored: Mapping[str, Tensor]
+    stored: dict[str, Tensor]
     sample: Tensor
     aux: Mapping[str, Tensor]
     logprob: Tensor
@@ -87,8 +87,8 @@ class PPO:
     ) -> None:
         if not isinstance(policy, LikelihoodPolicy):
             raise UserError(
-                f"PPO needs a policy with log_prob and kl (LikelihoodPolicy) but {type(policy).__name__} lacks them, so "
-                "no ratio can be formed; add them or choose an algorithm for black-box policies."
+                f"PPO needs a policy with log_prob and kl (LikelihoodPolicy) but {type(policy).__name__} lacks them, "
+                "so no ratio can be formed; add them or choose an algorithm for black-box policies."
             )
         self.policy, self.critic, self.config = policy, critic, config
         self.parameters, self.generator = dict(parameters), generator
@@ -107,8 +107,13 @@ class PPO:
         self.optimiser.param_groups[0]["lr"] = min(max(value, low), high)
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """One PPO iteration: advantages, then epochs of freshly drawn minibatches."""
+        """One PPO iteration: advantages, then epochs of freshly drawn minibatches.
+
+        Without a usable decision (all idle or intervened) nothing is learnt and only ``decisions`` = 0 is returned.
+        """
         batch, metrics = self._prepare(rollout)
+        if not metrics["decisions"]:
+            return metrics
         old = self._old_likelihood(batch, metrics)
         if metrics["parity"] > self.config.parity_bound:
             batch = replace(batch, logprob=old.logprob)
@@ -129,14 +134,16 @@ class PPO:
         if not warming:
             self._adapt_rate(kl, stopped)
         self.iteration += 1
-        return {**metrics, **_mean(losses), "kl_last": kl, "stopped": float(stopped), "learning_rate": self.learning_rate}
+        state = {"kl_last": kl, "stopped": float(stopped), "learning_rate": self.learning_rate}
+        return {**metrics, **_mean(losses), **state}
 
     # -- data -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _prepare(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
-        if self.iteration == 0 and hasattr(self.critic, "calibrate"):
-            self.critic.calibrate(rollout.stored)
+        calibrate = getattr(self.critic, "calibrate", None)
+        if self.iteration == 0 and callable(calibrate):
+            calibrate(rollout.stored)
         values = self.critic(rollout.stored)
         value, following = values[:-1], values[1:].clone()
         if len(rollout.final_index):
@@ -163,8 +170,7 @@ class PPO:
             normalised[usable],
             returns[usable],
         )
-        unexplained = (returns - value)[usable].var() / returns[usable].var().clamp_min(1e-8)
-        return batch, {"explained_variance": float(1 - unexplained), "value": float(value[usable].mean())}
+        return batch, _quality(returns[usable], value[usable])
 
     @torch.no_grad()
     def _old_likelihood(self, batch: _Batch, metrics: dict[str, float]) -> Likelihood:
@@ -195,22 +201,25 @@ class PPO:
         loss, clipped = self.policy_loss(row, new)
         loss = loss - self.config.entropy * new.entropy.mean()
         norm = self._step(self.optimiser, loss, self.parameters, "policy")
-        return {"kl": float(kl.detach()), "clipped": float(clipped.mean()), "policy_loss": float(loss.detach()), "grad_norm": norm}
+        seen = {"kl": float(kl.detach()), "clipped": float(clipped.mean()), "policy_loss": float(loss.detach())}
+        return {**seen, "grad_norm": norm}
 
     def _critic_step(self, row: _Batch) -> dict[str, float]:
         loss = 0.5 * (self.critic(row.stored) - row.returns).square().mean()
         self._step(self.critic_optimiser, loss, dict(self.critic.named_parameters()), "critic")
         return {"value_loss": float(loss.detach())}
 
-    def _step(self, optimiser: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], who: str) -> float:
+    def _step(
+        self, optimiser: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], who: str
+    ) -> float:
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
         if not torch.isfinite(loss) or norm != norm or norm == float("inf"):
-            bad = next((name for name, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "loss")
+            bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "loss")
             raise NonFiniteError(
-                f"the {who} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not taken; "
-                "go on from the last checkpoint with a lower learning rate."
+                f"the {who} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
+                "taken; go on from the last checkpoint with a lower learning rate."
             )
         optimiser.step()
         return norm
@@ -224,6 +233,15 @@ class PPO:
 
 def _index(items: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
     return {name: item[index] for name, item in items.items()}
+
+
+def _quality(returns: Tensor, value: Tensor) -> dict[str, float]:
+    """How many decisions there are to learn from and how well the critic ``value`` [B] explains ``returns`` [B]."""
+    if not len(returns):
+        return {"decisions": 0.0}
+    unexplained = (returns - value).var(correction=0) / returns.var(correction=0).clamp_min(1e-8)
+    explained = {"explained_variance": float(1 - unexplained), "value": float(value.mean())}
+    return {"decisions": float(len(returns)), **explained}
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:

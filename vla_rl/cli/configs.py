@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import tyro
+from tyro import constructors
 
 import vla_rl
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -59,7 +61,28 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
         name = argument[2:].split("=")[0].replace("-", "_")
         if argument.startswith("--") and name not in known and name not in ("help", "h"):
             raise UserError(f"the config has no field {argument.split('=')[0]!r}, so it cannot be set; {_suggest(name, known)}")
-    return tyro.cli(type(config), default=config, args=list(arguments), prog=command, description=config.__doc__ or "")
+    with _registry():
+        description = type(config).__doc__ or ""
+        return tyro.cli(type(config), default=config, args=list(arguments), prog=command, description=description)
+
+
+def _registry() -> constructors.ConstructorRegistry:
+    """Let fields that are typed by a protocol be overridden like their present value's own class."""
+    registry = constructors.ConstructorRegistry()
+
+    @registry.struct_rule
+    def of_value(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
+        value = info.default
+        if not getattr(info.type, "_is_protocol", False) or not dataclasses.is_dataclass(value):
+            return None
+        kinds = get_type_hints(type(value))
+        fields = [
+            constructors.StructFieldSpec(field.name, kinds[field.name], getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        ]
+        return constructors.StructConstructorSpec(type(value), tuple(fields))  # type: ignore[arg-type]
+
+    return registry
 
 
 def _suggest(name: str, known: set[str]) -> str:

@@ -47,8 +47,8 @@ class RLConfig:
     """Reinforcement learning: how the flow is sampled, how experience is cut, PPO and the loop around it."""
 
     sampler: FlowSampler
-    rows: int = 64  # environments
-    decisions: int = 12  # per row and rollout
+    rows: int = 128  # environments
+    decisions: int = 5  # per row and rollout
     loop: LoopConfig = field(default_factory=LoopConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
 
@@ -97,6 +97,8 @@ def imitate_policy(
     """Train connector and expert on the demonstrations, in place."""
     stored = store_episodes(policy, episodes)
     chunks = policy.action_scale.normalise(torch.as_tensor(episodes.chunks(policy.config.horizon)))
+    learnt = torch.as_tensor(episodes.time % config.stride == 0)
+    stored, chunks = {name: item[learnt] for name, item in stored.items()}, chunks[learnt]
 
     def report(step: int, info: dict[str, float]) -> None:
         update(step + 1, f"loss {info['loss']:.4f}")
@@ -139,7 +141,7 @@ def improve(
     policy.with_sampler(config.sampler)
     env, validation = world.training(config.rows), world.make(judged.rows)
     torch.manual_seed(seed)
-    critic = ValueCritic({"features": policy.backbone.features * len(policy.spec.images), "state": policy.spec.state.shape[0]})
+    critic = ValueCritic({"features": policy.backbone.features * len(policy.spec.images), "state": policy.spec.state.shape[0], "time": 1})
     learner = PPO(policy, policy.trainable(), critic, config.ppo, generator(seed, 4))
     seeds = suite.training_seeds(seed, "reinforcement")
     source = RolloutSource(env, policy, config.decisions, seed_stream(seeds.start, seeds.stop), generator(seed, 5))

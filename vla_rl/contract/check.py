@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.policy import ActionOut, LikelihoodPolicy, Policy
+from vla_rl.contract.policy import ActionOut, LikelihoodPolicy, Policy, Stored
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _TOLERANCE = 1e-5
@@ -60,16 +59,16 @@ def check_array(name: str, array: Any, spec: ArraySpec, lead: tuple[int, ...]) -
     values = _numpy(array)
     if values.shape != lead + spec.shape or str(values.dtype) != spec.dtype:
         raise ContractError(
-            f"{name} is {values.dtype}{list(values.shape)} but {spec.dtype}{list(lead + spec.shape)} is declared, so it "
-            "would be misread; mend the spec or the environment."
+            f"{name} is {values.dtype}{list(values.shape)} but {spec.dtype}{list(lead + spec.shape)} is declared, so "
+            "it would be misread; mend the spec or the environment."
         )
     if values.size and values.dtype != np.bool_:
         low, high = np.asarray(spec.low, float), np.asarray(spec.high, float)
         numbers = values.astype(float)
         if not ((numbers >= low - _TOLERANCE) & (numbers <= high + _TOLERANCE)).all():
             raise ContractError(
-                f"{name} holds {numbers.min():.6g}..{numbers.max():.6g}, outside its declared range {spec.low}..{spec.high}, "
-                "so normalisation would be wrong; mend the spec or the environment."
+                f"{name} holds {numbers.min():.6g}..{numbers.max():.6g}, outside its declared range {spec.low}.."
+                f"{spec.high}, so normalisation would be wrong; mend the spec or the environment."
             )
 
 
@@ -81,9 +80,10 @@ def check_step(step: Step, spec: EnvSpec, rows: int, horizon: int) -> None:
         check_array(name, getattr(step, name), flag, (rows,))
     for name in ("valid", "intervened"):
         check_array(name, getattr(step, name), flag, (rows, horizon))
-    check_array("reward", step.reward, ArraySpec((), "float32", -np.inf, np.inf), (rows, horizon))
-    bounds = replace(spec.action, low=np.minimum(spec.action.low, 0).tolist(), high=np.maximum(spec.action.high, 0).tolist())
-    check_array("executed", step.executed, bounds, (rows, horizon))
+    most = float(np.finfo(np.float32).max)
+    check_array("reward", step.reward, ArraySpec((), "float32", -most, most), (rows, horizon))
+    low, high = np.minimum(spec.action.low, 0).tolist(), np.maximum(spec.action.high, 0).tolist()
+    check_array("executed", step.executed, replace(spec.action, low=low, high=high), (rows, horizon))
     terminated, truncated, valid = _numpy(step.terminated), _numpy(step.truncated), _numpy(step.valid)
     _require(not (terminated & truncated).any(), "a row is terminated and truncated at once, so its value is undefined")
     _require(bool((np.diff(valid.astype(int), axis=1) <= 0).all()), "valid becomes True again inside a chunk")
@@ -100,25 +100,38 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
     every = np.arange(env.num_envs)
     obs = env.reset(every, seed + every)
     state = policy.reset_state(policy.initial_state(env.num_envs), every)
-    secret = replace(obs, extras={n: v for n, v in obs.extras.items() if not n.startswith("privileged/")})
-    stored = policy.precompute(secret)
+    try:
+        stored = policy.precompute(obs.public())
+    except KeyError as error:
+        raise ContractError(
+            f"the policy reads {error}, which {env.spec.name!r} does not give to policies (privileged/* is for critics "
+            "and rewards), so it could not be deployed; train it on what it will have."
+        ) from error
+    _check_out(policy.act(stored, state, "eval", generator)[0], env)
     out, _ = policy.act(stored, state, "sample", generator)
     _check_out(out, env)
     env.step(_numpy(out.action))
-    found = [Checked("precompute", ", ".join(f"{n} {list(v.shape)}" for n, v in stored.items())), Checked("act", "in bounds")]
+    kept = ", ".join(f"{name} {list(value.shape)}" for name, value in stored.items())
+    found = [Checked("precompute", kept), Checked("act", "in bounds")]
     if isinstance(policy, LikelihoodPolicy):
-        again = policy.log_prob(stored, out.sample, out.aux).logprob
-        gap = float(np.abs(_numpy(again) - _numpy(out.logprob)).max())
-        terms = np.prod(out.sample.shape[1:]) * 16.0
-        _require(gap <= 1e-5 * terms**0.5, f"log_prob of a fresh sample is off by {gap:.2g}, so PPO's first ratio is not 1")
-        found.append(Checked("log-prob parity", f"{gap:.2g}"))
+        found.append(Checked("log-prob parity", f"{_check_parity(policy, stored, out):.2g}"))
     return found
+
+
+def _check_parity(policy: LikelihoodPolicy, stored: Stored, out: ActionOut) -> float:
+    """The bound is that of float32 for a chain of up to 16 steps."""
+    again = policy.log_prob(stored, out.sample, out.aux).logprob
+    gap = float(np.abs(_numpy(again) - _numpy(out.logprob)).max())
+    terms = float(np.prod(out.sample.shape[1:])) * 16.0
+    _require(gap <= 1e-5 * terms**0.5, f"log_prob of a fresh sample is off by {gap:.2g}, so PPO's first ratio is not 1")
+    return gap
 
 
 def _check_out(out: ActionOut, env: VecEnv) -> None:
     spec, action = env.spec, _numpy(out.action)
     horizon = action.shape[1] if action.ndim == 3 else 0
-    check_array("action", action.astype(spec.action.dtype), replace(spec.action, shape=(horizon, *spec.action.shape)), (env.num_envs,))
+    bounds = replace(spec.action, shape=(horizon, *spec.action.shape))
+    check_array("action", action.astype(spec.action.dtype), bounds, (env.num_envs,))
     _require(1 <= horizon <= spec.max_chunk, f"the chunk has {horizon} actions but 1..{spec.max_chunk} are possible")
     _require(_numpy(out.logprob).shape == (env.num_envs,), "logprob needs one number per row")
 
@@ -130,6 +143,9 @@ def _check_reset(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     obs = env.reset(every, seeds)
     check_observation(obs, env.spec, env.num_envs)
     _require(not _numpy(obs.time).any(), "time is not 0 after a reset")
+    kept = obs.rows(every)  # copies
+    env.step(random_actions(env, 1, np.random.default_rng(5)))
+    _require(_equal(obs, kept), "an observation that was handed out is overwritten by the next step")
     return f"{len(obs.images)} cameras, state {list(obs.state.shape)}"
 
 
@@ -151,7 +167,8 @@ def _check_episode(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
         if _numpy(step.done).all():
             return f"{int(taken.min())}..{int(taken.max())} actions"
     raise ContractError(
-        f"an episode of {env.spec.name!r} ran longer than its time_limit {env.spec.time_limit}, so it never ends; truncate it."
+        f"an episode of {env.spec.name!r} ran longer than its time_limit {env.spec.time_limit}, so it never ends; "
+        "truncate it."
     )
 
 
@@ -171,34 +188,40 @@ def _check_idle(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
 def _check_repeats(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     first = _play(env, every, seeds, [2, 1])
     turned = _play(env, every, seeds[::-1].copy(), [2, 1], reverse=True)
-    _require(_equal(first, turned.rows(every[::-1].copy())), "an episode depends on its row or its neighbours")
+    _require(_same_course(first, turned, every[::-1].copy()), "an episode depends on its row or its neighbours")
     return "same seed and actions, same episode in any row"
 
 
 def _check_chunking(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     size = min(4, env.spec.max_chunk)
     whole, parts = _play(env, every, seeds, [size]), _play(env, every, seeds, [1] * size)
-    _require(_equal(whole, parts), f"one chunk of {size} differs from {size} chunks of 1")
+    _require(_same_course(whole, parts, every), f"one chunk of {size} differs from {size} chunks of 1")
     return f"H={size} equals {size} x H=1"
 
 
 def _check_refuses(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     before = env.reset(every, seeds)
     good = random_actions(env, 1, np.random.default_rng(2))
-    poisoned = good.copy()
+    poisoned, endless = good.copy(), np.repeat(good, env.spec.max_chunk + 1, axis=1)
     poisoned[-1, 0, 0] = np.nan
-    for what, chunk in {"a chunk without an action axis": good[:, 0], "a NaN": poisoned}.items():
+    bad = {"a chunk without an action axis": good[:, 0], "a NaN": poisoned, "a chunk beyond max_chunk": endless}
+    for what, chunk in bad.items():
         try:
             env.step(chunk)
         except (ValueError, ArithmeticError):
             continue
-        raise ContractError(f"{env.spec.name!r} executed {what}, which must be refused; check chunks before anything moves.")
+        raise ContractError(
+            f"{env.spec.name!r} executed {what}, which must be refused; check chunks before anything moves."
+        )
     _require(_equal(before, env.reset(every[:0], seeds[:0])), "a refused chunk moved something")
+    low, high = np.asarray(env.spec.action.low, float), np.asarray(env.spec.action.high, float)
+    wild = np.broadcast_to(2 * high - low, good.shape).astype(np.float32)
+    check_step(env.step(wild), env.spec, env.num_envs, 1)
     return "wrong shape and NaN refused"
 
 
 def _check_snapshot(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
-    _require(env.spec.can_snapshot == isinstance(env, Snapshots), "spec.can_snapshot does not say whether snapshot exists")
+    _require(env.spec.can_snapshot == isinstance(env, Snapshots), "spec.can_snapshot differs from what is offered")
     if not isinstance(env, Snapshots):
         return "not offered"
     _play(env, every, seeds, [1, 1])
@@ -206,7 +229,7 @@ def _check_snapshot(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     here = env.reset(every[:0], seeds[:0])
     first = _continue(env, [1, 2])
     _require(_equal(here, env.restore(every, saved)), "restore does not bring the observation back")
-    _require(_equal(first, _continue(env, [1, 2])), "the continuation after restore differs")
+    _require(_same_course(first, _continue(env, [1, 2]), every), "the continuation after restore differs")
     env.reset(every, seeds)
     return "continues bit for bit"
 
@@ -220,17 +243,28 @@ def random_actions(env: VecEnv, horizon: int, chooser: np.random.Generator) -> n
     return chooser.uniform(env.spec.action.low, env.spec.action.high, shape).astype(np.float32)
 
 
-def _play(env: VecEnv, every: np.ndarray, seeds: np.ndarray, chunks: list[int], reverse: bool = False) -> Observation:
+def _play(env: VecEnv, every: np.ndarray, seeds: np.ndarray, chunks: list[int], reverse: bool = False) -> list[Step]:
     env.reset(every, seeds)
     return _continue(env, chunks, reverse)
 
 
-def _continue(env: VecEnv, chunks: list[int], reverse: bool = False) -> Observation:
+def _continue(env: VecEnv, chunks: list[int], reverse: bool = False) -> list[Step]:
+    """The same actions at every call, cut into ``chunks``; with ``reverse``, those of the last row go to the first."""
     actions = random_actions(env, sum(chunks), np.random.default_rng(3))
     actions = actions[::-1] if reverse else actions
     starts = np.cumsum([0, *chunks[:-1]])
-    steps = [env.step(actions[:, a : a + n].copy()) for a, n in zip(starts, chunks, strict=True)]
-    return steps[-1].obs
+    return [env.step(actions[:, a : a + n].copy()) for a, n in zip(starts, chunks, strict=True)]
+
+
+def _same_course(one: list[Step], other: list[Step], rows: np.ndarray) -> bool:
+    """Whether both saw, earned and ended alike, with row ``i`` of ``one`` being row ``rows[i]`` of ``other``."""
+    flags = all(_numpy(getattr(one[-1], n) == getattr(other[-1], n)[rows]).all() for n in ("done", "success"))
+    per_action = (
+        [np.concatenate([_numpy(getattr(step, name)) for step in steps], 1) for name in ("reward", "valid", "executed")]
+        for steps in (one, other)
+    )
+    same = all(np.array_equal(a, b[rows]) for a, b in zip(*per_action, strict=True))
+    return flags and same and _equal(one[-1].obs, other[-1].obs.rows(rows))
 
 
 def _finish(env: VecEnv) -> Step:
@@ -244,9 +278,12 @@ def _finish(env: VecEnv) -> Step:
 
 
 def _equal(a: Observation, b: Observation) -> bool:
-    parts: Callable[[Observation], dict[str, Any]] = lambda o: {**o.images, **o.extras, "s": o.state, "k": o.task, "t": o.time}  # noqa: E731
-    left, right = parts(a), parts(b)
+    left, right = _parts(a), _parts(b)
     return left.keys() == right.keys() and all(np.array_equal(_numpy(left[n]), _numpy(right[n])) for n in left)
+
+
+def _parts(obs: Observation) -> dict[str, Any]:
+    return {**obs.images, **obs.extras, "state": obs.state, "task": obs.task, "time": obs.time}
 
 
 def _same_names(what: str, given: Any, declared: Any) -> None:

@@ -44,4 +44,10 @@ def from_json(value: Any) -> Any:
     known = {field.name for field in dataclasses.fields(kind)}
     for name in fields.keys() - known:
         raise UserError(f"{kind.__name__} has no field {name!r}, so it cannot be set; {did_you_mean(name, known)}")
-    return kind(**fields)
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise UserError(
+            f"{kind.__name__} cannot be rebuilt from this JSON ({error}), so it is not used; write it again with this "
+            "version of vla-rl."
+        ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from vla_rl.contract.spec import EnvSpec
@@ -12,6 +12,7 @@ from vla_rl.contract.spec import EnvSpec
 Array: TypeAlias = Any
 Snapshot: TypeAlias = dict[str, Array]
 Observe: TypeAlias = Literal["last", "all"]
+PRIVILEGED = "privileged/"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,13 @@ class Observation:
             self.time[index],
             {name: extra[index] for name, extra in self.extras.items()},
         )
+
+    def public(self) -> Observation:
+        """The same without ``privileged/*``: what a policy is given."""
+        if not any(name.startswith(PRIVILEGED) for name in self.extras):
+            return self
+        shown = {name: extra for name, extra in self.extras.items() if not name.startswith(PRIVILEGED)}
+        return replace(self, extras=shown)
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ class VecEnv(Protocol):
     def num_envs(self) -> int: ...
 
     def reset(self, rows: Array, seeds: Array) -> Observation:
-        """Start new episodes in ``rows`` (int [R]) with ``seeds`` (int [R]); returns the observation of all ``E`` rows."""
+        """Start new episodes in ``rows`` (int [R]) with ``seeds`` (int [R]); returns the observation of all rows."""
 
     def step(self, chunk: Array, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D] in physical units, any 1 <= H <= ``spec.max_chunk``.

@@ -75,6 +75,7 @@ class EnvSpec:
 
 
 def _array_spec(data: dict[str, Any]) -> ArraySpec:
-    tuples = {key: tuple(data[key]) for key in ("shape", "names") if key in data}
-    bounds = {key: tuple(data[key]) if isinstance(data[key], list | tuple) else data[key] for key in ("low", "high")}
-    return ArraySpec(**{**data, **tuples, **bounds})
+    fields = dict(data)
+    fields |= {key: tuple(data[key]) for key in ("shape", "names") if key in data}
+    fields |= {key: tuple(data[key]) for key in ("low", "high") if isinstance(data[key], list | tuple)}
+    return ArraySpec(**fields)

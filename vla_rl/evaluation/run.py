@@ -70,7 +70,7 @@ class _Evaluation:
         state = self.policy.initial_state(self.env.num_envs)
         obs, state = self._refill(np.arange(self.env.num_envs), None, state)
         while (self.playing >= 0).any():
-            out, state = self.policy.act(self.policy.precompute(self.view(obs)), state, mode, generator)
+            out, state = self.policy.act(self.policy.precompute(self.view(obs).public()), state, mode, generator)
             step = self.env.step(np.asarray(out.action) if self.env.spec.device == "cpu" else out.action)
             obs, state = self._refill(self._book(step), step.obs, state)
         return Outcomes(self.seeds, self.success, tuple(self.cause), self.length)
@@ -81,7 +81,7 @@ class _Evaluation:
         ended = np.flatnonzero(np.asarray(step.done) & (self.playing >= 0))
         for row in ended:
             self.success[self.playing[row]] = bool(step.success[row])
-            self.cause[self.playing[row]] = step.cause[row]
+            self.cause[self.playing[row]] = step.cause[int(row)]
         self.ended += len(ended)
         if len(ended):
             self.report(self.ended, int(self.success.sum()))

@@ -19,8 +19,8 @@ _NAMES = ("state", "task", "time", "action", "episode", "seed")
 class Episodes:
     """``N`` control steps of successful episodes, in order.
 
-    images {camera: uint8 [N,h,w,c]}, state float32 [N,S], task int64 [N], time int64 [N], action float32 [N,D] (what was
-    executed), episode int64 [N], seed int64 [N]
+    images {camera: uint8 [N,h,w,c]}, state float32 [N,S], task int64 [N], time int64 [N], action float32 [N,D] (what
+    was executed), episode int64 [N], seed int64 [N]
     """
 
     images: dict[str, np.ndarray]
@@ -54,13 +54,13 @@ class Episodes:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with writing.open("wb") as file:
-                np.savez_compressed(file, **arrays)
+                np.savez_compressed(file, allow_pickle=False, **arrays)
             os.replace(writing, path)
         except OSError as error:
             writing.unlink(missing_ok=True)
             raise UserError(
-                f"the episodes could not be written to {str(path)!r} ({error}), so nothing there has changed; free some "
-                "disk space or choose another folder."
+                f"the episodes could not be written to {str(path)!r} ({error}), so nothing there has changed; free "
+                "some disk space or choose another folder."
             ) from error
 
     @classmethod
@@ -72,8 +72,8 @@ class Episodes:
                 return cls(images, **{name: file[name] for name in _NAMES})
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise UserError(
-                f"{str(path)!r} holds no readable episodes ({error}), so nothing can be imitated; record them again with "
-                "'vla-rl collect'."
+                f"{str(path)!r} holds no readable episodes ({error}), so nothing can be imitated; record them again "
+                "with 'vla-rl collect'."
             ) from error
 
 

@@ -54,20 +54,25 @@ class RolloutSource:
         self.env, self.policy, self.decisions = env, policy, decisions
         self.seeds, self.generator = seeds, generator
         self._stored: Stored | None = None
+        self._window = _Window()
         self._state = policy.initial_state(env.num_envs)
         self._seed = torch.zeros(env.num_envs, dtype=torch.long)
 
     def next(self) -> Rollout:
-        """Collect one window.  Raises NonFiniteError when the policy produced a NaN (nothing has moved then)."""
-        window = _Window()
-        stored = self._stored if self._stored is not None else self._begin()
-        for _ in range(self.decisions):
-            stored = self._decide(window, stored)
-        self._stored = stored
-        return _stack(window, stored)
+        """Collect one window.
 
-    def _begin(self) -> Stored:
-        return self.policy.precompute(self._reset(np.arange(self.env.num_envs)))
+        Raises NonFiniteError when the policy produced a NaN: that decision moved nothing, and those before it are kept,
+        so that a next call with mended weights goes on where this one stopped.
+        """
+        if self._stored is None:
+            self._stored = self._look(self._reset(np.arange(self.env.num_envs)))
+        while len(self._window.decisions) < self.decisions:
+            self._stored = self._decide(self._window, self._stored)
+        window, self._window = self._window, _Window()
+        return _stack(window, self._stored)
+
+    def _look(self, obs: Observation) -> Stored:
+        return self.policy.precompute(obs.public())
 
     def _reset(self, rows: np.ndarray) -> Observation:
         seeds = np.array([next(self.seeds) for _ in rows], dtype=np.int64)
@@ -77,16 +82,19 @@ class RolloutSource:
 
     def _decide(self, window: _Window, stored: Stored) -> Stored:
         start = time.perf_counter()
-        out, self._state = self.policy.act(stored, self._state, "sample", self.generator)
+        out, state = self.policy.act(stored, self._state, "sample", self.generator)
         check_finite(out)
+        self._state = state
         acted = time.perf_counter()
         step = self.env.step(to_env(out.action, self.env))
         window.decisions.append(_Decision(stored, out, step, self._seed.clone()))
         obs = self._restart(window, step)
         stepped = time.perf_counter()
-        following = self.policy.precompute(obs)
+        following = self._look(obs)
         for name, seconds in zip(
-            ("act_s", "env_s", "perception_s"), (acted - start, stepped - acted, time.perf_counter() - stepped), strict=True
+            ("act_s", "env_s", "perception_s"),
+            (acted - start, stepped - acted, time.perf_counter() - stepped),
+            strict=True,
         ):
             window.seconds[name] += seconds
         return following
@@ -96,7 +104,7 @@ class RolloutSource:
         done = _numpy(step.done)
         truncated = np.flatnonzero(_numpy(step.truncated))
         if len(truncated):
-            window.final.append(self.policy.precompute(step.obs.rows(truncated)))
+            window.final.append(self._look(step.obs.rows(truncated)))
             window.ended += [(len(window.decisions) - 1, int(row)) for row in truncated]
         return self._reset(np.flatnonzero(done)) if done.any() else step.obs
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Percept:
-    """features [B,F]; ``uv`` [B,Q,2] where each query looks (x right, y down, in [-1,1]); attention logits [B,Q,cells]."""
+    """features [B,F]; ``uv`` [B,Q,2] where queries look (x right, y down, in [-1,1]); attention logits [B,Q,cells]."""
 
     features: Tensor
     uv: Tensor
@@ -54,7 +54,7 @@ class PointingBackbone(nn.Module):
         cells = self.context(self.conv(pixels / 127.5 - 1.0))
         logits = torch.einsum("bqd,bdyx->bqyx", self.ask(tokens), self.key(cells)) / cells.shape[1] ** 0.5
         weight = logits.flatten(2).softmax(-1)
-        uv = weight @ grid(*cells.shape[2:], like=weight)
+        uv = weight @ grid(cells.shape[2], cells.shape[3], like=weight)
         seen = weight @ self.values(cells).flatten(2).transpose(1, 2)
         return Percept(torch.cat([uv, seen], -1).flatten(1), uv, logits.flatten(2))
 

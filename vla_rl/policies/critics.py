@@ -18,6 +18,8 @@ class ValueCritic(nn.Module):
         super().__init__()
         self.keys = tuple(sizes)
         size = sum(sizes.values())
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("std", torch.ones(size))
         layers: list[nn.Module] = []

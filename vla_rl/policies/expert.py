@@ -38,9 +38,10 @@ class FlowExpert(nn.Module):
         self.blocks = nn.ModuleList(FilmBlock(width, condition, 64) for _ in range(blocks))
         self.norm = nn.LayerNorm(width)
         self.velocity = nn.Linear(width, dims)
-        self.noise = nn.Sequential(nn.Linear(width, 64), nn.Tanh(), nn.Linear(64, dims))
-        nn.init.zeros_(self.noise[-1].weight)
-        nn.init.zeros_(self.noise[-1].bias)
+        last = nn.Linear(64, dims)
+        self.noise = nn.Sequential(nn.Linear(width, 64), nn.Tanh(), last)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
 
     def forward(self, condition: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """``condition`` [B,C], ``x`` [B,k,N], ``t`` [B,k]: velocity and raw log-std, both [B,k,N]."""

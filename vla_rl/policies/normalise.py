@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,9 +22,15 @@ class Affine:
 
     @classmethod
     def from_bounds(cls, spec: ArraySpec) -> Affine:
-        """Map the bounds of ``spec`` to [-1, 1]."""
+        """Map the bounds of ``spec`` to [-1, 1]; raises ContractError where there is no range between them."""
         size = spec.shape[-1]
         low, high = _spread(spec.low, size), _spread(spec.high, size)
+        for i, (a, b) in enumerate(zip(low, high, strict=True)):
+            if not 0 < b - a < math.inf:
+                raise ContractError(
+                    f"entry {i} is declared within [{a}, {b}], so it cannot be mapped to [-1, 1]; give it a range, or "
+                    "normalise by statistics of data."
+                )
         return cls(
             tuple((a + b) / 2 for a, b in zip(low, high, strict=True)),
             tuple((b - a) / 2 for a, b in zip(low, high, strict=True)),
@@ -33,7 +40,8 @@ class Affine:
     def from_data(cls, values: Tensor, minimum_scale: float = 1e-3) -> Affine:
         """Zero mean and unit variance over all but the last axis; a constant entry keeps ``minimum_scale``."""
         flat = values.reshape(-1, values.shape[-1]).double()
-        return cls(tuple(flat.mean(0).tolist()), tuple(flat.std(0).clamp_min(minimum_scale).tolist()))
+        std = flat.std(0, correction=min(1, len(flat) - 1))
+        return cls(tuple(flat.mean(0).tolist()), tuple(std.clamp_min(minimum_scale).tolist()))
 
     def normalise(self, physical: Tensor) -> Tensor:
         return (physical - physical.new_tensor(self.offset)) / physical.new_tensor(self.scale)
@@ -51,8 +59,9 @@ def check_same_world(trained: EnvSpec, given: EnvSpec) -> None:
         ours, theirs = getattr(trained, part), getattr(given, part)
         if ours != theirs:
             raise ContractError(
-                f"the checkpoint was trained for {part} {_show(ours)} but environment {given.name!r} has {_show(theirs)}, "
-                "so its numbers would mean something else; use the environment options it was trained with."
+                f"the checkpoint was trained for {part} {_show(ours)} but environment {given.name!r} has "
+                f"{_show(theirs)}, so its numbers would mean something else; use the environment options it was "
+                "trained with."
             )
     if given.tasks[: len(trained.tasks)] != trained.tasks:
         raise ContractError(

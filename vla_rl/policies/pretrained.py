@@ -23,6 +23,8 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 def save_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a checkpoint next to ``folder`` and move it into place, so that a reader never sees half of one."""
     fresh, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
+    if old.exists() and not folder.exists():  # stopped between the two moves below: it is the only copy
+        os.replace(old, folder)
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
@@ -43,16 +45,22 @@ def save_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checked ``config.json`` of a checkpoint folder; raises UserError when it is missing, damaged or foreign."""
+    """The checked ``config.json`` of a checkpoint folder; raises UserError when it is missing, damaged or foreign.
+
+    So does asking the result for an entry that it lacks.
+    """
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
-            f"{str(folder)!r} has no {CONFIG}, so it is not a checkpoint; give the folder that holds {CONFIG} and {WEIGHTS}."
+            f"{str(folder)!r} has no {CONFIG}, so it is not a checkpoint; give the folder that holds {CONFIG} and "
+            f"{WEIGHTS}."
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{str(path)!r} is damaged ({error}), so it cannot be loaded; copy the checkpoint again.") from error
+        raise UserError(
+            f"{str(path)!r} is damaged ({error}), so it cannot be loaded; copy the checkpoint again."
+        ) from error
     if not isinstance(config, dict) or "contract_version" not in config or "policy" not in config:
         raise UserError(
             f"{str(path)!r} was not written by vla-rl, so its weights would be misread; convert it or train one with "
@@ -63,7 +71,18 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{str(folder)!r} has contract version {config['contract_version']} but this is {CONTRACT_VERSION}, so its "
             "data would be misread; load it with the vla-rl that wrote it."
         )
-    return config
+    return _Config(config, folder)
+
+
+class _Config(dict[str, Any]):
+    def __init__(self, items: Mapping[str, Any], folder: Path) -> None:
+        super().__init__(items)
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(
+            f"{CONFIG} of {str(self.folder)!r} has no {name!r}, so the policy cannot be rebuilt; copy the checkpoint again."
+        )
 
 
 def load_weights(module: nn.Module, folder: Path) -> None:
@@ -74,7 +93,9 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     except FileNotFoundError as error:
         raise UserError(f"{str(folder)!r} has no {WEIGHTS}, so it is incomplete; copy the checkpoint again.") from error
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{str(path)!r} is damaged ({error}), so it cannot be loaded; copy the checkpoint again.") from error
+        raise UserError(
+            f"{str(path)!r} is damaged ({error}), so it cannot be loaded; copy the checkpoint again."
+        ) from error
     wanted = module.state_dict()
     for name in wanted.keys() | tensors.keys():
         if name not in tensors or name not in wanted or wanted[name].shape != tensors[name].shape:

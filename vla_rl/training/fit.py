@@ -43,10 +43,10 @@ def fit(
     for step, batch in zip(range(config.steps), batches, strict=False):
         optimiser.zero_grad(set_to_none=True)
         value, info = loss(batch)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         norm = nn.utils.clip_grad_norm_(parameters.values(), config.grad_norm)
         if not torch.isfinite(norm):
-            bad = next(name for name, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all())
+            bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "all")
             raise NonFiniteError(
                 f"the gradient of {bad!r} is not finite at step {step}, so training stopped with the weights of step "
                 f"{step - 1}; lower the learning rate or look for NaN in the data."

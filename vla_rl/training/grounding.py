@@ -30,7 +30,8 @@ class GroundingConfig:
 class Perceives(Protocol):
     """A policy with a backbone that can be grounded."""
 
-    backbone: nn.Module
+    @property
+    def backbone(self) -> nn.Module: ...
 
     def perceive(self, images: Tensor, tokens: Tensor) -> Percept: ...
 
@@ -65,7 +66,7 @@ def ground(
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """Train ``policy.backbone`` on ``images`` uint8 [N,h,w,3], ``tokens`` [N,L], ``uv`` [N,2] in [-1,1]; then freeze it."""
+    """Train ``policy.backbone`` on ``images`` uint8 [N,h,w,3], ``tokens`` [N,L], ``uv`` [N,2]; then freeze it."""
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
         return pointing_loss(policy.perceive(images[index], tokens[index]), uv[index], config)

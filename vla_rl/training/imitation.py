@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.policy import Stored
 from vla_rl.policies.flow import VelocityField, flow_matching_loss
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
@@ -17,15 +18,16 @@ from vla_rl.training.fit import FitConfig, fit, shuffled
 class ImitationConfig:
     """How many demonstrations and how long they are studied."""
 
-    demonstrations: int = 50
+    demonstrations: int = 30
+    stride: int = 5  # control steps between the chunks that are learnt; 5: one per decision of the policy
     draws: int = 2  # (noise, time) pairs per chunk and step
-    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=1500, batch=64, learning_rate=1e-3))
+    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, learning_rate=1e-3))
 
 
 class FlowPolicy(Protocol):
     """A policy with a velocity field over normalised chunks."""
 
-    def field(self, stored: Mapping[str, Tensor]) -> VelocityField: ...
+    def field(self, stored: Stored) -> VelocityField: ...
 
     def trainable(self) -> dict[str, nn.Parameter]: ...
 

@@ -32,7 +32,7 @@ class RunFolder:
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to ``metrics.jsonl``; numbers that are not finite become null."""
         line = {"stage": stage, "step": step, "elapsed_s": round(time.monotonic() - self._start, 3)}
-        line |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # type: ignore[misc]
+        line |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         try:
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -67,8 +67,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def _full(path: Path, error: OSError) -> UserError:
     return UserError(
-        f"{str(path)!r} could not be written ({error.strerror}), so the run stopped with what it had saved before; free "
-        "some disk space or choose another folder with --out."
+        f"{str(path)!r} could not be written ({error.strerror}), so the run stopped with what it had saved before; "
+        "free some disk space or choose another folder with --out."
     )
 
 

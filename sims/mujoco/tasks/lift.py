@@ -2,7 +2,8 @@
 
 Success: the named cube's centre at least 6 cm above the table at the end of 5 control steps in a row, within 60.
 Failure: the same held for any other cube, which ends the episode with the cause "wrong_object"; if both happen at the
-same step, the named cube counts.  A resting cube's centre is 1.8 cm above the table.
+same step, the named cube counts.  With ``deadline`` an episode that takes longer has failed with the cause "too_late": a
+stricter task that wastes less time on hopeless situations while learning.  A resting cube's centre is 1.8 cm above the table.
 """
 
 from __future__ import annotations
@@ -37,11 +38,10 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 }
 LIFT_HEIGHT = 0.06  # metres, of a cube's centre above the table
 HOLD_STEPS = 5  # control steps
-SPREAD = 0.11  # metres; cube centres start within +-SPREAD in x and y
+SPREAD = 0.12  # metres; cube centres start within +-SPREAD in x and y
 SPACING = 0.078  # metres between centres, so that the open fingers fit between two cubes
-YAW = 0.4  # radians
-START = 0.10  # metres; the gripper starts within +-START in x and y
-TIME_LIMIT = 60  # control steps
+YAW = 0.45  # radians
+START = 0.11  # metres; the gripper starts within +-START in x and y
 MOST_DISPLACEMENT = 0.03  # metres per control step and axis
 
 Instruct = Literal["target", "distractor"]
@@ -57,11 +57,12 @@ class LiftTask:
     """
 
     name = "lift"
-    failures: tuple[str, ...] = ("wrong_object",)
+    failures: tuple[str, ...] = ("wrong_object", "too_late")
+    time_limit = 60
     substeps = 12
 
     def __init__(
-        self, cubes: int = 4, colours: int = 4, instruct: Instruct = "target", time_limit: int = TIME_LIMIT
+        self, cubes: int = 4, colours: int = 4, instruct: Instruct = "target", deadline: int | None = None
     ) -> None:
         if not 2 <= cubes <= 4 or not 4 <= colours <= len(COLOURS) or instruct not in ("target", "distractor"):
             raise UserError(
@@ -75,9 +76,10 @@ class LiftTask:
             "colour": np.zeros(cubes, np.int8),  # colour of every cube
             "seeded": np.array(0, np.int8),  # cube chosen by the seed
             "named": np.array(0, np.int8),  # cube named by the instruction
+            "steps": np.int16(0),  # control steps since the start
             "held": np.zeros(cubes, np.int16),  # control steps in a row that each cube was up
         }
-        self._instruct, self._cubes, self.time_limit = instruct, cubes, time_limit
+        self._instruct, self._cubes, self._deadline = instruct, cubes, deadline
         self._rgba = np.array([(*rgb, 1.0) for rgb in COLOURS.values()], np.float32)
         self._cube_xyz = cube_addresses(cubes)[:, None] + np.arange(3)
         self._declare(colours)
@@ -94,6 +96,7 @@ class LiftTask:
             frame="table",
             names=("x", "y", "z", "opening", "target_x", "target_y", "target_z", "target_opening"),
         )
+        self._state_low, self._state_high = np.float32(self.state.low), np.float32(self.state.high)
         bound, names = (MOST_DISPLACEMENT,) * 3 + (1.0,), ("dx", "dy", "dz", "grip")
         lowest = tuple(-b for b in bound)
         self.action = ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names)
@@ -119,9 +122,10 @@ class LiftTask:
 
     def control(self, ctrl: np.ndarray, action: np.ndarray) -> np.ndarray:
         """Move the position target by ``action``'s displacement and close the fingers where its grip is positive."""
-        target = np.clip(ctrl[:, :3] + action[:, :3], WORKSPACE_LOW, WORKSPACE_HIGH)
-        grip = np.where(action[:, 3] > 0, 0.0, FINGER_OPEN)
-        return np.concatenate([target, grip[:, None]], axis=1)
+        after = np.empty_like(ctrl)
+        after[:, :3] = np.minimum(np.maximum(ctrl[:, :3] + action[:, :3], WORKSPACE_LOW), WORKSPACE_HIGH)
+        after[:, 3] = np.where(action[:, 3] > 0, 0.0, FINGER_OPEN)
+        return after
 
     def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
         """Count the control steps that every cube was up, and end the episode when one was up for long enough."""
@@ -131,19 +135,22 @@ class LiftTask:
         named = np.arange(self._cubes) == memory["named"][:, None]
         success = (long_enough & named).any(axis=1)
         wrong = (long_enough & ~named).any(axis=1) & ~success
-        failure = np.where(wrong, 0, -1).astype(np.int8)
-        return Verdict(success.astype(np.float32), success, failure, {**memory, "held": held})
+        steps = (memory["steps"] + 1).astype(np.int16)
+        late = (steps >= self._deadline) & ~success if self._deadline else np.zeros_like(success)
+        failure = np.select([wrong, late], [np.int8(0), np.int8(1)], np.int8(-1))
+        return Verdict(success.astype(np.float32), success, failure, {**memory, "held": held, "steps": steps})
 
     def proprioception(self, qpos: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
         """float32 [R,8]: pinch point and opening, then what they are commanded to be; metres."""
-        opening = qpos[:, FINGER_QPOS].sum(axis=1, keepdims=True)
-        state = np.concatenate([qpos[:, GANTRY_QPOS], opening, ctrl[:, :3], 2 * ctrl[:, 3:4]], axis=1)
-        low, high = np.asarray(self.state.low, np.float32), np.asarray(self.state.high, np.float32)
-        return np.clip(state.astype(np.float32), low, high)
+        state = np.empty((len(qpos), 8), np.float32)
+        state[:, :3], state[:, 3] = qpos[:, GANTRY_QPOS], qpos[:, FINGER_QPOS].sum(axis=1)
+        state[:, 4:7], state[:, 7] = ctrl[:, :3], 2 * ctrl[:, 3]
+        seen: np.ndarray = np.minimum(np.maximum(state, self._state_low), self._state_high)
+        return seen
 
     def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
         """Cube positions (metres), and which colours were lifted and chosen by the seed."""
-        cubes = np.clip(qpos[:, self._cube_xyz], -10, 10).astype(np.float32)
+        cubes = np.minimum(np.maximum(qpos[:, self._cube_xyz], -10), 10).astype(np.float32)
         rows = np.arange(len(qpos))
         # The named cube first: where two are lifted at once, it is the one that counts.
         lasting = (memory["held"] >= HOLD_STEPS) * (1 + (np.arange(self._cubes) == memory["named"][:, None]))
@@ -181,12 +188,12 @@ def place_cubes(qpos: np.ndarray, cubes: int, rng: np.random.Generator) -> None:
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The lift environment.
 
-    Options of the task: ``cubes`` 2-4 (4), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor", ``time_limit``
-    control steps (60; shorter episodes waste less on hopeless situations while learning).  Options of the
+    Options of the task: ``cubes`` 2-4 (4), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor", ``deadline``
+    control steps after which an unfinished episode has failed (none).  Options of the
     environment: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` pixels (64), ``threads`` (2),
     ``render`` (True).
     """
-    of_task, of_env = ("cubes", "colours", "instruct", "time_limit"), ("cameras", "image_size", "threads", "render")
+    of_task, of_env = ("cubes", "colours", "instruct", "deadline"), ("cameras", "image_size", "threads", "render")
     check_options(options, of_task + of_env, "lift")
     task = LiftTask(**{name: value for name, value in options.items() if name in of_task})
     return MujocoEnv(task, num_envs, **{name: value for name, value in options.items() if name in of_env})

@@ -1,0 +1,24 @@
+"""The demo in about a minute, for trying out changes and for the tests: few iterations, few episodes."""
+
+from vla_rl.cli.recipes import Demo
+from vla_rl.cli.stages import EvaluationConfig, RLConfig
+from vla_rl.cli.world import World
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.tiny import TinyConfig
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.grounding import GroundingConfig
+from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.on_policy import LoopConfig
+
+
+def small() -> Demo:
+    """Everything the demo does, with a smaller policy and more demonstrations instead of more learning."""
+    return Demo(
+        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), rows=64, decisions=5, loop=LoopConfig(8, validate_every=4)),
+        world=World(training_options={"deadline": 25}),
+        tiny=TinyConfig(width=128, blocks=2),
+        grounding=GroundingConfig(1500, FitConfig(250, batch=32, learning_rate=2e-3)),
+        imitation=ImitationConfig(60, stride=2, fit=FitConfig(400)),
+        evaluation=EvaluationConfig(validation=64, test=64, sanity=64),
+    )

@@ -1,0 +1,166 @@
+"""``vla-rl inspect``: what it prints about every kind of target."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+from rich.console import Console
+
+from sims.catalog import CATALOG, make
+from vla_rl.cli.inspect import inspect, main
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.normalise import Affine
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tokens import Vocabulary
+
+
+def text(target: str | None) -> str:
+    console = Console(record=True, width=120, file=io.StringIO())
+    inspect(target, console)
+    return console.export_text()
+
+
+def lines(printed: str) -> list[list[str]]:
+    """The cells of every table row."""
+    return [[cell.strip() for cell in line.strip("│┃ ").replace("┃", "│").split("│")] for line in printed.splitlines()]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    def save(name="lift", **options):
+        env = make(name, num_envs=1, **options)
+        spec = env.spec
+        env.close()
+        torch.manual_seed(0)
+        config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 4))
+        policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_bounds(spec.state), config)
+        policy.save_pretrained(tmp_path / "best")
+        return tmp_path / "best", policy
+
+    return save
+
+
+def test_without_a_target_it_shows_what_is_installed_and_works():
+    printed = text(None)
+    for package in ("numpy", "torch", "mujoco", "gymnasium", "av", "safetensors"):
+        assert [package, metadata.version(package)] in lines(printed)
+    assert any(row[0] == "cpu" and row[1].endswith("cores") for row in lines(printed))
+    assert {"egl", "osmesa"} <= {row[0] for row in lines(printed)}
+    assert {*CATALOG, "contract"} <= {row[0] for row in lines(printed)}
+    assert "pick up the red cube" in printed  # lift's one line
+
+
+def test_without_torch_and_mujoco_it_says_how_to_get_them(monkeypatch):
+    real = metadata.version
+
+    def version(package):
+        if package in ("torch", "mujoco"):
+            raise metadata.PackageNotFoundError(package)
+        return real(package)
+
+    monkeypatch.setattr(metadata, "version", version)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mujoco" or name.startswith("sims.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("torch", "mujoco"):
+        monkeypatch.setitem(sys.modules, name, None)
+    printed = text(None)
+    assert ["torch", "not installed: pip install 'vla-rl[train]'"] in lines(printed)
+    assert ["mujoco", "not installed: pip install 'vla-rl[mujoco]'"] in lines(printed)
+    assert "torch cannot be imported" in printed and "mujoco cannot be imported" in printed
+    assert "pick up the red cube" in printed
+    with pytest.raises(UserError, match=r"'lift' needs mujoco, which is not installed: pip install 'vla-rl\[mujoco\]'"):
+        text("lift")
+
+
+def test_counting_is_checked_and_its_spec_shown():
+    printed = text("counting")
+    for checked in ("observation", "episode", "idle rows", "determinism", "chunking", "validation", "snapshot"):
+        assert any(row[0] == checked and row[1] for row in lines(printed))
+    assert ["seed", "0 .. 1.04858e+06", "count"] in lines(printed)
+    assert ["image audit", "uint8[4, 4, 3]", "0 .. 255", "count", "audit"] in lines(printed)
+    assert "count the even episode" in printed
+
+
+def test_lift_is_checked_and_its_units_shown():
+    printed = text("lift")
+    assert ["snapshot", "continues bit for bit"] in lines(printed)
+    assert ["opening", "-0.01 .. 0.078", "m"] in lines(printed)
+    assert ["grip", "-1 .. 1", "1"] in lines(printed)
+    assert any(row[:2] == ["image front", "uint8[64, 64, 3]"] for row in lines(printed))
+    assert "pick up the green cube" in printed
+
+
+def test_a_checkpoint_shows_sizes_and_acts(checkpoint):
+    folder, policy = checkpoint()
+    printed = text(str(folder))
+    total, frozen = (sum(p.numel() for p in module.parameters()) for module in (policy, policy.backbone))
+    assert ["all", f"{total:,}", f"{total - frozen:,}"] in lines(printed)
+    assert ["backbone", f"{frozen:,}", "0"] in lines(printed)
+    for expected in ("FlowSde", "LastStep", "steps: 4", "vla_rl.policies.tiny:TinyVLA", "cube", "pick up the red cube"):
+        assert expected in printed
+    assert ["act", "in bounds"] in lines(printed)
+    assert any(row[0] == "log-prob parity" for row in lines(printed))
+
+
+def test_a_checkpoint_for_another_camera_is_tried_with_it(checkpoint):
+    folder, _ = checkpoint(cameras=("top",), image_size=48)
+    assert ["act", "in bounds"] in lines(text(str(folder)))
+
+
+def test_a_checkpoint_that_does_not_fit_its_environment_is_an_error(checkpoint):
+    folder, _ = checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    config["spec"]["control_dt"] = 1.0
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ContractError, match="trained for control_dt"):
+        text(str(folder))
+
+
+def test_a_run_shows_its_summary_and_checkpoints(tmp_path, checkpoint):
+    folder, _ = checkpoint()
+    (tmp_path / "checkpoints").mkdir()
+    folder.rename(tmp_path / "checkpoints" / "best")
+    (tmp_path / "config.json").write_text('{"class": "vla_rl.cli.recipes:Demo"}')
+    assert "no summary yet" in text(str(tmp_path))
+    rate = {"success": 0.925, "low": 0.899, "high": 0.945, "episodes": 512}
+    (tmp_path / "summary.json").write_text(json.dumps({"rl": rate, "seconds": {"collect": 1.25}}))
+    printed = text(str(tmp_path))
+    assert "rl: 92.5% [89.9, 94.5] of 512 episodes" in printed
+    assert "collect: 1.25" in printed
+    assert "checkpoints/best" in printed.replace("\n", "")
+
+
+def test_a_config_is_resolved_and_measured():
+    printed = text("demo.py:demo")
+    assert "sampler: FlowSampler" in printed
+    assert "64 rows x 12 decisions = 768" in printed
+    assert any(row[0] == "all" for row in lines(printed))
+    assert "gamma" in printed
+
+
+def test_unknown_targets_get_help(tmp_path):
+    with pytest.raises(UserError, match=r"'lfit'.*did you mean 'lift'"):
+        text("lfit")
+    with pytest.raises(UserError, match="did you mean 'demo'"):
+        text("demo.py:dmeo")
+    with pytest.raises(UserError, match=r"neither config\.json nor summary\.json"):
+        text(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        text(str(tmp_path))
+
+
+def test_the_command_takes_one_target(capsys):
+    main(["counting"])
+    assert "declared equals delivered" in capsys.readouterr().out
+    main(["--help"])
+    assert "vla-rl inspect" in capsys.readouterr().out
+    with pytest.raises(UserError, match="one target"):
+        main(["lift", "counting"])

@@ -1,0 +1,1 @@
+"""Deliberate faults, one line each, that the tests must notice."""

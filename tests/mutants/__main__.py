@@ -1,0 +1,149 @@
+"""``python -m tests.mutants [WORD ...]``: put each fault into a copy of the repository and see its tests fail.
+
+With words, only faults whose name holds one of them.  Exits with 1 when a fault is missed, cannot be put in, or names
+tests that fail without it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.mutants.fault import ROOT, Fault
+from tests.mutants.faults import FAULTS
+
+WORKERS = 2
+PATIENCE = 90  # seconds; a fault may make a test run for ever, which is a way of being noticed
+PASSED, FAILED = 0, 1  # pytest's exit codes; every other one means that it could not test
+_ASIDE = (".venv", ".git", "runs", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
+# Loaded by pytest from the copy: the code under test must be the copy's, not that of an editable installation.
+_SENTINEL = """
+import pathlib, importlib
+here = pathlib.Path(__file__).resolve().parent
+for name in ("vla_rl", "vla_rl.contract", "sims", "sims.rows"):
+    found = pathlib.Path(importlib.import_module(name).__file__).resolve()
+    assert here in found.parents, f"{name} comes from {found} and not from {here}"
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one fault; ``seconds`` of its tests."""
+
+    fault: Fault
+    verdict: str
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        return self.verdict.startswith("caught")
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the faults whose names hold one of ``words``, all without; returns the exit code."""
+    faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="vla-rl-mutants-") as folder:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for i in range(WORKERS):
+            copies.put(_copy(Path(folder) / str(i)))
+        with ThreadPoolExecutor(WORKERS) as pool:
+            complaints = list(pool.map(lambda tests: _sound(copies, tests), _shares(faults)))
+            if any(complaints):
+                console.print("the tests must pass before faults are put in:\n" + "\n".join(complaints), markup=False)
+                return 1
+            outcomes = list(pool.map(lambda fault: _try(copies, fault), faults))
+    console.print(_table(outcomes))
+    caught = sum(outcome.good for outcome in outcomes)
+    console.print(f"{caught} of {len(outcomes)} faults caught in {time.perf_counter() - start:.0f} s")
+    return 0 if outcomes and caught == len(outcomes) else 1
+
+
+def _copy(target: Path) -> Path:
+    shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(*_ASIDE))
+    (target / "mutants_sentinel.py").write_text(_SENTINEL, encoding="utf-8")
+    return target
+
+
+def _shares(faults: Sequence[Fault]) -> list[list[str]]:
+    """Every named test once, in as many parts as there are workers."""
+    tests = sorted({test for fault in faults for test in fault.tests})
+    # A parametrised case is part of its test, which pytest would otherwise run twice.
+    tests = [test for test in tests if "[" not in test or test.split("[")[0] not in tests]
+    return [part for i in range(WORKERS) if (part := tests[i::WORKERS])]
+
+
+def _sound(copies: SimpleQueue[Path], tests: Sequence[str]) -> str:
+    """Run ``tests`` without a fault; returns what is wrong, "" when they pass."""
+    copy = copies.get()
+    try:
+        code, output = _pytest(copy, tests, patience=10 * PATIENCE)
+    finally:
+        copies.put(copy)
+    return "" if code == PASSED else output[-3000:]
+
+
+def _try(copies: SimpleQueue[Path], fault: Fault) -> Outcome:
+    copy, start = copies.get(), time.perf_counter()
+    try:
+        return Outcome(fault, _verdict(copy, fault), time.perf_counter() - start)
+    finally:
+        copies.put(copy)
+
+
+def _verdict(copy: Path, fault: Fault) -> str:
+    found = fault.occurrences(copy)
+    if found != 1:
+        return f"STALE: the old text is there {found} times"
+    with fault.applied(copy):
+        try:
+            code, output = _pytest(copy, fault.tests, PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"caught (no end after {PATIENCE} s)"
+    if code in (PASSED, FAILED):
+        return "caught" if code == FAILED else "MISSED"
+    last = [line for line in output.splitlines() if line.strip()][-1:]
+    return f"BROKEN: pytest could not test (exit code {code}): {' '.join(last)[:160]}"
+
+
+def _pytest(copy: Path, tests: Sequence[str], patience: float) -> tuple[int, str]:
+    """Exit code and output of ``tests`` in ``copy``, of whose code nothing compiled is kept: it could be stale."""
+    settings = {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    flags = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutants_sentinel", "--tb=short"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *flags, *tests],
+        cwd=copy,
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=patience,
+    )
+    return done.returncode, done.stdout
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    table = Table("fault", "file", "verdict", title="every fault must be caught")
+    table.add_column("s", justify="right")
+    for outcome in outcomes:
+        style = None if outcome.good else "bold red"
+        fault = outcome.fault
+        table.add_row(fault.name, fault.file, outcome.verdict, f"{outcome.seconds:.1f}", style=style)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

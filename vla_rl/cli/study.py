@@ -1,0 +1,126 @@
+"""``vla-rl study``: every flow sampler from the same imitation policies, on several training seeds, unattended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_rl.cli.configs import override
+from vla_rl.cli.progress import bar, console
+from vla_rl.cli.story import percent
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.report import Report, Series
+from vla_rl.evaluation.stats import Rate
+from vla_rl.training.tracking import write_json
+
+
+@dataclass(frozen=True)
+class Study:
+    """The cells are separate processes, one per core; those whose ``summary.json`` exists are not run again."""
+
+    samplers: tuple[str, ...] = ("last_step", "one_step", "all_steps", "flow_ou", "flow_ddim", "flow_noise")
+    config: str = "demo.py"  # its functions of these names, and "imitate"
+    seeds: tuple[int, ...] = (1, 2, 3)
+    processes: int = 2
+    out: str = "runs/study"
+
+
+def study(arguments: Sequence[str]) -> None:
+    """Imitate once per seed, improve with every sampler, write ``results.json`` and ``report.html``."""
+    config: Study = override(Study(), arguments, "vla-rl study")
+    out = Path(config.out)
+    first = [_Cell(out / f"imitate-{seed}", f"{config.config}:imitate", ("--seed", str(seed))) for seed in config.seeds]
+    second = [
+        _Cell(
+            out / f"{sampler}-{seed}",
+            f"{config.config}:{sampler}",
+            ("--seed", str(seed), "--policy", str(out / f"imitate-{seed}" / "checkpoints" / "imitation")),
+        )
+        for sampler in config.samplers
+        for seed in config.seeds
+    ]
+    _run(first, config.processes, "imitate")
+    _run(second, config.processes, "improve")
+    rows = [_row(out, sampler, seed) for sampler in config.samplers for seed in config.seeds]
+    write_json(out / "results.json", rows)
+    _report(out, rows, config)
+    console.print(f"{out}/results.json, {out}/report.html")
+
+
+@dataclass(frozen=True)
+class _Cell:
+    out: Path
+    config: str
+    arguments: tuple[str, ...]
+
+    def run(self) -> None:
+        """Run in a process of its own, its output in a file beside its folder."""
+        if (self.out / "summary.json").exists():
+            return
+        command = [sys.executable, "-m", "vla_rl.cli", "train", self.config, "--out", str(self.out), *self.arguments]
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        log = self.out.with_suffix(".log")
+        with log.open("w") as file:
+            status = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=_environment()).returncode
+        if status:
+            last = log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise UserError(f"{self.out.name} failed ({' '.join(last)}); see {log}, then run the same command to go on.")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+
+
+def _run(cells: list[_Cell], processes: int, what: str) -> None:
+    with ThreadPoolExecutor(processes) as pool, bar(what, len(cells)) as update:
+        for done, _ in enumerate(pool.map(_Cell.run, cells), 1):
+            update(done, cells[done - 1].out.name)
+
+
+def _row(out: Path, sampler: str, seed: int) -> dict[str, Any]:
+    before = json.loads((out / f"imitate-{seed}" / "summary.json").read_text())
+    after = json.loads((out / f"{sampler}-{seed}" / "summary.json").read_text())
+    names = ("env_steps", "env_steps_at_best", "episodes")
+    return {
+        "sampler": sampler,
+        "seed": seed,
+        "imitation_validation": before["validation"],
+        **after["rl"],
+        **{f"train_{name}": after[name] for name in names},
+        "seconds": after["seconds"]["rl"],
+    }
+
+
+def _report(out: Path, rows: list[dict[str, Any]], config: Study) -> None:
+    report = Report("Flow samplers side by side", "The same imitation policies, the same budget of control steps, test seeds")
+    table = []
+    for sampler in config.samplers:
+        mine = [row for row in rows if row["sampler"] == sampler]
+        values = [row["success"] for row in mine]
+        rates = [percent(Rate(row["success"], row["low"], row["high"], row["episodes"])) for row in mine]
+        mean = f"{sum(values) / len(values):.1%} ({min(values):.1%} to {max(values):.1%})"
+        table.append([sampler, *rates, mean, f"{sum(row['seconds'] for row in mine) / len(mine):.0f}"])
+    report.table(["sampler", *(f"seed {seed}" for seed in config.seeds), "mean (min to max)", "seconds of RL"], table)
+    for seed in config.seeds:
+        report.curves(
+            f"Validation success, seed {seed}",
+            "control steps",
+            "success",
+            [_curve(out, sampler, seed) for sampler in config.samplers],
+            percent=True,
+        )
+    report.command("vla-rl study")
+    report.write(out / "report.html")
+
+
+def _curve(out: Path, sampler: str, seed: int) -> Series:
+    lines = (out / f"{sampler}-{seed}" / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "validation" in row]
+    return Series(sampler, [row["env_steps_total"] for row in rows], [row["validation"] for row in rows])

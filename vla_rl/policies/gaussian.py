@@ -1,0 +1,119 @@
+"""A state-based diagonal-Gaussian policy over action chunks: the plain policy of robotics PPO, and of the toys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.flow import gaussian_kl
+from vla_rl.policies.normalise import Affine, action_limits, check_same_world
+from vla_rl.policies.pretrained import load_weights, read_config, save_folder
+
+
+@dataclass(frozen=True)
+class GaussianConfig:
+    """Sizes of the network and how much it explores at first."""
+
+    horizon: int = 1  # H: actions in a chunk
+    width: int = 64
+    depth: int = 2
+    std: float = 0.5  # initial, of normalised actions
+
+
+class GaussianPolicy(nn.Module):
+    """``N(mean(state), diag(std^2))`` over the normalised chunk, ``std`` learned and the same in every state.
+
+    It reads proprioception only (``proprioception`` defaults to the bounds of ``spec.state``).  The sample is never
+    clipped, so its density is exact; the action is the sample in physical units, clipped to the bounds.  Mode "eval"
+    takes the mean.  It implements ``LikelihoodPolicy``.
+    """
+
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(
+        self, spec: EnvSpec, proprioception: Affine | None = None, config: GaussianConfig | None = None
+    ) -> None:
+        super().__init__()
+        self.spec, self.config = spec, config or GaussianConfig()
+        self.proprioception = proprioception or Affine.from_bounds(spec.state)
+        self.action_scale, self.version = Affine.from_bounds(spec.action), 0
+        sizes = [spec.state.shape[0]] + [self.config.width] * self.config.depth
+        layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
+        last = nn.Linear(sizes[-1], self.config.horizon * spec.action_dim)
+        nn.init.orthogonal_(last.weight, 0.01)  # begin near the middle of the bounds, whatever the state
+        nn.init.zeros_(last.bias)
+        self.mean = nn.Sequential(*layers, last)
+        self.log_std = nn.Parameter(torch.full_like(last.bias, math.log(self.config.std)))
+        low, high = action_limits(spec)
+        self.register_buffer("action_low", low, persistent=False)
+        self.register_buffer("action_high", high, persistent=False)
+
+    @torch.no_grad()
+    def precompute(self, obs: Observation) -> Stored:
+        """``{"state": [E,S] normalised, "time": [E,1]}``; the time, a share of the limit, is for critics only."""
+        state = self.proprioception.normalise(torch.as_tensor(obs.state, device=self.action_low.device))
+        return {"state": state, "time": torch.as_tensor(obs.time)[:, None].to(state) / self.spec.time_limit}
+
+    def initial_state(self, rows: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        return state
+
+    @torch.no_grad()
+    def act(
+        self, stored: Stored, state: State, mode: Mode, generator: torch.Generator | None
+    ) -> tuple[ActionOut, State]:
+        sample = self.mean(stored["state"].to(self.log_std))
+        logprob = torch.zeros(len(sample), dtype=torch.float64)
+        if mode == "sample":
+            noise = torch.randn(sample.shape, generator=generator, dtype=sample.dtype)
+            sample = sample + self.log_std.exp() * noise.to(sample)
+            logprob = self.log_prob(stored, sample, {}).logprob
+        sample = sample.unflatten(-1, (self.config.horizon, self.spec.action_dim))
+        action = self.action_scale.restore(sample).clamp(self.action_low, self.action_high)
+        return ActionOut(action, sample, logprob, {}, self.version), state
+
+    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Density of the raw samples, summed over the chunk; the sum is float64 so that ratios keep their precision."""
+        mean = self.mean(stored["state"].to(self.log_std))
+        terms = -0.5 * ((sample.reshape(mean.shape) - mean) / self.log_std.exp()).square() - self.log_std
+        logprob = (terms - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
+        entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dtype=torch.float64)
+        params = {"mean": mean[:, None], "std": self.log_std.exp().expand_as(mean)[:, None]}
+        return Likelihood(logprob, entropy.expand(len(mean)), params)
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        """Exact KL(old || new) [B]."""
+        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """All weights."""
+        return dict(self.named_parameters())
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json`` and ``model.safetensors``."""
+        name = f"{type(self).__module__}:{type(self).__qualname__}"
+        parts = {"config": to_json(self.config), "proprioception": to_json(self.proprioception)}
+        save_folder(Path(folder), {"policy": name, "spec": self.spec.to_json(), **parts}, self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> GaussianPolicy:
+        """Load a checkpoint; with ``spec``, first check that the policy was trained for such an environment."""
+        saved = read_config(Path(folder))
+        trained = EnvSpec.from_json(saved["spec"])
+        check_same_world(trained, spec or trained)
+        policy = cls(spec or trained, from_json(saved["proprioception"]), from_json(saved["config"]))
+        load_weights(policy, Path(folder))
+        return policy.eval()
