@@ -11,7 +11,7 @@ import numpy as np
 
 CUBE_EDGE = 0.036
 PHYSICS_DT = 0.005
-FINGER_OPEN = 0.031  # metres from the pinch point to one finger pad, fully open
+FINGER_OPEN = 0.034  # metres from the pinch point to one finger pad, fully open
 WORKSPACE_LOW = np.array([-0.13, -0.13, 0.014])
 WORKSPACE_HIGH = np.array([0.13, 0.13, 0.16])
 

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sims.mujoco.scene import CUBES_QPOS, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW, build_model
-from sims.mujoco.tasks.lift import HOLD_STEPS, LIFT_HEIGHT, TIME_LIMIT, LiftTask
+from sims.mujoco.tasks.lift import HOLD_STEPS, LIFT_HEIGHT, LiftTask
 
 STATE, CUBES = 8, 4
 OPPONENT = "AsyncVectorEnv(shared memory, no copies) of SyncVectorEnv of plain gymnasium.Env with mujoco.mj_step"
@@ -61,7 +61,7 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
         done = self._held >= HOLD_STEPS
         success = bool(done[self._named])
         terminated = success or bool(done.any())
-        truncated = self._time >= TIME_LIMIT and not terminated
+        truncated = self._time >= LiftTask.time_limit and not terminated
         return self._observe(), float(success), terminated, truncated, {}
 
     def _observe(self) -> np.ndarray:

@@ -28,6 +28,8 @@ WORKERS = 2
 PATIENCE = 90  # seconds; a fault may make a test run for ever, which is a way of being noticed
 PASSED, FAILED = 0, 1  # pytest's exit codes; every other one means that it could not test
 _ASIDE = (".venv", ".git", "runs", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
+# A fault that cannot run shows nothing about the tests.
+_CARELESS = ("NameError", "SyntaxError", "ImportError", "UnboundLocalError")
 # Loaded by pytest from the copy: the code under test must be the copy's, not that of an editable installation.
 _SENTINEL = """
 import pathlib, importlib
@@ -113,8 +115,10 @@ def _verdict(copy: Path, fault: Fault) -> str:
             code, output = _pytest(copy, fault.tests, PATIENCE)
         except subprocess.TimeoutExpired:
             return f"caught (no end after {PATIENCE} s)"
-    if code in (PASSED, FAILED):
-        return "caught" if code == FAILED else "MISSED"
+    if code == FAILED and not any(error in output for error in _CARELESS):
+        return "caught"
+    if code == PASSED:
+        return "MISSED"
     last = [line for line in output.splitlines() if line.strip()][-1:]
     return f"BROKEN: pytest could not test (exit code {code}): {' '.join(last)[:160]}"
 

@@ -45,7 +45,7 @@ def play(env, seeds, until=60, horizon=5):
 def levitate(env, row, cube, height=0.1):
     """Hold a cube of a row in the air, still; for the next control step it falls less than 2 cm."""
     saved = env.snapshot([row])
-    saved["physics"][0, _qpos_start(env) + cube_addresses(4)[cube] + 2] = height
+    saved["physics"][0, _qpos_start(env) + cube_addresses(3)[cube] + 2] = height
     qvel = _qpos_start(env) + env._task.model.nq
     saved["physics"][0, qvel : qvel + env._task.model.nv] = 0
     env.restore([row], saved)
@@ -67,10 +67,10 @@ def same(a, b):
 
 def test_scenes_spread_and_keep_their_distance(lift):
     obs = lift(256).reset(np.arange(256), np.arange(256))
-    cubes = obs.extras["privileged/cubes"].reshape(256, 4, 3)
+    cubes = obs.extras["privileged/cubes"].reshape(256, 3, 3)
     xy = cubes[..., :2]
-    assert (np.ptp(xy.reshape(-1, 2), axis=0) > 0.23).all() and (np.abs(xy) <= 0.12).all()
-    gaps = np.linalg.norm(xy[:, :, None] - xy[:, None], axis=-1) + np.eye(4)
+    assert (np.ptp(xy.reshape(-1, 2), axis=0) > 0.25).all() and (np.abs(xy) <= 0.13).all()
+    gaps = np.linalg.norm(xy[:, :, None] - xy[:, None], axis=-1) + np.eye(3)
     assert gaps.min() >= SPACING - 1e-6
     assert np.bincount(obs.task, minlength=4).min() > 40
     assert np.allclose(cubes[..., 2], 0.018)
@@ -80,7 +80,7 @@ def test_cubes_of_a_scene_have_different_colours():
     task = LiftTask()
     for seed in range(50):
         colour = task.begin(np.random.default_rng(seed)).memory["colour"]
-        assert len(set(colour.tolist())) == 4
+        assert len(set(colour.tolist())) == 3
 
 
 @pytest.mark.parametrize("options", [{"cubes": 5}, {"colours": 2}, {"instruct": "other"}])
@@ -186,7 +186,7 @@ def test_rows_end_inside_a_chunk_and_then_idle(lift):
 def held_up(env, which, steps):
     """Keep the cube ``which`` (0: the named one) of row 0 in the air for some control steps; the last Step."""
     saved = env.snapshot([0])
-    cube = (int(saved["memory/named"][0]) + which) % 4
+    cube = (int(saved["memory/named"][0]) + which) % 3
     for _ in range(steps):
         levitate(env, 0, cube)
         step = env.step(STAY)
@@ -210,8 +210,8 @@ def test_a_resting_cube_is_not_up():
     start = task.begin(np.random.default_rng(0))
     memory = {name: value[None] for name, value in start.memory.items()}
     qpos = start.qpos[None].copy()
-    for height, up in [(0.018, 0), (LIFT_HEIGHT - 1e-6, 0), (LIFT_HEIGHT, 4)]:
-        qpos[:, cube_addresses(4) + 2] = height
+    for height, up in [(0.018, 0), (LIFT_HEIGHT - 1e-6, 0), (LIFT_HEIGHT, 3)]:
+        qpos[:, cube_addresses(3) + 2] = height
         assert (task.judge(qpos, memory).memory["held"] > 0).sum() == up
 
 

@@ -47,7 +47,9 @@ def load_config(target: str) -> Any:
         if callable(item) and getattr(item, "__module__", "") == spec.name and not name.startswith("_")
     ]
     if function not in made:
-        raise UserError(f"{str(path)!r} has no config function {function!r}, so nothing can be run; {did_you_mean(function, made)}")
+        raise UserError(
+            f"{str(path)!r} has no config function {function!r}, so nothing can be run; {did_you_mean(function, made)}"
+        )
     return getattr(module, function)()
 
 
@@ -60,7 +62,8 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
     for argument in arguments:
         name = argument[2:].split("=")[0].replace("-", "_")
         if argument.startswith("--") and name not in known and name not in ("help", "h"):
-            raise UserError(f"the config has no field {argument.split('=')[0]!r}, so it cannot be set; {_suggest(name, known)}")
+            given = argument.split("=")[0]
+            raise UserError(f"the config has no field {given!r}, so it cannot be set; {_suggest(name, known)}")
     with _registry():
         description = type(config).__doc__ or ""
         return tyro.cli(type(config), default=config, args=list(arguments), prog=command, description=description)

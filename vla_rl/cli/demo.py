@@ -13,8 +13,8 @@ def demo(arguments: Sequence[str]) -> None:
     """Collect, ground, imitate, improve by RL, judge, report; everything is made on the spot."""
     out, rest = take_option(list(arguments), "--out", "runs/demo")
     summary = run(override(load_config("demo.py:demo"), rest, "vla-rl demo"), out)
-    before, after = summary["imitation"], summary["rl"]
+    before, after, seconds = summary["imitation"], summary["rl"], sum(summary["seconds"].values())
     console.print(
-        f"\n[bold]imitation {before['success']:.1%}  ->  RL {after['success']:.1%}[/bold] on {after['episodes']} test episodes "
-        f"in {sum(summary['seconds'].values()):.0f} s.  Open {out}/report.html"
+        f"\n[bold]imitation {before['success']:.1%}  ->  RL {after['success']:.1%}[/bold] on {after['episodes']} test "
+        f"episodes in {seconds:.0f} s.  Open {out}/report.html"
     )

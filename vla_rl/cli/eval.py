@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from vla_rl.cli.story import percent
 from vla_rl.cli.world import World
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.evaluation import suite
-from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.training.tracking import write_json
 
@@ -54,9 +55,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 
 def _load(folder: str, world: World) -> TinyVLA:
-    read_config(Path(folder))
-    env = world.make(1)
     kind = type(load_policy(folder))
-    policy: TinyVLA = kind.from_pretrained(folder, env.spec)
-    env.close()
+    with closing(world.make(1)) as env:
+        policy: TinyVLA = kind.from_pretrained(folder, env.spec)
     return policy

@@ -15,7 +15,7 @@ COMMANDS = {
     "train": ("vla_rl.cli.train:train", "run a config: vla-rl train FILE.py:function [--field value]"),
     "eval": ("vla_rl.cli.eval:evaluate", "play a checkpoint on held-out seeds"),
     "study": ("vla_rl.cli.study:study", "the flow samplers side by side on several training seeds"),
-    "inspect": ("vla_rl.cli.inspect:main", "what is installed and works; look at an environment, checkpoint, config or run"),
+    "inspect": ("vla_rl.cli.inspect:main", "what is installed and works; an environment, checkpoint, config or run"),
 }
 
 
@@ -34,15 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         sys.exit(_complain(str(error), 2))
     except ModuleNotFoundError as error:
-        sys.exit(_complain(f"{error}; this command needs it: pip install 'vla-rl[all]'.", 2))
-    except KeyboardInterrupt:
-        sys.exit(_complain("stopped; what was saved until now is in the run folder (checkpoints/, metrics.jsonl).", 130))
+        sys.exit(_complain(f"{error}, so {given[0]!r} cannot run; {_cure(error.name or '')}", 2))
+    except KeyboardInterrupt as stop:
+        sys.exit(_complain(str(stop) or "stopped before anything was saved.", 130))
 
 
 def usage() -> str:
     """What ``vla-rl`` prints without a command."""
     lines = [f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items()]
     return "vla-rl COMMAND [arguments]    (vla-rl COMMAND --help)\n\n" + "\n".join(lines)
+
+
+def _cure(module: str) -> str:
+    ours = module.partition(".")[0] in ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL")
+    return "pip install 'vla-rl[all]'." if ours else "check its name, or install it where Python finds it."
 
 
 def _complain(sentence: str, status: int) -> int:

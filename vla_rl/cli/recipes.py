@@ -78,9 +78,7 @@ class Improve:
         env.close()
         return self.improve(policy, folder, {})[1]
 
-    def improve(
-        self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]
-    ) -> tuple[Outcomes, dict[str, Any]]:
+    def improve(self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]) -> tuple[Outcomes, dict[str, Any]]:
         """Train ``policy`` in place and play the test seeds; returns the outcomes and their summary."""
         with clock(seconds, "rl"):
             best = stages.improve(self.world, policy, self.rl, self.evaluation, self.seed, folder)
@@ -102,7 +100,7 @@ class Improve:
 
 @dataclass(frozen=True)
 class Demo:
-    """From nothing to a policy that RL has made good, with an honest measurement before and after and a page to look at."""
+    """From nothing to a policy that RL has made good, honestly measured before and after, and a page to look at."""
 
     rl: RLConfig
     seed: int = 1
@@ -129,6 +127,7 @@ class Demo:
         with clock(seconds, "evaluation"):
             senses = check_senses(self.world, {"imitation": imitation, "RL": policy}, self.evaluation, self.seed)
         summary = {"imitation": asdict(first.rate), **summary, "plateau": plateau, "senses": _flat(senses)}
+        folder.write_summary(summary)  # safe before the page is made
         with clock(seconds, "report"):
             story = Story(self.world, imitation, policy, first, last, senses, plateau, self.seed)
             write_report(story, summary, folder)

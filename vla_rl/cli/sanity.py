@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -39,12 +40,16 @@ def check_senses(
     plain, misled = world.make(config.rows), world.misled(config.rows)
     with bar("see and read", 4 * len(policies)) as update:
         found = {
-            name: _check(plain, misled, policy, config, seed, lambda k, i=i: update(4 * i + k, name))  # type: ignore[misc]
+            name: _check(plain, misled, policy, config, seed, partial(_count, update, 4 * i, name))
             for i, (name, policy) in enumerate(policies.items())
         }
     plain.close()
     misled.close()
     return found
+
+
+def _count(update: Callable[[int, str], None], before: int, name: str, done: int) -> None:
+    update(before + done, name)
 
 
 def _check(

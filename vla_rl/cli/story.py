@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def write_report(story: Story, summary: Mapping[str, Any], folder: RunFolder) ->
 
 def _headline(report: Report, story: Story, summary: Mapping[str, Any]) -> None:
     a, b = story.first.success, story.last.success
-    gain = paired_bootstrap(b.astype(float), a.astype(float), seed=0)
+    gain = paired_bootstrap(b.astype(float), a.astype(float), seed=0, resamples=10_000)
     better, worse = int((b & ~a).sum()), int((a & ~b).sum())
     episodes = f"{len(a)} test episodes"
     report.tiles(
@@ -64,9 +65,9 @@ def _headline(report: Report, story: Story, summary: Mapping[str, Any]) -> None:
         ]
     )
     report.text(
-        f"The task is to lift the cube that the instruction names, among others, and hold it up. On the same {len(a)} test "
-        f"scenes RL mended **{better}** failures of imitation and broke **{worse}** of its successes (McNemar's exact test: "
-        f"p = {mcnemar_exact(better, worse):.2g}). It used {summary['env_steps']:,} control steps in "
+        f"The task is to lift the cube that the instruction names, among others, and hold it up. On the same {len(a)} "
+        f"test scenes RL mended **{better}** failures of imitation and broke **{worse}** of its successes (McNemar's "
+        f"exact test: p = {mcnemar_exact(better, worse):.2g}). It used {summary['env_steps']:,} control steps in "
         f"{summary['episodes']:,} episodes and a reward of 1 for success, nothing else. All intervals are 95 %."
     )
 
@@ -91,13 +92,12 @@ def _curves(report: Report, rows: list[dict[str, Any]]) -> None:
         ],
         percent=True,
     )
-    report.curves("Exact KL per update", "control steps", "nats", [_line(rows, "last epoch", lambda row: row["kl_last"])])
-    report.curves(
-        "Noise of the sampler", "control steps", "standard deviation", [_line(rows, "mean", lambda row: row["noise_std"])]
-    )
-    report.curves(
-        "Variance explained by the critic", "control steps", "share", [_line(rows, "critic", lambda row: row["explained_variance"])]
-    )
+    for title, unit, name, key in (
+        ("Exact KL per update", "nats", "last epoch", "kl_last"),
+        ("Noise of the sampler", "standard deviation", "mean", "noise_std"),
+        ("Variance explained by the critic", "share", "critic", "explained_variance"),
+    ):
+        report.curves(title, "control steps", unit, [_line(rows, name, itemgetter(key))])
 
 
 def _line(rows: list[dict[str, Any]], name: str, value: Any) -> Series:
@@ -153,32 +153,32 @@ def _senses(report: Report, senses: Mapping[str, Sanity]) -> None:
         "The same validation scenes with black images, with the images of other episodes, and with an instruction that "
         "names a distractor: then that cube should be lifted and the former target left alone.",
     )
-    header = ["policy", "named cube lifted", "images black", "images of others", "misled: named cube", "misled: former target"]
-    report.table(header, [[name, *map(percent, vars(item).values())] for name, item in senses.items()])
+    views = ["named cube lifted", "images black", "images of others", "misled: named cube", "misled: former target"]
+    report.table(["policy", *views], [[name, *map(percent, vars(item).values())] for name, item in senses.items()])
 
 
 def _plateau(report: Report, story: Story, folder: RunFolder) -> None:
     report.section(
         "Was imitation trained enough?",
-        "Twice the steps should gain less than five points on validation scenes; what limits imitation is the number of "
-        "demonstrations.",
+        "Twice the steps should gain less than five points on validation scenes; what limits imitation is the number "
+        "of demonstrations.",
     )
-    rows = [[f"{steps} steps", percent(Rate(**rate))] for steps, rate in story.plateau.items()]
-    report.table(["imitation", "validation success"], rows)
-    losses = folder.metrics("imitation")
-    report.curves(
-        "Flow-matching loss", "step", "loss", [Series("imitation", [r["step"] for r in losses], [r["loss"] for r in losses])]
-    )
+    rates = [[f"{steps} steps", percent(Rate(**rate))] for steps, rate in story.plateau.items()]
+    report.table(["imitation", "validation success"], rates)
+    rows = folder.metrics("imitation")
+    losses = Series("imitation", [row["step"] for row in rows], [row["loss"] for row in rows])
+    report.curves("Flow-matching loss", "step", "loss", [losses])
     report.bars("Test success", [_bar("imitation", story.first.rate, True), _bar("after RL", story.last.rate, False)])
 
 
 def _fine_print(report: Report, story: Story, summary: Mapping[str, Any]) -> None:
     report.section(
         "How it was done",
-        "The backbone was first **grounded**: it learnt on rendered random scenes to point at what a caption names. That "
-        "stands in for a pretrained vision-language model, and it uses labels only a simulator gives (where in the image an "
-        "object is), but no demonstration and no success label. It is frozen afterwards; imitation and RL train the connector "
-        "and the flow expert. The weights were chosen on validation seeds; the test seeds were played once.",
+        "The backbone was first **grounded**: it learnt on rendered random scenes to point at what a caption names. "
+        "That stands in for a pretrained vision-language model, and it uses labels only a simulator gives (where in "
+        "the image an object is), but no demonstration and no success label. It is frozen afterwards; imitation and RL "
+        "train the connector and the flow expert. The weights were chosen on validation seeds; the test seeds were "
+        "played once.",
     )
     sampler = story.policy.config.sampler
     report.table(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.configs import override
+from vla_rl.cli.configs import load_config, override
 from vla_rl.cli.progress import bar, console
 from vla_rl.cli.story import percent
 from vla_rl.contract.errors import UserError
@@ -35,6 +35,8 @@ class Study:
 def study(arguments: Sequence[str]) -> None:
     """Imitate once per seed, improve with every sampler, write ``results.json`` and ``report.html``."""
     config: Study = override(Study(), arguments, "vla-rl study")
+    for function in ("imitate", *config.samplers):
+        load_config(f"{config.config}:{function}")  # an unknown name should be known before hours of work
     out = Path(config.out)
     first = [_Cell(out / f"imitate-{seed}", f"{config.config}:imitate", ("--seed", str(seed))) for seed in config.seeds]
     second = [
@@ -68,10 +70,10 @@ class _Cell:
         self.out.parent.mkdir(parents=True, exist_ok=True)
         log = self.out.with_suffix(".log")
         with log.open("w") as file:
-            status = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=_environment()).returncode
-        if status:
-            last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise UserError(f"{self.out.name} failed ({' '.join(last)}); see {log}, then run the same command to go on.")
+            done = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=_environment())
+        if done.returncode:
+            last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+            raise UserError(f"{self.out.name} failed ({last}); see {log}, then run the same command to go on.")
 
 
 def _environment() -> dict[str, str]:
@@ -99,7 +101,8 @@ def _row(out: Path, sampler: str, seed: int) -> dict[str, Any]:
 
 
 def _report(out: Path, rows: list[dict[str, Any]], config: Study) -> None:
-    report = Report("Flow samplers side by side", "The same imitation policies, the same budget of control steps, test seeds")
+    subtitle = "The same imitation policies, the same budget of control steps, test seeds"
+    report = Report("Flow samplers side by side", subtitle)
     table = []
     for sampler in config.samplers:
         mine = [row for row in rows if row["sampler"] == sampler]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +72,7 @@ class Episodes:
             with np.load(path, allow_pickle=False) as file:
                 images = {name[len("images/") :]: file[name] for name in file.files if name.startswith("images/")}
                 return cls(images, **{name: file[name] for name in _NAMES})
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise UserError(
                 f"{str(path)!r} holds no readable episodes ({error}), so nothing can be imitated; record them again "
                 "with 'vla-rl collect'."

@@ -81,7 +81,8 @@ class _Config(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise UserError(
-            f"{CONFIG} of {str(self.folder)!r} has no {name!r}, so the policy cannot be rebuilt; copy the checkpoint again."
+            f"{CONFIG} of {str(self.folder)!r} has no {name!r}, so the policy cannot be rebuilt; copy the checkpoint "
+            "again."
         )
 
 

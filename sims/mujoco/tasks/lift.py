@@ -38,10 +38,10 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 }
 LIFT_HEIGHT = 0.06  # metres, of a cube's centre above the table
 HOLD_STEPS = 5  # control steps
-SPREAD = 0.12  # metres; cube centres start within +-SPREAD in x and y
+SPREAD = 0.13  # metres; cube centres start within +-SPREAD in x and y
 SPACING = 0.078  # metres between centres, so that the open fingers fit between two cubes
-YAW = 0.45  # radians
-START = 0.11  # metres; the gripper starts within +-START in x and y
+YAW = 0.55  # radians
+START = 0.12  # metres; the gripper starts within +-START in x and y
 MOST_DISPLACEMENT = 0.03  # metres per control step and axis
 
 Instruct = Literal["target", "distractor"]
@@ -62,7 +62,7 @@ class LiftTask:
     substeps = 12
 
     def __init__(
-        self, cubes: int = 4, colours: int = 4, instruct: Instruct = "target", deadline: int | None = None
+        self, cubes: int = 3, colours: int = 4, instruct: Instruct = "target", deadline: int | None = None
     ) -> None:
         if not 2 <= cubes <= 4 or not 4 <= colours <= len(COLOURS) or instruct not in ("target", "distractor"):
             raise UserError(
@@ -112,7 +112,7 @@ class LiftTask:
         """A scene: cubes apart from each other, colours all different, the open gripper above the table."""
         qpos, memory = np.zeros(self.model.nq), {name: np.copy(value) for name, value in self.memory.items()}
         place_cubes(qpos, self._cubes, rng)
-        start = np.array([*rng.uniform(-START, START, 2), rng.uniform(0.09, 0.14)])
+        start = np.array([*rng.uniform(-START, START, 2), rng.uniform(0.07, 0.15)])
         qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = start, FINGER_OPEN
         memory["colour"][:] = rng.permutation(len(self.texts))[: self._cubes]
         memory["seeded"][...] = rng.integers(self._cubes)
@@ -137,7 +137,7 @@ class LiftTask:
         wrong = (long_enough & ~named).any(axis=1) & ~success
         steps = (memory["steps"] + 1).astype(np.int16)
         late = (steps >= self._deadline) & ~success if self._deadline else np.zeros_like(success)
-        failure = np.select([wrong, late], [np.int8(0), np.int8(1)], np.int8(-1))
+        failure = np.where(wrong, np.int8(0), np.where(late, np.int8(1), np.int8(-1)))
         return Verdict(success.astype(np.float32), success, failure, {**memory, "held": held, "steps": steps})
 
     def proprioception(self, qpos: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
@@ -188,7 +188,7 @@ def place_cubes(qpos: np.ndarray, cubes: int, rng: np.random.Generator) -> None:
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The lift environment.
 
-    Options of the task: ``cubes`` 2-4 (4), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor", ``deadline``
+    Options of the task: ``cubes`` 2-4 (3), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor", ``deadline``
     control steps after which an unfinished episode has failed (none).  Options of the
     environment: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` pixels (64), ``threads`` (2),
     ``render`` (True).

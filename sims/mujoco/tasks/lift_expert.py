@@ -49,7 +49,7 @@ def _rule(
     """Displacement [E,3] of the target and whether to grip [E], for pinch point, target and cube [E,3]."""
     beside = np.linalg.norm(cube[:, :2] - pinch[:, :2], axis=1)
     above = np.abs(pinch[:, 2] - cube[:, 2])
-    holding = closing & (opening < 1.6 * FINGER_OPEN) & (beside < 2 * FUNNEL) & (above < 0.018)
+    holding = closing & (opening < 0.05) & (beside < 2 * FUNNEL) & (above < 0.018)
     grip = holding | ((beside < FUNNEL / 2) & (above < 0.005))
     # The further beside the cube, the higher the gripper stays: a funnel, so that height follows from position.
     approach = np.clip(GRASP_HEIGHT + (beside - FUNNEL / 2) * 4.0, GRASP_HEIGHT, TRAVEL_HEIGHT)

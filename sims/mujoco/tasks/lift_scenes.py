@@ -41,7 +41,7 @@ class Scenes(NamedTuple):
 
 
 def random_scenes(
-    count: int, seed: int, size: int = 64, camera: str = "front", cubes: int = 4, colours: int = 4
+    count: int, seed: int, size: int = 64, camera: str = "front", cubes: int = 3, colours: int = 4
 ) -> Scenes:
     """Draw ``count`` scenes: the gripper anywhere above the cubes, low around one of them, or holding one."""
     task, rng = LiftTask(cubes, colours), np.random.Generator(np.random.PCG64(seed))

@@ -1,0 +1,340 @@
+"""Every planted fault is found: environments and policies that break one promise of the contract each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.toy.counting import CountingEnv
+from tests.auditing import SecretiveEnv
+from vla_rl.contract.check import check_array, check_env, check_policy, check_step
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.policy import Likelihood
+from vla_rl.contract.spec import ArraySpec
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+
+
+class Wrapped:
+    """The counting environment; subclasses break it."""
+
+    def __init__(self, num_envs: int = 3) -> None:
+        self.env = make("counting", num_envs=num_envs)
+        self.num_envs, self.seeds = num_envs, np.zeros(num_envs, int)
+        self.spec = self.env.spec
+
+    def reset(self, rows, seeds):
+        self.seeds[rows] = seeds
+        return self.seen(self.env.reset(rows, seeds))
+
+    def step(self, chunk, observe="last"):
+        step = self.env.step(chunk, observe)
+        return replace(step, obs=self.seen(step.obs), frames=tuple(map(self.seen, step.frames)))
+
+    def seen(self, obs):
+        return obs
+
+    def snapshot(self, rows):
+        return self.env.snapshot(rows)
+
+    def restore(self, rows, snapshot):
+        return self.seen(self.env.restore(rows, snapshot))
+
+    def close(self):
+        self.env.close()
+
+
+class ResetsItself(Wrapped):
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        over = np.flatnonzero(step.done)
+        return replace(step, obs=self.env.reset(over, self.seeds[over] + 100)) if len(over) else step
+
+
+class HalfPrecision(Wrapped):
+    def seen(self, obs):
+        return replace(obs, state=obs.state.astype(np.float64))
+
+
+class CountsBeyondItsRange(Wrapped):
+    def seen(self, obs):
+        return replace(obs, state=obs.state + np.array([0, 60, 0, 0], np.float32))
+
+
+class HoldsNaN(Wrapped):
+    def seen(self, obs):
+        return replace(obs, state=np.where(obs.state == 2, np.float32(np.nan), obs.state))
+
+
+class OtherCamera(Wrapped):
+    def seen(self, obs):
+        return replace(obs, images={"front": obs.images["audit"]})
+
+
+class ChannelsFirst(Wrapped):
+    def seen(self, obs):
+        return replace(obs, images={"audit": obs.images["audit"].transpose(0, 3, 1, 2)})
+
+
+class UnknownTask(Wrapped):
+    def seen(self, obs):
+        return replace(obs, task=obs.task + 1)
+
+
+class Leaks(Wrapped):
+    def seen(self, obs):
+        return replace(obs, state=obs.state + np.array([0, 0, 0, 1], np.float32) * np.roll(obs.state, 1, 0))
+
+
+class GlobalRandomness(Wrapped):
+    noise = np.random.default_rng(0)
+
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        return replace(step, reward=step.reward + step.valid * self.noise.random(step.valid.shape, np.float32))
+
+
+class ExecutesNaN(Wrapped):
+    def step(self, chunk, observe="last"):
+        chunk = np.asarray(chunk)
+        return super().step(np.nan_to_num(chunk) if chunk.ndim == 3 else chunk, observe)
+
+
+class TakesFlatChunks(Wrapped):
+    def step(self, chunk, observe="last"):
+        chunk = np.asarray(chunk)
+        return super().step(chunk if chunk.ndim == 3 else chunk[:, None], observe)
+
+
+class TakesEndlessChunks(Wrapped):
+    def step(self, chunk, observe="last"):
+        return super().step(chunk[:, : self.spec.max_chunk] if np.ndim(chunk) == 3 else chunk, observe)
+
+
+class MovesBeforeItRefuses(Wrapped):
+    def step(self, chunk, observe="last"):
+        if np.isnan(chunk).any():
+            super().step(np.nan_to_num(chunk), observe)
+        return super().step(chunk, observe)
+
+
+class RewardsChunks(Wrapped):
+    """The whole reward of a chunk stands at its last action."""
+
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        reward = np.zeros_like(step.reward)
+        reward[np.arange(self.num_envs), np.maximum(step.valid.sum(1) - 1, 0)] = step.reward.sum(1)
+        return replace(step, reward=reward)
+
+
+class SmoothsChunks(Wrapped):
+    def step(self, chunk, observe="last"):
+        chunk = np.asarray(chunk)
+        return super().step(np.broadcast_to(chunk.mean(1, keepdims=True), chunk.shape) if chunk.ndim == 3 else chunk)
+
+
+class ReportsUnclipped(Wrapped):
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        return replace(step, executed=np.where(step.valid[..., None], np.asarray(chunk, np.float32), np.float32(0)))
+
+
+class RewardsTheDead(Wrapped):
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        return replace(step, reward=step.reward + np.float32(0.5))
+
+
+class EndsTwice(Wrapped):
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        return replace(step, truncated=step.truncated | step.terminated)
+
+
+class NoCause(Wrapped):
+    def step(self, chunk, observe="last"):
+        return replace(super().step(chunk, observe), cause=("",) * self.num_envs)
+
+
+class ForgetsSuccess(Wrapped):
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        return replace(step, success=step.success & step.valid.any(1))
+
+
+class Overwrites(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = np.zeros((3, 4), np.float32)
+
+    def seen(self, obs):
+        self.buffer[:] = obs.state
+        return replace(obs, state=self.buffer)
+
+
+class ForgetsInSnapshots(Wrapped):
+    def snapshot(self, rows):
+        saved = self.env.snapshot(rows)
+        return {**saved, "memory/echo": 0 * saved["memory/echo"]}
+
+
+class PromisesNoSnapshot(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = replace(self.spec, can_snapshot=False)
+
+
+class RunsLongerThanDeclared(Wrapped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = replace(self.spec, time_limit=10)
+
+
+class LacksFrames(Wrapped):
+    def step(self, chunk, observe="last"):
+        return replace(super().step(chunk, observe), frames=())
+
+
+class StopsItsClock(Wrapped):
+    def seen(self, obs):
+        return replace(obs, time=obs.time // 2)
+
+
+FAULTS = {
+    ResetsItself: "time does not count|idle row",
+    HalfPrecision: "state is float64",
+    CountsBeyondItsRange: "outside its declared range",
+    HoldsNaN: "outside its declared range",
+    OtherCamera: r"images are \['front'\] but \['audit'\]",
+    ChannelsFirst: r"uint8\[3, 3, 4, 4\] but uint8\[3, 4, 4, 3\]",
+    UnknownTask: "task holds",
+    Leaks: "outside its declared range|neighbours|another row",
+    GlobalRandomness: "depends on its row or its neighbours",
+    ExecutesNaN: "executed a NaN",
+    TakesFlatChunks: "executed a chunk without an action axis",
+    TakesEndlessChunks: "executed a chunk beyond max_chunk",
+    MovesBeforeItRefuses: "a refused chunk moved something",
+    RewardsChunks: "one chunk of 4 differs from 4 chunks of 1",
+    SmoothsChunks: "one chunk of 4 differs|depends on its row|frames",
+    ReportsUnclipped: "executed holds",
+    RewardsTheDead: "not executed earned a reward",
+    EndsTwice: "terminated and truncated at once",
+    NoCause: "has the cause ''",
+    ForgetsSuccess: "how row 1 ended changed while it idled",
+    Overwrites: "overwritten by the next step",
+    ForgetsInSnapshots: "restore does not bring the observation back",
+    PromisesNoSnapshot: "can_snapshot differs",
+    RunsLongerThanDeclared: r"time holds .* outside its declared range 0\.\.10",
+    LacksFrames: "gave 0 frames",
+    StopsItsClock: "time does not count",
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS, ids=lambda kind: kind.__name__)
+def test_a_broken_environment_is_found(kind):
+    with pytest.raises(ContractError, match=FAULTS[kind]):
+        check_env(kind(), seed=11)
+
+
+@pytest.mark.parametrize("env", [Wrapped(), Wrapped(1), SecretiveEnv(3), CountingEnv(2)])
+def test_a_sound_environment_passes(env):
+    assert [item.name for item in check_env(env, seed=11)][-1] == "snapshot"
+
+
+def test_a_step_that_runs_on_must_be_valid():
+    env = make("counting", num_envs=2)
+    env.reset([0, 1], [1, 2])
+    step = env.step(np.zeros((2, 2, 2)))
+    check_step(step, env.spec, 2, 2)
+    with pytest.raises(ContractError, match="runs on"):
+        check_step(replace(step, valid=np.array([[True, False], [True, True]]), reward=0 * step.reward), env.spec, 2, 2)
+    with pytest.raises(ContractError, match="True again"):
+        check_step(replace(step, valid=np.array([[False, True], [True, True]])), env.spec, 2, 2)
+    with pytest.raises(ContractError, match="reward holds"):
+        check_step(replace(step, reward=step.reward * np.float32(np.inf)), env.spec, 2, 2)
+
+
+def test_bounds_may_be_given_per_entry_and_rounding_is_forgiven():
+    spec = ArraySpec((2,), "float32", (-1.0, 0.0), (1.0, 5.0))
+    check_array("x", np.array([[1.0 + 5e-6, 5.0]], np.float32), spec, (1,))
+    for bad in ([[1.1, 0.0]], [[0.0, -0.1]]):
+        with pytest.raises(ContractError, match="x holds"):
+            check_array("x", np.array(bad, np.float32), spec, (1,))
+
+
+# -- policies ----------------------------------------------------------------------------------------------------------
+
+
+class Unclipped(GaussianPolicy):
+    def act(self, stored, state, mode, generator):
+        out, state = super().act(stored, state, mode, generator)
+        return replace(out, action=out.action + 5), state
+
+
+class WildWhenDeployed(GaussianPolicy):
+    def act(self, stored, state, mode, generator):
+        out, state = super().act(stored, state, mode, generator)
+        return (replace(out, action=out.action * float("nan")) if mode == "eval" else out), state
+
+
+class Flat(GaussianPolicy):
+    def act(self, stored, state, mode, generator):
+        out, state = super().act(stored, state, mode, generator)
+        return replace(out, action=out.action[:, 0]), state
+
+
+class Talkative(GaussianPolicy):
+    def act(self, stored, state, mode, generator):
+        out, state = super().act(stored, state, mode, generator)
+        return replace(out, logprob=out.logprob[:, None].expand(-1, 2)), state
+
+
+class MeanLikelihood(GaussianPolicy):
+    def log_prob(self, stored, sample, aux):
+        found = super().log_prob(stored, sample, aux)
+        scale = 0.5 if torch.is_grad_enabled() else 1.0
+        return Likelihood(scale * found.logprob, found.entropy, found.params)
+
+
+class ScoresClippedActions(GaussianPolicy):
+    def log_prob(self, stored, sample, aux):
+        return super().log_prob(stored, sample.clamp(-1, 1) if torch.is_grad_enabled() else sample, aux)
+
+
+class Peeks(GaussianPolicy):
+    def precompute(self, obs):
+        return {**super().precompute(obs), "secret": torch.as_tensor(obs.extras["privileged/seed"])}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Unclipped, "action holds"),
+        (WildWhenDeployed, "action holds"),
+        (Flat, "action is"),
+        (Talkative, "one number per row"),
+        (MeanLikelihood, "PPO's first ratio is not 1"),
+        (ScoresClippedActions, "PPO's first ratio is not 1"),
+        (Peeks, "reads 'privileged/seed'.*could not be deployed"),
+    ],
+)
+def test_a_broken_policy_is_found(kind, message):
+    env = SecretiveEnv(8) if kind is Peeks else make("point_mass", num_envs=8)
+    with pytest.raises(ContractError, match=message):
+        check_policy(kind(env.spec, config=GaussianConfig(3, std=2.0)), env, torch.Generator().manual_seed(0))
+
+
+def test_a_chunk_longer_than_possible_is_found():
+    env = make("point_mass", num_envs=2)
+    with pytest.raises(ContractError, match=r"17 actions but 1\.\.16"):
+        check_policy(GaussianPolicy(env.spec, config=GaussianConfig(17)), env, torch.Generator())
+
+
+def test_a_sound_policy_passes():
+    env = make("point_mass", num_envs=8)
+    found = check_policy(GaussianPolicy(env.spec, config=GaussianConfig(3)), env, torch.Generator().manual_seed(0))
+    assert [item.name for item in found] == ["precompute", "act", "log-prob parity"]

@@ -1,0 +1,81 @@
+"""Evaluation plays every seed exactly once and says the truth about each, whatever the number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sims.catalog import make
+from sims.toy.counting import episode_length
+from vla_rl.contract.policy import ActionOut
+from vla_rl.evaluation.run import evaluate
+
+SEEDS = [*range(100, 111), 7]
+
+
+class Auditor:
+    """Acts in chunks of ``horizon`` and remembers what it was shown and which rows were reset."""
+
+    version = 0
+
+    def __init__(self, rows: int, horizon: int = 4) -> None:
+        self.rows, self.horizon = rows, horizon
+        self.begun: list[int] = []
+        self.resets: list[int] = []
+        self.seen: list[object] = []
+
+    def precompute(self, obs):
+        self.seen.append(obs)
+        self.begun += obs.state[obs.time == 0, 0].astype(int).tolist()
+        return {"state": obs.state}
+
+    def initial_state(self, rows):
+        return {}
+
+    def reset_state(self, state, rows):
+        self.resets += list(rows)
+        return state
+
+    def act(self, stored, state, mode, generator):
+        assert mode == "eval"
+        action = np.ones((self.rows, self.horizon, 2), np.float32)
+        return ActionOut(action, action, np.zeros(self.rows)), state
+
+
+@pytest.mark.parametrize(("rows", "horizon"), [(1, 1), (3, 4), (5, 8), (16, 4)])
+def test_every_seed_is_played_once_and_told_truly(rows, horizon):
+    policy, reports = Auditor(rows, horizon), []
+    found = evaluate(make("counting", num_envs=rows), policy, SEEDS, None, report=lambda *seen: reports.append(seen))
+    even = np.array(SEEDS) % 2 == 0
+    assert found.seeds.tolist() == SEEDS
+    assert np.array_equal(found.length, episode_length(np.array(SEEDS)))
+    assert np.array_equal(found.success, even)
+    assert found.cause == tuple("success" if flag else "time_limit" for flag in even)
+    assert reports[-1] == (len(SEEDS), even.sum()) and reports == sorted(reports)
+    spare = [SEEDS[0]] * max(0, rows - len(SEEDS))  # rows without a seed of their own
+    assert sorted(policy.begun) == sorted(SEEDS + spare)
+    assert len(policy.resets) == len(SEEDS) + len(spare)
+
+
+def test_rates_are_of_all_episodes():
+    found = evaluate(make("counting", num_envs=4), Auditor(4), SEEDS, None)
+    assert (found.rate.success, found.rate.episodes) == (0.5, 12)
+    assert found.share("time_limit").success == 0.5 and found.share("diverged").success == 0.0
+
+
+def test_the_view_is_what_the_policy_sees():
+    policy = Auditor(2)
+    blank = lambda obs: replace(obs, images={name: image * 0 for name, image in obs.images.items()})  # noqa: E731
+    evaluate(make("counting", num_envs=2), policy, [100, 101, 102], None, view=blank)
+    assert len(policy.seen) > 5 and not any(obs.images["audit"].any() for obs in policy.seen)
+
+
+def test_nothing_privileged_reaches_the_policy():
+    env = make("lift", num_envs=2, render=False)
+    policy = Auditor(2, 20)
+    policy.act = lambda *args: (ActionOut(np.zeros((2, 20, 4), np.float32), None, None), {})
+    found = evaluate(env, policy, [1, 2], None)
+    assert set(found.cause) == {"time_limit"} and found.length.tolist() == [60, 60]
+    assert policy.seen and not any(obs.extras for obs in policy.seen)

@@ -1,0 +1,71 @@
+"""A task: hold the gripper above the cube that the instruction names.
+
+Put this file into ``sims/mujoco/tasks/`` and one line into ``CATALOG`` in ``sims/catalog.py``:
+
+    "reach": "sims.mujoco.tasks.reach_task:make",
+
+``vla-rl inspect reach`` then checks that it keeps the contract, and the whole demo runs in it: in a copy of
+``configs/demo.py`` say ``World(env="reach", expert="sims.mujoco.tasks.reach_task:ReachExpert")``.  The scene, state,
+actions and privileged extras are those of lift; a task with a scene of its own implements ``sims.mujoco.task.Task``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sims.mujoco.env import MujocoEnv, check_options
+from sims.mujoco.scene import GANTRY_QPOS, cube_addresses
+from sims.mujoco.task import Memory, Verdict
+from sims.mujoco.tasks.lift import COLOURS, HOLD_STEPS, MOST_DISPLACEMENT, LiftTask
+from vla_rl.contract.env import Observation
+
+HOVER = np.array([0.0, 0.0, 0.08])  # metres from a cube's centre to where the pinch point should be
+NEAR = 0.015  # metres
+
+
+class ReachTask(LiftTask):
+    """Success: the pinch point within ``NEAR`` of its place above the named cube, in one control step.
+
+    Memory ``held`` is ``HOLD_STEPS`` for cubes that the pinch point is above, so ``privileged/lifted`` names those.
+    """
+
+    name = "reach"
+    failures = ()
+    time_limit = 30
+
+    def __init__(self, cubes: int = 4, colours: int = 4, instruct: Any = "target") -> None:
+        super().__init__(cubes, colours, instruct)
+        self.texts = tuple(f"reach for the {name} cube" for name in list(COLOURS)[:colours])
+        self._cubes_xyz = cube_addresses(cubes)[:, None] + np.arange(3)
+
+    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+        places = qpos[:, self._cubes_xyz] + HOVER
+        there = np.linalg.norm(places - qpos[:, None, GANTRY_QPOS], axis=-1) < NEAR
+        success = there[np.arange(len(qpos)), memory["named"]]
+        held = np.where(there, HOLD_STEPS, 0).astype(np.int16)
+        nothing_failed = np.full(len(qpos), -1, np.int8)
+        return Verdict(success.astype(np.float32), success, nothing_failed, {**memory, "held": held})
+
+
+class ReachExpert:
+    """Goes straight there; ``horizon`` 1 is all that recording demonstrations needs."""
+
+    def __init__(self, horizon: int = 1) -> None:
+        self._horizon = horizon
+
+    def act(self, obs: Observation) -> np.ndarray:
+        """float32 [E,H,4]: towards the place above the named cube, the gripper open."""
+        left = obs.extras["privileged/target"] + HOVER - obs.state[:, 4:7]  # from the target position of the gantry
+        move = np.clip(left, -MOST_DISPLACEMENT, MOST_DISPLACEMENT)
+        action = np.column_stack([move, np.full(len(move), -1.0)]).astype(np.float32)
+        return np.repeat(action[:, None], self._horizon, axis=1)
+
+
+def make(num_envs: int, **options: Any) -> MujocoEnv:
+    """The reach environment.  Options: ``cubes``, ``colours``, ``instruct``, and those of ``MujocoEnv``."""
+    of_task, of_env = ("cubes", "colours", "instruct"), ("cameras", "image_size", "threads", "render")
+    check_options(options, of_task + of_env, "reach")
+    task = ReachTask(**{name: value for name, value in options.items() if name in of_task})
+    return MujocoEnv(task, num_envs, **{name: value for name, value in options.items() if name in of_env})

@@ -1,0 +1,80 @@
+"""An algorithm: REINFORCE with a learned baseline (Williams 1992, Machine Learning 8; Sutton and Barto 2018, 13.4).
+
+    grad J = E[ grad log pi(c | o) (G - V(o)) ],    L_V = 1/2 E[ (V(o) - G)^2 ]
+
+``c`` is a chunk and ``G`` its return: the rewards until the episode ends, discounted per low-level action, or until the
+rollout ends and ``V`` from there on (GAE with lambda = 1).  Deviation: the advantages of a rollout are normalised.
+
+It is one file, ``vla_rl/algorithms/reinforce.py``: a ``Learner`` that takes any rollout; its ``parameters`` and
+``learning_rate`` are for the ``OnPolicyLoop``.  One line of ``improve`` in ``vla_rl/cli/stages.py`` lets
+``vla-rl train`` use it instead of PPO:
+
+    learner = Reinforce(policy, policy.trainable(), critic, ReinforceConfig())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms.advantages import gae, normalise
+from vla_rl.contract.batch import OneProcess, Rollout
+from vla_rl.contract.policy import LikelihoodPolicy
+
+
+@dataclass(frozen=True)
+class ReinforceConfig:
+    """One step of the policy per rollout, several of its baseline."""
+
+    gamma: float = 0.99
+    learning_rate: float = 0.05
+    critic_learning_rate: float = 0.01
+    critic_steps: int = 10
+
+
+class Reinforce:
+    """A ``Learner`` for any policy whose samples have a likelihood."""
+
+    def __init__(
+        self,
+        policy: LikelihoodPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: nn.Module,
+        config: ReinforceConfig,
+    ) -> None:
+        self.policy, self.parameters, self.critic, self.config = policy, dict(parameters), critic, config
+        self.learning_rate = config.learning_rate
+        self.optimiser = torch.optim.Adam(self.parameters.values())
+        self.critic_optimiser = torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate)
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        advantage, returns = self._returns(rollout)
+        used = rollout.valid.any(-1) & ~rollout.intervened.any(-1)  # what the policy itself did
+        advantage = normalise(advantage, used, OneProcess())[used]
+        stored = {name: item[:-1][used] for name, item in rollout.stored.items()}
+        aux = {name: item[used] for name, item in rollout.aux.items()}
+        for _ in range(self.config.critic_steps):
+            value_loss = 0.5 * (self.critic(stored) - returns[used]).square().mean()
+            _step(self.critic_optimiser, value_loss)
+        loss = -(self.policy.log_prob(stored, rollout.sample[used], aux).logprob * advantage).mean()
+        self.optimiser.param_groups[0]["lr"] = self.learning_rate
+        _step(self.optimiser, loss)
+        return {"policy_loss": float(loss.detach()), "value_loss": float(value_loss.detach())}
+
+    @torch.no_grad()
+    def _returns(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """``G - V`` and ``G`` [T,E]; an episode that was cut off goes on with the value of its own last observation."""
+        value = self.critic(rollout.stored)
+        following = value[1:].clone()
+        following[tuple(rollout.final_index.T)] = self.critic(rollout.final_stored)
+        ends = rollout.terminated, rollout.truncated
+        return gae(rollout.reward, rollout.valid, *ends, value[:-1], following, self.config.gamma, 1.0, "decision")
+
+
+def _step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()

@@ -1,0 +1,55 @@
+"""What the acting processes of the tests are made of: plain functions, found by "tests.experience.makers:NAME"."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from sims.catalog import make
+from vla_rl.contract.batch import Rollout
+from vla_rl.experience.rollout import RolloutSource, seed_stream
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+
+
+def gaussian(env: str, rows: int, decisions: int, horizon: int, seed: int) -> RolloutSource:
+    """A Gaussian policy in a toy environment; ``seed`` decides its weights, its noise and the episodes."""
+    world = make(env, num_envs=rows)
+    torch.manual_seed(seed)
+    policy = GaussianPolicy(world.spec, config=GaussianConfig(horizon, width=32))
+    noise = torch.Generator().manual_seed(seed)
+    return RolloutSource(world, policy, decisions, seed_stream(1000 * seed, 1000 * seed + 500), noise)
+
+
+class Troubled:
+    """Writes to standard output, and misbehaves at its second, third and fourth rollout."""
+
+    def __init__(self) -> None:
+        self.source, self.calls = gaussian("point_mass", 2, 2, 1, 0), 0
+        self.policy = self.source.policy
+
+    def next(self) -> Rollout:
+        self.calls += 1
+        print("a library that talks to standard output", "x" * 10_000)
+        os.write(1, b"and one that does it below Python")
+        assert sys.stdin.read() == ""
+        if self.calls == 2:
+            raise ZeroDivisionError("the wheel came off")
+        if self.calls == 3:
+            with torch.no_grad():
+                self.policy.log_std.fill_(float("nan"))
+        if self.calls == 4:
+            os.abort()
+        return self.source.next()
+
+
+def troubled() -> Troubled:
+    """A source with troubles."""
+    return Troubled()
+
+
+def unable(**options: Any) -> None:
+    """Cannot be made."""
+    raise RuntimeError(f"no such device: {sorted(options)}")

@@ -1,0 +1,159 @@
+"""A source in another process gives the rollouts of one in this process, and tells in a sentence what went wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.experience.makers import gaussian
+from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.contract.batch import ExperienceSource, Rollout
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.experience.process import ProcessSource
+from vla_rl.policies.critics import ValueCritic
+from vla_rl.training.store import SharedStore
+
+ROOT = str(Path(__file__).resolve().parents[2])
+MAKE = "tests.experience.makers:{}"
+POINT_MASS = {"env": "point_mass", "rows": 16, "decisions": 16, "horizon": 1, "seed": 3}
+COUNTING = {"env": "counting", "rows": 3, "decisions": 7, "horizon": 4, "seed": 5}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+
+
+def remote(maker, **arguments):
+    return ProcessSource(MAKE.format(maker), arguments)
+
+
+def same(one: Rollout, other: Rollout) -> bool:
+    pairs = [(getattr(one, f.name), getattr(other, f.name)) for f in fields(Rollout) if f.name != "info"]
+    flat = [pair for a, b in pairs for pair in ([(a, b)] if torch.is_tensor(a) else [(a[n], b[n]) for n in {**a, **b}])]
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in flat)
+
+
+def test_the_same_rollouts_bit_for_bit_before_and_after_publishing():
+    here = gaussian(**COUNTING)
+    store = SharedStore(here.policy)
+    with remote("gaussian", **COUNTING) as there:
+        source: ExperienceSource = there
+        for version in range(3):
+            rollout = source.next()
+            assert same(rollout, here.next()) and (rollout.version == version).all()
+            assert rollout.valid.any() and rollout.info["env_steps"] == rollout.valid.sum()
+            with torch.no_grad():
+                for p in here.policy.parameters():
+                    p.mul_(0.9).add_(0.01)
+            assert there.publish(here.policy.trainable()) == store.publish({}) == version + 1
+        version, weights = there.latest()
+        ours = here.policy.state_dict()
+        assert version == 3 and weights.keys() == ours.keys()
+        assert all(torch.equal(weights[name], ours[name]) for name in ours)
+
+
+def test_part_of_the_weights_may_be_published_but_none_that_does_not_fit():
+    with remote("gaussian", **POINT_MASS) as source:
+        _, before = source.latest()
+        for wrong in ({"log_std": torch.zeros(3)}, {"log_std": torch.ones(2), "nothing": torch.zeros(1)}):
+            with pytest.raises(ContractError, match="nothing was published"):
+                source.publish(wrong)
+        version, after = source.latest()
+        assert version == 0 and all(torch.equal(before[name], after[name]) for name in before)
+        assert source.publish({"log_std": torch.full((2,), -3.0)}) == 1
+        assert source.latest()[1]["log_std"].tolist() == [-3.0, -3.0]
+        rollout = source.next()
+        assert rollout.sample.flatten().std() < 0.1 and (rollout.version == 1).all()
+        os.kill(source.pid, 0)
+    with pytest.raises(ProcessLookupError):  # closing ends the process
+        os.kill(source.pid, 0)
+
+
+def learn(source, store, policy, iterations):
+    """Mean reward of every rollout while PPO learns from ``source``."""
+    torch.manual_seed(0)
+    critic = ValueCritic({"state": 2, "time": 1}, width=32)
+    config = PPOConfig(epochs=4, minibatch=64, learning_rate=3e-3, rate_bounds=(1e-4, 1e-2), critic_warmup=1)
+    ppo = PPO(policy, policy.trainable(), critic, config, torch.Generator().manual_seed(0))
+    rewards = []
+    for i in range(iterations):
+        rollout = source.next()
+        assert (rollout.version == i).all()
+        rewards.append(float(rollout.reward.mean()))
+        ppo.update(rollout)
+        assert store.publish(ppo.parameters) == i + 1
+    return rewards, policy.state_dict()
+
+
+def test_a_learner_improves_and_ends_with_the_weights_of_one_process():
+    here = gaussian(**POINT_MASS)
+    expected, weights = learn(here, SharedStore(here.policy), here.policy, 12)
+    with remote("gaussian", **POINT_MASS) as there:
+        rewards, same_weights = learn(there, there, gaussian(**POINT_MASS).policy, 12)
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15
+    assert rewards == expected and all(torch.equal(weights[name], same_weights[name]) for name in weights)
+
+
+def test_troubles_there_are_told_here(capfd):
+    """Prints do no harm, an exception does not end the process, its death does."""
+    with remote("troubled") as source:
+        assert source.next().reward.shape == (2, 2, 1)
+        with pytest.raises(UserError, match="ZeroDivisionError: the wheel came off; the whole traceback is above"):
+            source.next()
+        with pytest.raises(NonFiniteError, match="non-finite action in row 0"):
+            source.next()
+        with pytest.raises(UserError, match=r"makers:troubled' was killed by SIGABRT during 'next'.*start it again"):
+            source.next()
+        with pytest.raises(UserError, match="was killed by SIGABRT during 'publish'"):
+            source.publish({})
+    told = capfd.readouterr()
+    assert "Traceback" in told.err and "a library that talks" in told.err and "below Python" in told.err
+    assert told.out == ""
+
+
+def test_a_killed_process_is_reported_and_a_closed_one_too():
+    source = remote("gaussian", **POINT_MASS)
+    os.kill(source.pid, signal.SIGKILL)
+    with pytest.raises(UserError, match=rf"process {source.pid} .* was killed by SIGKILL during 'next'"):
+        source.next()
+    source.close()
+    source.close()
+    with pytest.raises(UserError, match="was closed"):
+        source.next()
+
+
+@pytest.mark.parametrize(
+    ("maker", "message"),
+    [
+        ("unable", r"RuntimeError: no such device: \['device'\]"),
+        ("gausian", r"no 'gausian'.*did you mean 'gaussian'"),
+    ],
+)
+def test_what_cannot_be_made_is_told(maker, message):
+    with pytest.raises(UserError, match=message):
+        remote(maker, device=1)
+
+
+SPEAKS = "import sys; from vla_rl.contract import wire; o, i = sys.stdout.buffer, sys.stdin.buffer; "
+OTHER = SPEAKS + "wire.CONTRACT_VERSION = 99; wire.handshake(i, o, 'actor')"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (OTHER, r"'actor' speaks contract version 99 but 'learner' speaks 1"),
+        (SPEAKS + "wire.write_message(o, 'hello')", "not greeted as vla-rl does it"),
+        ("print('Welcome to my simulator!')", r"holds b'Welcome to m' where a message should begin"),
+        ("import sys; sys.exit(3)", "ended with exit code 3 during 'starting'"),
+    ],
+)
+def test_a_stranger_is_refused(code, message):
+    with pytest.raises(UserError, match=message):
+        ProcessSource("anything:at_all", {}, command=(sys.executable, "-c", code))

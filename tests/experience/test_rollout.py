@@ -1,0 +1,218 @@
+"""The counting environment through ``RolloutSource``: nothing lost, doubled or reordered, and every seed in order."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from itertools import count, islice, pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.toy.counting import episode_length, expected_reward
+from tests.auditing import AuditingPolicy, SecretiveEnv
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.errors import NonFiniteError
+from vla_rl.experience.rollout import RolloutSource, seed_stream, to_env, to_tensor
+
+ROWS, START = 5, 300
+CASES = [(1, 40), (4, 9), (8, 7)]  # (horizon, decisions)
+
+
+def source(horizon=4, decisions=9, rows=ROWS, policy=None, env=None):
+    policy = policy or AuditingPolicy(horizon)
+    return RolloutSource(env or make("counting", num_envs=rows), policy, decisions, count(START), torch.Generator())
+
+
+def windows(horizon, decisions, number=4, **options):
+    maker = source(horizon, decisions, **options)
+    return [maker.next() for _ in range(number)]
+
+
+def join(parts: list[Rollout]) -> Rollout:
+    """One rollout out of consecutive windows; entry ``T`` of ``stored`` is that of the last one."""
+    last, length = parts[-1], len(parts[0].reward)
+    joined = {}
+    for field in fields(Rollout):
+        values = [getattr(part, field.name) for part in parts]
+        if field.name == "stored":
+            joined["stored"] = {n: torch.cat([v[n][:-1] for v in values] + [last.stored[n][-1:]]) for n in last.stored}
+        elif field.name in ("aux", "final_stored"):
+            joined[field.name] = {n: torch.cat([v[n] for v in values]) for n in values[0]}
+        elif field.name == "final_index":
+            joined["final_index"] = torch.cat([v + torch.tensor([i * length, 0]) for i, v in enumerate(values)])
+        elif field.name != "info":
+            joined[field.name] = torch.cat(values)
+    return Rollout(**joined)
+
+
+def expected(horizon, decisions, rows=ROWS):
+    """What must come out, recomputed from the rules of the counting environment alone: (t, e, seed, steps before)."""
+    queue, lines = count(START), []
+    playing, steps = [next(queue) for _ in range(rows)], [0] * rows
+    for t in range(decisions):
+        lines += [(t, e, playing[e], steps[e]) for e in range(rows)]
+        for e in range(rows):
+            steps[e] += horizon
+            if steps[e] >= episode_length(np.array(playing[e])):
+                playing[e], steps[e] = next(queue), 0
+    return lines
+
+
+@pytest.mark.parametrize(("horizon", "decisions"), CASES)
+def test_every_number_can_be_recomputed(horizon, decisions):
+    rollout = join(windows(horizon, decisions))
+    lines = expected(horizon, 4 * decisions)
+    assert rollout.reward.shape == (4 * decisions, ROWS, horizon)
+    truncated = []
+    for t, e, seed, steps in lines:
+        length = int(episode_length(np.array(seed)))
+        number = steps + np.arange(1, horizon + 1)
+        valid, over = number <= length, steps + horizon >= length
+        assert rollout.stored["counters"][t, e].tolist() == [seed, steps] and rollout.seeds[t, e] == seed
+        assert rollout.valid[t, e].tolist() == valid.tolist()
+        assert rollout.reward[t, e].tolist() == np.where(valid, expected_reward(number), 0).tolist()
+        assert bool(rollout.terminated[t, e]) == bool(rollout.success[t, e]) == (over and seed % 2 == 0)
+        assert bool(rollout.truncated[t, e]) == (over and seed % 2 == 1)
+        assert rollout.sample[t, e, :, 0].tolist() == number.tolist() and rollout.logprob[t, e] == -steps
+        assert rollout.aux["row"][t, e] == e and not rollout.intervened[t, e].any()
+        truncated += [(t, e, seed, length)] if over and seed % 2 else []
+    assert len(truncated) > 5 and rollout.final_index.tolist() == [[t, e] for t, e, _, _ in truncated]
+    assert rollout.final_stored["counters"].tolist() == [[seed, length] for _, _, seed, length in truncated]
+
+
+@pytest.mark.parametrize(("horizon", "decisions"), CASES)
+def test_windows_join_without_loss(horizon, decisions):
+    parts = windows(horizon, decisions)
+    for one, following in pairwise(parts):
+        assert all(torch.equal(one.stored[name][-1], following.stored[name][0]) for name in one.stored)
+    joined, whole = join(parts), windows(horizon, 4 * decisions, 1)[0]
+    for field in fields(Rollout):
+        a, b = getattr(joined, field.name), getattr(whole, field.name)
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b), field.name
+        elif field.name != "info":
+            assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a), field.name
+
+
+def test_every_reset_row_is_reset_in_the_policy_too():
+    policy = AuditingPolicy(4)
+    rollout = join(windows(4, 9, policy=policy))
+    ended = [e for t in range(36) for e in range(ROWS) if rollout.terminated[t, e] or rollout.truncated[t, e]]
+    assert policy.resets == [*range(ROWS), *ended]
+    assert rollout.terminated.any() and rollout.truncated.any()
+
+
+def test_counters_and_seconds_are_those_of_the_window():
+    for rollout in windows(4, 9):
+        ended = rollout.terminated | rollout.truncated
+        assert rollout.info["env_steps"] == rollout.valid.sum() and rollout.info["episodes"] == ended.sum()
+        assert rollout.info["successes"] == rollout.success.sum()
+        assert all(rollout.info[name] > 0 for name in ("env_s", "perception_s", "act_s"))
+
+
+def test_the_version_is_that_of_the_policy_that_acted():
+    maker = source()
+    for version in (0, 0, 3):
+        maker.policy.version = version
+        assert (maker.next().version == version).all()
+
+
+def test_nothing_privileged_is_shown_to_the_policy():
+    """The auditing policy asserts it, at resets, after steps and at truncations; other extras do arrive."""
+    seen = []
+
+    class Watching(AuditingPolicy):
+        def precompute(self, obs):
+            seen.append(set(obs.extras))
+            return super().precompute(obs)
+
+    rollout = source(policy=Watching(4), env=SecretiveEnv(ROWS)).next()
+    assert len(rollout.final_index) > 0 and all(names == {"force"} for names in seen)
+
+
+class Failing(AuditingPolicy):
+    """Chooses a NaN for row 2 at its eighth decision, unless mended."""
+
+    calls, mended = 0, False
+
+    def act(self, stored, state, mode, generator):
+        out, after = super().act(stored, state, mode, generator)
+        self.calls += 1
+        if self.calls >= 8 and not self.mended:
+            out.action[2, 0, 1] = float("nan")
+        return out, after
+
+
+def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
+    env = make("counting", num_envs=ROWS)
+    maker = source(4, 6, policy=Failing(4), env=env)
+    parts, seen = [maker.next()], []
+    for _ in range(2):
+        with pytest.raises(NonFiniteError, match=r"version 0.*row 2.*nothing was executed"):
+            maker.next()
+        seen.append(env.snapshot(np.arange(ROWS)))
+    assert maker.policy.calls == 9  # the seventh was executed, the eighth and its repetition were not
+    assert all(np.array_equal(seen[0][name], seen[1][name]) for name in seen[0])
+    maker.policy.mended = True
+    parts += [maker.next() for _ in range(3)]
+    whole = windows(4, 24, 1)[0]
+    assert torch.equal(join(parts).reward, whole.reward) and torch.equal(join(parts).seeds, whole.seeds)
+
+
+def test_arrays_become_tensors_without_copying():
+    array = np.zeros((2, 3), np.float32)
+    to_tensor(array)[0, 1] = 7.0
+    action = torch.zeros(2, 1, 2)
+    to_env(action, make("counting", num_envs=2))[1, 0, 0] = 5.0
+    assert array[0, 1] == 7.0 and action[1, 0, 0] == 5.0
+
+
+def test_seeds_come_once_each_and_then_again():
+    assert list(islice(seed_stream(3, 6), 7)) == [3, 4, 5, 3, 4, 5, 3]
+
+
+# -- the audit itself can fail ---------------------------------------------------------------------------------------
+
+
+class Tampered:
+    """The counting environment with ``tamper(obs)`` applied to what steps show."""
+
+    def __init__(self, tamper) -> None:
+        self.env, self.tamper = make("counting", num_envs=ROWS), tamper
+        self.spec, self.num_envs, self.reset = self.env.spec, ROWS, self.env.reset
+
+    def step(self, chunk, observe="last"):
+        step = self.env.step(chunk, observe)
+        return replace(step, obs=self.tamper(step.obs))
+
+
+@pytest.mark.parametrize(
+    ("name", "tamper"),
+    [
+        ("rows swapped", lambda obs: obs.rows(np.array([1, 0, 2, 3, 4]))),
+        ("an old observation", lambda obs: replace(obs, time=obs.time - 1)),
+        ("another picture", lambda obs: replace(obs, images={"audit": obs.images["audit"] + 1})),
+    ],
+)
+def test_the_audit_notices(name, tamper):
+    with pytest.raises(AssertionError):
+        source(env=Tampered(tamper)).next()
+
+
+def test_the_audit_notices_a_policy_that_is_not_reset():
+    maker = source()
+    reset, maker.policy.reset_state = maker.policy.reset_state, lambda state, rows: state
+    maker._state = reset(maker._state, np.arange(ROWS))
+    with pytest.raises(AssertionError, match="jumped"):
+        maker.next()
+
+
+def test_the_audit_notices_actions_that_went_to_another_row():
+    class Crossed(Tampered):
+        def step(self, chunk, observe="last"):
+            return self.env.step(chunk[::-1].copy(), observe)
+
+    with pytest.raises(AssertionError):
+        source(env=Crossed(None)).next()

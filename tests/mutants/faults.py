@@ -1,0 +1,8 @@
+"""The faults, by what they break.  One that a reader would call tempting is worth more than a silly one."""
+
+from __future__ import annotations
+
+from tests.mutants import faults_experience, faults_learning, faults_worlds
+from tests.mutants.fault import Fault
+
+FAULTS: tuple[Fault, ...] = (*faults_learning.FAULTS, *faults_experience.FAULTS, *faults_worlds.FAULTS)

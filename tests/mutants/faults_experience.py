@@ -1,0 +1,111 @@
+"""Faults in collecting experience."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_ROLLOUT, _EPISODES = "vla_rl/experience/rollout.py", "vla_rl/experience/episodes.py"
+_ON_ROLLOUT, _RECORDED = "tests/experience/test_rollout.py::", "tests/experience/test_episodes.py::"
+_NUMBERS = f"{_ON_ROLLOUT}test_every_number_can_be_recomputed"
+
+_ROLLOUTS = (
+    Fault(
+        "the last observation is the next episode's first",
+        _ROLLOUT,
+        "self._look(step.obs.rows(truncated))",
+        "self._look(self.env.reset(truncated, self._seed[truncated].numpy()).rows(truncated))",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "last observations of terminated rows as well",
+        _ROLLOUT,
+        "np.flatnonzero(_numpy(step.truncated))",
+        "np.flatnonzero(_numpy(step.done))",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "a last observation belongs to the next decision",
+        _ROLLOUT,
+        "(len(window.decisions) - 1, int(row))",
+        "(len(window.decisions), int(row))",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "the policy's state is not reset",
+        _ROLLOUT,
+        "self._state = self.policy.reset_state(self._state, rows)",
+        "self.policy.reset_state(self._state, rows)",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "a decision is paired with the observation after it",
+        _ROLLOUT,
+        "[decision.stored for decision in decisions] + [last]",
+        "[last] + [decision.stored for decision in decisions]",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "a decision has its successor's seed", _ROLLOUT, "step, self._seed.clone())", "step, self._seed)", (_NUMBERS,)
+    ),
+    Fault(
+        "a chunk counts as executed to its end",
+        _ROLLOUT,
+        '"env_steps": float(valid.sum()),',
+        '"env_steps": float(valid.numel()),',
+        (f"{_ON_ROLLOUT}test_counters_and_seconds_are_those_of_the_window",),
+    ),
+    Fault(
+        "the version is not that of who acted",
+        _ROLLOUT,
+        "[[out.policy_version] * len(valid[0]) for out in outs]",
+        "[[0] * len(valid[0]) for out in outs]",
+        (f"{_ON_ROLLOUT}test_the_version_is_that_of_the_policy_that_acted",),
+    ),
+    Fault(
+        "the rollout shows privileged state",
+        _ROLLOUT,
+        "return self.policy.precompute(obs.public())",
+        "return self.policy.precompute(obs)",
+        (f"{_ON_ROLLOUT}test_nothing_privileged_is_shown_to_the_policy",),
+    ),
+    Fault(
+        "decisions before a NaN are lost",
+        _ROLLOUT,
+        "while len(self._window.decisions) < self.decisions:",
+        "for _ in range(self.decisions):",
+        (f"{_ON_ROLLOUT}test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost",),
+    ),
+)
+
+_RECORDINGS = (
+    Fault(
+        "a chunk runs into the next episode",
+        _EPISODES,
+        "np.arange(horizon), last[:, None])",
+        "np.arange(horizon), len(self.episode) - 1)",
+        (f"{_RECORDED}test_a_chunk_ends_with_its_episode",),
+    ),
+    Fault(
+        "an action is paired with the observation after it",
+        _EPISODES,
+        "observations.append(obs.rows(",
+        "observations.append(step.obs.rows(",
+        (f"{_RECORDED}test_an_action_belongs_to_the_observation_it_was_chosen_on",),
+    ),
+    Fault(
+        "failures are imitated as well",
+        _EPISODES,
+        "enumerate(tracks) if step.success[row]]",
+        "enumerate(tracks) if step.done[row]]",
+        (f"{_RECORDED}test_successes_are_recorded_once_complete_and_in_order",),
+    ),
+    Fault(
+        "a damaged file ends in a traceback",
+        _EPISODES,
+        "EOFError, zipfile.BadZipFile, zlib.error)",
+        "EOFError)",
+        (f"{_RECORDED}test_what_cannot_be_read_is_said_in_one_sentence",),
+    ),
+)
+
+FAULTS = (*_ROLLOUTS, *_RECORDINGS)

@@ -1,0 +1,132 @@
+"""The files that show how to extend the project: complete, short, and working with one line elsewhere or none."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sims.catalog
+from sims.catalog import make
+from sims.toy.point_mass import optimal_return
+from tests.examples.noisy_policy import LinearGaussian
+from tests.examples.reinforce import Reinforce, ReinforceConfig
+from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.cli import stages
+from vla_rl.cli.inspect import inspect
+from vla_rl.cli.world import World
+from vla_rl.contract.check import check_env, check_policy
+from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.evaluation.run import evaluate
+from vla_rl.experience.rollout import RolloutSource, seed_stream
+from vla_rl.policies.critics import ValueCritic
+from vla_rl.training.on_policy import LoopConfig, OnPolicyLoop
+from vla_rl.training.store import SharedStore
+
+EXAMPLES = sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))
+REACH = World(env="reach", options={"render": False}, expert="tests.examples.reach_task:ReachExpert")
+
+
+@pytest.fixture
+def reach(monkeypatch):
+    """The one line."""
+    monkeypatch.setitem(sims.catalog.CATALOG, "reach", "tests.examples.reach_task:make")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_short(path):
+    assert len(path.read_text().splitlines()) < 90
+
+
+def test_the_readme_links_to_all_of_them():
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert len(EXAMPLES) == 3
+    assert all(f"(tests/examples/{path.name})" in readme for path in EXAMPLES)
+
+
+# -- the task ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_task_keeps_the_contract(reach):
+    with closing(make("reach", num_envs=3)) as env:
+        assert len(check_env(env)) == 7
+        assert env.spec.tasks[0] == "reach for the red cube"
+
+
+def test_one_line_makes_the_task_known_to_the_commands(reach, capsys):
+    inspect("reach")
+    assert "reach for the green cube" in capsys.readouterr().out
+
+
+def test_its_expert_succeeds_and_standing_still_does_not(reach):
+    episodes = stages.collect(REACH, 16, seed=0)
+    assert episodes.count == 16
+    with closing(REACH.make(16)) as env:
+        env.reset(np.arange(16), np.arange(16))
+        step = env.step(np.zeros((16, env.spec.time_limit, 4)))
+        assert step.success.mean() < 0.2 and set(step.cause) <= {"success", "time_limit"}
+
+
+def test_a_misled_instruction_names_another_cube(reach):
+    with closing(REACH.make(8)) as plain, closing(REACH.misled(8)) as misled:
+        named = [env.reset(np.arange(8), np.arange(8)).task for env in (plain, misled)]
+    assert (named[0] != named[1]).all()
+
+
+# -- the policy and the algorithm --------------------------------------------------------------------------------------
+
+
+def test_the_policy_keeps_the_contract():
+    with closing(make("point_mass", num_envs=4)) as env:
+        policy = LinearGaussian(env.spec)
+        found = check_policy(policy, env, torch.Generator().manual_seed(0))
+    assert isinstance(policy, LikelihoodPolicy)
+    assert found[-1].name == "log-prob parity"
+
+
+def test_the_algorithm_improves_the_policy():
+    env, policy, source, critic = _learning()
+    learner = Reinforce(policy, policy.trainable(), critic, ReinforceConfig())
+    regrets = []
+    for _ in range(100):
+        rollout = source.next()
+        learner.update(rollout)
+        regrets.append(_regret(rollout))
+    assert np.mean(regrets[-5:]) < 0.2 * np.mean(regrets[:5]), regrets[::10]
+    outcomes = evaluate(env, policy, range(64), torch.Generator(), "eval")
+    assert outcomes.rate.success > 0.9
+
+
+def test_algorithms_and_policies_are_interchangeable():
+    """PPO takes the policy of the example; the loop takes the algorithm of the example."""
+    env, policy, source, critic = _learning()
+    ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0), torch.Generator().manual_seed(2))
+    assert ppo.update(source.next())["parity"] < 1e-4
+    env, policy, source, critic = _learning()
+    learner = Reinforce(policy, policy.trainable(), critic, ReinforceConfig())
+    noise = torch.Generator()
+    loop = OnPolicyLoop(  # type: ignore[arg-type]
+        source,
+        learner,
+        SharedStore(policy),
+        lambda: evaluate(env, policy, range(64), noise).rate,
+        LoopConfig(2, 1),
+    )
+    assert loop.run().iteration in (0, 1, 2)
+    assert policy.version == 2
+
+
+def _learning():
+    env = make("point_mass", num_envs=64)
+    torch.manual_seed(0)
+    policy, critic = LinearGaussian(env.spec), ValueCritic({"state": 2}, width=32)
+    source = RolloutSource(env, policy, env.spec.time_limit, seed_stream(0, 10**6), torch.Generator().manual_seed(1))
+    return make("point_mass", num_envs=64), policy, source, critic
+
+
+def _regret(rollout):
+    """How much less than the optimum the rollout's episodes earned: each row plays exactly one of them."""
+    return float((optimal_return(rollout.stored["state"][0].numpy()) - rollout.reward.sum((0, 2)).numpy()).mean())

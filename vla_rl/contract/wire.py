@@ -1,0 +1,197 @@
+"""Messages between processes and machines: msgpack with numpy arrays, length-prefixed, never pickle.
+
+A message is any nesting of dicts with text keys, lists, text, bytes, numbers, booleans, None and numeric numpy arrays.
+An array is a msgpack extension that holds its dtype, its shape and its little-endian bytes; what comes back is writable
+and belongs to the receiver.  On a stream, a message is preceded by ``MAGIC`` and its length.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import IO, Any
+
+import msgpack
+import numpy as np
+
+from vla_rl.contract import CONTRACT_VERSION
+from vla_rl.contract.errors import ContractError
+
+MAGIC = b"vla1"
+_HEADER = struct.Struct("<4sQ")
+_MOST = 1 << 31  # bytes in one message
+_PIECE = 1 << 20
+_ARRAY = 1  # msgpack extension code
+_DTYPES = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
+
+
+class CutShortError(ContractError, EOFError):
+    """A stream that ended inside a message."""
+
+
+def pack(value: Any) -> bytes:
+    """``value`` as bytes; raises ContractError, naming the entry, for what :func:`unpack` could not restore."""
+    try:
+        packed: bytes = msgpack.packb(_encode(value, "the message"))
+        return packed
+    except ContractError:
+        raise
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise ContractError(f"a message cannot be written ({error}), so it is not sent; send smaller parts.") from error
+
+
+def unpack(data: bytes) -> Any:
+    """What :func:`pack` was given (tuples come back as lists); raises ContractError for anything else."""
+    try:
+        value = msgpack.unpackb(data, ext_hook=_decode, object_pairs_hook=_mapping, list_hook=_sequence)
+        return _plain(value)
+    except ContractError:
+        raise
+    except (ValueError, msgpack.UnpackException) as error:
+        reason = str(error) or type(error).__name__
+        raise ContractError(
+            f"a message of {len(data)} bytes cannot be read ({reason}), so it is dropped; look for a foreign or broken "
+            "sender."
+        ) from error
+
+
+def write_message(stream: IO[bytes], value: Any) -> None:
+    """Send ``value`` over a buffered ``stream``; nothing is written when it cannot be packed."""
+    data = pack(value)
+    if len(data) > _MOST:
+        raise ContractError(
+            f"a message has {len(data)} bytes, more than {_MOST}, so it is not sent; send smaller parts."
+        )
+    stream.write(_HEADER.pack(MAGIC, len(data)))
+    stream.write(data)
+    stream.flush()
+
+
+def read_message(stream: IO[bytes], most: int = _MOST) -> Any:
+    """The next message.
+
+    Raises EOFError when the stream ended before it (CutShortError: inside it), and ContractError for a message that is
+    foreign, broken or announces more than ``most`` bytes (nothing of that size is allocated then).
+    """
+    head = _read(stream, _HEADER.size)
+    if not head:
+        raise EOFError("the stream ended between two messages")
+    magic, size = _HEADER.unpack(head) if len(head) == _HEADER.size else (head[:4], 0)
+    if magic != MAGIC[: len(magic)]:
+        raise ContractError(
+            f"the stream holds {head!r} where a message should begin, so it cannot be read; look for something else "
+            "that writes there, such as a print."
+        )
+    if size > most:
+        raise ContractError(
+            f"a message announces {size} bytes, more than {most}, so it is refused; send smaller parts."
+        )
+    data = _read(stream, size)
+    if len(head) < _HEADER.size or len(data) < size:
+        raise CutShortError(
+            f"the stream ended after {len(head) + len(data)} bytes of a message, so the message is lost; look at why "
+            "the sender stopped."
+        )
+    return unpack(data)
+
+
+def handshake(reader: IO[bytes], writer: IO[bytes], name: str) -> str:
+    """Introduce ``name`` and return the other side's name; raises ContractError when it speaks another version.
+
+    Both sides call it, and each one sends before it waits.
+    """
+    write_message(writer, {"contract_version": CONTRACT_VERSION, "name": name})
+    greeting = read_message(reader, most=1 << 16)
+    if not isinstance(greeting, dict) or not isinstance(greeting.get("contract_version"), int):
+        raise ContractError(f"{name!r} was not greeted as vla-rl does it, so nothing is exchanged; check who answers.")
+    other, version = str(greeting.get("name", "the other side")), greeting["contract_version"]
+    if version != CONTRACT_VERSION:
+        raise ContractError(
+            f"{other!r} speaks contract version {version} but {name!r} speaks {CONTRACT_VERSION}, so data would be "
+            "misread; install the same vla-rl on both sides."
+        )
+    return other
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    """``size`` bytes, or what there was before the end; memory grows with what arrives, not with what is announced."""
+    pieces, missing = [], size
+    while missing:
+        piece = stream.read(min(missing, _PIECE))
+        if not piece:
+            break
+        pieces.append(piece)
+        missing -= len(piece)
+    return b"".join(pieces)
+
+
+def _encode(value: Any, where: str) -> Any:
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if isinstance(value, np.ndarray):
+        return msgpack.ExtType(_ARRAY, _array_bytes(value, where))
+    if isinstance(value, np.generic):
+        return _encode(value.item(), where)
+    if isinstance(value, list | tuple):
+        return [_encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+        return {key: _encode(item, f"{where}[{key!r}]") for key, item in value.items()}
+    what = "has a key that is not text" if isinstance(value, Mapping) else f"is a {type(value).__name__}"
+    raise ContractError(
+        f"{where} {what}, so it cannot be sent; send dicts with text keys, lists, text, numbers and numpy arrays."
+    )
+
+
+def _array_bytes(array: np.ndarray, where: str) -> bytes:
+    if array.dtype.name not in _DTYPES:
+        raise ContractError(f"{where} has dtype {array.dtype}, so it cannot be sent; send one of {', '.join(_DTYPES)}.")
+    head: bytes = msgpack.packb([array.dtype.name, list(array.shape)])
+    little = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+    return struct.pack("<H", len(head)) + head + little.tobytes()
+
+
+def _decode(code: int, data: bytes) -> np.ndarray:
+    if code != _ARRAY or len(data) < 2:
+        raise ContractError(f"a message holds an unknown extension {code}, so it is dropped; update vla-rl here.")
+    start = 2 + struct.unpack_from("<H", data)[0]
+    dtype, shape = _array_head(msgpack.unpackb(data[2:start]))
+    if math.prod(shape) * dtype.itemsize != len(data) - start:
+        raise ContractError(
+            f"a message holds {len(data) - start} bytes as {dtype}{list(shape)}, which does not fit, so it is dropped; "
+            "look for a broken sender."
+        )
+    stored = np.dtype(np.uint8) if dtype == np.bool_ else dtype.newbyteorder("<")
+    return np.frombuffer(data, stored, offset=start).astype(dtype).reshape(shape)
+
+
+def _array_head(head: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    match head:
+        case [str(dtype), [*shape]] if dtype in _DTYPES and all(type(n) is int and n >= 0 for n in shape):
+            return np.dtype(dtype), tuple(shape)
+    raise ContractError(f"a message holds an array of {head!r}, so it is dropped; look for a broken sender.")
+
+
+def _mapping(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    for key, _ in pairs:
+        if type(key) is not str:
+            raise ContractError(
+                f"a message has the key {key!r}, which is not text, so it is dropped; look at the sender."
+            )
+    return {key: _plain(item) for key, item in pairs}
+
+
+def _sequence(items: list[Any]) -> list[Any]:
+    return [_plain(item) for item in items]
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, msgpack.Timestamp):
+        raise ContractError("a message holds a msgpack timestamp, so it is dropped; send seconds as a number.")
+    return item
