@@ -10,16 +10,16 @@ import mujoco
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from sims.mujoco.scene import CUBES_QPOS, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW, build_model
+from sims.mujoco.scene import CUBES_QPOS, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tasks.lift import HOLD_STEPS, LIFT_HEIGHT, LiftTask
 
-STATE, CUBES = 8, 4
+STATE, SUBSTEPS = 8, LiftTask.substeps
 OPPONENT = "AsyncVectorEnv(shared memory, no copies) of SyncVectorEnv of plain gymnasium.Env with mujoco.mj_step"
 _BOUND = np.array([0.03, 0.03, 0.03, 1.0], np.float32)
 
 
 class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
-    """One episode of lift: its own ``MjData``, one ``mj_step(nstep=12)`` per control step.
+    """One episode of lift: its own ``MjData``, one ``mujoco.mj_step`` of all substeps per control step.
 
     The rules, the state and the time limit are those of ``sims.mujoco.tasks.lift``, written for one environment; only
     the drawing of an episode is borrowed from there, so that both simulate the same.
@@ -34,7 +34,7 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
         self._data = data = mujoco.MjData(model)
         self._ctrl, self._gantry, self._fingers = data.ctrl, data.qpos[:3], data.qpos[3:5]
         self._heights = data.qpos[CUBES_QPOS + 2 :: 7]
-        self._target, self._held = np.zeros(3), np.zeros(CUBES, np.int16)
+        self._target, self._held = np.zeros(3), np.zeros(len(self._heights), np.int16)
         self._named, self._time = 0, 0
 
     def reset(
@@ -55,7 +55,7 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
         target = np.minimum(np.maximum(self._target + action[:3], WORKSPACE_LOW), WORKSPACE_HIGH)
         self._target = self._ctrl[:3] = target
         self._ctrl[3] = 0.0 if action[3] > 0 else FINGER_OPEN
-        mujoco.mj_step(self._model, self._data, nstep=12)
+        mujoco.mj_step(self._model, self._data, nstep=SUBSTEPS)
         self._time += 1
         self._held = (self._held + 1) * (self._heights >= LIFT_HEIGHT)
         done = self._held >= HOLD_STEPS
@@ -83,8 +83,8 @@ class Share(gymnasium.Env[np.ndarray, np.ndarray]):
     """
 
     def __init__(self, rows: int) -> None:
-        model, task = build_model(CUBES), LiftTask(CUBES)
-        make = partial(GymnasiumLift, model, task.begin)
+        task = LiftTask()
+        make = partial(GymnasiumLift, task.model, task.begin)
         self._rows = SyncVectorEnv([make] * rows, copy=False, autoreset_mode=AutoresetMode.DISABLED)
         self.action_space = self._rows.action_space
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (rows, STATE + 3), np.float32)

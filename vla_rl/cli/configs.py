@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import tyro
 from tyro import constructors
@@ -70,8 +71,14 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
 
 
 def _registry() -> constructors.ConstructorRegistry:
-    """Let fields that are typed by a protocol be overridden like their present value's own class."""
+    """Fields typed by a protocol are overridden like their present value's own class, dicts as JSON."""
     registry = constructors.ConstructorRegistry()
+
+    @registry.primitive_rule
+    def of_json(info: constructors.PrimitiveTypeInfo) -> constructors.PrimitiveConstructorSpec[Any] | None:
+        if get_origin(info.type) is not dict:
+            return None
+        return constructors.PrimitiveConstructorSpec(1, "JSON", _read_json, _is_dict, lambda value: [json.dumps(value)])
 
     @registry.struct_rule
     def of_value(info: constructors.StructTypeInfo) -> constructors.StructConstructorSpec | None:
@@ -83,9 +90,23 @@ def _registry() -> constructors.ConstructorRegistry:
             constructors.StructFieldSpec(field.name, kinds[field.name], getattr(value, field.name))
             for field in dataclasses.fields(value)
         ]
-        return constructors.StructConstructorSpec(type(value), tuple(fields))  # type: ignore[arg-type]
+        return constructors.StructConstructorSpec(type(value), tuple(fields))
 
     return registry
+
+
+def _read_json(given: list[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(given[0])
+    except ValueError as error:
+        raise ValueError(f"{given[0]!r} is no JSON ({error})") from error
+    if not _is_dict(value):
+        raise ValueError(f"{given[0]!r} is no JSON object")
+    return dict(value)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _suggest(name: str, known: set[str]) -> str:

@@ -42,6 +42,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     ranges = {"validation": suite.VALIDATION, "test": suite.TEST}
     if config.seeds not in ranges:
         raise UserError(f"there are no {config.seeds!r} seeds; {did_you_mean(config.seeds, ranges)}")
+    if min(config.episodes, config.rows) < 1:
+        raise UserError(f"{config.episodes} episodes in {config.rows} rows measure nothing; give both at least 1.")
     seeds = suite.held_out(ranges[config.seeds], config.episodes)
     policy = _load(arguments[0], config.world)
     judged = EvaluationConfig(rows=config.rows)

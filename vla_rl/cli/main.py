@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_complain(str(error), 2))
     except ModuleNotFoundError as error:
         sys.exit(_complain(f"{error}, so {given[0]!r} cannot run; {_cure(error.name or '')}", 2))
+    except RuntimeError as error:
+        if "MUJOCO_GL" not in str(error):
+            raise
+        sys.exit(_complain(f"MuJoCo cannot be loaded ({error}); unset MUJOCO_GL, or set it to egl or osmesa.", 2))
     except KeyboardInterrupt as stop:
         sys.exit(_complain(str(stop) or "stopped before anything was saved.", 130))
 

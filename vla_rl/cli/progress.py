@@ -25,4 +25,8 @@ def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(what, total=total, remark="")
-        yield lambda done, remark="": progress.update(task, completed=done, remark=remark)
+
+        def update(done: int, remark: str = "") -> None:
+            progress.update(task, completed=done, remark=remark)
+
+        yield update

@@ -63,7 +63,8 @@ def _check(
     watch = _Watch(misled)
     named = evaluate(watch, policy, seeds, generator(seed, 3))
     update(4)
-    return Sanity(*rates, named.rate, Rate.of([watch.former.get(int(s), False) for s in seeds]))
+    former = Rate.of([watch.former.get(seed, False) for seed in seeds])
+    return Sanity(rates[0], rates[1], rates[2], named.rate, former)
 
 
 def _blank(obs: Observation) -> Observation:

@@ -143,7 +143,7 @@ def record_clips(world: World, policy: TinyVLA, seeds: np.ndarray, seed: int) ->
             bool(step.success[row]),
             fps=1 / env.spec.control_dt,
         )
-        for row in every
+        for row in range(len(seeds))
     ]
 
 

@@ -43,6 +43,10 @@ class TinyVLA(nn.Module):
     always the deterministic ODE from random noise.  It implements ``LikelihoodPolicy``.
     """
 
+    action_low: Tensor
+    action_high: Tensor
+    tokens: Tensor
+
     def __init__(self, spec: EnvSpec, vocabulary: Vocabulary, proprioception: Affine, config: TinyConfig) -> None:
         super().__init__()
         self.spec, self.vocabulary, self.proprioception, self.config = spec, vocabulary, proprioception, config
@@ -86,9 +90,7 @@ class TinyVLA(nn.Module):
         return state
 
     @torch.no_grad()
-    def act(
-        self, stored: Stored, state: State, mode: Mode, generator: torch.Generator | None
-    ) -> tuple[ActionOut, State]:
+    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
         field = self.field(stored)
         rows = stored["state"].shape[0]
         noise = torch.randn(rows, self.config.horizon * self.spec.action_dim, generator=generator)
@@ -114,7 +116,7 @@ class TinyVLA(nn.Module):
         return lambda x, t: Field(*self.expert(condition, x, t))
 
     def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Joint density of recorded chains, summed over noised steps and dimensions (``sample`` is their last point)."""
+        """Joint density of recorded chains, summed over noised steps and dimensions; ``sample`` is their last point."""
         density = self.config.sampler.log_prob(self.field(stored), Chain(aux["points"], aux["noised"]))
         return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
 
@@ -152,7 +154,10 @@ class TinyVLA(nn.Module):
         if spec is not None:
             check_same_world(trained, spec)
         policy = cls(
-            spec or trained, from_json(saved["vocabulary"]), from_json(saved["proprioception"]), from_json(saved["config"])
+            spec or trained,
+            from_json(saved["vocabulary"]),
+            from_json(saved["proprioception"]),
+            from_json(saved["config"]),
         )
         load_weights(policy, Path(folder))
         return policy.eval()

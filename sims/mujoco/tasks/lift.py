@@ -2,8 +2,9 @@
 
 Success: the named cube's centre at least 6 cm above the table at the end of 5 control steps in a row, within 60.
 Failure: the same held for any other cube, which ends the episode with the cause "wrong_object"; if both happen at the
-same step, the named cube counts.  With ``deadline`` an episode that takes longer has failed with the cause "too_late": a
-stricter task that wastes less time on hopeless situations while learning.  A resting cube's centre is 1.8 cm above the table.
+same step, the named cube counts.  With ``deadline`` an episode that takes longer has failed, with the cause "too_late":
+a stricter task that wastes less time on hopeless situations while learning.  A resting cube's centre is 1.8 cm above the
+table.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class LiftTask:
             "colour": np.zeros(cubes, np.int8),  # colour of every cube
             "seeded": np.array(0, np.int8),  # cube chosen by the seed
             "named": np.array(0, np.int8),  # cube named by the instruction
-            "steps": np.int16(0),  # control steps since the start
+            "steps": np.zeros((), np.int16),  # control steps since the start
             "held": np.zeros(cubes, np.int16),  # control steps in a row that each cube was up
         }
         self._instruct, self._cubes, self._deadline = instruct, cubes, deadline
@@ -96,7 +97,10 @@ class LiftTask:
             frame="table",
             names=("x", "y", "z", "opening", "target_x", "target_y", "target_z", "target_opening"),
         )
-        self._state_low, self._state_high = np.float32(self.state.low), np.float32(self.state.high)
+        self._state_low, self._state_high = (
+            np.asarray(self.state.low, np.float32),
+            np.asarray(self.state.high, np.float32),
+        )
         bound, names = (MOST_DISPLACEMENT,) * 3 + (1.0,), ("dx", "dy", "dz", "grip")
         lowest = tuple(-b for b in bound)
         self.action = ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names)

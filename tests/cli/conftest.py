@@ -1,0 +1,54 @@
+"""A small untrained policy as a checkpoint, and the command line in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sims.catalog import make
+from vla_rl.cli.main import main
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.normalise import Affine
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tokens import Vocabulary
+
+
+@pytest.fixture
+def quick() -> str:
+    return f"{Path(__file__).parent / 'quick.py'}:improve"
+
+
+@pytest.fixture
+def untrained(tmp_path):
+    """``untrained(**options)`` saves a policy for lift with these options and returns its folder."""
+
+    def save(**options) -> Path:
+        env = make("lift", num_envs=1, **options)
+        torch.manual_seed(0)
+        config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 4))
+        spec = env.spec
+        env.close()
+        policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_bounds(spec.state), config)
+        policy.save_pretrained(tmp_path / "untrained")
+        return tmp_path / "untrained"
+
+    return save
+
+
+@pytest.fixture
+def complaint(capsys):
+    """``complaint(*arguments)`` runs ``vla-rl`` and returns the one sentence with which it refuses."""
+
+    def run(*arguments, status: int = 2) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        assert stop.value.code == status
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        assert said.startswith("vla-rl: ") and said.endswith((".", "?"))
+        return said
+
+    return run

@@ -1,0 +1,82 @@
+"""``vla-rl eval``: a success rate with its interval, or one sentence about what does not fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vla_rl.cli.main import main
+
+SMALL = ("--episodes", "6", "--rows", "4", "--world.options", '{"deadline": 10}')
+
+
+def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_path):
+    folder = str(untrained())
+    main(["eval", folder, *SMALL])
+    printed = capsys.readouterr()
+    rate = json.loads(printed.out)
+    assert 0 == rate["low"] <= rate["success"] < rate["high"] < 1 and rate["episodes"] == 6
+    said = " ".join(printed.err.split())
+    assert "of 6 validation episodes" in said and "too late 6" in said
+    main(["eval", folder, *SMALL, "--seeds", "test", "--out", str(tmp_path / "rate.json")])
+    kept = json.loads((tmp_path / "rate.json").read_text())
+    assert kept == {**rate, "seeds": "test", "checkpoint": folder}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "eval needs a checkpoint folder"),
+        (("--seeds", "test"), "eval needs a checkpoint folder"),
+        (("{}", "--seeds", "tests"), "no 'tests' seeds; did you mean 'test'?"),
+        (("{}", "--episodes", "0"), "measure nothing"),
+        (("{}", "--rows", "0"), "measure nothing"),
+        (("{}", "--epsodes", "1"), "no field '--epsodes', so it cannot be set; did you mean '--episodes'?"),
+        (("{}", "--world.env", "point_mass"), "trained for images"),
+        (("{}", "--world.options", '{"image_size": 48}'), "trained for images"),
+        (("{}", "--world.options", '{"cameras": ["top"]}'), "trained for images"),
+        (("{}", "--world.options", '{"image_sise": 48}'), "no option 'image_sise', so it cannot be made; did you mean"),
+    ],
+)
+def test_what_does_not_fit_is_said(complaint, untrained, arguments, sentence):
+    folder = str(untrained())
+    assert sentence in complaint("eval", *(argument.replace("{}", folder) for argument in arguments))
+
+
+def test_a_checkpoint_for_another_camera_is_played_with_its_options(untrained, capsys):
+    options = '{"deadline": 5, "cameras": ["top"], "image_size": 32}'
+    main(["eval", str(untrained(cameras=("top",), image_size=32)), *SMALL[:4], "--world.options", options])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 6
+
+
+def test_a_folder_that_is_no_checkpoint_is_said(complaint, tmp_path):
+    assert "has no config.json, so it is not a checkpoint" in complaint("eval", tmp_path)
+    assert "has no config.json" in complaint("eval", tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "was not written by vla-rl" in complaint("eval", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "sentence"),
+    [
+        ("model.safetensors", lambda data: data[: len(data) // 2], "model.safetensors' is damaged"),
+        ("model.safetensors", lambda data: b"", "model.safetensors' is damaged"),
+        ("model.safetensors", None, "has no model.safetensors"),
+        ("config.json", lambda data: data[:100], "config.json' is damaged"),
+        ("config.json", lambda data: data.replace(b'"width": 32', b'"width": 64'), "does not fit the model"),
+        ("config.json", lambda data: data.replace(b'"width": 32', b'"widht": 32'), "did you mean 'width'?"),
+        ("config.json", lambda data: data.replace(b'"vocabulary"', b'"words"'), "has no 'vocabulary'"),
+        ("config.json", lambda data: data.replace(b"TinyVLA", b"TinyVLB"), "did you mean 'TinyVLA'?"),
+        ("config.json", lambda data: data.replace(b'_version": 1', b'_version": 9'), "contract version 9"),
+    ],
+)
+def test_a_damaged_checkpoint_is_said(complaint, untrained, name, damage, sentence):
+    path = untrained() / name
+    if damage is None:
+        path.unlink()
+    else:
+        before = path.read_bytes()
+        path.write_bytes(damage(before))
+        assert path.read_bytes() != before
+    assert sentence in complaint("eval", path.parent, *SMALL)

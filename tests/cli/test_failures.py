@@ -1,0 +1,145 @@
+"""When something breaks in mid-run: what was saved stays whole, and one sentence says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vla_rl.cli.configs import load_config
+from vla_rl.cli.main import main
+from vla_rl.cli.train import run
+from vla_rl.contract.errors import ContractError, NonFiniteError
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.training.store import SharedStore
+
+# What a full disk looks like to a program: a write fails with EFBIG instead of ENOSPC.
+FULL_DISK = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes}, {bytes}))
+"""
+NO_OPENGL = """
+import sys
+sys.modules["mujoco.egl"] = sys.modules["mujoco.osmesa"] = None
+"""
+
+
+def vla_rl(before: str, *arguments) -> tuple[int, str]:
+    """Status and stderr of ``vla-rl`` in a process that first runs ``before``."""
+    code = f"{before}\nfrom vla_rl.cli import main; main({[str(item) for item in arguments]!r})"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
+    environment.pop("MUJOCO_GL", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=90)
+    return done.returncode, done.stderr
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_keeps_the_checkpoint_that_was_there(untrained, quick, tmp_path):
+    """The run dies while it writes over ``best``; a small limit lets configs and metrics pass, but no weights."""
+    folder, out = untrained(), tmp_path / "run"
+    best = out / "checkpoints" / "best"
+    TinyVLA.from_pretrained(folder).save_pretrained(best)
+    files = {path.name: path.read_bytes() for path in best.iterdir()}
+    status, said = vla_rl(FULL_DISK.format(bytes=50_000), "train", quick, "--policy", folder, "--out", out)
+    assert status == 2 and "Traceback" not in said
+    assert said.strip().splitlines()[-1].startswith(f"vla-rl: the checkpoint {str(best)!r} could not be written")
+    assert "the one before it is kept; free some disk space" in said
+    assert {path.name: path.read_bytes() for path in best.iterdir()} == files
+    assert [path.name for path in best.parent.iterdir()] == ["best"]
+
+
+def test_a_full_disk_while_recording_or_logging_is_said(untrained, quick, tmp_path):
+    limit = FULL_DISK.format(bytes=1000)
+    status, said = vla_rl(limit, "collect", "--count", "1", "--out", tmp_path / "e.npz")
+    assert status == 2 and "could not be written to" in said and not list(tmp_path.glob("e.npz*"))
+    status, said = vla_rl(limit, "train", quick, "--policy", untrained(), "--out", tmp_path / "run")
+    assert status == 2 and "config.json' could not be written (File too large)" in said and "Traceback" not in said
+
+
+def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(untrained, quick, tmp_path, capsys):
+    out = tmp_path / "run"
+    for _ in range(3):
+        main(["train", quick, "--policy", str(untrained()), "--out", str(out), "--rl.loop.iterations", "0"])
+    said = capsys.readouterr().err.replace("\n", "")
+    assert f"an earlier run was in {out}; it is now {out}.1" in said and f"it is now {out}.2" in said
+    runs = [out, out.with_name("run.1"), out.with_name("run.2")]
+    assert all(json.loads((folder / "summary.json").read_text())["rl"]["episodes"] == 4 for folder in runs)
+    assert all(TinyVLA.from_pretrained(folder / "checkpoints" / "best") for folder in runs)
+
+
+# -- numbers that are none ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["connector.0.weight", "expert"])
+def test_a_nan_ends_the_run_with_good_weights_on_disk(untrained, quick, tmp_path, monkeypatch, where):
+    """The weights go bad after the second iteration, when those of the first were saved."""
+    publish = SharedStore.publish
+
+    def poison(store, weights):
+        version = publish(store, weights)
+        if version == 2:
+            name = next(name for name in weights if name.startswith(where))
+            with torch.no_grad():
+                weights[name].flatten()[0] = float("nan")
+        return version
+
+    monkeypatch.setattr(SharedStore, "publish", poison)
+    best = tmp_path / "run" / "checkpoints" / "best"
+    with pytest.raises(NonFiniteError, match=r"row 0.*nothing was executed") as error:
+        run(replace(load_config(quick), policy=str(untrained())), str(tmp_path / "run"))
+    assert str(error.value).endswith(f"The last good weights are in {str(best)!r}.")
+    policy = TinyVLA.from_pretrained(best)
+    assert all(parameter.isfinite().all() for parameter in policy.parameters())
+    assert [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").open()] == [0, 1]
+
+
+def test_a_nan_in_the_learner_names_the_tensor(untrained, quick, tmp_path, monkeypatch):
+    monkeypatch.setattr("vla_rl.algorithms.ppo.gae", lambda *given: (given[4] * float("nan"),) * 2)
+    with pytest.raises(NonFiniteError, match=r"critic gradient of 'body\.0\.weight' .* iteration 0.*last good weights"):
+        run(replace(load_config(quick), policy=str(untrained())), str(tmp_path / "run"))
+    assert TinyVLA.from_pretrained(tmp_path / "run" / "checkpoints" / "best")
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+
+def test_without_opengl_it_says_which_packages_to_install(tmp_path):
+    status, said = vla_rl(NO_OPENGL, "collect", "--count", "1", "--out", tmp_path / "e.npz")
+    assert status == 2 and "Traceback" not in said
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("vla-rl: no OpenGL works here (egl: ") and "apt-get install libegl1" in last
+
+
+def test_an_impossible_mujoco_gl_is_said(tmp_path):
+    before = "import os; os.environ['MUJOCO_GL'] = 'bogus'"
+    status, said = vla_rl(before, "collect", "--count", "1", "--out", tmp_path / "e.npz")
+    assert status == 2 and "Traceback" not in said
+    assert "MUJOCO_GL: bogus" in said and "egl or osmesa" in said
+
+
+# -- policies that do not fit ------------------------------------------------------------------------------------------
+
+
+def test_a_policy_with_the_wrong_chunk_is_refused_before_anything_moves(untrained, quick, tmp_path, monkeypatch):
+    act = TinyVLA.act
+
+    def wide(self, *given):
+        out, state = act(self, *given)
+        return replace(out, action=out.action[..., :3]), state
+
+    monkeypatch.setattr(TinyVLA, "act", wide)
+    with pytest.raises(ContractError, match=r"shape \(4, 5, 3\), so nothing was executed; give \[4,H,4\]"):
+        run(replace(load_config(quick), policy=str(untrained())), str(tmp_path / "run"))
+
+
+def test_a_checkpoint_of_another_world_is_refused_before_training(complaint, untrained, quick, tmp_path):
+    folder = untrained(image_size=32)
+    assert "trained for images" in complaint("train", quick, "--policy", folder, "--out", tmp_path / "run")

@@ -1,0 +1,168 @@
+"""``vla-rl``: its usage, its overrides, and how it refuses, in one sentence, what it cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from vla_rl.cli.collect import Collect
+from vla_rl.cli.configs import load_config, override
+from vla_rl.cli.main import COMMANDS, main
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
+from vla_rl.policies.flow_schedules import FlowOu, FlowSde
+from vla_rl.policies.tiny import TinyVLA
+
+VLA_RL = [sys.executable, "-m", "vla_rl.cli"]
+
+
+# -- usage -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["help"]])
+def test_usage_lists_every_command(capsys, arguments):
+    main(arguments)
+    printed = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} +\S", printed, re.M) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_can_be_loaded(name):
+    assert callable(load(COMMANDS[name][0]))
+
+
+@pytest.mark.parametrize("command", ["collect", "study", "train demo.py:demo", "eval somewhere", "demo"])
+def test_help_of_a_command_shows_its_fields_and_runs_nothing(capsys, command):
+    with pytest.raises(SystemExit) as stop:
+        main([*command.split(), "--help"])
+    assert stop.value.code == 0
+    assert "--seed" in capsys.readouterr().out
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("trian demo.py:demo", r"no command 'trian'; did you mean 'train'\?"),
+        ("train", r"train needs a config, .* FILE\.py:function"),
+        ("train demo.py", r"'demo\.py' names no config function"),
+        ("train dmeo.py:demo", r"no config file 'dmeo\.py'.* did you mean 'demo\.py'\?"),
+        ("train demo.py:al_steps", r"no config function 'al_steps'.* did you mean 'all_steps'\?"),
+        ("train demo.py:replace", r"no config function 'replace'"),  # what a config file imports is no config
+        ("train demo.py:demo --rl.ppo.gama 1", r"no field '--rl\.ppo\.gama'.* did you mean '--rl\.ppo\.gamma'\?"),
+        ("train demo.py:demo --gama=1", r"no field '--gama'.* did you mean '--rl\.ppo\.gamma'\?"),
+        ("train demo.py:demo --out", r"--out needs a value"),
+        ("train demo.py:last_step --policy nowhere --out {tmp}/run", r"'nowhere' has no config\.json"),
+        ("collect --world.env lfit", r"no environment is called 'lfit'.* did you mean 'lift'\?"),
+        ("collect --world.expert sims.toy.counting:Exprt", r"no 'Exprt'"),
+        ("collect --world.expert sims.mujoco.tasks.lfit:Expert", r"'sims\.mujoco\.tasks\.lfit'.* check its name"),
+        ("study --samplers last_step al_steps --out {tmp}", r"no config function 'al_steps'.* 'all_steps'\?"),
+        ("inspect a b", r"takes one target"),
+    ],
+)
+def test_mistakes_are_answered_with_one_sentence(complaint, tmp_path, command, sentence):
+    assert re.search(sentence, complaint(*command.format(tmp=tmp_path).split()))
+
+
+def test_a_missing_package_says_how_to_get_it(complaint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setitem(COMMANDS, "film", ("av:film", ""))
+    assert re.search(r"import of av .* pip install 'vla-rl\[all\]'", complaint("film"))
+
+
+def test_a_value_of_the_wrong_type_ends_with_status_2(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "demo.py:demo", "--seed", "abc"])
+    assert stop.value.code == 2
+    assert "--seed" in capsys.readouterr().err
+
+
+# -- overrides ---------------------------------------------------------------------------------------------------------
+
+
+def test_fields_are_overridden_however_deep_and_whatever_their_type():
+    config = override(
+        load_config("demo.py:demo"),
+        ["--seed", "7", "--rl.ppo.gamma=0.98", "--rl.sampler.schedule.a", "0.25", "--rl.loop.validate-every", "3", "--evaluation.test", "8"],
+        "test",
+    )
+    assert (config.seed, config.rl.ppo.gamma, config.rl.loop.validate_every, config.evaluation.test) == (7, 0.98, 3, 8)
+    assert config.rl.sampler.schedule == FlowSde(0.25)
+    assert config.world == load_config("demo.py:demo").world
+
+
+def test_protocol_typed_fields_have_the_fields_of_their_present_value():
+    before = load_config("demo.py:flow_ou").rl.sampler.schedule
+    after = override(load_config("demo.py:flow_ou"), ["--rl.sampler.schedule.a", "0.9"], "test").rl.sampler.schedule
+    assert isinstance(before, FlowOu) and after != before
+    assert vars(after) == {**vars(before), "a": 0.9}
+    with pytest.raises(UserError, match="no field '--rl.sampler.schedule.b'"):
+        override(load_config("demo.py:demo"), ["--rl.sampler.schedule.b", "1"], "test")
+
+
+def test_options_of_an_environment_are_given_as_json(capsys):
+    config = override(Collect(), ["--world.options", '{"image_size": 48, "cameras": ["top"]}'], "test")
+    assert config.world.options == {"image_size": 48, "cameras": ["top"]}
+    assert config.world.distractor_options == {"instruct": "distractor"}
+    with pytest.raises(SystemExit):
+        override(Collect(), ["--world.options", "image_size=48"], "test")
+    assert "JSON" in capsys.readouterr().err
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_leaves_a_run_from_which_one_can_go_on(untrained, quick, tmp_path):
+    out = tmp_path / "run"
+    command = [*VLA_RL, "train", quick, "--policy", str(untrained()), "--out", str(out)]
+    status, said = interrupt([*command, "--rl.loop.iterations", "100000"], lambda: metrics(out) > 3)
+    assert status == 130
+    assert "Traceback" not in said and "stopped; the checkpoint 'best'" in said
+    assert not (out / "summary.json").exists()
+    assert TinyVLA.from_pretrained(out / "checkpoints" / "best").config.width == 32
+    again = shlex.split(said.strip().splitlines()[-1])
+    assert again == ["vla-rl", "train", quick, "--policy", str(out / "checkpoints" / "best")]
+    main([*again[1:], "--out", str(tmp_path / "again"), "--rl.loop.iterations", "1"])
+    assert json.loads((tmp_path / "again" / "summary.json").read_text())["rl"]["episodes"] == 4
+
+
+def test_ctrl_c_before_the_first_checkpoint_says_so(complaint, untrained, quick, tmp_path, monkeypatch):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vla_rl.cli.stages.improve", stop)
+    arguments = ["train", quick, "--policy", untrained(), "--out", tmp_path / "run"]
+    assert "stopped before the first checkpoint" in complaint(*arguments, status=130)
+
+
+def interrupt(command, when) -> tuple[int, str]:
+    """Status and stderr of ``command``, to which Ctrl-C was sent as soon as ``when()``."""
+
+    def hear() -> None:  # a background job ignores Ctrl-C, and its children would, too
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=hear)
+    deadline = time.monotonic() + 60
+    while not when() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[1]
+    return process.returncode, said
+
+
+def metrics(out) -> int:
+    """Whole lines of ``metrics.jsonl``, each of which can be read."""
+    path = out / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return len([json.loads(line) for line in lines])

@@ -1,0 +1,36 @@
+"""Strings become objects, and a wrong one gets help."""
+
+from __future__ import annotations
+
+import pytest
+
+from sims.catalog import CATALOG
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.load import load
+
+
+def test_a_string_becomes_what_it_names():
+    assert load("sims.catalog:CATALOG") is CATALOG
+    assert load("vla_rl.contract.load:load") is load
+
+
+@pytest.mark.parametrize("target", ["sims.catalog", "sims.catalog:", ":make", "", ":"])
+def test_a_string_without_both_halves_is_refused(target):
+    with pytest.raises(UserError, match="names nothing that can be loaded"):
+        load(target)
+
+
+def test_an_unknown_name_gets_the_nearest_one():
+    with pytest.raises(UserError, match=r"'sims.catalog' has no 'mkae'.*did you mean 'make'"):
+        load("sims.catalog:mkae")
+
+
+def test_what_is_not_installed_keeps_its_name():
+    with pytest.raises(ModuleNotFoundError, match="no_such_simulator"):
+        load("no_such_simulator.env:make")
+
+
+def test_suggestions():
+    assert did_you_mean("lfit", ["lift", "stack"]) == "did you mean 'lift'?"
+    assert did_you_mean("zzz", ["stack", "lift"]) == "known: lift, stack."
+    assert did_you_mean("zzz", []) == "known: none."
