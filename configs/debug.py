@@ -15,10 +15,10 @@ from vla_rl.training.on_policy import LoopConfig
 def small() -> Demo:
     """Everything the demo does, with a smaller policy and more demonstrations instead of more learning."""
     return Demo(
-        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), rows=64, decisions=5, loop=LoopConfig(8, validate_every=4)),
+        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), rows=64, decisions=5, loop=LoopConfig(6, validate_every=3)),
         world=World(training_options={"deadline": 25}),
         tiny=TinyConfig(width=128, blocks=2),
-        grounding=GroundingConfig(1500, FitConfig(250, batch=32, learning_rate=2e-3)),
-        imitation=ImitationConfig(60, stride=2, fit=FitConfig(400)),
-        evaluation=EvaluationConfig(validation=64, test=64, sanity=64),
+        grounding=GroundingConfig(1500, FitConfig(300, batch=32, learning_rate=2e-3)),
+        imitation=ImitationConfig(120, stride=3, draws=4, fit=FitConfig(500, learning_rate=2e-3)),
+        evaluation=EvaluationConfig(validation=64, test=64, sanity=128),
     )

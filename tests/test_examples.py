@@ -74,6 +74,7 @@ def test_a_misled_instruction_names_another_cube(reach):
     with closing(REACH.make(8)) as plain, closing(REACH.misled(8)) as misled:
         named = [env.reset(np.arange(8), np.arange(8)).task for env in (plain, misled)]
     assert (named[0] != named[1]).all()
+    assert stages.collect(REACH.with_options(instruct="distractor"), 8, seed=0).count == 8
 
 
 # -- the policy and the algorithm --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A config for the tests of the commands: reinforcement learning from any checkpoint, a second per iteration at most."""
+"""A config for the tests of the commands: reinforcement learning from any checkpoint, an iteration in a moment."""
 
 from vla_rl.cli.recipes import Improve
 from vla_rl.cli.stages import EvaluationConfig, RLConfig

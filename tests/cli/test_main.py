@@ -93,7 +93,17 @@ def test_a_value_of_the_wrong_type_ends_with_status_2(capsys):
 def test_fields_are_overridden_however_deep_and_whatever_their_type():
     config = override(
         load_config("demo.py:demo"),
-        ["--seed", "7", "--rl.ppo.gamma=0.98", "--rl.sampler.schedule.a", "0.25", "--rl.loop.validate-every", "3", "--evaluation.test", "8"],
+        [
+            "--seed",
+            "7",
+            "--rl.ppo.gamma=0.98",
+            "--rl.sampler.schedule.a",
+            "0.25",
+            "--rl.loop.validate-every",
+            "3",
+            "--evaluation.test",
+            "8",
+        ],
         "test",
     )
     assert (config.seed, config.rl.ppo.gamma, config.rl.loop.validate_every, config.evaluation.test) == (7, 0.98, 3, 8)
@@ -106,7 +116,7 @@ def test_protocol_typed_fields_have_the_fields_of_their_present_value():
     after = override(load_config("demo.py:flow_ou"), ["--rl.sampler.schedule.a", "0.9"], "test").rl.sampler.schedule
     assert isinstance(before, FlowOu) and after != before
     assert vars(after) == {**vars(before), "a": 0.9}
-    with pytest.raises(UserError, match="no field '--rl.sampler.schedule.b'"):
+    with pytest.raises(UserError, match=r"no field '--rl\.sampler\.schedule\.b'"):
         override(load_config("demo.py:demo"), ["--rl.sampler.schedule.b", "1"], "test")
 
 
@@ -143,6 +153,14 @@ def test_ctrl_c_before_the_first_checkpoint_says_so(complaint, untrained, quick,
     monkeypatch.setattr("vla_rl.cli.stages.improve", stop)
     arguments = ["train", quick, "--policy", untrained(), "--out", tmp_path / "run"]
     assert "stopped before the first checkpoint" in complaint(*arguments, status=130)
+
+
+def test_ctrl_c_during_a_study_keeps_what_is_finished(complaint, tmp_path, monkeypatch):
+    def stop(cells, processes, what):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vla_rl.cli.study._run", stop)
+    assert f"what is finished stays in {tmp_path}" in complaint("study", "--out", tmp_path, status=130)
 
 
 def interrupt(command, when) -> tuple[int, str]:

@@ -266,7 +266,7 @@ def test_bounds_may_be_given_per_entry_and_rounding_is_forgiven():
             check_array("x", np.array(bad, np.float32), spec, (1,))
 
 
-# -- policies ----------------------------------------------------------------------------------------------------------
+# -- policies ---------------------------------------------------------------------------------------------------------
 
 
 class Unclipped(GaussianPolicy):

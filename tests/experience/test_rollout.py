@@ -173,7 +173,7 @@ def test_seeds_come_once_each_and_then_again():
     assert list(islice(seed_stream(3, 6), 7)) == [3, 4, 5, 3, 4, 5, 3]
 
 
-# -- the audit itself can fail ---------------------------------------------------------------------------------------
+# -- the audit itself can fail ----------------------------------------------------------------------------------------
 
 
 class Tampered:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from tests.mutants import faults_experience, faults_learning, faults_worlds
+from tests.mutants import faults_experience, faults_learning, faults_policies, faults_ppo, faults_worlds
 from tests.mutants.fault import Fault
 
-FAULTS: tuple[Fault, ...] = (*faults_learning.FAULTS, *faults_experience.FAULTS, *faults_worlds.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *faults_learning.FAULTS,
+    *faults_ppo.FAULTS,
+    *faults_policies.FAULTS,
+    *faults_experience.FAULTS,
+    *faults_worlds.FAULTS,
+)

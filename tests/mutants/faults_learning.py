@@ -1,11 +1,11 @@
-"""Faults in policies, algorithms and training."""
+"""Faults in samplers, advantages and what networks are given."""
 
 from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
 _FLOW, _SCHEDULES = "vla_rl/policies/flow.py", "vla_rl/policies/flow_schedules.py"
-_GAE, _PPO = "vla_rl/algorithms/advantages.py", "vla_rl/algorithms/ppo.py"
+_GAE = "vla_rl/algorithms/advantages.py"
 _TOKENS, _NORMALISE = "vla_rl/policies/tokens.py", "vla_rl/policies/normalise.py"
 
 _DENSITY = "tests/policies/test_flow.py::test_density_is_the_sum_of_torch_normals"

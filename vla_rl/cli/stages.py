@@ -49,6 +49,7 @@ class RLConfig:
     sampler: FlowSampler
     rows: int = 128  # environments
     decisions: int = 5  # per row and rollout
+    final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
     loop: LoopConfig = field(default_factory=LoopConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
 
@@ -160,6 +161,7 @@ def improve(
             config.loop,
             keep=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             report=_report_rl(folder, update),
+            prepare=lambda progress: _quieten(policy, config, progress),
         )
         try:
             best = loop.run()
@@ -168,6 +170,11 @@ def improve(
     env.close()
     validation.close()
     return best
+
+
+def _quieten(policy: TinyVLA, config: RLConfig, progress: float) -> None:
+    """Explore less as the run goes on: what is deployed has no noise at all."""
+    policy.with_sampler(config.sampler.scaled(1.0 + (config.final_noise - 1.0) * progress))
 
 
 def _report_rl(folder: RunFolder, update: Callable[[int, str], None]) -> Callable[[int, dict[str, float]], None]:

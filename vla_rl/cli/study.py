@@ -48,8 +48,11 @@ def study(arguments: Sequence[str]) -> None:
         for sampler in config.samplers
         for seed in config.seeds
     ]
-    _run(first, config.processes, "imitate")
-    _run(second, config.processes, "improve")
+    try:
+        _run(first, config.processes, "imitate")
+        _run(second, config.processes, "improve")
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
     rows = [_row(out, sampler, seed) for sampler in config.samplers for seed in config.seeds]
     write_json(out / "results.json", rows)
     _report(out, rows, config)

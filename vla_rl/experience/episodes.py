@@ -6,6 +6,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,8 @@ class Episodes:
                 np.savez_compressed(file, allow_pickle=False, **arrays)
             os.replace(writing, path)
         except OSError as error:
-            writing.unlink(missing_ok=True)
+            with suppress(OSError):
+                writing.unlink()
             raise UserError(
                 f"the episodes could not be written to {str(path)!r} ({error}), so nothing there has changed; free "
                 "some disk space or choose another folder."

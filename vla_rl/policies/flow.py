@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -195,6 +195,12 @@ class FlowSampler:
     def table(self) -> StepTable:
         """The schedule's coefficients at K steps."""
         return self.schedule.table(self.steps)
+
+    def scaled(self, factor: float) -> FlowSampler:
+        """The same sampler with ``factor`` times the noise: a schedule's float fields are all magnitudes of noise."""
+        kept = {item.name: getattr(self.schedule, item.name) for item in fields(self.schedule)}
+        louder = {name: factor * value for name, value in kept.items() if isinstance(value, float)}
+        return replace(self, schedule=replace(self.schedule, **louder))
 
     def sample(self, field: VelocityField, noise: Tensor, generator: torch.Generator) -> tuple[Chain, Gaussians]:
         """Chains from ``noise`` [B,N] and their density, under whatever grad mode (with gradient: reparameterised)."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -59,7 +59,9 @@ class StepTable:
 
 
 class Schedule(Protocol):
-    """What a sampler needs to know about the noise."""
+    """What a sampler needs to know about the noise; a frozen dataclass whose float fields are magnitudes of noise."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def table(self, steps: int) -> StepTable:
         """The coefficients for ``K = steps``."""

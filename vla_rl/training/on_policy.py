@@ -51,7 +51,7 @@ class OnPolicyLoop:
     """``source`` -> ``learner`` -> ``store``, with validation seeds deciding which weights are kept.
 
     ``validate() -> Rate`` plays validation seeds; ``keep(iteration)`` saves the present weights as the best ones;
-    ``report(iteration, metrics)`` is called after every iteration.
+    ``report(iteration, metrics)`` is called after every iteration, ``prepare(progress)`` before it, with a share of the run.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class OnPolicyLoop:
         config: LoopConfig,
         keep: Callable[[int], None] = lambda iteration: None,
         report: Callable[[int, dict[str, float]], None] = lambda iteration, metrics: None,
+        prepare: Callable[[float], None] = lambda progress: None,
     ) -> None:
         self.source, self.learner, self.store, self.config = source, learner, store, config
-        self.validate, self.keep, self.report = validate, keep, report
+        self.validate, self.keep, self.report, self.prepare = validate, keep, report, prepare
         self.best = Best()
         self.env_steps = 0.0
 
@@ -73,6 +74,7 @@ class OnPolicyLoop:
         """Train; the learner's parameters end as the best validated ones."""
         self.report(0, {**self._select(0), "env_steps_total": 0.0})
         for iteration in range(1, self.config.iterations + 1):
+            self.prepare((iteration - 1) / self.config.iterations)
             metrics = self._iterate()
             if iteration % self.config.validate_every == 0 or iteration == self.config.iterations:
                 metrics |= self._select(iteration)

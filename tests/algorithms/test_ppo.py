@@ -1,0 +1,392 @@
+"""PPO: its arithmetic by hand, what may enter it, how it fails, and that it reaches known optima."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sims.catalog import make
+from sims.toy.point_mass import optimal_return
+from tests.toys import FlowToy, TwoProcesses, bandit, bandit_reward, rollout
+from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
+from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.contract.policy import Likelihood
+from vla_rl.experience.rollout import RolloutSource
+from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
+from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+
+SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
+NOISED = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
+EVERY = [FlowSampler(schedule, noised, 4) for schedule in SCHEDULES for noised in NOISED]
+SOME = [FlowSampler(schedule, AllSteps(), 4) for schedule in SCHEDULES]
+SOME += [FlowSampler(FlowSde(0.5), noised, 4) for noised in NOISED[1:]]
+SDE = FlowSampler(FlowSde(0.5), AllSteps(), 4)
+CONFIG = PPOConfig(
+    epochs=4, minibatch=64, learning_rate=3e-3, critic_learning_rate=3e-3, rate_bounds=(1e-5, 1e-2), critic_warmup=0
+)
+name = lambda sampler: f"{type(sampler.schedule).__name__}-{type(sampler.noised).__name__}"  # noqa: E731
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def learner(policy=None, kind=PPO, reducer=None, **changes) -> PPO:
+    torch.manual_seed(0)
+    policy = policy or FlowToy(sampler=SDE, width=16)
+    critic = ValueCritic({"state": 1}, width=16)
+    return kind(policy, policy.trainable(), critic, replace(CONFIG, **changes), seeded(), reducer)
+
+
+def weights(module: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# -- known optima -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def imitated():
+    torch.manual_seed(0)
+    return FlowToy().pretrain().state_dict()
+
+
+def deployed(policy: FlowToy) -> float:
+    state = torch.linspace(-1, 1, 512)[:, None]
+    out, _ = policy.act({"state": state}, {}, "eval", seeded(9))
+    return float(bandit_reward(state, out.sample[:, 0]).mean())
+
+
+def _reaches_the_optimum(imitated, sampler):
+    policy = FlowToy(sampler=sampler)
+    policy.load_state_dict(imitated)
+    assert deployed(policy) < -0.2
+    ppo, generator = learner(policy, minibatch=256, critic_warmup=1), seeded(1)
+    for _ in range(20):
+        ppo.update(bandit(policy, 512, generator))
+    assert deployed(policy) > -0.025
+
+
+@pytest.mark.parametrize("sampler", SOME, ids=name)
+def test_a_flow_policy_reaches_the_optimum_of_a_bandit(imitated, sampler):
+    _reaches_the_optimum(imitated, sampler)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sampler", [sampler for sampler in EVERY if sampler not in SOME], ids=name)
+def test_every_other_sampler_reaches_the_optimum_too(imitated, sampler):
+    _reaches_the_optimum(imitated, sampler)
+
+
+def regret(policy: GaussianPolicy) -> tuple[float, float]:
+    """Mean shortfall from the optimal return, and success, of what would be deployed, on seeds not trained on."""
+    env, rows = make("point_mass", num_envs=64), np.arange(64)
+    obs = env.reset(rows, 10_000 + rows)
+    missing = optimal_return(obs.state)
+    for _ in range(env.spec.time_limit):
+        out, _ = policy.act(policy.precompute(obs), {}, "eval", None)
+        step = env.step(out.action.numpy())
+        obs, missing = step.obs, missing - step.reward[:, 0]
+    return float(missing.mean()), float(step.success.mean())
+
+
+def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass():
+    torch.manual_seed(0)
+    env = make("point_mass", num_envs=64)
+    policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=1))
+    critic = ValueCritic({"state": 2, "time": 1}, width=64)
+    config = replace(CONFIG, gamma=0.95, epochs=6, minibatch=256, target_kl=0.05, critic_warmup=1)
+    ppo = PPO(policy, policy.trainable(), critic, config, seeded())
+    source = RolloutSource(env, policy, 16, itertools.count(), seeded(1))
+    assert regret(policy)[1] < 0.2
+    for _ in range(25):
+        metrics = ppo.update(source.next())
+    missing, success = regret(policy)
+    assert missing < 0.3 and success > 0.95 and metrics["explained_variance"] > 0.8
+
+
+# -- the ratio --------------------------------------------------------------------------------------------------------
+
+
+class Watching(PPO):
+    """Keeps what goes into the losses."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.gaps, self.drawn, self.steps = [], [], []
+
+    def policy_loss(self, row, new):
+        self.gaps.append(float((new.logprob - row.logprob).detach().abs().max()))
+        return super().policy_loss(row, new)
+
+    def _minibatches(self, size):
+        self.drawn.append([index.clone() for index in super()._minibatches(size)])
+        yield from self.drawn[-1]
+
+    def _step(self, optimiser, loss, parameters, who):
+        self.steps.append(who)
+        return super()._step(optimiser, loss, parameters, who)
+
+
+@pytest.mark.parametrize("sampler", EVERY, ids=name)
+def test_the_ratio_is_one_before_the_first_update_and_not_after(sampler):
+    ppo = learner(FlowToy(sampler=sampler, width=16), Watching, minibatch=7)
+    metrics = ppo.update(bandit(ppo.policy, 49, seeded(1)))
+    limit = 1e-5 * math.sqrt(8)
+    assert ppo.gaps[0] <= limit and metrics["parity"] <= limit
+    assert max(ppo.gaps[1:]) > 1e-3
+
+
+def test_old_log_probs_that_are_off_are_recomputed_and_others_are_not():
+    for error, first in ((1.0, 0.0), (5e-3, 5e-3)):
+        ppo = learner(kind=Watching)
+        experience = bandit(ppo.policy, 64, seeded(1))
+        metrics = ppo.update(replace(experience, logprob=experience.logprob + error))
+        assert metrics["parity"] == pytest.approx(error, abs=1e-4)
+        assert ppo.gaps[0] == pytest.approx(first, abs=1e-4)
+
+
+def test_the_clipped_objective_by_hand():
+    ppo = learner(clip_low=0.2, clip_high=0.3)
+    ratio, advantage = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1]), torch.tensor([1.0, 1.0, -1.0, -1.0, 2.0])
+    old = torch.tensor([0.3, -2.0, 0.0, 5.0, 1.0])
+    row = _Batch({}, old, {}, old, advantage, advantage)
+    loss, clipped = ppo.policy_loss(row, Likelihood(old + ratio.log(), old, {}))
+    # min(1.5, 1.3), min(.5, .8), min(-1.5, -1.3), min(-.5, -.8), 2.2
+    assert loss.item() == pytest.approx(-(1.3 + 0.5 - 1.5 - 0.8 + 2.2) / 5)
+    assert clipped.tolist() == [1, 1, 1, 1, 0]
+
+
+def test_the_first_gradient_is_the_policy_gradient():
+    """At ratio 1 the objective's gradient is E[A grad log pi], towards better actions."""
+    ppo = learner()
+    batch, _ = ppo._prepare(bandit(ppo.policy, 64, seeded(1)))
+    new = ppo.policy.log_prob(batch.stored, batch.sample, batch.aux)
+    found = torch.autograd.grad(ppo.policy_loss(batch, new)[0], ppo.parameters.values(), retain_graph=True)
+    expected = torch.autograd.grad(-(batch.advantage * new.logprob).mean(), ppo.parameters.values())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("truncated", "expected"), [(False, 1.75), (True, 1.75 / (1 - 0.125))])
+def test_the_critic_learns_the_discounted_return_of_chunks(truncated, expected):
+    """Three actions that earn 1 each, gamma 1/2, one state: 1 + 1/2 + 1/4, then again if the episode was truncated."""
+    ppo, here = learner(critic_warmup=10**6, gamma=0.5, critic_learning_rate=1e-2), torch.zeros(8, 1)
+    out, _ = ppo.policy.act({"state": here}, {}, "sample", seeded())
+    yes, final = torch.ones(1, 8, dtype=torch.bool), torch.stack([torch.zeros(8), torch.arange(8)], 1).long()
+    ends = {"truncated": yes, "terminated": ~yes, "final_index": final, "final_stored": {"state": here}}
+    stored = {"state": torch.stack([here, here + 5])}  # the next episode begins elsewhere
+    experience = rollout(stored, out, torch.ones(1, 8, 3), **(ends if truncated else {}))
+    for _ in range(150):
+        ppo.update(experience)
+    assert ppo.critic({"state": here})[0].item() == pytest.approx(expected, abs=0.02)
+
+
+def test_the_critic_is_calibrated_once_and_before_the_first_value():
+    ppo = learner()
+    experience = bandit(ppo.policy, 64, seeded(1))
+    ppo.update(replace(experience, stored={"state": 100 + 7 * experience.stored["state"]}))
+    mean = ppo.critic.mean.clone()
+    assert 95 < mean.item() < 105 and 3 < ppo.critic.std.item() < 5
+    ppo.update(experience)
+    assert torch.equal(ppo.critic.mean, mean)
+
+
+def test_first_iterations_train_the_critic_only():
+    ppo = learner(critic_warmup=2)
+    policy, rate = weights(ppo.policy), ppo.learning_rate
+    for i in range(3):
+        critic = weights(ppo.critic)
+        ppo.update(bandit(ppo.policy, 64, seeded(i)))
+        assert not same(weights(ppo.critic), critic)
+        assert same(weights(ppo.policy), policy) == (i < 2)
+        assert i == 2 or ppo.learning_rate == rate
+
+
+# -- what enters ------------------------------------------------------------------------------------------------------
+
+
+def test_minibatches_are_drawn_anew_in_every_epoch_and_use_every_decision_once():
+    ppo = learner(kind=Watching, minibatch=24, stop_kl=1e9)
+    for i in range(2):
+        ppo.update(bandit(ppo.policy, 100, seeded(i)))
+    orders = [torch.cat(parts).tolist() for parts in ppo.drawn]
+    assert len(orders) == 2 * CONFIG.epochs and all(sorted(order) == list(range(100)) for order in orders)
+    assert len({tuple(order) for order in orders}) == len(orders)
+    assert all([len(part) for part in parts] == [25] * 4 for parts in ppo.drawn)
+    assert ppo.steps.count("policy") == ppo.steps.count("critic") == 2 * 4 * CONFIG.epochs
+
+
+@pytest.mark.parametrize("kind", ["intervened", "idle"])
+def test_intervened_and_idle_decisions_never_enter_a_likelihood(kind):
+    """Whatever stands in their samples, the result is the same to the last bit."""
+    ends = []
+    for poison in (float("nan"), 7.0):
+        ppo = learner()
+        experience = bandit(ppo.policy, 64, seeded(1))
+        left_out = torch.zeros(1, 64, 1, dtype=torch.bool)
+        left_out[0, ::3] = True
+        flags = {"intervened": left_out} if kind == "intervened" else {"valid": ~left_out}
+        poisoned = {key: item.clone() for key, item in experience.aux.items()}
+        sample, logprob = experience.sample.clone(), experience.logprob.clone()
+        for item in (sample, logprob, poisoned["points"]):
+            item[left_out[..., 0]] = poison
+        metrics = ppo.update(replace(experience, sample=sample, logprob=logprob, aux=poisoned, **flags))
+        assert metrics["decisions"] == 42 and metrics["parity"] < 1e-4
+        ends.append(weights(ppo.policy) + weights(ppo.critic))
+    assert same(*ends) and all(item.isfinite().all() for item in ends[0])
+
+
+def test_one_intervened_action_is_enough_to_leave_a_decision_out():
+    ppo = learner()
+    experience = bandit(ppo.policy, 8, seeded(1))
+    touched = torch.zeros(1, 8, 3, dtype=torch.bool)
+    touched[0, 2, 1] = True
+    chunks = {"reward": torch.zeros(1, 8, 3), "valid": torch.ones(1, 8, 3, dtype=torch.bool), "intervened": touched}
+    assert ppo.update(replace(experience, **chunks))["decisions"] == 7
+
+
+def test_without_a_usable_decision_nothing_changes():
+    ppo = learner()
+    before = weights(ppo.policy) + weights(ppo.critic)
+    experience = bandit(ppo.policy, 8, seeded(1))
+    assert ppo.update(replace(experience, intervened=experience.valid)) == {"decisions": 0.0}
+    assert same(before, weights(ppo.policy) + weights(ppo.critic))
+
+
+def test_the_same_seeds_give_the_same_weights():
+    ends = []
+    for _ in range(2):
+        ppo = learner()
+        for i in range(3):
+            ppo.update(bandit(ppo.policy, 50, seeded(i)))
+        ends.append(weights(ppo.policy) + weights(ppo.critic))
+    assert same(*ends)
+
+
+def test_the_result_does_not_depend_on_two_reducers_sharing_the_data():
+    """Advantages are equal, and the parts' gradients add up to that of the whole."""
+    whole, reducer = learner(), TwoProcesses()
+    experience = bandit(whole.policy, 100, seeded(1))
+    experience = replace(experience, intervened=(torch.arange(100) % 7 == 0)[None, :, None])
+    found: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+
+    def work(key: int, ppo: PPO, part: slice) -> None:
+        batch, _ = ppo._prepare(_columns(experience, part))
+        loss, _ = ppo.policy_loss(batch, ppo.policy.log_prob(batch.stored, batch.sample, batch.aux))
+        grads = torch.autograd.grad(loss * len(batch.logprob), ppo.parameters.values())
+        found[key] = batch.advantage, list(grads)
+
+    work(0, whole, slice(None))
+    threads = [
+        threading.Thread(target=work, args=(i + 1, learner(copy.deepcopy(whole.policy), reducer=reducer), part))
+        for i, part in enumerate((slice(0, 30), slice(30, None)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close(torch.cat([found[1][0], found[2][0]]), found[0][0], rtol=1e-5, atol=1e-6)
+    for total, one, other in zip(found[0][1], found[1][1], found[2][1], strict=True):
+        torch.testing.assert_close(one + other, total, rtol=1e-3, atol=1e-3)
+
+
+def _columns(experience, part):
+    names = ("sample", "logprob", "reward", "valid", "intervened", "terminated", "truncated", "success", "seeds")
+    cut = {key: getattr(experience, key)[:, part] for key in names}
+    stored = {key: item[:, part] for key, item in experience.stored.items()}
+    return replace(experience, stored=stored, aux={k: v[:, part] for k, v in experience.aux.items()}, **cut)
+
+
+# -- the trust region -------------------------------------------------------------------------------------------------
+
+
+def test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on():
+    ppo = learner(kind=Watching, target_kl=1e-4, learning_rate=1e-2)
+    metrics = ppo.update(bandit(ppo.policy, 640, seeded(1)))
+    assert metrics["stopped"] == 1 and ppo.steps.count("critic") == 40
+    assert 1 < ppo.steps.count("policy") < 20
+    assert ppo.learning_rate == pytest.approx(1e-2 / CONFIG.rate_factor)
+
+
+@pytest.mark.parametrize(
+    ("kl", "stopped", "start", "expected"),
+    [
+        (0.1, False, 1e-3, 1e-3),
+        (0.149, False, 1e-3, 1e-3),
+        (0.151, False, 1e-3, 5e-4),
+        (0.068, False, 1e-3, 1e-3),
+        (0.066, False, 1e-3, 2e-3),
+        (0.1, True, 1e-3, 5e-4),
+        (0.0, True, 1e-3, 5e-4),
+        (0.9, False, 1.5e-5, 1e-5),
+        (0.0, False, 9e-3, 1e-2),
+    ],
+)
+def test_the_learning_rate_follows_the_kl_within_its_bounds(kl, stopped, start, expected):
+    ppo = learner(target_kl=0.1, rate_factor=2.0, learning_rate=start)
+    ppo._adapt_rate(kl, stopped)
+    assert ppo.learning_rate == pytest.approx(expected)
+
+
+def test_the_entropy_bonus_widens_the_noise():
+    """Rewards that are all equal leave only the bonus, and none without it."""
+    for bonus in (0.0, 0.1):
+        torch.manual_seed(0)
+        env = make("point_mass", num_envs=2)
+        policy = GaussianPolicy(env.spec)
+        ppo = PPO(policy, policy.trainable(), ValueCritic({"state": 2}), replace(CONFIG, entropy=bonus), seeded())
+        kept = {"state": torch.rand(16, 2, generator=seeded())}
+        out, _ = policy.act(kept, {}, "sample", seeded(1))
+        before = policy.log_std.detach().clone()
+        ppo.update(rollout({"state": torch.stack([kept["state"]] * 2)}, out, torch.zeros(1, 16, 1)))
+        assert torch.equal(policy.log_std, before) if bonus == 0 else (policy.log_std > before).all()
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "who", "tensor"),
+    [("sample", "policy", r"'net\.0\.weight'"), ("reward", "critic", r"'body\.0\.weight'")],
+)
+def test_a_nan_stops_before_it_enters_the_weights_and_says_where(part, who, tensor):
+    ppo = learner()
+    ppo.update(bandit(ppo.policy, 64, seeded(1)))
+    experience = bandit(ppo.policy, 64, seeded(2))
+    if part == "sample":
+        experience.aux["points"][0, 5, 2] = float("nan")
+    else:
+        experience.reward[0, 5] = float("nan")
+    before = weights(ppo.policy)
+    with pytest.raises(NonFiniteError, match=rf"the {who} gradient of {tensor} is not finite in iteration 1"):
+        ppo.update(experience)
+    assert same(before, weights(ppo.policy)) and all(item.isfinite().all() for item in weights(ppo.critic))
+
+
+def test_a_policy_without_a_likelihood_is_told_in_one_sentence():
+    class NoKl:
+        version = 0
+        precompute = initial_state = reset_state = act = log_prob = lambda self: None
+
+    for policy in (NoKl(), object()):
+        with pytest.raises(UserError, match=r"needs a policy with log_prob and kl .* choose an algorithm") as caught:
+            PPO(policy, {}, nn.Linear(1, 1), CONFIG, seeded())
+        assert type(policy).__name__ in str(caught.value) and str(caught.value).count(". ") == 0

@@ -1,0 +1,163 @@
+"""The demo, small, once from nothing to the report: what it leaves behind, and that its policy sees and reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from vla_rl.cli.configs import load_config
+from vla_rl.cli.inspect import inspect
+from vla_rl.cli.train import run
+from vla_rl.contract.check import check_policy
+from vla_rl.contract.config import from_json
+from vla_rl.contract.env import PRIVILEGED
+from vla_rl.evaluation import suite
+from vla_rl.experience.episodes import Episodes
+from vla_rl.policies.tiny import TinyVLA
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+CONFIG = "debug.py:small"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("demo") / "run"
+    run(load_config(CONFIG), str(out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def page(folder) -> str:
+    return (folder / "report.html").read_text()
+
+
+# -- what it leaves behind ---------------------------------------------------------------------------------------------
+
+
+def test_the_summary_has_rates_with_intervals(summary):
+    config = load_config(CONFIG)
+    for rate in (summary["imitation"], summary["rl"]):
+        assert 0 <= rate["low"] <= rate["success"] <= rate["high"] <= 1
+        assert rate["episodes"] == config.evaluation.test
+    assert summary["seed"] == config.seed
+
+
+def test_the_summary_says_what_it_took(summary):
+    config = load_config(CONFIG)
+    assert set(summary["seconds"]) == {"collect", "grounding", "imitation", "rl", "evaluation", "report"}
+    assert all(seconds > 0 for seconds in summary["seconds"].values())
+    decisions = config.rl.loop.iterations * config.rl.rows * config.rl.decisions
+    assert decisions < summary["env_steps"] <= decisions * config.tiny.horizon
+    assert summary["env_steps_at_best"] <= summary["env_steps"]
+    assert 0 < summary["episodes"] <= decisions
+    steps = config.imitation.fit.steps
+    assert [int(name) for name in summary["plateau"]] == [steps, 2 * steps]
+
+
+def test_metrics_tell_the_whole_course(folder, summary):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["elapsed_s"] for row in rows] == sorted(row["elapsed_s"] for row in rows)
+    rl = [row for row in rows if row["stage"] == "rl"]
+    assert [row["step"] for row in rl] == list(range(load_config(CONFIG).rl.loop.iterations + 1))
+    assert "validation" in rl[0] and "validation" in rl[-1]
+    assert all(row["parity"] < 1e-3 for row in rl[1:])
+    assert rl[-1]["env_steps_total"] == summary["env_steps"] == sum(row["env_steps"] for row in rl[1:])
+    losses = [row["loss"] for row in rows if row["stage"] == "imitation"]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_config_rebuilds_itself(folder):
+    assert from_json(json.loads((folder / "config.json").read_text())) == load_config(CONFIG)
+
+
+@pytest.mark.parametrize("name", ["imitation", "best"])
+def test_checkpoints_load_and_act(folder, name):
+    config = load_config(CONFIG)
+    env = config.world.make(2)
+    policy = TinyVLA.from_pretrained(folder / "checkpoints" / name, env.spec)
+    assert check_policy(policy, env, torch.Generator().manual_seed(0))[-1].name == "log-prob parity"
+    env.close()
+    assert all(parameter.isfinite().all() for parameter in policy.parameters())
+
+
+def test_rl_changed_what_it_may_and_nothing_else(folder, summary):
+    first, best = (TinyVLA.from_pretrained(folder / "checkpoints" / name) for name in ("imitation", "best"))
+    changed = {name for name, value in best.state_dict().items() if not value.equal(first.state_dict()[name])}
+    assert bool(changed) == (summary["best_iteration"] > 2)  # the first two iterations train the critic only
+    assert not any(name.startswith("backbone.") for name in changed)
+
+
+def test_demonstrations_are_kept_and_used_training_seeds(folder):
+    episodes = Episodes.load(folder / "demonstrations.npz")
+    assert episodes.count <= load_config(CONFIG).imitation.demonstrations
+    assert set(episodes.seed) <= set(suite.training_seeds(1, "demonstrations"))
+
+
+def test_inspect_shows_the_run(folder, capsys):
+    inspect(str(folder))
+    printed = capsys.readouterr().out
+    assert "imitation: " in printed and "env_steps: " in printed
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_else(page):
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']+""", page)
+    assert not re.search(r"@import|url\((?!['\"]?(?:data:|#))", page)
+
+
+def test_the_page_shows_numbers_and_films(page, summary):
+    assert f"{summary['imitation']['success']:.1%}" in page and f"{summary['rl']['success']:.1%}" in page
+    assert page.count("<table") == 3 and page.count("<svg") >= 6
+    assert page.count("data:video/") + page.count("data:image/") >= 3
+    assert "vla-rl demo --seed 1" in page
+    for check in ("images black", "misled: former target", "training seed", "seconds: grounding"):
+        assert check in page
+
+
+# -- sees and reads ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["imitation", "RL"])
+def test_the_policy_sees(summary, who):
+    """It has learnt something, which it can neither do blindly nor from the pictures of other scenes."""
+    rates = success(summary, who)
+    assert rates["normal"] > 0.4
+    assert rates["blank"] <= 0.1
+    assert rates["shuffled"] <= 0.1
+
+
+@pytest.mark.parametrize("who", ["imitation", "RL"])
+def test_the_policy_reads(summary, who):
+    """It lifts the cube that the instruction names, not the one that happens to be the seed's target."""
+    rates = success(summary, who)
+    assert abs(rates["misled_named"] - rates["normal"]) <= 0.15
+    assert rates["misled_former"] <= 0.05
+
+
+def test_no_policy_is_given_privileged_extras(folder):
+    """The policy acts the same when everything privileged is wrong: it cannot have read it."""
+    env = load_config(CONFIG).world.make(3)
+    obs = env.reset([0, 1, 2], [1, 2, 3])
+    assert any(name.startswith(PRIVILEGED) for name in obs.extras)
+    assert not any(name.startswith(PRIVILEGED) for name in obs.public().extras)
+    policy = TinyVLA.from_pretrained(folder / "checkpoints" / "best", env.spec)
+    shown, hidden = policy.precompute(obs), policy.precompute(obs.public())
+    env.close()
+    assert all(torch.equal(shown[name], hidden[name]) for name in shown)
+
+
+def success(summary, who) -> dict[str, float]:
+    found = summary["senses"][who]
+    assert {rate["episodes"] for rate in found.values()} == {load_config(CONFIG).evaluation.sanity}
+    return {name: rate["success"] for name, rate in found.items()}

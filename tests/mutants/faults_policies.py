@@ -1,0 +1,102 @@
+"""Faults in whole policies and in the contract's messages and configs."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_GAUSSIAN, _TINY = "vla_rl/policies/gaussian.py", "vla_rl/policies/tiny.py"
+_WIRE, _CONFIG, _CHECK = "vla_rl/contract/wire.py", "vla_rl/contract/config.py", "vla_rl/contract/check.py"
+_ON_GAUSSIAN, _ON_TINY = "tests/policies/test_gaussian.py::", "tests/policies/test_tiny.py::"
+_ON_WIRE, _ON_CHECK = "tests/contract/test_wire.py::", "tests/contract/test_check.py::"
+
+_POLICIES = (
+    Fault(
+        "a chunk's log-prob is a mean",
+        _GAUSSIAN,
+        "(terms - 0.5 * math.log(2.0 * math.pi)).sum(-1,",
+        "(terms - 0.5 * math.log(2.0 * math.pi)).mean(-1,",
+        (f"{_ON_GAUSSIAN}test_density_entropy_and_kl_are_those_of_torch",),
+    ),
+    Fault(
+        "the recorded sample is the clipped action",
+        _GAUSSIAN,
+        "return ActionOut(action, sample, logprob, {}, self.version), state",
+        "return ActionOut(action, self.action_scale.normalise(action), logprob, {}, self.version), state",
+        (f"{_ON_GAUSSIAN}test_samples_have_the_declared_mean_and_std_and_are_not_clipped",),
+    ),
+    Fault(
+        "what is deployed is noisy",
+        _TINY,
+        'if mode == "eval":',
+        'if mode == "never":',
+        (f"{_ON_TINY}test_what_is_deployed_is_the_ode_and_has_no_density",),
+    ),
+    Fault(
+        "the sample is not the chain's last point",
+        _TINY,
+        "self._out(chain.points[:, -1], density.logprob,",
+        "self._out(chain.points[:, 0], density.logprob,",
+        ("tests/policies/test_recorded_chain.py::test_the_sample_is_the_end_of_the_chain",),
+    ),
+    Fault(
+        "actions leave their bounds",
+        _TINY,
+        "self.action_scale.restore(sample).clamp(self.action_low, self.action_high)",
+        "self.action_scale.restore(sample)",
+        (f"{_ON_TINY}test_samples_are_raw_and_actions_physical_and_within_bounds",),
+    ),
+    Fault(
+        "the backbone is trained by RL",
+        _TINY,
+        'if not name.startswith("backbone.")}',
+        'if not name.startswith("nothing.")}',
+        (f"{_ON_TINY}test_gradients_reach_all_but_the_backbone",),
+    ),
+)
+
+_CONTRACT = (
+    Fault(
+        "an unknown field is dropped",
+        _CONFIG,
+        "for name in fields.keys() - known:",
+        "for name in set(fields := {key: fields[key] for key in fields.keys() & known}) - known:",
+        ("tests/contract/test_config.py::test_what_does_not_fit_is_named",),
+    ),
+    Fault(
+        "a received array belongs to the message",
+        _WIRE,
+        ".astype(dtype).reshape(shape)",
+        ".astype(dtype, copy=False).reshape(shape)",
+        (f"{_ON_WIRE}test_arrays_come_back_equal_writable_and_their_own",),
+    ),
+    Fault(
+        "another contract version is welcome",
+        _WIRE,
+        "if version != CONTRACT_VERSION:",
+        "if version > CONTRACT_VERSION + 1000:",
+        (f"{_ON_WIRE}test_other_versions_and_strangers_are_refused",),
+    ),
+    Fault(
+        "a message cut short is read",
+        _WIRE,
+        "or len(data) < size:",
+        "or not size:",
+        (f"{_ON_WIRE}test_a_message_cut_short_is_lost_and_told",),
+    ),
+    Fault(
+        "an idle row's observation is not looked at",
+        _CHECK,
+        "_require(_equal(step.obs, later.obs),",
+        "_require(step.obs is not None,",
+        ("tests/contract/test_idle_rows.py::test_a_row_that_drifts_while_it_idles_is_found",),
+    ),
+    Fault(
+        "ranges are not looked at",
+        _CHECK,
+        "if values.size and values.dtype != np.bool_:",
+        "if values.size and values.dtype == np.bool_:",
+        (f"{_ON_CHECK}test_a_broken_environment_is_found",),
+    ),
+)
+
+FAULTS = (*_POLICIES, *_CONTRACT)

@@ -1,0 +1,176 @@
+"""Faults in PPO and in the loop around it."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_PPO, _TESTS = "vla_rl/algorithms/ppo.py", "tests/algorithms/test_ppo.py::"
+_ARGUMENTS = "tests/algorithms/test_ppo_arguments.py::"
+_BY_HAND = f"{_TESTS}test_the_clipped_objective_by_hand"
+_VALUES = f"{_TESTS}test_the_critic_learns_the_discounted_return_of_chunks"
+_DRAWN = f"{_TESTS}test_minibatches_are_drawn_anew_in_every_epoch_and_use_every_decision_once"
+_ENTERS = f"{_TESTS}test_intervened_and_idle_decisions_never_enter_a_likelihood"
+
+_LOOP, _ON_LOOP = "vla_rl/training/on_policy.py", "tests/training/test_on_policy.py::"
+
+_LOSSES = (
+    Fault(
+        "one permutation for all epochs",
+        _PPO,
+        "torch.randperm(size, generator=self.generator)",
+        "torch.randperm(size, generator=torch.Generator().manual_seed(0))",
+        (_DRAWN,),
+    ),
+    Fault(
+        "the last minibatch is dropped",
+        _PPO,
+        "yield from order.tensor_split(",
+        "yield from order[:-1].tensor_split(",
+        (_DRAWN,),
+    ),
+    Fault(
+        "the ratio inverted",
+        _PPO,
+        "(new.logprob - row.logprob).exp()",
+        "(row.logprob - new.logprob).exp()",
+        (_BY_HAND,),
+    ),
+    Fault(
+        "the old log-prob is that after the update",
+        _PPO,
+        "(new.logprob - row.logprob).exp()",
+        "(new.logprob - new.logprob.detach()).exp()",
+        (_BY_HAND,),
+    ),
+    Fault(
+        "the optimistic bound",
+        _PPO,
+        "torch.minimum(ratio * row.advantage,",
+        "torch.maximum(ratio * row.advantage,",
+        (_BY_HAND,),
+    ),
+    Fault(
+        "clip bounds exchanged",
+        _PPO,
+        "ratio.clamp(1 - self.config.clip_low, 1 + self.config.clip_high)",
+        "ratio.clamp(1 - self.config.clip_high, 1 + self.config.clip_low)",
+        (f"{_ARGUMENTS}test_each_bound_clips_its_own_side",),
+    ),
+    Fault(
+        "the objective is minimised",
+        _PPO,
+        "return -objective.mean(),",
+        "return objective.mean(),",
+        (f"{_TESTS}test_the_first_gradient_is_the_policy_gradient",),
+    ),
+    Fault(
+        "the critic learns advantages",
+        _PPO,
+        "(self.critic(row.stored) - row.returns)",
+        "(self.critic(row.stored) - row.advantage)",
+        (_VALUES,),
+    ),
+    Fault(
+        "truncated episodes bootstrap from the next one",
+        _PPO,
+        "if len(rollout.final_index):",
+        "if len(rollout.final_index) < 0:",
+        (_VALUES,),
+    ),
+    Fault(
+        "the value of a decision is that of the next",
+        _PPO,
+        "value, following = values[:-1],",
+        "value, following = values[1:],",
+        (f"{_ARGUMENTS}test_an_advantage_is_over_the_value_of_where_the_decision_was_made",),
+    ),
+    Fault(
+        "intervened decisions are learnt from",
+        _PPO,
+        "rollout.valid.any(-1) & ~rollout.intervened.any(-1)",
+        "rollout.valid.any(-1)",
+        (_ENTERS,),
+    ),
+    Fault(
+        "idle decisions are learnt from",
+        _PPO,
+        "rollout.valid.any(-1) & ~rollout.intervened.any(-1)",
+        "~rollout.intervened.any(-1)",
+        (_ENTERS,),
+    ),
+    Fault(
+        "a partly intervened chunk is learnt from",
+        _PPO,
+        "& ~rollout.intervened.any(-1)",
+        "& ~rollout.intervened.all(-1)",
+        (f"{_TESTS}test_one_intervened_action_is_enough_to_leave_a_decision_out",),
+    ),
+    Fault(
+        "log-probs that are off are kept",
+        _PPO,
+        'if metrics["parity"] > self.config.parity_bound:',
+        'if metrics["parity"] < -self.config.parity_bound:',
+        (f"{_TESTS}test_old_log_probs_that_are_off_are_recomputed_and_others_are_not",),
+    ),
+    Fault(
+        "the learning rate flees the KL",
+        _PPO,
+        "self.learning_rate /= self.config.rate_factor",
+        "self.learning_rate *= self.config.rate_factor",
+        (f"{_TESTS}test_the_learning_rate_follows_the_kl_within_its_bounds",),
+    ),
+    Fault(
+        "the KL never stops the epochs",
+        _PPO,
+        'stopped = info["kl"] > self.config.stop_kl * self.config.target_kl',
+        "stopped = False",
+        (f"{_TESTS}test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on",),
+    ),
+    Fault(
+        "an entropy malus",
+        _PPO,
+        "loss = loss - self.config.entropy",
+        "loss = loss + self.config.entropy",
+        (f"{_TESTS}test_the_entropy_bonus_widens_the_noise",),
+    ),
+    Fault(
+        "a NaN enters the weights",
+        _PPO,
+        'if not torch.isfinite(loss) or norm != norm or norm == float("inf"):',
+        'if norm == float("inf"):',
+        (f"{_TESTS}test_a_nan_stops_before_it_enters_the_weights_and_says_where",),
+    ),
+)
+
+_TRAINING = (
+    Fault(
+        "the best weights go on training",
+        _LOOP,
+        "{name: p.detach().clone() for name, p in parameters.items()}",
+        "{name: p.detach() for name, p in parameters.items()}",
+        (f"{_ON_LOOP}test_kept_weights_are_copies",),
+    ),
+    Fault(
+        "the newest weights count as the best",
+        _LOOP,
+        "if success < self.success:",
+        "if success < 0.0:",
+        (f"{_ON_LOOP}test_the_best_validated_weights_are_kept_and_returned",),
+    ),
+    Fault(
+        "a collapse is not noticed",
+        _LOOP,
+        "rate.success < self.best.success - self.config.collapse",
+        "rate.success > self.best.success + self.config.collapse",
+        (f"{_ON_LOOP}test_a_collapse_goes_back_to_the_best_weights_and_slows_down",),
+    ),
+    Fault(
+        "new weights without a new version",
+        "vla_rl/training/store.py",
+        "self.policy.version += 1",
+        "self.policy.version += 0",
+        (f"{_ON_LOOP}test_publishing_raises_the_version_that_decisions_carry",),
+    ),
+)
+
+FAULTS = (*_LOSSES, *_TRAINING)

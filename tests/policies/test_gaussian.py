@@ -1,0 +1,112 @@
+"""The Gaussian policy: its density is that of torch, its samples are raw, its checkpoints are faithful."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from vla_rl.contract.check import check_policy
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.normalise import Affine
+from vla_rl.policies.pretrained import load_policy
+
+ROWS = 16
+ENV = make("point_mass", num_envs=ROWS)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def made(horizon: int = 3, std: float = 1.5) -> GaussianPolicy:
+    torch.manual_seed(0)
+    policy = GaussianPolicy(ENV.spec, config=GaussianConfig(horizon, width=16, std=std))
+    torch.nn.init.normal_(policy.mean[-1].weight, std=0.5)
+    torch.nn.init.normal_(policy.log_std, std=0.3)
+    return policy
+
+
+def stored(policy):
+    return policy.precompute(ENV.reset(np.arange(ROWS), np.arange(ROWS)))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
+def test_learning_sees_the_density_of_acting(dtype, bound):
+    policy = made().to(dtype)
+    kept = stored(policy)
+    out, _ = policy.act(kept, {}, "sample", seeded(1))
+    limit = bound * (math.sqrt(6) if dtype == torch.float32 else 1)
+    assert out.sample.dtype == dtype and out.logprob.dtype == torch.float64
+    for size in (1, 7, ROWS):
+        parts = torch.arange(ROWS).split(size)
+        again = [policy.log_prob({"state": kept["state"][i]}, out.sample[i], {}).logprob for i in parts]
+        assert (torch.cat(again) - out.logprob).abs().max() <= limit
+
+
+def test_density_entropy_and_kl_are_those_of_torch():
+    one, two = made().double(), made(std=0.7).double()
+    with torch.no_grad():
+        two.mean[-1].bias.add_(0.3)
+    kept = stored(one)
+    out, _ = one.act(kept, {}, "sample", seeded(1))
+    found = [policy.log_prob(kept, out.sample, {}) for policy in (one, two)]
+    normals = [
+        torch.distributions.Normal(policy.mean(kept["state"].double()), policy.log_std.exp()) for policy in (one, two)
+    ]
+    for policy, density, normal in zip((one, two), found, normals, strict=True):
+        torch.testing.assert_close(density.logprob, normal.log_prob(out.sample.flatten(1)).sum(1))
+        torch.testing.assert_close(density.entropy, normal.entropy().sum(1))
+        assert policy.kl(density.params, density.params).abs().max() == 0
+    expected = torch.distributions.kl_divergence(*normals).sum(1)
+    torch.testing.assert_close(one.kl(found[0].params, found[1].params), expected)
+
+
+def test_samples_have_the_declared_mean_and_std_and_are_not_clipped():
+    policy = made(horizon=1)
+    kept = {"state": torch.zeros(1, 2).expand(40_000, 2)}
+    out, _ = policy.act(kept, {}, "sample", seeded(2))
+    mean, std = policy.mean(kept["state"][:1])[0], policy.log_std.exp()
+    torch.testing.assert_close(out.sample[:, 0].mean(0), mean, rtol=0, atol=0.05)
+    torch.testing.assert_close(out.sample[:, 0].std(0), std, rtol=0.02, atol=0)
+    assert out.sample.abs().max() > 2 and out.action.abs().max() <= 0.2 + 1e-7
+    torch.testing.assert_close(out.action, (out.sample * 0.2).clamp(-0.2, 0.2))
+
+
+def test_what_is_deployed_is_the_mean():
+    policy = made()
+    kept = stored(policy)
+    out, _ = policy.act(kept, {}, "eval", None)
+    torch.testing.assert_close(out.sample.flatten(1), policy.mean(kept["state"]))
+    assert not out.logprob.any()
+
+
+def test_it_keeps_the_contract():
+    assert isinstance(made(), LikelihoodPolicy)
+    assert len(check_policy(made(), ENV, seeded())) == 3
+
+
+def test_all_weights_get_a_gradient():
+    policy = made()
+    kept = stored(policy)
+    out, _ = policy.act(kept, {}, "sample", seeded(1))
+    policy.log_prob(kept, out.sample, {}).logprob.sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.trainable().values())
+
+
+def test_a_checkpoint_restores_the_same_policy(tmp_path):
+    policy = GaussianPolicy(ENV.spec, Affine((0.1, 0.2), (0.5, 0.7)), GaussianConfig(2, depth=1, std=0.3))
+    policy.save_pretrained(tmp_path / "it")
+    again = load_policy(tmp_path / "it")
+    kept = stored(policy)
+    assert torch.equal(stored(again)["state"], kept["state"])
+    one, two = (p.act(kept, {}, "sample", seeded(3))[0] for p in (policy, again))
+    assert torch.equal(one.action, two.action) and torch.equal(one.logprob, two.logprob)
+    with pytest.raises(ContractError, match="control_dt"):
+        GaussianPolicy.from_pretrained(tmp_path / "it", replace(ENV.spec, control_dt=0.2))

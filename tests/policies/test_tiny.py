@@ -1,0 +1,298 @@
+"""The small VLA: the same density when acting and when learning, faithful checkpoints, and nothing privileged."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
+from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
+from vla_rl.policies.normalise import Affine
+from vla_rl.policies.pretrained import CONFIG, WEIGHTS, load_policy, save_folder
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tokens import Vocabulary
+
+ROWS, HORIZON = 16, 3
+CAMERA = ArraySpec((16, 16, 3), "uint8", 0, 255, frame="front")
+SPEC = EnvSpec(
+    name="made up",
+    images={"front": CAMERA, "wrist": replace(CAMERA, frame="wrist")},
+    state=ArraySpec((3,), "float32", -1.0, 1.0),
+    action=ArraySpec((2,), "float32", (-0.1, 0.0), (0.1, 5.0)),
+    tasks=("pick up the red cube", "push the cube"),
+    control_dt=0.1,
+    time_limit=20,
+    max_chunk=8,
+)
+SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise()]
+NOISED = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
+name = lambda value: type(value).__name__  # noqa: E731
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def made(sampler: FlowSampler | None = None, spec: EnvSpec = SPEC) -> TinyVLA:
+    torch.manual_seed(0)
+    sizes = TinyConfig(HORIZON, queries=2, condition=16, width=32, blocks=1)
+    config = replace(sizes, sampler=sampler) if sampler else sizes
+    policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), config)
+    for parameter in policy.expert.parameters():  # its noise head begins at zero
+        torch.nn.init.normal_(parameter, std=0.3)
+    return policy.eval()
+
+
+def seen(rows: int = ROWS, seed: int = 0, **extras: np.ndarray) -> Observation:
+    rng = np.random.default_rng(seed)
+    images = {camera: rng.integers(0, 256, (rows, 16, 16, 3), np.uint8) for camera in SPEC.images}
+    state = rng.uniform(-1, 1, (rows, 3)).astype(np.float32)
+    return Observation(images, state, rng.integers(0, 2, rows), rng.integers(0, 20, rows), extras)
+
+
+def outputs(policy: TinyVLA, obs: Observation) -> torch.Tensor:
+    return policy.act(policy.precompute(obs), {}, "eval", seeded())[0].action
+
+
+# -- densities --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noised", NOISED, ids=name)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
+def test_learning_sees_the_density_of_acting(schedule, noised, dtype, bound):
+    """Ratio 1 before the first update, at minibatch 1, 7 and full, through all of ``act`` and ``log_prob``."""
+    policy = made(FlowSampler(schedule, noised, 4)).to(dtype)
+    stored = {key: value.to(dtype) for key, value in policy.precompute(seen()).items()}
+    out, _ = policy.act(stored, {}, "sample", seeded(1))
+    terms = out.aux["noised"].shape[1] * HORIZON * SPEC.action_dim
+    limit = bound * math.sqrt(terms) if dtype == torch.float32 else bound
+    assert out.aux["points"].dtype == dtype and torch.equal(out.sample.flatten(1), out.aux["points"][:, -1])
+    assert out.logprob.abs().max() > 0.1
+    for size in (1, 7, ROWS):
+        parts = torch.arange(ROWS).split(size)
+        again = [_likelihood(policy, stored, out, part).logprob for part in parts]
+        assert (torch.cat(again) - out.logprob).abs().max().item() <= limit
+
+
+def _likelihood(policy, stored, out, index):
+    rows = {key: value[index] for key, value in stored.items()}
+    return policy.log_prob(rows, out.sample[index], {key: value[index] for key, value in out.aux.items()})
+
+
+def test_kl_of_the_same_weights_is_zero_and_of_others_is_not():
+    policy = made(FlowSampler(FlowSde(0.5), AllSteps(), 4))
+    stored = policy.precompute(seen())
+    out, _ = policy.act(stored, {}, "sample", seeded(1))
+    old = policy.log_prob(stored, out.sample, out.aux)
+    params = {key: value.detach() for key, value in old.params.items()}
+    assert policy.kl(params, old.params).abs().max() < 1e-6
+    with torch.no_grad():
+        policy.connector[0].weight.mul_(1.5)
+    assert policy.kl(params, policy.log_prob(stored, out.sample, out.aux).params).min() > 1e-4
+
+
+def test_gradients_reach_all_but_the_backbone():
+    policy = made(FlowSampler(FlowNoise(), AllSteps(), 4))
+    policy.backbone.requires_grad_(False)
+    stored = policy.precompute(seen())
+    out, _ = policy.act(stored, {}, "sample", seeded(1))
+    policy.log_prob(stored, out.sample, out.aux).logprob.sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.trainable().values())
+    assert all(p.grad is None for p in policy.backbone.parameters())
+    assert {f"backbone.{key}" for key, _ in policy.backbone.named_parameters()} | policy.trainable().keys() == {
+        key for key, _ in policy.named_parameters()
+    }
+
+
+def test_samples_are_raw_and_actions_physical_and_within_bounds():
+    policy = made(FlowSampler(FlowSde(0.5), AllSteps(), 4))
+    out, _ = policy.act(policy.precompute(seen()), {}, "sample", seeded(1))
+    assert out.sample.abs().max() > 1  # something had to be clipped
+    physical = out.sample * torch.tensor([0.1, 2.5]) + torch.tensor([0.0, 2.5])
+    low, high = torch.tensor([-0.1, 0.0]), torch.tensor([0.1, 5.0])
+    torch.testing.assert_close(out.action, physical.clamp(low, high))
+
+
+def test_what_is_deployed_is_the_ode_and_has_no_density():
+    policy = made(FlowSampler(FlowNoise(), AllSteps(), 4))
+    stored = policy.precompute(seen())
+    out, _ = policy.act(stored, {}, "eval", seeded(1))
+    other, _ = policy.with_sampler(FlowSampler(FlowSde(0.9), LastStep(), 4)).act(stored, {}, "eval", seeded(1))
+    assert torch.equal(out.sample, other.sample) and not out.logprob.any() and not out.aux
+
+
+# -- what it reads ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_privileged_is_read():
+    policy, plain = made(), seen()
+    poison = np.full((ROWS, 3), np.nan, np.float32)
+    for extras in ({"privileged/cubes": poison}, {"privileged/state": poison, "force": poison}):
+        assert torch.equal(outputs(policy, replace(plain, extras=extras)), outputs(policy, plain))
+
+
+@pytest.mark.parametrize("part", ["front", "wrist", "state", "task"])
+def test_everything_else_is_read(part):
+    policy, plain = made(), seen()
+    if part in plain.images:
+        other = replace(plain, images={**plain.images, part: 255 - plain.images[part]})
+    else:
+        other = replace(plain, **{part: 1 - getattr(plain, part)})
+    assert (outputs(policy, other) - outputs(policy, plain)).abs().amax((1, 2)).min() > 1e-7
+
+
+def test_the_clock_is_kept_for_critics_and_not_read():
+    policy, plain = made(), seen()
+    later = replace(plain, time=np.full(ROWS, 20))
+    assert torch.equal(outputs(policy, later), outputs(policy, plain))
+    assert (policy.precompute(later)["time"] == 1).all()
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    policy, obs = made(), seen()
+    whole, part = policy.precompute(obs), policy.precompute(obs.rows(np.array([3, 1])))
+    for key in whole:
+        torch.testing.assert_close(part[key], whole[key][[3, 1]], rtol=1e-5, atol=1e-6)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path):
+    policy = made(FlowSampler(FlowOu(0.7, 0.05), OneRandomStep(), 5))
+    policy.save_pretrained(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint", policy
+
+
+def test_a_checkpoint_restores_the_same_policy(saved):
+    folder, policy = saved
+    for again in (TinyVLA.from_pretrained(folder), TinyVLA.from_pretrained(folder, SPEC), load_policy(folder)):
+        assert torch.equal(outputs(again, seen()), outputs(policy, seen()))
+        assert (again.config, again.spec, again.vocabulary) == (policy.config, policy.spec, policy.vocabulary)
+        stored = policy.precompute(seen())
+        one, two = (p.act(stored, {}, "sample", seeded(3))[0] for p in (policy, again))
+        assert torch.equal(one.sample, two.sample) and torch.equal(one.logprob, two.logprob)
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["checkpoint"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([CONFIG, WEIGHTS])
+
+
+def test_saving_again_replaces_the_checkpoint(saved):
+    folder, policy = saved
+    with torch.no_grad():
+        policy.connector[0].bias.add_(1.0)
+    policy.save_pretrained(folder)
+    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), seen()), outputs(policy, seen()))
+    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
+
+
+def test_a_new_task_at_the_end_of_the_table_is_welcome_if_its_words_are_known(saved):
+    folder, policy = saved
+    longer = replace(SPEC, tasks=(*SPEC.tasks, "push the red cube"))
+    assert torch.equal(outputs(TinyVLA.from_pretrained(folder, longer), seen()), outputs(policy, seen()))
+    with pytest.raises(ContractError, match="'blue' is not in its vocabulary"):
+        TinyVLA.from_pretrained(folder, replace(SPEC, tasks=(*SPEC.tasks, "push the blue cube")))
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"images": {"front": CAMERA}}, "images"),
+        ({"images": {"front": CAMERA, "side": CAMERA}}, "images"),
+        ({"images": {**SPEC.images, "wrist": replace(CAMERA, shape=(32, 32, 3))}}, "images"),
+        ({"state": replace(SPEC.state, shape=(4,))}, "state"),
+        ({"state": replace(SPEC.state, unit="mm")}, "state"),
+        ({"action": replace(SPEC.action, high=(0.2, 5.0))}, "action"),
+        ({"control_dt": 0.05}, "control_dt"),
+        ({"tasks": SPEC.tasks[::-1]}, "tasks"),
+    ],
+)
+def test_another_world_is_refused(saved, change, part):
+    with pytest.raises(ContractError, match=part):
+        TinyVLA.from_pretrained(saved[0], replace(SPEC, **change))
+
+
+def _edit(folder, change):
+    config = json.loads((folder / CONFIG).read_text())
+    change(config)
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+def _cut(path, share):
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+
+BROKEN = {
+    "no folder": (shutil.rmtree, "has no config.json, so it is not a checkpoint"),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), "has no model.safetensors"),
+    "weights cut": (lambda f: _cut(f / WEIGHTS, 0.6), "is damaged"),
+    "weights empty": (lambda f: _cut(f / WEIGHTS, 0), "is damaged"),
+    "weights of no kind": (lambda f: (f / WEIGHTS).write_bytes(b"PK\x03\x04 not weights" * 9), "is damaged"),
+    "config cut": (lambda f: _cut(f / CONFIG, 0.6), "is damaged"),
+    "config in another encoding": (lambda f: (f / CONFIG).write_bytes(b"\xff\xfe{"), "is damaged"),
+    "config of another tool": (lambda f: (f / CONFIG).write_text('{"architectures": []}'), "not written by vla-rl"),
+    "config is a list": (lambda f: (f / CONFIG).write_text("[]"), "not written by vla-rl"),
+    "a later contract": (
+        lambda f: _edit(f, lambda c: c.update(contract_version=2)),
+        "contract version 2 but this is 1",
+    ),
+    "no vocabulary": (lambda f: _edit(f, lambda c: c.pop("vocabulary")), "no 'vocabulary'"),
+    "no spec": (lambda f: _edit(f, lambda c: c.pop("spec")), "no 'spec'"),
+    "half a spec": (lambda f: _edit(f, lambda c: c["spec"].pop("action")), "spec cannot be read"),
+    "an unknown field": (lambda f: _edit(f, lambda c: c["config"].update(widht=3)), "did you mean 'width'"),
+    "another size": (lambda f: _edit(f, lambda c: c["config"].update(width=64)), "does not fit the model"),
+    "another policy's weights": (
+        lambda f: save_folder(f, json.loads((f / CONFIG).read_text()), {"x": torch.ones(1)}),
+        "does not fit the model",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_checkpoint_is_named(saved, how):
+    change, message = BROKEN[how]
+    change(saved[0])
+    with pytest.raises(UserError, match=message) as caught:
+        TinyVLA.from_pretrained(saved[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_that_names_no_policy_is_refused(saved):
+    _edit(saved[0], lambda config: config.update(policy="vla_rl.contract.load:load"))
+    with pytest.raises(UserError, match="not a policy class"):
+        load_policy(saved[0])
+
+
+def test_a_write_that_fails_keeps_the_checkpoint_before_it(saved, monkeypatch):
+    folder, policy = saved
+    before = outputs(policy, seen())
+    with torch.no_grad():
+        policy.connector[0].bias.add_(1.0)
+    monkeypatch.setattr(
+        "vla_rl.policies.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
+    )
+    with pytest.raises(UserError, match=r"could not be written \(disk full\)"):
+        policy.save_pretrained(folder)
+    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), seen()), before)
+    assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
+
+
+def test_a_run_killed_between_the_two_moves_loses_nothing(saved, monkeypatch):
+    folder, policy = saved
+    folder.rename(folder.with_name("checkpoint.old"))  # as a kill leaves it
+    monkeypatch.setattr(
+        "vla_rl.policies.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
+    )
+    with pytest.raises(UserError, match="disk full"):
+        policy.save_pretrained(folder)
+    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), seen()), outputs(policy, seen()))

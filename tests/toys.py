@@ -1,0 +1,133 @@
+"""Small things with known answers for tests of algorithms: a flow policy, a bandit, and two processes in one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
+from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, flow_matching_loss, gaussian_kl
+from vla_rl.policies.flow_schedules import Field, Ode
+
+
+class FlowToy(nn.Module):
+    """A flow policy over one action of ``dims`` entries given ``stored["state"]`` [B,1] (``LikelihoodPolicy``)."""
+
+    def __init__(self, dims: int = 2, sampler: FlowSampler | None = None, width: int = 64) -> None:
+        super().__init__()
+        self.dims, self.sampler, self.version = dims, sampler or FlowSampler(Ode(), AllSteps(), 4), 0
+        last = nn.Linear(width, 2 * dims)
+        nn.init.zeros_(last.weight[dims:])
+        self.net = nn.Sequential(nn.Linear(dims + 2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), last)
+
+    def field(self, stored: Stored) -> VelocityField:
+        state = stored["state"]
+
+        def velocity(x: Tensor, t: Tensor) -> Field:
+            given = state[:, None].expand(-1, x.shape[1], -1)
+            return Field(*self.net(torch.cat([given, x, t.unsqueeze(-1)], -1)).chunk(2, -1))
+
+        return velocity
+
+    def precompute(self, obs: Any) -> Stored:
+        return {"state": torch.as_tensor(obs.state)}
+
+    def initial_state(self, rows: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, rows: Any) -> State:
+        return state
+
+    @torch.no_grad()
+    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        rows = len(stored["state"])
+        noise = torch.randn(rows, self.dims, generator=generator)
+        if mode == "eval":
+            sample = self.sampler.deterministic(self.field(stored), noise)
+            return ActionOut(sample[:, None], sample[:, None], torch.zeros(rows), {}, self.version), state
+        chain, density = self.sampler.sample(self.field(stored), noise, generator)
+        aux = {"points": chain.points, "noised": chain.noised}
+        sample = chain.sample[:, None]
+        return ActionOut(sample, sample, density.logprob, aux, self.version), state
+
+    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        found = self.sampler.log_prob(self.field(stored), Chain(aux["points"], aux["noised"]))
+        return Likelihood(found.logprob, found.entropy, {"mean": found.mean, "std": found.std})
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return dict(self.named_parameters())
+
+    def pretrain(self, steps: int = 300, std: float = 0.2) -> FlowToy:
+        """Imitate actions around 0, whatever the state."""
+        generator, adam = torch.Generator().manual_seed(0), torch.optim.Adam(self.parameters(), 3e-3)
+        for _ in range(steps):
+            state, x0, noise = (torch.randn(128, n, generator=generator) for n in (1, self.dims, self.dims))
+            t = torch.rand(128, generator=generator)
+            loss = flow_matching_loss(self.field({"state": state}), std * x0, noise, t).mean()
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        return self
+
+
+def bandit_optimum(state: Tensor) -> Tensor:
+    """The best action [B,2] in ``state`` [B,1]."""
+    return torch.cat([0.6 * state, -0.3 + 0.0 * state], -1)
+
+
+def bandit_reward(state: Tensor, action: Tensor) -> Tensor:
+    """0 for the best action, minus the squared distance for others, [B]."""
+    return -(action - bandit_optimum(state)).square().sum(-1)
+
+
+def bandit(policy: Any, rows: int, generator: torch.Generator) -> Rollout:
+    """One decision in each of ``rows`` random states within [-1, 1]; every episode terminates after it."""
+    state = 2 * torch.rand(rows, 1, generator=generator) - 1
+    out, _ = policy.act({"state": state}, {}, "sample", generator)
+    return rollout({"state": torch.stack([state, state])}, out, bandit_reward(state, out.sample[:, 0])[None, :, None])
+
+
+def rollout(stored: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes: Any) -> Rollout:
+    """One decision of ``E`` rows with ``reward`` [1,E,H], all valid and terminated unless ``changes`` say otherwise."""
+    yes, rows = torch.ones_like(reward, dtype=torch.bool), reward.shape[1]
+    parts: dict[str, Any] = {
+        "stored": stored,
+        "sample": out.sample[None],
+        "aux": {name: item[None] for name, item in out.aux.items()},
+        "logprob": out.logprob[None],
+        "reward": reward,
+        "valid": yes,
+        "intervened": ~yes,
+        "terminated": yes[..., 0],
+        "truncated": ~yes[..., 0],
+        "success": ~yes[..., 0],
+        "version": torch.zeros(1, rows, dtype=torch.long),
+        "final_index": torch.zeros(0, 2, dtype=torch.long),
+        "final_stored": {name: item[0, :0] for name, item in stored.items()},
+        "seeds": torch.zeros(1, rows, dtype=torch.long),
+        "info": {"env_steps": float(rows)},
+    }
+    return Rollout(**{**parts, **changes})
+
+
+class TwoProcesses:
+    """A ``Reducer`` over two threads that stand for two processes."""
+
+    def __init__(self) -> None:
+        self.barrier, self.values = threading.Barrier(2, timeout=10), dict[str, Tensor]()
+
+    def sum(self, values: Tensor) -> Tensor:
+        assert values.dtype == torch.float64
+        self.values[threading.current_thread().name] = values
+        self.barrier.wait()
+        total = torch.stack([self.values[name] for name in sorted(self.values)]).sum(0)
+        self.barrier.wait()
+        return total

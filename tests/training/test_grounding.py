@@ -1,0 +1,100 @@
+"""Grounding: targets keep the position they stand for, and a backbone learns to point at what is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vla_rl.policies.backbone import Percept, PointingBackbone, grid
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.grounding import GroundingConfig, cell_shares, ground, pointing_loss
+
+COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("side", [4, 8, 16])
+def test_shares_are_bilinear_weights_whose_mean_position_is_the_target(side):
+    inside = 1 - 1 / side  # outermost cell centres
+    uv = (2 * torch.rand(500, 2, generator=seeded(), dtype=torch.float64) - 1) * inside
+    shares = cell_shares(uv, side)
+    assert shares.shape == (500, side * side) and (shares >= 0).all() and ((shares > 0).sum(1) <= 4).all()
+    torch.testing.assert_close(shares.sum(1), torch.ones(500, dtype=torch.float64))
+    torch.testing.assert_close(shares @ grid(side, side, like=uv), uv)
+
+
+def test_targets_beyond_the_outermost_centres_go_to_the_nearest_cells():
+    corners = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [1.0, -1.0]])
+    shares = cell_shares(corners, 4)
+    assert shares.argmax(1).tolist() == [0, 15, 3] and torch.equal(shares.sum(1), torch.ones(3))
+
+
+def test_x_runs_along_columns_and_y_down_rows():
+    places = grid(2, 4, like=torch.zeros(1))
+    assert (
+        places[0].tolist() == [-0.75, -0.5]
+        and places[3].tolist() == [0.75, -0.5]
+        and places[4].tolist() == [-0.75, 0.5]
+    )
+    assert cell_shares(torch.tensor([[0.75, -0.25]]), 4).view(4, 4)[1, 3] == 1
+
+
+def test_the_loss_by_hand():
+    config = GroundingConfig(cell_weight=0.5, position_weight=2.0)
+    uv = torch.tensor([[-0.5, -0.5]])  # the centre of the first of 2x2 cells
+    logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [9.0, -9.0, -9.0, -9.0]]])
+    looks = torch.tensor([[[0.0, 0.0], [-0.5, -0.5]]])
+    loss, info = pointing_loss(Percept(torch.zeros(1, 1), looks, logits), uv, config)
+    cross = (torch.log(torch.tensor(4.0)) + torch.log(1 + 3 * torch.exp(torch.tensor(-18.0)))) / 2
+    assert loss.item() == pytest.approx(0.5 * cross.item() + 2.0 * 0.25 / 2)
+    assert info["pointing_error"] == pytest.approx(0.5**0.5 / 2)
+
+
+class Pointer(nn.Module):
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.backbone = PointingBackbone(
+            len(vocabulary.words), queries=2, width=16, value=4, max_words=vocabulary.length
+        )
+        self.other = nn.Linear(1, 1)
+
+    def perceive(self, images: Tensor, tokens: Tensor) -> Percept:
+        return self.backbone(images, tokens)
+
+
+def scenes(count: int, vocabulary: Vocabulary, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One red and one blue square each, one of which is named; where the named one is."""
+    generator = seeded(seed)
+    images = torch.full((count, 24, 24, 3), 120, dtype=torch.uint8)
+    left = torch.stack([torch.randperm(5, generator=generator)[:2] for _ in range(count)]) * 4 + 2
+    top = torch.randint(0, 20, (count, 2), generator=generator)
+    for i in range(count):
+        for k, colour in enumerate(COLOURS.values()):
+            images[i, top[i, k] : top[i, k] + 4, left[i, k] : left[i, k] + 4] = torch.tensor(colour, dtype=torch.uint8)
+    named = torch.randint(0, 2, (count,), generator=generator)
+    rows = torch.arange(count)
+    uv = torch.stack([left[rows, named] + 2.0, top[rows, named] + 2.0], 1) / 12 - 1
+    return images, vocabulary.encode([f"the {list(COLOURS)[k]} one" for k in named]), uv
+
+
+def test_a_backbone_learns_to_point_at_what_is_named_and_is_then_frozen():
+    torch.manual_seed(0)
+    vocabulary = Vocabulary.of(f"the {colour} one" for colour in COLOURS)
+    policy, errors = Pointer(vocabulary), []
+    other = policy.other.weight.detach().clone()
+    config = GroundingConfig(fit=FitConfig(steps=150, batch=32, learning_rate=5e-3))
+    report = lambda step, info: errors.append(info["pointing_error"])  # noqa: E731
+    ground(policy, *scenes(300, vocabulary, 1), config, seeded(2), report)
+    images, tokens, uv = scenes(100, vocabulary, 3)
+    looks = policy.perceive(images, tokens).uv
+    found, misled = (looks - uv[:, None]).norm(dim=-1), policy.perceive(images, tokens.roll(1, 0)).uv
+    assert errors[0] > 0.4 and found.median() < 0.12
+    told_otherwise = (tokens != tokens.roll(1, 0)).any(1)
+    assert (misled - uv[:, None]).norm(dim=-1)[told_otherwise].median() > 0.3
+    assert not policy.backbone.training and not any(p.requires_grad for p in policy.backbone.parameters())
+    assert torch.equal(policy.other.weight, other)

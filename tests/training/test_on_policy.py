@@ -1,0 +1,119 @@
+"""The loop around an on-policy learner: what it validates, keeps, restores and reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from vla_rl.evaluation.stats import Rate
+from vla_rl.training.on_policy import Best, LoopConfig, OnPolicyLoop
+from vla_rl.training.store import SharedStore
+
+
+class Fake:
+    """Source, learner and policy in one: its only weight counts updates, and it notes the order of all calls."""
+
+    def __init__(self, rates):
+        self.parameters = {"w": nn.Parameter(torch.zeros(2))}
+        self.learning_rate, self.version = 1.0, 0
+        self.rates, self.calls = iter(rates), []
+        self.weights_at = []
+
+    def next(self):
+        self.calls.append("next")
+        return SimpleNamespace(info={"env_steps": 10.0})
+
+    def update(self, rollout):
+        self.calls.append("update")
+        with torch.no_grad():
+            self.parameters["w"].add_(1.0)
+        return {"kl": 0.5}
+
+    def trainable(self):
+        return self.parameters
+
+    def validate(self):
+        self.calls.append("validate")
+        self.weights_at.append(self.parameters["w"][0].item())
+        return Rate(next(self.rates), 0.1, 0.9, 100)
+
+
+def run(rates, **config):
+    fake, reports, kept = Fake(rates), {}, []
+    loop = OnPolicyLoop(
+        fake,
+        fake,
+        SharedStore(fake),
+        fake.validate,
+        replace(LoopConfig(iterations=4, validate_every=1), **config),
+        keep=lambda iteration: kept.append((iteration, fake.parameters["w"][0].item())),
+        report=lambda iteration, metrics: reports.update({iteration: metrics}),
+    )
+    best = loop.run()
+    return SimpleNamespace(fake=fake, best=best, reports=reports, kept=kept, final=fake.parameters["w"].tolist())
+
+
+def test_the_best_validated_weights_are_kept_and_returned():
+    found = run([0.2, 0.5, 0.7, 0.6, 0.65])
+    assert (found.best.success, found.best.iteration) == (0.7, 2) and found.final == [2.0, 2.0]
+    assert found.kept == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert found.fake.learning_rate == 1.0  # nothing collapsed
+
+
+def test_of_equals_the_later_one_is_kept():
+    found = run([0.5, 0.5, 0.4, 0.5, 0.3])
+    assert found.best.iteration == 3 and found.final == [3.0, 3.0]
+
+
+def test_a_collapse_goes_back_to_the_best_weights_and_slows_down():
+    found = run([0.2, 0.8, 0.6, 0.7, 0.66], collapse=0.15, collapse_rate=0.25)
+    assert found.fake.weights_at == [0, 1, 2, 2, 3]  # back to 1 after the third validation
+    assert found.fake.learning_rate == 0.25 and found.final == [1.0, 1.0]
+    assert [found.reports[i]["collapsed"] for i in range(5)] == [0, 0, 1, 0, 0]
+    assert found.fake.version == 5  # restored weights are published too
+
+
+def test_a_slightly_worse_validation_changes_nothing():
+    found = run([0.2, 0.8, 0.66, 0.7, 0.66], collapse=0.15)
+    assert found.fake.weights_at == [0, 1, 2, 3, 4] and found.fake.learning_rate == 1.0
+
+
+def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():
+    found = run([0.1] * 4, iterations=5, validate_every=2)
+    once = ["next", "update"]
+    assert found.fake.calls == ["validate", *2 * once, "validate", *2 * once, "validate", *once, "validate"]
+    assert found.fake.version == 5
+    assert [("validation" in found.reports[i]) for i in range(6)] == [True, False, True, False, True, True]
+
+
+def test_reports_hold_everything_and_count_all_steps():
+    found = run([0.2, 0.5, 0.7, 0.6, 0.65])
+    assert [found.reports[i]["env_steps_total"] for i in range(5)] == [0, 10, 20, 30, 40]
+    assert {"kl", "env_steps", "learn_s", "validation", "validation_low", "validation_high"} <= found.reports[3].keys()
+    assert found.reports[3]["validation"] == 0.6 and found.reports[3]["validation_high"] == 0.9
+
+
+def test_kept_weights_are_copies():
+    parameter = {"w": nn.Parameter(torch.ones(2))}
+    best = Best()
+    assert best.offer(0.5, 1, parameter) and not best.offer(0.4, 2, parameter)
+    with torch.no_grad():
+        parameter["w"].mul_(7)
+    best.restore(parameter)
+    assert parameter["w"].tolist() == [1, 1] and best.iteration == 1
+
+
+def test_publishing_raises_the_version_that_decisions_carry():
+    fake = Fake([])
+    store = SharedStore(fake)
+    assert store.latest()[0] == 0 and store.publish(fake.parameters) == 1 and fake.version == 1
+    version, weights = store.latest()
+    assert version == 1 and weights is fake.parameters
+
+
+def test_without_an_iteration_there_is_still_a_validation():
+    assert run([0.4], iterations=0).best.success == pytest.approx(0.4)
