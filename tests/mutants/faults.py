@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.mutants import faults_experience, faults_learning, faults_policies, faults_ppo, faults_worlds
+from tests.mutants import (
+    faults_experience,
+    faults_learning,
+    faults_policies,
+    faults_ppo,
+    faults_training,
+    faults_worlds,
+)
 from tests.mutants.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -10,5 +17,6 @@ FAULTS: tuple[Fault, ...] = (
     *faults_ppo.FAULTS,
     *faults_policies.FAULTS,
     *faults_experience.FAULTS,
+    *faults_training.FAULTS,
     *faults_worlds.FAULTS,
 )

@@ -51,7 +51,8 @@ class OnPolicyLoop:
     """``source`` -> ``learner`` -> ``store``, with validation seeds deciding which weights are kept.
 
     ``validate() -> Rate`` plays validation seeds; ``keep(iteration)`` saves the present weights as the best ones;
-    ``report(iteration, metrics)`` is called after every iteration, ``prepare(progress)`` before it, with a share of the run.
+    ``prepare(progress)`` is called before every iteration with the share of the run that is behind, and
+    ``report(iteration, metrics)`` after it.
     """
 
     def __init__(

@@ -2,9 +2,10 @@
 
 Success: the named cube's centre at least 6 cm above the table at the end of 5 control steps in a row, within 60.
 Failure: the same held for any other cube, which ends the episode with the cause "wrong_object"; if both happen at the
-same step, the named cube counts.  With ``deadline`` an episode that takes longer has failed, with the cause "too_late":
-a stricter task that wastes less time on hopeless situations while learning.  A resting cube's centre is 1.8 cm above the
-table.
+same step, the named cube counts.  A resting cube's centre is 1.8 cm above the table.
+
+With ``deadline`` an episode that takes longer has failed, with the cause "too_late": a stricter task that wastes less
+time on hopeless situations while learning.
 """
 
 from __future__ import annotations
