@@ -5,6 +5,7 @@ Exploration noise is in units of the action's half-range (30 mm, or the grip's 1
 
 from dataclasses import replace
 
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.cli.recipes import Demo, Imitate, Improve
 from vla_rl.cli.stages import RLConfig
 from vla_rl.cli.world import World
@@ -55,7 +56,7 @@ def flow_ddim() -> Improve:
 def flow_noise() -> Improve:
     """Learned noise with its exact joint likelihood and a small entropy bonus."""
     recipe = _with(FlowSampler(FlowNoise(0.04, 0.16), AllSteps(), 4))
-    return replace(recipe, rl=replace(recipe.rl, ppo=replace(RL.ppo, entropy=1e-4)))
+    return replace(recipe, rl=replace(recipe.rl, algorithm=PPOConfig(entropy=1e-4)))
 
 
 def _with(sampler: FlowSampler) -> Improve:

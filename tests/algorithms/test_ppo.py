@@ -162,12 +162,12 @@ def test_old_log_probs_that_are_off_are_recomputed_and_others_are_not():
 
 def test_the_clipped_objective_by_hand():
     ppo = learner(clip_low=0.2, clip_high=0.3)
-    ratio, advantage = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1]), torch.tensor([1.0, 1.0, -1.0, -1.0, 2.0])
+    ratio, advantage = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1]), torch.tensor([3.0, 1.0, -1.0, -1.0, 2.0])
     old = torch.tensor([0.3, -2.0, 0.0, 5.0, 1.0])
     row = _Batch({}, old, {}, old, advantage, advantage)
     loss, clipped = ppo.policy_loss(row, Likelihood(old + ratio.log(), old, {}))
-    # min(1.5, 1.3), min(.5, .8), min(-1.5, -1.3), min(-.5, -.8), 2.2
-    assert loss.item() == pytest.approx(-(1.3 + 0.5 - 1.5 - 0.8 + 2.2) / 5)
+    # 3 min(1.5, 1.3), min(.5, .8), min(-1.5, -1.3), min(-.5, -.8), 2 * 1.1
+    assert loss.item() == pytest.approx(-(3.9 + 0.5 - 1.5 - 0.8 + 2.2) / 5)
     assert clipped.tolist() == [1, 1, 1, 1, 0]
 
 
@@ -281,7 +281,7 @@ def test_the_same_seeds_give_the_same_weights():
     assert same(*ends)
 
 
-def test_the_result_does_not_depend_on_two_reducers_sharing_the_data():
+def test_two_processes_that_share_the_data_have_its_advantages_and_its_gradient():
     """Advantages are equal, and the parts' gradients add up to that of the whole."""
     whole, reducer = learner(), TwoProcesses()
     experience = bandit(whole.policy, 100, seeded(1))

@@ -59,8 +59,11 @@ def test_help_of_a_command_shows_its_fields_and_runs_nothing(capsys, command):
         ("train dmeo.py:demo", r"no config file 'dmeo\.py'.* did you mean 'demo\.py'\?"),
         ("train demo.py:al_steps", r"no config function 'al_steps'.* did you mean 'all_steps'\?"),
         ("train demo.py:replace", r"no config function 'replace'"),  # what a config file imports is no config
-        ("train demo.py:demo --rl.ppo.gama 1", r"no field '--rl\.ppo\.gama'.* did you mean '--rl\.ppo\.gamma'\?"),
-        ("train demo.py:demo --gama=1", r"no field '--gama'.* did you mean '--rl\.ppo\.gamma'\?"),
+        (
+            "train demo.py:demo --rl.algorithm.gama 1",
+            r"no field '--rl\.algorithm\.gama'.* did you mean '--rl\.algorithm\.gamma'\?",
+        ),
+        ("train demo.py:demo --gama=1", r"no field '--gama'.* did you mean '--rl\.algorithm\.gamma'\?"),
         ("train demo.py:demo --out", r"--out needs a value"),
         ("train demo.py:last_step --policy nowhere --out {tmp}/run", r"'nowhere' has no config\.json"),
         ("collect --world.env lfit", r"no environment is called 'lfit'.* did you mean 'lift'\?"),
@@ -96,7 +99,7 @@ def test_fields_are_overridden_however_deep_and_whatever_their_type():
         [
             "--seed",
             "7",
-            "--rl.ppo.gamma=0.98",
+            "--rl.algorithm.gamma=0.98",
             "--rl.sampler.schedule.a",
             "0.25",
             "--rl.loop.validate-every",
@@ -106,7 +109,12 @@ def test_fields_are_overridden_however_deep_and_whatever_their_type():
         ],
         "test",
     )
-    assert (config.seed, config.rl.ppo.gamma, config.rl.loop.validate_every, config.evaluation.test) == (7, 0.98, 3, 8)
+    assert (config.seed, config.rl.algorithm.gamma, config.rl.loop.validate_every, config.evaluation.test) == (
+        7,
+        0.98,
+        3,
+        8,
+    )
     assert config.rl.sampler.schedule == FlowSde(0.25)
     assert config.world == load_config("demo.py:demo").world
 

@@ -6,10 +6,9 @@
 rollout ends and ``V`` from there on (GAE with lambda = 1).  Deviation: the advantages of a rollout are normalised.
 
 It is one file, ``vla_rl/algorithms/reinforce.py``: a ``Learner`` that takes any rollout; its ``parameters`` and
-``learning_rate`` are for the ``OnPolicyLoop``.  One line of ``improve`` in ``vla_rl/cli/stages.py`` lets
-``vla-rl train`` use it instead of PPO:
+``learning_rate`` are for the ``OnPolicyLoop``.  One line of a config lets ``vla-rl train`` use it instead of PPO:
 
-    learner = Reinforce(policy, policy.trainable(), critic, ReinforceConfig())
+    RLConfig(sampler, algorithm=ReinforceConfig())
 """
 
 from __future__ import annotations
@@ -33,6 +32,16 @@ class ReinforceConfig:
     learning_rate: float = 0.05
     critic_learning_rate: float = 0.01
     critic_steps: int = 10
+
+    def build(
+        self,
+        policy: LikelihoodPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: nn.Module,
+        generator: torch.Generator,
+    ) -> Reinforce:
+        """The learner with these numbers; it draws nothing at random."""
+        return Reinforce(policy, parameters, critic, self)
 
 
 class Reinforce:

@@ -141,6 +141,11 @@ def test_what_cannot_be_made_is_told(maker, message):
         remote(maker, device=1)
 
 
+def test_a_command_that_does_not_exist_is_named():
+    with pytest.raises(UserError, match="'no/such/python' cannot be started"):
+        ProcessSource("anything:at_all", {}, command=("no/such/python", "-m", "x"))
+
+
 SPEAKS = "import sys; from vla_rl.contract import wire; o, i = sys.stdout.buffer, sys.stdin.buffer; "
 OTHER = SPEAKS + "wire.CONTRACT_VERSION = 99; wire.handshake(i, o, 'actor')"
 

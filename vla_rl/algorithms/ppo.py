@@ -46,6 +46,16 @@ class PPOConfig:
     critic_warmup: int = 2  # first iterations that train the critic only
     parity_bound: float = 1e-2  # beyond this, old log-probs are recomputed in training precision
 
+    def build(
+        self,
+        policy: LikelihoodPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: nn.Module,
+        generator: torch.Generator,
+    ) -> PPO:
+        """The learner with these numbers."""
+        return PPO(policy, parameters, critic, self, generator)
+
 
 @dataclass(frozen=True)
 class _Batch:

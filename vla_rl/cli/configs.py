@@ -55,7 +55,7 @@ def load_config(target: str) -> Any:
 
 
 def override(config: Any, arguments: Sequence[str], command: str) -> Any:
-    """``config`` with fields replaced by ``--field value`` (nested: ``--rl.ppo.gamma 0.98``).
+    """``config`` with fields replaced by ``--field value`` (nested: ``--rl.algorithm.gamma 0.98``).
 
     Raises UserError for a field that does not exist, naming the nearest one.
     """
@@ -110,7 +110,7 @@ def _is_dict(value: Any) -> bool:
 
 
 def _suggest(name: str, known: set[str]) -> str:
-    """The nearest field, comparing last parts as well, so that ``--gama`` finds ``--rl.ppo.gamma``."""
+    """The nearest field, comparing last parts as well, so that ``--gama`` finds ``--rl.algorithm.gamma``."""
     last = {field.rpartition(".")[2]: field for field in sorted(known)}
     hint = did_you_mean(name, known)
     if hint.startswith("did you mean") or "." in name:

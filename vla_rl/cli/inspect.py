@@ -250,7 +250,7 @@ def _config(show: Console, target: str) -> None:
         rl, batch = config.rl, config.rl.rows * config.rl.decisions
         facts = [
             ("one rollout", f"{rl.rows} rows x {rl.decisions} decisions = {batch:,}"),
-            ("one update", f"{rl.ppo.epochs} epochs x {max(1, round(batch / rl.ppo.minibatch))} minibatches"),
+            ("algorithm", type(rl.algorithm).__name__.removesuffix("Config")),
             ("whole run", f"{rl.loop.iterations} iterations, {rl.loop.iterations * batch:,} decisions"),
         ]
         show.print(_table("sizes", ("", ""), facts))

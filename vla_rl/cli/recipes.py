@@ -129,7 +129,7 @@ class Demo:
         summary = {"imitation": asdict(first.rate), **summary, "plateau": plateau, "senses": _flat(senses)}
         folder.write_summary(summary)  # safe before the page is made
         with clock(seconds, "report"):
-            story = Story(self.world, imitation, policy, first, last, senses, plateau, self.seed)
+            story = Story(self.world, imitation, policy, first, last, senses, plateau, self.seed, self.rl.noise())
             write_report(story, summary, folder)
         summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
         return summary

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.cli.progress import bar, console
 from vla_rl.cli.world import World
 from vla_rl.contract.errors import NonFiniteError
@@ -27,7 +27,7 @@ from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
-from vla_rl.training.on_policy import Best, LoopConfig, OnPolicyLoop
+from vla_rl.training.on_policy import AlgorithmConfig, Best, LoopConfig, OnPolicyLoop
 from vla_rl.training.store import SharedStore
 from vla_rl.training.tracking import RunFolder
 
@@ -44,14 +44,19 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RLConfig:
-    """Reinforcement learning: how the flow is sampled, how experience is cut, PPO and the loop around it."""
+    """Reinforcement learning: how the flow is sampled, how experience is cut, the algorithm and the loop around it."""
 
     sampler: FlowSampler
     rows: int = 128  # environments
     decisions: int = 5  # per row and rollout
     final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
     loop: LoopConfig = field(default_factory=LoopConfig)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
+    algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
+
+    def noise(self) -> str:
+        """The exploration in words."""
+        sampler = self.sampler
+        return f"{sampler.schedule}, {sampler.noised}, K={sampler.steps}, noise falling to {self.final_noise:.0%} of it"
 
 
 def generator(seed: int, stream: int) -> torch.Generator:
@@ -144,7 +149,7 @@ def improve(
     torch.manual_seed(seed)
     seen = policy.backbone.features * len(policy.spec.images)
     critic = ValueCritic({"features": seen, "state": policy.spec.state.shape[0], "time": 1})
-    learner = PPO(policy, policy.trainable(), critic, config.ppo, generator(seed, 4))
+    learner = config.algorithm.build(policy, policy.trainable(), critic, generator(seed, 4))
     seeds = suite.training_seeds(seed, "reinforcement")
     source = RolloutSource(env, policy, config.decisions, seed_stream(seeds.start, seeds.stop), generator(seed, 5))
     held_out = suite.held_out(suite.VALIDATION, judged.validation)

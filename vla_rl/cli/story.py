@@ -20,6 +20,7 @@ from vla_rl.training.tracking import RunFolder
 
 _CLIP_SIZE = 192  # pixels
 _CLIPS = 4  # of each kind
+_TRIED = 16  # scenes of each kind that are played to find them
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Story:
     senses: Mapping[str, Sanity]
     plateau: Mapping[str, Any]
     seed: int
+    sampler: str
 
 
 def write_report(story: Story, summary: Mapping[str, Any], folder: RunFolder) -> None:
@@ -97,11 +99,12 @@ def _curves(report: Report, rows: list[dict[str, Any]]) -> None:
         ("Noise of the sampler", "standard deviation", "mean", "noise_std"),
         ("Variance explained by the critic", "share", "critic", "explained_variance"),
     ):
-        report.curves(title, "control steps", unit, [_line(rows, name, itemgetter(key))])
+        if any(key in row for row in rows):
+            report.curves(title, "control steps", unit, [_line(rows, name, itemgetter(key))])
 
 
 def _line(rows: list[dict[str, Any]], name: str, value: Any) -> Series:
-    rows = [row for row in rows if "kl_last" in row]
+    rows = [row for row in rows if "env_s" in row]
     values = np.array([value(row) for row in rows], dtype=float)
     window = min(5, max(1, len(values)))
     smooth = np.convolve(values, np.ones(window) / window, mode="valid") if len(values) else values
@@ -109,14 +112,21 @@ def _line(rows: list[dict[str, Any]], name: str, value: Any) -> Series:
 
 
 def _videos(report: Report, story: Story) -> None:
-    a, b = story.first.success, story.last.success
-    seeds = story.first.seeds
-    mended, kept, lost = seeds[~a & b][:_CLIPS], seeds[a & b][:_CLIPS], seeds[~b][:_CLIPS]
-    report.section("What it looks like", "Clips of test episodes in real time; green frames succeed, red ones fail.")
-    report.videos("Imitation fails ...", record_clips(story.world, story.imitation, mended, story.seed))
-    report.videos("... the same scenes after RL", record_clips(story.world, story.policy, mended, story.seed))
-    report.videos("Imitation succeeds", record_clips(story.world, story.imitation, kept, story.seed))
-    report.videos("Where the final policy fails", record_clips(story.world, story.policy, lost, story.seed))
+    """Every clip is played anew, with other noise than the test; so they are sorted by what they show."""
+    a, b, seeds = story.first.success, story.last.success, story.first.seeds
+    chosen = np.concatenate([seeds[~b][:_TRIED], seeds[~a & b][:_TRIED], seeds[a & b][:_CLIPS]])
+    before = record_clips(story.world, story.imitation, chosen, story.seed)
+    after = record_clips(story.world, story.policy, chosen, story.seed)
+    pairs = list(zip(before, after, strict=True))
+    mended = [pair for pair in pairs if not pair[0].success and pair[1].success][:_CLIPS]
+    report.section(
+        "What it looks like",
+        "Scenes of the test, played once more and in real time; green frames succeed, red ones fail.",
+    )
+    report.videos("Imitation fails ...", [first for first, _ in mended])
+    report.videos("... the same scenes after RL", [last for _, last in mended])
+    report.videos("Imitation succeeds", [first for first, _ in pairs if first.success][:_CLIPS])
+    report.videos("Where the final policy still fails", [last for _, last in pairs if not last.success][:_CLIPS])
 
 
 def record_clips(world: World, policy: TinyVLA, seeds: np.ndarray, seed: int) -> list[Clip]:
@@ -180,11 +190,10 @@ def _fine_print(report: Report, story: Story, summary: Mapping[str, Any]) -> Non
         "train the connector and the flow expert. The weights were chosen on validation seeds; the test seeds were "
         "played once.",
     )
-    sampler = story.policy.config.sampler
     report.table(
         ["what", "value"],
         [
-            ["sampler", f"{sampler.schedule}, {sampler.noised}, K={sampler.steps}"],
+            ["sampler", story.sampler],
             ["parameters", f"{sum(p.numel() for p in story.policy.parameters()):,}"],
             ["training seed", str(story.seed)],
             ["test seeds", f"{story.first.seeds[0]} to {story.first.seeds[-1]}"],

@@ -39,7 +39,12 @@ class ProcessSource:
     def __init__(self, make: str, arguments: Mapping[str, Any], command: Sequence[str] = COMMAND) -> None:
         """``command`` starts the other side, for instance with the Python of another virtual environment."""
         self.make = make
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise UserError(
+                f"{command[0]!r} cannot be started ({error}), so nothing acts; give another Python."
+            ) from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._writer, self._reader = self._process.stdin, self._process.stdout
         try:

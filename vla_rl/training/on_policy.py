@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.ppo import PPO
-from vla_rl.contract.batch import ExperienceSource, PolicyStore
+from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore
+from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.evaluation.stats import Rate
 
 
@@ -22,6 +23,26 @@ class LoopConfig:
     validate_every: int = 20
     collapse: float = 0.15  # a validation this far below the best one sends the run back to the best weights
     collapse_rate: float = 0.5  # and multiplies the learning rate
+
+
+class OnPolicyLearner(Learner, Protocol):
+    """A learner whose weights the loop may keep, publish and put back; ``learning_rate`` is lowered after a collapse."""
+
+    parameters: dict[str, nn.Parameter]
+    learning_rate: float
+
+
+class AlgorithmConfig(Protocol):
+    """The frozen dataclass of one algorithm's numbers, which knows its learner."""
+
+    def build(
+        self,
+        policy: LikelihoodPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: nn.Module,
+        generator: torch.Generator,
+    ) -> OnPolicyLearner:
+        """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place."""
 
 
 @dataclass
@@ -58,7 +79,7 @@ class OnPolicyLoop:
     def __init__(
         self,
         source: ExperienceSource,
-        learner: PPO,
+        learner: OnPolicyLearner,
         store: PolicyStore,
         validate: Callable[[], Rate],
         config: LoopConfig,
