@@ -26,7 +26,7 @@ class LoopConfig:
 
 
 class OnPolicyLearner(Learner, Protocol):
-    """A learner whose weights the loop may keep, publish and put back; ``learning_rate`` is lowered after a collapse."""
+    """A learner whose weights the loop may keep, publish and put back, at a lower rate after a collapse."""
 
     parameters: dict[str, nn.Parameter]
     learning_rate: float
