@@ -15,7 +15,7 @@ from vla_rl.training.on_policy import LoopConfig
 
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.
 WORLD = World(training_options={"deadline": 25})
-RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iterations=140, validate_every=20))
+RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iterations=200, validate_every=20))
 
 
 def demo() -> Demo:

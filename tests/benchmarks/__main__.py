@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.environments import env_vs_async, env_vs_rollout
+from tests.benchmarks.environments import env_vs_async, env_vs_async_single, env_vs_rollout
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rendering import render_vs_mujoco
@@ -25,7 +25,14 @@ from vla_rl.training.tracking import write_json
 
 BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     bench.__name__: bench
-    for bench in (env_vs_async, env_vs_rollout, render_vs_mujoco, update_stored_vs_recomputed, iteration_parts)
+    for bench in (
+        env_vs_async,
+        env_vs_async_single,
+        env_vs_rollout,
+        render_vs_mujoco,
+        update_stored_vs_recomputed,
+        iteration_parts,
+    )
 }
 RESULTS = Path("runs/bench/results.json")
 

@@ -62,6 +62,39 @@ def env_vs_async(quick: bool = False) -> list[Row]:
     return [rate_row("env_vs_async", "env_vs_async", total, pair, "steps/s", **detail)]
 
 
+def env_vs_async_single(quick: bool = False) -> list[Row]:
+    """As :func:`env_vs_async` against Gymnasium's customary use: one environment in each of 2, 4 or 16 workers.
+
+    The opponents step fewer environments than our 64, so that is compared per environment step; the fastest counts.
+    """
+    rows, steps, repeats, workers = (4, 2, 1, (2,)) if quick else (64, 40, 7, (2, 4, 16))
+    env = make("lift", num_envs=rows, render=False, threads=THREADS)
+    every, actions = np.arange(rows), _actions(env, steps)
+
+    def play() -> None:
+        for action in actions:
+            env.step(action[:, None])
+
+    def play_single(other: Any, count: int) -> None:
+        for action in actions:
+            other.step(action[:count].reshape(other.action_space.shape))
+
+    contenders = {"ours": Contender(play, lambda: env.reset(every, every))}
+    with closing(env), ExitStack() as stack:
+        for count in workers:
+            other = stack.enter_context(closing(vector(count, count)))
+            seeds = list(range(count))
+            contenders[str(count)] = Contender(
+                partial(play_single, other, count), lambda other=other, seeds=seeds: other.reset(seed=seeds)
+            )
+        seconds = interleave(contenders, repeats)
+    total, ours = rows * steps, seconds.pop("ours")
+    equal_work = {count: value * rows / int(count) for count, value in seconds.items()}
+    detail = {f"async_{count}_workers": round(total / value) for count, value in equal_work.items()}
+    pair = (ours, min(equal_work.values()))
+    return [rate_row("env_vs_async_single", "env_vs_async_single", total, pair, "steps/s", **detail)]
+
+
 def env_vs_rollout(quick: bool = False) -> list[Row]:
     """Physics steps per second of a chunk of 5, against bare ``mujoco.rollout`` from the same states and controls."""
     rows, repeats = (4, 1) if quick else (64, 30)

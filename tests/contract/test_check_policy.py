@@ -1,0 +1,86 @@
+"""Every planted fault is found: policies that break one promise of the contract each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sims.catalog import make
+from tests.auditing import SecretiveEnv
+from vla_rl.contract.check import check_policy
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.policy import Likelihood
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+
+
+class Unclipped(GaussianPolicy):
+    def act(self, stored, state, mode, generator):
+        out, state = super().act(stored, state, mode, generator)
+        return replace(out, action=out.action + 5), state
+
+
+class WildWhenDeployed(GaussianPolicy):
+    def act(self, stored, state, mode, generator):
+        out, state = super().act(stored, state, mode, generator)
+        return (replace(out, action=out.action * float("nan")) if mode == "eval" else out), state
+
+
+class Flat(GaussianPolicy):
+    def act(self, stored, state, mode, generator):
+        out, state = super().act(stored, state, mode, generator)
+        return replace(out, action=out.action[:, 0]), state
+
+
+class Talkative(GaussianPolicy):
+    def act(self, stored, state, mode, generator):
+        out, state = super().act(stored, state, mode, generator)
+        return replace(out, logprob=out.logprob[:, None].expand(-1, 2)), state
+
+
+class MeanLikelihood(GaussianPolicy):
+    def log_prob(self, stored, sample, aux):
+        found = super().log_prob(stored, sample, aux)
+        scale = 0.5 if torch.is_grad_enabled() else 1.0
+        return Likelihood(scale * found.logprob, found.entropy, found.params)
+
+
+class ScoresClippedActions(GaussianPolicy):
+    def log_prob(self, stored, sample, aux):
+        return super().log_prob(stored, sample.clamp(-1, 1) if torch.is_grad_enabled() else sample, aux)
+
+
+class Peeks(GaussianPolicy):
+    def precompute(self, obs):
+        return {**super().precompute(obs), "secret": torch.as_tensor(obs.extras["privileged/seed"])}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Unclipped, "action holds"),
+        (WildWhenDeployed, "action holds"),
+        (Flat, "action is"),
+        (Talkative, "one number per row"),
+        (MeanLikelihood, "PPO's first ratio is not 1"),
+        (ScoresClippedActions, "PPO's first ratio is not 1"),
+        (Peeks, "reads 'privileged/seed'.*could not be deployed"),
+    ],
+)
+def test_a_broken_policy_is_found(kind, message):
+    env = SecretiveEnv(8) if kind is Peeks else make("point_mass", num_envs=8)
+    with pytest.raises(ContractError, match=message):
+        check_policy(kind(env.spec, config=GaussianConfig(3, std=2.0)), env, torch.Generator().manual_seed(0))
+
+
+def test_a_chunk_longer_than_possible_is_found():
+    env = make("point_mass", num_envs=2)
+    with pytest.raises(ContractError, match=r"17 actions but 1\.\.16"):
+        check_policy(GaussianPolicy(env.spec, config=GaussianConfig(17)), env, torch.Generator())
+
+
+def test_a_sound_policy_passes():
+    env = make("point_mass", num_envs=8)
+    found = check_policy(GaussianPolicy(env.spec, config=GaussianConfig(3)), env, torch.Generator().manual_seed(0))
+    assert [item.name for item in found] == ["precompute", "act", "log-prob parity"]
