@@ -240,6 +240,7 @@ def test_a_broken_environment_is_found(kind):
 @pytest.mark.parametrize("env", [Wrapped(), Wrapped(1), SecretiveEnv(3), CountingEnv(2)])
 def test_a_sound_environment_passes(env):
     assert [item.name for item in check_env(env, seed=11)][-1] == "snapshot"
+    assert not env.step(np.zeros((env.num_envs, 1, 2))).obs.time.max() > 1  # every row was reset
 
 
 def test_a_step_that_runs_on_must_be_valid():

@@ -41,7 +41,7 @@ class PPOConfig:
     stop_kl: float = 4.0  # the policy's epochs end early beyond stop_kl * target_kl
     rate_factor: float = 1.4  # the learning rate moves by this factor when the last epoch's KL misses the target
     rate_bounds: tuple[float, float] = (1e-6, 1e-3)
-    entropy: float = 0.0  # bonus per Gaussian term (Flow-Noise only: elsewhere the noise is fixed)
+    entropy: float = 0.0  # weight of the chain's summed entropy (Flow-Noise only: elsewhere the noise is fixed)
     grad_norm: float = 1.0
     critic_warmup: int = 2  # first iterations that train the critic only
     parity_bound: float = 1e-2  # beyond this, old log-probs are recomputed in training precision

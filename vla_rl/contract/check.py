@@ -29,17 +29,19 @@ def check_env(env: VecEnv, seed: int = 0) -> list[Checked]:
 
     The environment is left with every row reset.  Raises ContractError naming the first thing that does not hold.
     """
-    every = np.arange(env.num_envs)
-    seeds = seed + every
-    return [
-        Checked("observation", _check_reset(env, every, seeds)),
-        Checked("episode", _check_episode(env, every, seeds)),
-        Checked("idle rows", _check_idle(env, every, seeds)),
-        Checked("determinism", _check_repeats(env, every, seeds)),
-        Checked("chunking", _check_chunking(env, every, seeds)),
-        Checked("validation", _check_refuses(env, every, seeds)),
-        Checked("snapshot", _check_snapshot(env, every, seeds)),
-    ]
+    every, seeds = np.arange(env.num_envs), seed + np.arange(env.num_envs)
+    parts = {
+        "observation": _check_reset,
+        "episode": _check_episode,
+        "idle rows": _check_idle,
+        "determinism": _check_repeats,
+        "chunking": _check_chunking,
+        "validation": _check_refuses,
+        "snapshot": _check_snapshot,
+    }
+    found = [Checked(name, check(env, every, seeds)) for name, check in parts.items()]
+    env.reset(every, seeds)
+    return found
 
 
 def check_observation(obs: Observation, spec: EnvSpec, rows: int) -> None:
@@ -223,12 +225,9 @@ def _check_refuses(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
             env.step(chunk)
         except (ValueError, ArithmeticError):
             continue
-        raise ContractError(
-            f"{env.spec.name!r} executed {what}, which must be refused; check chunks before anything moves."
-        )
+        raise ContractError(f"{env.spec.name!r} executed {what}, so it is unsafe; refuse it before anything moves.")
     _require(_equal(before, env.reset(every[:0], seeds[:0])), "a refused chunk moved something")
-    low, high = np.asarray(env.spec.action.low, float), np.asarray(env.spec.action.high, float)
-    wild = np.broadcast_to(2 * high - low, good.shape).astype(np.float32)
+    wild = good + np.subtract(env.spec.action.high, env.spec.action.low).astype(np.float32)
     check_step(env.step(wild), env.spec, env.num_envs, 1)
     return "wrong shape and NaN refused"
 
@@ -243,7 +242,6 @@ def _check_snapshot(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     first = _continue(env, [1, 2])
     _require(_equal(here, env.restore(every, saved)), "restore does not bring the observation back")
     _require(_same_course(first, _continue(env, [1, 2]), every), "the continuation after restore differs")
-    env.reset(every, seeds)
     return "continues bit for bit"
 
 
@@ -263,8 +261,7 @@ def _play(env: VecEnv, every: np.ndarray, seeds: np.ndarray, chunks: list[int], 
 
 def _continue(env: VecEnv, chunks: list[int], reverse: bool = False) -> list[Step]:
     """The same actions at every call, cut into ``chunks``; with ``reverse``, those of the last row go to the first."""
-    actions = random_actions(env, sum(chunks), np.random.default_rng(3))
-    actions = actions[::-1] if reverse else actions
+    actions = random_actions(env, sum(chunks), np.random.default_rng(3))[:: -1 if reverse else 1]
     starts = np.cumsum([0, *chunks[:-1]])
     return [env.step(actions[:, a : a + n].copy()) for a, n in zip(starts, chunks, strict=True)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.env import Array, Observation, Step, VecEnv
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Mode, Policy
 from vla_rl.evaluation.stats import Rate
 
@@ -65,6 +66,8 @@ class _Evaluation:
         self.length = np.zeros(len(self.seeds), np.int64)
         self.cause = [""] * len(self.seeds)
         self.ended = 0
+        if not len(self.seeds):
+            raise UserError("no seeds were given, so there is nothing to evaluate; give at least one.")
 
     def run(self, generator: Any, mode: Mode) -> Outcomes:
         state = self.policy.initial_state(self.env.num_envs)

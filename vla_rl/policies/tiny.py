@@ -94,7 +94,7 @@ class TinyVLA(nn.Module):
         field = self.field(stored)
         rows = stored["state"].shape[0]
         noise = torch.randn(rows, self.config.horizon * self.spec.action_dim, generator=generator)
-        noise = noise.to(stored["state"])
+        noise = noise.to(self.expert.enter.weight)
         if mode == "eval":
             sample = self.config.sampler.deterministic(field, noise)
             out = self._out(sample, torch.zeros(rows), {})

@@ -102,6 +102,7 @@ class OnPolicyLoop:
                 metrics |= self._select(iteration)
             self.report(iteration, metrics)
         self.best.restore(self.learner.parameters)
+        self.store.publish(self.learner.parameters)
         return self.best
 
     def _iterate(self) -> dict[str, float]:
