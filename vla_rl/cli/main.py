@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not given or given[0] in ("-h", "--help", "help"):
         print(usage())
         return
-    # Small networks on shared cores: more threads than one slow each other down (see README, "Speed").
+    # Small networks on shared cores: more threads than one slow each other down.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         if given[0] not in COMMANDS:
