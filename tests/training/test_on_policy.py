@@ -74,7 +74,7 @@ def test_a_collapse_goes_back_to_the_best_weights_and_slows_down():
     assert found.fake.weights_at == [0, 1, 2, 2, 3]  # back to 1 after the third validation
     assert found.fake.learning_rate == 0.25 and found.final == [1.0, 1.0]
     assert [found.reports[i]["collapsed"] for i in range(5)] == [0, 0, 1, 0, 0]
-    assert found.fake.version == 5  # restored weights are published too
+    assert found.fake.version == 6  # restored weights are published too, and the best ones at the end
 
 
 def test_a_slightly_worse_validation_changes_nothing():
@@ -86,7 +86,7 @@ def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():
     found = run([0.1] * 4, iterations=5, validate_every=2)
     once = ["next", "update"]
     assert found.fake.calls == ["validate", *2 * once, "validate", *2 * once, "validate", *once, "validate"]
-    assert found.fake.version == 5
+    assert found.fake.version == 6
     assert [("validation" in found.reports[i]) for i in range(6)] == [True, False, True, False, True, True]
 
 
