@@ -1,6 +1,6 @@
 """``python -m tests.mutants [WORD ...]``: put each fault into a copy of the repository and see its tests fail.
 
-With words, only faults whose name holds one of them.  Exits with 1 when a fault is missed, cannot be put in, or names
+With words, only faults whose name or file holds one.  Exits with 1 when a fault is missed, cannot be put in, or names
 tests that fail without it.
 """
 
@@ -55,7 +55,12 @@ class Outcome:
 
 def main(words: Sequence[str]) -> int:
     """Run the faults whose names hold one of ``words``, all without; returns the exit code."""
-    faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    faults = [fault for fault in FAULTS if not words or any(word in fault.name + fault.file for word in words)]
+    if not faults:
+        print(
+            f"no fault has {' or '.join(map(repr, words))} in its name or file, so nothing was tried; see tests/mutants/."
+        )
+        return 1
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="vla-rl-mutants-") as folder:
