@@ -57,9 +57,8 @@ def main(words: Sequence[str]) -> int:
     """Run the faults whose names hold one of ``words``, all without; returns the exit code."""
     faults = [fault for fault in FAULTS if not words or any(word in fault.name + fault.file for word in words)]
     if not faults:
-        print(
-            f"no fault has {' or '.join(map(repr, words))} in its name or file, so nothing was tried; see tests/mutants/."
-        )
+        named = " or ".join(map(repr, words))
+        print(f"no fault has {named} in its name or file, so nothing was tried; see tests/mutants/.")
         return 1
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     start = time.perf_counter()
