@@ -1,1 +1,4 @@
-"""Simulators behind the environment contract.  They never import the learner, a world model or a robot driver."""
+"""Simulators behind the environment contract; part of vla-rl.
+
+They never import the learner, a world model or a robot driver.
+"""

@@ -9,6 +9,9 @@ from vla_rl.contract.load import load
 
 CATALOG: dict[str, str] = {
     "lift": "sims.mujoco.tasks.lift:make",
+    "place": "sims.mujoco.tasks.place:make",
+    "push": "sims.mujoco.tasks.push:make",
+    "mixed": "sims.mujoco.tasks.mixed:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",
 }

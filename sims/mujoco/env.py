@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,9 +150,11 @@ class MujocoEnv:
         if not rows.size:
             return out
         if size not in self._renderers:
-            self._renderers[size] = Renderer(self._task.model, size, size, self._task.painted)
-        colours = self._task.colours({name: value[rows] for name, value in self._memory.items()})
-        return self._renderers[size].render(self._qpos[rows], colours, camera, out)
+            task = self._task
+            self._renderers[size] = Renderer(task.model, size, size, task.painted, task.placed)
+        memory = {name: value[rows] for name, value in self._memory.items()}
+        colours, places = self._task.colours(memory), self._task.places(memory)
+        return self._renderers[size].render(self._qpos[rows], colours, places, camera, out)
 
     def _make_spec(self, image_size: int) -> EnvSpec:
         task = self._task
@@ -166,6 +168,7 @@ class MujocoEnv:
             state=task.state,
             action=task.action,
             tasks=task.texts,
+            families=task.families,
             control_dt=task.substeps * float(task.model.opt.timestep),
             time_limit=task.time_limit,
             max_chunk=task.time_limit,
@@ -186,6 +189,20 @@ class MujocoEnv:
                 f"num_envs={self._num_envs} and image_size={image_size} leave nothing to simulate; "
                 "give both at least 1."
             )
+
+
+OPTIONS = ("cameras", "image_size", "threads", "render")
+
+
+def make_env(task: Callable[..., Task], known: Sequence[str], num_envs: int, options: Mapping[str, Any]) -> MujocoEnv:
+    """An environment of ``task(**options)``, as far as they are in ``known``; the rest is for the environment.
+
+    Its own options: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` pixels (64), ``threads``
+    (2), ``render`` (True).  Raises UserError for an option that neither has.
+    """
+    check_options(options, (*known, *OPTIONS), getattr(task, "name", "this"))
+    made = task(**{name: value for name, value in options.items() if name in known})
+    return MujocoEnv(made, num_envs, **{name: value for name, value in options.items() if name in OPTIONS})
 
 
 def check_options(options: Mapping[str, Any], known: tuple[str, ...], task: str) -> None:

@@ -38,10 +38,17 @@ class Renderer:
     Only kinematics are computed per row; cameras and lights are fixed to the world and computed once.
     """
 
-    def __init__(self, model: mujoco.MjModel, height: int, width: int, painted: Sequence[int] = ()) -> None:
-        """``painted``: ids of the geoms whose colour differs from row to row."""
-        self._model = model = copy.copy(model)  # colours and buffer size are this renderer's own
-        self._painted = np.asarray(painted, dtype=np.intp)
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        height: int,
+        width: int,
+        painted: Sequence[int] = (),
+        placed: Sequence[int] = (),
+    ) -> None:
+        """``painted``, ``placed``: ids of the geoms whose colour, or place in the world, differs from row to row."""
+        self._model = model = copy.copy(model)  # colours, places and buffer size are this renderer's own
+        self._painted, self._placed = np.asarray(painted, dtype=np.intp), np.asarray(placed, dtype=np.intp)
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
@@ -51,8 +58,13 @@ class Renderer:
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._buffer = np.empty((height, width, 3), np.uint8)
 
-    def render(self, qpos: np.ndarray, rgba: np.ndarray, camera: str, out: np.ndarray) -> np.ndarray:
-        """Render ``qpos`` [R,nq] with colours ``rgba`` [R,painted,4] into ``out`` uint8 [R,h,w,3]; returns ``out``."""
+    def render(
+        self, qpos: np.ndarray, rgba: np.ndarray, places: np.ndarray, camera: str, out: np.ndarray
+    ) -> np.ndarray:
+        """Render ``qpos`` [R,nq] into ``out`` uint8 [R,h,w,3]; returns ``out``.
+
+        ``rgba`` [R,painted,4] are the colours and ``places`` [R,placed,3] the places (metres) that differ.
+        """
         self._canvas.gl.make_current()
         view = mujoco.MjvCamera()
         view.type = mujoco.mjtCamera.mjCAMERA_FIXED.value
@@ -61,6 +73,7 @@ class Renderer:
         for row in range(len(qpos)):
             self._data.qpos[:] = qpos[row]
             self._model.geom_rgba[self._painted] = rgba[row]
+            self._model.geom_pos[self._placed] = places[row]
             mujoco.mj_kinematics(self._model, self._data)
             mujoco.mjv_updateScene(self._model, self._data, self._option, None, view, everything, self._scene)
             mujoco.mjr_render(self._rect, self._scene, self._canvas.context)

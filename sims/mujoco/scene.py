@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 
 CUBE_EDGE = 0.036
+MARK_RADIUS = 0.04
 PHYSICS_DT = 0.005
 FINGER_OPEN = 0.034  # metres from the pinch point to one finger pad, fully open
 WORKSPACE_LOW = np.array([-0.13, -0.13, 0.014])
@@ -36,7 +37,7 @@ _HEAD = """
     <flag autoreset="disable"/>
   </option>
   <visual>
-    <quality shadowsize="0" offsamples="0" numslices="8" numstacks="8" numquads="1"/>
+    <quality shadowsize="0" offsamples="0" numslices="{slices}" numstacks="8" numquads="1"/>
     <headlight ambient="0.45 0.45 0.45" diffuse="0.15 0.15 0.15" specular="0 0 0"/>
     <map znear="0.02" zfar="6"/>
     <rgba haze="0.8 0.83 0.86 1"/>
@@ -70,6 +71,7 @@ _HEAD = """
       </body>
     </body>
     {cubes}
+    {marks}
   </worldbody>
   <tendon>
     <fixed name="grip"><joint joint="left" coef="0.5"/><joint joint="right" coef="0.5"/></fixed>
@@ -96,20 +98,29 @@ _CUBE = """<body name="cube{i}" pos="{x} 0 {half}">
     </body>"""
 
 
-def build_model(cubes: int) -> mujoco.MjModel:
-    """The compiled scene with ``cubes`` cubes named ``cube0``, ``cube1``, ...; their colours are set per episode."""
+# A plate, or the target of a push: seen, not felt.
+_MARK = """<geom class="visual" name="mark{i}" type="cylinder" size="{radius} 0.0006" pos="0 0 0.001" rgba="0 0 0 0"/>"""
+
+
+def build_model(cubes: int, marks: int = 0) -> mujoco.MjModel:
+    """The compiled scene with cubes ``cube0``, ... and flat marks ``mark0``, ...
+
+    Colours, and the places of the marks, are set per episode.
+    """
     half = CUBE_EDGE / 2
     fingers = (("left", -1), ("right", 1))
     text = _HEAD.format(
         dt=PHYSICS_DT,
         half=half,
         open=FINGER_OPEN,
+        slices=24 if marks else 8,  # only marks are round
         cameras="\n    ".join(f'<camera name="{name}" {pose}/>' for name, pose in CAMERAS.items()),
         fingers="\n          ".join(
             _FINGER.format(name=name, sign=sign, offset=sign * 0.004, limit=FINGER_OPEN + 0.001)
             for name, sign in fingers
         ),
         cubes="\n    ".join(_CUBE.format(i=i, x=0.08 * i, half=half) for i in range(cubes)),
+        marks="\n    ".join(_MARK.format(i=i, radius=MARK_RADIUS) for i in range(marks)),
     )
     return mujoco.MjModel.from_xml_string(text)
 

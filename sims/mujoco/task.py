@@ -44,6 +44,7 @@ class Task(Protocol):
     name: str
     model: mujoco.MjModel
     texts: tuple[str, ...]  # becomes spec.tasks
+    families: tuple[str, ...]  # what kind of task each text is, for tables of success
     failures: tuple[str, ...]  # causes that end an episode without success
     time_limit: int  # control steps
     substeps: int  # physics steps per control step
@@ -51,6 +52,7 @@ class Task(Protocol):
     action: ArraySpec
     extras: dict[str, ArraySpec]
     painted: tuple[int, ...]  # ids of geoms coloured per row
+    placed: tuple[int, ...]  # ids of geoms fixed to the world whose place differs from row to row
     memory: Memory  # an example of one row's memory, for shapes and dtypes
 
     def begin(self, rng: np.random.Generator) -> Episode:
@@ -73,3 +75,6 @@ class Task(Protocol):
 
     def colours(self, memory: Memory) -> np.ndarray:
         """float32 [R,painted,4]: RGBA of the painted geoms."""
+
+    def places(self, memory: Memory) -> np.ndarray:
+        """float64 [R,placed,3]: where the placed geoms are, metres."""

@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sims.mujoco.scene import CUBES_QPOS, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
-from sims.mujoco.tasks.lift import HOLD_STEPS, LIFT_HEIGHT, LiftTask
+from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT
+from sims.mujoco.tasks.lift import LiftTask
 
 STATE, SUBSTEPS = 8, LiftTask.substeps
 OPPONENT = "AsyncVectorEnv(shared memory, no copies) of SyncVectorEnv of plain gymnasium.Env with mujoco.mj_step"

@@ -24,11 +24,11 @@ def render_vs_mujoco(quick: bool = False) -> list[Row]:
     task = LiftTask()
     qpos, colours = _states(task, rows)
     ours, pictures = Renderer(task.model, size, size, task.painted), np.empty((rows, size, size, 3), np.uint8)
-    opengl = type(ours._canvas.gl)
+    opengl, nowhere = type(ours._canvas.gl), np.empty((rows, 0, 3))  # lift has no marks
     theirs = _Theirs(task, size, opengl, qpos, colours)
     with closing(ours), closing(theirs.renderer):
         contenders = {
-            "ours": Contender(lambda: ours.render(qpos, colours, CAMERA, pictures)),
+            "ours": Contender(lambda: ours.render(qpos, colours, nowhere, CAMERA, pictures)),
             "other": Contender(lambda: theirs.render(mujoco.mj_forward)),
             "kinematics": Contender(lambda: theirs.render(mujoco.mj_kinematics)),
         }

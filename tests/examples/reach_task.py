@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from sims.mujoco.env import MujocoEnv, check_options
+from sims.mujoco.env import MujocoEnv, make_env
 from sims.mujoco.scene import GANTRY_QPOS, cube_addresses
+from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, MOST_DISPLACEMENT
 from sims.mujoco.task import Memory, Verdict
-from sims.mujoco.tasks.lift import COLOURS, HOLD_STEPS, MOST_DISPLACEMENT, LiftTask
+from sims.mujoco.tasks.lift import LiftTask
 from vla_rl.contract.env import Observation
 
 HOVER = np.array([0.0, 0.0, 0.08])  # metres from a cube's centre to where the pinch point should be
@@ -65,7 +66,4 @@ class ReachExpert:
 
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The reach environment.  Options: ``cubes``, ``colours``, ``instruct``, and those of ``MujocoEnv``."""
-    of_task, of_env = ("cubes", "colours", "instruct"), ("cameras", "image_size", "threads", "render")
-    check_options(options, of_task + of_env, "reach")
-    task = ReachTask(**{name: value for name, value in options.items() if name in of_task})
-    return MujocoEnv(task, num_envs, **{name: value for name, value in options.items() if name in of_env})
+    return make_env(ReachTask, ("cubes", "colours", "instruct"), num_envs, options)

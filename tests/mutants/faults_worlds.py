@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _STATS, _RUN = "vla_rl/evaluation/stats.py", "vla_rl/evaluation/run.py"
 _ENV, _LIFT, _ROWS = "sims/mujoco/env.py", "sims/mujoco/tasks/lift.py", "sims/rows.py"
+_TABLETOP = "sims/mujoco/tabletop.py"
 
 _ON_STATS = "tests/evaluation/test_stats.py::"
 _ON_RUN = "tests/evaluation/test_run.py::"
@@ -24,9 +25,9 @@ _WORLDS = (
     ),
     Fault(
         "steps held before a fall still count",
-        _LIFT,
-        'held = np.where(up, memory["held"] + 1, 0)',
-        'held = np.where(up, memory["held"] + 1, memory["held"])',
+        _TABLETOP,
+        "np.where(so, before + 1, 0)",
+        "np.where(so, before + 1, before)",
         (f"{_ON_LIFT}test_success_takes_five_held_steps_in_a_row",),
     ),
     Fault(

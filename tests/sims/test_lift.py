@@ -9,7 +9,8 @@ import pytest
 from sims.catalog import make
 from sims.mujoco.render import Renderer, available_backends, open_context, project
 from sims.mujoco.scene import cube_addresses
-from sims.mujoco.tasks.lift import HOLD_STEPS, LIFT_HEIGHT, SPACING, LiftTask
+from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT, SPACING
+from sims.mujoco.tasks.lift import LiftTask
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from sims.mujoco.tasks.lift_scenes import random_scenes
 from vla_rl.contract.errors import UserError
@@ -309,7 +310,7 @@ def test_pictures_equal_those_of_mujocos_own_renderer(monkeypatch):
     start = task.begin(np.random.default_rng(1))
     rgba = task.colours({"colour": start.memory["colour"][None]})
     ours = Renderer(task.model, 64, 64, task.painted)
-    mine = ours.render(start.qpos[None], rgba, "front", np.empty((1, 64, 64, 3), np.uint8))[0]
+    mine = ours.render(start.qpos[None], rgba, np.empty((1, 0, 3)), "front", np.empty((1, 64, 64, 3), np.uint8))[0]
     ours.close()
     model, data = task.model, mujoco.MjData(task.model)
     data.qpos[:], model.geom_rgba[list(task.painted)] = start.qpos, rgba[0]
@@ -347,7 +348,7 @@ def test_labelled_scenes_point_at_the_named_cube():
     again = random_scenes(200, seed=4)
     assert all(np.array_equal(a, b) for a, b in zip(scenes, again, strict=True))
     colour = np.array([[0.86, 0.10, 0.10], [0.10, 0.62, 0.18], [0.10, 0.28, 0.90], [0.95, 0.78, 0.08]])
-    column, line = np.clip(((scenes.uv + 1) * 32).astype(int), 0, 63).T
+    column, line = np.clip(((scenes.uv[:, 0] + 1) * 32).astype(int), 0, 63).T
     seen = scenes.images[np.arange(200), line, column].astype(float)
     wanted = colour[scenes.tasks]
     cosine = (seen * wanted).sum(1) / np.linalg.norm(seen, axis=1).clip(1) / np.linalg.norm(wanted, axis=1)

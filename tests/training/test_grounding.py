@@ -46,7 +46,7 @@ def test_x_runs_along_columns_and_y_down_rows():
 
 def test_the_loss_by_hand():
     config = GroundingConfig(cell_weight=0.5, position_weight=2.0)
-    uv = torch.tensor([[-0.5, -0.5]])  # the centre of the first of 2x2 cells
+    uv = torch.tensor([[[-0.5, -0.5]]])  # the centre of the first of 2x2 cells
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [9.0, -9.0, -9.0, -9.0]]])
     looks = torch.tensor([[[0.0, 0.0], [-0.5, -0.5]]])
     loss, info = pointing_loss(Percept(torch.zeros(1, 1), looks, logits), uv, config)
@@ -79,7 +79,7 @@ def scenes(count: int, vocabulary: Vocabulary, seed: int) -> tuple[Tensor, Tenso
     named = torch.randint(0, 2, (count,), generator=generator)
     rows = torch.arange(count)
     uv = torch.stack([left[rows, named] + 2.0, top[rows, named] + 2.0], 1) / 12 - 1
-    return images, vocabulary.encode([f"the {list(COLOURS)[k]} one" for k in named]), uv
+    return images, vocabulary.encode([f"the {list(COLOURS)[k]} one" for k in named]), uv[:, None]
 
 
 def test_a_backbone_learns_to_point_at_what_is_named_and_is_then_frozen():
@@ -92,9 +92,9 @@ def test_a_backbone_learns_to_point_at_what_is_named_and_is_then_frozen():
     ground(policy, *scenes(300, vocabulary, 1), config, seeded(2), report)
     images, tokens, uv = scenes(100, vocabulary, 3)
     looks = policy.perceive(images, tokens).uv
-    found, misled = (looks - uv[:, None]).norm(dim=-1), policy.perceive(images, tokens.roll(1, 0)).uv
+    found, misled = (looks - uv).norm(dim=-1), policy.perceive(images, tokens.roll(1, 0)).uv
     assert errors[0] > 0.4 and found.median() < 0.12
     told_otherwise = (tokens != tokens.roll(1, 0)).any(1)
-    assert (misled - uv[:, None]).norm(dim=-1)[told_otherwise].median() > 0.3
+    assert (misled - uv).norm(dim=-1)[told_otherwise].median() > 0.3
     assert not policy.backbone.training and not any(p.requires_grad for p in policy.backbone.parameters())
     assert torch.equal(policy.other.weight, other)

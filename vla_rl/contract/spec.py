@@ -32,7 +32,9 @@ class EnvSpec:
 
     ``state`` is proprioception only.  ``extras`` whose name starts with ``privileged/`` are for critics and rewards and
     are never given to a policy.  ``tasks`` is a table of instructions that only grows; an observation carries an index
-    into it.  ``control_dt`` is seconds per low-level action, ``time_limit`` low-level actions per episode.
+    into it.  ``families`` says what kind of task each of these texts is ("lift", "place"), so that success can be told
+    apart; it is empty where there is one kind.  ``control_dt`` is seconds per low-level action, ``time_limit`` low-level
+    actions per episode.
     """
 
     name: str
@@ -47,11 +49,16 @@ class EnvSpec:
     success: Literal["once", "at_end"] = "once"
     device: str = "cpu"
     can_snapshot: bool = False
+    families: tuple[str, ...] = ()
 
     @property
     def action_dim(self) -> int:
         """``D``: entries of one low-level action."""
         return self.action.shape[0]
+
+    def family(self, task: int) -> str:
+        """What kind of task the text with index ``task`` is."""
+        return self.families[task] if task < len(self.families) else self.name
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict that :meth:`from_json` turns back into an equal spec."""
@@ -65,7 +72,7 @@ class EnvSpec:
             fields["images"] = {name: _array_spec(item) for name, item in data["images"].items()}
             fields["extras"] = {name: _array_spec(item) for name, item in data.get("extras", {}).items()}
             fields["state"], fields["action"] = _array_spec(data["state"]), _array_spec(data["action"])
-            fields["tasks"] = tuple(data["tasks"])
+            fields["tasks"], fields["families"] = tuple(data["tasks"]), tuple(data.get("families", ()))
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ContractError(

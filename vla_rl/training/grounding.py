@@ -37,17 +37,21 @@ class Perceives(Protocol):
 
 
 def pointing_loss(percept: Percept, uv: Tensor, config: GroundingConfig) -> tuple[Tensor, dict[str, float]]:
-    """Every query should look at ``uv`` [B,2]; ``info["pixels"]`` is the mean distance in half-widths."""
+    """Queries should look at ``uv`` [B,P,2], an equal share of them at each of the ``P`` places that a caption names.
+
+    ``info["pointing_error"]`` is the mean distance in half-widths.
+    """
     side = int(percept.logits.shape[-1] ** 0.5)
-    wanted = cell_shares(uv, side)[:, None]
+    uv = uv.repeat_interleave(percept.uv.shape[1] // uv.shape[1], dim=1)
+    wanted = cell_shares(uv, side)
     cross = -(wanted * percept.logits.log_softmax(-1)).sum(-1).mean()
-    error = percept.uv - uv[:, None]
+    error = percept.uv - uv
     loss = config.cell_weight * cross + config.position_weight * error.square().mean()
     return loss, {"pointing_error": float(error.detach().norm(dim=-1).mean())}
 
 
 def cell_shares(uv: Tensor, side: int) -> Tensor:
-    """Bilinear weights [B,side*side] of the cells around ``uv`` [B,2], whose mean position is ``uv`` again.
+    """Bilinear weights [...,side*side] of the cells around ``uv`` [...,2], whose mean position is ``uv`` again.
 
     A one-hot target would teach the attention to snap to cell centres and cost half a cell of precision.
     """
@@ -66,7 +70,7 @@ def ground(
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """Train ``policy.backbone`` on ``images`` uint8 [N,h,w,3], ``tokens`` [N,L], ``uv`` [N,2]; then freeze it."""
+    """Train ``policy.backbone`` on ``images`` uint8 [N,h,w,3], ``tokens`` [N,L], ``uv`` [N,P,2]; then freeze it."""
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
         return pointing_loss(policy.perceive(images[index], tokens[index]), uv[index], config)

@@ -12,6 +12,7 @@ import numpy as np
 from sims.mujoco.render import Renderer, project
 from sims.mujoco.scene import (
     CUBE_EDGE,
+    CUBES_QPOS,
     FINGER_OPEN,
     FINGER_QPOS,
     GANTRY_QPOS,
@@ -19,7 +20,8 @@ from sims.mujoco.scene import (
     WORKSPACE_LOW,
     cube_addresses,
 )
-from sims.mujoco.tasks.lift import LiftTask, place_cubes
+from sims.mujoco.tabletop import SPACING, scatter
+from sims.mujoco.tasks.lift import LiftTask
 
 _ELSEWHERE, _OVER_A_CUBE, _HOLDING = 0, 1, 2
 _SHARES = (0.45, 0.35, 0.20)  # of the pictures, by where the gripper is
@@ -30,7 +32,7 @@ class Scenes(NamedTuple):
 
     images  uint8 [n,size,size,3]
     tasks   int64 [n]      index into the lift environment's ``spec.tasks``
-    uv      float32 [n,2]  the named cube's centre: u right, v down, both -1 to 1 from edge to edge
+    uv      float32 [n,P,2]  the P places that the instruction names: u right, v down, -1 to 1 from edge to edge
     state   float32 [n,8]  as the environment's ``state``
     """
 
@@ -47,22 +49,24 @@ def random_scenes(
     task, rng = LiftTask(cubes, colours), np.random.Generator(np.random.PCG64(seed))
     qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
     for row in range(count):
-        place_cubes(qpos[row], cubes, rng)
-        _place_gripper(qpos[row], ctrl[row], cubes, rng)
+        qpos[row] = task.lay(scatter(cubes, SPACING, rng), rng)
+        place_gripper(qpos[row], ctrl[row], np.arange(cubes), rng)
     colour = rng.permuted(np.tile(np.arange(colours, dtype=np.int8), (count, 1)), axis=1)[:, :cubes]
     named = rng.integers(cubes, size=count).astype(np.int8)
     memory = {"colour": colour, "named": named}
     renderer = Renderer(task.model, size, size, task.painted)
-    images = renderer.render(qpos, task.colours(memory), camera, np.empty((count, size, size, 3), np.uint8))
+    out = np.empty((count, size, size, 3), np.uint8)
+    images = renderer.render(qpos, task.colours(memory), task.places(memory), camera, out)
     renderer.close()
     centre = qpos[np.arange(count)[:, None], cube_addresses(cubes)[named][:, None] + np.arange(3)]
-    uv = project(task.model, camera, centre)
+    uv = project(task.model, camera, centre[:, None])
     return Scenes(images, task.instruction(memory), uv, task.proprioception(qpos, ctrl))
 
 
-def _place_gripper(qpos: np.ndarray, ctrl: np.ndarray, cubes: int, rng: np.random.Generator) -> None:
+def place_gripper(qpos: np.ndarray, ctrl: np.ndarray, cubes: np.ndarray, rng: np.random.Generator) -> None:
+    """Put the gripper elsewhere, over one of ``cubes`` (int [n]) or holding it, into ``qpos`` [nq] and ``ctrl`` [nu]."""
     where = rng.choice(3, p=_SHARES)
-    start = cube_addresses(cubes)[rng.integers(cubes)]
+    start = CUBES_QPOS + 7 * cubes[rng.integers(len(cubes))]
     pinch, finger = rng.uniform(WORKSPACE_LOW, WORKSPACE_HIGH), rng.uniform(0, FINGER_OPEN)
     if where == _ELSEWHERE:
         pinch[2] = rng.uniform(0.05, WORKSPACE_HIGH[2])  # above the cubes, or fingers would be inside them

@@ -1,0 +1,166 @@
+"""What the tabletop's tasks share: the scene, the gripper, what it feels, how it is commanded, and where things lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from sims.mujoco.scene import (
+    CUBE_EDGE,
+    CUBES_QPOS,
+    FINGER_OPEN,
+    FINGER_QPOS,
+    GANTRY_QPOS,
+    WORKSPACE_HIGH,
+    WORKSPACE_LOW,
+    build_model,
+    cube_addresses,
+)
+from sims.mujoco.task import Memory
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.spec import ArraySpec
+
+COLOURS: dict[str, tuple[float, float, float]] = {
+    "red": (0.86, 0.10, 0.10),
+    "green": (0.10, 0.62, 0.18),
+    "blue": (0.10, 0.28, 0.90),
+    "yellow": (0.95, 0.78, 0.08),
+    "purple": (0.55, 0.15, 0.70),
+    "orange": (0.95, 0.45, 0.05),
+}
+TARGET_COLOUR, UNSEEN = len(COLOURS), -1  # of the mark that cubes are pushed to; of what is not on the table
+SPREAD = 0.13  # metres; things start within +-SPREAD in x and y
+SPACING = 0.078  # metres between centres, so that the open fingers fit between two cubes
+YAW = 0.55  # radians
+START = 0.12  # metres; the gripper starts within +-START in x and y
+MOST_DISPLACEMENT = 0.03  # metres per control step and axis
+HOLD_STEPS = 5  # control steps that a state of affairs must last to count
+LIFT_HEIGHT = 0.06  # metres, of a cube's centre above the table
+_AWAY = np.array([0.0, -1.2])  # metres; where cubes lie that an episode does not use, behind the camera
+_PALETTE = np.array([*((*rgb, 1.0) for rgb in COLOURS.values()), (0.13, 0.13, 0.16, 1.0), (0, 0, 0, 0)], np.float32)
+
+Instruct = Literal["target", "distractor"]
+
+
+class Tabletop:
+    """``cubes`` cubes and ``marks`` flat round marks on the table, under the gripper.
+
+    Marks are drawn, not felt: plates to put something on, or the target of a push.  Every task's memory has ``colour``
+    int8 [cubes], the index of every cube's colour in ``COLOURS`` (``UNSEEN``: not part of the episode); tasks with
+    marks have ``mark_colour`` int8 [marks] and ``mark_xy`` float64 [marks,2] in metres as well.
+    """
+
+    substeps = 12
+
+    def __init__(self, cubes: int, marks: int = 0) -> None:
+        self.model = build_model(cubes, marks)
+        self.painted = tuple(self.model.geom(f"cube{i}").id for i in range(cubes))
+        self.placed = tuple(self.model.geom(f"mark{i}").id for i in range(marks))
+        self.painted += self.placed
+        self._cubes, self._marks = cubes, marks
+        self._cube_xyz = cube_addresses(cubes)[:, None] + np.arange(3)
+        low, high, gap = tuple(WORKSPACE_LOW.tolist()), tuple(WORKSPACE_HIGH.tolist()), 2 * FINGER_OPEN
+        around = 0.02  # metres by which the gantry may overshoot its target or be pushed off it
+        self.state = ArraySpec(
+            (8,),
+            "float32",
+            low=(*(x - around for x in low), -0.01, *low, 0.0),
+            high=(*(x + around for x in high), gap + 0.01, *high, gap),
+            unit="m",
+            frame="table",
+            names=("x", "y", "z", "opening", "target_x", "target_y", "target_z", "target_opening"),
+        )
+        self._state_low, self._state_high = (
+            np.asarray(self.state.low, np.float32),
+            np.asarray(self.state.high, np.float32),
+        )
+        bound, names = (MOST_DISPLACEMENT,) * 3 + (1.0,), ("dx", "dy", "dz", "grip")
+        lowest = tuple(-b for b in bound)
+        self.action = ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names)
+        self.place = ArraySpec((3,), "float32", -10.0, 10.0, unit="m", frame="table", names=("x", "y", "z"))
+
+    def looks(self) -> Memory:
+        """An example of the part of a row's memory that says what is on the table."""
+        memory = {"colour": np.full(self._cubes, UNSEEN, np.int8)}
+        if self._marks:
+            memory["mark_colour"] = np.full(self._marks, UNSEEN, np.int8)
+            memory["mark_xy"] = np.zeros((self._marks, 2))
+        return memory
+
+    def lay(self, xy: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """``qpos`` [nq] with resting cubes, turned at random, at ``xy`` [n,2]; the other cubes are away."""
+        qpos = np.zeros(self.model.nq)
+        rest = [_AWAY + (0.15 * i, 0.0) for i in range(len(xy), self._cubes)]
+        put_cubes(qpos, [*xy, *rest], rng.uniform(-YAW, YAW, self._cubes))
+        return qpos
+
+    def open_gripper(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Put the open gripper somewhere above the cubes, into ``qpos``; returns the matching ``ctrl`` [nu]."""
+        start = np.array([*rng.uniform(-START, START, 2), rng.uniform(0.07, 0.15)])
+        qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = start, FINGER_OPEN
+        return np.array([*start, FINGER_OPEN])
+
+    def control(self, ctrl: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """Move the position target by ``action``'s displacement and close the fingers where its grip is positive."""
+        after = np.empty_like(ctrl)
+        after[:, :3] = np.minimum(np.maximum(ctrl[:, :3] + action[:, :3], WORKSPACE_LOW), WORKSPACE_HIGH)
+        after[:, 3] = np.where(action[:, 3] > 0, 0.0, FINGER_OPEN)
+        return after
+
+    def proprioception(self, qpos: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
+        """float32 [R,8]: pinch point and opening, then what they are commanded to be; metres."""
+        state = np.empty((len(qpos), 8), np.float32)
+        state[:, :3], state[:, 3] = qpos[:, GANTRY_QPOS], qpos[:, FINGER_QPOS].sum(axis=1)
+        state[:, 4:7], state[:, 7] = ctrl[:, :3], 2 * ctrl[:, 3]
+        seen: np.ndarray = np.minimum(np.maximum(state, self._state_low), self._state_high)
+        return seen
+
+    def cubes(self, qpos: np.ndarray) -> np.ndarray:
+        """Centres of all cubes, float32 [R,cubes,3] metres."""
+        return np.minimum(np.maximum(qpos[:, self._cube_xyz], -10), 10).astype(np.float32)
+
+    def colours(self, memory: Memory) -> np.ndarray:
+        """float32 [R,cubes+marks,4] RGBA."""
+        parts = [memory[name] for name in ("colour", "mark_colour") if name in memory]
+        rgba: np.ndarray = _PALETTE[np.concatenate(parts, axis=1)]
+        return rgba
+
+    def places(self, memory: Memory) -> np.ndarray:
+        """float64 [R,marks,3]: where the marks are, metres."""
+        if not self._marks:
+            return np.empty((len(memory["colour"]), 0, 3))
+        xy = memory["mark_xy"]
+        return np.concatenate([xy, np.full((*xy.shape[:2], 1), 0.001)], axis=2)
+
+
+def last_in_a_row(so: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """int16: control steps in a row that something was ``so``, of which ``before`` until now."""
+    return np.where(so, before + 1, 0).astype(np.int16)
+
+
+def put_cubes(qpos: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray) -> None:
+    """Write resting cubes at ``xy`` (metres), turned by ``yaw`` (radians), into ``qpos`` [nq]."""
+    for i, centre in enumerate(xy):
+        start = CUBES_QPOS + 7 * i
+        half = yaw[i] / 2
+        qpos[start : start + 7] = [*centre, CUBE_EDGE / 2, np.cos(half), 0.0, 0.0, np.sin(half)]
+
+
+def scatter(count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
+    """``count`` places [count,2] in metres within ``SPREAD``, at least ``spacing`` (or [count,count]) apart."""
+    while True:
+        xy = rng.uniform(-SPREAD, SPREAD, (count, 2))
+        gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1) + np.eye(count)
+        if (gaps >= spacing).all():
+            return xy
+
+
+def check_variant(task: str, cubes: int, most: int, colours: int, instruct: str) -> None:
+    """Raise UserError for a number of cubes or colours, or an ``instruct``, that ``task`` does not have."""
+    if not 2 <= cubes <= most or not 4 <= colours <= len(COLOURS) or instruct not in ("target", "distractor"):
+        raise UserError(
+            f"{task} has no variant cubes={cubes}, colours={colours}, instruct={instruct!r}, so it cannot be made; "
+            f"give 2 to {most} cubes, 4 to {len(COLOURS)} colours, and instruct 'target' or 'distractor'."
+        )

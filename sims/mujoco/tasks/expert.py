@@ -1,0 +1,91 @@
+"""What the scripted experts of the tabletop share.  They need no memory: what to do follows from where things are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from sims.mujoco.scene import FINGER_OPEN
+from vla_rl.contract.env import Observation
+
+TRAVEL_HEIGHT = 0.075  # metres of the pinch point: the fingertips pass above standing cubes
+GRASP_HEIGHT = 0.018
+FUNNEL = 0.012  # metres beside the cube within which the gripper may descend
+STRIDE = np.array([0.022, 0.022, 0.018])  # metres per control step and axis, less than an action can be
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Where things are in ``E`` rows, in metres.
+
+    pinch, target, cube, goal [E,3]: the pinch point, what it is commanded to be, the named cube, where it should go
+    opening [E]: between the fingers; closing bool [E]: the fingers are commanded to close
+    """
+
+    pinch: np.ndarray
+    opening: np.ndarray
+    target: np.ndarray
+    closing: np.ndarray
+    cube: np.ndarray
+    goal: np.ndarray
+
+    @classmethod
+    def seen(cls, obs: Observation) -> Situation:
+        """From an observation with ``privileged/target`` and, in tasks that have one, ``privileged/goal``."""
+        state, cube = obs.state.astype(np.float64), obs.extras["privileged/target"].astype(np.float64)
+        goal = obs.extras.get("privileged/goal", cube).astype(np.float64)
+        return cls(state[:, :3], state[:, 3], state[:, 4:7], state[:, 7] < FINGER_OPEN, cube, goal)
+
+    @property
+    def beside(self) -> np.ndarray:
+        """[E]: how far the pinch point is beside the cube."""
+        return np.asarray(np.linalg.norm(self.cube[:, :2] - self.pinch[:, :2], axis=1))
+
+    @property
+    def holding(self) -> np.ndarray:
+        """bool [E]: the cube is between closing fingers."""
+        above = np.abs(self.pinch[:, 2] - self.cube[:, 2])
+        held: np.ndarray = self.closing & (self.opening < 0.05) & (self.beside < 2 * FUNNEL) & (above < 0.018)
+        return held
+
+    def after(self, move: np.ndarray, grip: np.ndarray) -> Situation:
+        """Foresee: the gripper reaches its target, closed fingers meet the cube, and the cube follows them."""
+        held, target = self.closing & grip, self.target + move
+        cube = self.cube + np.where(held[:, None], target - self.pinch, 0.0)
+        return Situation(target, np.where(grip, 0.0, 2 * FINGER_OPEN), target, grip, cube, self.goal)
+
+
+class Expert(ABC):
+    """Plays by a rule; a chunk is made by applying it to where things would be after each of its actions."""
+
+    def __init__(self, horizon: int = 5) -> None:
+        self._horizon = horizon
+
+    def act(self, obs: Observation) -> np.ndarray:
+        """The next actions, float32 [E,H,4] in metres and grip sign; only ``state`` and privileged places are read."""
+        now = Situation.seen(obs)
+        actions = np.empty((len(now.pinch), self._horizon, 4), np.float32)
+        for i in range(self._horizon):
+            wanted, grip = self.rule(now)
+            move = np.clip(wanted, -STRIDE, STRIDE)
+            actions[:, i, :3], actions[:, i, 3] = move, np.where(grip, 1.0, -1.0)
+            now = now.after(move, grip)
+        return actions
+
+    @abstractmethod
+    def rule(self, now: Situation) -> tuple[np.ndarray, np.ndarray]:
+        """How far the target should move [E,3] (it is cut to a stride) and whether to grip [E]."""
+
+
+def grasp(now: Situation) -> tuple[np.ndarray, np.ndarray]:
+    """Where the pinch point should go [E,3] to grasp the cube, and where the fingers should close [E]."""
+    above = np.abs(now.pinch[:, 2] - now.cube[:, 2])
+    grip = now.holding | ((now.beside < FUNNEL / 2) & (above < 0.005))
+    # The further beside the cube, the higher the gripper stays: a funnel, so that height follows from position.
+    approach = np.clip(GRASP_HEIGHT + (now.beside - FUNNEL / 2) * 4.0, GRASP_HEIGHT, TRAVEL_HEIGHT)
+    goal = np.column_stack([now.cube[:, :2], approach])
+    waiting = grip & ~now.holding  # for the fingers to close
+    goal[waiting] = now.target[waiting]
+    return goal, grip

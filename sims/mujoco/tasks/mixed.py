@@ -1,0 +1,137 @@
+"""Mixed: lift, place and push on one table; an episode's seed decides which.
+
+The rules, instructions and time limits are those of the three tasks.  One that takes longer than its own limit has
+failed with the cause "too_late"; ``deadlines`` {task: control steps} makes the limits stricter while learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sims.mujoco.env import MujocoEnv, make_env
+from sims.mujoco.tabletop import Tabletop
+from sims.mujoco.task import Episode, Memory, Verdict
+from sims.mujoco.tasks.lift import LiftTask
+from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.place import PLATES, PlaceTask
+from sims.mujoco.tasks.place_expert import PlaceExpert
+from sims.mujoco.tasks.push import PushTask
+from sims.mujoco.tasks.push_expert import PushExpert
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import UserError, did_you_mean
+
+CUBES = 3
+_LOOKS = ("colour", "mark_colour", "mark_xy")  # the memory that all three share
+
+
+class MixedTask(Tabletop):
+    """Three tasks over one model.  A row's memory holds that of every task, prefixed, and ``which`` one it plays."""
+
+    name = "mixed"
+
+    def __init__(self, deadlines: Mapping[str, int] | None = None) -> None:
+        super().__init__(CUBES, PLATES)
+        limits = {"lift": LiftTask.time_limit, "place": PlaceTask.time_limit, "push": PushTask.time_limit}
+        for name in deadlines or {}:
+            if name not in limits:
+                raise UserError(f"no task of mixed is called {name!r}, so it has no deadline; {did_you_mean(name, limits)}")
+        self.time_limit = max(limits.values())
+        limits |= deadlines or {}
+        self.tasks: tuple[LiftTask | PlaceTask | PushTask, ...] = (
+            LiftTask(CUBES, deadline=limits["lift"], marks=PLATES),
+            PlaceTask(CUBES, deadline=limits["place"]),
+            PushTask(CUBES, PLATES, deadline=limits["push"]),
+        )
+        self.texts = tuple(text for task in self.tasks for text in task.texts)
+        self.families = tuple(task.name for task in self.tasks for _ in task.texts)
+        self.failures = tuple(dict.fromkeys(cause for task in self.tasks for cause in task.failures))
+        self.memory: Memory = {"which": np.zeros((), np.int8), **self.looks()}
+        for task in self.tasks:
+            self.memory |= {f"{task.name}/{name}": v for name, v in task.memory.items() if name not in _LOOKS}
+        self._first_text = {task.name: self.families.index(task.name) for task in self.tasks}
+        self.extras = {
+            "privileged/cubes": replace(self.place, shape=(CUBES * 3,), names=()),
+            "privileged/target": self.place,
+            "privileged/goal": self.place,
+        }
+
+    def begin(self, rng: np.random.Generator) -> Episode:
+        """Draw a task, then an episode of it."""
+        which = int(rng.integers(len(self.tasks)))
+        task = self.tasks[which]
+        episode = task.begin(rng)
+        memory = {name: np.copy(value) for name, value in self.memory.items()}
+        memory["which"][...] = which
+        return replace(episode, memory=memory | _prefixed(task, episode.memory))
+
+    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+        """Every row by the rules of its task."""
+        reward, success = np.zeros(len(qpos), np.float32), np.zeros(len(qpos), bool)
+        failure, after = np.full(len(qpos), -1, np.int8), {name: value.copy() for name, value in memory.items()}
+        for task, rows in self._played(memory):
+            verdict = task.judge(qpos[rows], _own(task, memory, rows))
+            reward[rows], success[rows] = verdict.reward, verdict.success
+            causes = np.array([*(self.failures.index(cause) for cause in task.failures), -1], np.int8)
+            failure[rows] = causes[verdict.failure]
+            for name, value in _prefixed(task, verdict.memory).items():
+                after[name][rows] = value
+        return Verdict(reward, success, failure, after)
+
+    def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+        """Where the cubes, the cube of the instruction and its goal (in lift: the cube again) are, metres."""
+        seen = {name: np.zeros((len(qpos), *spec.shape), np.float32) for name, spec in self.extras.items()}
+        for task, rows in self._played(memory):
+            extras = task.observe_extras(qpos[rows], _own(task, memory, rows))
+            extras.setdefault("privileged/goal", extras["privileged/target"])
+            for name, value in seen.items():
+                value[rows] = extras[name]
+        return seen
+
+    def instruction(self, memory: Memory) -> np.ndarray:
+        """int64 [R]: index into the texts of all tasks, one task's after the other's."""
+        index = np.zeros(len(memory["which"]), np.int64)
+        for task, rows in self._played(memory):
+            index[rows] = self._first_text[task.name] + task.instruction(_own(task, memory, rows))
+        return index
+
+    def _played(self, memory: Memory) -> list[tuple[Any, np.ndarray]]:
+        """The tasks that are played, with the rows that do."""
+        played = [(task, np.flatnonzero(memory["which"] == i)) for i, task in enumerate(self.tasks)]
+        return [(task, rows) for task, rows in played if rows.size]
+
+
+def _own(task: Any, memory: Memory, rows: np.ndarray) -> Memory:
+    """What ``task`` calls its memory, of ``rows``."""
+    return {name: memory[name if name in _LOOKS else f"{task.name}/{name}"][rows] for name in task.memory}
+
+
+def _prefixed(task: Any, memory: Memory) -> Memory:
+    return {name if name in _LOOKS else f"{task.name}/{name}": value for name, value in memory.items()}
+
+
+class MixedExpert:
+    """Every row played by the expert of its task, which the environment's ``families`` tell."""
+
+    def __init__(self, horizon: int = 5) -> None:
+        experts: tuple[Callable[..., Any], ...] = (LiftExpert, PlaceExpert, PushExpert)
+        self._experts = tuple(expert(horizon) for expert in experts)
+        names = [task.name for task in (LiftTask, PlaceTask, PushTask)]
+        self._which = np.array([names.index(family) for family in MixedTask().families])
+
+    def act(self, obs: Observation) -> np.ndarray:
+        """The next actions, float32 [E,H,4]."""
+        actions = np.stack([expert.act(obs) for expert in self._experts])
+        chosen: np.ndarray = actions[self._which[obs.task], np.arange(len(obs.task))]
+        return chosen
+
+
+def make(num_envs: int, **options: Any) -> MujocoEnv:
+    """The environment of all three tasks.
+
+    Option of the task: ``deadlines`` {"lift": 25, ...}.  The rest: see ``make_env``.
+    """
+    return make_env(MixedTask, ("deadlines",), num_envs, options)

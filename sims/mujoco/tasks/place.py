@@ -1,0 +1,130 @@
+"""Place: "put the green cube on the blue plate", with another cube and another plate on the table.
+
+Success: for 5 control steps in a row, within 80, the named cube rests on the table with its centre within 2.5 cm of the
+named plate's, and the fingers are open.  Failure: the same on another plate ("wrong_plate"), or another cube was lifted
+as in lift ("wrong_object").  Plates are flat: they are seen, not felt.
+
+With ``deadline`` an episode that takes longer has failed, with the cause "too_late", as in lift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sims.mujoco.env import MujocoEnv, make_env
+from sims.mujoco.scene import CUBE_EDGE, FINGER_QPOS, MARK_RADIUS
+from sims.mujoco.tabletop import (
+    COLOURS,
+    HOLD_STEPS,
+    LIFT_HEIGHT,
+    SPACING,
+    Instruct,
+    Tabletop,
+    check_variant,
+    last_in_a_row,
+    scatter,
+)
+from sims.mujoco.task import Episode, Memory, Verdict
+
+NEAR = 0.025  # metres between the centres of cube and plate
+RESTING = CUBE_EDGE / 2 + 0.004  # metres; a cube whose centre is lower stands on the table
+RELEASED = 0.05  # metres between the fingers: more than a cube's edge
+PLATES = 2
+ON_TABLE = 2  # cubes of an episode; any others of the model are away
+
+
+class PlaceTask(Tabletop):
+    """The rules of place; see the module's docstring and ``sims.mujoco.task.Task``.
+
+    With ``instruct="distractor"`` the same seed gives the same scene, but the instruction names the other cube.
+    """
+
+    name = "place"
+    failures: tuple[str, ...] = ("wrong_object", "wrong_plate", "too_late")
+    time_limit = 80
+
+    def __init__(
+        self, cubes: int = 2, colours: int = 4, instruct: Instruct = "target", deadline: int | None = None
+    ) -> None:
+        """``cubes`` of the model, of which two are on the table."""
+        check_variant(self.name, cubes, 4, colours, instruct)
+        super().__init__(cubes, PLATES)
+        self._names = list(COLOURS)[:colours]
+        self.texts = tuple(f"put the {a} cube on the {b} plate" for a in self._names for b in self._names)
+        self.families = (self.name,) * len(self.texts)
+        self.memory: Memory = {
+            **self.looks(),
+            "named": np.array(0, np.int8),  # cube
+            "plate": np.array(0, np.int8),
+            "steps": np.zeros((), np.int16),
+            "held": np.zeros(cubes, np.int16),  # control steps in a row that each cube was up
+            "placed": np.zeros(PLATES, np.int16),  # ... that the named cube rested on each plate, let go of
+        }
+        self._instruct, self._deadline = instruct, deadline
+        self.extras = {
+            "privileged/cubes": replace(self.place, shape=(cubes * 3,), names=()),
+            "privileged/target": self.place,
+            "privileged/goal": self.place,
+        }
+
+    def begin(self, rng: np.random.Generator) -> Episode:
+        """Two cubes and two plates apart from each other, colours different among each kind; the gripper above."""
+        memory = {name: np.copy(value) for name, value in self.memory.items()}
+        spacing = np.full((ON_TABLE + PLATES,) * 2, SPACING)
+        spacing[ON_TABLE:, ON_TABLE:] = 2 * MARK_RADIUS + 0.01
+        xy = scatter(ON_TABLE + PLATES, spacing, rng)
+        qpos = self.lay(xy[:ON_TABLE], rng)
+        ctrl = self.open_gripper(qpos, rng)
+        memory["colour"][:ON_TABLE] = rng.permutation(len(self._names))[:ON_TABLE]
+        memory["mark_colour"][:PLATES] = rng.permutation(len(self._names))[:PLATES]
+        memory["mark_xy"][:PLATES] = xy[ON_TABLE:]
+        seeded, memory["plate"][...] = rng.integers(ON_TABLE), rng.integers(PLATES)
+        memory["named"][...] = 1 - seeded if self._instruct == "distractor" else seeded
+        return Episode(qpos, ctrl, memory)
+
+    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+        """Count for how long the named cube has been resting on each plate, and other cubes have been up."""
+        rows = np.arange(len(qpos))
+        cubes = qpos[:, self._cube_xyz]
+        named = cubes[rows, memory["named"]]
+        near = np.linalg.norm(named[:, None, :2] - memory["mark_xy"], axis=2) <= NEAR
+        let_go = qpos[:, FINGER_QPOS].sum(axis=1) >= RELEASED
+        placed = last_in_a_row(near & (let_go & (named[:, 2] <= RESTING))[:, None], memory["placed"])
+        held = last_in_a_row(cubes[..., 2] >= LIFT_HEIGHT, memory["held"])
+        long_enough = placed >= HOLD_STEPS
+        success = long_enough[rows, memory["plate"]]
+        other_cube = (held >= HOLD_STEPS) & (np.arange(self._cubes) != memory["named"][:, None])
+        steps = (memory["steps"] + 1).astype(np.int16)
+        late = (steps >= self._deadline) if self._deadline else np.zeros_like(success)
+        cases = [success, other_cube.any(axis=1), long_enough.any(axis=1), late]
+        failure = np.select(cases, [-1, 0, 1, 2], -1).astype(np.int8)
+        after = {**memory, "held": held, "placed": placed, "steps": steps}
+        return Verdict(success.astype(np.float32), success, failure, after)
+
+    def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+        """Where the cubes, the named cube and the named plate are, metres."""
+        cubes, rows = self.cubes(qpos), np.arange(len(qpos))
+        return {
+            "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
+            "privileged/target": cubes[rows, memory["named"]],
+            "privileged/goal": self.places(memory)[rows, memory["plate"]].astype(np.float32),
+        }
+
+    def instruction(self, memory: Memory) -> np.ndarray:
+        """int64 [R]: which text names this cube and this plate."""
+        rows = np.arange(len(memory["named"]))
+        cube = memory["colour"][rows, memory["named"]].astype(np.int64)
+        plate = memory["mark_colour"][rows, memory["plate"]].astype(np.int64)
+        return np.maximum(cube * len(self._names) + plate, 0)
+
+
+def make(num_envs: int, **options: Any) -> MujocoEnv:
+    """The place environment.
+
+    Options of the task: ``cubes`` 2-4 in the model (2), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor",
+    ``deadline`` control steps after which an unfinished episode has failed (none).  The rest: see ``make_env``.
+    """
+    return make_env(PlaceTask, ("cubes", "colours", "instruct", "deadline"), num_envs, options)

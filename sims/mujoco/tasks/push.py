@@ -1,0 +1,95 @@
+"""Push: "push the cube to the target", a dark round mark on the table.
+
+Success: for 5 control steps in a row, within 80, the cube rests on the table with its centre within 2.5 cm of the
+target's.  Failure: the cube was lifted 6 cm ("lifted"); with ``deadline`` also an episode that takes longer
+("too_late", as in lift).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sims.mujoco.env import MujocoEnv, make_env
+from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, TARGET_COLOUR, Tabletop, last_in_a_row
+from sims.mujoco.task import Episode, Memory, Verdict
+from sims.mujoco.tasks.place import NEAR, RESTING
+from vla_rl.contract.errors import UserError
+
+WITHIN = 0.09  # metres; the cube and the target are within +-WITHIN, so that the gripper can get behind the cube
+DISTANCE = (0.07, 0.13)  # metres between them
+
+
+class PushTask(Tabletop):
+    """The rules of push; see the module's docstring and ``sims.mujoco.task.Task``."""
+
+    name = "push"
+    failures: tuple[str, ...] = ("lifted", "too_late")
+    time_limit = 80
+
+    def __init__(self, cubes: int = 1, marks: int = 1, deadline: int | None = None) -> None:
+        """``cubes`` and ``marks`` of the model, of which one each is on the table."""
+        if cubes < 1 or marks < 1:
+            raise UserError(f"push with {cubes} cubes and {marks} marks has nothing to push; give at least one of each.")
+        super().__init__(cubes, marks)
+        self.texts = ("push the cube to the target",)
+        self.families = (self.name,)
+        self.memory: Memory = {
+            **self.looks(),
+            "steps": np.zeros((), np.int16),
+            "there": np.zeros((), np.int16),  # control steps in a row that the cube was at the target
+        }
+        self._deadline = deadline
+        self.extras = {
+            "privileged/cubes": replace(self.place, shape=(cubes * 3,), names=()),
+            "privileged/target": self.place,
+            "privileged/goal": self.place,
+        }
+
+    def begin(self, rng: np.random.Generator) -> Episode:
+        """A cube of any colour and the target at a distance; the open gripper above."""
+        memory = {name: np.copy(value) for name, value in self.memory.items()}
+        while True:
+            cube, target = rng.uniform(-WITHIN, WITHIN, (2, 2))
+            if DISTANCE[0] <= np.linalg.norm(cube - target) <= DISTANCE[1]:
+                break
+        qpos = self.lay(cube[None], rng)
+        ctrl = self.open_gripper(qpos, rng)
+        memory["colour"][0] = rng.integers(len(COLOURS))
+        memory["mark_colour"][0], memory["mark_xy"][0] = TARGET_COLOUR, target
+        return Episode(qpos, ctrl, memory)
+
+    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+        """Count for how long the cube has been resting at the target."""
+        cube = qpos[:, self._cube_xyz[0]]
+        near = np.linalg.norm(cube[:, :2] - memory["mark_xy"][:, 0], axis=1) <= NEAR
+        there = last_in_a_row(near & (cube[:, 2] <= RESTING), memory["there"])
+        success = there >= HOLD_STEPS
+        steps = (memory["steps"] + 1).astype(np.int16)
+        late = (steps >= self._deadline) if self._deadline else np.zeros_like(success)
+        failure = np.select([success, cube[:, 2] >= LIFT_HEIGHT, late], [-1, 0, 1], -1).astype(np.int8)
+        return Verdict(success.astype(np.float32), success, failure, {**memory, "there": there, "steps": steps})
+
+    def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+        """Where the cubes, the cube to push and the target are, metres."""
+        cubes = self.cubes(qpos)
+        return {
+            "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
+            "privileged/target": cubes[:, 0],
+            "privileged/goal": self.places(memory)[:, 0].astype(np.float32),
+        }
+
+    def instruction(self, memory: Memory) -> np.ndarray:
+        """int64 [R]: zeros, there is one text."""
+        return np.zeros(len(memory["steps"]), np.int64)
+
+
+def make(num_envs: int, **options: Any) -> MujocoEnv:
+    """The push environment.
+
+    Options of the task: ``cubes`` and ``marks`` of the model (1), ``deadline`` control steps after which an unfinished
+    episode has failed (none).  The rest: see ``make_env``.
+    """
+    return make_env(PushTask, ("cubes", "marks", "deadline"), num_envs, options)
