@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _PPO, _TESTS = "vla_rl/algorithms/ppo.py", "tests/algorithms/test_ppo.py::"
+_SHARED = "vla_rl/algorithms/policy_gradient.py"
 _ARGUMENTS = "tests/algorithms/test_ppo_arguments.py::"
 _BY_HAND = f"{_TESTS}test_the_clipped_objective_by_hand"
 _VALUES = f"{_TESTS}test_the_critic_learns_the_discounted_return_of_chunks"
@@ -16,14 +17,14 @@ _LOOP, _ON_LOOP = "vla_rl/training/on_policy.py", "tests/training/test_on_policy
 _LOSSES = (
     Fault(
         "one permutation for all epochs",
-        _PPO,
+        _SHARED,
         "torch.randperm(size, generator=self.generator)",
         "torch.randperm(size, generator=torch.Generator().manual_seed(0))",
         (_DRAWN,),
     ),
     Fault(
         "the last minibatch is dropped",
-        _PPO,
+        _SHARED,
         "yield from order.tensor_split(",
         "yield from order[:-1].tensor_split(",
         (_DRAWN,),
@@ -44,16 +45,16 @@ _LOSSES = (
     ),
     Fault(
         "the optimistic bound",
-        _PPO,
-        "torch.minimum(ratio * row.advantage,",
-        "torch.maximum(ratio * row.advantage,",
+        _SHARED,
+        "torch.minimum(ratio * advantage,",
+        "torch.maximum(ratio * advantage,",
         (_BY_HAND,),
     ),
     Fault(
         "clip bounds exchanged",
-        _PPO,
-        "ratio.clamp(1 - self.config.clip_low, 1 + self.config.clip_high)",
-        "ratio.clamp(1 - self.config.clip_high, 1 + self.config.clip_low)",
+        _SHARED,
+        "ratio.clamp(1 - low, 1 + high)",
+        "ratio.clamp(1 - high, 1 + low)",
         (f"{_ARGUMENTS}test_each_bound_clips_its_own_side",),
     ),
     Fault(
@@ -107,35 +108,35 @@ _LOSSES = (
     ),
     Fault(
         "log-probs that are off are kept",
-        _PPO,
+        _SHARED,
         'if metrics["parity"] > self.config.parity_bound:',
         'if metrics["parity"] < -self.config.parity_bound:',
         (f"{_TESTS}test_old_log_probs_that_are_off_are_recomputed_and_others_are_not",),
     ),
     Fault(
         "the learning rate flees the KL",
-        _PPO,
+        _SHARED,
         "self.learning_rate /= self.config.rate_factor",
         "self.learning_rate *= self.config.rate_factor",
         (f"{_TESTS}test_the_learning_rate_follows_the_kl_within_its_bounds",),
     ),
     Fault(
         "the KL never stops the epochs",
-        _PPO,
+        _SHARED,
         'stopped = info["kl"] > self.config.stop_kl * self.config.target_kl',
         "stopped = False",
         (f"{_TESTS}test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on",),
     ),
     Fault(
         "an entropy malus",
-        _PPO,
+        _SHARED,
         "loss = loss - self.config.entropy",
         "loss = loss + self.config.entropy",
         (f"{_TESTS}test_the_entropy_bonus_widens_the_noise",),
     ),
     Fault(
         "a NaN enters the weights",
-        _PPO,
+        _SHARED,
         'if not torch.isfinite(loss) or norm != norm or norm == float("inf"):',
         'if norm == float("inf"):',
         (f"{_TESTS}test_a_nan_stops_before_it_enters_the_weights_and_says_where",),

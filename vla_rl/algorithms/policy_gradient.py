@@ -1,0 +1,214 @@
+"""What PPO, GRPO and RLOO share: epochs of minibatches, whose steps a KL stop and an adaptive learning rate hold back.
+
+The log-probability is that of a whole denoising chain (a surrogate for, or equal to, that of the action; see
+``policies/flow.py``), and the KL is the *exact* Gaussian one of the chains, without sampling noise.  Recorded
+log-probs that the learner's own numerics contradict are recomputed before the first epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.batch import OneProcess, Reducer, Rollout
+from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
+
+
+@dataclass(frozen=True)
+class PolicyGradientConfig:
+    """How far a policy moves per rollout; ``target_kl`` is of the chain, summed over its Gaussian terms."""
+
+    epochs: int = 3
+    minibatch: int = 320  # decisions
+    learning_rate: float = 5e-5
+    target_kl: float = 0.04
+    stop_kl: float = 4.0  # the policy's epochs end early beyond stop_kl * target_kl
+    rate_factor: float = 1.4  # the learning rate moves by this factor when the last epoch's KL misses the target
+    rate_bounds: tuple[float, float] = (1e-6, 1e-3)
+    entropy: float = 0.0  # weight of the chain's summed entropy (Flow-Noise only: elsewhere the noise is fixed)
+    grad_norm: float = 1.0
+    parity_bound: float = 1e-2  # beyond this, old log-probs are recomputed in training precision
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The decisions of one rollout, flattened to [B]; idle and intervened ones are left out."""
+
+    stored: dict[str, Tensor]
+    sample: Tensor
+    aux: Mapping[str, Tensor]
+    logprob: Tensor
+    advantage: Tensor
+
+
+B = TypeVar("B", bound=Decisions)
+
+
+class PolicyGradient(Generic[B]):
+    """A ``Learner``: ``update(rollout)`` improves ``policy`` in place and returns metrics.
+
+    A subclass says what a rollout's decisions are worth (:meth:`_prepare`) and what is minimised (:meth:`policy_loss`).
+    Raises UserError when the policy has no likelihood and NonFiniteError when a loss or gradient is not finite; the
+    weights are then still those of the last finite step.
+    """
+
+    def __init__(
+        self,
+        policy: LikelihoodPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        config: PolicyGradientConfig,
+        generator: torch.Generator,
+        reducer: Reducer | None = None,
+    ) -> None:
+        if not isinstance(policy, LikelihoodPolicy):
+            raise UserError(
+                f"{type(self).__name__} needs a policy with log_prob and kl (LikelihoodPolicy) but "
+                f"{type(policy).__name__} lacks them, so no ratio can be formed; add them or choose an algorithm for "
+                "black-box policies."
+            )
+        self.policy, self.config = policy, config
+        self.parameters, self.generator = dict(parameters), generator
+        self.reducer: Reducer = reducer or OneProcess()
+        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=config.learning_rate, eps=1e-5)
+        self.iteration = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimiser's; setting it keeps it within ``rate_bounds``."""
+        return float(self.optimiser.param_groups[0]["lr"])
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        low, high = self.config.rate_bounds
+        self.optimiser.param_groups[0]["lr"] = min(max(value, low), high)
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """One iteration: advantages, then epochs of freshly drawn minibatches.
+
+        Without a usable decision (all idle or intervened) nothing is learnt and only ``decisions`` = 0 is returned.
+        """
+        batch, metrics = self._prepare(rollout)
+        if not metrics["decisions"]:
+            return metrics
+        old = self._old_likelihood(batch, metrics)
+        batch = self._anchored(batch, old, metrics)
+        kl, stopped = 0.0, self._resting()
+        resting = stopped
+        losses: list[dict[str, float]] = []
+        for _ in range(self.config.epochs):
+            epoch_kl: list[float] = []
+            for index in self._minibatches(len(batch.logprob)):
+                row = rows(batch, index)
+                losses.append(self._beside(row))
+                if not stopped:
+                    info = self._policy_step(row, pick(old.params, index))
+                    epoch_kl.append(info["kl"])
+                    losses.append(info)
+                    stopped = info["kl"] > self.config.stop_kl * self.config.target_kl
+            kl = sum(epoch_kl) / len(epoch_kl) if epoch_kl else kl
+        if not resting:
+            self._adapt_rate(kl, stopped)
+        self.iteration += 1
+        state = {"kl_last": kl, "stopped": float(stopped), "learning_rate": self.learning_rate}
+        return {**metrics, **_mean(losses), **state}
+
+    # -- what a subclass says ---------------------------------------------------------------------------------------
+
+    def _prepare(self, rollout: Rollout) -> tuple[B, dict[str, float]]:
+        """What may be learnt from, with its advantages, and metrics; among them ``decisions``, their number."""
+        raise NotImplementedError
+
+    def policy_loss(self, row: B, new: Likelihood) -> tuple[Tensor, Tensor]:
+        """What is minimised, and which samples [B] were clipped."""
+        raise NotImplementedError
+
+    def _resting(self) -> bool:
+        """Whether the policy is left alone in this iteration."""
+        return False
+
+    def _beside(self, row: B) -> dict[str, float]:
+        """What else learns from a minibatch, before the policy does."""
+        return {}
+
+    # -- data -------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _old_likelihood(self, batch: B, metrics: dict[str, float]) -> Likelihood:
+        old = self.policy.log_prob(batch.stored, batch.sample, batch.aux)
+        metrics["entropy"] = float(old.entropy.mean())
+        if "std" in old.params:
+            metrics["noise_std"] = float(old.params["std"].mean())
+        return old
+
+    def _anchored(self, batch: B, old: Likelihood, metrics: dict[str, float]) -> B:
+        """``batch`` with the log-probs that ratios are taken against: the recorded ones, unless they are off."""
+        metrics["parity"] = float((old.logprob - batch.logprob).abs().max())
+        if metrics["parity"] > self.config.parity_bound:
+            batch = replace(batch, logprob=old.logprob)
+        return batch
+
+    def _minibatches(self, size: int) -> Iterator[Tensor]:
+        """A new permutation at every call, cut into parts of nearly equal size."""
+        order = torch.randperm(size, generator=self.generator)
+        yield from order.tensor_split(max(1, round(size / self.config.minibatch)))
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def _policy_step(self, row: B, old: Mapping[str, Tensor]) -> dict[str, float]:
+        new = self.policy.log_prob(row.stored, row.sample, row.aux)
+        kl = self.policy.kl(old, new.params).mean()
+        loss, clipped = self.policy_loss(row, new)
+        loss = loss - self.config.entropy * new.entropy.mean()
+        norm = self._step(self.optimiser, loss, self.parameters, "policy")
+        seen = {"kl": float(kl.detach()), "clipped": float(clipped.mean()), "policy_loss": float(loss.detach())}
+        return {**seen, "grad_norm": norm}
+
+    def _step(
+        self, optimiser: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], who: str
+    ) -> float:
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
+        if not torch.isfinite(loss) or norm != norm or norm == float("inf"):
+            bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "loss")
+            raise NonFiniteError(
+                f"the {who} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
+                "taken; go on from the last checkpoint with a lower learning rate."
+            )
+        optimiser.step()
+        return norm
+
+    def _adapt_rate(self, kl: float, stopped: bool) -> None:
+        if stopped or kl > 1.5 * self.config.target_kl:
+            self.learning_rate /= self.config.rate_factor
+        elif kl < 0.67 * self.config.target_kl:
+            self.learning_rate *= self.config.rate_factor
+
+
+def clipped_objective(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """``min(rho A, clip(rho, 1-low, 1+high) A)`` and where ``rho`` was outside, all [B] (arXiv 1707.06347, eq. 7)."""
+    clipped = ratio.clamp(1 - low, 1 + high)
+    return torch.minimum(ratio * advantage, clipped * advantage), (ratio != clipped).float()
+
+
+def rows(batch: B, index: Tensor) -> B:
+    """The decisions at ``index``, in its order."""
+    chosen: dict[str, Any] = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    chosen = {name: pick(item, index) if isinstance(item, Mapping) else item[index] for name, item in chosen.items()}
+    return replace(batch, **chosen)
+
+
+def pick(items: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """Every array at ``index``."""
+    return {name: item[index] for name, item in items.items()}
+
+
+def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    names = {name for row in rows for name in row}
+    values = {name: [row[name] for row in rows if name in row] for name in sorted(names)}
+    return {name: sum(items) / len(items) for name, items in values.items()}
