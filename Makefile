@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study test test-full mutants bench lint types clean
+.PHONY: help install demo study test test-full mutants bench wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,11 @@ mutants: install ## break what must hold, line by line, and see the tests fail
 
 bench: install ## measure speed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
+
+wheel: install ## build the wheel into dist/ and check it
+	rm -rf build dist
+	$(BIN)/python -m build --wheel
+	$(BIN)/twine check --strict dist/*.whl
 
 lint: install ## style and formatting
 	$(BIN)/ruff check .

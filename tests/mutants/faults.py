@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     faults_experience,
     faults_learning,
+    faults_packaging,
     faults_policies,
     faults_ppo,
     faults_training,
@@ -19,4 +20,5 @@ FAULTS: tuple[Fault, ...] = (
     *faults_experience.FAULTS,
     *faults_training.FAULTS,
     *faults_worlds.FAULTS,
+    *faults_packaging.FAULTS,
 )

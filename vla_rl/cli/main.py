@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
+from vla_rl.contract.packages import check_packages
 
 COMMANDS = {
     "demo": ("vla_rl.cli.demo:demo", "from nothing to a policy that RL has made good, and a page about it"),
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if given[0] not in COMMANDS:
             raise UserError(f"vla-rl has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
+        check_packages()
         load(COMMANDS[given[0]][0])(given[1:])
     except UserError as error:
         sys.exit(_complain(str(error), 2))
@@ -50,8 +52,9 @@ def usage() -> str:
 
 
 def _cure(module: str) -> str:
-    ours = module.partition(".")[0] in ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL")
-    return "pip install 'vla-rl[all]'." if ours else "check its name, or install it where Python finds it."
+    ours = ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL", "tensorboard", "wandb")
+    known = module.partition(".")[0] in ours
+    return "pip install 'vla-rl[all]'." if known else "check its name, or install it where Python finds it."
 
 
 def _complain(sentence: str, status: int) -> int:

@@ -1,0 +1,56 @@
+"""Faults in what is shipped and in how foreign packages are told from ours."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_PACKAGES, _PROJECT = "vla_rl/contract/packages.py", "pyproject.toml"
+_ON_WHEEL, _ON_FOREIGN = "tests/packaging/test_wheel.py::", "tests/packaging/test_foreign_packages.py::"
+_CONTENTS = f"{_ON_WHEEL}test_it_holds_four_packages_the_configs_and_nothing_else"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "any package of that name will do",
+        _PACKAGES,
+        "beside = found.parent.parent.resolve() == _HOME",
+        "beside = True",
+        (f"{_ON_FOREIGN}test_the_distribution_it_came_with_is_named",),
+    ),
+    Fault(
+        "what was installed over ours is not noticed",
+        _PACKAGES,
+        "if not beside or not found.is_file() or MARK not in found.read_bytes():",
+        "if not beside:",
+        (f"{_ON_FOREIGN}test_the_distribution_it_came_with_is_named",),
+    ),
+    Fault(
+        "a folder without code is not noticed",
+        _PACKAGES,
+        "return next(map(Path, spec.submodule_search_locations or ()), None)",
+        "return None",
+        (f"{_ON_FOREIGN}test_a_folder_without_code_is_named_only_where_python_would_take_it",),
+    ),
+    Fault(
+        "the command line does not look",
+        "vla_rl/cli/main.py",
+        "        check_packages()",
+        "        check_packages(())",
+        (f"{_ON_FOREIGN}test_another_one_that_comes_first_is_named",),
+    ),
+    Fault("the wheel has no types", _PROJECT, '"*" = ["py.typed"]', '"*" = []', (_CONTENTS,)),
+    Fault("the wheel has no configs", _PROJECT, '    "vla_rl._configs",', "", (_CONTENTS,)),
+    Fault(
+        "the contract needs a renderer",
+        "vla_rl/contract/check.py",
+        "import numpy as np",
+        "import numpy as np, mujoco",
+        (f"{_ON_WHEEL}test_with_the_base_dependencies_alone_it_imports_and_inspects",),
+    ),
+    Fault(
+        "a base dependency is missing",
+        _PROJECT,
+        '"tyro>=0.9", ',
+        "",
+        (f"{_ON_WHEEL}test_it_says_what_it_needs",),
+    ),
+)
