@@ -21,7 +21,7 @@ from vla_rl.cli.world import World
 from vla_rl.contract.check import check_env, check_policy
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.evaluation.run import evaluate
-from vla_rl.experience.rollout import RolloutSource, seed_stream
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.training.on_policy import LoopConfig, OnPolicyLoop
 from vla_rl.training.store import SharedStore
@@ -124,7 +124,7 @@ def _learning():
     env = make("point_mass", num_envs=64)
     torch.manual_seed(0)
     policy, critic = LinearGaussian(env.spec), ValueCritic({"state": 2}, width=32)
-    source = RolloutSource(env, policy, env.spec.time_limit, seed_stream(0, 10**6), torch.Generator().manual_seed(1))
+    source = RolloutSource(env, policy, env.spec.time_limit, SeedStream(0, 10**6), torch.Generator().manual_seed(1))
     return make("point_mass", num_envs=64), policy, source, critic
 
 

@@ -18,7 +18,7 @@ from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import Likelihood, Stored
-from vla_rl.experience.rollout import RolloutSource, seed_stream
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, Noised
 from vla_rl.policies.flow_schedules import FlowSde
@@ -176,7 +176,7 @@ def _learner(policy: TinyVLA, pixels: bool = False) -> PPO:
 
 
 def _source(env: Any, policy: Any, decisions: int) -> RolloutSource:
-    return RolloutSource(env, policy, decisions, seed_stream(0, 1_000_000), torch.Generator().manual_seed(0))
+    return RolloutSource(env, policy, decisions, SeedStream(0, 1_000_000), torch.Generator().manual_seed(0))
 
 
 def _without(rollout: Rollout, names: tuple[str, ...]) -> Rollout:

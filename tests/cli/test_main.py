@@ -145,22 +145,26 @@ def test_ctrl_c_leaves_a_run_from_which_one_can_go_on(untrained, quick, tmp_path
     command = [*VLA_RL, "train", quick, "--policy", str(untrained()), "--out", str(out)]
     status, said = interrupt([*command, "--rl.loop.iterations", "100000"], lambda: metrics(out) > 3)
     assert status == 130
-    assert "Traceback" not in said and "stopped; the checkpoint 'best'" in said
+    assert "Traceback" not in said and "stopped; go on with: vla-rl train --resume" in said
     assert not (out / "summary.json").exists()
     assert TinyVLA.from_pretrained(out / "checkpoints" / "best").config.width == 32
-    again = shlex.split(said.strip().splitlines()[-1])
-    assert again == ["vla-rl", "train", quick, "--policy", str(out / "checkpoints" / "best")]
-    main([*again[1:], "--out", str(tmp_path / "again"), "--rl.loop.iterations", "1"])
-    assert json.loads((tmp_path / "again" / "summary.json").read_text())["rl"]["episodes"] == 4
+    before = metrics(out)
+    again = shlex.split("vla-rl" + said.strip().rpartition("vla-rl")[2])
+    assert again == ["vla-rl", "train", "--resume", str(out)]
+    status, _ = interrupt([*VLA_RL, *again[1:]], lambda: metrics(out) > before + 2)
+    assert status == 130
 
 
-def test_ctrl_c_before_the_first_checkpoint_says_so(complaint, untrained, quick, tmp_path, monkeypatch):
+def test_ctrl_c_before_the_first_iteration_can_be_gone_on_from(complaint, untrained, quick, tmp_path, monkeypatch):
     def stop(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vla_rl.cli.stages.improve", stop)
     arguments = ["train", quick, "--policy", untrained(), "--out", tmp_path / "run"]
-    assert "stopped before the first checkpoint" in complaint(*arguments, status=130)
+    with monkeypatch.context() as patched:
+        patched.setattr("vla_rl.cli.stages.improve", stop)
+        complaint(*arguments, status=130)
+    main(["train", "--resume", str(tmp_path / "run")])
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rl"]["episodes"] == 4
 
 
 def test_ctrl_c_during_a_study_keeps_what_is_finished(complaint, tmp_path, monkeypatch):

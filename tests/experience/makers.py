@@ -10,7 +10,7 @@ import torch
 
 from sims.catalog import make
 from vla_rl.contract.batch import Rollout
-from vla_rl.experience.rollout import RolloutSource, seed_stream
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
 
@@ -20,7 +20,7 @@ def gaussian(env: str, rows: int, decisions: int, horizon: int, seed: int) -> Ro
     torch.manual_seed(seed)
     policy = GaussianPolicy(world.spec, config=GaussianConfig(horizon, width=32))
     noise = torch.Generator().manual_seed(seed)
-    return RolloutSource(world, policy, decisions, seed_stream(1000 * seed, 1000 * seed + 500), noise)
+    return RolloutSource(world, policy, decisions, SeedStream(1000 * seed, 1000 * seed + 500), noise)
 
 
 class Troubled:

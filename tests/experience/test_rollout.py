@@ -14,7 +14,7 @@ from sims.toy.counting import episode_length, expected_reward
 from tests.auditing import AuditingPolicy, SecretiveEnv
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.experience.rollout import RolloutSource, seed_stream, to_env, to_tensor
+from vla_rl.experience.rollout import RolloutSource, SeedStream, to_env, to_tensor
 
 ROWS, START = 5, 300
 CASES = [(1, 40), (4, 9), (8, 7)]  # (horizon, decisions)
@@ -170,7 +170,7 @@ def test_arrays_become_tensors_without_copying():
 
 
 def test_seeds_come_once_each_and_then_again():
-    assert list(islice(seed_stream(3, 6), 7)) == [3, 4, 5, 3, 4, 5, 3]
+    assert list(islice(SeedStream(3, 6), 7)) == [3, 4, 5, 3, 4, 5, 3]
 
 
 # -- the audit itself can fail ----------------------------------------------------------------------------------------

@@ -87,6 +87,23 @@ class PolicyGradient(Generic[B]):
         low, high = self.config.rate_bounds
         self.optimiser.param_groups[0]["lr"] = min(max(value, low), high)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser, generator and the number of the iteration (see ``Resumable``)."""
+        return {
+            "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
+            "optimiser": self.optimiser.state_dict(),
+            "generator": self.generator.get_state(),
+            "iteration": self.iteration,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state["parameters"][name])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.generator.set_state(state["generator"])
+        self.iteration = state["iteration"]
+
     def update(self, rollout: Rollout) -> dict[str, float]:
         """One iteration: advantages, then epochs of freshly drawn minibatches.
 

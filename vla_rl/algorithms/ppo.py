@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,15 @@ class PPO(PolicyGradient[_Batch]):
         super().__init__(policy, parameters, config, generator, reducer)
         self.critic = critic
         self.critic_optimiser = torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate, eps=1e-5)
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"critic": self.critic.state_dict(), "critic_optimiser": self.critic_optimiser.state_dict()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.critic.load_state_dict(state["critic"])
+        self.critic_optimiser.load_state_dict(state["critic_optimiser"])
 
     @torch.no_grad()
     def _prepare(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from vla_rl.cli.signals import Terminated
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.contract.packages import check_packages
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.exit(_complain(f"MuJoCo cannot be loaded ({error}); unset MUJOCO_GL, or set it to egl or osmesa.", 2))
     except KeyboardInterrupt as stop:
-        sys.exit(_complain(str(stop) or "stopped before anything was saved.", 130))
+        status = 143 if isinstance(stop, Terminated) else 130  # 128 + the signal's number, as shells have it
+        sys.exit(_complain(str(stop) or "stopped before anything was saved.", status))
 
 
 def usage() -> str:

@@ -48,16 +48,21 @@ class Imitate:
         return {"validation": asdict(outcomes.rate), "seconds": seconds, "seed": self.seed}
 
     def prepare(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, TinyVLA, Episodes]:
-        """The imitation policy, its grounded ancestor and the demonstrations."""
+        """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes them if they exist."""
+        grounded_at, imitation_at = folder.checkpoint("grounded"), folder.checkpoint("imitation")
+        if folder.resumed and imitation_at.exists():
+            episodes = Episodes.load(folder.path / "demonstrations.npz")
+            return TinyVLA.from_pretrained(imitation_at), TinyVLA.from_pretrained(grounded_at), episodes
         with clock(seconds, "collect"):
             episodes = stages.collect(self.world, self.imitation.demonstrations, self.seed)
             episodes.save(folder.path / "demonstrations.npz")
         with clock(seconds, "grounding"):
             grounded = stages.ground_policy(self.world, episodes, self.tiny, self.grounding, self.seed)
+            grounded.save_pretrained(grounded_at)
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)
             stages.imitate_policy(policy, episodes, self.imitation, self.seed, folder)
-            policy.save_pretrained(folder.checkpoint("imitation"))
+            policy.save_pretrained(imitation_at)
         return policy, grounded, episodes
 
 
@@ -72,10 +77,13 @@ class Improve:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
-        """Improve and judge."""
+        """Improve and judge.  The policy to begin with is kept in the run folder, so the run can be resumed from it."""
+        start = folder.checkpoint("start")
         env = self.world.make(1)
-        policy = TinyVLA.from_pretrained(self.policy, env.spec)
+        policy = TinyVLA.from_pretrained(start if folder.resumed and start.exists() else self.policy, env.spec)
         env.close()
+        if not start.exists():
+            policy.save_pretrained(start)
         return self.improve(policy, folder, {})[1]
 
     def improve(self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]) -> tuple[Outcomes, dict[str, Any]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.cli.progress import bar, console
+from vla_rl.cli.signals import Terminated, patient_sigterm
 from vla_rl.cli.world import World
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.load import load
@@ -19,7 +20,7 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.episodes import Episodes, record
-from vla_rl.experience.rollout import RolloutSource, seed_stream
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.normalise import Affine
@@ -140,9 +141,10 @@ def play(world: World, policy: TinyVLA, seeds: list[int], config: EvaluationConf
 def improve(
     world: World, policy: TinyVLA, config: RLConfig, judged: EvaluationConfig, seed: int, folder: RunFolder
 ) -> Best:
-    """PPO on ``policy`` in place; it ends with the weights that did best on the validation seeds.
+    """Reinforcement learning on ``policy`` in place; it ends with the weights that did best on the validation seeds.
 
-    Those are saved as the checkpoint "best" whenever they improve, so Ctrl-C or a NaN lose at most what came after.
+    Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
+    ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
     policy.with_sampler(config.sampler)
     env, validation = world.training(config.rows), world.make(judged.rows)
@@ -151,13 +153,20 @@ def improve(
     critic = ValueCritic({"features": seen, "state": policy.spec.state.shape[0], "time": 1})
     learner = config.algorithm.build(policy, policy.trainable(), critic, generator(seed, 4))
     seeds = suite.training_seeds(seed, "reinforcement")
-    source = RolloutSource(env, policy, config.decisions, seed_stream(seeds.start, seeds.stop), generator(seed, 5))
+    source = RolloutSource(env, policy, config.decisions, SeedStream(seeds.start, seeds.stop), generator(seed, 5))
     held_out = suite.held_out(suite.VALIDATION, judged.validation)
 
     def validate() -> Rate:
         return evaluate(validation, policy, held_out, generator(seed, 3)).rate
 
-    with bar("improve", config.loop.iterations) as update:
+    with bar("improve", config.loop.iterations) as update, patient_sigterm() as asked_to_stop:
+
+        def save(iteration: int) -> None:
+            if asked_to_stop() or iteration % config.loop.save_every == 0:
+                folder.save_state(iteration, loop.state_dict())
+            if asked_to_stop():
+                raise Terminated
+
         loop = OnPolicyLoop(
             source,
             learner,
@@ -167,7 +176,10 @@ def improve(
             keep=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             report=_report_rl(folder, update),
             prepare=lambda progress: _quieten(policy, config, progress),
+            save=save,
         )
+        if folder.resumed and (state := folder.go_on("rl")):
+            loop.load_state_dict(state)
         try:
             best = loop.run()
         except NonFiniteError as error:

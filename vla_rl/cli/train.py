@@ -1,4 +1,4 @@
-"""``vla-rl train FILE.py:function [--out FOLDER] [--field value ...]``"""
+"""``vla-rl train FILE.py:function [--out FOLDER] [--field value ...]`` and ``vla-rl train --resume FOLDER``"""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from typing import Any
 
 from vla_rl.cli.configs import load_config, override
 from vla_rl.cli.progress import console
+from vla_rl.cli.signals import sigterm_like_ctrl_c
 from vla_rl.contract.errors import UserError
 from vla_rl.training.tracking import RunFolder
 
-RESUME = "configs/demo.py:last_step"  # reinforcement learning from any checkpoint
-
 
 def train(arguments: Sequence[str]) -> None:
-    """Run the recipe that a config function returns."""
+    """Run the recipe that a config function returns, or go on with a run that was stopped."""
+    stopped, others = take_option(list(arguments), "--resume", "")
+    if stopped:
+        if others:
+            raise UserError(f"a resumed run has the config it began with, so {others[0]!r} cannot change it; leave it out.")
+        run_in(RunFolder.resume(stopped))
+        return
     if not arguments or arguments[0].startswith("-"):
         raise UserError("train needs a config, so it knows what to run; write vla-rl train FILE.py:function.")
     out, rest = take_option(list(arguments[1:]), "--out", f"runs/{arguments[0].rpartition(':')[2]}")
-    recipe = override(load_config(arguments[0]), rest, f"vla-rl train {arguments[0]}")
-    run(recipe, out, arguments[0] if hasattr(recipe, "policy") else RESUME)
+    run(override(load_config(arguments[0]), rest, f"vla-rl train {arguments[0]}"), out)
 
 
-def run(recipe: Any, out: str, resume: str = RESUME) -> dict[str, Any]:
-    """Run ``recipe`` in the folder ``out`` and write its summary.
-
-    Ctrl-C is raised again with a sentence that says what was saved and how the config ``resume`` goes on from there.
-    """
+def run(recipe: Any, out: str) -> dict[str, Any]:
+    """Run ``recipe`` in the folder ``out`` and write its summary."""
     folder = RunFolder(out, recipe)
     if folder.moved_to:
         console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
+    return run_in(folder)
+
+
+def run_in(folder: RunFolder) -> dict[str, Any]:
+    """Run, or go on with, the recipe of ``folder``.
+
+    Ctrl-C and SIGTERM are raised again with a sentence that says how to go on.
+    """
     try:
-        summary: dict[str, Any] = recipe.run(folder)
+        with sigterm_like_ctrl_c():
+            summary: dict[str, Any] = folder.config.run(folder)
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(_stopped(folder, resume)) from stop
+        raise type(stop)(f"stopped; go on with: vla-rl train --resume {folder.path}") from stop
     folder.write_summary(summary)
     console.print(f"done: {folder.path}")
     return summary
-
-
-def _stopped(folder: RunFolder, resume: str) -> str:
-    """How things stand after Ctrl-C; the checkpoint that is nearest to the end comes first."""
-    for name in ("best", "imitation"):
-        checkpoint = folder.checkpoint(name)
-        if checkpoint.exists():
-            command = f"vla-rl train {resume} --policy {checkpoint}"
-            return f"stopped; the checkpoint {name!r} and metrics.jsonl are saved. To go on from it:\n  {command}"
-    return f"stopped before the first checkpoint, so only what is in {str(folder.path)!r} was saved; start it again."
 
 
 def take_option(arguments: list[str], name: str, default: str) -> tuple[str, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from vla_rl.contract.env import Array
 
@@ -64,6 +64,17 @@ class PolicyStore(Protocol):
 
     def latest(self) -> tuple[int, Mapping[str, Array]]:
         """The newest version and its weights."""
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """Sources, learners and stores whose state can be saved between two iterations, so that a run can go on later."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the future depends on: nested dicts and lists of arrays, tensors and JSON values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what :meth:`state_dict` described: what follows is the same, bit for bit."""
 
 
 class Reducer(Protocol):

@@ -12,15 +12,22 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import Observation, Step, VecEnv
-from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv
+from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.policy import ActionOut, Policy, Stored
 
 
-def seed_stream(start: int, stop: int) -> Iterator[int]:
-    """Every seed of a range once, in order, then again from the start."""
-    while True:
-        yield from range(start, stop)
+class SeedStream(Iterator[int]):
+    """Every seed from ``start`` to before ``stop`` once, in order, then again from the start."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self._range = range(start, stop)
+        self.drawn = 0
+
+    def __next__(self) -> int:
+        seed = self._range[self.drawn % len(self._range)]
+        self.drawn += 1
+        return seed
 
 
 @dataclass
@@ -49,7 +56,7 @@ class RolloutSource:
     """
 
     def __init__(
-        self, env: VecEnv, policy: Policy, decisions: int, seeds: Iterator[int], generator: torch.Generator
+        self, env: VecEnv, policy: Policy, decisions: int, seeds: SeedStream, generator: torch.Generator
     ) -> None:
         self.env, self.policy, self.decisions = env, policy, decisions
         self.seeds, self.generator = seeds, generator
@@ -70,6 +77,29 @@ class RolloutSource:
             self._stored = self._decide(self._window, self._stored)
         window, self._window = self._window, _Window()
         return _stack(window, self._stored)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the rows, the generator, the seeds and the policy's own state stand (see ``Resumable``).
+
+        An environment without snapshots cannot say where its rows stand: after loading, they start new episodes.
+        """
+        if self._window.decisions:
+            raise ContractError(
+                f"{len(self._window.decisions)} decisions of an unfinished window would be lost, so the source has no "
+                "state to save now; ask between two calls of next()."
+            )
+        state = {"seeds": self.seeds.drawn, "generator": self.generator.get_state(), "stored": None}
+        if self._stored is not None and isinstance(self.env, Snapshots):
+            snapshot = self.env.snapshot(np.arange(self.env.num_envs))
+            state |= {"env": snapshot, "stored": dict(self._stored), "policy": self._state, "seed": self._seed}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seeds.drawn, self._stored = state["seeds"], state["stored"]
+        self.generator.set_state(state["generator"])
+        if self._stored is not None:
+            self.env.restore(np.arange(self.env.num_envs), state["env"])  # type: ignore[attr-defined]
+            self._state, self._seed = state["policy"], state["seed"]
 
     def _look(self, obs: Observation) -> Stored:
         return self.policy.precompute(obs.public())

@@ -1,16 +1,21 @@
-"""The on-policy loop: collect, learn, publish; validate now and then; return to the best weights after a collapse."""
+"""The on-policy loop: collect, learn, publish; validate now and then; return to the best weights after a collapse.
+
+Between two iterations its whole state can be saved and put back: a run that goes on from there ends with the same
+weights, bit for bit, as one that was never stopped (same machine, versions and number of threads).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore
+from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Resumable
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.evaluation.stats import Rate
 
@@ -21,11 +26,12 @@ class LoopConfig:
 
     iterations: int = 110
     validate_every: int = 20
+    save_every: int = 1  # iterations between two states on disk: so many are repeated at most after a kill
     collapse: float = 0.15  # a validation this far below the best one sends the run back to the best weights
     collapse_rate: float = 0.5  # and multiplies the learning rate
 
 
-class OnPolicyLearner(Learner, Protocol):
+class OnPolicyLearner(Learner, Resumable, Protocol):
     """A learner whose weights the loop may keep, publish and put back, at a lower rate after a collapse."""
 
     parameters: dict[str, nn.Parameter]
@@ -72,8 +78,8 @@ class OnPolicyLoop:
     """``source`` -> ``learner`` -> ``store``, with validation seeds deciding which weights are kept.
 
     ``validate() -> Rate`` plays validation seeds; ``keep(iteration)`` saves the present weights as the best ones;
-    ``prepare(progress)`` is called before every iteration with the share of the run that is behind, and
-    ``report(iteration, metrics)`` after it.
+    ``prepare(progress)`` is called before every iteration with the share of the run that is behind,
+    ``report(iteration, metrics)`` after it, and then ``save(iteration)``, which may ask for :meth:`state_dict`.
     """
 
     def __init__(
@@ -86,24 +92,53 @@ class OnPolicyLoop:
         keep: Callable[[int], None] = lambda iteration: None,
         report: Callable[[int, dict[str, float]], None] = lambda iteration, metrics: None,
         prepare: Callable[[float], None] = lambda progress: None,
+        save: Callable[[int], None] = lambda iteration: None,
     ) -> None:
         self.source, self.learner, self.store, self.config = source, learner, store, config
-        self.validate, self.keep, self.report, self.prepare = validate, keep, report, prepare
+        self.validate, self.keep, self.report, self.prepare, self.save = validate, keep, report, prepare, save
         self.best = Best()
+        self.iteration = 0  # iterations that are done
         self.env_steps = 0.0
 
     def run(self) -> Best:
-        """Train; the learner's parameters end as the best validated ones."""
-        self.report(0, {**self._select(0), "env_steps_total": 0.0})
-        for iteration in range(1, self.config.iterations + 1):
-            self.prepare((iteration - 1) / self.config.iterations)
+        """Train what is left to do; the learner's parameters end as the best validated ones."""
+        if not self.best.weights:
+            self.report(0, {**self._select(0), "env_steps_total": 0.0})
+            self.save(0)
+        while self.iteration < self.config.iterations:
+            self.prepare(self.iteration / self.config.iterations)
             metrics = self._iterate()
-            if iteration % self.config.validate_every == 0 or iteration == self.config.iterations:
-                metrics |= self._select(iteration)
-            self.report(iteration, metrics)
+            self.iteration += 1
+            if self.iteration % self.config.validate_every == 0 or self.iteration == self.config.iterations:
+                metrics |= self._select(self.iteration)
+            self.report(self.iteration, metrics)
+            self.save(self.iteration)
         self.best.restore(self.learner.parameters)
         self.store.publish(self.learner.parameters)
         return self.best
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state between two iterations; raises UserError when a part of the loop cannot say its own."""
+        best = {"success": self.best.success, "iteration": self.best.iteration, "weights": self.best.weights}
+        own = {"iteration": self.iteration, "env_steps": self.env_steps, "best": best}
+        return {**own, **{name: part.state_dict() for name, part in self._parts().items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned, with parts that were built as they were then."""
+        self.iteration, self.env_steps = state["iteration"], state["env_steps"]
+        self.best = Best(**state["best"])
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, Resumable]:
+        parts: dict[str, Any] = {"learner": self.learner, "source": self.source, "store": self.store}
+        for name, part in parts.items():
+            if not isinstance(part, Resumable):
+                raise UserError(
+                    f"the {name} {type(part).__name__} cannot save its state, so this run could not be resumed; choose "
+                    "another one, or run without saving states."
+                )
+        return parts
 
     def _iterate(self) -> dict[str, float]:
         rollout = self.source.next()

@@ -18,5 +18,12 @@ class SharedStore:
         self.policy.version += 1
         return int(self.policy.version)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The version; the weights are the learner's."""
+        return {"version": int(self.policy.version)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.policy.version = state["version"]
+
     def latest(self) -> tuple[int, Mapping[str, Tensor]]:
         return int(self.policy.version), self.policy.trainable()

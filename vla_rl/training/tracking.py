@@ -10,24 +10,60 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vla_rl.contract.config import to_json
+from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
+from vla_rl.training.checkpoint import latest_state, save_state
 
 
 class RunFolder:
     """Everything one run leaves behind.  A folder that holds an earlier run is first moved aside, never overwritten.
 
-    config.json     what was run; ``config_from`` rebuilds it
+    config.json     what was run
     metrics.jsonl   one object per line: stage, step, seconds since the start, and the metrics
     checkpoints/    folders written by policies
+    state/          what resuming needs, see ``training/checkpoint.py``
     summary.json    the result
     """
 
     def __init__(self, path: str | Path, config: Any) -> None:
         self.path = Path(path)
+        self.config, self.resumed = config, False
         self.moved_to = _move_aside(self.path)
         self._start = time.monotonic()
         write_json(self.path / "config.json", to_json(config))
+
+    @classmethod
+    def resume(cls, path: str | Path) -> RunFolder:
+        """An unfinished run's folder, to go on in; ``config`` is what was run.
+
+        Raises UserError when there is no run, or a finished one.
+        """
+        folder = cls.__new__(cls)
+        folder.path, folder.resumed, folder.moved_to = Path(path), True, None
+        if not (folder.path / "config.json").exists():
+            raise UserError(f"{str(path)!r} has no config.json, so there is no run to go on with; name a run folder.")
+        if (folder.path / "summary.json").exists():
+            raise UserError(f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json.")
+        folder.config = from_json(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
+        lines = folder._lines()
+        folder._start = time.monotonic() - (lines[-1]["elapsed_s"] if lines else 0.0)
+        return folder
+
+    def save_state(self, step: int, state: dict[str, Any]) -> None:
+        """Keep what going on after ``step`` needs."""
+        save_state(self.path / "state", step, state)
+
+    def go_on(self, stage: str) -> dict[str, Any] | None:
+        """The newest saved state, None when there is none; later metrics of ``stage`` are forgotten."""
+        found = latest_state(self.path / "state")
+        if found is None:
+            return None
+        step, state = found
+        kept = [line for line in self._lines() if line["stage"] != stage or line["step"] <= step]
+        writing = self.path / "metrics.jsonl.writing"
+        writing.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        os.replace(writing, self.path / "metrics.jsonl")
+        return state
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line to ``metrics.jsonl``; numbers that are not finite become null."""
@@ -41,9 +77,13 @@ class RunFolder:
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:
         """All lines of one stage."""
+        return [row for row in self._lines() if row["stage"] == stage]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """All whole lines; the last one may have been cut off when the process was killed."""
         path = self.path / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [row for row in map(json.loads, lines) if row["stage"] == stage]
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def checkpoint(self, name: str) -> Path:
         """Where the checkpoint ``name`` belongs."""

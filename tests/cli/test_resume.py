@@ -1,0 +1,145 @@
+"""A run that was killed and resumed ends as one that never was: the same weights, generators and counters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.cli.main import main
+from vla_rl.training.checkpoint import latest_state
+
+ITERATIONS = 7
+VLA_RL = [sys.executable, "-m", "vla_rl.cli"]
+
+
+@pytest.fixture
+def arguments(untrained, quick):
+    """``arguments(out)``: a short run of reinforcement learning, every iteration of which changes the weights."""
+    policy = str(untrained())
+
+    def of(out: Path, iterations: int = ITERATIONS) -> list[str]:
+        learning = ["--rl.loop.iterations", str(iterations), "--rl.algorithm.critic-warmup", "1"]
+        return ["train", quick, "--policy", policy, "--out", str(out), *learning]
+
+    return of
+
+
+def digests(out: Path) -> dict[str, str]:
+    """SHA-256 of the weights that were kept, and of all tensors and numbers of the last state (rows, generators, ...)."""
+    files = ["checkpoints/best/model.safetensors"]
+    files += [f"state/{ITERATIONS:08d}/{name}" for name in ("tensors.safetensors", "state.json")]
+    return {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in files}
+
+
+def story(out: Path) -> list[dict[str, float]]:
+    """The metrics without what clocks say."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.endswith("_s")} for line in lines]
+
+
+def start(command: list[str]) -> subprocess.Popen:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    return subprocess.Popen([*VLA_RL, *command], stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for(when, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not when() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def steps_done(out: Path) -> int:
+    return max((int(path.name) for path in (out / "state").glob("*") if path.name.isdigit()), default=-1)
+
+
+def writing(out: Path) -> bool:
+    return any((out / "state").glob("*.writing"))
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(arguments, tmp_path):
+    main(arguments(tmp_path / "whole"))
+    process = start(arguments(tmp_path / "killed"))
+    wait_for(lambda: steps_done(tmp_path / "killed") >= 2, process)
+    process.kill()
+    process.communicate()
+    assert 2 <= steps_done(tmp_path / "killed") < ITERATIONS, "it was killed too late"
+    main(["train", "--resume", str(tmp_path / "killed")])
+    assert digests(tmp_path / "whole") == digests(tmp_path / "killed")
+    assert story(tmp_path / "whole") == story(tmp_path / "killed")
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "killed")]
+    for summary in summaries:
+        del summary["seconds"]
+    assert summaries[0] == summaries[1] and summaries[0]["best_iteration"] == ITERATIONS
+
+
+def test_sigterm_finishes_the_iteration_saves_and_says_how_to_go_on(arguments, tmp_path):
+    out = tmp_path / "run"
+    process = start([*arguments(out, 10_000), "--rl.loop.save-every", "10000"])
+    wait_for(lambda: (out / "metrics.jsonl").exists() and len(story(out)) > 3, process)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 143 and said.rstrip().endswith(f"stopped; go on with: vla-rl train --resume {out}")
+    assert "Traceback" not in said
+    step, state = latest_state(out / "state")
+    assert step == state["iteration"] == len(story(out)) - 1 >= 3
+
+
+def test_a_run_that_cannot_be_resumed_is_refused(arguments, tmp_path, complaint):
+    assert "no config.json" in complaint("train", "--resume", tmp_path / "nothing")
+    main(arguments(tmp_path / "done", 1))
+    assert "is finished" in complaint("train", "--resume", tmp_path / "done")
+    assert "'--seed' cannot change it" in complaint("train", "--resume", tmp_path / "done", "--seed", "3")
+
+
+def test_a_line_that_was_cut_off_is_forgotten_with_those_after_the_state(arguments, tmp_path):
+    """Killed after a report and before its state: the iteration is repeated and told once."""
+    out = tmp_path / "run"
+    process = start(arguments(out, 10_000))
+    wait_for(lambda: steps_done(out) >= 2, process)
+    process.kill()
+    process.communicate()
+    done, lines = steps_done(out), (out / "metrics.jsonl").read_text().splitlines()
+    extra = {**json.loads(lines[done]), "step": done + 1}
+    (out / "metrics.jsonl").write_text("\n".join([*lines[: done + 1], json.dumps(extra), '{"stage": "rl", "st']))
+    resumed = start(["train", "--resume", str(out)])
+    wait_for(lambda: steps_done(out) >= done + 2, resumed)
+    resumed.kill()
+    resumed.communicate()
+    told = [line["step"] for line in story(out)[: done + 3]]
+    assert told == list(range(done + 3))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+def test_twenty_kills(arguments, tmp_path):
+    """Ten runs are killed at random moments, ten inside the writing of a state, each of them twice; all end the same."""
+    main(arguments(tmp_path / "whole"))
+    expected, rng, inside = digests(tmp_path / "whole"), np.random.default_rng(1), 0
+    for number in range(10):
+        out = tmp_path / f"run{number}"
+        process = start(arguments(out))
+        moment, pause = int(rng.integers(0, 3)), rng.uniform(0, 0.5)
+        wait_for(lambda out=out, moment=moment: steps_done(out) >= moment, process)
+        time.sleep(pause)
+        process.kill()
+        process.communicate()
+        resumed = start(["train", "--resume", str(out)])
+        later = steps_done(out) + 1
+        wait_for(lambda out=out, later=later: steps_done(out) >= later and writing(out), resumed)
+        inside += writing(out)
+        resumed.kill()
+        resumed.communicate()
+        if not (out / "summary.json").exists():
+            main(["train", "--resume", str(out)])
+        assert digests(out) == expected, f"run {number}"
+        assert story(out) == story(tmp_path / "whole")
+    assert inside >= 5, "too few kills hit a write"

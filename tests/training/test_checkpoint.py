@@ -1,0 +1,122 @@
+"""Training states on disk: they come back as they were, and a write that fails or is killed loses nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.contract.errors import UserError
+from vla_rl.training.checkpoint import latest_state, save_state
+
+
+def tree():
+    generator = torch.Generator().manual_seed(3)
+    optimiser = torch.optim.Adam([torch.nn.Parameter(torch.ones(2, 3))], lr=0.1)
+    optimiser.param_groups[0]["params"][0].grad = torch.full((2, 3), 0.5)
+    optimiser.step()
+    return {
+        "generator": generator.get_state(),
+        "optimiser": optimiser.state_dict(),
+        "numbers": [1, 0.1, True, None, "text", 2**62],
+        "arrays": {"i8": np.arange(3, dtype=np.int8), "f8": np.array(1 / 3), "none": np.zeros((0, 4)), "b": np.eye(2) > 0},
+        "bf16": torch.ones(2, dtype=torch.bfloat16),
+        7: "keys keep their type",
+    }
+
+
+def same(a, b) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    return type(a) is type(b) and a == b
+
+
+def test_a_state_comes_back_as_it_was(tmp_path):
+    save_state(tmp_path, 3, tree())
+    step, state = latest_state(tmp_path)
+    assert step == 3 and same(tree(), state)
+    optimiser = torch.optim.Adam([torch.nn.Parameter(torch.ones(2, 3))], lr=0.5)
+    optimiser.load_state_dict(state["optimiser"])
+    assert optimiser.param_groups[0]["lr"] == 0.1 and same(optimiser.state_dict()["state"], tree()["optimiser"]["state"])
+
+
+def test_the_newest_two_are_kept(tmp_path):
+    assert latest_state(tmp_path) is None
+    for step in (9, 10, 11):
+        save_state(tmp_path, step, {"step": step})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000010", "00000011"]
+    assert latest_state(tmp_path) == (11, {"step": 11})
+    save_state(tmp_path, 11, {"step": "again"})
+    assert latest_state(tmp_path) == (11, {"step": "again"})
+
+
+def test_views_of_one_storage_are_saved_each(tmp_path):
+    whole = torch.arange(6.0)
+    save_state(tmp_path, 1, {"left": whole[:3], "right": whole[2:], "across": whole.view(2, 3).T})
+    state = latest_state(tmp_path)[1]
+    assert state["right"].tolist() == [2, 3, 4, 5] and state["across"].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_write_that_fails_keeps_what_was_there(tmp_path, monkeypatch):
+    save_state(tmp_path, 1, {"step": 1})
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"00000002.*No space left.*--resume"):
+        save_state(tmp_path, 2, {"step": 2})
+    assert latest_state(tmp_path) == (1, {"step": 1}) and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_a_damaged_state_is_named(tmp_path, name):
+    for step in (1, 2):
+        save_state(tmp_path, step, {"step": step, "weights": torch.ones(3)})
+    path = tmp_path / "00000002" / name
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"00000002.*is damaged.*delete that folder to go on from the one before it\."):
+        latest_state(tmp_path)
+
+
+def test_another_version_is_refused(tmp_path):
+    save_state(tmp_path, 1, {"step": 1})
+    path = tmp_path / "00000001" / "state.json"
+    path.write_text(path.read_text().replace('"contract_version": ', '"contract_version": 9'))
+    with pytest.raises(UserError, match="contract version 9"):
+        latest_state(tmp_path)
+
+
+def test_what_cannot_be_saved_is_named_before_anything_is_written(tmp_path):
+    with pytest.raises(TypeError, match="state/a/0 is object"):
+        save_state(tmp_path, 1, {"a": [object()]})
+    assert not list(tmp_path.iterdir())
+
+
+def test_killed_while_writing_there_is_always_a_whole_state(tmp_path):
+    """A process that does nothing but write states is killed at twenty moments, most of them inside a write."""
+    caught, rng, newest = 0, np.random.default_rng(0), 0
+    save_state(tmp_path, 0, {"step": 0, "weights": torch.zeros(300_000)})
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            for step in range(newest + 1, 10**6):
+                save_state(tmp_path, step, {"step": step, "weights": torch.full((300_000,), float(step))})
+        time.sleep(rng.uniform(0.01, 0.06))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        caught += any(path.name.endswith(".writing") for path in tmp_path.iterdir())
+        step, state = latest_state(tmp_path)
+        assert state["step"] == step >= newest and (state["weights"] == step).all()
+        newest = step
+    assert caught >= 5 and newest >= 5

@@ -1,0 +1,118 @@
+"""Training state on disk: all that the rest of a run depends on, written whole or not at all, read without pickle.
+
+``RUN/state/00000012/`` holds the state after iteration 12: ``tensors.safetensors`` with every tensor and array, and
+``state.json`` with the numbers and the shape of the tree.  A folder gets its name when it is complete and on the disk,
+so that a process killed at any moment leaves the newest complete one; the one before it is kept as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vla_rl.contract import CONTRACT_VERSION
+from vla_rl.contract.errors import UserError
+
+KEPT = 2  # newest states
+_TREE, _TENSORS = "state.json", "tensors.safetensors"
+_WRITING = ".writing"
+
+
+def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
+    """Write ``state``, nested dicts and sequences of tensors, arrays and JSON values, as ``folder/<step>``.
+
+    Raises UserError when it cannot be written; the states before it are then untouched.
+    """
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps({"contract_version": CONTRACT_VERSION, "state": _encode(state, "state", tensors)})
+    final = folder / f"{step:08d}"
+    writing = final.with_name(final.name + _WRITING)
+    try:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        save_file(tensors, writing / _TENSORS)
+        (writing / _TREE).write_text(tree, encoding="utf-8")
+        for path in (writing / _TENSORS, writing / _TREE, writing):
+            _flush(path)
+        shutil.rmtree(final, ignore_errors=True)  # a state of the same step: a resumed run repeats it
+        os.replace(writing, final)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(writing, ignore_errors=True)
+        raise UserError(
+            f"the training state {str(final)!r} could not be written ({error}), so the run stopped with the state "
+            "before it; free some disk space and go on with --resume."
+        ) from error
+    for old in sorted(_complete(folder))[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def latest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
+    """The newest step and its state, None when there is none; raises UserError when it is damaged."""
+    paths = sorted(_complete(folder))
+    if not paths:
+        return None
+    path = paths[-1]
+    try:
+        read = json.loads((path / _TREE).read_text(encoding="utf-8"))
+        if read["contract_version"] != CONTRACT_VERSION:
+            raise UserError(
+                f"{str(path)!r} has contract version {read['contract_version']} but this is {CONTRACT_VERSION}, so the "
+                "run would go on differently; resume it with the vla-rl that wrote it."
+            )
+        state: dict[str, Any] = _decode(read["state"], load_file(path / _TENSORS))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise UserError(
+            f"the training state {str(path)!r} is damaged ({error!r}), so the run cannot go on from it; delete that "
+            f"folder to go on from the one before it{'' if len(paths) > 1 else ', or start the run again'}."
+        ) from error
+    return int(path.name), state
+
+
+def _complete(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.glob("*") if path.name.isdigit())
+
+
+def _flush(path: Path) -> None:
+    """Make sure that a file or folder is on the disk, not only in memory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """JSON for ``value``; tensors and arrays go into ``tensors`` under their path in the tree."""
+    if isinstance(value, Tensor | np.ndarray):
+        tensor = torch.as_tensor(value)
+        tensors[path] = tensor.detach().cpu().clone().contiguous()
+        return {"kind": "tensor" if isinstance(value, Tensor) else "array", "path": path}
+    if isinstance(value, dict):
+        return {"kind": "dict", "items": [[key, _encode(v, f"{path}/{key}", tensors)] for key, v in value.items()]}
+    if isinstance(value, list | tuple):
+        return {"kind": "list", "items": [_encode(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{path} is {type(value).__name__}, which a training state cannot hold; give tensors or numbers.")
+
+
+def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value["kind"] == "dict":
+        return {key: _decode(item, tensors) for key, item in value["items"]}
+    if value["kind"] == "list":
+        return [_decode(item, tensors) for item in value["items"]]
+    tensor = tensors[value["path"]]
+    return tensor if value["kind"] == "tensor" else tensor.numpy()
