@@ -1,0 +1,438 @@
+"""GRPO and RLOO: advantages and losses by hand and by enumeration, what may enter, and decisions that are old."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from tests.toys import FlowToy, TwoProcesses
+from vla_rl.algorithms.group_relative import Constant, Global, LeaveOneOut, Mean, PerTrajectory, Standardised, relative
+from vla_rl.algorithms.grpo import GRPO, GRPOConfig
+from vla_rl.algorithms.rloo import RLOO, RLOOConfig
+from vla_rl.cli.configs import override
+from vla_rl.contract.batch import OneProcess, Rollout
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.contract.policy import Likelihood
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import FlowSde
+
+SDE = FlowSampler(FlowSde(0.5), AllSteps(), 4)
+LEAVE_ONE_OUT, MEAN, STANDARDISED = LeaveOneOut(), Mean(), Standardised()
+GLOBAL, CONSTANT, PER_TRAJECTORY = Global(), Constant(5), PerTrajectory()
+# Episodes of three groups: (seed, decisions, rewards of the last one's two actions); the last group is uniform.
+EPISODES = [
+    (7, 2, (1, 0)),
+    (7, 4, (0, 0)),
+    (7, 3, (1, 1)),
+    (4, 1, (0, 1)),
+    (4, 4, (0, 0)),
+    (9, 2, (0, 1)),
+    (9, 3, (1, 0)),
+]
+RETURNS = [1.0, 0.0, 2.0, 1.0, 0.0, 1.0, 1.0]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def learner(config=None, policy=None, reducer=None, **changes):
+    torch.manual_seed(0)
+    policy, config = policy or FlowToy(sampler=SDE, width=16), replace(config or GRPOConfig(), **changes)
+    kind = RLOO if isinstance(config, RLOOConfig) else GRPO
+    return kind(policy, policy.trainable(), config, seeded(), reducer)
+
+
+def weights(policy) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in policy.parameters()]
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def play(policy, episodes=EPISODES, seed=1, horizon=2) -> Rollout:
+    """Random states, actions by ``policy``; columns of unequal length, succeeding where they earned something."""
+    columns, length = len(episodes), max(item[1] for item in episodes)
+    state = torch.randn(length + 1, columns, 1, generator=seeded(seed))
+    outs = [policy.act({"state": state[t]}, {}, "sample", seeded(seed + t))[0] for t in range(length)]
+    reward, valid = torch.full((length, columns, horizon), math.nan), torch.zeros(length, columns, horizon).bool()
+    ends = torch.zeros(length, columns, dtype=torch.bool)
+    for e, (_, count, last) in enumerate(episodes):
+        reward[:count, e], valid[:count, e], ends[count - 1, e] = 0.0, True, True
+        reward[count - 1, e] = torch.tensor(last, dtype=torch.float)
+    earned = torch.where(valid, reward, 0.0).sum((0, 2)) > 0
+    return Rollout(
+        stored={"state": state},
+        sample=torch.stack([out.sample for out in outs]),
+        aux={name: torch.stack([out.aux[name] for out in outs]) for name in outs[0].aux},
+        logprob=torch.stack([out.logprob for out in outs]),
+        reward=reward,
+        valid=valid,
+        intervened=torch.zeros_like(valid),
+        terminated=ends & earned,
+        truncated=ends & ~earned,
+        success=ends & earned,
+        version=torch.zeros(length, columns, dtype=torch.long),
+        final_index=(ends & ~earned).nonzero(),
+        final_stored={"state": state[1:][ends & ~earned]},
+        seeds=torch.tensor([item[0] for item in episodes]).expand(length, -1),
+        info={"env_steps": float(valid.sum())},
+    )
+
+
+# -- advantages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("returns", "baseline", "expected"),
+    [
+        ((1, 0, 0, 0), MEAN, (0.75, -0.25, -0.25, -0.25)),
+        ((1, 0, 0, 0), STANDARDISED, (1.5, -0.5, -0.5, -0.5)),
+        ((1, 0, 0, 0), LEAVE_ONE_OUT, (1, -1 / 3, -1 / 3, -1 / 3)),
+        ((3, 1, 2, 2), MEAN, (1, -1, 0, 0)),
+        ((3, 1, 2, 2), STANDARDISED, (1.22474, -1.22474, 0, 0)),
+        ((3, 1, 2, 2), LEAVE_ONE_OUT, (1.33333, -1.33333, 0, 0)),
+    ],
+)
+def test_golden_advantages(returns, baseline, expected):
+    found = relative(torch.tensor(returns, dtype=torch.float64), torch.zeros(4).long(), baseline)
+    assert found.tolist() == pytest.approx(expected, abs=6e-6)
+
+
+def test_advantages_equal_brute_force_whatever_the_order_of_the_columns():
+    for case in range(50):
+        generator = seeded(case)
+        sizes = torch.randint(2, 9, (4,), generator=generator).tolist()
+        seeds = torch.cat([torch.full((n,), 1000 * g) for g, n in enumerate(sizes)])
+        seeds = seeds[torch.randperm(len(seeds), generator=generator)]
+        returns = torch.randn(len(seeds), generator=generator, dtype=torch.float64)
+        for e, seed in enumerate(seeds.tolist()):
+            group = [returns[i].item() for i in range(len(seeds)) if seeds[i] == seed]
+            mine, n = returns[e].item(), len(group)
+            mean = sum(group) / n
+            std = math.sqrt(sum((r - mean) ** 2 for r in group) / (n - 1))
+            expected = {
+                LEAVE_ONE_OUT: mine - (sum(group) - mine) / (n - 1),
+                MEAN: mine - mean,
+                STANDARDISED: (mine - mean) / (std + 1e-6),
+            }
+            for baseline, value in expected.items():
+                assert relative(returns, seeds, baseline)[e].item() == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize("baseline", [LEAVE_ONE_OUT, MEAN, STANDARDISED])
+def test_equal_returns_are_worth_exactly_nothing(baseline):
+    returns = torch.tensor([0.1, 0.1, 0.1, 5.0, 0.7], dtype=torch.float64)  # 0.1 + 0.1 + 0.1 is not 3 * 0.1
+    assert relative(returns, torch.tensor([1, 1, 1, 2, 2]), baseline)[:3].tolist() == [0, 0, 0]
+
+
+def bernoulli(p: float, size: int, baseline, kept=lambda outcome: True) -> float:
+    """The expected gradient of a group of coins with respect to ``p``, by enumeration; that of success is 1.
+
+    ``kept`` says which outcomes count; the others' probability is left out.
+    """
+    total = mass = 0.0
+    for outcome in product((0.0, 1.0), repeat=size):
+        if kept(outcome):
+            chance = math.prod(p if win else 1 - p for win in outcome)
+            advantage = relative(torch.tensor(outcome).double(), torch.zeros(size).long(), baseline).tolist()
+            score = [1 / p if win else -1 / (1 - p) for win in outcome]
+            total += chance * sum(a * s for a, s in zip(advantage, score, strict=True)) / size
+            mass += chance
+    return total / mass
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        (LEAVE_ONE_OUT, {0.02: 1, 0.1: 1, 0.5: 1}),
+        (MEAN, {0.02: 7 / 8, 0.1: 7 / 8, 0.5: 7 / 8}),
+        (STANDARDISED, {0.02: 2.41, 0.05: 2.31, 0.1: 2.18, 0.3: 1.84, 0.5: 1.74}),
+    ],
+)
+def test_the_expected_gradient_by_enumeration(baseline, expected):
+    tolerance = 0.005 if baseline is STANDARDISED else 1e-9
+    assert {p: bernoulli(p, 8, baseline) for p in expected} == pytest.approx(expected, abs=tolerance)
+
+
+def test_mixed_groups_alone_give_every_task_its_due():
+    """Refilled with new tasks, both of two tasks get 1.505 times their gradient; with the same again, 2.97 and 1.01."""
+    mixed = {p: 1 - p**8 - (1 - p) ** 8 for p in (0.05, 0.5)}
+    given = {p: bernoulli(p, 8, LEAVE_ONE_OUT, lambda outcome: len(set(outcome)) == 2) for p in mixed}
+    assert {p: 2 * mixed[p] / sum(mixed.values()) * given[p] for p in mixed} == pytest.approx(
+        dict.fromkeys(mixed, 1.505), abs=1e-3
+    )
+    assert given == pytest.approx({0.05: 2.97, 0.5: 1.01}, abs=5e-3)
+
+
+def test_a_group_of_one_is_told():
+    with pytest.raises(ContractError, match=r"group of seed 3 has one episode"):
+        relative(torch.ones(3), torch.tensor([1, 1, 3]), LEAVE_ONE_OUT)
+
+
+# -- averages ---------------------------------------------------------------------------------------------------------
+
+
+def test_weights_by_hand():
+    units, one = torch.tensor([2, 4, 0]), OneProcess()
+    assert GLOBAL.weights(units, one).tolist() == pytest.approx([1 / 6] * 3)
+    assert CONSTANT.weights(units, one).tolist() == pytest.approx([1 / 15] * 3)
+    assert PER_TRAJECTORY.weights(units, one).tolist() == pytest.approx([1 / 6, 1 / 12, 1 / 3])
+    assert GLOBAL.weights(torch.zeros(2).long(), one).isfinite().all()
+
+
+def test_per_trajectory_is_the_form_that_divides_by_the_share_of_the_longest():
+    units, longest, loss = torch.tensor([2, 4, 3]), 5, torch.randn(5, 3, generator=seeded()).double()
+    mask = torch.arange(longest)[:, None] < units
+    public = (loss * mask / (units / longest)).mean()
+    assert (PER_TRAJECTORY.weights(units, OneProcess()) * (loss * mask).sum(0)).sum().item() == pytest.approx(
+        public.item()
+    )
+
+
+def test_per_trajectory_can_prefer_the_worse_action_and_the_others_cannot():
+    """X succeeds in 50 % (1 decision, 4 to fail), Y in 55 % (3, 4); against 52.5 %, one decision by each of them."""
+    chances = {"X": [(0.5, 1, 1), (0.5, 0, 4)], "Y": [(0.55, 1, 3), (0.45, 0, 4)]}
+
+    def push(averaging, action):
+        units = torch.tensor([length for _, _, length in chances[action]])
+        weight = averaging.weights(units, OneProcess()) * (len(units) if averaging is PER_TRAJECTORY else 1)
+        return sum(p * (win - 0.525) * w for (p, win, _), w in zip(chances[action], weight.tolist(), strict=True))
+
+    assert push(PER_TRAJECTORY, "X") == pytest.approx(0.1719, abs=1e-4)
+    assert push(PER_TRAJECTORY, "Y") == pytest.approx(0.0280, abs=1e-4)
+    for averaging in (GLOBAL, CONSTANT):
+        assert push(averaging, "X") < 0 < push(averaging, "Y")
+
+
+@pytest.mark.parametrize("config", [GRPOConfig(), RLOOConfig()], ids=["grpo", "rloo"])
+@pytest.mark.parametrize("averaging", [GLOBAL, CONSTANT, PER_TRAJECTORY])
+def test_the_first_gradient_is_the_policy_gradient(config, averaging):
+    """Term by term: which decisions count, with which advantage and weight; minibatches average to the whole."""
+    grpo = learner(config, averaging=averaging)
+    experience = play(grpo.policy)
+    experience.intervened[0, 1, 1] = True  # the second episode's first decision does not count
+    new = [
+        grpo.policy.log_prob({"state": experience.stored["state"][t]}, *_at(experience, t)).logprob for t in range(4)
+    ]
+    advantage = {0: 1 - 2 / 2, 1: 0 - 3 / 2, 2: 2 - 1 / 2, 3: 1 - 0, 4: 0 - 1, 5: 0, 6: 0}
+    counted = [(t, e) for e, (_, count, _) in enumerate(EPISODES) for t in range(count) if (t, e) != (0, 1)]
+    units = [sum(e == other for _, other in counted) for e in range(7)]
+    weight = {
+        GLOBAL: lambda e: 1 / len(counted),
+        CONSTANT: lambda e: 1 / 35,
+        PER_TRAJECTORY: lambda e: 1 / 7 / units[e],
+    }
+    loss = -sum(weight[averaging](e) * advantage[e] * new[t][e] for t, e in counted)
+    expected = torch.autograd.grad(loss, grpo.parameters.values())
+    batch, metrics = grpo._prepare(experience)
+    assert metrics["decisions"] == len(batch.logprob) == 3 + 3 + 1 + 4  # the first episode is as good as the others
+    found = torch.autograd.grad(
+        grpo.policy_loss(batch, grpo.policy.log_prob(batch.stored, batch.sample, batch.aux))[0],
+        grpo.parameters.values(),
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def _at(experience: Rollout, t: int):
+    return experience.sample[t], {name: item[t] for name, item in experience.aux.items()}
+
+
+# -- objectives -------------------------------------------------------------------------------------------------------
+
+
+def test_clipped_and_unclipped_objectives_by_hand():
+    ratio, advantage = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1]), torch.tensor([3.0, 1.0, -1.0, -1.0, 2.0])
+    objective, clipped = learner().objective(ratio, advantage)
+    assert objective.tolist() == pytest.approx([3 * 1.28, 0.5, -1.5, -0.8, 2.2]) and clipped.tolist() == [1, 1, 1, 1, 0]
+    objective, clipped = learner(RLOOConfig()).objective(ratio, advantage)
+    assert objective.tolist() == pytest.approx([4.5, 0.5, -1.5, -0.5, 2.2]) and not clipped.any()
+
+
+def anchored(grpo, recorded, now, version, **changes):
+    """The batch after anchoring, when decisions ``recorded`` by ``version`` have log-prob ``now``."""
+    batch, _ = grpo._prepare(play(grpo.policy, [(1, 1, (1, 0)), (1, 1, (0, 0))]))
+    stale = torch.tensor(version) < max(version)
+    two = torch.ones(2, dtype=torch.float64)
+    batch = replace(batch, logprob=two * torch.tensor(recorded), stale=stale, weight=two, advantage=2 * two, **changes)
+    metrics: dict[str, float] = {}
+    return grpo._anchored(batch, Likelihood(two * torch.tensor(now), two, {}), metrics), metrics
+
+
+def test_the_decoupled_objective_of_old_decisions():
+    """log pi: -1 when it was made, -.8 at the start of the update, -.5 now; A = 2, clip .2."""
+    grpo = learner(clip_low=0.2, clip_high=0.2)
+    batch, metrics = anchored(grpo, [-1.0, -0.8], [-0.8, -0.8], [3, 4])
+    assert batch.weight.tolist() == pytest.approx([1.221403, 1]) and metrics["parity"] == 0
+    new = Likelihood(torch.tensor([-0.5, -0.5]).double(), torch.zeros(2), {})
+    assert (new.logprob - batch.logprob).exp().tolist() == pytest.approx([1.349859] * 2)
+    assert grpo.policy_loss(batch, new)[0].item() == pytest.approx(-(2.931367 + 2.4) / 2)
+
+
+def test_the_weight_of_old_decisions_is_bounded():
+    batch, _ = anchored(learner(most_correction=1.5), [-5.0, 0.0], [0.0, 0.0], [3, 4])
+    assert batch.weight.tolist() == [1.5, 1]
+
+
+def test_log_probs_that_are_off_are_recomputed_but_old_ones_are_not_off():
+    batch, metrics = anchored(learner(), [-1.0, 0.0], [0.0, 0.005], [3, 4])
+    assert metrics["parity"] == pytest.approx(0.005) and batch.logprob.tolist() == [0.0, 0.0]
+    batch, metrics = anchored(learner(), [-1.0, 0.0], [0.0, 0.5], [4, 4])
+    assert metrics["parity"] == 1 and batch.logprob.tolist() == [0.0, 0.5] and batch.weight.tolist() == [1, 1]
+
+
+def test_decisions_are_old_by_their_recorded_version():
+    """An update from groups of two policies: only those of the former are weighted."""
+    grpo = learner()
+    experience = play(grpo.policy)
+    experience.version[:, 3:] = 1
+    batch, metrics = grpo._prepare(experience)
+    assert batch.stale.sum() == 4 + 3 and metrics["stale"] == pytest.approx(7 / 12)
+    assert grpo.update(experience)["parity"] < 1e-4
+
+
+# -- what enters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [GRPOConfig(), RLOOConfig()], ids=["grpo", "rloo"])
+def test_idle_and_intervened_decisions_and_those_after_a_success_never_enter(config):
+    """Whatever stands in their samples, the result is the same to the last bit."""
+    ends = []
+    for poison in (float("nan"), 7.0):
+        grpo = learner(config)
+        experience = play(grpo.policy)
+        experience.intervened[1, 2, 0] = True
+        experience.success[:, 4] = torch.tensor([False, True, False, False])  # succeeds and runs on
+        out = ~experience.valid.any(-1)
+        out[1, 2], out[2:, 4] = True, True
+        for item in (experience.sample, experience.logprob, experience.aux["points"]):
+            item[out] = poison
+        metrics = grpo.update(experience)
+        assert metrics["decisions"] == 4 + 2 + 1 + 2 and metrics["parity"] < 1e-4
+        ends.append(weights(grpo.policy))
+    assert same(*ends) and all(item.isfinite().all() for item in ends[0])
+
+
+def test_what_never_enters_is_not_in_the_denominators_either():
+    grpo = learner()
+    experience = play(grpo.policy)
+    experience.success[:, 4] = torch.tensor([False, True, False, False])
+    units = 2 + 4 + 3 + 1 + 2 + 2 + 3
+    batch, metrics = grpo._prepare(experience)
+    assert batch.weight.tolist() == pytest.approx([metrics["decisions"] / units] * int(metrics["decisions"]))
+
+
+def test_uniform_groups_stay_in_the_denominators():
+    grpo = learner()
+    whole, part = grpo._prepare(play(grpo.policy))[0], grpo._prepare(play(grpo.policy, EPISODES[:5]))[0]
+    assert len(whole.logprob) == len(part.logprob) and whole.weight[0] / part.weight[0] == pytest.approx(14 / 19)
+
+
+def test_without_a_mixed_group_nothing_changes():
+    grpo = learner()
+    before, rate = weights(grpo.policy), grpo.learning_rate
+    metrics = grpo.update(play(grpo.policy, EPISODES[5:]))
+    assert metrics["decisions"] == 0 and metrics["return"] == 1 and same(before, weights(grpo.policy))
+    assert grpo.learning_rate == rate
+
+
+def test_columns_that_are_no_whole_episodes_are_refused():
+    grpo = learner()
+    experience = play(grpo.policy)
+    none = replace(experience, terminated=experience.terminated & False)
+    seeds = experience.seeds.clone()
+    seeds[1, 2] = 8
+    two = experience.truncated.clone()
+    two[0, 1] = True
+    for broken, column in ((none, 0), (replace(experience, seeds=seeds), 2), (replace(experience, truncated=two), 1)):
+        with pytest.raises(ContractError, match=rf"column {column} of the rollout is not one whole episode") as caught:
+            grpo.update(broken)
+        assert str(caught.value).count(". ") == 0
+
+
+def test_the_same_seeds_give_the_same_weights_and_the_rate_follows_the_kl():
+    ends = []
+    for _ in range(2):
+        grpo = learner(minibatch=4, target_kl=1e-4, learning_rate=1e-2, rate_bounds=(1e-6, 1.0))
+        metrics = grpo.update(play(grpo.policy))
+        assert metrics["stopped"] == 1 and grpo.learning_rate == pytest.approx(1e-2 / 1.4)
+        ends.append(weights(grpo.policy))
+    assert same(*ends)
+
+
+@pytest.mark.parametrize("averaging", [GLOBAL, CONSTANT, PER_TRAJECTORY])
+def test_the_gradients_of_two_processes_that_share_the_groups_add_up_to_that_of_the_whole(averaging):
+    whole, reducer = learner(averaging=averaging), TwoProcesses()
+    experience, found = play(whole.policy), dict[int, tuple[torch.Tensor, ...]]()
+
+    def work(key: int, grpo: GRPO, part: slice) -> None:
+        batch, _ = grpo._prepare(_columns(experience, part))
+        loss, _ = grpo.policy_loss(batch, grpo.policy.log_prob(batch.stored, batch.sample, batch.aux))
+        found[key] = torch.autograd.grad(loss, grpo.parameters.values())
+
+    work(0, whole, slice(None))
+    shares = [learner(policy=copy.deepcopy(whole.policy), reducer=reducer, averaging=averaging) for _ in range(2)]
+    parts = zip((1, 2), shares, (slice(0, 3), slice(3, None)), strict=True)
+    threads = [threading.Thread(target=work, args=part) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for total, one, other in zip(found[0], found[1], found[2], strict=True):
+        torch.testing.assert_close(one + other, total, rtol=1e-3, atol=1e-6)
+
+
+def _columns(experience: Rollout, part: slice) -> Rollout:
+    names = (
+        "sample",
+        "logprob",
+        "reward",
+        "valid",
+        "intervened",
+        "terminated",
+        "truncated",
+        "success",
+        "seeds",
+        "version",
+    )
+    cut = {name: getattr(experience, name)[:, part] for name in names}
+    stored = {name: item[:, part] for name, item in experience.stored.items()}
+    return replace(experience, stored=stored, aux={k: v[:, part] for k, v in experience.aux.items()}, **cut)
+
+
+# -- configs and failures ---------------------------------------------------------------------------------------------
+
+
+def test_configs_build_their_learner_are_json_and_can_be_overridden():
+    for config in (GRPOConfig(baseline=STANDARDISED, averaging=CONSTANT), RLOOConfig(averaging=PER_TRAJECTORY)):
+        assert from_json(to_json(config)) == config
+        policy = FlowToy(sampler=SDE, width=16)
+        built = config.build(policy, policy.trainable(), torch.nn.Linear(1, 1), seeded())
+        assert built.config == config and built.learning_rate == config.learning_rate
+    changed = override(GRPOConfig(averaging=CONSTANT), ["--averaging.longest", "9", "--clip-high", "0.4"], "test")
+    assert changed == GRPOConfig(averaging=Constant(9), clip_high=0.4)
+
+
+def test_a_policy_without_a_likelihood_is_told_in_one_sentence():
+    for config in (GRPOConfig(), RLOOConfig()):
+        with pytest.raises(UserError, match=r"^(GRPO|RLOO) needs a policy with log_prob and kl"):
+            config.build(object(), {}, None, seeded())
+
+
+def test_a_nan_stops_before_it_enters_the_weights_and_says_where():
+    grpo = learner()
+    experience = play(grpo.policy)
+    experience.aux["points"][0, 1, 2] = float("nan")
+    before = weights(grpo.policy)
+    with pytest.raises(NonFiniteError, match=r"the policy gradient of 'net\.0\.weight' is not finite in iteration 0"):
+        grpo.update(experience)
+    assert same(before, weights(grpo.policy))

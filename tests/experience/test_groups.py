@@ -1,0 +1,417 @@
+"""Groups: the counting environment through ``GroupSource``, what is refilled and carried over, and that it is fair."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import fields, replace
+from itertools import count, islice
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.toy.counting import CountingEnv, episode_length, expected_reward
+from sims.toy.rows import ToyEnv
+from tests.auditing import STEPS, AuditingPolicy, SecretiveEnv
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.contract.policy import ActionOut
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.experience.groups import GroupConfig, GroupSource
+from vla_rl.experience.rollout import SeedStream
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+
+START = 300
+SMALL = GroupConfig(groups=3, size=4, ahead=2, limit=40)
+
+
+def luck(seed: int, member: int, size: int) -> float:
+    """What the last step of the so-manieth episode of ``seed`` earns more: all the same for two seeds in five."""
+    if seed % 5 < 2:
+        return 0.0
+    return float(member == seed % size) if seed % 5 < 4 else float(member % 3)
+
+
+class LuckyEnv(CountingEnv):
+    """The counting environment in which the episodes of one seed earn different returns."""
+
+    def __init__(self, num_envs: int, size: int = SMALL.size) -> None:
+        super().__init__(num_envs)
+        self.size, self.begun, self.member = size, Counter(), np.zeros(num_envs, int)
+        self.acting: list[tuple[int, int]] = []  # at every step: episodes begun so far, rows that move
+
+    def _begin(self, row, seed):
+        super()._begin(row, seed)
+        self.member[row] = self.begun[seed]
+        self.begun[seed] += 1
+
+    def _advance(self, rows, action):
+        reward, success, late = super()._advance(rows, action)
+        extra = [luck(int(self._seed[row]), int(self.member[row]), self.size) for row in rows]
+        return reward + np.where(success | late, extra, 0).astype(np.float32), success, late
+
+    def step(self, chunk, observe="last"):
+        self.acting.append((sum(self.begun.values()), int((~self._book.done).sum())))
+        return super().step(chunk, observe)
+
+
+def mixed(seed: int, size: int = SMALL.size) -> bool:
+    return len({luck(seed, member, size) for member in range(size)}) > 1
+
+
+def source(config=SMALL, rows=7, horizon=4, policy=None, env=None, seeds=None):
+    env = env or LuckyEnv(rows, config.size)
+    seeds = seeds or SeedStream(START, START + 100_000)
+    return config.build(env, policy or AuditingPolicy(horizon), seeds, torch.Generator())
+
+
+def seeds_of(rollout: Rollout, size: int = SMALL.size) -> list[int]:
+    """The groups' seeds; every group must be ``size`` neighbours."""
+    groups = rollout.seeds[0].reshape(-1, size)
+    assert (groups == groups[:, :1]).all() and (rollout.seeds == rollout.seeds[:1]).all()
+    return groups[:, 0].tolist()
+
+
+def audit(rollout: Rollout, horizon: int, size: int) -> None:
+    """Recompute every number of every column from the rules of the counting environment alone."""
+    truncated = []
+    for e, seed in enumerate(rollout.seeds[0].tolist()):
+        length = int(episode_length(np.array(seed)))
+        for t in range(len(rollout.reward)):
+            before, after = min(t * horizon, length), min((t + 1) * horizon, length)
+            number = t * horizon + np.arange(1, horizon + 1)
+            valid, ends = number <= length, before < length == after
+            reward = np.where(valid, expected_reward(number), 0) + (number == length) * luck(seed, e % size, size)
+            assert rollout.valid[t, e].tolist() == valid.tolist() and rollout.reward[t, e].tolist() == reward.tolist()
+            assert bool(rollout.terminated[t, e]) == bool(rollout.success[t, e]) == (ends and seed % 2 == 0)
+            assert bool(rollout.truncated[t, e]) == (ends and seed % 2 == 1)
+            if valid.any():
+                assert rollout.stored["counters"][t, e].tolist() == [seed, before]
+                assert rollout.sample[t, e, :, 0].tolist() == number.tolist() and rollout.logprob[t, e] == -before
+            truncated += [(t, e, seed, length)] if ends and seed % 2 else []
+        last = rollout.stored["counters"][-1, e].tolist()
+        assert last == [seed, length if seed % 2 else (length - 1) // horizon * horizon]
+    order = sorted(truncated, key=lambda item: item[1])
+    assert rollout.final_index.tolist() == [[t, e] for t, e, _, _ in order]
+    assert rollout.final_stored["counters"].tolist() == [[seed, length] for _, _, seed, length in order]
+
+
+# -- nothing lost, doubled or reordered -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize(("rows", "horizon"), [(1, 4), (7, 1), (12, 8)])
+def test_every_number_can_be_recomputed_and_groups_come_in_the_order_of_their_launch(rows, horizon, ahead):
+    maker = source(replace(SMALL, ahead=ahead), rows, horizon)
+    rollouts = [maker.next() for _ in range(8)]
+    for rollout in rollouts:
+        audit(rollout, horizon, SMALL.size)
+    delivered = [seed for rollout in rollouts for seed in seeds_of(rollout)]
+    assert delivered == list(islice(filter(mixed, count(START)), 8 * SMALL.groups))
+    assert all(times == SMALL.size for times in maker.env.begun.values())  # no seed was tried again
+    assert sum(rollout.info["groups_refilled"] for rollout in rollouts) > 5
+
+
+def test_counters_tell_what_was_played_thrown_away_and_carried():
+    maker, carried, begun = source(), 0, START
+    for _ in range(8):
+        rollout = maker.next()
+        info, played = rollout.info, range(begun, begun + int(rollout.info["groups_played"]))
+        lengths = episode_length(np.array(played))
+        assert info["env_steps"] == SMALL.size * lengths.sum() and info["episodes"] == SMALL.size * len(played)
+        assert info["successes"] == SMALL.size * sum(seed % 2 == 0 for seed in played)
+        assert info["groups_refilled"] == sum(not mixed(seed) for seed in played) and info["groups_uniform"] == 0
+        assert info["groups_old"] == carried
+        carried = info["groups_carried"]
+        assert info["groups_old"] + len(played) == SMALL.groups + info["groups_refilled"] + carried
+        assert all(info[name] > 0 for name in ("env_s", "perception_s", "act_s"))
+        begun = played.stop
+    assert maker.seeds.drawn == begun - START == sum(maker.env.begun.values()) / SMALL.size
+
+
+def test_no_row_idles_while_episodes_are_wanted():
+    maker = source(GroupConfig(groups=9, size=4, ahead=0, limit=9), rows=8)
+    maker.next()
+    launched = [moving for begun, moving in maker.env.acting if begun < 36]
+    assert len(launched) > 10 and all(moving == 8 for moving in launched)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_what_is_carried_over_is_at_most_what_was_ahead_and_one_rollout_old(ahead):
+    maker, most = source(replace(SMALL, ahead=ahead), rows=SMALL.size * (SMALL.groups + ahead)), 0
+    for version in range(20):
+        maker.policy.version = version
+        rollout = maker.next()
+        versions = rollout.version[0].reshape(-1, SMALL.size)
+        assert (rollout.version == rollout.version[:1]).all() and (versions == versions[:, :1]).all()
+        assert (versions >= version - 1).all() and versions.max() == version
+        assert (versions[:, 0] < version).sum() == rollout.info["groups_old"] <= ahead
+        assert rollout.info["groups_carried"] <= ahead
+        most = max(most, rollout.info["groups_carried"])
+    assert most == ahead
+
+
+# -- which groups are kept --------------------------------------------------------------------------------------------
+
+
+def test_without_dynamic_sampling_every_group_is_delivered_once():
+    maker = source(replace(SMALL, limit=SMALL.groups))
+    for first in range(START, START + 24, 3):
+        rollout = maker.next()
+        assert seeds_of(rollout) == [first, first + 1, first + 2]
+        audit(rollout, 4, SMALL.size)
+        uniform = sum(not mixed(seed) for seed in range(first, first + 3))
+        assert rollout.info["groups_uniform"] == uniform and rollout.info["groups_refilled"] == 0
+        assert rollout.info["groups_carried"] == rollout.info["groups_old"] == 0
+
+
+def test_at_the_limit_uniform_groups_fill_the_rollout():
+    """In a plain counting environment every episode of a seed earns the same."""
+    maker = source(replace(SMALL, limit=6), env=make("counting", num_envs=7))
+    rollout = maker.next()
+    assert seeds_of(rollout) == [START, START + 1, START + 2]
+    assert [rollout.info[f"groups_{name}"] for name in ("played", "refilled", "uniform", "carried")] == [6, 3, 3, 0]
+
+
+def test_mixed_groups_before_the_limit_are_delivered_with_the_first_uniform_ones():
+    maker = source(GroupConfig(groups=4, size=4, ahead=3, limit=5), rows=4)
+    rollout = maker.next()  # of 300 to 304 the last three are mixed
+    assert [mixed(seed) for seed in range(300, 305)] == [False, False, True, True, True]
+    assert seeds_of(rollout) == [300, 302, 303, 304]
+    assert [rollout.info[f"groups_{name}"] for name in ("played", "refilled", "uniform", "carried")] == [5, 1, 1, 0]
+
+
+@pytest.mark.parametrize("winners", [1, 15])
+def test_one_that_differs_among_many_is_enough(winners):
+    """A filter on mean success, .1 to .9, would throw these away: half of the gradient where success is rare."""
+
+    class Rare(LuckyEnv):
+        def _advance(self, rows, action):
+            _, success, late = CountingEnv._advance(self, rows, action)
+            return (self.member[rows] < winners) * (success | late).astype(np.float32), success, late
+
+    maker = source(GroupConfig(groups=2, size=16, ahead=0, limit=9), env=Rare(8, 16))
+    rollout = maker.next()
+    assert seeds_of(rollout, 16) == [START, START + 1] and rollout.reward.sum() == 2 * winners
+
+
+# -- boundaries -------------------------------------------------------------------------------------------------------
+
+
+class Lasting(LuckyEnv):
+    """Succeeds at the fifth step and runs on."""
+
+    def __init__(self, num_envs: int, kind: str) -> None:
+        super().__init__(num_envs)
+        self.spec = replace(self.spec, success=kind)
+
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        return replace(step, success=step.obs.state[:, STEPS] >= 5)
+
+
+@pytest.mark.parametrize("kind", ["once", "at_end"])
+def test_an_episode_is_over_at_its_first_success_unless_only_its_end_counts(kind):
+    maker = source(GroupConfig(groups=6, size=4, ahead=0, limit=6), env=Lasting(7, kind), policy=Careless(4))
+    rollout = maker.next()
+    length = torch.from_numpy(episode_length(rollout.seeds[0].numpy()))
+    steps = torch.minimum(length, torch.tensor(8)) if kind == "once" else length
+    assert torch.equal(rollout.valid.sum((0, 2)), steps) and rollout.info["env_steps"] == steps.sum()
+    assert torch.equal(rollout.success.sum(0), (length >= 5).long())
+    assert torch.equal((rollout.terminated | rollout.truncated).sum(0), torch.ones(24).long())
+    assert (rollout.terminated | rollout.truncated)[rollout.success].all()
+    assert rollout.info["successes"] == (length >= 5).sum()
+
+
+class Careless(AuditingPolicy):
+    """Does not mind being reset in mid-episode."""
+
+    def reset_state(self, state, rows):
+        return {**state, "fresh": state["fresh"].index_fill(0, torch.as_tensor(rows), True)}
+
+
+def test_every_launched_row_is_reset_in_the_policy_too_and_nothing_privileged_is_shown():
+    seen = []
+
+    class Watching(AuditingPolicy):
+        def precompute(self, obs):
+            seen.append(set(obs.extras))
+            return super().precompute(obs)
+
+    maker = source(replace(SMALL, limit=5), policy=Watching(4), env=SecretiveEnv(7))
+    rollout = maker.next()
+    assert len(maker.policy.resets) == 5 * SMALL.size and len(rollout.final_index) > 0
+    assert all(names == {"force"} for names in seen)
+
+
+class Failing(AuditingPolicy):
+    """Chooses a NaN for row 2 at its eighth decision, unless mended."""
+
+    calls, mended = 0, False
+
+    def act(self, stored, state, mode, generator):
+        out, after = super().act(stored, state, mode, generator)
+        self.calls += 1
+        if self.calls >= 8 and not self.mended:
+            out.action[2, 0, 1] = float("nan")
+        return out, after
+
+
+def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
+    maker = source(policy=Failing(4))
+    for _ in range(2):
+        with pytest.raises(NonFiniteError, match=r"version 0.*row 2.*nothing was executed"):
+            maker.next()
+        with pytest.raises(ContractError, match=r"7 decisions of an unfinished rollout would be lost"):
+            maker.state_dict()
+    maker.policy.mended = True
+    whole = source()
+    for _ in range(3):
+        same(maker.next(), whole.next())
+
+
+def same(one: Rollout, other: Rollout) -> None:
+    for item in fields(Rollout):
+        a, b = getattr(one, item.name), getattr(other, item.name)
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b), item.name
+        elif item.name == "info":
+            assert {k: v for k, v in a.items() if not k.endswith("_s")} == {
+                k: v for k, v in b.items() if not k.endswith("_s")
+            }
+        else:
+            assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a), item.name
+
+
+def gaussian_source(seed: int):
+    """Random actions in the point mass: every group is mixed."""
+    env = make("point_mass", num_envs=10)
+    torch.manual_seed(3)
+    policy = GaussianPolicy(env.spec, config=GaussianConfig(4, width=16))
+    return SMALL.build(env, policy, SeedStream(0, 10**6), torch.Generator().manual_seed(seed))
+
+
+def test_the_same_seeds_give_the_same_rollouts_and_a_saved_state_goes_on_with_them():
+    one, other = gaussian_source(1), gaussian_source(1)
+    for _ in range(2):
+        same(one.next(), other.next())
+    state = copy.deepcopy(one.state_dict())
+    assert len(state["carried"]) == SMALL.ahead
+    resumed = gaussian_source(2)
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        rollout = one.next()
+        same(rollout, other.next())
+        same(rollout, resumed.next())
+    assert rollout.info["groups_old"] == SMALL.ahead
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": 1}, "groups of 1 cannot be compared"),
+        ({"ahead": 3}, "ahead 3, groups 3 and limit 40 contradict each other"),
+        ({"ahead": -1}, "contradict each other"),
+        ({"limit": 2}, "contradict each other"),
+        ({"size": 2, "ahead": 0}, "7 rows are more than the 6 episodes that may be in play"),
+        ({"size": 2, "limit": 3}, "7 rows are more than the 6 episodes"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused_in_one_sentence(changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        source(replace(SMALL, **changes))
+    assert str(caught.value).count(". ") == 0
+
+
+def test_a_range_of_seeds_that_is_too_short_is_told():
+    with pytest.raises(UserError, match=r"seed 300 came twice within one rollout"):
+        source(seeds=SeedStream(START, START + 4)).next()
+
+
+# -- fairness ---------------------------------------------------------------------------------------------------------
+
+EASY, HARD = (0.5, 1), (0.1, 8)  # probability of success, decisions in an episode
+
+
+class CoinEnv(ToyEnv):
+    """Success is drawn by the first action; even seeds are easy and short, odd ones hard and long."""
+
+    def __init__(self, num_envs: int) -> None:
+        entry = ArraySpec((1,), "float32", 0.0, 1.0)
+        spec = EnvSpec("coin", {}, entry, entry, ("toss",), 0.1, 8, 1)
+        super().__init__(spec, num_envs, {"won": np.zeros(num_envs, bool)})
+
+    def _begin(self, row, seed):
+        self._memory["won"][row] = False
+
+    def _advance(self, rows, action):
+        hard = self._seed[rows] % 2 == 1
+        first = self._time[rows] == 1
+        chance, length = np.where(hard, HARD[0], EASY[0]), np.where(hard, HARD[1], EASY[1])
+        self._memory["won"][rows] |= first & (action[:, 0] < chance)
+        over, won = self._time[rows] >= length, self._memory["won"][rows]
+        return (over & won).astype(np.float32), over & won, over & ~won
+
+    def _state(self):
+        return (self._seed[:, None] % 2).astype(np.float32)
+
+
+class Uniform:
+    """Draws from [0, 1)."""
+
+    version = 0
+    precompute = staticmethod(lambda obs: {"state": torch.as_tensor(obs.state)})
+    initial_state = staticmethod(lambda rows: {})
+    reset_state = staticmethod(lambda state, rows: state)
+
+    def act(self, stored, state, mode, generator):
+        sample = torch.rand(len(stored["state"]), 1, 1, generator=generator)
+        return ActionOut(sample, sample, torch.zeros(len(sample))), state
+
+
+def contributions(rollouts) -> dict[bool, tuple[float, float]]:
+    """Mean and its standard error, easy (False) and hard, of what each **launched** group adds to the gradient of its
+    task's probability, which is 1: leave-one-out advantages times the score of a Bernoulli."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for rollout in rollouts:
+        won = rollout.reward.sum((0, 2)).reshape(-1, 4).double()
+        for group, seed in zip(won, rollout.seeds[0, ::4].tolist(), strict=True):
+            p = (HARD if seed % 2 else EASY)[0]
+            advantage = (group - group.mean()) * 4 / 3
+            found[bool(seed % 2)].append(float((advantage * (group - p) / (p * (1 - p))).mean()))
+    launched = sum(rollout.info["groups_played"] for rollout in rollouts) / 2
+    total = {hard: (sum(items), sum(item**2 for item in items)) for hard, items in found.items()}
+    error = {hard: (b / launched - (a / launched) ** 2) ** 0.5 / launched**0.5 for hard, (a, b) in total.items()}
+    return {hard: (a / launched, error[hard]) for hard, (a, _) in total.items()}
+
+
+@pytest.mark.parametrize("ahead", [0, 5])
+def test_refilling_gives_short_easy_and_long_hard_episodes_their_due(ahead):
+    maker = source(GroupConfig(6, 4, ahead, 1000), policy=Uniform(), env=CoinEnv(24), seeds=SeedStream(0, 10**6))
+    rollouts = [maker.next() for _ in range(120)]
+    refilled = sum(rollout.info["groups_refilled"] for rollout in rollouts)
+    played = sum(rollout.info["groups_played"] for rollout in rollouts)
+    alike = sum(p**4 + (1 - p) ** 4 for p, _ in (EASY, HARD)) / 2
+    assert refilled / played == pytest.approx(alike, abs=4 * (alike * (1 - alike) / played) ** 0.5)
+    for mean, error in contributions(rollouts).values():
+        assert error < 0.1 and abs(mean - 1) < 4 * error
+
+
+class Hasty(GroupSource):
+    """What not to do: the first groups to end are delivered and the others dropped."""
+
+    def _deliver(self) -> Rollout:
+        self._groups.sort(key=lambda group: max(episode.stop for episode in group.episodes))
+        rollout, self._carried = super()._deliver(), []
+        return rollout
+
+
+def test_fairness_is_not_a_matter_of_course():
+    maker = Hasty(CoinEnv(24), Uniform(), GroupConfig(6, 4, 5, 1000), SeedStream(0, 10**6), torch.Generator())
+    found = contributions([maker.next() for _ in range(120)])
+    assert found[False][0] > 1.5 * found[True][0] and found[True][0] < 1 - 4 * found[True][1]

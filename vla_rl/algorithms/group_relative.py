@@ -1,0 +1,222 @@
+"""Advantages relative to a group, without a critic: ``n`` episodes from one start, each judged by the others.
+
+A group is what was reset with one seed: the same task, scene and start.  ``R_i`` is the undiscounted sum of an
+episode's rewards, ``m`` the mean of its group's, and every decision of the episode has its advantage ``A_i``:
+
+    LeaveOneOut    A_i = R_i - mean of the others' R = n/(n-1) (R_i - m)    E[ grad ] = grad J
+    Mean           A_i = R_i - m                                           (1 - 1/n) grad J: the same direction
+    Standardised   A_i = (R_i - m) / (std + 1e-6)                          re-weights tasks, see there
+
+A group whose returns are all equal has advantages of exactly 0.  It leaves the gradient unbiased as long as it stays in
+the denominators, which it does here; only its forward passes are saved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.policy_gradient import Decisions, PolicyGradient, PolicyGradientConfig, pick
+from vla_rl.contract.batch import Reducer, Rollout
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.policy import Likelihood
+
+# -- what an episode is worth ------------------------------------------------------------------------------------------
+
+
+class Baseline(Protocol):
+    """Turns the returns of one group into advantages, both float64 [n]; they are not all equal."""
+
+    def advantages(self, returns: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Against the mean of the *others*, which an episode's own luck does not move: unbiased (Kool et al. 2019)."""
+
+    def advantages(self, returns: Tensor) -> Tensor:
+        """``R_i - (sum R - R_i) / (n - 1)``."""
+        return returns - (returns.sum() - returns) / (len(returns) - 1)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Against the mean of all, as GRPO without its std (Dr. GRPO, arXiv 2503.20783): shorter by ``1 - 1/n``."""
+
+    def advantages(self, returns: Tensor) -> Tensor:
+        """``R_i - m``."""
+        return returns - returns.mean()
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """GRPO as published (Shao et al. 2024, arXiv 2402.03300): the group's own std (of ``n - 1``) sets the scale.
+
+    Biased: a task that succeeds with probability p gets weight 2.41 (p = .02), 2.18 (.1), 1.74 (.5) at n = 8, and
+    ``1 / sqrt(p (1-p))`` for large n, so it ascends the sum of ``2 arcsin sqrt p`` instead of that of p.
+    """
+
+    def advantages(self, returns: Tensor) -> Tensor:
+        """``(R_i - m) / (std + 1e-6)``."""
+        return (returns - returns.mean()) / (returns.std(correction=1) + 1e-6)
+
+
+def relative(returns: Tensor, seeds: Tensor, baseline: Baseline) -> Tensor:
+    """Advantages float64 [C] of episodes with ``returns`` [C]; equal ``seeds`` int [C] are one group.
+
+    Raises ContractError for a group of one, which has nothing to be compared with.
+    """
+    advantage = torch.zeros_like(returns, dtype=torch.float64)
+    for seed in seeds.unique():
+        members = seeds == seed
+        group = returns[members].double()
+        if len(group) < 2:
+            raise ContractError(
+                f"the group of seed {int(seed)} has one episode, so it cannot be compared; give every group two or "
+                "more (GroupConfig.size)."
+            )
+        if (group != group[0]).any():
+            advantage[members] = baseline.advantages(group)
+    return advantage
+
+
+# -- how decisions are averaged ----------------------------------------------------------------------------------------
+
+
+class Averaging(Protocol):
+    """How the loss of decisions is averaged: ``L = sum_i w_i sum_t l_it``."""
+
+    def weights(self, units: Tensor, reducer: Reducer) -> Tensor:
+        """``w`` float64 [C] of episodes with so many learnt decisions, int [C]; ``reducer`` sums over processes."""
+
+
+@dataclass(frozen=True)
+class Global:
+    """One over the number of all decisions: each has the same weight, so the direction is that of the gradient."""
+
+    def weights(self, units: Tensor, reducer: Reducer) -> Tensor:
+        """``1 / N``."""
+        total = reducer.sum(units.sum().double()).clamp(min=1.0)
+        return torch.ones_like(units, dtype=torch.float64) / total
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One over episodes times ``longest``, the most decisions an episode can have (Dr. GRPO): never varies."""
+
+    longest: int
+
+    def weights(self, units: Tensor, reducer: Reducer) -> Tensor:
+        """``1 / (C longest)``."""
+        return torch.ones_like(units, dtype=torch.float64) / (_episodes(units, reducer) * self.longest)
+
+
+@dataclass(frozen=True)
+class PerTrajectory:
+    """One over episodes times the episode's own length (WoVR, arXiv 2602.13977; also the published GRPO).
+
+    **Not a policy gradient of success**: lengths that depend on the outcome can turn its sign.  An action with 50 %
+    success (1 decision to succeed, 4 to fail) is preferred to one with 55 % (3 and 4).  It is here for comparisons.
+    """
+
+    def weights(self, units: Tensor, reducer: Reducer) -> Tensor:
+        """``1 / (C T_i)``."""
+        return 1.0 / (_episodes(units, reducer) * units.double().clamp(min=1.0))
+
+
+def _episodes(units: Tensor, reducer: Reducer) -> Tensor:
+    total: Tensor = reducer.sum(torch.tensor(float(len(units)), dtype=torch.float64, device=units.device))
+    return total
+
+
+# -- the learner -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GroupRelativeConfig(PolicyGradientConfig):
+    """What GRPO and RLOO have in common."""
+
+    averaging: Averaging = Global()
+    most_correction: float = 2.0  # bound of the importance weight of decisions that an older policy made
+
+
+@dataclass(frozen=True)
+class _Batch(Decisions):
+    """``weight`` [B]: the loss is the mean of ``weight * l``; ``stale`` bool [B]: made by an older policy."""
+
+    weight: Tensor
+    stale: Tensor
+
+
+class GroupRelative(PolicyGradient[_Batch]):
+    """A ``Learner`` from whole episodes in groups, one per column (``experience/groups.py`` collects them).
+
+    Only what the policy did itself until an episode's first success, that decision included, is learnt from: neither
+    idle nor intervened decisions, nor those after it.  Decisions of a version older than the rollout's newest are
+    anchored at the present policy and weighted by how much likelier it makes them, at most ``most_correction``
+    (decoupled PPO, Hilton et al., arXiv 2110.00641), so that the clip holds the step and not the age.
+    """
+
+    config: GroupRelativeConfig
+    baseline: Baseline
+
+    def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """What is maximised, and where it was clipped, all [B]."""
+        raise NotImplementedError
+
+    def policy_loss(self, row: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
+        """The weighted objective, negative, and which samples were clipped."""
+        objective, clipped = self.objective((new.logprob - row.logprob).exp(), row.advantage)
+        return -(row.weight * objective).mean(), clipped
+
+    @torch.no_grad()
+    def _prepare(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
+        require_whole_episodes(rollout)
+        returns = torch.where(rollout.valid, rollout.reward.double(), 0.0).sum((0, 2))
+        advantage = relative(returns, rollout.seeds[0], self.baseline)
+        learnt = _learnt(rollout)
+        weight = self.config.averaging.weights(learnt.sum(0), self.reducer)
+        used = learnt & (advantage != 0)
+        over_time = lambda value: value.expand_as(used)[used].to(rollout.logprob.dtype)  # noqa: E731
+        batch = _Batch(
+            {name: item[:-1][used] for name, item in rollout.stored.items()},
+            rollout.sample[used],
+            pick(rollout.aux, used),
+            rollout.logprob[used],
+            over_time(advantage),
+            over_time(weight * used.sum()),
+            rollout.version[used] < rollout.version.max(),
+        )
+        telling = {"return": float(returns.mean()), "stale": float(batch.stale.double().mean()) if used.any() else 0.0}
+        return batch, {"decisions": float(used.sum()), **telling}
+
+    def _anchored(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
+        gap, fresh = old.logprob - batch.logprob, ~batch.stale
+        metrics["parity"] = float(gap[fresh].abs().max()) if fresh.any() else 0.0
+        off = metrics["parity"] > self.config.parity_bound
+        anchor = old.logprob if off else torch.where(batch.stale, old.logprob, batch.logprob)
+        correction = torch.where(batch.stale, gap.exp().clamp(max=self.config.most_correction), 1.0)
+        return replace(batch, logprob=anchor, weight=batch.weight * correction)
+
+
+def _learnt(rollout: Rollout) -> Tensor:
+    """bool [T,C]: the policy's own decisions up to the first success of their episode, that one included."""
+    success = rollout.success.long()
+    after = success.cumsum(0) - success > 0
+    return rollout.valid.any(-1) & ~rollout.intervened.any(-1) & ~after
+
+
+def require_whole_episodes(rollout: Rollout) -> None:
+    """Raise ContractError unless every column is one whole episode."""
+    ends, played = rollout.terminated | rollout.truncated, rollout.valid.any(-1)
+    after = ends.long().cumsum(0) - ends.long() > 0
+    other = played & ((rollout.seeds != rollout.seeds[:1]) | after)
+    wrong = other.any(0) | (ends.sum(0) != 1)
+    if wrong.any():
+        raise ContractError(
+            f"column {int(wrong.nonzero()[0])} of the rollout is not one whole episode, so its return is not known; "
+            "collect with GroupSource (vla_rl/experience/groups.py)."
+        )

@@ -1,0 +1,46 @@
+"""RLOO (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740): REINFORCE whose baseline is the rest of the group.
+
+    L = - sum_i w_i sum_t rho_it A_i,    A_i = R_i - mean of the others' R,    rho = exp(log pi - log pi_old)
+
+At ``rho = 1`` the gradient is the unbiased policy gradient.  A rollout is passed over once, so ``rho`` accounts only
+for the minibatches before.  Deviations: one ratio per decision and not per episode; no reference policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms.group_relative import GroupRelative, GroupRelativeConfig, LeaveOneOut
+from vla_rl.contract.policy import LikelihoodPolicy
+
+
+@dataclass(frozen=True)
+class RLOOConfig(GroupRelativeConfig):
+    """One epoch; nothing but the KL stop and the adaptive rate holds the step."""
+
+    epochs: int = 1
+
+    def build(
+        self,
+        policy: LikelihoodPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: nn.Module,
+        generator: torch.Generator,
+    ) -> RLOO:
+        """The learner with these numbers; it has no use for ``critic``."""
+        return RLOO(policy, parameters, self, generator)
+
+
+class RLOO(GroupRelative):
+    """A ``Learner``: ``update(rollout)`` improves ``policy`` in place and returns metrics."""
+
+    config: RLOOConfig
+    baseline = LeaveOneOut()
+
+    def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """``rho A``; nothing is clipped."""
+        return ratio * advantage, torch.zeros_like(ratio)
