@@ -1,7 +1,5 @@
 """The other tabletop tasks: place, push, and one policy for all three; the same PPO as the demo's."""
 
-from dataclasses import replace
-
 from vla_rl.cli.recipes import Imitate, Improve
 from vla_rl.cli.stages import RLConfig
 from vla_rl.cli.world import World

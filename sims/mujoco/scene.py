@@ -99,7 +99,9 @@ _CUBE = """<body name="cube{i}" pos="{x} 0 {half}">
 
 
 # A plate, or the target of a push: seen, not felt.
-_MARK = """<geom class="visual" name="mark{i}" type="cylinder" size="{radius} 0.0006" pos="0 0 0.001" rgba="0 0 0 0"/>"""
+_MARK = (
+    """<geom class="visual" name="mark{i}" type="cylinder" size="{radius} 0.0006" pos="0 0 0.001" rgba="0 0 0 0"/>"""
+)
 
 
 def build_model(cubes: int, marks: int = 0) -> mujoco.MjModel:

@@ -83,7 +83,7 @@ class Tabletop:
 
     def looks(self) -> Memory:
         """An example of the part of a row's memory that says what is on the table."""
-        memory = {"colour": np.full(self._cubes, UNSEEN, np.int8)}
+        memory: Memory = {"colour": np.full(self._cubes, UNSEEN, np.int8)}
         if self._marks:
             memory["mark_colour"] = np.full(self._marks, UNSEEN, np.int8)
             memory["mark_xy"] = np.zeros((self._marks, 2))
@@ -92,7 +92,7 @@ class Tabletop:
     def lay(self, xy: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """``qpos`` [nq] with resting cubes, turned at random, at ``xy`` [n,2]; the other cubes are away."""
         qpos = np.zeros(self.model.nq)
-        rest = [_AWAY + (0.15 * i, 0.0) for i in range(len(xy), self._cubes)]
+        rest = [_AWAY + np.array([0.15 * i, 0.0]) for i in range(len(xy), self._cubes)]
         put_cubes(qpos, [*xy, *rest], rng.uniform(-YAW, YAW, self._cubes))
         return qpos
 

@@ -34,7 +34,7 @@ def arguments(untrained, quick):
 
 
 def digests(out: Path) -> dict[str, str]:
-    """SHA-256 of the weights that were kept, and of all tensors and numbers of the last state (rows, generators, ...)."""
+    """SHA-256 of the weights that were kept, and of all tensors and numbers of the last state (rows, generators)."""
     files = ["checkpoints/best/model.safetensors"]
     files += [f"state/{ITERATIONS:08d}/{name}" for name in ("tensors.safetensors", "state.json")]
     return {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in files}
@@ -121,7 +121,7 @@ def test_a_line_that_was_cut_off_is_forgotten_with_those_after_the_state(argumen
 @pytest.mark.full
 @pytest.mark.timeout(3000)
 def test_twenty_kills(arguments, tmp_path):
-    """Ten runs are killed at random moments, ten inside the writing of a state, each of them twice; all end the same."""
+    """Ten runs are killed at a random moment and again inside the writing of a state; all end the same."""
     main(arguments(tmp_path / "whole"))
     expected, rng, inside = digests(tmp_path / "whole"), np.random.default_rng(1), 0
     for number in range(10):

@@ -23,7 +23,12 @@ def tree():
         "generator": generator.get_state(),
         "optimiser": optimiser.state_dict(),
         "numbers": [1, 0.1, True, None, "text", 2**62],
-        "arrays": {"i8": np.arange(3, dtype=np.int8), "f8": np.array(1 / 3), "none": np.zeros((0, 4)), "b": np.eye(2) > 0},
+        "arrays": {
+            "i8": np.arange(3, dtype=np.int8),
+            "f8": np.array(1 / 3),
+            "none": np.zeros((0, 4)),
+            "b": np.eye(2) > 0,
+        },
         "bf16": torch.ones(2, dtype=torch.bfloat16),
         7: "keys keep their type",
     }
@@ -47,7 +52,9 @@ def test_a_state_comes_back_as_it_was(tmp_path):
     assert step == 3 and same(tree(), state)
     optimiser = torch.optim.Adam([torch.nn.Parameter(torch.ones(2, 3))], lr=0.5)
     optimiser.load_state_dict(state["optimiser"])
-    assert optimiser.param_groups[0]["lr"] == 0.1 and same(optimiser.state_dict()["state"], tree()["optimiser"]["state"])
+    assert optimiser.param_groups[0]["lr"] == 0.1 and same(
+        optimiser.state_dict()["state"], tree()["optimiser"]["state"]
+    )
 
 
 def test_the_newest_two_are_kept(tmp_path):

@@ -50,10 +50,14 @@ def evaluate(arguments: Sequence[str]) -> None:
     outcomes = stages.play(config.world, policy, seeds, judged, config.seed, config.seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     console.print(f"{arguments[0]}: {percent(outcomes.rate)} of {config.episodes} {config.seeds} episodes ({ends})")
+    families = outcomes.families if len(outcomes.families) > 1 else {}
+    for name, rate in families.items():
+        console.print(f"  {name}: {percent(rate)} of {rate.episodes}")
+    result = {**asdict(outcomes.rate), "families": {name: asdict(rate) for name, rate in families.items()}}
     if config.out:
-        write_json(Path(config.out), {**asdict(outcomes.rate), "seeds": config.seeds, "checkpoint": arguments[0]})
+        write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": arguments[0]})
     else:
-        print(json.dumps(asdict(outcomes.rate)))
+        print(json.dumps(result))
 
 
 def _load(folder: str, world: World) -> TinyVLA:

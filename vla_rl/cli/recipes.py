@@ -45,10 +45,11 @@ class Imitate:
         policy, _, _ = self.prepare(folder, seconds)
         validation = suite.held_out(suite.VALIDATION, self.evaluation.validation)
         outcomes = stages.play(self.world, policy, validation, self.evaluation, self.seed, "validate")
-        return {"validation": asdict(outcomes.rate), "seconds": seconds, "seed": self.seed}
+        families = {name: asdict(rate) for name, rate in outcomes.families.items()}
+        return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
 
     def prepare(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, TinyVLA, Episodes]:
-        """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes them if they exist."""
+        """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes its own."""
         grounded_at, imitation_at = folder.checkpoint("grounded"), folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
             episodes = Episodes.load(folder.path / "demonstrations.npz")
@@ -96,6 +97,7 @@ class Improve:
             outcomes = stages.play(self.world, policy, tests, self.evaluation, self.seed, "test RL")
         summary = {
             "rl": asdict(outcomes.rate),
+            "families": {name: asdict(rate) for name, rate in outcomes.families.items()},
             "best_iteration": best.iteration,
             "env_steps": int(rows[-1]["env_steps_total"]),
             "env_steps_at_best": _steps_at(rows, best.iteration),

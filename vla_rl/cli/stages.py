@@ -156,8 +156,13 @@ def improve(
     source = RolloutSource(env, policy, config.decisions, SeedStream(seeds.start, seeds.stop), generator(seed, 5))
     held_out = suite.held_out(suite.VALIDATION, judged.validation)
 
+    by_family: dict[str, float] = {}
+
     def validate() -> Rate:
-        return evaluate(validation, policy, held_out, generator(seed, 3)).rate
+        outcomes = evaluate(validation, policy, held_out, generator(seed, 3))
+        if len(outcomes.families) > 1:
+            by_family.update({f"validation/{name}": rate.success for name, rate in outcomes.families.items()})
+        return outcomes.rate
 
     with bar("improve", config.loop.iterations) as update, patient_sigterm() as asked_to_stop:
 
@@ -174,7 +179,7 @@ def improve(
             validate,
             config.loop,
             keep=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
-            report=_report_rl(folder, update),
+            report=_report_rl(folder, update, by_family),
             prepare=lambda progress: _quieten(policy, config, progress),
             save=save,
         )
@@ -194,10 +199,14 @@ def _quieten(policy: TinyVLA, config: RLConfig, progress: float) -> None:
     policy.with_sampler(config.sampler.scaled(1.0 + (config.final_noise - 1.0) * progress))
 
 
-def _report_rl(folder: RunFolder, update: Callable[[int, str], None]) -> Callable[[int, dict[str, float]], None]:
+def _report_rl(
+    folder: RunFolder, update: Callable[[int, str], None], by_family: dict[str, float]
+) -> Callable[[int, dict[str, float]], None]:
+    """Metrics to the folder, those of a validation with its rates ``by_family``; a short remark to the progress bar."""
     best = {"validation": 0.0}
 
     def report(iteration: int, metrics: dict[str, float]) -> None:
+        metrics |= by_family if "validation" in metrics else {}
         folder.log("rl", iteration, metrics)
         best["validation"] = metrics.get("validation", best["validation"])
         seconds = sum(metrics.get(name, 0.0) for name in ("env_s", "perception_s", "act_s", "learn_s"))

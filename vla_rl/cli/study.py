@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vla_rl.cli.cells import Cell, run_cells
 from vla_rl.cli.configs import load_config, override
-from vla_rl.cli.progress import bar, console
+from vla_rl.cli.progress import console
 from vla_rl.cli.story import percent
-from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import Report, Series
 from vla_rl.evaluation.stats import Rate
 from vla_rl.training.tracking import write_json
@@ -38,9 +34,9 @@ def study(arguments: Sequence[str]) -> None:
     for function in ("imitate", *config.samplers):
         load_config(f"{config.config}:{function}")  # an unknown name should be known before hours of work
     out = Path(config.out)
-    first = [_Cell(out / f"imitate-{seed}", f"{config.config}:imitate", ("--seed", str(seed))) for seed in config.seeds]
+    first = [Cell(out / f"imitate-{seed}", f"{config.config}:imitate", ("--seed", str(seed))) for seed in config.seeds]
     second = [
-        _Cell(
+        Cell(
             out / f"{sampler}-{seed}",
             f"{config.config}:{sampler}",
             ("--seed", str(seed), "--policy", str(out / f"imitate-{seed}" / "checkpoints" / "imitation")),
@@ -49,44 +45,14 @@ def study(arguments: Sequence[str]) -> None:
         for seed in config.seeds
     ]
     try:
-        _run(first, config.processes, "imitate")
-        _run(second, config.processes, "improve")
+        run_cells(first, config.processes, "imitate")
+        run_cells(second, config.processes, "improve")
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
+        raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
     rows = [_row(out, sampler, seed) for sampler in config.samplers for seed in config.seeds]
     write_json(out / "results.json", rows)
     _report(out, rows, config)
     console.print(f"{out}/results.json, {out}/report.html")
-
-
-@dataclass(frozen=True)
-class _Cell:
-    out: Path
-    config: str
-    arguments: tuple[str, ...]
-
-    def run(self) -> None:
-        """Run in a process of its own, its output in a file beside its folder."""
-        if (self.out / "summary.json").exists():
-            return
-        command = [sys.executable, "-m", "vla_rl.cli", "train", self.config, "--out", str(self.out), *self.arguments]
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        log = self.out.with_suffix(".log")
-        with log.open("w") as file:
-            done = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=_environment())
-        if done.returncode:
-            last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
-            raise UserError(f"{self.out.name} failed ({last}); see {log}, then run the same command to go on.")
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-
-
-def _run(cells: list[_Cell], processes: int, what: str) -> None:
-    with ThreadPoolExecutor(processes) as pool, bar(what, len(cells)) as update:
-        for done, _ in enumerate(pool.map(_Cell.run, cells), 1):
-            update(done, cells[done - 1].out.name)
 
 
 def _row(out: Path, sampler: str, seed: int) -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""``vla-rl train FILE.py:function [--out FOLDER] [--field value ...]`` and ``vla-rl train --resume FOLDER``"""
+"""``vla-rl train FILE.py:function [--out FOLDER] [--seeds N] [--field value ...]``, ``vla-rl train --resume FOLDER``"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from vla_rl.cli.configs import load_config, override
 from vla_rl.cli.progress import console
+from vla_rl.cli.seeds import train_seeds
 from vla_rl.cli.signals import sigterm_like_ctrl_c
 from vla_rl.contract.errors import UserError
 from vla_rl.training.tracking import RunFolder
@@ -17,13 +19,27 @@ def train(arguments: Sequence[str]) -> None:
     stopped, others = take_option(list(arguments), "--resume", "")
     if stopped:
         if others:
-            raise UserError(f"a resumed run has the config it began with, so {others[0]!r} cannot change it; leave it out.")
+            raise UserError(
+                f"a resumed run has the config it began with, so {others[0]!r} cannot change it; leave it out."
+            )
         run_in(RunFolder.resume(stopped))
         return
     if not arguments or arguments[0].startswith("-"):
         raise UserError("train needs a config, so it knows what to run; write vla-rl train FILE.py:function.")
     out, rest = take_option(list(arguments[1:]), "--out", f"runs/{arguments[0].rpartition(':')[2]}")
+    seeds, rest = take_option(rest, "--seeds", "")
+    if seeds:
+        processes, rest = take_option(rest, "--processes", "2")
+        override(load_config(arguments[0]), rest, f"vla-rl train {arguments[0]}")  # a mistake is told before any run
+        train_seeds(arguments[0], _count("--seeds", seeds), Path(out), rest, _count("--processes", processes))
+        return
     run(override(load_config(arguments[0]), rest, f"vla-rl train {arguments[0]}"), out)
+
+
+def _count(name: str, given: str) -> int:
+    if not given.isdigit():
+        raise UserError(f"{name} {given!r} is no number, so nothing was run; write for example {name} 3.")
+    return int(given)
 
 
 def run(recipe: Any, out: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class EnvSpec:
     ``state`` is proprioception only.  ``extras`` whose name starts with ``privileged/`` are for critics and rewards and
     are never given to a policy.  ``tasks`` is a table of instructions that only grows; an observation carries an index
     into it.  ``families`` says what kind of task each of these texts is ("lift", "place"), so that success can be told
-    apart; it is empty where there is one kind.  ``control_dt`` is seconds per low-level action, ``time_limit`` low-level
+    apart; it is empty where there is one kind.  ``control_dt`` is seconds per low-level action, ``time_limit`` such
     actions per episode.
     """
 

@@ -16,17 +16,27 @@ from vla_rl.evaluation.stats import Rate
 
 @dataclass(frozen=True)
 class Outcomes:
-    """One entry per seed, in the order of the seeds: success bool [n], cause, length in low-level actions int [n]."""
+    """One entry per seed, in the order of the seeds.
+
+    success bool [n]; cause and family (the kind of task) are texts; length int [n], in low-level actions
+    """
 
     seeds: np.ndarray
     success: np.ndarray
     cause: tuple[str, ...]
     length: np.ndarray
+    family: tuple[str, ...]
 
     @property
     def rate(self) -> Rate:
         """Share of successes with its Wilson interval."""
         return Rate.of(self.success)
+
+    @property
+    def families(self) -> dict[str, Rate]:
+        """Success by kind of task, in the order of their names."""
+        kinds = np.array(self.family)
+        return {name: Rate.of(self.success[kinds == name]) for name in sorted(set(self.family))}
 
     def share(self, cause: str) -> Rate:
         """Share of episodes that ended for ``cause``."""
@@ -65,6 +75,7 @@ class _Evaluation:
         self.success = np.zeros(len(self.seeds), bool)
         self.length = np.zeros(len(self.seeds), np.int64)
         self.cause = [""] * len(self.seeds)
+        self.family = [""] * len(self.seeds)
         self.ended = 0
         if not len(self.seeds):
             raise UserError("no seeds were given, so there is nothing to evaluate; give at least one.")
@@ -76,7 +87,7 @@ class _Evaluation:
             out, state = self.policy.act(self.policy.precompute(self.view(obs).public()), state, mode, generator)
             step = self.env.step(np.asarray(out.action) if self.env.spec.device == "cpu" else out.action)
             obs, state = self._refill(self._book(step), step.obs, state)
-        return Outcomes(self.seeds, self.success, tuple(self.cause), self.length)
+        return Outcomes(self.seeds, self.success, tuple(self.cause), self.length, tuple(self.family))
 
     def _book(self, step: Step) -> Array:
         """Note the outcomes of rows that ended; returns those rows."""
@@ -98,6 +109,8 @@ class _Evaluation:
         if obs is None or len(fresh):
             state = self.policy.reset_state(state, fresh)
             obs = self.env.reset(fresh, self.seeds[np.maximum(self.playing[fresh], 0)])
+            for row in fresh[self.playing[fresh] >= 0]:
+                self.family[self.playing[row]] = self.env.spec.family(int(obs.task[row]))
         return obs, state
 
 

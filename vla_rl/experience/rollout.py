@@ -15,6 +15,7 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.policy import ActionOut, Policy, Stored
+from vla_rl.contract.spec import EnvSpec
 
 
 class SeedStream(Iterator[int]):
@@ -76,7 +77,7 @@ class RolloutSource:
         while len(self._window.decisions) < self.decisions:
             self._stored = self._decide(self._window, self._stored)
         window, self._window = self._window, _Window()
-        return _stack(window, self._stored)
+        return _stack(window, self._stored, self.env.spec)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the rows, the generator, the seeds and the policy's own state stand (see ``Resumable``).
@@ -163,7 +164,7 @@ def _numpy(array: Any) -> np.ndarray:
     return array.cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
 
 
-def _stack(window: _Window, last: Stored) -> Rollout:
+def _stack(window: _Window, last: Stored, spec: EnvSpec) -> Rollout:
     decisions = window.decisions
     steps = [decision.step for decision in decisions]
 
@@ -178,6 +179,7 @@ def _stack(window: _Window, last: Stored) -> Rollout:
         "episodes": ended,
         "successes": float(success.sum()),
         **window.seconds,
+        **_by_family(steps, spec),
     }
     outs = [decision.out for decision in decisions]
     return Rollout(
@@ -197,6 +199,19 @@ def _stack(window: _Window, last: Stored) -> Rollout:
         seeds=torch.stack([decision.seeds for decision in decisions]),
         info=info,
     )
+
+
+def _by_family(steps: Sequence[Step], spec: EnvSpec) -> dict[str, float]:
+    """Episodes and successes of every kind of task, where there are several."""
+    if len(set(spec.families)) < 2:
+        return {}
+    counts = {f"{what}/{name}": 0.0 for name in sorted(set(spec.families)) for what in ("episodes", "successes")}
+    for step in steps:
+        for row in np.flatnonzero(_numpy(step.done & step.valid.any(1))):  # not those that ended earlier and idle
+            name = spec.family(int(step.obs.task[row]))
+            counts[f"episodes/{name}"] += 1.0
+            counts[f"successes/{name}"] += float(step.success[row])
+    return counts
 
 
 def stack_dicts(items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

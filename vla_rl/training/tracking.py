@@ -43,7 +43,9 @@ class RunFolder:
         if not (folder.path / "config.json").exists():
             raise UserError(f"{str(path)!r} has no config.json, so there is no run to go on with; name a run folder.")
         if (folder.path / "summary.json").exists():
-            raise UserError(f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json.")
+            raise UserError(
+                f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json."
+            )
         folder.config = from_json(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
         lines = folder._lines()
         folder._start = time.monotonic() - (lines[-1]["elapsed_s"] if lines else 0.0)

@@ -64,7 +64,7 @@ def random_scenes(
 
 
 def place_gripper(qpos: np.ndarray, ctrl: np.ndarray, cubes: np.ndarray, rng: np.random.Generator) -> None:
-    """Put the gripper elsewhere, over one of ``cubes`` (int [n]) or holding it, into ``qpos`` [nq] and ``ctrl`` [nu]."""
+    """Put the gripper elsewhere, over one of ``cubes`` (int [n]) or holding it: into ``qpos`` [nq], ``ctrl`` [nu]."""
     where = rng.choice(3, p=_SHARES)
     start = CUBES_QPOS + 7 * cubes[rng.integers(len(cubes))]
     pinch, finger = rng.uniform(WORKSPACE_LOW, WORKSPACE_HIGH), rng.uniform(0, FINGER_OPEN)

@@ -38,7 +38,9 @@ class MixedTask(Tabletop):
         limits = {"lift": LiftTask.time_limit, "place": PlaceTask.time_limit, "push": PushTask.time_limit}
         for name in deadlines or {}:
             if name not in limits:
-                raise UserError(f"no task of mixed is called {name!r}, so it has no deadline; {did_you_mean(name, limits)}")
+                raise UserError(
+                    f"no task of mixed is called {name!r}, so it has no deadline; {did_you_mean(name, limits)}"
+                )
         self.time_limit = max(limits.values())
         limits |= deadlines or {}
         self.tasks: tuple[LiftTask | PlaceTask | PushTask, ...] = (

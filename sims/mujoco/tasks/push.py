@@ -32,10 +32,12 @@ class PushTask(Tabletop):
     def __init__(self, cubes: int = 1, marks: int = 1, deadline: int | None = None) -> None:
         """``cubes`` and ``marks`` of the model, of which one each is on the table."""
         if cubes < 1 or marks < 1:
-            raise UserError(f"push with {cubes} cubes and {marks} marks has nothing to push; give at least one of each.")
+            raise UserError(
+                f"push with {cubes} cubes and {marks} marks has nothing to push; give at least one of each."
+            )
         super().__init__(cubes, marks)
-        self.texts = ("push the cube to the target",)
-        self.families = (self.name,)
+        self.texts: tuple[str, ...] = ("push the cube to the target",)
+        self.families: tuple[str, ...] = (self.name,)
         self.memory: Memory = {
             **self.looks(),
             "steps": np.zeros((), np.int16),

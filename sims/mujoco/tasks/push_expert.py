@@ -15,7 +15,7 @@ THERE = 0.008
 
 
 class PushExpert(Expert):
-    """With closed fingers: goes behind the cube as seen from the target, pushes along that line, rises when it is there.
+    """With closed fingers: goes behind the cube as seen from the target, pushes along that line, rises at the end.
 
     Where the cube slips off the line, the gripper goes behind it again.
     """

@@ -1,0 +1,49 @@
+"""Unattended runs side by side: each is a process of its own, and those that are finished are not run again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_rl.cli.progress import bar
+from vla_rl.contract.errors import UserError
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run in the folder ``out``, which is finished when it has a ``summary.json``."""
+
+    out: Path
+    config: str
+    arguments: tuple[str, ...]
+
+    def run(self) -> None:
+        """Run it, or go on with it where it was stopped, with its output in a file beside its folder."""
+        if (self.out / "summary.json").exists():
+            return
+        begun = (self.out / "config.json").exists()
+        new = [self.config, "--out", str(self.out), *self.arguments]
+        command = [sys.executable, "-m", "vla_rl.cli", "train", *(["--resume", str(self.out)] if begun else new)]
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        log = self.out.with_suffix(".log")
+        with log.open("a") as file:
+            done = subprocess.run(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=_environment())
+        if done.returncode:
+            last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+            raise UserError(f"{self.out.name} failed ({last}); see {log}, then run the same command to go on.")
+
+
+def run_cells(cells: Sequence[Cell], processes: int, what: str) -> None:
+    """Run what is not finished, ``processes`` at a time."""
+    with ThreadPoolExecutor(processes) as pool, bar(what, len(cells)) as update:
+        for done, _ in enumerate(pool.map(Cell.run, cells), 1):
+            update(done, cells[done - 1].out.name)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}

@@ -1,0 +1,97 @@
+"""``vla-rl train CONFIG --seeds N``: the same config on the training seeds 1 to N, side by side, in one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vla_rl.cli.cells import Cell, run_cells
+from vla_rl.cli.progress import console
+from vla_rl.cli.story import percent
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.report import Report, Series
+from vla_rl.evaluation.stats import Rate
+from vla_rl.training.tracking import write_json
+
+_RESULTS = ("imitation", "validation", "rl")  # rates of a summary, in the order in which they come about
+
+
+def train_seeds(config: str, count: int, out: Path, arguments: Sequence[str], processes: int) -> None:
+    """Train in ``out/seed-1`` to ``out/seed-N``; ``{seed}`` in an argument stands for the seed.
+
+    Writes ``results.json`` and ``report.html``.  What is finished is not run again; what was stopped goes on.
+    """
+    if count < 1 or processes < 1:
+        raise UserError(f"--seeds {count} --processes {processes} runs nothing; give both at least 1.")
+    cells = [
+        Cell(
+            out / f"seed-{seed}",
+            config,
+            ("--seed", str(seed), *(argument.replace("{seed}", str(seed)) for argument in arguments)),
+        )
+        for seed in range(1, count + 1)
+    ]
+    try:
+        run_cells(cells, processes, "train")
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
+    rows = [{"seed": seed, **_summary(cell.out)} for seed, cell in enumerate(cells, 1)]
+    write_json(out / "results.json", rows)
+    command = f"vla-rl train {config} --seeds {count} --out {out} {' '.join(arguments)}".strip()
+    _report(out, rows, cells, command)
+    for line in _table(rows):
+        console.print("  ".join(line))
+    console.print(f"{out}/results.json, {out}/report.html")
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+def _table(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """A line per result and, where there are several kinds of tasks, per kind; intervals are those of each seed."""
+    lines = []
+    for name in _RESULTS:
+        if name in rows[0]:
+            lines.append(_line(name, [row[name] for row in rows]))
+    families = rows[0].get("families", {})
+    for name in families if len(families) > 1 else ():
+        lines.append(_line(name, [row["families"][name] for row in rows]))
+    return lines
+
+
+def _line(name: str, rates: list[dict[str, float]]) -> list[str]:
+    values = [rate["success"] for rate in rates]
+    mean = f"{sum(values) / len(values):.1%} ({min(values):.1%} to {max(values):.1%})"
+    return [name, *(percent(Rate(**rate)) for rate in rates), mean]  # type: ignore[arg-type]
+
+
+def _report(out: Path, rows: list[dict[str, Any]], cells: Sequence[Cell], command: str) -> None:
+    episodes = next(row[name]["episodes"] for row in rows for name in reversed(_RESULTS) if name in row)
+    report = Report(
+        "Training seeds side by side", f"Success, each seed with its own interval; {episodes} episodes each"
+    )
+    report.table(["", *(f"seed {row['seed']}" for row in rows), "mean (min to max)"], _table(rows))
+    seconds = [[stage, *(f"{row['seconds'].get(stage, 0):.0f}" for row in rows)] for stage in rows[0]["seconds"]]
+    report.table(["seconds", *(f"seed {row['seed']}" for row in rows)], seconds)
+    families = list(rows[0].get("families", {}))
+    for name in ["", *families] if len(families) > 1 else [""]:
+        found = [_curve(cell.out, f"seed {row['seed']}", name) for row, cell in zip(rows, cells, strict=True)]
+        if curves := [curve for curve in found if curve]:
+            title = f"Validation success: {name}" if name else "Validation success"
+            report.curves(title, "control steps", "success", curves, percent=True)
+    report.command(command)
+    report.write(out / "report.html")
+
+
+def _curve(folder: Path, label: str, family: str = "") -> Series | None:
+    """Validation success over control steps, of one kind of task if ``family`` is given; None where there is none."""
+    path, key = folder / "metrics.jsonl", f"validation/{family}" if family else "validation"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    found = [line for line in lines if key in line and "env_steps_total" in line]
+    if not found:
+        return None
+    return Series(label, [line["env_steps_total"] for line in found], [line[key] for line in found])
