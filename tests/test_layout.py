@@ -16,16 +16,19 @@ ROOT = Path(__file__).resolve().parents[1]
 LEAVES = ("sims", "world_models", "robot_drivers")
 PACKAGES = ("vla_rl", *LEAVES)
 _CONTRACT = "vla_rl.contract"
-_ASIDE = {_CONTRACT, "vla_rl.experience", "vla_rl.rewards", "vla_rl.fleet", "vla_rl.evaluation"}
+# The folders that networks are kept in: what policies and rewards share besides the contract.
+_PRETRAINED = "vla_rl.pretrained"
+_ASIDE = {_CONTRACT, _PRETRAINED, "vla_rl.experience", "vla_rl.rewards", "vla_rl.fleet", "vla_rl.evaluation"}
 _LEARNER = {"vla_rl", *_ASIDE, "vla_rl.policies", "vla_rl.algorithms"}
 # Who may import what of ours, besides itself.
 ARROWS: dict[str, set[str]] = {
     "vla_rl": set(),
     _CONTRACT: set(),
-    "vla_rl.policies": {_CONTRACT},
+    _PRETRAINED: {_CONTRACT},
+    "vla_rl.policies": {_CONTRACT, _PRETRAINED},
     "vla_rl.algorithms": {_CONTRACT, "vla_rl.policies"},
     "vla_rl.experience": {_CONTRACT},
-    "vla_rl.rewards": {_CONTRACT},
+    "vla_rl.rewards": {_CONTRACT, _PRETRAINED},
     "vla_rl.fleet": {_CONTRACT},
     "vla_rl.evaluation": {_CONTRACT},
     "vla_rl.training": _LEARNER,
@@ -119,7 +122,7 @@ def references(source: Source) -> Iterator[Finding]:
 
 
 def wrong_arrows(source: Source) -> Iterator[Finding]:
-    own = ".".join(source.package[:2]) if source.package[0] == "vla_rl" else source.package[0]
+    own = unit_of(source.module)
     if own not in ARROWS:
         yield 1, f"{own} is not in the picture; add it to ARROWS here and to the README's tree"
         return

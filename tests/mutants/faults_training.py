@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _FIT, _LOOP = "vla_rl/training/fit.py", "vla_rl/training/on_policy.py"
 _GROUNDING, _IMITATION = "vla_rl/training/grounding.py", "vla_rl/training/imitation.py"
-_NORMALISE, _PRETRAINED = "vla_rl/policies/normalise.py", "vla_rl/policies/pretrained.py"
+_NORMALISE, _PRETRAINED = "vla_rl/policies/normalise.py", "vla_rl/pretrained.py"
 _PROCESS, _ROLLOUT, _RUN = "vla_rl/experience/process.py", "vla_rl/experience/rollout.py", "vla_rl/evaluation/run.py"
 
 _ON_FIT, _ON_LOOP = "tests/training/test_fit.py::", "tests/training/test_on_policy.py::"

@@ -17,9 +17,10 @@ from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
 from vla_rl.policies.normalise import Affine
-from vla_rl.policies.pretrained import CONFIG, WEIGHTS, load_policy, save_folder
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.pretrained import CONFIG, WEIGHTS, save_folder
 
 ROWS, HORIZON = 16, 3
 CAMERA = ArraySpec((16, 16, 3), "uint8", 0, 255, frame="front")
@@ -278,9 +279,7 @@ def test_a_write_that_fails_keeps_the_checkpoint_before_it(saved, monkeypatch):
     before = outputs(policy, seen())
     with torch.no_grad():
         policy.connector[0].bias.add_(1.0)
-    monkeypatch.setattr(
-        "vla_rl.policies.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
-    )
+    monkeypatch.setattr("vla_rl.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(UserError, match=r"could not be written \(disk full\)"):
         policy.save_pretrained(folder)
     assert torch.equal(outputs(TinyVLA.from_pretrained(folder), seen()), before)
@@ -290,9 +289,7 @@ def test_a_write_that_fails_keeps_the_checkpoint_before_it(saved, monkeypatch):
 def test_a_run_killed_between_the_two_moves_loses_nothing(saved, monkeypatch):
     folder, policy = saved
     folder.rename(folder.with_name("checkpoint.old"))  # as a kill leaves it
-    monkeypatch.setattr(
-        "vla_rl.policies.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full"))
-    )
+    monkeypatch.setattr("vla_rl.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(UserError, match="disk full"):
         policy.save_pretrained(folder)
     assert torch.equal(outputs(TinyVLA.from_pretrained(folder), seen()), outputs(policy, seen()))

@@ -17,7 +17,8 @@ from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.normalise import Affine, action_limits, check_same_world
-from vla_rl.policies.pretrained import load_weights, read_config, save_folder
+from vla_rl.policies.pretrained import read_config
+from vla_rl.pretrained import load_weights, save_folder
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from vla_rl.policies.expert import FlowExpert
 from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, gaussian_kl
 from vla_rl.policies.flow_schedules import Field, Ode
 from vla_rl.policies.normalise import Affine, action_limits, check_same_world
-from vla_rl.policies.pretrained import load_weights, read_config, save_folder
+from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.pretrained import load_weights, save_folder
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,116 @@
+"""Folders of trained networks: ``config.json`` and ``model.safetensors``, written atomically, read without pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vla_rl.contract import CONTRACT_VERSION
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint next to ``folder`` and move it into place, so that a reader never sees half of one."""
+    fresh, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
+    if old.exists() and not folder.exists():  # stopped between the two moves below: it is the only copy
+        os.replace(old, folder)
+    for leftover in (fresh, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        fresh.mkdir(parents=True)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, fresh / WEIGHTS)
+        text = json.dumps({"contract_version": CONTRACT_VERSION, **config}, indent=2)
+        (fresh / CONFIG).write_text(text, encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise UserError(
+            f"the checkpoint {str(folder)!r} could not be written ({error}), so the one before it is kept; "
+            "free some disk space or choose another folder."
+        ) from error
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(fresh, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_config(folder: Path, kind: str) -> dict[str, Any]:
+    """The checked ``config.json`` of a folder that holds a ``kind`` ("policy", "reward").
+
+    Its entry of that name says which class wrote it.  Raises UserError when the file is missing, damaged or foreign; so
+    does asking the result for an entry that it lacks.
+    """
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{str(folder)!r} has no {CONFIG}, so it is not a checkpoint; give the folder that holds {CONFIG} and "
+            f"{WEIGHTS}."
+        ) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{str(path)!r} is damaged ({error}), so it cannot be loaded; copy the checkpoint again."
+        ) from error
+    if not isinstance(config, dict) or "contract_version" not in config or kind not in config:
+        raise UserError(
+            f"{str(path)!r} was not written by vla-rl for a {kind}, so its weights would be misread; convert it or "
+            "train one."
+        )
+    if config["contract_version"] != CONTRACT_VERSION:
+        raise UserError(
+            f"{str(folder)!r} has contract version {config['contract_version']} but this is {CONTRACT_VERSION}, so its "
+            "data would be misread; load it with the vla-rl that wrote it."
+        )
+    return _Config(config, folder, kind)
+
+
+class _Config(dict[str, Any]):
+    def __init__(self, items: Mapping[str, Any], folder: Path, kind: str) -> None:
+        super().__init__(items)
+        self.folder, self.kind = folder, kind
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(
+            f"{CONFIG} of {str(self.folder)!r} has no {name!r}, so the {self.kind} cannot be rebuilt; copy the "
+            "checkpoint again."
+        )
+
+
+def load_weights(module: nn.Module, folder: Path) -> None:
+    """Fill ``module`` from ``folder``; raises UserError for a missing, damaged or differently shaped file."""
+    path = folder / WEIGHTS
+    try:
+        tensors = load_file(path)
+    except FileNotFoundError as error:
+        raise UserError(f"{str(folder)!r} has no {WEIGHTS}, so it is incomplete; copy the checkpoint again.") from error
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{str(path)!r} is damaged ({error}), so it cannot be loaded; copy the checkpoint again."
+        ) from error
+    wanted = module.state_dict()
+    for name in wanted.keys() | tensors.keys():
+        if name not in tensors or name not in wanted or wanted[name].shape != tensors[name].shape:
+            raise UserError(
+                f"tensor {name!r} of {str(path)!r} does not fit the model that its {CONFIG} describes, so loading it "
+                "would leave weights undefined; copy both files of the checkpoint again."
+            )
+    module.load_state_dict(tensors)
+
+
+def load_module(folder: str | Path, kind: str) -> Any:
+    """The ``kind`` in a folder, by the ``from_pretrained`` of whichever class wrote it."""
+    made_by = load(read_config(Path(folder), kind)[kind])
+    if not hasattr(made_by, "from_pretrained"):
+        raise UserError(f"{made_by!r} is not a {kind} class, so {str(folder)!r} cannot be loaded; check its {CONFIG}.")
+    return made_by.from_pretrained(folder)
