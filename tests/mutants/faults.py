@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     faults_experience,
+    faults_grpo,
     faults_learning,
     faults_packaging,
     faults_policies,
@@ -16,6 +17,7 @@ from tests.mutants.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     *faults_learning.FAULTS,
     *faults_ppo.FAULTS,
+    *faults_grpo.FAULTS,
     *faults_policies.FAULTS,
     *faults_experience.FAULTS,
     *faults_training.FAULTS,

@@ -1,0 +1,189 @@
+"""Faults in GRPO, RLOO and the groups they learn from."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_RELATIVE, _GRPO = "vla_rl/algorithms/group_relative.py", "vla_rl/algorithms/grpo.py"
+_GROUPS, _COLUMNS = "vla_rl/experience/groups.py", "vla_rl/experience/columns.py"
+_ADVANTAGES, _LEARNT = "tests/algorithms/test_grpo_advantages.py::", "tests/algorithms/test_grpo.py::"
+_ON_GROUPS = "tests/experience/test_groups.py::"
+_GOLDEN = f"{_ADVANTAGES}test_golden_advantages"
+_ENUMERATED = f"{_ADVANTAGES}test_the_expected_gradient_by_enumeration"
+_GRADIENT = f"{_LEARNT}test_the_first_gradient_is_the_policy_gradient"
+_ENTERS = f"{_LEARNT}test_idle_and_intervened_decisions_and_those_after_a_success_never_enter"
+_NUMBERS = f"{_ON_GROUPS}test_every_number_can_be_recomputed_and_groups_come_in_the_order_of_their_launch"
+_AGE = f"{_ON_GROUPS}test_what_is_carried_over_is_at_most_what_was_ahead_and_one_rollout_old"
+
+_ADVANTAGE = (
+    Fault(
+        "the baseline holds the episode itself",
+        _RELATIVE,
+        "(returns.sum() - returns) / (len(returns) - 1)",
+        "returns.sum() / len(returns)",
+        (_ENUMERATED,),
+    ),
+    Fault("the std of the population", _RELATIVE, "returns.std(correction=1)", "returns.std(correction=0)", (_GOLDEN,)),
+    Fault(
+        "all episodes are one group",
+        _RELATIVE,
+        "members = seeds == seed",
+        "members = seeds == seeds",
+        (f"{_ADVANTAGES}test_advantages_equal_brute_force_whatever_the_order_of_the_columns",),
+    ),
+    Fault(
+        "equal returns are worth their rounding error",
+        _RELATIVE,
+        "if (group != group[0]).any():",
+        "if len(group):",
+        (f"{_ADVANTAGES}test_equal_returns_are_worth_exactly_nothing",),
+    ),
+    Fault(
+        "every episode weighs the same by default",
+        _RELATIVE,
+        "averaging: Averaging = Global()",
+        "averaging: Averaging = PerTrajectory()",
+        (f"{_LEARNT}test_uniform_groups_stay_in_the_denominators",),
+    ),
+)
+
+_LEARNING = (
+    Fault(
+        "uniform groups leave the denominators",
+        _RELATIVE,
+        "weights(learnt.sum(0), self.reducer)",
+        "weights((learnt & (advantage != 0)).sum(0), self.reducer)",
+        (_GRADIENT, f"{_LEARNT}test_uniform_groups_stay_in_the_denominators"),
+    ),
+    Fault(
+        "each process has denominators of its own",
+        _RELATIVE,
+        "total = reducer.sum(units.sum().double())",
+        "total = units.sum().double()",
+        (f"{_LEARNT}test_the_gradients_of_two_processes_that_share_the_groups_add_up_to_that_of_the_whole",),
+    ),
+    Fault(
+        "what follows a success is learnt from",
+        _RELATIVE,
+        "after = success.cumsum(0) - success > 0",
+        "after = success.cumsum(0) < 0",
+        (_ENTERS,),
+    ),
+    Fault(
+        "the success itself is not learnt from",
+        _RELATIVE,
+        "after = success.cumsum(0) - success > 0",
+        "after = success.cumsum(0) > 0",
+        (_GRADIENT,),
+    ),
+    Fault(
+        "interventions are learnt from",
+        _RELATIVE,
+        "rollout.valid.any(-1) & ~rollout.intervened.any(-1) & ~after",
+        "rollout.valid.any(-1) & ~after",
+        (_ENTERS,),
+    ),
+    Fault(
+        "old decisions have no weight",
+        _RELATIVE,
+        "weight=batch.weight * correction)",
+        "weight=batch.weight)",
+        (f"{_LEARNT}test_the_decoupled_objective_of_old_decisions",),
+    ),
+    Fault(
+        "the age of decisions counts as a loss of parity",
+        _RELATIVE,
+        "rollout.version[used] < rollout.version.max()",
+        "rollout.version[used] > rollout.version.max()",
+        (f"{_LEARNT}test_decisions_are_old_by_their_recorded_version",),
+    ),
+    Fault(
+        "GRPO's bounds exchanged",
+        _GRPO,
+        "advantage, self.config.clip_low, self.config.clip_high)",
+        "advantage, self.config.clip_high, self.config.clip_low)",
+        (f"{_LEARNT}test_clipped_and_unclipped_objectives_by_hand",),
+    ),
+)
+
+_COLLECTING = (
+    Fault(
+        "surplus groups are dropped",
+        _GROUPS,
+        "self._carried = parts[wanted:]",
+        "self._carried = []",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "the newest groups are delivered",
+        _GROUPS,
+        "return beside(parts[:wanted], info)",
+        "return beside(parts[-wanted:], info)",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "a uniform group is played again",
+        _GROUPS,
+        "seed = next(self.seeds)",
+        "seed = self._groups[-1].seed if self._groups and not self._groups[-1].mixed else next(self.seeds)",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "mixed means a success rate between .1 and .9",
+        _GROUPS,
+        "return self.ended and any(episode.value != self.episodes[0].value for episode in self.episodes)",
+        "return self.ended and 0.1 <= sum(e.value for e in self.episodes) / len(self.episodes) <= 0.9",
+        (f"{_ON_GROUPS}test_one_that_differs_among_many_is_enough",),
+    ),
+    Fault(
+        "groups are launched without need",
+        _GROUPS,
+        "running >= missing + self.config.ahead or",
+        "",
+        (_AGE,),
+    ),
+    Fault(
+        "a group waits for the group before it",
+        _GROUPS,
+        "running >= missing + self.config.ahead or",
+        "running >= 1 or",
+        (f"{_ON_GROUPS}test_no_row_idles_while_episodes_are_wanted",),
+    ),
+    Fault(
+        "the steps of groups thrown away are not counted",
+        _GROUPS,
+        '"env_steps": self._steps,',
+        '"env_steps": float(sum(part.valid.sum() for part in parts[:wanted])),',
+        (f"{_ON_GROUPS}test_counters_tell_what_was_played_thrown_away_and_carried",),
+    ),
+    Fault(
+        "launched rows keep the policy's state of the episode before",
+        _GROUPS,
+        "self._state = self.policy.reset_state(self._state, rows)",
+        "self.policy.reset_state(self._state, rows)",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "carried groups are not saved",
+        _GROUPS,
+        "carried = [to_state(group) for group in self._carried]",
+        "carried: list[Any] = []",
+        (f"{_ON_GROUPS}test_the_same_seeds_give_the_same_rollouts_and_a_saved_state_goes_on_with_them",),
+    ),
+    Fault(
+        "idle decisions go on being valid",
+        _COLUMNS,
+        "torch.cat([values, values.new_zeros(length - len(values), *values.shape[1:])])",
+        "torch.cat([values, values[-1:].expand(length - len(values), *values.shape[1:])])",
+        (_NUMBERS,),
+    ),
+    Fault(
+        "truncations are those of the neighbour",
+        _COLUMNS,
+        "torch.tensor([0, int(at)]) for part, at in zip(parts, widths[:-1], strict=True)",
+        "torch.tensor([0, int(at)]) for part, at in zip(parts, widths[1:], strict=True)",
+        (_NUMBERS,),
+    ),
+)
+
+FAULTS = (*_ADVANTAGE, *_LEARNING, *_COLLECTING)
