@@ -3,6 +3,7 @@
 from vla_rl.cli.recipes import Demo
 from vla_rl.cli.stages import EvaluationConfig, RLConfig
 from vla_rl.cli.world import World
+from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyConfig
@@ -15,7 +16,7 @@ from vla_rl.training.on_policy import LoopConfig
 def small() -> Demo:
     """Everything the demo does, with a smaller policy and more demonstrations instead of more learning."""
     return Demo(
-        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), rows=64, decisions=5, loop=LoopConfig(6, validate_every=3)),
+        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(rows=64), loop=LoopConfig(6, validate_every=3)),
         world=World(training_options={"deadline": 25}),
         tiny=TinyConfig(width=128, blocks=2),
         grounding=GroundingConfig(1500, FitConfig(300, batch=32, learning_rate=2e-3)),

@@ -5,10 +5,13 @@ Exploration noise is in units of the action's half-range (30 mm, or the grip's 1
 
 from dataclasses import replace
 
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.cli.recipes import Demo, Imitate, Improve
 from vla_rl.cli.stages import RLConfig
 from vla_rl.cli.world import World
+from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
 from vla_rl.training.on_policy import LoopConfig
@@ -57,6 +60,17 @@ def flow_noise() -> Improve:
     """Learned noise with its exact joint likelihood and a small entropy bonus."""
     recipe = _with(FlowSampler(FlowNoise(0.04, 0.16), AllSteps(), 4))
     return replace(recipe, rl=replace(recipe.rl, algorithm=PPOConfig(entropy=1e-4)))
+
+
+def grpo() -> Improve:
+    """The same sampler with advantages relative to groups of eight episodes from one seed; no critic."""
+    rl = replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=GRPOConfig())
+    return Improve(rl, world=WORLD)
+
+
+def rloo() -> Improve:
+    """As :func:`grpo`, without clipping."""
+    return Improve(replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=RLOOConfig()), world=WORLD)
 
 
 def _with(sampler: FlowSampler) -> Improve:

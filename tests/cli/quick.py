@@ -3,6 +3,7 @@
 from vla_rl.cli.recipes import Improve
 from vla_rl.cli.stages import EvaluationConfig, RLConfig
 from vla_rl.cli.world import World
+from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.training.on_policy import LoopConfig
@@ -11,7 +12,7 @@ from vla_rl.training.on_policy import LoopConfig
 def improve() -> Improve:
     """Four iterations, validated after each."""
     return Improve(
-        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), rows=4, decisions=2, loop=LoopConfig(4, validate_every=1)),
+        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(4, validate_every=1)),
         world=World(options={"deadline": 5}),
         evaluation=EvaluationConfig(validation=4, test=4, sanity=4, rows=4),
     )

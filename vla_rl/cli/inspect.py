@@ -247,11 +247,11 @@ def _config(show: Console, target: str) -> None:
     if hasattr(config, "world") and hasattr(config, "tiny"):
         show.print(_sizes(_untrained(config)))
     if hasattr(config, "rl"):
-        rl, batch = config.rl, config.rl.rows * config.rl.decisions
+        rl = config.rl
         facts = [
-            ("one rollout", f"{rl.rows} rows x {rl.decisions} decisions = {batch:,}"),
+            ("one rollout", f"{rl.experience}"),
             ("algorithm", type(rl.algorithm).__name__.removesuffix("Config")),
-            ("whole run", f"{rl.loop.iterations} iterations, {rl.loop.iterations * batch:,} decisions"),
+            ("whole run", f"{rl.loop.iterations} iterations"),
         ]
         show.print(_table("sizes", ("", ""), facts))
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,13 +15,16 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.cli.progress import bar, console
 from vla_rl.cli.signals import Terminated, patient_sigterm
 from vla_rl.cli.world import World
+from vla_rl.contract.batch import ExperienceSource
+from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.load import load
+from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.episodes import Episodes, record
-from vla_rl.experience.rollout import RolloutSource, SeedStream
+from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.normalise import Affine
@@ -43,13 +47,23 @@ class EvaluationConfig:
     rows: int = 64
 
 
+class SourceConfig(Protocol):
+    """The frozen dataclass of one kind of experience, which knows its source."""
+
+    @property
+    def rows(self) -> int:
+        """How many environments it plays in."""
+
+    def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> ExperienceSource:
+        """The source with these numbers."""
+
+
 @dataclass(frozen=True)
 class RLConfig:
     """Reinforcement learning: how the flow is sampled, how experience is cut, the algorithm and the loop around it."""
 
     sampler: FlowSampler
-    rows: int = 128  # environments
-    decisions: int = 5  # per row and rollout
+    experience: SourceConfig = field(default_factory=WindowConfig)
     final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
@@ -147,13 +161,13 @@ def improve(
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
     policy.with_sampler(config.sampler)
-    env, validation = world.training(config.rows), world.make(judged.rows)
+    env, validation = world.training(config.experience.rows), world.make(judged.rows)
     torch.manual_seed(seed)
     seen = policy.backbone.features * len(policy.spec.images)
     critic = ValueCritic({"features": seen, "state": policy.spec.state.shape[0], "time": 1})
     learner = config.algorithm.build(policy, policy.trainable(), critic, generator(seed, 4))
     seeds = suite.training_seeds(seed, "reinforcement")
-    source = RolloutSource(env, policy, config.decisions, SeedStream(seeds.start, seeds.stop), generator(seed, 5))
+    source = config.experience.build(env, policy, SeedStream(seeds.start, seeds.stop), generator(seed, 5))
     held_out = suite.held_out(suite.VALIDATION, judged.validation)
 
     by_family: dict[str, float] = {}

@@ -49,6 +49,21 @@ class _Window:
     seconds: dict[str, float] = field(default_factory=lambda: {"env_s": 0.0, "perception_s": 0.0, "act_s": 0.0})
 
 
+@dataclass(frozen=True)
+class WindowConfig:
+    """Experience as windows of decisions, side by side."""
+
+    rows: int = 128  # environments
+    decisions: int = 5  # per row and rollout
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows x {self.decisions} decisions = {self.rows * self.decisions:,}"
+
+    def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> RolloutSource:
+        """The source with these numbers."""
+        return RolloutSource(env, policy, self.decisions, seeds, generator)
+
+
 class RolloutSource:
     """Windows of ``decisions`` per row; a row whose episode ended starts its next seed at once, so no row idles.
 
