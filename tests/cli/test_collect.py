@@ -1,12 +1,40 @@
-"""``vla-rl collect``: demonstrations on disk, all of them successes, the same for the same seed."""
+"""``vla-rl collect``: demonstrations on disk, all successes, the same for the same seed, none lost by a kill."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
+import pytest
 
 from vla_rl.cli.main import main
 from vla_rl.evaluation import suite
 from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.lerobot.reader import DatasetReader
+
+TOY = ("--world.env", "counting", "--world.expert", "tests.cli.test_collect:Echo")
+
+
+class Echo:
+    """Says which step it takes; in the counting environment every second seed ends with success."""
+
+    def __init__(self, horizon: int) -> None:
+        pass
+
+    def act(self, obs) -> np.ndarray:
+        return np.stack([obs.time + 1, obs.state[:, 0]], -1)[:, None].astype(np.float32)
+
+
+class Slow(Echo):
+    """Gives one time to interfere."""
+
+    def act(self, obs) -> np.ndarray:
+        time.sleep(0.01)
+        return super().act(obs)
 
 
 def collect(path, *arguments) -> Episodes:
@@ -15,27 +43,64 @@ def collect(path, *arguments) -> Episodes:
 
 
 def test_demonstrations_are_kept_with_everything_that_imitation_needs(tmp_path, capsys):
-    episodes = collect(tmp_path / "new" / "demonstrations.npz")
+    episodes = collect(tmp_path / "new" / "demonstrations")
     assert "3 episodes" in capsys.readouterr().err
     assert episodes.count == 3
     assert episodes.images["front"].shape == (len(episodes.state), 64, 64, 3)
     assert set(np.diff(episodes.episode)) == {0, 1}
     assert np.array_equal(episodes.time[np.diff(episodes.episode, prepend=-1) == 1], [0, 0, 0])
     assert set(episodes.seed) <= set(suite.training_seeds(1, "demonstrations"))
+    assert len(episodes.tasks) == 4 and len(episodes.action_names) == 4 and episodes.fps == pytest.approx(1 / 0.06)
 
 
-def test_the_seed_decides_and_options_reach_the_environment(tmp_path):
+def test_the_seed_decides_and_options_reach_the_environment(tmp_path, capsys):
     small = ("--world.options", '{"image_size": 16}')
-    one, again, other = (collect(tmp_path / "e.npz", "--seed", seed, *small) for seed in ("5", "5", "6"))
+    one, again, other = (collect(tmp_path / "e", "--seed", seed, *small) for seed in ("5", "5", "6"))
     assert one.images["front"].shape[1:] == (16, 16, 3)
-    assert np.array_equal(one.action, again.action)
+    assert np.array_equal(one.action, again.action) and np.array_equal(one.images["front"], again.images["front"])
     assert not np.array_equal(one.action[:10], other.action[:10])
+    assert "it is now" in capsys.readouterr().err
+    assert np.array_equal(Episodes.load(tmp_path / "e.1").action, one.action), "the earlier ones are still there"
+
+
+def test_how_many_rows_play_side_by_side_changes_nothing(tmp_path):
+    few, many = (collect(tmp_path / rows, *TOY, "--count", "9", "--rows", rows) for rows in ("2", "16"))
+    assert np.array_equal(few.seed, many.seed) and np.array_equal(few.images["audit"], many.images["audit"])
+
+
+def test_cameras_become_video_where_that_is_wanted(tmp_path):
+    collect(tmp_path / "e", "--video", "always", "--world.options", '{"image_size": 32}', "--count", "2")
+    assert DatasetReader(tmp_path / "e").schema.videos == ["observation.images.front"]
+    assert list((tmp_path / "e" / "videos").rglob("*.mp4"))
 
 
 def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
-    """An expert that never succeeds, and a place that cannot be written to."""
+    """An expert that never succeeds, and places that cannot be written to."""
     idle = ("--world.expert", "sims.mujoco.tasks.lift_expert:LiftExpert", "--world.options", '{"deadline": 2}')
-    assert "none of 2 demonstrations" in complaint("collect", "--count", "2", *idle, "--out", tmp_path / "e.npz")
+    assert "none of 2 demonstrations" in complaint("collect", "--count", "2", *idle, "--out", tmp_path / "e")
+    assert not (tmp_path / "e").exists()
     (tmp_path / "file").touch()
-    out = tmp_path / "file" / "e.npz"
-    assert "nothing there has changed" in complaint("collect", "--count", "1", "--out", out)
+    assert "could not be written to" in complaint("collect", "--count", "2", *TOY, "--out", tmp_path / "file" / "e")
+    assert "exists and is no dataset" in complaint("collect", "--count", "2", *TOY, "--out", tmp_path / "file")
+    assert "no folder" in complaint("collect", "--repair", tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_a_recording_that_is_stopped_keeps_its_episodes_and_can_be_finished(tmp_path, capsys, blow):
+    out = tmp_path / "e"
+    slow = ["--world.env", "counting", "--world.expert", "tests.cli.test_collect:Slow", "--rows", "1"]
+    command = [sys.executable, "-m", "vla_rl.cli", "collect", "--count", "500", "--out", str(out), *slow]
+    settings = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.getcwd(), "COLUMNS": "500"}
+    process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True)
+    while len(list((out / "recording").glob("episode-??????"))) < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(blow)
+    said = process.communicate(timeout=60)[1]
+    before = Episodes.load(out)
+    assert before.count >= 3 and (blow == signal.SIGKILL or f"collect --repair {out}" in said.replace("\n", ""))
+    main(["collect", "--repair", str(out)])
+    assert "finished" in capsys.readouterr().err and not (out / "recording").exists()
+    after = Episodes.load(out)
+    assert np.array_equal(before.state, after.state) and np.array_equal(before.seed, after.seed)
+    assert np.array_equal(before.images["audit"], after.images["audit"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.toy.counting import episode_length
-from vla_rl.contract.errors import UserError
-from vla_rl.experience.episodes import Episodes, record
+from sims.toy.counting import episode_length, expected_reward
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.episodes import Episodes, demonstrations, record, recording
 
 
 def count(obs):
@@ -48,39 +52,118 @@ def test_a_chunk_ends_with_its_episode(episodes):
     assert np.array_equal(episodes.chunks(1)[:, 0], episodes.action)
 
 
+def test_what_the_numbers_mean_is_recorded_too(episodes):
+    assert episodes.tasks == ("count the even episode", "count the odd episode") and episodes.fps == 10
+    assert episodes.state_names == ("seed", "steps", "length", "echo") and episodes.action_names == ("steps", "seed")
+    ends = np.diff(episodes.episode, append=99) > 0
+    assert np.array_equal(episodes.extras["next.done"], ends) and np.array_equal(episodes.extras["next.success"], ends)
+    assert np.array_equal(episodes.extras["next.reward"], expected_reward(episodes.time + 1))
+
+
+def same(one: Episodes, other: Episodes) -> bool:
+    arrays = [{**vars(item), **item.images, **item.extras, "images": 0, "extras": 0} for item in (one, other)]
+    return arrays[0].keys() == arrays[1].keys() and all(
+        np.array_equal(value, arrays[1][name]) and np.asarray(value).dtype == np.asarray(arrays[1][name]).dtype
+        for name, value in arrays[0].items()
+    )
+
+
 def test_saved_episodes_come_back(episodes, tmp_path):
-    path = tmp_path / "deep" / "demos.npz"
+    path = tmp_path / "deep" / "demos"
     episodes.save(path)
-    again = Episodes.load(path)
-    assert [item.name for item in path.parent.iterdir()] == ["demos.npz"]
-    for name in ("state", "task", "time", "action", "episode", "seed"):
-        kept, read = getattr(episodes, name), getattr(again, name)
-        assert kept.dtype == read.dtype and np.array_equal(kept, read)
-    assert np.array_equal(again.images["audit"], episodes.images["audit"]) and len(again.images) == 1
+    assert [item.name for item in path.parent.iterdir()] == ["demos"]
+    assert same(Episodes.load(path), episodes)
+    assert same(Episodes.load(path, [2, 0]), Episodes.joined([list(Episodes.stream(path))[i] for i in (2, 0)]))
 
 
-def test_what_cannot_be_read_is_said_in_one_sentence(episodes, tmp_path):
-    path = tmp_path / "demos.npz"
-    with pytest.raises(UserError, match="no readable episodes"):
-        Episodes.load(path)
-    episodes.save(path)
-    whole = path.read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 3] ^= 0xFF
-    for damaged in (b"", b"not a zip file", whole[: len(whole) // 2], bytes(flipped)):
-        path.write_bytes(damaged)
-        with pytest.raises(UserError, match="no readable episodes"):
-            Episodes.load(path)
+def test_episodes_one_at_a_time_are_the_same_and_keep_their_numbers(episodes, tmp_path):
+    episodes.save(tmp_path / "demos")
+    parts = list(Episodes.stream(tmp_path / "demos"))
+    assert [set(part.episode) for part in parts] == [{0}, {1}, {2}, {3}] and same(Episodes.joined(parts), episodes)
+
+
+def test_joined_episodes_share_a_table_of_tasks_and_are_numbered_anew(episodes):
+    other = replace(episodes, tasks=("something else", "count the even episode"), task=episodes.task + 1)
+    both = Episodes.joined([episodes, other])
+    assert both.tasks == ("count the even episode", "count the odd episode", "something else")
+    assert both.count == 8 and np.array_equal(both.chunks(3)[: len(episodes.state)], episodes.chunks(3))
+    assert np.array_equal(both.task, np.concatenate([episodes.task, episodes.task]))
+    with pytest.raises(ContractError, match=r"with \['audit'\] cannot be joined"):
+        Episodes.joined([episodes, replace(episodes, extras={})])
+
+
+def test_tasks_are_counted_in_another_table(episodes):
+    table = ("count sheep", "count the odd episode", "count the even episode")
+    assert set(episodes.with_tasks(table).task) == {2} and episodes.with_tasks(table).tasks == table
+    with pytest.raises(ContractError, match=r"'count the even episode', which is not in the table.*did you mean"):
+        episodes.with_tasks(("count the odd episode",))
+
+
+def test_what_is_no_dataset_is_said_in_one_sentence(tmp_path):
+    with pytest.raises(UserError, match=r"has no meta/info\.json, so it holds no readable episodes"):
+        Episodes.load(tmp_path / "nothing")
+
+
+def test_an_earlier_dataset_is_moved_aside_and_other_things_are_left_alone(episodes, tmp_path):
+    for _ in range(3):
+        episodes.save(tmp_path / "demos")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["demos", "demos.1", "demos.2"]
+    assert same(Episodes.load(tmp_path / "demos.1"), episodes)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("one")
+    with pytest.raises(UserError, match="is no dataset, so it was left alone"):
+        episodes.save(tmp_path / "thesis")
+    assert [item.name for item in (tmp_path / "thesis").iterdir()] == ["chapter"]
+    assert not list(tmp_path.glob("*.writing"))
 
 
 def test_a_write_that_fails_changes_nothing(episodes, tmp_path, monkeypatch):
-    path = tmp_path / "demos.npz"
+    path = tmp_path / "demos"
     episodes.save(path)
-    before = path.read_bytes()
-    monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("no space left")))
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError(28, "no space left")))
     with pytest.raises(UserError, match="no space left"):
         episodes.save(path)
-    assert path.read_bytes() == before and [item.name for item in tmp_path.iterdir()] == ["demos.npz"]
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    assert [item.name for item in tmp_path.iterdir()] == ["demos"]
+
+
+def test_a_recording_that_stops_keeps_what_was_added(episodes, tmp_path):
+    parts = list_of_episodes(episodes)
+    with pytest.raises(ZeroDivisionError), recording(tmp_path / "demos") as kept:
+        kept.add(parts[0])
+        kept.add(parts[1])
+        raise ZeroDivisionError
+    assert same(Episodes.load(tmp_path / "demos"), Episodes.joined(parts[:2]))
+    with recording(tmp_path / "demos") as kept:
+        kept.add(parts[2])
+    assert same(Episodes.load(tmp_path / "demos"), Episodes.joined(parts[:3]))
+    assert not (tmp_path / "demos" / "recording").exists()
+
+
+def list_of_episodes(episodes: Episodes) -> list[Episodes]:
+    return list(demonstrations(make("counting", num_envs=3), count, sorted(set(episodes.seed.tolist()))))
+
+
+def test_an_episode_that_a_dataset_cannot_hold_is_refused(episodes, tmp_path):
+    with pytest.raises(ContractError, match="does not count 0, 1, 2"):
+        replace(episodes, time=episodes.time + 1).save(tmp_path / "demos")
+    with pytest.raises(ContractError, match="two tasks have the same text"):
+        replace(episodes, tasks=("count", "count")).save(tmp_path / "demos")
+    assert not list(tmp_path.iterdir())
+
+
+def test_recording_needs_no_dataset_libraries_until_it_writes():
+    code = "import sys, vla_rl.experience.episodes; assert not {'pyarrow', 'av'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_without_the_dataset_libraries_it_says_how_to_get_them(episodes, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("vla_rl.experience.lerobot")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pyarrow is not installed.*pip install 'vla-rl\[data\]'"):
+        episodes.save(tmp_path / "demos")
 
 
 def test_an_expert_that_never_succeeds_is_named():

@@ -99,13 +99,6 @@ _RECORDINGS = (
         "enumerate(tracks) if step.done[row]]",
         (f"{_RECORDED}test_successes_are_recorded_once_complete_and_in_order",),
     ),
-    Fault(
-        "a damaged file ends in a traceback",
-        _EPISODES,
-        "EOFError, zipfile.BadZipFile, zlib.error)",
-        "EOFError)",
-        (f"{_RECORDED}test_what_cannot_be_read_is_said_in_one_sentence",),
-    ),
 )
 
 FAULTS = (*_ROLLOUTS, *_RECORDINGS)

@@ -1,30 +1,71 @@
-"""``vla-rl collect [--world.env NAME] [--count N] [--seed S] [--out FILE.npz]``"""
+"""``vla-rl collect [--world.env NAME] [--count N] [--seed S] [--out FOLDER] [--video auto|always|never]``"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from vla_rl.cli import stages
 from vla_rl.cli.configs import override
-from vla_rl.cli.progress import console
+from vla_rl.cli.progress import bar, console
 from vla_rl.cli.world import World
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
+from vla_rl.evaluation import suite
+from vla_rl.experience.episodes import demonstrations, move_aside, recording, repair
 
 
 @dataclass(frozen=True)
 class Collect:
-    """Record demonstrations of the scripted expert; failures are left out."""
+    """Record demonstrations of the scripted expert as a LeRobotDataset v3.0; failures are left out.
+
+    Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a recording that was killed.
+    """
 
     world: World = field(default_factory=World)
     count: int = 30
     seed: int = 1  # of the training run that they are for
-    out: str = "runs/demonstrations.npz"
+    rows: int = 16  # episodes played side by side
+    out: str = "runs/demonstrations"
+    video: Literal["auto", "always", "never"] = "auto"  # cameras as video: where it pays, all, or none (PNG)
+    repair: str = ""  # record nothing: finish what is in this folder
 
 
 def collect(arguments: Sequence[str]) -> None:
-    """Record and save."""
+    """Record episode by episode, then finish the dataset."""
     config: Collect = override(Collect(), arguments, "vla-rl collect")
-    episodes = stages.collect(config.world, config.count, config.seed)
-    episodes.save(Path(config.out))
-    console.print(f"{episodes.count} episodes, {len(episodes.state)} control steps: {config.out}")
+    if config.repair:
+        _repair(Path(config.repair))
+        return
+    out = Path(config.out)
+    aside = move_aside(out)
+    if aside:
+        console.print(f"an earlier dataset was in {out}; it is now {aside}")
+    env = config.world.make(min(config.rows, config.count))
+    expert = load(config.world.expert)(horizon=1)
+    seeds = list(suite.training_seeds(config.seed, "demonstrations")[: config.count])
+    episodes = steps = 0
+    try:
+        with recording(out, config.video) as kept, bar("collect", config.count) as update:
+            for episode in demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations")):
+                kept.add(episode)
+                episodes, steps = episodes + 1, steps + len(episode.state)
+    except KeyboardInterrupt as stop:
+        if not episodes:
+            raise
+        raise KeyboardInterrupt(
+            f"stopped with {episodes} episodes recorded; finish them with: vla-rl collect --repair {out}"
+        ) from stop
+    finally:
+        env.close()
+    console.print(f"{episodes} episodes, {steps} control steps: {config.out}")
+
+
+def _repair(path: Path) -> None:
+    if not path.is_dir():
+        raise UserError(f"there is no folder {str(path)!r}, so nothing can be repaired; check its name.")
+    lost = repair(path)
+    for problem in lost:
+        console.print(f"put aside, it is damaged: {problem}")
+    console.print(f"finished, {len(lost)} episodes put aside: {path}")

@@ -1,0 +1,208 @@
+"""Recorded episodes become v3.0 files.
+
+Everything is written below ``recording/compacting``, synced and read back.  Then ``committing.json`` lists what will be
+moved, the files move to names that were free, ``tasks.parquet`` grows, and ``info.json``, which counts the episodes,
+is replaced: until then the dataset is the old one plus recorded episodes, from then on it is the new one.  What remains
+(``stats.json``, the recorded folders) follows from ``committing.json``.  :func:`recover` undoes or completes whatever a
+killed process left.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.lerobot import live, metadata, statistics, video
+from vla_rl.experience.lerobot.disk import make_folder, move, sync, write_json
+from vla_rl.experience.lerobot.features import VERSION, Feature, Schema
+from vla_rl.experience.lerobot.live import Header, LiveEpisode
+from vla_rl.experience.lerobot.metadata import Metadata, Place
+from vla_rl.experience.lerobot.tables import MB, Groups, Numbered, rows_of, write_rows, write_tasks
+
+_COMPACTING = "compacting"
+
+
+def compact(root: Path, header: Header, known: Metadata, episodes: Sequence[LiveEpisode]) -> None:
+    """Add verified ``episodes`` to the dataset ``known``; the caller holds the lock and has called :func:`recover`."""
+    schema, limits = header.schema, header.limits
+    folder = root / live.RECORDING / _COMPACTING
+    first = int(known.info.get("total_frames", 0)) + np.cumsum([0, *(episode.length for episode in episodes)])
+    new = [Numbered(item, known.total + i, int(first[i])) for i, item in enumerate(episodes)]
+    tasks = live.task_table(known.tasks, header.tasks, *(episode.tasks for episode in episodes))
+    numbers = {text: i for i, text in enumerate(tasks)}
+    files = {"": _grouped(new, live.FRAMES, _next_place(known, ""), limits.data_mb, limits.files_per_folder)}
+    _write_data(folder, schema, numbers, files[""])
+    for name in schema.videos:
+        begin = _next_place(known, name)
+        files[name] = _grouped(new, f"{name}.mp4", begin, limits.video_mb, limits.files_per_folder)
+        _write_videos(folder, schema, name, files[name])
+    stats = [_all_statistics(item, numbers) for item in new]
+    write_rows(folder, root, rows_of(schema, new, files, stats), limits)
+    write_tasks(folder, tasks)
+    info = _info(known, header, len(tasks), known.total + len(new), int(first[-1]))
+    whole = statistics.combined([*([known.stats] if known.total else []), *stats])
+    _commit(root, info, whole, [episode.folder.name for episode in episodes])
+
+
+def recover(root: Path) -> None:
+    """Bring a dataset whose writer was killed back to a whole state; no finished episode is lost."""
+    recording = root / live.RECORDING
+    begun = live.read_committing(recording)
+    if begun and live.is_committed(recording, _committed(root)):
+        _complete(root, begun)
+    elif begun:
+        lost = [name for name in begun["folders"] if not (recording / name).is_dir()]
+        if lost:
+            raise UserError(
+                f"{str(root / metadata.INFO)!r} does not count the episodes of {str(recording / lost[0])!r}, which is "
+                "gone, so it is not the one that was last written and nothing was touched; copy it again."
+            )
+        for name in begun["files"]:
+            (root / name).unlink(missing_ok=True)
+    (recording / live.COMMITTING).unlink(missing_ok=True)
+    shutil.rmtree(recording / _COMPACTING, ignore_errors=True)
+    for leftover in recording.glob("episode-*.writing"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _commit(root: Path, info: dict[str, Any], stats: statistics.Stats, folders: list[str]) -> None:
+    recording = root / live.RECORDING
+    ready = recording / _COMPACTING
+    files = sorted(path.relative_to(ready).as_posix() for path in ready.rglob("*") if path.is_file())
+    fresh = [name for name in files if name != metadata.TASKS]
+    taken = [name for name in fresh if (root / name).exists()]
+    if taken:
+        raise UserError(
+            f"{str(root / taken[0])!r} exists although {metadata.INFO} knows nothing of it, so the recorded episodes "
+            "stay where they are; move that file away and repair the dataset again."
+        )
+    counted = {"total_episodes": info["total_episodes"], "stats": statistics.to_json(stats)}
+    begun = {**counted, "files": fresh, "folders": folders}
+    write_json(recording / live.COMMITTING, begun)
+    for name in [*fresh, metadata.TASKS]:
+        move(ready / name, root / name)
+    write_json(root / metadata.INFO, info)
+    _complete(root, begun)
+    (recording / live.COMMITTING).unlink()
+    shutil.rmtree(ready)
+
+
+def _complete(root: Path, begun: Mapping[str, Any]) -> None:
+    """What is left to do once ``info.json`` counts the episodes; doing it twice changes nothing."""
+    write_json(root / metadata.STATS, begun["stats"])
+    for name in begun["folders"]:
+        shutil.rmtree(root / live.RECORDING / name, ignore_errors=True)
+
+
+def _committed(root: Path) -> int:
+    path = root / metadata.INFO
+    return int(json.loads(path.read_text(encoding="utf-8"))["total_episodes"]) if path.exists() else 0
+
+
+def _next_place(known: Metadata, column: str) -> Place:
+    """The first file that nothing is in: added episodes never touch a file that is there."""
+    used = [row.videos[column][0] if column else row.data for row in known.rows]
+    if not used:
+        return Place()
+    last = max(used, key=lambda place: (place.chunk, place.file))
+    return last.next(int(known.info.get("chunks_size", 1000)))
+
+
+def _grouped(episodes: Sequence[Numbered], file: str, begin: Place, megabytes: float, files_per_folder: int) -> Groups:
+    """Which episodes share a file: it is closed when the next would bring it to ``megabytes``."""
+    groups: Groups = {begin: []}
+    place, size = begin, 0.0
+    for episode in episodes:
+        more = episode.live.sizes[file] / MB
+        if groups[place] and size + more >= megabytes:
+            place, size = place.next(files_per_folder), 0.0
+            groups[place] = []
+        groups[place].append(episode)
+        size += more
+    return groups
+
+
+# -- data and videos ---------------------------------------------------------------------------------------------------
+
+
+def _write_data(folder: Path, schema: Schema, numbers: Mapping[str, int], groups: Groups) -> None:
+    for place, episodes in groups.items():
+        path = folder / place.path(metadata.DATA)
+        make_folder(path.parent)
+        with pq.ParquetWriter(path, schema.arrow(), compression="snappy", write_page_checksum=True) as file:
+            for episode in episodes:
+                file.write_table(_frames(schema, episode, numbers), row_group_size=max(episode.live.length, 1))
+        sync(path)
+        again = pq.ParquetFile(path, page_checksum_verification=True)
+        for i, episode in enumerate(episodes):
+            if not again.read_row_group(i).equals(_frames(schema, episode, numbers)):
+                raise OSError(f"{path.name} does not read as it was written")
+
+
+def _frames(schema: Schema, episode: Numbered, numbers: Mapping[str, int]) -> pa.Table:
+    """A recorded table with the indices that it has in the dataset."""
+    table = episode.live.table()
+    index = _indices(episode, table["task_index"].to_numpy(), numbers)
+    arrays = [pa.array(index[name]) if name in index else table[name] for name in schema.arrow().names]
+    return pa.table(arrays, schema=schema.arrow())
+
+
+def _indices(episode: Numbered, task_index: np.ndarray, numbers: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """What an episode does not know by itself."""
+    length = episode.live.length
+    return {
+        "episode_index": np.full(length, episode.index),
+        "index": np.arange(episode.first, episode.first + length),
+        "task_index": np.array([numbers[text] for text in episode.live.tasks])[task_index],
+    }
+
+
+def _write_videos(folder: Path, schema: Schema, column: str, groups: Groups) -> None:
+    for place, episodes in groups.items():
+        path = folder / place.path(metadata.VIDEO, column)
+        make_folder(path.parent)
+        video.join([(item.live.video(column), item.live.length) for item in episodes], path, schema.fps)
+        sync(path)
+        times = video.packet_times(path)
+        wanted = np.arange(sum(item.live.length for item in episodes)) / schema.fps
+        if len(times) != len(wanted) or np.abs(times - wanted).max() > 1e-5:
+            raise OSError(f"the joined video of {column!r} has {len(times)} frames where {len(wanted)} were recorded")
+
+
+# -- meta --------------------------------------------------------------------------------------------------------------
+
+
+def _all_statistics(item: Numbered, numbers: Mapping[str, int]) -> statistics.Stats:
+    """An episode's, and those of its indices, which lerobot keeps too."""
+    indices = _indices(item, item.live.table()["task_index"].to_numpy(), numbers)
+    return item.live.stats | statistics.episode_statistics(indices, {name: Feature("int64") for name in indices})
+
+
+def _info(known: Metadata, header: Header, tasks: int, episodes: int, frames: int) -> dict[str, Any]:
+    info: dict[str, Any] = {
+        "codebase_version": VERSION,
+        "chunks_size": header.limits.files_per_folder,
+        "data_files_size_in_mb": header.limits.data_mb,
+        "video_files_size_in_mb": header.limits.video_mb,
+        "splits": {},
+        "data_path": metadata.DATA,
+        "video_path": metadata.VIDEO if header.schema.videos else None,
+        **header.schema.to_json(),
+        **known.info,
+    }
+    grown = {"total_episodes": episodes, "total_frames": frames, "total_tasks": tasks}
+    return info | grown | {"splits": _splits(info["splits"], known.total, episodes)}
+
+
+def _splits(splits: dict[str, str], before: int, now: int) -> dict[str, str]:
+    """New episodes belong to the split that the last one belonged to, the first of all to "train"."""
+    last = next((name for name, span in splits.items() if span.endswith(f":{before}")), "train")
+    return splits | {last: f"{splits.get(last, '0:').partition(':')[0]}:{now}"}

@@ -1,0 +1,237 @@
+"""What a dataset holds: its columns, their types on disk, and how both are told in ``info.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vla_rl.contract.errors import ContractError
+
+VERSION = "v3.0"
+# Columns that every dataset has; the writer fills them in.
+INDEX: dict[str, str] = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One column: ``dtype`` is a numpy name, "string", "image" (PNG bytes) or "video"; ``shape`` is that of one frame.
+
+    A camera's shape is (h, w, c).  ``names`` labels the entries, as a list or in any other JSON form; ``info`` says how
+    a video is encoded.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = (1,)
+    names: Any = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_camera(self) -> bool:
+        """Whether a frame is a picture (depth maps, which are coded differently, are not)."""
+        depth = self.info.get("is_depth_map") or self.info.get("video.is_depth_map")
+        return self.dtype in ("image", "video") and not depth
+
+    def labels(self) -> tuple[str, ...]:
+        """The names of a vector's entries, () when there are none or they do not fit."""
+        names = self.names
+        if isinstance(names, Mapping):  # {"motors": [...]}
+            names = [item for group in names.values() if isinstance(group, list) for item in group]
+        fits = isinstance(names, list | tuple) and (len(names),) == self.shape
+        return tuple(map(str, names)) if fits else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As in ``info.json``."""
+        names = list(self.names) if isinstance(self.names, tuple) else self.names
+        told = {"dtype": self.dtype, "shape": list(self.shape), "names": names}
+        return told | ({"info": dict(self.info)} if self.info else {})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Feature:
+        """Read an entry of ``info.json``; raises KeyError or TypeError when it is none."""
+        return cls(str(data["dtype"]), tuple(map(int, data["shape"])), data.get("names"), data.get("info") or {})
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Frames per second, the robot's name and the columns besides those in ``INDEX``, in their order."""
+
+    fps: float
+    features: Mapping[str, Feature]
+    robot: str = ""
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.fps) and self.fps > 0):
+            raise ContractError(
+                f"{self.fps} frames per second are impossible, so no frame would have a time; give a positive number."
+            )
+        for name, feature in self.features.items():
+            _check_feature(name, feature)
+
+    @property
+    def cameras(self) -> list[str]:
+        """Columns of pictures."""
+        return [name for name, feature in self.features.items() if feature.is_camera]
+
+    @property
+    def videos(self) -> list[str]:
+        """Columns that are MP4 files."""
+        return [name for name, feature in self.features.items() if feature.dtype == "video"]
+
+    def stored(self) -> dict[str, Feature]:
+        """The parquet columns in their order: everything but videos, then ``INDEX``."""
+        columns = {name: feature for name, feature in self.features.items() if feature.dtype != "video"}
+        return columns | {name: Feature(dtype) for name, dtype in INDEX.items()}
+
+    def arrow(self) -> pa.Schema:
+        """The parquet schema, with what Hugging Face datasets wants to know about it."""
+        fields = [pa.field(name, arrow_type(item), metadata=_extension(item)) for name, item in self.stored().items()]
+        told = {"info": {"features": {name: _hugging_face(item) for name, item in self.stored().items()}}}
+        return pa.schema(fields, metadata={"huggingface": json.dumps(told)})
+
+    def to_json(self) -> dict[str, Any]:
+        """``robot_type``, ``fps`` and ``features`` as in ``info.json``.
+
+        lerobot writes whole frames per second; ours stay fractional where the control rate is (it reads them).
+        """
+        everything = dict(self.features) | {name: Feature(dtype) for name, dtype in INDEX.items()}
+        fps = int(self.fps) if float(self.fps).is_integer() else float(self.fps)
+        features = {name: feature.to_json() for name, feature in everything.items()}
+        return {"robot_type": self.robot or None, "fps": fps, "features": features}
+
+    @classmethod
+    def from_json(cls, info: Mapping[str, Any]) -> Schema:
+        """Read ``info.json``; raises KeyError, TypeError or ValueError when it is none."""
+        features = {name: Feature.from_json(item) for name, item in info["features"].items() if name not in INDEX}
+        return cls(float(info["fps"]), features, str(info.get("robot_type") or ""))
+
+    def same_columns(self, other: Schema) -> bool:
+        """Whether episodes of ``other`` can be added to a dataset of this schema."""
+        return abs(self.fps - other.fps) < 1e-6 and {
+            name: (item.dtype, item.shape, item.labels()) for name, item in self.features.items()
+        } == {name: (item.dtype, item.shape, item.labels()) for name, item in other.features.items()}
+
+
+def arrow_type(feature: Feature) -> pa.DataType:
+    """The parquet type of a column: (1,) is a plain value, (n,) a list of fixed size, more axes nested lists."""
+    if feature.dtype == "image":
+        return IMAGE
+    if feature.dtype == "string":
+        return pa.string()
+    kind = pa.from_numpy_dtype(np.dtype(feature.dtype))
+    if feature.shape == (1,):
+        return kind
+    if len(feature.shape) == 1:
+        return pa.list_(kind, feature.shape[0])
+    for _ in feature.shape:
+        kind = pa.list_(kind)
+    return kind
+
+
+def to_arrow(feature: Feature, values: np.ndarray) -> pa.Array:
+    """``values`` [n,*shape] ([n] for shape (1,)) as a parquet column."""
+    if feature.dtype == "string":
+        return pa.array(values.reshape(-1).tolist(), pa.string())
+    array: pa.Array = pa.array(values.reshape(-1), pa.from_numpy_dtype(np.dtype(feature.dtype)))
+    if feature.shape == (1,):
+        return array
+    if len(feature.shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(array, feature.shape[0])
+    for size in reversed(feature.shape):
+        array = pa.ListArray.from_arrays(np.arange(0, len(array) + 1, size, dtype=np.int32), array)
+    return array
+
+
+def from_arrow(feature: Feature, column: pa.ChunkedArray) -> np.ndarray:
+    """[n,*shape] ([n] for shape (1,) and strings) of a numeric or string column; raises ValueError for holes."""
+    if column.null_count:
+        raise ValueError(f"has no value in {column.null_count} of {len(column)} frames")
+    if feature.dtype == "string":
+        return np.array(column.to_pylist(), dtype=np.str_)
+    flat = column.combine_chunks()
+    while pa.types.is_list(flat.type) or pa.types.is_fixed_size_list(flat.type) or pa.types.is_large_list(flat.type):
+        flat = flat.flatten()
+    if flat.null_count:
+        raise ValueError(f"has {flat.null_count} entries without a value")
+    found = flat.to_numpy(zero_copy_only=False)
+    values = found.astype(feature.dtype)
+    if values.dtype.kind in "iu" and not np.array_equal(values, found):
+        raise ValueError(f"holds numbers that do not fit {feature.dtype}")
+    shape = (len(column),) if feature.shape == (1,) else (len(column), *feature.shape)
+    if values.size != np.prod(shape):
+        raise ValueError(f"holds {values.size} numbers, not {len(column)} frames of {list(feature.shape)}")
+    return values.reshape(shape)
+
+
+def fits(feature: Feature, found: pa.DataType) -> bool:
+    """Whether a column of type ``found`` holds what ``feature`` declares; precision may differ, kind and size not."""
+    if feature.dtype == "image":
+        return bool(pa.types.is_struct(found) and {"bytes", "path"} <= {found.field(i).name for i in range(len(found))})
+    if feature.dtype == "string":
+        return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
+    found = getattr(found, "storage_type", found)
+    depth = 0
+    while pa.types.is_list(found) or pa.types.is_fixed_size_list(found) or pa.types.is_large_list(found):
+        if pa.types.is_fixed_size_list(found) and (found.list_size,) != feature.shape[depth : depth + 1]:
+            return False
+        found, depth = found.value_type, depth + 1
+    wanted = 0 if feature.shape == (1,) else len(feature.shape)
+    return depth == wanted and _kind(found) == np.dtype(feature.dtype).kind.replace("u", "i")
+
+
+def _kind(found: pa.DataType) -> str:
+    if pa.types.is_floating(found):
+        return "f"
+    return "i" if pa.types.is_integer(found) else "b" if pa.types.is_boolean(found) else str(found)
+
+
+def _check_feature(name: str, feature: Feature) -> None:
+    if "/" in name or name.startswith(".") or not name or name in INDEX:
+        raise ContractError(
+            f"{name!r} cannot be a column (no '/', no leading '.', and not one of {', '.join(INDEX)}), so lerobot "
+            "would refuse the dataset; choose another name."
+        )
+    if not 1 <= len(feature.shape) <= 5 or min(feature.shape) < 1:
+        raise ContractError(
+            f"column {name!r} has frames of shape {list(feature.shape)}, which the format cannot hold; give one to "
+            "five axes, [1] for a number."
+        )
+
+
+def is_numeric(dtype: str) -> bool:
+    """Whether ``dtype`` names numbers or truth values of numpy (not text, pictures or what newer formats may add)."""
+    try:
+        return np.dtype(dtype).kind in "fiub"
+    except TypeError:
+        return False
+
+
+def _extension(feature: Feature) -> dict[str, str] | None:
+    """What marks an array of several axes for Hugging Face datasets."""
+    if feature.dtype in ("image", "string") or len(feature.shape) == 1:
+        return None
+    name = f"datasets.features.features.Array{len(feature.shape)}DExtensionType"
+    told = json.dumps([list(feature.shape), feature.dtype])
+    return {"ARROW:extension:name": name, "ARROW:extension:metadata": told}
+
+
+def _hugging_face(feature: Feature) -> dict[str, Any]:
+    if feature.dtype == "image":
+        return {"_type": "Image"}
+    value = {"dtype": feature.dtype, "_type": "Value"}
+    if feature.dtype == "string" or feature.shape == (1,):
+        return value
+    if len(feature.shape) == 1:
+        return {"feature": value, "length": feature.shape[0], "_type": "List"}
+    return {"shape": list(feature.shape), "dtype": feature.dtype, "_type": f"Array{len(feature.shape)}D"}

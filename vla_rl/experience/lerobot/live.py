@@ -1,0 +1,182 @@
+"""Recorded episodes that are not yet in v3.0 files: one folder each, complete or not there.
+
+recording/
+  header.json               what is recorded, so that anybody can finish it
+  episode-000012/           frames.parquet, COLUMN.mp4, and episode.json with their sizes and SHA-256
+  episode-000013.writing/   what a killed process was writing
+  committing.json           while v3.0 files move into place (compact.py): which, and for which episodes
+  damaged/                  episodes that no longer equal their SHA-256; nothing deletes them
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.lerobot import statistics, video
+from vla_rl.experience.lerobot.damage import DamagedError, Problem
+from vla_rl.experience.lerobot.disk import WRITING, digest, make_folder, move, sync, write_json
+from vla_rl.experience.lerobot.features import IMAGE, INDEX, Feature, Schema, to_arrow
+
+RECORDING, HEADER, MANIFEST, FRAMES = "recording", "header.json", "episode.json", "frames.parquet"
+COMMITTING, DAMAGED, LOCK = "committing.json", "damaged", "lock"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """A file is closed when the next episode would make it larger; a folder when it has this many files."""
+
+    data_mb: float = 100
+    video_mb: float = 200
+    files_per_folder: int = 1000
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a recording is of: enough to finish it without whoever began it."""
+
+    schema: Schema
+    tasks: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+    def save(self, recording: Path) -> None:
+        """Write ``header.json``."""
+        limits = vars(self.limits)
+        write_json(recording / HEADER, {**self.schema.to_json(), "tasks": list(self.tasks), "limits": limits})
+
+    @classmethod
+    def load(cls, recording: Path) -> Header:
+        """Read ``header.json``; raises UserError when it is missing or damaged."""
+        try:
+            data = json.loads((recording / HEADER).read_text(encoding="utf-8"))
+            return cls(Schema.from_json(data), tuple(data["tasks"]), Limits(**data["limits"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{str(recording / HEADER)!r} cannot be read ({error}), so the episodes beside it have no column "
+                "types; copy it again."
+            ) from error
+
+
+@dataclass(frozen=True)
+class LiveEpisode:
+    """A verified folder: ``tasks`` are the texts that its ``task_index`` counts, ``sizes`` bytes per column's file."""
+
+    folder: Path
+    length: int
+    tasks: tuple[str, ...]
+    stats: statistics.Stats
+    sizes: Mapping[str, int]
+
+    def table(self) -> pa.Table:
+        """Everything but videos, and of ``INDEX`` what an episode knows by itself."""
+        return pq.read_table(self.folder / FRAMES)
+
+    def video(self, column: str) -> Path:
+        """Where the video of a camera is."""
+        return self.folder / f"{column}.mp4"
+
+
+def write(
+    folder: Path, schema: Schema, columns: Mapping[str, np.ndarray], tasks: Sequence[str], task_index: np.ndarray
+) -> None:
+    """Write one episode so that ``folder`` is there as a whole or not at all."""
+    writing = folder.with_name(folder.name + WRITING)
+    shutil.rmtree(writing, ignore_errors=True)
+    make_folder(writing)
+    length = len(task_index)
+    frames = np.arange(length)
+    index: dict[str, np.ndarray] = {"timestamp": (frames / schema.fps).astype(np.float32), "frame_index": frames}
+    for name in schema.videos:
+        codec = video.codec_of(schema.features[name])
+        video.encode(writing / f"{name}.mp4", columns[name], schema.fps, codec)
+        if len(video.packet_times(writing / f"{name}.mp4")) != length:
+            raise OSError(f"the encoder lost frames of {name!r}")
+    table = _table(schema, {**columns, **index, "task_index": task_index})
+    pq.write_table(table, writing / FRAMES, write_page_checksum=True)
+    features = {**schema.features, **{name: Feature(INDEX[name]) for name in index}}
+    stats = statistics.episode_statistics({**columns, **index}, features)
+    told: dict[str, Any] = {"length": length, "tasks": list(tasks), "files": {}}
+    for file in sorted(writing.iterdir()):
+        sync(file)
+        told["files"][file.name] = {"bytes": file.stat().st_size, "sha256": digest(file)}
+    write_json(writing / MANIFEST, told | {"stats": statistics.to_json(stats)})
+    move(writing, folder)
+
+
+def load(folder: Path, root: Path, number: int) -> LiveEpisode:
+    """Verify a folder against its manifest; raises DamagedError, which calls it episode ``number``."""
+
+    def damaged(file: str, what: str) -> DamagedError:
+        return DamagedError(root, Problem((folder / file).relative_to(root).as_posix(), what, (number,)))
+
+    try:
+        told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        length, tasks, stats = int(told["length"]), tuple(told["tasks"]), statistics.from_json(told["stats"])
+        files = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in told["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(MANIFEST, f"cannot be read ({type(error).__name__}: {error})") from error
+    for name, (size, sha256) in {FRAMES: (0, ""), **files}.items():
+        path = folder / name
+        if not path.is_file():
+            raise damaged(name, "is missing")
+        if path.stat().st_size != size or digest(path) != sha256:
+            raise damaged(name, "is not what was recorded (its SHA-256 differs)")
+    return LiveEpisode(folder, length, tasks, stats, {name: size for name, (size, _) in files.items()})
+
+
+def folders(root: Path, committed: int) -> list[Path]:
+    """The folders of episodes that ``committed``, the count in ``info.json``, does not include, oldest first."""
+    recording = root / RECORDING
+    done = set(read_committing(recording).get("folders", ())) if is_committed(recording, committed) else set()
+    found = [path for path in recording.glob("episode-*") if path.is_dir() and path.suffix != WRITING]
+    return sorted((path for path in found if path.name not in done), key=_number)
+
+
+def next_folder(root: Path, committed: int) -> Path:
+    """Where the next episode belongs, after all that are there."""
+    recording = root / RECORDING
+    taken = [_number(path) for parent in (recording, recording / DAMAGED) for path in parent.glob("episode-*")]
+    return recording / f"episode-{max([committed - 1, *taken]) + 1:06d}"
+
+
+def read_committing(recording: Path) -> dict[str, Any]:
+    """What was being moved into place when a process was killed; {} when nothing was."""
+    path = recording / COMMITTING
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def is_committed(recording: Path, committed: int) -> bool:
+    """Whether ``info.json`` counts what ``committing.json`` lists.  It may count more: lerobot could have gone on."""
+    return committed >= read_committing(recording).get("total_episodes", float("inf"))
+
+
+def task_table(*groups: Iterable[str]) -> tuple[str, ...]:
+    """All texts once, in the order in which they first occur."""
+    return tuple(dict.fromkeys(text for group in groups for text in group))
+
+
+def _table(schema: Schema, columns: Mapping[str, np.ndarray]) -> pa.Table:
+    """The columns that parquet holds, pictures as PNG."""
+    arrays = {}
+    for name, feature in schema.stored().items():
+        if feature.dtype == "image":
+            pictures = [video.encode_png(frame) for frame in columns[name]]
+            named = [{"bytes": data, "path": f"frame-{i:06d}.png"} for i, data in enumerate(pictures)]
+            arrays[name] = pa.array(named, IMAGE)
+        elif name in columns:
+            arrays[name] = to_arrow(feature, columns[name])
+    return pa.table(arrays)
+
+
+def _number(folder: Path) -> int:
+    digits = folder.name.removesuffix(WRITING).partition("-")[2]
+    return int(digits) if digits.isdigit() else -1

@@ -1,0 +1,193 @@
+"""``meta/``: how many episodes there are, their tasks, and in which file each of them lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.lerobot import live, statistics
+from vla_rl.experience.lerobot.damage import Problem
+from vla_rl.experience.lerobot.features import VERSION, Schema
+
+INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
+_FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
+EPISODES, DATA, VIDEO = f"meta/episodes/{_FILE}.parquet", f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
+# What pyarrow raises for files that are no parquet, cut off or corrupt.
+UNREADABLE = (OSError, pa.ArrowException, ValueError)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A numbered file of a dataset."""
+
+    chunk: int = 0
+    file: int = 0
+
+    def next(self, files_per_folder: int) -> Place:
+        """The file after this one."""
+        return Place(self.chunk + 1, 0) if self.file + 1 >= files_per_folder else Place(self.chunk, self.file + 1)
+
+    def path(self, template: str, column: str = "") -> str:
+        """Relative to the dataset."""
+        return template.format(chunk_index=self.chunk, file_index=self.file, video_key=column)
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """Where a finished episode lies: its parquet, and for each video the file and the second in it."""
+
+    index: int
+    length: int
+    tasks: tuple[str, ...]
+    data: Place
+    videos: Mapping[str, tuple[Place, float]]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What ``meta/`` says.  ``total`` episodes are in v3.0 files; only those in ``rows`` can be found.
+
+    ``tasks`` holds text ``i`` at place ``i``; it is empty when ``tasks.parquet`` is lost (``problems`` says so).
+    """
+
+    root: Path
+    info: Mapping[str, Any]
+    schema: Schema
+    total: int
+    tasks: tuple[str, ...]
+    rows: tuple[EpisodeRow, ...]
+    stats: statistics.Stats = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+    def data_path(self, row: EpisodeRow) -> str:
+        """The parquet with the episode's numbers, relative to the dataset."""
+        return row.data.path(self.info.get("data_path") or DATA)
+
+    def video_path(self, row: EpisodeRow, column: str) -> str:
+        """The MP4 with the episode's frames of a camera, relative to the dataset."""
+        return row.videos[column][0].path(self.info.get("video_path") or VIDEO, column)
+
+
+def read(root: Path) -> Metadata:
+    """Read ``meta/``; a recording without v3.0 files yet is a dataset of no finished episodes.
+
+    Raises UserError when ``root`` is no dataset of version 3 or its ``info.json`` is damaged.
+    """
+    if not (root / INFO).exists() and (root / live.RECORDING / live.HEADER).exists():
+        header = live.Header.load(root / live.RECORDING)
+        return Metadata(root, {}, header.schema, 0, (), ())
+    info = _read_info(root)
+    try:
+        schema, total = Schema.from_json(info), int(info["total_episodes"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{str(root / INFO)!r} is damaged ({type(error).__name__}: {error}), so the dataset's columns are unknown; "
+            "copy it again."
+        ) from error
+    problems: list[Problem] = []
+    rows = _read_rows(root, info, schema, total, problems)
+    return Metadata(
+        root, info, schema, total, _read_tasks(root, problems), rows, _read_stats(root, problems), tuple(problems)
+    )
+
+
+def _read_info(root: Path) -> dict[str, Any]:
+    try:
+        info = json.loads((root / INFO).read_text(encoding="utf-8"))
+        version = str(info["codebase_version"])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(
+            f"{str(root)!r} has no {INFO}, so it holds no readable episodes; give the folder of a LeRobotDataset "
+            f"{VERSION}, such as 'vla-rl collect' writes."
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{str(root / INFO)!r} is damaged ({type(error).__name__}: {error}), so it holds no readable episodes; "
+            "copy it again."
+        ) from error
+    if not version.startswith("v3."):
+        raise UserError(
+            f"{str(root)!r} is a LeRobotDataset {version}, which lays its files out otherwise; convert it with "
+            "lerobot's own script (lerobot.datasets.v30.convert_dataset_v21_to_v30)."
+        )
+    return dict(info)
+
+
+def _read_rows(
+    root: Path, info: Mapping[str, Any], schema: Schema, total: int, problems: list[Problem]
+) -> tuple[EpisodeRow, ...]:
+    rows: dict[int, EpisodeRow] = {}
+    blamed: list[tuple[str, str, str]] = []
+    files = {path.relative_to(root).as_posix(): path for path in (root / "meta" / "episodes").glob("*/*.parquet")}
+    for name, path in sorted(files.items()):
+        try:
+            file = pq.ParquetFile(path)
+            names = [item for item in file.schema_arrow.names if not item.startswith("stats/")]
+            rows |= {int(item["episode_index"]): _row(item, schema) for item in file.read(names).to_pylist()}
+        except KeyError as error:
+            blamed.append((name, "is missing", str(error.args[0])))
+        except (*UNREADABLE, TypeError) as error:
+            blamed.append((name, f"cannot be read ({_short(error)})", ""))
+    lost = tuple(sorted(set(range(total)) - rows.keys()))
+    if lost and not blamed:
+        blamed.append((_first_gap(files, info), "is missing", ""))
+    problems += [Problem(file, what, lost, column) for file, what, column in blamed]
+    return tuple(row for index, row in sorted(rows.items()) if index < total)
+
+
+def _first_gap(files: Container[str], info: Mapping[str, Any]) -> str:
+    place = Place()
+    while place.path(EPISODES) in files:
+        place = place.next(int(info.get("chunks_size", 1000)))
+    return place.path(EPISODES)
+
+
+def _row(item: Mapping[str, Any], schema: Schema) -> EpisodeRow:
+    videos = {
+        name: (
+            Place(item[f"videos/{name}/chunk_index"], item[f"videos/{name}/file_index"]),
+            float(item[f"videos/{name}/from_timestamp"]),
+        )
+        for name in schema.videos
+    }
+    data = Place(item["data/chunk_index"], item["data/file_index"])
+    return EpisodeRow(int(item["episode_index"]), int(item["length"]), tuple(item["tasks"]), data, videos)
+
+
+def _read_tasks(root: Path, problems: list[Problem]) -> tuple[str, ...]:
+    """The texts are the frame's index in pandas' sense, whose column has had several names."""
+    loss = "so only episodes with one task know its text"
+    try:
+        table = pq.ParquetFile(root / TASKS).read()
+        texts = [name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)]
+        texts += [name for name in table.column_names if pa.types.is_large_string(table.schema.field(name).type)]
+        numbered = dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))
+        if sorted(numbered) != list(range(len(numbered))):
+            raise ValueError(f"its task_index is {sorted(numbered)}")
+        return tuple(numbered[i] for i in range(len(numbered)))
+    except FileNotFoundError:
+        problems.append(Problem(TASKS, f"is missing, {loss}"))
+    except (*UNREADABLE, KeyError, IndexError, TypeError) as error:
+        problems.append(Problem(TASKS, f"cannot be read ({_short(error)}), {loss}"))
+    return ()
+
+
+def _read_stats(root: Path, problems: list[Problem]) -> statistics.Stats:
+    try:
+        return statistics.from_json(json.loads((root / STATS).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        problems.append(Problem(STATS, "is missing, so there are no statistics of all episodes"))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        problems.append(Problem(STATS, f"cannot be read ({_short(error)}), so there are no statistics of all episodes"))
+    return {}
+
+
+def _short(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,130 @@
+"""``Episodes`` to a LeRobotDataset v3.0 folder and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.lerobot.damage import Problem
+from vla_rl.experience.lerobot.features import Feature, Schema
+from vla_rl.experience.lerobot.reader import DatasetReader, RecordedEpisode
+from vla_rl.experience.lerobot.video import Codec, camera
+from vla_rl.experience.lerobot.writer import DatasetWriter, repair
+
+__all__ = ["Recording", "read", "repair", "schema_of"]
+
+STATE, ACTION, SEED = "observation.state", "action", "complementary_info.seed"
+_CAMERA = "observation.images."
+
+
+def schema_of(episodes: Episodes, video: str = "auto", codec: Codec | None = None) -> Schema:
+    """The columns that ``episodes`` need; ``video`` says which cameras become video, see ``video.camera``."""
+    features = {
+        _CAMERA + name: camera(frames.shape[1:], episodes.fps, video, codec) for name, frames in episodes.images.items()
+    }
+    features[STATE] = Feature("float32", episodes.state.shape[1:], list(episodes.state_names) or None)
+    features[ACTION] = Feature("float32", episodes.action.shape[1:], list(episodes.action_names) or None)
+    features |= {name: _column(values) for name, values in episodes.extras.items()}
+    features[SEED] = Feature("int64")
+    return Schema(episodes.fps, features, episodes.robot)
+
+
+class Recording:
+    """A dataset at ``root`` whose columns are those of the first episodes that are added; see ``DatasetWriter``."""
+
+    def __init__(self, root: Path, video: str = "auto", codec: Codec | None = None) -> None:
+        self.root = root
+        self._video, self._codec = video, codec
+        self._writer: DatasetWriter | None = None
+
+    def add(self, episodes: Episodes) -> None:
+        """Keep all ``episodes``; each is safe on the disk before the next is written."""
+        if self._writer is None:
+            self._writer = DatasetWriter(self.root, schema_of(episodes, self._video, self._codec), episodes.tasks)
+        _write(self._writer, episodes)
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.__exit__(kind, error, trace)
+
+
+def _write(writer: DatasetWriter, episodes: Episodes) -> None:
+    columns = {_CAMERA + name: frames for name, frames in episodes.images.items()}
+    columns |= {STATE: episodes.state, ACTION: episodes.action, SEED: episodes.seed, **episodes.extras}
+    texts = np.array(episodes.tasks, dtype=np.str_)[episodes.task]
+    if len(set(episodes.tasks)) < len(episodes.tasks):
+        raise ContractError("two tasks have the same text, so they would become one; give each its own text.")
+    if any((episodes.time[begin:end] != np.arange(end - begin)).any() for begin, end in episodes.spans()):
+        raise ContractError(
+            "an episode's time does not count 0, 1, 2, ..., which a dataset takes for granted; record it from its "
+            "start."
+        )
+    for begin, end in episodes.spans():
+        writer.add({name: values[begin:end] for name, values in columns.items()}, texts[begin:end].tolist())
+
+
+def read(
+    path: Path, chosen: Iterable[int] | None = None, on_damage: Callable[[Problem], None] | None = None
+) -> Iterator[Episodes]:
+    """The episodes of any dataset, each as ``Episodes`` of one, numbered as there; see ``DatasetReader.episodes``.
+
+    ``observation.state`` and ``action`` are the state (without entries where there is none) and the action; every
+    camera and every other column comes along.  Raises UserError when there is no ``action``.
+    """
+    reader = DatasetReader(path)
+    if ACTION not in reader.names:
+        raise UserError(
+            f"{str(path)!r} has no column {ACTION!r}, so there is nothing to imitate; its columns are "
+            f"{', '.join(reader.names)}."
+        )
+    for episode in reader.episodes(chosen, on_damage=on_damage):
+        yield _translated(reader, episode)
+
+
+def _translated(reader: DatasetReader, episode: RecordedEpisode) -> Episodes:
+    columns, features, count = dict(episode.columns), reader.schema.features, len(episode.time)
+    images = {_camera_name(name, features): columns.pop(name) for name in reader.schema.cameras}
+    state = columns.pop(STATE, np.zeros((count, 0))).astype(np.float32).reshape(count, -1)
+    action = columns.pop(ACTION).astype(np.float32).reshape(count, -1)
+    seed = columns.pop(SEED, np.full(count, -1)).astype(np.int64)
+    return Episodes(
+        images=images,
+        state=state,
+        task=episode.task.astype(np.int64),
+        time=episode.time.astype(np.int64),
+        action=action,
+        episode=np.full(count, episode.index, np.int64),
+        seed=seed,
+        tasks=episode.tasks,
+        fps=reader.fps,
+        state_names=features[STATE].labels() if STATE in features else (),
+        action_names=features[ACTION].labels(),
+        extras=columns,
+        robot=reader.schema.robot,
+    )
+
+
+def _camera_name(name: str, features: Iterable[str]) -> str:
+    """``observation.images.front`` -> ``front``, ``observation.image`` -> ``image``, others as they are."""
+    short = name.removeprefix(_CAMERA) if name.startswith(_CAMERA) else name.removeprefix("observation.")
+    return name if short != name and _CAMERA + short in features and _CAMERA + short != name else short
+
+
+def _column(values: np.ndarray) -> Feature:
+    if values.dtype.kind == "U":
+        return Feature("string")
+    if values.dtype.kind not in "fiub":
+        raise ContractError(
+            f"a column of type {values.dtype} cannot be kept in a dataset; give numbers, truth values or text."
+        )
+    return Feature(str(values.dtype), values.shape[1:] or (1,))

@@ -1,0 +1,221 @@
+"""Frames to MP4 or PNG and back, and MP4s joined without encoding again."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.lerobot.features import Feature
+
+# PyAV has errors of its own.
+FAILURES = (av.error.FFmpegError, OSError)
+_MP4 = {"movflags": "faststart"}  # the index comes first: what a cut leaves is readable
+_PNG, _JPEG = b"\x89PNG", b"\xff\xd8"
+
+
+class DamagedFramesError(ValueError):
+    """A video or picture that does not give what is asked of it; the text begins with a verb."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How cameras are encoded: AV1 with lerobot's settings, unless changed.
+
+    Colours have half the resolution (yuv420p), so single pixels at edges can be far off however small ``crf`` is.  A
+    key frame every ``gop`` frames makes any frame cheap to reach.
+    """
+
+    encoder: str = "libsvtav1"
+    crf: int = 30
+    gop: int = 2
+    preset: str = "12"
+
+    def options(self) -> dict[str, str]:
+        """For ffmpeg; without frames that refer to later ones, so that packets can be joined."""
+        extra = {"preset": self.preset} if self.preset else {}
+        return {"crf": str(self.crf), "g": str(self.gop), "bf": "0"} | extra
+
+    def info(self, shape: tuple[int, ...], fps: float) -> dict[str, Any]:
+        """What ``info.json`` says about a video of frames of ``shape``."""
+        return {
+            "video.height": shape[0],
+            "video.width": shape[1],
+            "video.codec": av.codec.Codec(self.encoder, "w").canonical_name,
+            "video.pix_fmt": "yuv420p",
+            "video.is_depth_map": False,
+            "video.fps": int(fps) if float(fps).is_integer() else fps,
+            "video.channels": 3,
+            "video.g": self.gop,
+            "video.crf": self.crf,
+            "video.preset": self.preset or None,
+            "has_audio": False,
+        }
+
+
+H264 = Codec("libx264", crf=23, preset="")
+
+
+def best_codec() -> Codec:
+    """AV1 as lerobot writes it, or H.264 where this PyAV cannot; raises UserError when it can neither."""
+    for codec in (Codec(), H264):
+        if codec.encoder in av.codecs_available:
+            return codec
+    raise UserError(
+        "this PyAV encodes neither AV1 nor H.264, so videos cannot be written; run: pip install -U av, or keep the "
+        "cameras as PNG with video='never'."
+    )
+
+
+def encode(path: Path, frames: np.ndarray, fps: float, codec: Codec) -> None:
+    """Write uint8 ``frames`` [n,h,w,3] with frame ``i`` at exactly ``i / fps``; the file is not yet synced."""
+    os.environ.setdefault("SVT_LOG", "1")  # the AV1 library tells its life's story on standard error otherwise
+    with av.open(str(path), "w", format="mp4", options=_MP4) as container:
+        stream: Any = container.add_stream(codec.encoder, rate=_rate(fps), options=codec.options())
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+def decode(path: Path, times: np.ndarray, fps: float) -> np.ndarray:
+    """The frames at ``times`` (seconds in the file, increasing) as uint8 [n,h,w,3].
+
+    A frame is at a time when it is less than a quarter of a frame period away (lerobot's loader wants 0.1 ms).  Raises
+    DamagedFramesError when one is missing, and OSError when there is no such file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError("is missing")
+    found: list[np.ndarray] = []
+    try:
+        with _opened(path) as (container, stream):
+            container.seek(int(max(times[0] - 0.5 / fps, 0.0) / stream.time_base), stream=stream)
+            for now, frame in _timed(container, stream):
+                if now > times[len(found)] + 0.25 / fps:
+                    break
+                if abs(now - times[len(found)]) <= 0.25 / fps:
+                    found.append(frame.to_ndarray(format="rgb24"))
+                if len(found) == len(times):
+                    return np.stack(found)
+    except FAILURES as error:
+        raise DamagedFramesError(f"cannot be decoded ({_first_line(error)})") from error
+    raise DamagedFramesError(f"has only {len(found)} of {len(times)} frames from {times[0]:.3f} s on")
+
+
+def packet_times(path: Path) -> np.ndarray:
+    """When each frame of a video is shown, in seconds, without decoding it [n]."""
+    with _opened(path) as (container, stream):
+        base = stream.time_base
+        return np.array(sorted(float(p.pts * base) for p in container.demux(stream) if p.pts is not None))
+
+
+def join(parts: Sequence[tuple[Path, int]], path: Path, fps: float) -> None:
+    """Put the ``(file, number of frames)`` one after the other into one MP4, packets as they are."""
+    with av.open(str(path), "w", format="mp4", options=_MP4) as target:
+        stream: Any = None
+        before = 0
+        for part, count in parts:
+            with _opened(part) as (source, given):
+                if stream is None:
+                    stream = target.add_stream_from_template(given, opaque=True)
+                    stream.time_base = given.time_base
+                shift = round(before / _rate(fps) / given.time_base)
+                for packet in source.demux(given):
+                    if packet.pts is not None and packet.dts is not None:
+                        packet.pts, packet.dts, packet.stream = packet.pts + shift, packet.dts + shift, stream
+                        target.mux(packet)
+            before += count
+
+
+def encode_png(frame: np.ndarray) -> bytes:
+    """One uint8 frame [h,w,3] or [h,w,1], without loss."""
+    form = "rgb24" if frame.shape[-1] == 3 else "gray"
+    encoder: Any = av.CodecContext.create("png", "w")
+    encoder.height, encoder.width = frame.shape[:2]
+    encoder.pix_fmt, encoder.time_base = form, Fraction(1, 1)
+    pixels = np.ascontiguousarray(frame if form == "rgb24" else frame[..., 0])
+    packets = encoder.encode(av.VideoFrame.from_ndarray(pixels, format=form)) + encoder.encode(None)
+    return b"".join(bytes(packet) for packet in packets)
+
+
+def decode_picture(data: bytes, channels: int) -> np.ndarray:
+    """PNG, JPEG or anything else ffmpeg knows, as uint8 [h,w,channels]; raises DamagedFramesError."""
+    form = "gray" if channels == 1 else "rgb24"
+    known = {_PNG: "png", _JPEG: "mjpeg"}
+    name = next((name for head, name in known.items() if data.startswith(head)), "")
+    try:
+        if name:
+            decoder: Any = av.CodecContext.create(name, "r")
+            frame = (decoder.decode(av.Packet(data)) + decoder.decode(None))[0]
+        else:
+            with av.open(io.BytesIO(data), "r") as container:
+                frame = next(iter(container.decode(video=0)))
+        pixels: np.ndarray = frame.to_ndarray(format=form)
+    except (*FAILURES, StopIteration, IndexError, EOFError) as error:
+        raise DamagedFramesError(f"holds a picture that cannot be decoded ({_first_line(error)})") from error
+    return pixels[..., None] if channels == 1 else pixels
+
+
+def camera(shape: tuple[int, ...], fps: float, video: str, codec: Codec | None = None) -> Feature:
+    """The column of a camera with frames of ``shape`` (h, w, c).
+
+    ``video``: "always", "never" (PNG in the parquet, without loss), or "auto": video from 96 pixels a side on, because
+    smaller pictures need no more room as PNG and lose much to half-resolution colours (64x64 renderings of lift: 709
+    bytes a frame as PNG, 612 as AV1 with a mean error of 3.3 and single errors of 203).  Raises ContractError for what
+    is no picture, or no RGB where there must be video.
+    """
+    if len(shape) != 3 or shape[2] not in (1, 3):
+        raise ContractError(
+            f"a camera has frames of shape {list(shape)}, which are no pictures; give [h,w,3] or [h,w,1] and keep "
+            "other arrays as plain columns."
+        )
+    names = ("height", "width", "channels")
+    possible = shape[2] == 3 and shape[0] % 2 == shape[1] % 2 == 0
+    if video == "always" and not possible:
+        raise ContractError(
+            f"frames of shape {list(shape)} cannot be video (RGB with even sides can); write them with video='auto'."
+        )
+    if video == "never" or not possible or (video == "auto" and min(shape[:2]) < 96):
+        return Feature("image", shape, names)
+    return Feature("video", shape, names, (codec or best_codec()).info(shape, fps))
+
+
+def codec_of(feature: Feature) -> Codec:
+    """The codec that a video column was declared with, for the next episode of it."""
+    info, usual = feature.info, best_codec()
+    encoders = {av.codec.Codec(codec.encoder, "w").canonical_name: codec for codec in (usual, H264)}
+    kind = encoders.get(info.get("video.codec", ""), usual)
+    preset = str(info["video.preset"]) if info.get("video.preset") is not None else kind.preset
+    return Codec(kind.encoder, int(info.get("video.crf", kind.crf)), int(info.get("video.g", kind.gop)), preset)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    with av.open(str(path)) as container:
+        if not container.streams.video:
+            raise DamagedFramesError("holds no video")
+        yield container, container.streams.video[0]
+
+
+def _timed(container: Any, stream: Any) -> Iterator[tuple[float, Any]]:
+    for frame in container.decode(stream):
+        if frame.pts is not None:
+            yield float(frame.pts * stream.time_base), frame
+
+
+def _rate(fps: float) -> Fraction:
+    return Fraction(fps).limit_denominator(1001)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
