@@ -11,7 +11,7 @@ from tests.benchmarks.measure import Contender, interleave
 
 EXPECTED = {
     "env_vs_async": 1,
-    "env_vs_async_single": 1,
+    "env_vs_async_nested": 1,
     "env_vs_rollout": 1,
     "render_vs_mujoco": 1,
     "update_stored_vs_recomputed": 2,

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.environments import env_vs_async, env_vs_async_single, env_vs_rollout
+from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env_vs_rollout
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rendering import render_vs_mujoco
@@ -27,7 +27,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     bench.__name__: bench
     for bench in (
         env_vs_async,
-        env_vs_async_single,
+        env_vs_async_nested,
         env_vs_rollout,
         render_vs_mujoco,
         update_stored_vs_recomputed,
