@@ -148,6 +148,12 @@ def next_folder(root: Path, committed: int) -> Path:
     return recording / f"episode-{max([committed - 1, *taken]) + 1:06d}"
 
 
+def is_blank(recording: Path) -> bool:
+    """Whether a process was killed before it had written even what it was going to record."""
+    kept = any(recording.glob("episode-*")) or (recording / DAMAGED).exists()
+    return not kept and not (recording / HEADER).exists()
+
+
 def read_committing(recording: Path) -> dict[str, Any]:
     """What was being moved into place when a process was killed; {} when nothing was."""
     path = recording / COMMITTING

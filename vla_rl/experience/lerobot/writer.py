@@ -100,9 +100,11 @@ class DatasetWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.finalise()
-        self.close()
+        try:
+            if kind is None:
+                self.finalise()
+        finally:
+            self.close()
 
     def _begin(self) -> None:
         """Before the first episode: the lock, what a killed process left, and the header."""
@@ -147,6 +149,9 @@ def _finish(root: Path) -> list[Problem]:
     recording = root / live.RECORDING
     try:
         recover(root)
+        if live.is_blank(recording):
+            shutil.rmtree(recording)
+            return []
         known, header = metadata.read(root), Header.load(recording)
         _require_whole(known)
         episodes, problems = [], []
@@ -175,9 +180,9 @@ def _header(root: Path, schema: Schema, tasks: Sequence[str], limits: Limits) ->
                 f"column {name!r} has the type {feature.dtype!r}, which vla-rl does not write; use a numpy type, "
                 "'string', 'image' or 'video'."
             )
-    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
-        return Header(schema, tuple(tasks), limits)
     recording = root / live.RECORDING
+    if not root.exists() or (root.is_dir() and set(root.iterdir()) <= {recording} and live.is_blank(recording)):
+        return Header(schema, tuple(tasks), limits)
     if not (root / metadata.INFO).exists() and not (recording / live.HEADER).exists():
         raise UserError(
             f"{str(root)!r} exists and is no dataset, so nothing is written into it; choose another folder."

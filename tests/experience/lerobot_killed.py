@@ -1,0 +1,113 @@
+"""Kills writers at chosen moments: ``python -m tests.experience.lerobot_killed FOLDER THERE FIRST STRIDE``.
+
+A writer adds two episodes to a dataset of THERE (0 or 1) and finishes it.  Every function through which it changes the
+disk is a moment to die at: before the call, after it, and for those that fill files, with only half of the file there.
+Each moment has its own process, forked while this one has no threads yet.  FOLDER/N holds what the writer of moment N
+left, FOLDER/N.added how many episodes it was told are safe.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tests.experience.lerobot_makers import episode, schema, task, write
+from vla_rl.experience.lerobot import video
+from vla_rl.experience.lerobot.writer import DatasetWriter
+
+# What is called, and which of its arguments is the file that it fills.
+FILLS: dict[tuple[Any, str], int] = {
+    (video, "encode"): 0,
+    (video, "join"): 1,
+    (pq, "write_table"): 1,
+    (Path, "write_text"): 0,
+}
+CHANGES: list[tuple[Any, str]] = [(os, "fsync"), (os, "replace"), (shutil, "rmtree"), (Path, "unlink"), (Path, "mkdir")]
+
+
+class Moments:
+    """Counts the moments that pass and dies at number ``last``."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.passed = last, 0
+
+    def here(self) -> bool:
+        """Whether this is the moment."""
+        self.passed += 1
+        return self.passed - 1 == self.last
+
+    def wrapped(self, function: Callable[..., Any], file: int | None) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            if self.here():
+                die()
+            result = function(*given, **named)
+            if file is not None and self.here():
+                os.truncate(given[file], os.path.getsize(given[file]) // 2)
+                die()
+            if self.here():
+                die()
+            return result
+
+        return call
+
+
+def die() -> None:
+    """At once, as by a power cut but for what the kernel still writes."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def add(root: Path, there: int, last: int, acknowledged: int) -> int:
+    """Add two episodes, and die at moment ``last``; returns how many moments there were."""
+    moments = Moments(last)
+    for (owner, name), file in {**FILLS, **dict.fromkeys(CHANGES)}.items():
+        setattr(owner, name, moments.wrapped(getattr(owner, name), file))
+    with DatasetWriter(root, schema()) as writer:
+        for index in (there, there + 1):
+            writer.add(episode(index), task(index))
+            os.write(acknowledged, b"+")
+    return moments.passed
+
+
+def forked(act: Callable[[], int]) -> int:
+    """Run ``act`` in a child; returns what it returned, or minus the signal that killed it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, b"%d" % act())
+        os._exit(0)
+    os.close(writer)
+    said = b"".join(iter(lambda: os.read(reader, 64), b""))
+    os.close(reader)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return int(said) if said else status
+
+
+def prepared(folder: Path, number: int | str) -> tuple[Path, int]:
+    root = folder / str(number)
+    if (folder / "before").exists():
+        shutil.copytree(folder / "before", root)
+    return root, os.open(folder / f"{number}.added", os.O_WRONLY | os.O_CREAT)
+
+
+def main(folder: Path, there: int, first: int, stride: int) -> Iterator[str]:
+    if there:
+        forked(lambda: write(folder / "before", there) or 0)
+    undisturbed, told = prepared(folder, "undisturbed")
+    count = forked(lambda: add(undisturbed, there, -1, told))
+    yield f"{count} moments"
+    for number in range(first, count, stride):
+        root, acknowledged = prepared(folder, number)
+        yield f"{number} {forked(lambda root=root, number=number, told=acknowledged: add(root, there, number, told))}"
+        os.close(acknowledged)
+
+
+if __name__ == "__main__":
+    for line in main(Path(sys.argv[1]), *map(int, sys.argv[2:])):
+        print(line, flush=True)

@@ -1,0 +1,104 @@
+"""A dataset with two cameras and a column of every kind, made of formulas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl.experience.lerobot.features import Feature, Schema
+from vla_rl.experience.lerobot.live import Limits
+from vla_rl.experience.lerobot.reader import DatasetReader, RecordedEpisode
+from vla_rl.experience.lerobot.video import camera
+from vla_rl.experience.lerobot.writer import DatasetWriter
+
+FPS = 50 / 3  # the tabletop environments'; not a whole number
+FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+TASKS = ("lift the cube", "öffne die Schublade", "push the plate")
+# Smooth pictures through AV1 at lerobot's settings; half-resolution colours make sharp edges worse.
+MEAN_ERROR, WORST_ERROR = 2.0, 16
+
+
+def schema(fps: float = FPS, video: str = "always") -> Schema:
+    columns = {
+        FRONT: camera((32, 48, 3), fps, video),
+        WRIST: camera((16, 20, 3), fps, "never"),
+        "observation.state": Feature("float32", (5,), ["a", "b", "c", "d", "e"]),
+        "action": Feature("float32", (3,), ["x", "y", "z"]),
+        "next.reward": Feature("float32"),
+        "next.done": Feature("bool"),
+        "complementary_info.seed": Feature("int64"),
+        "contacts": Feature("uint8", (4,)),
+        "calibration": Feature("float64", (2, 3)),
+        "note": Feature("string"),
+    }
+    return Schema(fps, columns, "arm")
+
+
+def task(index: int) -> str:
+    return TASKS[index % len(TASKS)]
+
+
+def length(index: int) -> int:
+    return 2 + index * 7 % 5
+
+
+def episode(index: int, frames: int | None = None) -> dict[str, np.ndarray]:
+    """The columns of episode ``index``."""
+    n = length(index) if frames is None else frames
+    random = np.random.default_rng(index)
+    return {
+        FRONT: pictures((32, 48, 3), index, n),
+        WRIST: random.integers(0, 256, (n, 16, 20, 3), dtype=np.uint8),
+        "observation.state": random.normal(size=(n, 5)).astype(np.float32),
+        "action": random.normal(size=(n, 3)).astype(np.float32),
+        "next.reward": random.normal(size=n).astype(np.float32),
+        "next.done": np.arange(n) == n - 1,
+        "complementary_info.seed": np.full(n, 2**53 + index),
+        "contacts": random.integers(0, 256, (n, 4), dtype=np.uint8),
+        "calibration": random.normal(size=(n, 2, 3)),
+        "note": np.array([f"{index} ✓ {i}" for i in range(n)]),
+    }
+
+
+def pictures(shape: tuple[int, int, int], index: int, frames: int) -> np.ndarray:
+    """uint8 [frames,h,w,3]: slopes that say which frame of which episode they are."""
+    rows, columns = np.mgrid[: shape[0], : shape[1]]
+    slope = 3.0 * rows / shape[0] + (index % 4) * columns / shape[1]
+    moving = [
+        np.stack([20 * slope + 17 * i, 90 + 9 * slope - 8 * i, slope * 0 + 13 * (index % 15)], -1)
+        for i in range(frames)
+    ]
+    return np.stack(moving).clip(0, 255).astype(np.uint8)
+
+
+def write(root: Path, count: int, first: int = 0, limits: Limits | None = None, video: str = "always") -> None:
+    """Write episodes ``first`` to ``first + count - 1``."""
+    with DatasetWriter(root, schema(video=video), limits=limits) as writer:
+        for index in range(first, first + count):
+            writer.add(episode(index), task(index))
+
+
+def assert_is(found: RecordedEpisode, index: int) -> None:
+    """``found`` is episode ``index``: numbers bit for bit, video within the codec's tolerance."""
+    wanted = episode(index)
+    assert found.columns.keys() == wanted.keys()
+    for name, values in wanted.items():
+        read = found.columns[name]
+        if name == FRONT:
+            off = np.abs(read.astype(int) - values)
+            assert read.dtype == np.uint8 and off.mean() <= MEAN_ERROR and off.max() <= WORST_ERROR
+        else:
+            assert read.shape == values.shape and np.array_equal(read, values), name
+            assert read.dtype.kind == values.dtype.kind and (read.dtype == values.dtype or name == "note"), name
+    assert [found.tasks[i] for i in found.task] == [task(index)] * len(found.task)
+    assert np.array_equal(found.time, np.arange(length(index)))
+
+
+def assert_holds(root: Path, indices: list[int]) -> None:
+    """The dataset at ``root`` has exactly these episodes, in this order, and nothing is wrong with it."""
+    reader = DatasetReader(root)
+    assert len(reader) == len(indices)
+    for number, index in enumerate(indices):
+        assert_is(reader.read(number), index)
+    assert reader.check() == []

@@ -1,0 +1,111 @@
+"""Writers that are killed: no finished episode is lost, and after a repair the dataset is whole and can grow."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.experience.lerobot_makers import assert_holds, write
+from vla_rl.experience.lerobot.reader import DatasetReader
+from vla_rl.experience.lerobot.writer import repair
+
+ROOT = Path(__file__).parents[2]
+
+
+def kill(folder: Path, there: int, first: int, stride: int) -> dict[int, int]:
+    """{moment: how many episodes were acknowledged before it}, of which FOLDER/MOMENT remains."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.experience.lerobot_killed",
+        str(folder),
+        str(there),
+        str(first),
+        str(stride),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    count, *lines = done.stdout.splitlines()
+    assert done.returncode == 0 and int(count.split()[0]) > 100, done.stderr
+    killed = {int(line.split()[0]): int(line.split()[1]) for line in lines}
+    assert set(killed.values()) == {-signal.SIGKILL} and len(killed) >= int(count.split()[0]) // stride - 1
+    return {number: (folder / f"{number}.added").stat().st_size for number in killed}
+
+
+def assert_nothing_is_lost(root: Path, acknowledged: int, first: int) -> int:
+    """Before and after a repair; returns how many episodes there are."""
+    if first + acknowledged == 0 and not (root / "recording" / "header.json").exists():
+        return 0  # killed before there was a dataset
+    reader = DatasetReader(root)
+    assert first + acknowledged <= len(reader) <= first + acknowledged + 1, "the last may be safe, but not told yet"
+    assert_holds(root, list(range(len(reader))))
+    if (root / "recording").exists():
+        assert repair(root) == []
+    if not len(reader):
+        assert not list(root.iterdir())
+        return 0
+    assert_holds(root, list(range(len(reader))))
+    assert json.loads((root / "meta" / "info.json").read_text())["total_episodes"] == len(reader)
+    assert {path.name for path in root.iterdir()} == {"meta", "data", "videos"}
+    assert not list(root.rglob("*.writing"))
+    return len(reader)
+
+
+def check(folder: Path, there: int, first: int, stride: int) -> None:
+    found = kill(folder, there, first, stride)
+    assert set(found.values()) == {0, 1, 2}, "they died before, between and after the episodes"
+    for number, acknowledged in found.items():
+        kept = assert_nothing_is_lost(folder / str(number), acknowledged, there)
+        if number % 5 == 0 or not kept:
+            write(folder / str(number), 1, first=kept)
+            assert_holds(folder / str(number), list(range(kept + 1)))
+
+
+def test_a_writer_killed_anywhere_loses_no_finished_episode(tmp_path):
+    check(tmp_path, 1, 3, 23)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_writer_killed_at_every_moment_loses_no_finished_episode(tmp_path, there):
+    check(tmp_path, there, 0, 1)
+
+
+RECORDER = """
+import itertools, sys
+from pathlib import Path
+from tests.experience.lerobot_makers import episode, schema, task
+from vla_rl.experience.lerobot.writer import DatasetWriter
+for part in itertools.count():
+    with DatasetWriter(Path(sys.argv[1]), schema()) as writer:
+        for index in range(3 * part, 3 * part + 3):
+            writer.add(episode(index), task(index))
+            print("+", end="", flush=True)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_writer_killed_at_random_times_loses_no_finished_episode(tmp_path):
+    """The blow falls inside the encoder and inside pyarrow too."""
+    chance, depths = random.Random(0), set()
+    for number in range(20):
+        root = tmp_path / str(number)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", RECORDER, str(root)], cwd=ROOT, env=environment, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None and process.stdout.read(1) == b"+"
+        time.sleep(chance.uniform(0.0, 0.8))
+        process.kill()
+        acknowledged = 1 + len(process.communicate()[0])
+        depths.add(assert_nothing_is_lost(root, acknowledged, first=0))
+    assert len(depths) > 3

@@ -1,0 +1,328 @@
+"""Writing: what goes in comes out, files are cut as the limits say, nothing that does not fit gets in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.experience.lerobot_makers import FRONT, TASKS, WRIST, assert_holds, episode, length, schema, task, write
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.experience.lerobot import compact, disk, live
+from vla_rl.experience.lerobot.damage import DamagedError
+from vla_rl.experience.lerobot.features import Feature
+from vla_rl.experience.lerobot.live import Limits
+from vla_rl.experience.lerobot.reader import DatasetReader
+from vla_rl.experience.lerobot.writer import DatasetWriter, repair
+
+
+def files(root: Path, pattern: str) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob(pattern) if path.is_file())
+
+
+def info(root: Path) -> dict:
+    return json.loads((root / "meta" / "info.json").read_text(encoding="utf-8"))
+
+
+def test_twelve_episodes_come_back_bit_for_bit(tmp_path):
+    write(tmp_path / "set", 12)
+    assert_holds(tmp_path / "set", list(range(12)))
+    told = info(tmp_path / "set")
+    frames = sum(map(length, range(12)))
+    assert (told["total_episodes"], told["total_frames"], told["total_tasks"]) == (12, frames, 3)
+    assert told["codebase_version"] == "v3.0" and told["splits"] == {"train": "0:12"} and told["fps"] == 50 / 3
+    assert told["features"][FRONT]["info"]["video.codec"] == "av1" and told["features"][WRIST]["dtype"] == "image"
+    assert files(tmp_path / "set", "*") == [
+        "data/chunk-000/file-000.parquet",
+        "meta/episodes/chunk-000/file-000.parquet",
+        "meta/info.json",
+        "meta/stats.json",
+        "meta/tasks.parquet",
+        f"videos/{FRONT}/chunk-000/file-000.mp4",
+    ]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_two_hundred_episodes_come_back_bit_for_bit(tmp_path):
+    write(tmp_path / "set", 200, limits=Limits(0.2, 0.05, 3))
+    assert_holds(tmp_path / "set", list(range(200)))
+    assert len(files(tmp_path / "set", "data/*/*.parquet")) > 3 and len(files(tmp_path / "set", "*.mp4")) > 3
+
+
+def test_files_and_folders_are_closed_at_their_limits(tmp_path):
+    root = tmp_path / "set"
+    write(root, 6, limits=Limits(data_mb=0.02, video_mb=0.0025, files_per_folder=2))
+    assert_holds(root, list(range(6)))
+    data, videos = files(root, "data/*/*.parquet"), files(root, "*.mp4")
+    assert len(data) >= 3 and data[2] == "data/chunk-001/file-000.parquet"
+    assert len(videos) >= 3 and videos[2] == f"videos/{FRONT}/chunk-001/file-000.mp4"
+    reader, rows = DatasetReader(root), []
+    for path in data:
+        rows.append(pq.ParquetFile(root / path).metadata.num_rows)
+    assert sum(rows) == sum(map(length, range(6))) and len(reader) == 6
+    assert all((root / path).stat().st_size < 0.0025 * 2**20 + 2000 for path in videos), (
+        "the last may pass by its index"
+    )
+
+
+def test_a_dataset_grows_and_what_was_there_stays_untouched(tmp_path):
+    root = tmp_path / "set"
+    write(root, 3)
+    before = {
+        name: (root / name).read_bytes() for name in files(root, "*") if "info" not in name and "stats" not in name
+    }
+    write(root, 2, first=3)
+    write(root, 1, first=5)
+    assert_holds(root, list(range(6)))
+    assert {name: (root / name).read_bytes() for name in before} == before, "tasks were all known"
+    assert len(files(root, "data/*/*.parquet")) == len(files(root, "meta/episodes/*/*.parquet")) == 3
+    indices = np.concatenate(
+        [pq.read_table(root / name)["index"].to_numpy() for name in files(root, "data/*/*.parquet")]
+    )
+    assert np.array_equal(indices, np.arange(sum(map(length, range(6))))) and info(root)["splits"] == {"train": "0:6"}
+
+
+def test_statistics_of_all_do_not_depend_on_how_they_were_added(tmp_path):
+    write(tmp_path / "one", 6)
+    write(tmp_path / "two", 2)
+    write(tmp_path / "two", 4, first=2)
+    one, two = (json.loads((tmp_path / name / "meta" / "stats.json").read_text()) for name in ("one", "two"))
+    assert one.keys() == two.keys() and {*episode(0), "timestamp", "index", "task_index"} - {"note"} <= one.keys()
+    for name, item in one.items():
+        for key, value in item.items():
+            np.testing.assert_allclose(value, two[name][key], rtol=1e-9, atol=1e-12, err_msg=f"{name} {key}")
+    state = np.concatenate([episode(i)["observation.state"] for i in range(6)]).astype(float)
+    np.testing.assert_allclose(one["observation.state"]["mean"], state.mean(0), atol=1e-12)
+    np.testing.assert_allclose(one["observation.state"]["std"], state.std(0), atol=1e-12)
+
+
+def test_splits_are_kept_and_the_last_one_grows(tmp_path):
+    root = tmp_path / "set"
+    write(root, 3)
+    told = info(root) | {"splits": {"train": "0:2", "validation": "2:3"}}
+    disk.write_json(root / "meta" / "info.json", told)
+    write(root, 1, first=3)
+    assert DatasetReader(root).splits == {"train": range(0, 2), "validation": range(2, 4)}
+
+
+def test_tasks_may_change_within_an_episode_and_texts_keep_their_numbers(tmp_path):
+    with DatasetWriter(tmp_path / "set", schema(), tasks=("unused", *TASKS)) as writer:
+        assert writer.add(episode(0, 3), [TASKS[2], TASKS[0], TASKS[2]]) == 0
+        assert writer.add(episode(1, 2), "a new one") == 1
+    reader = DatasetReader(tmp_path / "set")
+    assert reader.tasks == ("unused", *TASKS, "a new one")
+    assert reader.read(0).task.tolist() == [3, 1, 3] and reader.read(1).task.tolist() == [4, 4]
+    write(tmp_path / "set", 1)
+    assert DatasetReader(tmp_path / "set").read(2).task.tolist() == [1] * length(0)
+
+
+def test_recorded_episodes_are_read_before_they_are_finished(tmp_path):
+    root = tmp_path / "set"
+    write(root, 2)
+    writer = DatasetWriter(root, schema())
+    for index in (2, 3):
+        assert writer.add(episode(index), task(index)) == index
+        assert_holds(root, list(range(index + 1)))
+    assert info(root)["total_episodes"] == 2
+    writer.close()
+    assert repair(root) == []
+    assert_holds(root, [0, 1, 2, 3])
+    assert info(root)["total_episodes"] == 4 and not (root / "recording").exists()
+    with pytest.raises(UserError, match="nothing to repair"):
+        repair(root)
+
+
+def test_nothing_is_there_until_it_is_on_the_disk(tmp_path, monkeypatch):
+    """Every file of an episode is synced, then its folder, then comes the name, then the folder of names is synced."""
+    events, sync, replace_ = [], os.fsync, os.replace
+
+    def fsync(handle):
+        events.append(("sync", os.readlink(f"/proc/self/fd/{handle}")))
+        sync(handle)
+
+    def rename(source, target):
+        events.append(("name", str(target)))
+        replace_(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    root = tmp_path / "set"
+    writer = DatasetWriter(root, schema())
+    writer.add(episode(0), task(0))
+    named = events.index(("name", str(root / "recording" / "episode-000000")))
+    writing = root / "recording" / "episode-000000.writing"
+    for name in (f"{FRONT}.mp4", "frames.parquet", "episode.json.writing", ""):
+        assert ("sync", str(writing / name).rstrip("/")) in events[:named], name
+    assert events[named + 1] == ("sync", str(root / "recording"))
+    events.clear()
+    writer.finalise()
+    names = [Path(target).relative_to(root).as_posix() for kind, target in events if kind == "name"]
+    assert names[0] == "recording/committing.json" and names[-2:] == ["meta/info.json", "meta/stats.json"]
+    ready = root / "recording" / "compacting"
+    moved = names[1:-2]
+    assert sorted(moved) == sorted(name for name in files(root, "*") if not name.endswith(".json"))
+    first = events.index(("name", str(root / moved[0])))
+    assert all(("sync", str(ready / name)) in events[:first] for name in moved)
+    assert all(("sync", str((root / name).parent)) in events[first:] for name in moved)
+
+
+def test_two_writers_exclude_each_other_but_a_dead_one_does_not(tmp_path):
+    root = tmp_path / "set"
+    first = DatasetWriter(root, schema())
+    first.add(episode(0), task(0))
+    with pytest.raises(UserError, match="another process is writing"):
+        DatasetWriter(root, schema()).add(episode(1), task(1))
+    with pytest.raises(UserError, match="another process is writing"):
+        repair(root)
+    first.close()
+    write(root, 1, first=1)
+    assert_holds(root, [0, 1])
+
+
+def test_an_episode_that_the_disk_changed_is_put_aside_and_the_others_are_finished(tmp_path):
+    root = tmp_path / "set"
+    writer = DatasetWriter(root, schema())
+    for index in range(4):
+        writer.add(episode(index), task(index))
+    for number, name in ((1, "frames.parquet"), (2, f"{FRONT}.mp4")):
+        path = root / "recording" / f"episode-{number:06d}" / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(bytes(data))
+    with pytest.raises(
+        DamagedError, match=r"episode-000001/frames.parquet' is not what was recorded.*episode 1 cannot"
+    ):
+        writer.finalise()
+    assert_holds(root, [0, 3])
+    assert files(root / "recording" / "damaged", "*.mp4") == [f"episode-00000{i}/{FRONT}.mp4" for i in (1, 2)]
+    write(root, 1, first=4)
+    assert_holds(root, [0, 3, 4])
+
+
+def test_a_full_disk_costs_only_the_episode_in_hand(tmp_path, monkeypatch):
+    root = tmp_path / "set"
+    writer = DatasetWriter(root, schema())
+    writer.add(episode(0), task(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(UserError, match=r"could not be written to .*No space left.*those before it are"):
+            writer.add(episode(1), task(1))
+        with pytest.raises(UserError, match=r"could not be made into v3.0 files.*No space left"):
+            writer.finalise()
+    assert_holds(root, [0])
+    writer.add(episode(1), task(1))
+    writer.finalise()
+    assert_holds(root, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"action": None}, "has the columns"),
+        ({"other": np.zeros(3)}, "has the columns"),
+        ({"action": np.zeros((3, 4), np.float32)}, r"'action' of an episode is float32\[3, 4\] but float32\[3, 3\]"),
+        ({"action": np.zeros((3, 3))}, r"is float64\[3, 3\] but float32"),
+        ({"action": np.zeros((2, 3), np.float32)}, "give all the same"),
+        ({FRONT: np.zeros((3, 32, 48, 3), np.float32)}, "but uint8"),
+        ({"note": np.zeros(3)}, "but string"),
+    ],
+)
+def test_an_episode_that_does_not_fit_is_refused(tmp_path, change, sentence):
+    columns = {name: values for name, values in {**episode(0, 3), **change}.items() if values is not None}
+    with pytest.raises(ContractError, match=sentence):
+        DatasetWriter(tmp_path / "set", schema()).add(columns, TASKS[0])
+    assert not (tmp_path / "set").exists()
+
+
+def test_numbers_that_are_none_and_texts_that_do_not_match_are_refused(tmp_path):
+    writer, columns = DatasetWriter(tmp_path / "set", schema()), episode(0, 3)
+    columns["action"][1, 0] = np.nan
+    with pytest.raises(NonFiniteError, match="column 'action' of an episode is not finite in frame 1"):
+        writer.add(columns, TASKS[0])
+    with pytest.raises(ContractError, match="3 frames comes with 2 task texts"):
+        writer.add(episode(0, 3), TASKS[:2])
+    with pytest.raises(ContractError, match="give all the same"):
+        writer.add({name: values[:0] for name, values in columns.items()}, TASKS[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (schema(fps=10), "has 16.6667 frames per second and not 10"),
+        (replace(schema(), features={**schema().features, "extra": Feature("int64")}), "lacks the column 'extra'"),
+        (replace(schema(), features={"action": Feature("float32", (3,))}), "has the column 'observation.images.front'"),
+        (
+            replace(schema(), features={**schema().features, "action": Feature("float32", (7,))}),
+            "names in its column 'action'",
+        ),
+    ],
+)
+def test_another_dataset_is_not_mixed_in(tmp_path, other, sentence):
+    write(tmp_path / "set", 1)
+    with pytest.raises(ContractError, match=sentence):
+        DatasetWriter(tmp_path / "set", other)
+
+
+def test_a_folder_that_is_something_else_or_damaged_is_left_alone(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").touch()
+    with pytest.raises(UserError, match="exists and is no dataset"):
+        DatasetWriter(tmp_path / "thesis", schema())
+    write(tmp_path / "set", 1)
+    (tmp_path / "set" / "meta" / "tasks.parquet").unlink()
+    with pytest.raises(DamagedError, match=r"'meta/tasks.parquet' is missing"):
+        DatasetWriter(tmp_path / "set", schema())
+
+
+def test_a_stray_file_is_not_overwritten(tmp_path):
+    root = tmp_path / "set"
+    write(root, 1)
+    shutil.copytree(root / "data" / "chunk-000", root / "data" / "chunk-001")
+    (root / "data" / "chunk-001" / "file-000.parquet").rename(root / "data" / "chunk-000" / "file-001.parquet")
+    stray = (root / "data" / "chunk-000" / "file-001.parquet").read_bytes()
+    with pytest.raises(UserError, match=r"file-001.parquet' exists although meta/info.json knows nothing of it"):
+        write(root, 1, first=1)
+    assert (root / "data" / "chunk-000" / "file-001.parquet").read_bytes() == stray
+    (root / "data" / "chunk-000" / "file-001.parquet").unlink()
+    assert repair(root) == []
+    assert_holds(root, [0, 1])
+
+
+def test_an_info_that_is_not_the_last_one_undoes_nothing(tmp_path, monkeypatch):
+    """Killed while the recorded folders of a finished dataset go away, and then ``info.json`` is an older one."""
+    root = tmp_path / "set"
+    write(root, 1)
+    older = (root / "meta" / "info.json").read_bytes()
+    monkeypatch.setattr(
+        compact, "_complete", lambda root, begun: shutil.rmtree(root / "recording" / begun["folders"][0]) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        write(root, 2, first=1)
+    monkeypatch.undo()
+    data = files(root, "data/*/*.parquet")
+    (root / "meta" / "info.json").write_bytes(older)
+    with pytest.raises(UserError, match="is not the one that was last written and nothing was touched"):
+        repair(root)
+    assert files(root, "data/*/*.parquet") == data and live.read_committing(root / "recording")
+
+
+@pytest.mark.parametrize("name", ["a/b", ".hidden", "", "index"])
+def test_column_names_that_lerobot_refuses_are_refused(name):
+    with pytest.raises(ContractError, match="cannot be a column"):
+        replace(schema(), features={name: Feature("int64")})
+
+
+def test_types_that_are_not_written_are_refused(tmp_path):
+    with pytest.raises(ContractError, match="'language', which vla-rl does not write"):
+        DatasetWriter(tmp_path / "set", replace(schema(), features={"x": Feature("language")}))
+    with pytest.raises(ContractError, match="give a positive number"):
+        schema(fps=0)
+    with pytest.raises(ContractError, match=r"shape \[\], which the format cannot hold"):
+        replace(schema(), features={"x": Feature("int64", ())})
