@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -119,15 +119,33 @@ def rollout(stored: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes
 
 
 class TwoProcesses:
-    """A ``Reducer`` over two threads that stand for two processes."""
+    """A ``Reducer`` for one of two threads that stand for two processes which share a batch."""
 
-    def __init__(self) -> None:
-        self.barrier, self.values = threading.Barrier(2, timeout=10), dict[str, Tensor]()
+    size = 2
+
+    def __init__(self, rank: int = 0, shared: TwoProcesses | None = None) -> None:
+        self.rank = rank
+        self.barrier = shared.barrier if shared else threading.Barrier(2, timeout=10)
+        self.values: dict[int, Tensor] = shared.values if shared else {}
+
+    @classmethod
+    def pair(cls) -> tuple[TwoProcesses, TwoProcesses]:
+        first = cls()
+        return first, cls(1, first)
 
     def sum(self, values: Tensor) -> Tensor:
         assert values.dtype == torch.float64
-        self.values[threading.current_thread().name] = values
+        return self._sum(values)
+
+    def sum_gradients(self, parameters: Iterable[Any]) -> None:
+        for parameter in parameters:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self._sum(gradient)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        self.values[self.rank] = values
         self.barrier.wait()
-        total = torch.stack([self.values[name] for name in sorted(self.values)]).sum(0)
+        total = self.values[0] + self.values[1]
         self.barrier.wait()
         return total
+

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -242,25 +242,21 @@ def test_the_same_seeds_give_the_same_weights_and_the_rate_follows_the_kl():
 
 
 @pytest.mark.parametrize("averaging", [GLOBAL, CONSTANT, PER_TRAJECTORY])
-def test_the_gradients_of_two_processes_that_share_the_groups_add_up_to_that_of_the_whole(averaging):
-    whole, reducer = learner(averaging=averaging), TwoProcesses()
-    experience, found = play(whole.policy), dict[int, tuple[torch.Tensor, ...]]()
+def test_two_processes_that_share_the_groups_end_with_the_weights_of_one(averaging):
+    config = {"averaging": averaging, "minibatch": 4, "learning_rate": 1e-3, "stop_kl": 1e9}
+    whole = learner(**config)
+    policy, experience = copy.deepcopy(whole.policy), play(whole.policy)
+    expected = whole.update(experience)
 
-    def work(key: int, grpo: GRPO, part: slice) -> None:
-        batch, _ = grpo._prepare(_columns(experience, part))
-        loss, _ = grpo.policy_loss(batch, grpo.policy.log_prob(batch.stored, batch.sample, batch.aux))
-        found[key] = torch.autograd.grad(loss, grpo.parameters.values())
-
-    work(0, whole, slice(None))
-    shares = [learner(policy=copy.deepcopy(whole.policy), reducer=reducer, averaging=averaging) for _ in range(2)]
-    parts = zip((1, 2), shares, (slice(0, 3), slice(3, None)), strict=True)
-    threads = [threading.Thread(target=work, args=part) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for total, one, other in zip(found[0], found[1], found[2], strict=True):
-        torch.testing.assert_close(one + other, total, rtol=1e-3, atol=1e-6)
+    both = [learner(policy=copy.deepcopy(policy), reducer=reducer, **config) for reducer in TwoProcesses.pair()]
+    parts = [_columns(experience, slice(0, 3)), _columns(experience, slice(3, None))]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(GRPO.update, both, parts))
+    for grpo, metrics in zip(both, found, strict=True):
+        for mine, one in zip(weights(grpo.policy), weights(whole.policy), strict=True):
+            torch.testing.assert_close(mine, one, rtol=1e-3, atol=2e-5)
+        assert metrics["decisions"] == expected["decisions"]
+        assert metrics["policy_loss"] == pytest.approx(expected["policy_loss"], rel=1e-3, abs=1e-6)
 
 
 def _columns(experience: Rollout, part: slice) -> Rollout:

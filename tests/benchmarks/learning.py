@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sims.catalog import make
 from tests.benchmarks.measure import COMMAND, Contender, Row, interleave, time_row
 from vla_rl.algorithms.ppo import PPO, PPOConfig
-from vla_rl.contract.batch import Rollout
+from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import Likelihood, Stored
 from vla_rl.experience.rollout import RolloutSource, SeedStream
@@ -139,8 +139,8 @@ class _PixelCritic(nn.Module):
     def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
         return self.critic(self._perceive(stored))
 
-    def calibrate(self, stored: Mapping[str, Tensor]) -> None:
-        self.critic.calibrate(self._perceive(stored))
+    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+        self.critic.calibrate(self._perceive(stored), reducer)
 
 
 def _update(policy: TinyVLA, rollout: Rollout, side: str, metrics: dict[str, dict[str, float]]) -> Contender:

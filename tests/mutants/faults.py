@@ -9,6 +9,7 @@ from tests.mutants import (
     faults_packaging,
     faults_policies,
     faults_ppo,
+    faults_resume,
     faults_training,
     faults_worlds,
 )
@@ -18,6 +19,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_learning.FAULTS,
     *faults_ppo.FAULTS,
     *faults_grpo.FAULTS,
+    *faults_resume.FAULTS,
     *faults_policies.FAULTS,
     *faults_experience.FAULTS,
     *faults_training.FAULTS,

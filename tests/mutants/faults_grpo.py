@@ -60,7 +60,7 @@ _LEARNING = (
         _RELATIVE,
         "total = reducer.sum(units.sum().double())",
         "total = units.sum().double()",
-        (f"{_LEARNT}test_the_gradients_of_two_processes_that_share_the_groups_add_up_to_that_of_the_whole",),
+        (f"{_LEARNT}test_two_processes_that_share_the_groups_end_with_the_weights_of_one",),
     ),
     Fault(
         "what follows a success is learnt from",
@@ -93,8 +93,8 @@ _LEARNING = (
     Fault(
         "the age of decisions counts as a loss of parity",
         _RELATIVE,
-        "rollout.version[used] < rollout.version.max()",
-        "rollout.version[used] > rollout.version.max()",
+        "by_row(rollout.version, used) < rollout.version.max()",
+        "by_row(rollout.version, used) > rollout.version.max()",
         (f"{_LEARNT}test_decisions_are_old_by_their_recorded_version",),
     ),
     Fault(

@@ -18,15 +18,15 @@ _LOSSES = (
     Fault(
         "one permutation for all epochs",
         _SHARED,
-        "torch.randperm(size, generator=self.generator)",
-        "torch.randperm(size, generator=torch.Generator().manual_seed(0))",
+        "torch.randperm(total, generator=self.generator)",
+        "torch.randperm(total, generator=torch.Generator().manual_seed(0))",
         (_DRAWN,),
     ),
     Fault(
         "the last minibatch is dropped",
         _SHARED,
-        "yield from order.tensor_split(",
-        "yield from order[:-1].tensor_split(",
+        "for part in order.tensor_split(",
+        "for part in order[:-1].tensor_split(",
         (_DRAWN,),
     ),
     Fault(
@@ -109,8 +109,8 @@ _LOSSES = (
     Fault(
         "log-probs that are off are kept",
         _SHARED,
-        'if metrics["parity"] > self.config.parity_bound:',
-        'if metrics["parity"] < -self.config.parity_bound:',
+        "float(parity > self.config.parity_bound)",
+        "float(parity < -self.config.parity_bound)",
         (f"{_TESTS}test_old_log_probs_that_are_off_are_recomputed_and_others_are_not",),
     ),
     Fault(
@@ -130,8 +130,8 @@ _LOSSES = (
     Fault(
         "an entropy malus",
         _SHARED,
-        "loss = loss - self.config.entropy",
-        "loss = loss + self.config.entropy",
+        "share * (loss - self.config.entropy",
+        "share * (loss + self.config.entropy",
         (f"{_TESTS}test_the_entropy_bonus_widens_the_noise",),
     ),
     Fault(

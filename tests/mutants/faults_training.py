@@ -98,7 +98,7 @@ _LOOPS = (
     Fault(
         "the last weights are not validated",
         _LOOP,
-        " or iteration == self.config.iterations:",
+        " or self.iteration == self.config.iterations:",
         ":",
         (f"{_ON_LOOP}test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last",),
     ),
@@ -112,8 +112,8 @@ _LOOPS = (
     Fault(
         "the critic's inputs are not centred",
         "vla_rl/policies/critics.py",
-        "self.mean.copy_(inputs.mean(0))",
-        "self.mean.copy_(0 * inputs.mean(0))",
+        "self.mean.copy_(mean)",
+        "self.mean.copy_(0 * mean)",
         ("tests/algorithms/test_ppo.py::test_the_critic_is_calibrated_once_and_before_the_first_value",),
     ),
     Fault(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.stats import Rate
 from vla_rl.training.on_policy import Best, LoopConfig, OnPolicyLoop
 from vla_rl.training.store import SharedStore
@@ -32,6 +33,14 @@ class Fake:
         with torch.no_grad():
             self.parameters["w"].add_(1.0)
         return {"kl": 0.5}
+
+    def state_dict(self):
+        return {"w": self.parameters["w"].detach().clone(), "rate": self.learning_rate}
+
+    def load_state_dict(self, state):
+        with torch.no_grad():
+            self.parameters["w"].copy_(state["w"])
+        self.learning_rate = state["rate"]
 
     def trainable(self):
         return self.parameters
@@ -113,6 +122,39 @@ def test_publishing_raises_the_version_that_decisions_carry():
     assert store.latest()[0] == 0 and store.publish(fake.parameters) == 1 and fake.version == 1
     version, weights = store.latest()
     assert version == 1 and weights is fake.parameters
+
+
+def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
+    """The second half of a run, in a loop of its own, does what the second half of the whole run does."""
+    rates = [0.2, 0.8, 0.5, 0.7, 0.6]
+    whole = run(rates, collapse=0.15)
+    halves, states = [], []
+    for part, iterations in ((rates[:3], 2), (rates[3:], 4)):
+        fake = Fake(part)
+        config = LoopConfig(iterations=iterations, validate_every=1, collapse=0.15)
+        reports = halves[-1].reports if halves else {}
+        loop = OnPolicyLoop(
+            fake,
+            fake,
+            SharedStore(fake),
+            fake.validate,
+            config,
+            report=lambda i, metrics, into=reports: into.update({i: metrics}),
+            save=lambda i, loop=lambda: loop: states.append(loop().state_dict()),
+        )
+        if states:
+            loop.load_state_dict(states[-1])
+        halves.append(SimpleNamespace(best=loop.run(), reports=reports, fake=fake))
+    assert (halves[1].best.success, halves[1].best.iteration) == (0.8, 1) == (whole.best.success, whole.best.iteration)
+    assert halves[1].fake.parameters["w"].tolist() == whole.final and halves[1].fake.version == whole.fake.version
+    for i, metrics in whole.reports.items():
+        assert halves[1].reports[i] == {**metrics, "learn_s": halves[1].reports[i].get("learn_s", 0)} or i == 0
+
+
+def test_a_part_that_cannot_save_its_state_is_named():
+    loop = OnPolicyLoop(object(), Fake([]), SharedStore(Fake([])), Fake([]).validate, LoopConfig())
+    with pytest.raises(UserError, match="the source object cannot save its state"):
+        loop.state_dict()
 
 
 def test_without_an_iteration_there_is_still_a_validation():

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.policy_gradient import Decisions, PolicyGradient, PolicyGradientConfig, pick
+from vla_rl.algorithms.policy_gradient import Decisions, PolicyGradient, PolicyGradientConfig, by_row, largest
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
@@ -180,23 +180,23 @@ class GroupRelative(PolicyGradient[_Batch]):
         learnt = _learnt(rollout)
         weight = self.config.averaging.weights(learnt.sum(0), self.reducer)
         used = learnt & (advantage != 0)
-        over_time = lambda value: value.expand_as(used)[used].to(rollout.logprob.dtype)  # noqa: E731
+        weight = weight * self._sum(float(used.sum()))
         batch = _Batch(
-            {name: item[:-1][used] for name, item in rollout.stored.items()},
-            rollout.sample[used],
-            pick(rollout.aux, used),
-            rollout.logprob[used],
-            over_time(advantage),
-            over_time(weight * used.sum()),
-            rollout.version[used] < rollout.version.max(),
+            {name: by_row(item[:-1], used) for name, item in rollout.stored.items()},
+            by_row(rollout.sample, used),
+            {name: by_row(item, used) for name, item in rollout.aux.items()},
+            by_row(rollout.logprob, used),
+            by_row(advantage.expand_as(used), used).to(rollout.logprob.dtype),
+            by_row(weight.expand_as(used), used).to(rollout.logprob.dtype),
+            by_row(rollout.version, used) < rollout.version.max(),
         )
         telling = {"return": float(returns.mean()), "stale": float(batch.stale.double().mean()) if used.any() else 0.0}
         return batch, {"decisions": float(used.sum()), **telling}
 
     def _anchored(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
         gap, fresh = old.logprob - batch.logprob, ~batch.stale
-        metrics["parity"] = float(gap[fresh].abs().max()) if fresh.any() else 0.0
-        off = metrics["parity"] > self.config.parity_bound
+        metrics["parity"] = largest(gap[fresh])
+        off = self._off(metrics["parity"])
         anchor = old.logprob if off else torch.where(batch.stale, old.logprob, batch.logprob)
         correction = torch.where(batch.stale, gap.exp().clamp(max=self.config.most_correction), 1.0)
         return replace(batch, logprob=anchor, weight=batch.weight * correction)

@@ -110,6 +110,7 @@ class PolicyGradient(Generic[B]):
         Without a usable decision (all idle or intervened) nothing is learnt and only ``decisions`` = 0 is returned.
         """
         batch, metrics = self._prepare(rollout)
+        metrics["decisions"] = self._sum(metrics["decisions"])
         if not metrics["decisions"]:
             return metrics
         old = self._old_likelihood(batch, metrics)
@@ -119,11 +120,11 @@ class PolicyGradient(Generic[B]):
         losses: list[dict[str, float]] = []
         for _ in range(self.config.epochs):
             epoch_kl: list[float] = []
-            for index in self._minibatches(len(batch.logprob)):
+            for index, share in self._minibatches(len(batch.logprob)):
                 row = rows(batch, index)
-                losses.append(self._beside(row))
+                losses.append(self._beside(row, share))
                 if not stopped:
-                    info = self._policy_step(row, pick(old.params, index))
+                    info = self._policy_step(row, pick(old.params, index), share)
                     epoch_kl.append(info["kl"])
                     losses.append(info)
                     stopped = info["kl"] > self.config.stop_kl * self.config.target_kl
@@ -148,7 +149,7 @@ class PolicyGradient(Generic[B]):
         """Whether the policy is left alone in this iteration."""
         return False
 
-    def _beside(self, row: B) -> dict[str, float]:
+    def _beside(self, row: B, share: float) -> dict[str, float]:
         """What else learns from a minibatch, before the policy does."""
         return {}
 
@@ -164,32 +165,53 @@ class PolicyGradient(Generic[B]):
 
     def _anchored(self, batch: B, old: Likelihood, metrics: dict[str, float]) -> B:
         """``batch`` with the log-probs that ratios are taken against: the recorded ones, unless they are off."""
-        metrics["parity"] = float((old.logprob - batch.logprob).abs().max())
-        if metrics["parity"] > self.config.parity_bound:
-            batch = replace(batch, logprob=old.logprob)
-        return batch
+        metrics["parity"] = largest(old.logprob - batch.logprob)
+        return replace(batch, logprob=old.logprob) if self._off(metrics["parity"]) else batch
 
-    def _minibatches(self, size: int) -> Iterator[Tensor]:
-        """A new permutation at every call, cut into parts of nearly equal size."""
-        order = torch.randperm(size, generator=self.generator)
-        yield from order.tensor_split(max(1, round(size / self.config.minibatch)))
+    def _off(self, parity: float) -> bool:
+        """Whether recorded log-probs are too far off, in any process."""
+        return self._sum(float(parity > self.config.parity_bound)) > 0
+
+    def _minibatches(self, size: int) -> Iterator[tuple[Tensor, float]]:
+        """A new permutation at every call of all processes' decisions, cut into parts of nearly equal size.
+
+        Of each part: which of this process's ``size`` decisions are in it, and their share of the part.
+        """
+        sizes = torch.zeros(self.reducer.size, dtype=torch.float64)
+        sizes[self.reducer.rank] = size
+        sizes = self.reducer.sum(sizes)
+        total, first = int(sizes.sum()), int(sizes[: self.reducer.rank].sum())
+        order = torch.randperm(total, generator=self.generator)
+        for part in order.tensor_split(max(1, round(total / self.config.minibatch))):
+            mine = part[(part >= first) & (part < first + size)] - first
+            yield mine, len(mine) / len(part)
+
+    def _sum(self, value: float) -> float:
+        return float(self.reducer.sum(torch.tensor(value, dtype=torch.float64)))
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def _policy_step(self, row: B, old: Mapping[str, Tensor]) -> dict[str, float]:
-        new = self.policy.log_prob(row.stored, row.sample, row.aux)
-        kl = self.policy.kl(old, new.params).mean()
-        loss, clipped = self.policy_loss(row, new)
-        loss = loss - self.config.entropy * new.entropy.mean()
+    def _policy_step(self, row: B, old: Mapping[str, Tensor], share: float) -> dict[str, float]:
+        """One step on the mean over a minibatch, of which ``row`` is this process's ``share``."""
+        loss, seen = torch.zeros(()), torch.zeros(3, dtype=torch.float64)
+        if share:
+            new = self.policy.log_prob(row.stored, row.sample, row.aux)
+            kl = self.policy.kl(old, new.params).mean()
+            loss, clipped = self.policy_loss(row, new)
+            loss = share * (loss - self.config.entropy * new.entropy.mean())
+            seen = torch.stack([share * kl.detach(), share * clipped.mean(), loss.detach()]).double().cpu()
         norm = self._step(self.optimiser, loss, self.parameters, "policy")
-        seen = {"kl": float(kl.detach()), "clipped": float(clipped.mean()), "policy_loss": float(loss.detach())}
-        return {**seen, "grad_norm": norm}
+        named = zip(("kl", "clipped", "policy_loss"), self.reducer.sum(seen).tolist(), strict=True)
+        return {**dict(named), "grad_norm": norm}
 
     def _step(
         self, optimiser: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], who: str
     ) -> float:
+        """Descend ``loss``, of which every process has a part; one without a gradient has nothing to add."""
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward()
+        self.reducer.sum_gradients(parameters.values())
         norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
         if not torch.isfinite(loss) or norm != norm or norm == float("inf"):
             bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "loss")
@@ -205,6 +227,19 @@ class PolicyGradient(Generic[B]):
             self.learning_rate /= self.config.rate_factor
         elif kl < 0.67 * self.config.target_kl:
             self.learning_rate *= self.config.rate_factor
+
+
+def by_row(item: Tensor, used: Tensor) -> Tensor:
+    """The entries of ``item`` [T,E,...] where ``used`` [T,E], as [B,...], one row after the other.
+
+    So the rows of several processes make the same batch, in the same order, as those of one.
+    """
+    return item.transpose(0, 1)[used.T]
+
+
+def largest(gap: Tensor) -> float:
+    """The largest absolute value, 0 where there is none."""
+    return float(gap.abs().max()) if len(gap) else 0.0
 
 
 def clipped_objective(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

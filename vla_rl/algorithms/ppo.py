@@ -23,8 +23,8 @@ from vla_rl.algorithms.policy_gradient import (
     Decisions,
     PolicyGradient,
     PolicyGradientConfig,
+    by_row,
     clipped_objective,
-    pick,
 )
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
@@ -91,7 +91,7 @@ class PPO(PolicyGradient[_Batch]):
     def _prepare(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
         calibrate = getattr(self.critic, "calibrate", None)
         if self.iteration == 0 and callable(calibrate):
-            calibrate(rollout.stored)
+            calibrate(rollout.stored, self.reducer)
         values = self.critic(rollout.stored)
         value, following = values[:-1], values[1:].clone()
         if len(rollout.final_index):
@@ -109,24 +109,25 @@ class PPO(PolicyGradient[_Batch]):
         )
         usable = rollout.valid.any(-1) & ~rollout.intervened.any(-1)
         normalised = normalise(advantage, usable, self.reducer)
-        stored = {name: item[:-1][usable] for name, item in rollout.stored.items()}
         batch = _Batch(
-            stored,
-            rollout.sample[usable],
-            pick(rollout.aux, usable),
-            rollout.logprob[usable],
-            normalised[usable],
-            returns[usable],
+            {name: by_row(item[:-1], usable) for name, item in rollout.stored.items()},
+            by_row(rollout.sample, usable),
+            {name: by_row(item, usable) for name, item in rollout.aux.items()},
+            by_row(rollout.logprob, usable),
+            by_row(normalised, usable),
+            by_row(returns, usable),
         )
-        return batch, _quality(returns[usable], value[usable])
+        return batch, _quality(batch.returns, by_row(value, usable))
 
     def _resting(self) -> bool:
         return self.iteration < self.config.critic_warmup
 
-    def _beside(self, row: _Batch) -> dict[str, float]:
-        loss = 0.5 * (self.critic(row.stored) - row.returns).square().mean()
+    def _beside(self, row: _Batch, share: float) -> dict[str, float]:
+        loss = torch.zeros(())
+        if share:
+            loss = share * 0.5 * (self.critic(row.stored) - row.returns).square().mean()
         self._step(self.critic_optimiser, loss, dict(self.critic.named_parameters()), "critic")
-        return {"value_loss": float(loss.detach())}
+        return {"value_loss": self._sum(float(loss.detach()))}
 
     def policy_loss(self, row: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
         """The clipped surrogate and which samples were clipped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -78,14 +78,31 @@ class Resumable(Protocol):
 
 
 class Reducer(Protocol):
-    """Sums statistics over all processes, so that results do not depend on how many there are."""
+    """Joins the processes that share one batch, so that results do not depend on how many there are.
+
+    ``size`` processes, of which this is number ``rank``; all of them call the same methods in the same order.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
 
     def sum(self, values: Any) -> Any:
         """Element-wise sum of a float64 tensor over all processes; the identity when there is one."""
+
+    def sum_gradients(self, parameters: Iterable[Any]) -> None:
+        """Give every parameter the sum of its gradients in all processes; a missing one counts as zero."""
 
 
 class OneProcess:
     """The reducer of a single process."""
 
+    rank, size = 0, 1
+
     def sum(self, values: Any) -> Any:
         return values
+
+    def sum_gradients(self, parameters: Iterable[Any]) -> None:
+        pass

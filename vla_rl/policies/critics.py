@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.batch import Reducer
+
 
 class ValueCritic(nn.Module):
     """``V(o)`` [B] from chosen entries of what a policy stored, concatenated (each flattened).
@@ -35,11 +37,14 @@ class ValueCritic(nn.Module):
         return self.head(self.body(inputs)).squeeze(-1)
 
     @torch.no_grad()
-    def calibrate(self, stored: Mapping[str, Tensor]) -> None:
-        """Set the input mean and standard deviation from data; call once, before the first update."""
-        inputs = self._concatenate(stored).reshape(-1, self.mean.shape[0])
-        self.mean.copy_(inputs.mean(0))
-        self.std.copy_(inputs.std(0).clamp_min(1e-2))
+    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+        """Set the input mean and standard deviation from all processes' data; call once, before the first update."""
+        inputs = self._concatenate(stored).reshape(-1, self.mean.shape[0]).double()
+        count = reducer.sum(torch.tensor(float(len(inputs)), dtype=torch.float64))
+        mean = reducer.sum(inputs.sum(0)) / count
+        variance = reducer.sum((inputs - mean).square().sum(0)) / (count - 1).clamp_min(1)
+        self.mean.copy_(mean)
+        self.std.copy_(variance.sqrt().clamp_min(1e-2))
 
     def _concatenate(self, stored: Mapping[str, Tensor]) -> Tensor:
         lead = stored[self.keys[0]].dim() - 1

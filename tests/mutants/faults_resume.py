@@ -1,0 +1,116 @@
+"""Faults in resuming and in sharing a batch between processes."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_STATE, _TRACKING, _SOURCE = (
+    "vla_rl/training/checkpoint.py",
+    "vla_rl/training/tracking.py",
+    "vla_rl/experience/rollout.py",
+)
+_SHARED, _LOOP = "vla_rl/algorithms/policy_gradient.py", "vla_rl/training/on_policy.py"
+_ON_STATE, _ON_RESUME = "tests/training/test_checkpoint.py::", "tests/cli/test_resume.py::"
+_SAME = f"{_ON_RESUME}test_a_killed_run_goes_on_and_ends_the_same"
+_TWO = "tests/algorithms/test_ppo.py::test_two_processes_that_share_the_data_end_with_the_weights_of_one"
+
+FAULTS = (
+    Fault(
+        "a state has its name before it is complete",
+        _STATE,
+        "writing = final.with_name(final.name + _WRITING)",
+        "writing = final",
+        (f"{_ON_STATE}test_killed_while_writing_there_is_always_a_whole_state",),
+    ),
+    Fault(
+        "the oldest state is the newest",
+        _STATE,
+        "path = paths[-1]",
+        "path = paths[0]",
+        (f"{_ON_STATE}test_the_newest_two_are_kept",),
+    ),
+    Fault(
+        "the optimiser starts anew",
+        _SHARED,
+        'self.optimiser.load_state_dict(state["optimiser"])',
+        "pass",
+        (_SAME,),
+    ),
+    Fault(
+        "minibatches are drawn from the start again",
+        _SHARED,
+        'self.generator.set_state(state["generator"])',
+        "pass",
+        (_SAME,),
+    ),
+    Fault(
+        "the warm-up of the critic is repeated",
+        _SHARED,
+        'self.iteration = state["iteration"]',
+        "self.iteration = 0",
+        (_SAME,),
+    ),
+    Fault(
+        "exploration is drawn from the start again",
+        _SOURCE,
+        'self.generator.set_state(state["generator"])',
+        "pass",
+        (_SAME,),
+    ),
+    Fault(
+        "seeds are played again",
+        _SOURCE,
+        'self.seeds.drawn, self._stored = state["seeds"], state["stored"]',
+        'self._stored = state["stored"]',
+        (_SAME,),
+    ),
+    Fault(
+        "rows start new episodes",
+        _SOURCE,
+        'self.env.restore(np.arange(self.env.num_envs), state["env"])',
+        "self._reset(np.arange(self.env.num_envs))",
+        (_SAME,),
+    ),
+    Fault(
+        "the best weights so far are forgotten",
+        _LOOP,
+        'self.best = Best(**state["best"])',
+        'self.best = Best(-1.0, 0, state["best"]["weights"])',
+        ("tests/training/test_on_policy.py::test_a_loop_goes_on_with_its_best_weights_and_its_counters",),
+    ),
+    Fault(
+        "a repeated iteration is told twice",
+        _TRACKING,
+        'line["stage"] != stage or line["step"] <= step',
+        'line["stage"] != stage or line["step"] <= step + 1',
+        (f"{_ON_RESUME}test_a_line_that_was_cut_off_is_forgotten_with_those_after_the_state",),
+    ),
+    Fault(
+        "each process draws minibatches of its own decisions",
+        _SHARED,
+        "sizes = self.reducer.sum(sizes)",
+        "pass",
+        (_TWO,),
+    ),
+    Fault(
+        "a small part of a minibatch counts as much as a large one",
+        _SHARED,
+        "yield mine, len(mine) / len(part)",
+        "yield mine, float(len(mine) > 0) / self.reducer.size",
+        (_TWO,),
+    ),
+    Fault(
+        "the KL stop looks at one process",
+        _SHARED,
+        "self.reducer.sum(seen).tolist()",
+        "seen.tolist()",
+        (_TWO,),
+    ),
+    Fault(
+        "the critic is calibrated on one process's data",
+        "vla_rl/policies/critics.py",
+        "mean = reducer.sum(inputs.sum(0)) / count",
+        "mean = inputs.mean(0)",
+        (_TWO,),
+    ),
+)
