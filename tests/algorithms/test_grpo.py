@@ -15,7 +15,7 @@ from vla_rl.algorithms.group_relative import Constant, Global, PerTrajectory, St
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
 from vla_rl.algorithms.rloo import RLOO, RLOOConfig
 from vla_rl.cli.configs import override
-from vla_rl.contract.batch import Rollout
+from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import Likelihood
@@ -284,7 +284,7 @@ def test_configs_build_their_learner_are_json_and_can_be_overridden():
     for config in (GRPOConfig(baseline=Standardised(), averaging=CONSTANT), RLOOConfig(averaging=PER_TRAJECTORY)):
         assert from_json(to_json(config)) == config
         policy = FlowToy(sampler=SDE, width=16)
-        built = config.build(policy, policy.trainable(), torch.nn.Linear(1, 1), seeded())
+        built = config.build(policy, policy.trainable(), torch.nn.Linear(1, 1), seeded(), OneProcess())
         assert built.config == config and built.learning_rate == config.learning_rate
     changed = override(GRPOConfig(averaging=CONSTANT), ["--averaging.longest", "9", "--clip-high", "0.4"], "test")
     assert changed == GRPOConfig(averaging=Constant(9), clip_high=0.4)
@@ -293,7 +293,7 @@ def test_configs_build_their_learner_are_json_and_can_be_overridden():
 def test_a_policy_without_a_likelihood_is_told_in_one_sentence():
     for config in (GRPOConfig(), RLOOConfig()):
         with pytest.raises(UserError, match=r"^(GRPO|RLOO) needs a policy with log_prob and kl"):
-            config.build(object(), {}, None, seeded())
+            config.build(object(), {}, None, seeded(), OneProcess())
 
 
 def test_a_nan_stops_before_it_enters_the_weights_and_says_where():

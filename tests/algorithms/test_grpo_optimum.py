@@ -13,6 +13,7 @@ from tests.toys import FlowToy, bandit_reward, rollout
 from vla_rl.algorithms.group_relative import Constant, Mean, Standardised
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.rloo import RLOOConfig
+from vla_rl.contract.batch import OneProcess
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
@@ -55,7 +56,8 @@ def test_a_flow_policy_reaches_the_optimum_of_a_bandit(imitated, config, noised)
     policy = FlowToy(sampler=FlowSampler(FlowSde(0.5), noised, 4))
     policy.load_state_dict(imitated)
     assert deployed(policy) < -0.2
-    learner, generator = config.build(policy, policy.trainable(), torch.nn.Identity(), seeded()), seeded(1)
+    learner = config.build(policy, policy.trainable(), torch.nn.Identity(), seeded(), OneProcess())
+    generator = seeded(1)
     for _ in range(20):
         learner.update(grouped(policy, 64, 8, generator))
     assert deployed(policy) > -0.025
@@ -66,7 +68,7 @@ def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass_in_the_loop(con
     torch.manual_seed(0)
     env, held_out = make("point_mass", num_envs=64), make("point_mass", num_envs=64)
     policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=1))
-    learner = config.build(policy, policy.trainable(), torch.nn.Identity(), seeded())
+    learner = config.build(policy, policy.trainable(), torch.nn.Identity(), seeded(), OneProcess())
     source = GroupConfig(groups=16, size=8, ahead=4).build(env, policy, SeedStream(0, 10**6), seeded(1))
     rate = lambda: evaluate(held_out, policy, range(10**6, 10**6 + 64), seeded(2)).rate  # noqa: E731
     assert regret(policy)[1] < 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,18 +25,19 @@ def quick() -> str:
 @pytest.fixture
 def untrained(tmp_path):
     """``untrained(**options)`` saves a policy for lift with these options and returns its folder."""
+    return partial(save_untrained, tmp_path / "untrained")
 
-    def save(**options) -> Path:
-        env = make("lift", num_envs=1, **options)
-        torch.manual_seed(0)
-        config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 4))
-        spec = env.spec
-        env.close()
-        policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_bounds(spec.state), config)
-        policy.save_pretrained(tmp_path / "untrained")
-        return tmp_path / "untrained"
 
-    return save
+def save_untrained(folder: Path, **options) -> Path:
+    """Save a small policy for lift with these options in ``folder``."""
+    env = make("lift", num_envs=1, **options)
+    torch.manual_seed(0)
+    config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 4))
+    spec = env.spec
+    env.close()
+    policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_bounds(spec.state), config)
+    policy.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.advantages import gae, normalise
-from vla_rl.contract.batch import OneProcess, Rollout
+from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.policy import LikelihoodPolicy
 
 
@@ -39,9 +40,10 @@ class ReinforceConfig:
         parameters: Mapping[str, nn.Parameter],
         critic: nn.Module,
         generator: torch.Generator,
+        reducer: Reducer,
     ) -> Reinforce:
         """The learner with these numbers; it draws nothing at random."""
-        return Reinforce(policy, parameters, critic, self)
+        return Reinforce(policy, parameters, critic, self, reducer)
 
 
 class Reinforce:
@@ -53,7 +55,9 @@ class Reinforce:
         parameters: Mapping[str, nn.Parameter],
         critic: nn.Module,
         config: ReinforceConfig,
+        reducer: Reducer,
     ) -> None:
+        self.reducer = reducer
         self.policy, self.parameters, self.critic, self.config = policy, dict(parameters), critic, config
         self.learning_rate = config.learning_rate
         self.optimiser = torch.optim.Adam(self.parameters.values())
@@ -62,7 +66,7 @@ class Reinforce:
     def update(self, rollout: Rollout) -> dict[str, float]:
         advantage, returns = self._returns(rollout)
         used = rollout.valid.any(-1) & ~rollout.intervened.any(-1)  # what the policy itself did
-        advantage = normalise(advantage, used, OneProcess())[used]
+        advantage = normalise(advantage, used, self.reducer)[used]
         stored = {name: item[:-1][used] for name, item in rollout.stored.items()}
         aux = {name: item[used] for name, item in rollout.aux.items()}
         for _ in range(self.config.critic_steps):
@@ -72,6 +76,20 @@ class Reinforce:
         self.optimiser.param_groups[0]["lr"] = self.learning_rate
         _step(self.optimiser, loss)
         return {"policy_loss": float(loss.detach()), "value_loss": float(value_loss.detach())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """With this and the next method a run can be resumed; the loop saves what they say after every iteration."""
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        parts = (self.critic, self.optimiser, self.critic_optimiser)
+        return {"weights": weights, "rate": self.learning_rate, "parts": [part.state_dict() for part in parts]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state["weights"][name])
+        self.learning_rate = state["rate"]
+        for part, saved in zip((self.critic, self.optimiser, self.critic_optimiser), state["parts"], strict=True):
+            part.load_state_dict(saved)
 
     @torch.no_grad()
     def _returns(self, rollout: Rollout) -> tuple[Tensor, Tensor]:

@@ -38,9 +38,10 @@ class GRPOConfig(GroupRelativeConfig):
         parameters: Mapping[str, nn.Parameter],
         critic: nn.Module,
         generator: torch.Generator,
+        reducer: Reducer,
     ) -> GRPO:
         """The learner with these numbers; it has no use for ``critic``."""
-        return GRPO(policy, parameters, self, generator)
+        return GRPO(policy, parameters, self, generator, reducer)
 
 
 class GRPO(GroupRelative):

@@ -48,9 +48,10 @@ class PPOConfig(PolicyGradientConfig):
         parameters: Mapping[str, nn.Parameter],
         critic: nn.Module,
         generator: torch.Generator,
+        reducer: Reducer,
     ) -> PPO:
         """The learner with these numbers."""
-        return PPO(policy, parameters, critic, self, generator)
+        return PPO(policy, parameters, critic, self, generator, reducer)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.group_relative import GroupRelative, GroupRelativeConfig, LeaveOneOut
+from vla_rl.contract.batch import Reducer
 from vla_rl.contract.policy import LikelihoodPolicy
 
 
@@ -30,9 +31,10 @@ class RLOOConfig(GroupRelativeConfig):
         parameters: Mapping[str, nn.Parameter],
         critic: nn.Module,
         generator: torch.Generator,
+        reducer: Reducer,
     ) -> RLOO:
         """The learner with these numbers; it has no use for ``critic``."""
-        return RLOO(policy, parameters, self, generator)
+        return RLOO(policy, parameters, self, generator, reducer)
 
 
 class RLOO(GroupRelative):

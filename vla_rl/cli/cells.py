@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from vla_rl.cli.progress import bar
 from vla_rl.contract.errors import UserError
+from vla_rl.training.tracking import write_json
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,13 @@ class Cell:
 
     def run(self) -> None:
         """Run it, or go on with it where it was stopped, with its output in a file beside its folder."""
+        begun = (self.out / "config.json").exists()
+        if begun:
+            self._require_same()
         if (self.out / "summary.json").exists():
             return
-        begun = (self.out / "config.json").exists()
         new = [self.config, "--out", str(self.out), *self.arguments]
+        write_json(self._asked, [self.config, *self.arguments])
         command = [sys.executable, "-m", "vla_rl.cli", "train", *(["--resume", str(self.out)] if begun else new)]
         self.out.parent.mkdir(parents=True, exist_ok=True)
         log = self.out.with_suffix(".log")
@@ -36,6 +41,21 @@ class Cell:
         if done.returncode:
             last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
             raise UserError(f"{self.out.name} failed ({last}); see {log}, then run the same command to go on.")
+
+
+    @property
+    def _asked(self) -> Path:
+        return self.out.with_suffix(".asked.json")
+
+    def _require_same(self) -> None:
+        """Raise UserError when what is in the folder was asked for with other arguments."""
+        asked = json.loads(self._asked.read_text()) if self._asked.exists() else None
+        if asked != [self.config, *self.arguments]:
+            before = "something else" if asked is None else " ".join(asked)
+            raise UserError(
+                f"{str(self.out)!r} holds a run of {before}, so it cannot stand for this one; choose another --out, or "
+                "delete that folder."
+            )
 
 
 def run_cells(cells: Sequence[Cell], processes: int, what: str) -> None:

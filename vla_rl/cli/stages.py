@@ -30,6 +30,7 @@ from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.normalise import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.training.distributed import SharedCounts, this_process
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
 from vla_rl.training.on_policy import AlgorithmConfig, Best, LoopConfig, OnPolicyLoop
@@ -53,6 +54,9 @@ class SourceConfig(Protocol):
     @property
     def rows(self) -> int:
         """How many environments it plays in."""
+
+    def split(self, parts: int) -> SourceConfig:
+        """What each of ``parts`` processes collects."""
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> ExperienceSource:
         """The source with these numbers."""
@@ -161,13 +165,16 @@ def improve(
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
     policy.with_sampler(config.sampler)
-    env, validation = world.training(config.experience.rows), world.make(judged.rows)
+    group = this_process()
+    experience = config.experience.split(group.size)
+    env, validation = world.training(experience.rows), world.make(judged.rows)
     torch.manual_seed(seed)
     seen = policy.backbone.features * len(policy.spec.images)
     critic = ValueCritic({"features": seen, "state": policy.spec.state.shape[0], "time": 1})
-    learner = config.algorithm.build(policy, policy.trainable(), critic, generator(seed, 4))
+    learner = config.algorithm.build(policy, policy.trainable(), critic, generator(seed, 4), group)
     seeds = suite.training_seeds(seed, "reinforcement")
-    source = config.experience.build(env, policy, SeedStream(seeds.start, seeds.stop), generator(seed, 5))
+    stream = SeedStream(seeds.start + group.rank, seeds.stop, group.size)
+    source = experience.build(env, policy, stream, generator(seed, 5 + 100 * group.rank))
     held_out = suite.held_out(suite.VALIDATION, judged.validation)
 
     by_family: dict[str, float] = {}
@@ -181,13 +188,13 @@ def improve(
     with bar("improve", config.loop.iterations) as update, patient_sigterm() as asked_to_stop:
 
         def save(iteration: int) -> None:
-            if asked_to_stop() or iteration % config.loop.save_every == 0:
+            if group.size == 1 and (asked_to_stop() or iteration % config.loop.save_every == 0):
                 folder.save_state(iteration, loop.state_dict())
             if asked_to_stop():
                 raise Terminated
 
         loop = OnPolicyLoop(
-            source,
+            source if group.size == 1 else SharedCounts(source, group),
             learner,
             SharedStore(policy),
             validate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from vla_rl.cli.progress import console
 from vla_rl.cli.seeds import train_seeds
 from vla_rl.cli.signals import sigterm_like_ctrl_c
 from vla_rl.contract.errors import UserError
+from vla_rl.training.distributed import processes, wait_for_all
 from vla_rl.training.tracking import RunFolder
 
 
@@ -21,6 +23,10 @@ def train(arguments: Sequence[str]) -> None:
         if others:
             raise UserError(
                 f"a resumed run has the config it began with, so {others[0]!r} cannot change it; leave it out."
+            )
+        if "WORLD_SIZE" in os.environ:
+            raise UserError(
+                "a run of several processes saves no state, so it cannot go on; start one from its best checkpoint."
             )
         run_in(RunFolder.resume(stopped))
         return
@@ -43,11 +49,16 @@ def _count(name: str, given: str) -> int:
 
 
 def run(recipe: Any, out: str) -> dict[str, Any]:
-    """Run ``recipe`` in the folder ``out`` and write its summary."""
-    folder = RunFolder(out, recipe)
-    if folder.moved_to:
-        console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
-    return run_in(folder)
+    """Run ``recipe`` in the folder ``out`` and write its summary; torchrun's further processes have folders in it."""
+    with processes() as group:
+        if group.rank == 0:
+            folder = RunFolder(out, recipe)
+            if folder.moved_to:
+                console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
+        wait_for_all(group)
+        if group.rank:
+            folder = RunFolder(f"{out}/process-{group.rank}", recipe)
+        return run_in(folder)
 
 
 def run_in(folder: RunFolder) -> dict[str, Any]:

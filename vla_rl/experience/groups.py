@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,18 @@ class GroupConfig:
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> GroupSource:
         """The source with these numbers."""
         return GroupSource(env, policy, self, seeds, generator)
+
+    def split(self, parts: int) -> GroupConfig:
+        """What each of ``parts`` processes collects, so that together they have these groups."""
+        if self.groups % parts or self.ahead % parts or self.limit % parts:
+            raise UserError(
+                f"{self} cannot be shared equally by {parts} processes, so nothing was started; choose groups, ahead "
+                "and limit as multiples of the processes."
+            )
+        return replace(self, groups=self.groups // parts, ahead=self.ahead // parts, limit=self.limit // parts)
+
+    def __str__(self) -> str:
+        return f"{self.groups} groups of {self.size} episodes (at most {self.limit} played)"
 
     @property
     def rows(self) -> int:

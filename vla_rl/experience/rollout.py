@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv
-from vla_rl.contract.errors import ContractError, NonFiniteError
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut, Policy, Stored
 from vla_rl.contract.spec import EnvSpec
 
 
 class SeedStream(Iterator[int]):
-    """Every seed from ``start`` to before ``stop`` once, in order, then again from the start."""
+    """Every ``step``-th seed from ``start`` to before ``stop`` once, in order, then again from the start."""
 
-    def __init__(self, start: int, stop: int) -> None:
-        self._range = range(start, stop)
+    def __init__(self, start: int, stop: int, step: int = 1) -> None:
+        self._range = range(start, stop, step)
         self.drawn = 0
 
     def __next__(self) -> int:
@@ -58,6 +58,15 @@ class WindowConfig:
 
     def __str__(self) -> str:
         return f"{self.rows} rows x {self.decisions} decisions = {self.rows * self.decisions:,}"
+
+    def split(self, parts: int) -> WindowConfig:
+        """What each of ``parts`` processes collects, so that together they have these rows."""
+        if self.rows % parts:
+            raise UserError(
+                f"{self.rows} rows cannot be shared equally by {parts} processes, so nothing was started; choose a "
+                "multiple of the processes."
+            )
+        return replace(self, rows=self.rows // parts)
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> RolloutSource:
         """The source with these numbers."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vla_rl.contract.batch import OneProcess, Reducer
+from vla_rl.contract.batch import ExperienceSource, OneProcess, Reducer, Rollout
 
 
 class ProcessGroup:
@@ -40,6 +41,31 @@ class ProcessGroup:
         total = self.sum(torch.cat([part.flatten() for part in parts]))
         for parameter, part in zip(held, total.split([p.numel() for p in held]), strict=True):
             parameter.grad = part.view_as(parameter)
+
+
+class SharedCounts:
+    """A source whose ``info`` counts what all processes collected; seconds are those of the average process."""
+
+    def __init__(self, source: ExperienceSource, reducer: Reducer) -> None:
+        self.source, self.reducer = source, reducer
+
+    def next(self) -> Rollout:
+        """The rollout of this process's rows."""
+        rollout = self.source.next()
+        names = sorted(rollout.info)
+        total = self.reducer.sum(torch.tensor([rollout.info[name] for name in names], dtype=torch.float64)).tolist()
+        info = {n: v / self.reducer.size if n.endswith("_s") else v for n, v in zip(names, total, strict=True)}
+        return replace(rollout, info=info)
+
+
+def this_process() -> Reducer:
+    """What joins this process with those that torchrun started beside it, if it did."""
+    return ProcessGroup() if dist.is_available() and dist.is_initialized() else OneProcess()
+
+
+def wait_for_all(reducer: Reducer) -> None:
+    """Return when every process has come here."""
+    reducer.sum(torch.zeros(1, dtype=torch.float64))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Resumable
+from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Reducer, Resumable
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.evaluation.stats import Rate
@@ -47,8 +47,12 @@ class AlgorithmConfig(Protocol):
         parameters: Mapping[str, nn.Parameter],
         critic: nn.Module,
         generator: torch.Generator,
+        reducer: Reducer,
     ) -> OnPolicyLearner:
-        """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place."""
+        """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place.
+
+        ``reducer`` joins it with those of other processes that learn from other rows of the same batch.
+        """
 
 
 @dataclass

@@ -1,0 +1,37 @@
+"""``--seeds N``: several training seeds side by side, tabled, gone on with, and never mistaken for each other."""
+
+from __future__ import annotations
+
+import json
+
+from vla_rl.cli.main import main
+
+
+def test_several_seeds_are_trained_tabled_and_not_run_again(quick, untrained, tmp_path, capsys, complaint):
+    untrained().rename(tmp_path / "policy-1")
+    untrained().rename(tmp_path / "policy-2")
+    out = tmp_path / "runs"
+    policy = str(tmp_path / "policy-{seed}")
+    command = ["train", quick, "--seeds", "2", "--policy", policy, "--out", str(out), "--rl.loop.iterations", "1"]
+    main(command)
+    rows = json.loads((out / "results.json").read_text())
+    assert [row["seed"] for row in rows] == [1, 2] and all(row["rl"]["episodes"] == 4 for row in rows)
+    for seed in (1, 2):
+        config = json.loads((out / f"seed-{seed}" / "config.json").read_text())
+        assert config["policy"] == str(tmp_path / f"policy-{seed}")
+    page = (out / "report.html").read_text()
+    assert "seed 1" in page and "seed 2" in page and "mean (min to max)" in page and "Validation success" in page
+    said = capsys.readouterr().err
+    assert "results.json" in said and "rl " in said
+    finished = (out / "seed-2" / "summary.json").stat().st_mtime_ns
+    main(command)
+    assert (out / "seed-2" / "summary.json").stat().st_mtime_ns == finished
+    other = [*command[:-1], "2"]
+    assert "cannot stand for this one; choose another --out" in complaint(*other)
+
+
+def test_a_mistake_is_told_before_anything_runs(quick, complaint, tmp_path):
+    assert "no field '--sed'" in complaint("train", quick, "--seeds", "2", "--sed", "3", "--out", tmp_path / "runs")
+    assert "is no number" in complaint("train", quick, "--seeds", "two")
+    assert "give both at least 1" in complaint("train", quick, "--seeds", "0")
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,93 @@
+"""Two real processes on gloo: they end with the weights of one, and a whole command runs in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.toys import FlowToy, bandit
+from tests.training.sharing import learn, seeded
+from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.groups import GroupConfig
+from vla_rl.experience.rollout import SeedStream, WindowConfig
+from vla_rl.training.distributed import SharedCounts, this_process
+
+ROOT = Path(__file__).parents[2]
+
+
+def torchrun(*command: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
+    return subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def test_two_processes_end_with_the_weights_of_one(tmp_path):
+    done = torchrun("-m", "tests.training.sharing", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    one, two = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    whole = learn(OneProcess(), slice(None))
+    for name, expected in whole.items():
+        assert torch.equal(one[name], two[name])
+        torch.testing.assert_close(one[name], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_whole_run_in_two_processes(tmp_path):
+    """Same weights in both, counters of both together, half of the rows in each."""
+    make = (
+        "import sys; from tests.cli.conftest import save_untrained; from pathlib import Path; "
+        "save_untrained(Path(sys.argv[1]))"
+    )
+    policy, out = tmp_path / "untrained", tmp_path / "run"
+    subprocess.run([sys.executable, "-c", make, str(policy)], cwd=ROOT, check=True)
+    learning = ["--rl.loop.iterations", "3", "--rl.algorithm.critic-warmup", "0"]
+    config = str(ROOT / "tests" / "cli" / "quick.py") + ":improve"
+    done = torchrun("-m", "vla_rl.cli", "train", config, "--policy", str(policy), "--out", str(out), *learning)
+    assert done.returncode == 0, done.stderr
+    folders = (out, out / "process-1")
+    best = {
+        hashlib.sha256((f / "checkpoints" / "best" / "model.safetensors").read_bytes()).hexdigest() for f in folders
+    }
+    assert len(best) == 1
+    told = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
+    assert [line["env_steps_total"] for line in told[0]] == [line["env_steps_total"] for line in told[1]]
+    assert [line["decisions"] for line in told[0][1:]] == [8.0] * 3  # 4 rows, 2 decisions
+    assert not (out / "state").exists()
+
+
+def test_rows_and_groups_are_shared_equally_or_not_at_all():
+    assert WindowConfig(6, 5).split(2) == WindowConfig(3, 5) and WindowConfig(6, 5).split(1) == WindowConfig(6, 5)
+    assert GroupConfig(16, 8, 4, 64).split(4) == GroupConfig(4, 8, 1, 16)
+    with pytest.raises(UserError, match="cannot be shared equally by 4 processes"):
+        WindowConfig(6, 5).split(4)
+    with pytest.raises(UserError, match="cannot be shared equally by 3 processes"):
+        GroupConfig(16, 8, 4, 64).split(3)
+
+
+def test_processes_draw_different_seeds_that_together_are_those_of_one():
+    drawn = [[next(stream) for _ in range(3)] for stream in (SeedStream(10, 16, 2), SeedStream(11, 16, 2))]
+    assert drawn == [[10, 12, 14], [11, 13, 15]]
+
+
+def test_counters_are_summed_and_seconds_averaged():
+    class Source:
+        def next(self):
+            return replace(bandit(FlowToy(), 2, seeded(0)), info={"env_steps": 3.0, "env_s": 2.0})
+
+    class Twice(OneProcess):
+        size = 2
+
+        def sum(self, values):
+            return 2 * values
+
+    assert SharedCounts(Source(), this_process()).next().info == {"env_s": 2.0, "env_steps": 3.0}
+    assert SharedCounts(Source(), Twice()).next().info == {"env_s": 2.0, "env_steps": 6.0}
