@@ -1,7 +1,7 @@
 """The other tabletop tasks: place, push, and one policy for all three; the same PPO as the demo's."""
 
 from vla_rl.cli.recipes import Imitate, Improve
-from vla_rl.cli.stages import RLConfig
+from vla_rl.cli.stages import EvaluationConfig, RLConfig
 from vla_rl.cli.world import World
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
@@ -12,6 +12,7 @@ from vla_rl.training.on_policy import LoopConfig
 
 # Less noise than in the demo: these tasks need a steadier hand.
 RL = RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), loop=LoopConfig(iterations=450, validate_every=20))
+JUDGED = EvaluationConfig(validation=384, test=1536)  # a third of the seeds for each task
 GROUNDING = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, learning_rate=2e-3))
 
 # As in the demo, an episode that takes much longer than the expert has failed while learning.
@@ -25,13 +26,48 @@ PLACE = World(
 
 def imitate_place() -> Imitate:
     """Place by imitation."""
-    return Imitate(
-        world=PLACE,
-        grounding=GROUNDING,
-        imitation=ImitationConfig(200, fit=FitConfig(steps=2000, batch=64, learning_rate=1e-3)),
-    )
+    return Imitate(world=PLACE, grounding=GROUNDING, imitation=_study(200, 2000))
 
 
 def place() -> Improve:
     """Place by PPO, from the checkpoint ``--policy``."""
     return Improve(RL, policy="runs/imitate_place/checkpoints/imitation", world=PLACE)
+
+
+PUSH = World(
+    "push",
+    training_options={"deadline": 50},
+    expert="sims.mujoco.tasks.push_expert:PushExpert",
+    scenes="sims.mujoco.tasks.scenes:push",
+)
+MIXED = World(
+    "mixed",
+    training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}},
+    expert="sims.mujoco.tasks.mixed:MixedExpert",
+    scenes="sims.mujoco.tasks.scenes:mixed",
+)
+
+
+def imitate_push() -> Imitate:
+    """Push by imitation."""
+    return Imitate(world=PUSH, grounding=GROUNDING, imitation=_study(100, 2000))
+
+
+def push() -> Improve:
+    """Push by PPO, from the checkpoint ``--policy``."""
+    return Improve(RL, policy="runs/imitate_push/checkpoints/imitation", world=PUSH)
+
+
+def imitate_mixed() -> Imitate:
+    """One policy for lift, place and push, by imitation; an episode's seed decides which it is."""
+    grounding = GroundingConfig(scenes=12000, fit=FitConfig(steps=2500, batch=64, learning_rate=2e-3))
+    return Imitate(world=MIXED, grounding=grounding, imitation=_study(450, 4000), evaluation=JUDGED)
+
+
+def mixed() -> Improve:
+    """The same by PPO, from the checkpoint ``--policy``."""
+    return Improve(RL, policy="runs/imitate_mixed/checkpoints/imitation", world=MIXED, evaluation=JUDGED)
+
+
+def _study(demonstrations: int, steps: int) -> ImitationConfig:
+    return ImitationConfig(demonstrations, fit=FitConfig(steps=steps, batch=64, learning_rate=1e-3))

@@ -52,11 +52,11 @@ class Imitate:
         """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes its own."""
         grounded_at, imitation_at = folder.checkpoint("grounded"), folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
-            episodes = Episodes.load(folder.path / "demonstrations.npz")
+            episodes = Episodes.load(folder.path / "demonstrations")
             return TinyVLA.from_pretrained(imitation_at), TinyVLA.from_pretrained(grounded_at), episodes
         with clock(seconds, "collect"):
             episodes = stages.collect(self.world, self.imitation.demonstrations, self.seed)
-            episodes.save(folder.path / "demonstrations.npz")
+            episodes.save(folder.path / "demonstrations", video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
             grounded = stages.ground_policy(self.world, episodes, self.tiny, self.grounding, self.seed)
             grounded.save_pretrained(grounded_at)

@@ -111,7 +111,7 @@ def ground_policy(world: World, episodes: Episodes, tiny: TinyConfig, config: Gr
     images, tasks, uv, _ = load(world.scenes)(config.scenes, suite.training_seeds(seed, "grounding")[0])
     tokens = policy.tokens[torch.as_tensor(tasks)]
     with bar("ground", config.fit.steps) as update:
-        report = _every(25, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths"))
+        report = every(25, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths"))
         ground(policy, torch.as_tensor(images), tokens, torch.as_tensor(uv), config, generator(seed, 1), report)
     return policy
 
@@ -125,13 +125,22 @@ def imitate_policy(
     learnt = torch.as_tensor(episodes.time % config.stride == 0)
     stored, chunks = {name: item[learnt] for name, item in stored.items()}, chunks[learnt]
 
+    with bar("imitate", config.fit.steps) as update:
+        report = every(25, report_imitation(update, folder))
+        imitate(policy, stored, chunks, config, generator(seed, 2), report)
+
+
+def report_imitation(
+    update: Callable[[int, str], None], folder: RunFolder | None
+) -> Callable[[int, dict[str, float]], None]:
+    """Tells the progress bar and, if there is one, the run folder."""
+
     def report(step: int, info: dict[str, float]) -> None:
         update(step + 1, f"loss {info['loss']:.4f}")
         if folder:
             folder.log("imitation", step, info)
 
-    with bar("imitate", config.fit.steps) as update:
-        imitate(policy, stored, chunks, config, generator(seed, 2), _every(25, report))
+    return report
 
 
 def store_episodes(policy: TinyVLA, episodes: Episodes, part: int = 256) -> dict[str, Tensor]:
@@ -240,5 +249,6 @@ def _report_rl(
     return report
 
 
-def _every(steps: int, report: Callable[[int, dict[str, float]], None]) -> Callable[[int, dict[str, float]], None]:
+def every(steps: int, report: Callable[[int, dict[str, float]], None]) -> Callable[[int, dict[str, float]], None]:
+    """Call ``report`` after every so many steps only."""
     return lambda step, info: report(step, info) if (step + 1) % steps == 0 else None

@@ -72,6 +72,10 @@ class TinyVLA(nn.Module):
 
         The policy does not read the time; it is there for critics.
         """
+        return self.perceive_all(obs)
+
+    def perceive_all(self, obs: Observation) -> Stored:
+        """:meth:`precompute` with gradient, for learning to see from demonstrations alone."""
         tokens = self.tokens[self._tensor(obs.task)]
         percepts = [self.perceive(self._tensor(obs.images[name]), tokens) for name in sorted(self.spec.images)]
         state = self.proprioception.normalise(self._tensor(obs.state))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import Stored
 from vla_rl.policies.flow import VelocityField, flow_matching_loss
 from vla_rl.training.fit import FitConfig, fit, shuffled
@@ -18,7 +19,7 @@ from vla_rl.training.fit import FitConfig, fit, shuffled
 class ImitationConfig:
     """How many demonstrations and how long they are studied."""
 
-    demonstrations: int = 30
+    demonstrations: int = 30  # of a dataset: its first so many episodes, 0 for all
     stride: int = 5  # control steps between the chunks that are learnt; 5: one per decision of the policy
     draws: int = 2  # (noise, time) pairs per chunk and step
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, learning_rate=1e-3))
@@ -46,11 +47,42 @@ def imitate(
     """
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        index = index.repeat(config.draws)
-        target = chunks[index].flatten(1)
-        noise = torch.randn(target.shape, generator=generator)
-        time = torch.rand(len(target), generator=generator)
         given = {name: value[index] for name, value in stored.items()}
-        return flow_matching_loss(policy.field(given), target, noise, time).mean(), {}
+        return _matching(policy, given, chunks[index], config.draws, generator), {}
 
     fit(policy.trainable(), loss, shuffled(len(chunks), config.fit.batch, generator), config.fit, report)
+
+
+class SeeingPolicy(FlowPolicy, Protocol):
+    """A flow policy whose perception can learn as well."""
+
+    def perceive_all(self, obs: Observation) -> Stored: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+def imitate_from_pixels(
+    policy: SeeingPolicy,
+    obs: Observation,
+    chunks: Tensor,
+    config: ImitationConfig,
+    generator: torch.Generator,
+    report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
+) -> None:
+    """As :func:`imitate`, perception included: ``obs`` holds the ``N`` observations that the chunks follow."""
+
+    def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
+        given = policy.perceive_all(obs.rows(index.numpy()))
+        return _matching(policy, given, chunks[index], config.draws, generator), {}
+
+    batches = (index * config.stride for index in shuffled(len(chunks) // config.stride, config.fit.batch, generator))
+    fit(dict(policy.named_parameters()), loss, batches, config.fit, report)
+
+
+def _matching(policy: FlowPolicy, given: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+    """The loss of ``draws`` (noise, time) pairs for each of ``chunks`` [B,H,D]."""
+    target = chunks.flatten(1).repeat(draws, 1)
+    noise = torch.randn(target.shape, generator=generator)
+    time = torch.rand(len(target), generator=generator)
+    given = {name: value.repeat(draws, *(1 for _ in value.shape[1:])) for name, value in given.items()}
+    return flow_matching_loss(policy.field(given), target, noise, time).mean()

@@ -1,0 +1,8 @@
+"""Imitation from recorded demonstrations: vla-rl train configs/imitate.py:from_dataset --dataset FOLDER"""
+
+from vla_rl.cli.datasets import ImitateDataset
+
+
+def from_dataset() -> ImitateDataset:
+    """Any LeRobotDataset v3.0 folder; with --policy CHECKPOINT, on top of what a policy has learnt."""
+    return ImitateDataset()

@@ -1,0 +1,88 @@
+"""Imitation from a dataset alone: our own, one by lerobot, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.cli.main import main
+from vla_rl.experience.episodes import Episodes
+from vla_rl.policies.tiny import TinyVLA
+
+CONFIG = str(Path(__file__).parents[2] / "configs" / "imitate.py") + ":from_dataset"
+FEW = ["--imitation.fit.steps", "30", "--imitation.fit.batch", "16", "--imitation.draws", "1"]
+SMALL = ["--tiny.width", "32", "--tiny.blocks", "1"]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "lift"
+    main(["collect", "--count", "3", "--out", str(folder)])
+    return folder
+
+
+def trained(out: Path, *arguments: object) -> TinyVLA:
+    main(["train", CONFIG, "--out", str(out), *FEW, *map(str, arguments)])
+    summary = json.loads((out / "summary.json").read_text())
+    assert np.isfinite(summary["loss"]) and summary["steps"] > summary["episodes"]
+    return TinyVLA.from_pretrained(out / "checkpoints" / "imitation")
+
+
+def test_everything_is_learnt_from_the_dataset(dataset, tmp_path):
+    policy = trained(tmp_path / "run", "--dataset", dataset, *SMALL)
+    episodes = Episodes.load(dataset)
+    spec = policy.spec
+    assert spec.tasks == episodes.tasks and spec.control_dt == pytest.approx(0.06, abs=0.001)
+    assert spec.images["front"].shape == (64, 64, 3) and spec.state.names == episodes.state_names
+    assert (episodes.action >= np.array(spec.action.low)).all() and (
+        episodes.action <= np.array(spec.action.high)
+    ).all()
+    torch.manual_seed(1)  # as the run began
+    begun = TinyVLA(spec, policy.vocabulary, policy.proprioception, policy.config)
+    moved = {name for name, item in begun.state_dict().items() if not torch.equal(item, policy.state_dict()[name])}
+    assert any(name.startswith("backbone.conv") for name in moved), "perception did not learn"
+    stored = policy.precompute(episodes.observation())
+    out, _ = policy.act(stored, {}, "eval", torch.Generator().manual_seed(0))
+    assert out.action.shape == (len(episodes.state), 5, 4)
+
+
+def test_a_policy_that_sees_keeps_its_perception_and_learns_the_rest(dataset, untrained, tmp_path):
+    folder = untrained()
+    policy = trained(tmp_path / "run", "--dataset", dataset, "--policy", folder)
+    before = TinyVLA.from_pretrained(folder)
+    for name, item in before.backbone.state_dict().items():
+        assert torch.equal(item, policy.backbone.state_dict()[name])
+    assert not torch.equal(before.connector[0].weight, policy.connector[0].weight)
+
+
+def test_a_dataset_by_lerobot_is_learnt_from(tmp_path):
+    golden = Path(__file__).parents[1] / "golden" / "lerobot" / "dataset"
+    policy = trained(tmp_path / "run", "--dataset", golden, *SMALL, "--tiny.horizon", 3)
+    assert policy.spec.tasks == Episodes.load(golden).tasks
+
+
+def test_pictures_are_shrunk_and_episodes_chosen(dataset, tmp_path):
+    chosen = ("--image-size", 32, "--imitation.demonstrations", 2)
+    policy = trained(tmp_path / "run", "--dataset", dataset, *SMALL, *chosen)
+    assert policy.spec.images["front"].shape == (32, 32, 3)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["episodes"] == 2
+
+
+def test_what_does_not_fit_is_named(dataset, untrained, tmp_path, complaint):
+    assert "no dataset was named" in complaint("train", CONFIG, "--out", tmp_path / "a")
+    assert "nowhere" in complaint("train", CONFIG, "--out", tmp_path / "b", "--dataset", tmp_path / "nowhere")
+    other = untrained(image_size=32)
+    said = complaint("train", CONFIG, "--out", tmp_path / "c", "--dataset", dataset, "--policy", other)
+    assert "camera front of shape (32, 32, 3) but the dataset has (64, 64, 3)" in said
+    episodes = Episodes.load(dataset)
+    texts = tuple(f"{text} now" for text in episodes.tasks)
+    replace(episodes, tasks=texts).save(tmp_path / "texts", video="never")
+    shutil.rmtree(other)
+    said = complaint("train", CONFIG, "--out", tmp_path / "d", "--dataset", tmp_path / "texts", "--policy", untrained())
+    assert "which is not in the table" in said
