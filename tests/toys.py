@@ -148,4 +148,3 @@ class TwoProcesses:
         total = self.values[0] + self.values[1]
         self.barrier.wait()
         return total
-

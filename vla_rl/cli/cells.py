@@ -42,7 +42,6 @@ class Cell:
             last = " ".join(log.read_text(errors="replace").strip().splitlines()[-1:])
             raise UserError(f"{self.out.name} failed ({last}); see {log}, then run the same command to go on.")
 
-
     @property
     def _asked(self) -> Path:
         return self.out.with_suffix(".asked.json")
