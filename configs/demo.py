@@ -64,13 +64,18 @@ def flow_noise() -> Improve:
 
 def grpo() -> Improve:
     """The same sampler with advantages relative to groups of eight episodes from one seed; no critic."""
-    rl = replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=GRPOConfig())
-    return Improve(rl, world=WORLD)
+    return _grouped(GRPOConfig())
 
 
 def rloo() -> Improve:
     """As :func:`grpo`, without clipping."""
-    return Improve(replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=RLOOConfig()), world=WORLD)
+    return _grouped(RLOOConfig())
+
+
+def _grouped(algorithm: GRPOConfig | RLOOConfig) -> Improve:
+    """As many control steps as PPO has in the demo, however many groups are refilled."""
+    loop = replace(RL.loop, iterations=1000, env_steps=600_000)
+    return Improve(replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=algorithm, loop=loop), world=WORLD)
 
 
 def _with(sampler: FlowSampler) -> Improve:

@@ -98,7 +98,7 @@ _LOOPS = (
     Fault(
         "the last weights are not validated",
         _LOOP,
-        " or self.iteration == self.config.iterations:",
+        " or self.progress() >= 1:",
         ":",
         (f"{_ON_LOOP}test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last",),
     ),

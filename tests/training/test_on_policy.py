@@ -99,6 +99,12 @@ def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():
     assert [("validation" in found.reports[i]) for i in range(6)] == [True, False, True, False, True, True]
 
 
+def test_the_run_ends_when_its_actions_are_used_up():
+    found = run([0.1] * 3, iterations=100, validate_every=2, env_steps=25)
+    assert sorted(found.reports) == [0, 1, 2, 3] and found.reports[3]["env_steps_total"] == 30
+    assert "validation" in found.reports[3]
+
+
 def test_reports_hold_everything_and_count_all_steps():
     found = run([0.2, 0.5, 0.7, 0.6, 0.65])
     assert [found.reports[i]["env_steps_total"] for i in range(5)] == [0, 10, 20, 30, 40]

@@ -25,6 +25,7 @@ class LoopConfig:
     """How long to train and how to watch over it."""
 
     iterations: int = 110
+    env_steps: int = 0  # low-level actions in all after which no further iteration is begun; 0: no limit
     validate_every: int = 20
     save_every: int = 1  # iterations between two states on disk: so many are repeated at most after a kill
     collapse: float = 0.15  # a validation this far below the best one sends the run back to the best weights
@@ -109,17 +110,22 @@ class OnPolicyLoop:
         if not self.best.weights:
             self.report(0, {**self._select(0), "env_steps_total": 0.0})
             self.save(0)
-        while self.iteration < self.config.iterations:
-            self.prepare(self.iteration / self.config.iterations)
+        while (progress := self.progress()) < 1:
+            self.prepare(progress)
             metrics = self._iterate()
             self.iteration += 1
-            if self.iteration % self.config.validate_every == 0 or self.iteration == self.config.iterations:
+            if self.iteration % self.config.validate_every == 0 or self.progress() >= 1:
                 metrics |= self._select(self.iteration)
             self.report(self.iteration, metrics)
             self.save(self.iteration)
         self.best.restore(self.learner.parameters)
         self.store.publish(self.learner.parameters)
         return self.best
+
+    def progress(self) -> float:
+        """The share of the run that is behind: of its iterations, or of its actions if those run out first."""
+        done = self.iteration / self.config.iterations if self.config.iterations else 1.0
+        return max(done, self.env_steps / self.config.env_steps) if self.config.env_steps else done
 
     def state_dict(self) -> dict[str, Any]:
         """The state between two iterations; raises UserError when a part of the loop cannot say its own."""
