@@ -17,7 +17,8 @@ THERE = 0.008
 class PushExpert(Expert):
     """With closed fingers: goes behind the cube as seen from the target, pushes along that line, rises at the end.
 
-    Where the cube slips off the line, the gripper goes behind it again.
+    Where the cube slips off the line, the gripper goes behind it again.  How a pushed cube moves is not foreseen, so
+    only the first action of a chunk is good.
     """
 
     def rule(self, now: Situation) -> tuple[np.ndarray, np.ndarray]:
