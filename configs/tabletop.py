@@ -61,7 +61,7 @@ def push() -> Improve:
 def imitate_mixed() -> Imitate:
     """One policy for lift, place and push, by imitation; an episode's seed decides which it is."""
     grounding = GroundingConfig(scenes=12000, fit=FitConfig(steps=2500, batch=64, learning_rate=2e-3))
-    return Imitate(world=MIXED, grounding=grounding, imitation=_study(450, 4000), evaluation=JUDGED)
+    return Imitate(world=MIXED, grounding=grounding, imitation=_study(900, 6000), evaluation=JUDGED)
 
 
 def mixed() -> Improve:

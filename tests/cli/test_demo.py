@@ -55,7 +55,8 @@ def test_the_summary_says_what_it_took(summary):
     config = load_config(CONFIG)
     assert set(summary["seconds"]) == {"collect", "grounding", "imitation", "rl", "evaluation", "report"}
     assert all(seconds > 0 for seconds in summary["seconds"].values())
-    decisions = config.rl.loop.iterations * config.rl.rows * config.rl.decisions
+    window = config.rl.experience
+    decisions = config.rl.loop.iterations * window.rows * window.decisions
     assert decisions < summary["env_steps"] <= decisions * config.tiny.horizon
     assert summary["env_steps_at_best"] <= summary["env_steps"]
     assert 0 < summary["episodes"] <= decisions
