@@ -1,8 +1,12 @@
 """The other tabletop tasks: place, push, and one policy for all three; the same PPO as the demo's."""
 
+from dataclasses import replace
+
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.cli.recipes import Imitate, Improve
 from vla_rl.cli.stages import EvaluationConfig, RLConfig
 from vla_rl.cli.world import World
+from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.training.fit import FitConfig
@@ -66,7 +70,10 @@ def imitate_mixed() -> Imitate:
 
 def mixed() -> Improve:
     """The same by PPO, from the checkpoint ``--policy``."""
-    return Improve(RL, policy="runs/imitate_mixed/checkpoints/imitation", world=MIXED, evaluation=JUDGED)
+    # With three tasks in a rollout each has fewer episodes: four times as many decisions keep the steps worth taking.
+    window, ppo = WindowConfig(rows=256, decisions=10), PPOConfig(minibatch=1280)
+    rl = replace(RL, experience=window, algorithm=ppo, loop=LoopConfig(iterations=150, validate_every=15))
+    return Improve(rl, policy="runs/imitate_mixed/checkpoints/imitation", world=MIXED, evaluation=JUDGED)
 
 
 def _study(demonstrations: int, steps: int) -> ImitationConfig:
