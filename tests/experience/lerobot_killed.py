@@ -102,7 +102,8 @@ def main(folder: Path, there: int, first: int, stride: int) -> Iterator[str]:
     undisturbed, told = prepared(folder, "undisturbed")
     count = forked(lambda: add(undisturbed, there, -1, told))
     yield f"{count} moments"
-    for number in range(first, count, stride):
+    finishing = range(count - 40, count, min(stride, 5))  # the files of the finished dataset move into place there
+    for number in sorted({*range(first, count, stride), *finishing}):
         root, acknowledged = prepared(folder, number)
         yield f"{number} {forked(lambda root=root, number=number, told=acknowledged: add(root, there, number, told))}"
         os.close(acknowledged)

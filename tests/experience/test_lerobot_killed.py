@@ -69,7 +69,7 @@ def check(folder: Path, there: int, first: int, stride: int) -> None:
 
 
 def test_a_writer_killed_anywhere_loses_no_finished_episode(tmp_path):
-    check(tmp_path, 1, 3, 23)
+    check(tmp_path, 1, 3, 29)
 
 
 @pytest.mark.full
@@ -97,7 +97,7 @@ for part in itertools.count():
 def test_a_writer_killed_at_random_times_loses_no_finished_episode(tmp_path):
     """The blow falls inside the encoder and inside pyarrow too."""
     chance, depths = random.Random(0), set()
-    for number in range(20):
+    for number in range(12):
         root = tmp_path / str(number)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(

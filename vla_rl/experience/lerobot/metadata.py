@@ -93,9 +93,8 @@ def read(root: Path) -> Metadata:
         ) from error
     problems: list[Problem] = []
     rows = _read_rows(root, info, schema, total, problems)
-    return Metadata(
-        root, info, schema, total, _read_tasks(root, problems), rows, _read_stats(root, problems), tuple(problems)
-    )
+    tasks, stats = _read_tasks(root, problems), _read_stats(root, total, problems)
+    return Metadata(root, info, schema, total, tasks, rows, stats, tuple(problems))
 
 
 def _read_info(root: Path) -> dict[str, Any]:
@@ -179,7 +178,10 @@ def _read_tasks(root: Path, problems: list[Problem]) -> tuple[str, ...]:
     return ()
 
 
-def _read_stats(root: Path, problems: list[Problem]) -> statistics.Stats:
+def _read_stats(root: Path, total: int, problems: list[Problem]) -> statistics.Stats:
+    recording = root / live.RECORDING
+    if live.is_committed(recording, total):  # killed just before they would have been written
+        return statistics.from_json(live.read_committing(recording)["stats"])
     try:
         return statistics.from_json(json.loads((root / STATS).read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -44,6 +44,7 @@ class DatasetReader:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self._meta = metadata.read(self.root)
+        self._rows = {row.index: row for row in self._meta.rows}
         self._live = live.folders(self.root, self._meta.total)
         self._files = _ParquetFiles(self.root)
         header = self.root / live.RECORDING / live.HEADER
@@ -77,7 +78,7 @@ class DatasetReader:
             )
         if episode >= self._meta.total:
             return self._read_live(episode, wanted)
-        row = next((row for row in self._meta.rows if row.index == episode), None)
+        row = self._rows.get(episode)
         if row is None:
             blamed = next(problem for problem in self._meta.problems if episode in problem.episodes)
             raise DamagedError(self.root, blamed)

@@ -2,8 +2,9 @@
 
 ``{feature: {min, max, mean, std, count, q01, q10, q50, q90, q99}}``.  A vector's are per entry, a picture's per
 channel, divided by 255, with shape (c,1,1), from a sample of frames.  Two things differ in the numbers: means and
-deviations are taken in float64 (lerobot takes float32 ones of float32 data), and an episode's quantiles are exact (the
-smallest value that at least this share does not exceed), where lerobot reads them off a histogram of 5000 bins.
+deviations are taken in float64 (lerobot 0.4.4 takes float32 ones of float32 data, and squares pictures as uint8, so
+that its deviations of pictures are wrong), and an episode's quantiles are exact (the smallest value that at least this
+share does not exceed), where lerobot reads them off a histogram of 5000 bins.
 """
 
 from __future__ import annotations

@@ -1,0 +1,295 @@
+"""A damaged dataset: what is wrong is named (file, column, episodes), and everything else is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.experience.lerobot_makers import FRONT, assert_is, schema, write
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.lerobot.damage import DamagedError, Problem, merged
+from vla_rl.experience.lerobot.features import Feature, fits
+from vla_rl.experience.lerobot.live import Limits
+from vla_rl.experience.lerobot.reader import DatasetReader
+
+COUNT = 6
+FIRST, SECOND = "data/chunk-000/file-000.parquet", "data/chunk-000/file-001.parquet"
+FILM = f"videos/{FRONT}/chunk-000/file-000.mp4"
+ROWS = "meta/episodes/chunk-000/file-000.parquet"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Six episodes: two in each of three parquet files, all in one video."""
+    root = tmp_path_factory.mktemp("whole") / "set"
+    for first in (0, 2, 4):
+        write(root, 2, first=first)
+    films = sorted((root / "videos").rglob("*.mp4"))
+    assert len(films) == 3
+    return root
+
+
+@pytest.fixture
+def root(whole, tmp_path) -> Path:
+    return shutil.copytree(whole, tmp_path / "set")
+
+
+def cut(share: float) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+
+def flip(place: float) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[int(len(data) * place)] ^= 0x55
+        path.write_bytes(bytes(data))
+
+    return change
+
+
+def rewrite(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+    return lambda path: pq.write_table(change(pq.read_table(path)), path, row_group_size=2)
+
+
+def with_column(name: str, make: Callable[[pa.ChunkedArray], pa.Array]) -> Callable[[Path], None]:
+    return rewrite(lambda table: table.set_column(table.column_names.index(name), name, make(table[name])))
+
+
+def holed(column: pa.ChunkedArray) -> pa.Array:
+    return pa.array([None, *column.to_pylist()[1:]], column.type)
+
+
+GONE = Path.unlink
+DAMAGES: dict[str, tuple[str, Callable[[Path], None], str, str, set[int]]] = {
+    "no parquet": (SECOND, GONE, "", "is missing", {2, 3}),
+    "an empty parquet": (SECOND, cut(0), "", r"cannot be read \(", {2, 3}),
+    "half a parquet": (SECOND, cut(0.5), "", r"cannot be read \(Parquet magic bytes not found in footer", {2, 3}),
+    "a text for a parquet": (SECOND, lambda path: path.write_text("no" * 99), "", r"cannot be read \(Parquet", {2, 3}),
+    "no video": (FILM, GONE, FRONT, "is missing", {0, 1}),
+    "an empty video": (FILM, cut(0), FRONT, r"cannot be decoded \(", {0, 1}),
+    "a text for a video": (FILM, lambda path: path.write_text("no" * 999), FRONT, r"cannot be decoded \(", {0, 1}),
+    "no column": (FIRST, rewrite(lambda table: table.drop_columns(["action"])), "action", "is missing", {0, 1}),
+    "a column of text": (
+        FIRST,
+        with_column("action", lambda column: pa.array(["up"] * len(column))),
+        "action",
+        r"is string where float32 \[3\] is declared",
+        {0, 1},
+    ),
+    "a column of integers": (
+        SECOND,
+        with_column("next.reward", lambda column: pa.array(range(len(column)))),
+        "next.reward",
+        r"is int64 where float32 \[1\] is declared",
+        {2, 3},
+    ),
+    "a longer vector": (
+        FIRST,
+        with_column("action", lambda column: pa.array([[0.0] * 4] * len(column), pa.list_(pa.float32(), 4))),
+        "action",
+        r"is fixed_size_list<element: float>\[4\] where float32 \[3\] is declared",
+        {0, 1},
+    ),
+    "vectors of several lengths": (
+        FIRST,
+        with_column("action", lambda column: pa.array([[0.0] * 2] * len(column), pa.list_(pa.float32()))),
+        "action",
+        r"holds \d+ numbers, not \d frames of \[3\]",
+        {0, 1},
+    ),
+    "a frame without a value": (FIRST, with_column("action", holed), "action", "has no value in 1 of", {0}),
+    "a frame without a picture": (
+        FIRST,
+        with_column("observation.images.wrist", holed),
+        "observation.images.wrist",
+        "has no picture in frame 0",
+        {0},
+    ),
+    "a frame with half a picture": (
+        FIRST,
+        with_column(
+            "observation.images.wrist",
+            lambda column: pa.array([{"bytes": b"\x89PNG nothing", "path": ""}, *column.to_pylist()[1:]], column.type),
+        ),
+        "observation.images.wrist",
+        "holds a picture that cannot be decoded",
+        {0},
+    ),
+    "a frame too few": (FIRST, rewrite(lambda table: table.slice(1)), "", "holds 1 frames of episode 0 where", {0}),
+    "a task that is not": (
+        FIRST,
+        with_column("task_index", lambda column: pa.array([7] * len(column))),
+        "task_index",
+        "counts to 7 but meta/tasks.parquet has 3 texts",
+        {0, 1},
+    ),
+    "no list of episodes": (ROWS, GONE, "", "is missing", {0, 1}),
+    "half a list of episodes": (ROWS, cut(0.5), "", r"cannot be read \(", {0, 1}),
+    "a list without a column": (
+        ROWS,
+        rewrite(lambda table: table.drop_columns(["data/file_index"])),
+        "data/file_index",
+        "is missing",
+        {0, 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_named_and_the_rest_is_read(root, name):
+    file, change, column, what, lost = DAMAGES[name]
+    change(root / file)
+    reader = DatasetReader(root)
+    told: list[Problem] = []
+    for read in reader.episodes(on_damage=told.append):
+        assert_is(read, read.index)
+        lost = lost | {read.index}
+    assert lost == set(range(COUNT)) and {(problem.file, problem.column) for problem in told} == {(file, column)}
+    assert {episode for problem in told for episode in problem.episodes} == DAMAGES[name][-1]
+    where = f"'{file}', column '{column}'," if column else f"'{file}'"
+    with pytest.raises(
+        DamagedError, match=f"{where} {what}.*so episodes? .* cannot be read; copy the file again, or say"
+    ):
+        list(reader.episodes())
+    assert reader.read(4, ["action"]).columns.keys() == {"action"}
+
+
+def test_everything_that_is_wrong_is_told_at_once(root):
+    assert DatasetReader(root).check() == []
+    for name in ("no parquet", "no video", "no list of episodes", "a column of text"):
+        DAMAGES[name][1](root / DAMAGES[name][0])
+    (root / "meta" / "stats.json").unlink()
+    found = {(problem.file, problem.column): problem.episodes for problem in DatasetReader(root).check()}
+    assert found == {("meta/stats.json", ""): (), (ROWS, ""): (0, 1), (SECOND, ""): (2, 3)}
+
+
+def test_what_a_cut_video_still_holds_is_read(root):
+    """Its index comes first, so a cut costs only the episodes behind it."""
+    write(root / "one", 6)
+    path = root / "one" / FILM
+    cut(0.7)(path)
+    reader = DatasetReader(root / "one")
+    (problem,) = (
+        reader.check()
+        if len(reader.check()) == 1
+        else merged(Problem(item.file, "", item.episodes, item.column) for item in reader.check())
+    )
+    assert problem.file == FILM and problem.column == FRONT and 0 < len(problem.episodes) < 6
+    assert problem.episodes[-1] == 5, "the end is gone"
+    for episode in set(range(6)) - set(problem.episodes):
+        assert_is(reader.read(episode), episode)
+
+
+def test_a_flipped_bit_never_changes_a_number_silently(whole, tmp_path):
+    """The pages of our parquet files have checksums; what is not blamed is as it was."""
+    root, noticed = shutil.copytree(whole, tmp_path / "set"), 0
+    sound = (root / FIRST).read_bytes()
+    for place in range(1, 24):
+        (root / FIRST).write_bytes(sound)
+        flip(place / 32)(root / FIRST)
+        reader = DatasetReader(root)
+        lost = {episode for problem in reader.check() for episode in problem.episodes}
+        noticed += bool(lost)
+        for episode in {0, 1} - lost:
+            assert_is(reader.read(episode), episode)
+    assert noticed > 8
+
+
+def test_without_the_table_of_tasks_episodes_with_one_task_know_its_text(root):
+    (root / "meta" / "tasks.parquet").unlink()
+    with pytest.raises(DamagedError, match=r"'meta/tasks.parquet' is missing, so only episodes with one task know its"):
+        list(DatasetReader(root).episodes())
+    told: list[Problem] = []
+    for found in DatasetReader(root).episodes(on_damage=told.append):
+        assert_is(found, found.index)
+    assert [problem.file for problem in told] == ["meta/tasks.parquet"]
+
+
+def test_without_statistics_everything_is_read(root):
+    (root / "meta" / "stats.json").write_text("{")
+    assert len(list(DatasetReader(root).episodes())) == COUNT
+    assert [problem.file for problem in DatasetReader(root).check()] == ["meta/stats.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "has no meta/info.json, so it holds no readable episodes"),
+        ("{", "info.json' is damaged .*copy it again"),
+        ("[]", "info.json' is damaged"),
+        ('{"codebase_version": "v3.0"}', "info.json' is damaged .*columns are unknown"),
+        ('{"codebase_version": "v2.1"}', "is a LeRobotDataset v2.1.*convert it with lerobot's own script"),
+    ],
+)
+def test_a_folder_whose_columns_are_unknown_is_refused(root, text, sentence):
+    path = root / "meta" / "info.json"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        DatasetReader(root)
+
+
+def test_episodes_and_columns_that_are_not_there_are_named(root):
+    reader = DatasetReader(root)
+    with pytest.raises(UserError, match="has no episode 6, so it cannot be read; there are 0 to 5"):
+        reader.read(6)
+    with pytest.raises(UserError, match=r"has no column 'acton' that can be read.*did you mean 'action'"):
+        reader.read(0, ["acton"])
+
+
+def test_episodes_are_loaded_without_the_damaged_ones_only_when_that_is_said(root):
+    cut(0.5)(root / SECOND)
+    with pytest.raises(DamagedError, match=r"file-001.parquet' cannot be read"):
+        Episodes.load(root)
+    told: list[Problem] = []
+    assert Episodes.load(root, on_damage=told.append).count == 4 and merged(told)[0].episodes == (2, 3)
+    assert Episodes.load(root, chosen=[0, 5]).count == 2, "those that were not asked for do not matter"
+    shutil.rmtree(root / "data")
+    with pytest.raises(UserError, match="holds no readable episodes"):
+        Episodes.load(root, on_damage=told.append)
+
+
+def test_a_dataset_without_actions_cannot_be_imitated(root):
+    info = json.loads((root / "meta" / "info.json").read_text())
+    info["features"].pop("action")
+    (root / "meta" / "info.json").write_text(json.dumps(info))
+    with pytest.raises(UserError, match="has no column 'action', so there is nothing to imitate"):
+        Episodes.load(root)
+
+
+def test_problems_are_put_together_by_file_and_column():
+    what = [Problem("a", "is cut", (3,), "x"), Problem("a", "is cut", (0, 1), "x"), Problem("a", "is cut", (2,))]
+    assert merged(what) == [Problem("a", "is cut", (0, 1, 3), "x"), Problem("a", "is cut", (2,))]
+    assert str(merged(what)[0]) == "'a', column 'x', is cut, so episodes 0 to 1, 3 cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("found", "right"),
+    [
+        (pa.list_(pa.float32(), 3), True),
+        (pa.list_(pa.float32()), True),
+        (pa.list_(pa.float64(), 3), True),
+        (pa.large_list(pa.float32()), True),
+        (pa.list_(pa.float32(), 2), False),
+        (pa.list_(pa.int32(), 3), False),
+        (pa.list_(pa.list_(pa.float32(), 3)), False),
+        (pa.float32(), False),
+        (pa.string(), False),
+    ],
+)
+def test_a_column_may_differ_in_precision_but_not_in_kind_or_size(found, right):
+    assert fits(Feature("float32", (3,)), found) == right
+
+
+def test_small_limits_spread_episodes_over_many_files_and_all_are_found(tmp_path):
+    write(tmp_path / "set", 5, limits=Limits(0.001, 0.0001, 2))
+    reader = DatasetReader(tmp_path / "set")
+    assert len(list((tmp_path / "set" / "data").rglob("*.parquet"))) == 5 and schema().videos == [FRONT]
+    for episode in (4, 0, 3, 1, 2):
+        assert_is(reader.read(episode), episode)

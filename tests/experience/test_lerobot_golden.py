@@ -1,0 +1,174 @@
+"""A folder that lerobot 0.4.4 itself wrote (tests/golden/lerobot/write.py) is read: every number, text and picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.lerobot import statistics, video
+from vla_rl.experience.lerobot.features import Feature, Schema
+from vla_rl.experience.lerobot.reader import DatasetReader
+from vla_rl.experience.lerobot.writer import DatasetWriter
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "lerobot"
+DATASET = GOLDEN / "dataset"
+FRONT, WRIST = "observation.images.front", "observation.images.wrist"
+
+
+# lerobot 0.4.4 squares pictures as uint8, which wraps around, and takes the difference of squares of 2^40.
+WRONG_DEVIATIONS = {FRONT, WRIST, "ticks"}
+
+
+def formulas():
+    spec = importlib.util.spec_from_file_location("golden_values", GOLDEN / "values.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+VALUES = formulas()
+
+
+def columns(episode: int) -> dict[str, np.ndarray]:
+    """What was put into an episode, from the formulas."""
+    frames = range(VALUES.LENGTHS[episode])
+    numbers = [VALUES.numbers(episode, frame) for frame in frames]
+    stacked = {name: np.stack([item[name] for item in numbers]) for name in numbers[0]}
+    stacked = {name: item[:, 0] if item.shape[1:] == (1,) else item for name, item in stacked.items()}
+    return stacked | {
+        FRONT: np.stack([VALUES.picture(VALUES.FRONT, episode, frame) for frame in frames]),
+        WRIST: np.stack([VALUES.picture(VALUES.WRIST, episode, frame) for frame in frames]),
+        "note": np.array([VALUES.note(episode, frame) for frame in frames]),
+    }
+
+
+def test_every_episode_is_read_from_its_files():
+    reader = DatasetReader(DATASET)
+    assert len(reader) == 5 and reader.fps == 10 and reader.splits == {"train": range(5)}
+    assert set(reader.tasks) == set(VALUES.TASKS) and reader.schema.robot == "toy"
+    assert len(list(DATASET.rglob("data/*/*.parquet"))) == 3 and len(list(DATASET.rglob("*.mp4"))) == 4
+    for found in reader.episodes():
+        wanted = columns(found.index)
+        assert found.columns.keys() == wanted.keys()
+        for name, values in wanted.items():
+            read = found.columns[name]
+            assert read.shape == values.shape and read.dtype.kind == values.dtype.kind
+            if name == FRONT:
+                off = np.abs(read.astype(int) - values)
+                assert off.mean() < 1.5 and off.max() <= 12
+            else:
+                assert np.array_equal(read, values), name
+        assert {found.tasks[i] for i in found.task} == {VALUES.TASKS[found.index]}
+        assert np.array_equal(found.time, np.arange(VALUES.LENGTHS[found.index]))
+    assert reader.check() == []
+
+
+def test_it_comes_as_episodes_too():
+    episodes = Episodes.load(DATASET, chosen=[4, 1])
+    assert episodes.count == 2 and episodes.state_names == tuple(VALUES.STATE_NAMES) and episodes.fps == 10
+    assert np.array_equal(episodes.state, np.concatenate([columns(i)["observation.state"] for i in (4, 1)]))
+    assert episodes.images["wrist"].shape == (7, *VALUES.WRIST) and episodes.images["front"].dtype == np.uint8
+    assert [episodes.tasks[i] for i in episodes.task] == [VALUES.TASKS[4]] * 4 + [VALUES.TASKS[1]] * 3
+    assert set(episodes.seed) == {-1} and episodes.extras["ticks"][0] == 2**40 + 4000
+    assert np.array_equal(episodes.chunks(2)[3], episodes.action[[3, 3]])
+
+
+def test_our_statistics_are_lerobots():
+    """Its means are float32, its quantiles come from 5000 bins; everything else is equal."""
+    rows = pq.read_table(next(DATASET.rglob("meta/episodes/*/*.parquet"))).to_pylist()
+    features = DatasetReader(DATASET).schema.features
+    for episode, row in enumerate(rows):
+        ours = statistics.episode_statistics(columns(episode), features)
+        assert {name.split("/")[1] for name in row if name.startswith("stats/")} - ours.keys() == {
+            "timestamp",
+            "frame_index",
+            "episode_index",
+            "index",
+            "task_index",
+        }
+        for name, item in ours.items():
+            theirs = {key: np.asarray(row[f"stats/{name}/{key}"]) for key in statistics.NAMES}
+            span = float(np.max(theirs["max"].astype(float) - theirs["min"].astype(float))) + 1e-9
+            most = np.abs(theirs["max"].astype(float)).max()
+            bounds = {"min": 0.0, "max": 0.0, "count": 0.0, "std": 2e-3 * span} | {"mean": 1e-6 * most}
+            for key, value in item.items():
+                assert value.shape == theirs[key].shape, (name, key)
+                if key == "std" and name in WRONG_DEVIATIONS:
+                    continue
+                bound = bounds.get(key, span / 5000 + 1e-6 * most) + 1e-9
+                np.testing.assert_allclose(value.astype(float), theirs[key].astype(float), atol=bound, rtol=0)
+
+
+def test_statistics_of_all_are_lerobots():
+    parts = pq.read_table(next(DATASET.rglob("meta/episodes/*/*.parquet"))).to_pylist()
+    names = ("observation.state", "action", "next.reward", FRONT, WRIST)
+    split = [
+        {name: {key: np.asarray(row[f"stats/{name}/{key}"]) for key in statistics.NAMES} for name in names}
+        for row in parts
+    ]
+    whole, theirs = statistics.combined(split), json.loads((DATASET / "meta" / "stats.json").read_text())
+    for name in names:
+        for key in statistics.NAMES:
+            np.testing.assert_allclose(
+                whole[name][key], theirs[name][key], rtol=1e-6, atol=1e-9, err_msg=f"{name} {key}"
+            )
+
+
+def test_our_types_are_lerobots(tmp_path):
+    """Same parquet schema, same columns in meta/episodes, same entries in info.json for the same data."""
+    golden = DatasetReader(DATASET)
+    declared = {
+        FRONT: video.camera(VALUES.FRONT, 10, "always"),
+        WRIST: video.camera(VALUES.WRIST, 10, "never"),
+        "observation.state": Feature("float32", (3,), VALUES.STATE_NAMES),
+        "action": Feature("float32", (2,), VALUES.ACTION_NAMES),
+        **{name: golden.schema.features[name] for name in ("next.reward", "next.done", "calibration", "ticks", "note")},
+    }
+    with DatasetWriter(tmp_path / "ours", Schema(10, declared, "toy")) as writer:
+        for episode, text in enumerate(VALUES.TASKS):
+            writer.add(columns(episode), text)
+    ours, theirs = tmp_path / "ours", DATASET
+    for name in ("data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"):
+        one, other = pq.read_schema(ours / name), pq.read_schema(theirs / name)
+        assert {item.name: item.type for item in one} == {item.name: item.type for item in other}
+        assert [(item.name, item.metadata) for item in one] == [
+            (item.name, item.metadata) for item in other
+        ] or "meta" in name
+    told = [json.loads((root / "meta" / "info.json").read_text()) for root in (ours, theirs)]
+    assert told[0].keys() == told[1].keys() and told[0]["splits"] == told[1]["splits"]
+    for name, feature in told[1]["features"].items():
+        mine = told[0]["features"][name]
+        assert {key: mine[key] for key in ("dtype", "shape", "names")} == {
+            key: feature[key] for key in ("dtype", "shape", "names")
+        }
+        assert feature.get("info", {}).items() <= mine.get("info", {}).items()
+
+
+def test_it_can_grow_and_stays_what_it_was(tmp_path):
+    root = shutil.copytree(DATASET, tmp_path / "grown")
+    with DatasetWriter(root, DatasetReader(root).schema) as writer:
+        writer.add(columns(2), "a new task")
+        writer.add(columns(0), VALUES.TASKS[0])
+    reader = DatasetReader(root)
+    assert len(reader) == 7 and reader.check() == [] and reader.tasks[-1] == "a new task"
+    for number, source in {0: 0, 4: 4, 5: 2, 6: 0}.items():
+        read = reader.read(number)
+        assert np.array_equal(read.columns["ticks"], columns(source)["ticks"])
+        assert np.array_equal(read.columns[WRIST], columns(source)[WRIST])
+        assert np.abs(read.columns[FRONT].astype(int) - columns(source)[FRONT]).mean() < 1.5
+    schemas = [pq.read_schema(path) for path in sorted((root / "meta" / "episodes").rglob("*.parquet"))]
+    assert len(schemas) > 1 and all(item.remove_metadata() == schemas[0].remove_metadata() for item in schemas)
+
+
+@pytest.mark.parametrize("file", ["requirements.txt", "write.py", "real.py"])
+def test_what_wrote_it_is_beside_it(file):
+    assert (GOLDEN / file).read_text(encoding="utf-8")
+    assert sum(path.stat().st_size for path in DATASET.rglob("*") if path.is_file()) <= 200_000

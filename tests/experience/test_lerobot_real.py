@@ -1,0 +1,133 @@
+"""The real lerobot, in an environment of its own, reads what we wrote: new, grown, and repaired after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.experience import lerobot_makers as makers
+from tests.experience.lerobot_makers import FRONT, WRIST, episode, length, schema, task, write
+from tests.experience.test_lerobot_golden import DATASET, GOLDEN, VALUES, columns
+from vla_rl.experience.lerobot.disk import digest
+from vla_rl.experience.lerobot.live import Limits
+from vla_rl.experience.lerobot.reader import DatasetReader
+from vla_rl.experience.lerobot.writer import DatasetWriter, repair
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
+CACHE = Path(__file__).parents[2] / ".cache" / "lerobot-venv"
+REQUIREMENTS = GOLDEN / "requirements.txt"
+
+
+def run(*command: str | Path, **settings: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **settings}
+    done = subprocess.run([str(item) for item in command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The environment of requirements.txt, made once and kept in .cache."""
+    done, wanted = CACHE / "installed", digest(REQUIREMENTS)
+    if not done.exists() or done.read_text() != wanted:
+        shutil.rmtree(CACHE, ignore_errors=True)
+        run(sys.executable, "-m", "venv", CACHE)
+        torch = next(line for line in REQUIREMENTS.read_text().splitlines() if line.startswith("torch=="))
+        run(CACHE / "bin" / "pip", "install", "-q", torch)
+        run(CACHE / "bin" / "pip", "install", "-q", "--no-deps", "-r", REQUIREMENTS)
+        done.write_text(wanted)
+    return CACHE / "bin" / "python"
+
+
+@pytest.fixture
+def load(python, tmp_path):
+    def load(root: Path) -> tuple[dict, dict[str, np.ndarray]]:
+        run(python, "-W", "ignore", GOLDEN / "read.py", root, tmp_path / "read.npz", HF_HOME=str(tmp_path / "hf"))
+        with np.load(tmp_path / "read.npz") as file:
+            arrays = {name: file[name] for name in file.files}
+        return json.loads(str(arrays.pop("told"))), arrays
+
+    return load
+
+
+def assert_real(told: dict, arrays: dict[str, np.ndarray], indices: list[int]) -> None:
+    """What lerobot read are the makers' episodes ``indices``."""
+    wanted = [episode(index) for index in indices]
+    lengths = [length(index) for index in indices]
+    assert (told["episodes"], told["fps"], told["robot"]) == (len(indices), makers.FPS, "arm")
+    for name in wanted[0]:
+        values = np.concatenate([item[name] for item in wanted])
+        if name in (FRONT, WRIST):
+            pixels = np.round(arrays[name].transpose(0, 2, 3, 1) * 255).astype(int)
+            off = np.abs(pixels - values)
+            bounds = (0, 0) if name == WRIST else (makers.MEAN_ERROR, makers.WORST_ERROR)
+            assert off.mean() <= bounds[0] and off.max() <= bounds[1], name
+        else:
+            assert np.array_equal(arrays[name], values), name
+    assert np.array_equal(arrays["task"], np.repeat([task(index) for index in indices], lengths))
+    frames = np.concatenate([np.arange(n) for n in lengths])
+    assert np.array_equal(arrays["frame_index"], frames)
+    assert np.array_equal(arrays["timestamp"], (frames / makers.FPS).astype(np.float32))
+    assert np.array_equal(arrays["index"], np.arange(sum(lengths)))
+    assert np.array_equal(arrays["episode_index"], np.repeat(np.arange(len(indices)), lengths))
+    actions = [item["action"] for item in wanted]
+    ahead = np.concatenate([np.stack([one, np.concatenate([one[1:], one[-1:]])], 1) for one in actions])
+    assert np.array_equal(arrays["chunks"], ahead) and np.array_equal(arrays["last"], actions[-1])
+    assert np.array_equal(arrays["padded"][:, 1], np.diff(arrays["episode_index"], append=-1) != 0)
+    np.testing.assert_allclose(told["means"]["action"], np.concatenate(actions).mean(0, dtype=float), atol=1e-9)
+
+
+def test_it_reads_a_dataset_in_many_files(load, tmp_path):
+    write(tmp_path / "set", 12, limits=Limits(0.03, 0.004, 2))
+    assert len(list((tmp_path / "set").rglob("*.mp4"))) > 3 and (tmp_path / "set" / "data" / "chunk-001").is_dir()
+    assert_real(*load(tmp_path / "set"), list(range(12)))
+
+
+def test_it_reads_a_dataset_that_grew(load, tmp_path):
+    for first in (0, 3, 4):
+        write(tmp_path / "set", 1 + first % 3, first=first)
+    assert_real(*load(tmp_path / "set"), [0, 4, 5])
+
+
+def test_it_reads_what_a_repair_has_finished(load, tmp_path):
+    write(tmp_path / "set", 2)
+    writer = DatasetWriter(tmp_path / "set", schema())
+    for index in (2, 3, 4):
+        writer.add(episode(index), task(index))
+    writer.close()
+    path = tmp_path / "set" / "recording" / "episode-000003" / "frames.parquet"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [problem.episodes for problem in repair(tmp_path / "set")] == [(3,)]
+    assert_real(*load(tmp_path / "set"), [0, 1, 2, 4])
+
+
+def test_it_reads_its_own_dataset_after_we_added_to_it(load, tmp_path):
+    root = shutil.copytree(DATASET, tmp_path / "grown")
+    with DatasetWriter(root, DatasetReader(root).schema) as writer:
+        writer.add(columns(3), "a new task")
+    told, arrays = load(root)
+    everything = [columns(i) for i in (0, 1, 2, 3, 4, 3)]
+    assert told["episodes"] == 6 and set(arrays["task"][-2:]) == {"a new task"} and told["robot"] == "toy"
+    for name in ("observation.state", "action", "ticks", "note", "calibration"):
+        assert np.array_equal(arrays[name], np.concatenate([item[name] for item in everything])), name
+    off = arrays[FRONT].transpose(0, 2, 3, 1) * 255 - np.concatenate([item[FRONT] for item in everything])
+    assert np.abs(off).mean() < 1.5 and set(arrays["task"]) == {*VALUES.TASKS, "a new task"}
+
+
+def test_it_writes_the_golden_dataset_again(python, tmp_path):
+    """The script beside the golden dataset still makes it: same numbers, same pictures up to the encoder."""
+    shutil.copytree(GOLDEN, tmp_path / "golden", ignore=shutil.ignore_patterns("dataset"))
+    run(python, "-W", "ignore", tmp_path / "golden" / "write.py")
+    one, other = DatasetReader(DATASET), DatasetReader(tmp_path / "golden" / "dataset")
+    for ours, again in zip(one.episodes(), other.episodes(), strict=True):
+        assert [ours.tasks[i] for i in ours.task] == [again.tasks[i] for i in again.task]
+        for name, values in ours.columns.items():
+            same = np.abs(values.astype(int) - again.columns[name]).mean() < 1 if name == FRONT else None
+            assert same or np.array_equal(values, again.columns[name]), name

@@ -1,0 +1,133 @@
+"""Frames through MP4 and PNG: the right frame at the right time, within the codec's tolerance; joined without loss."""
+
+from __future__ import annotations
+
+import av
+import numpy as np
+import pytest
+
+from tests.experience.lerobot_makers import FPS, MEAN_ERROR, WORST_ERROR, pictures
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.lerobot import video
+from vla_rl.experience.lerobot.video import H264, Codec, DamagedFramesError
+
+SHAPE = (32, 48, 3)
+ONE = Codec()
+
+
+@pytest.mark.parametrize("codec", [ONE, H264], ids=["AV1", "H.264"])
+@pytest.mark.parametrize("fps", [10, 30, FPS, 29.97])
+def test_frames_are_found_by_their_time(tmp_path, codec, fps):
+    frames = pictures(SHAPE, 1, 9)
+    video.encode(tmp_path / "a.mp4", frames, fps, codec)
+    np.testing.assert_allclose(video.packet_times(tmp_path / "a.mp4"), np.arange(9) / fps, atol=1e-5)
+    times = (np.arange(9) / fps).astype(np.float32).astype(float)
+    for chosen in (slice(0, 9), slice(4, 7), slice(8, 9), slice(1, 9, 3)):
+        off = np.abs(video.decode(tmp_path / "a.mp4", times[chosen], fps).astype(int) - frames[chosen])
+        assert off.mean() <= MEAN_ERROR and off.max() <= WORST_ERROR
+
+
+def test_neighbours_are_told_apart():
+    """The tolerance is far below the difference of frames and episodes that the tests could confuse."""
+    frames = np.concatenate([pictures(SHAPE, index, 3) for index in range(8)]).astype(int)
+    far = [np.abs(frames[i] - frames[j]).mean() for i in range(24) for j in range(i)]
+    assert min(far) > 2 * MEAN_ERROR
+
+
+@pytest.mark.parametrize("codec", [ONE, H264], ids=["AV1", "H.264"])
+def test_joined_videos_hold_the_same_frames_one_after_the_other(tmp_path, codec):
+    lengths, parts, decoded = (4, 1, 5), [], []
+    for i, length in enumerate(lengths):
+        video.encode(tmp_path / f"{i}.mp4", pictures(SHAPE, i, length), FPS, codec)
+        decoded.append(video.decode(tmp_path / f"{i}.mp4", np.arange(length) / FPS, FPS))
+        parts.append((tmp_path / f"{i}.mp4", length))
+    video.join(parts, tmp_path / "all.mp4", FPS)
+    times = np.arange(sum(lengths)) / FPS
+    np.testing.assert_allclose(video.packet_times(tmp_path / "all.mp4"), times, atol=1e-5)
+    assert np.array_equal(video.decode(tmp_path / "all.mp4", times, FPS), np.concatenate(decoded))
+    assert np.array_equal(video.decode(tmp_path / "all.mp4", times[5:7], FPS), decoded[2][:2])
+
+
+def test_frames_that_are_not_there_are_missed(tmp_path):
+    path = tmp_path / "a.mp4"
+    video.encode(path, pictures(SHAPE, 1, 4), 10, ONE)
+    with pytest.raises(DamagedFramesError, match=r"has only 2 of 3 frames from 0\.200 s on"):
+        video.decode(path, np.array([0.2, 0.3, 0.4]), 10)
+    with pytest.raises(DamagedFramesError, match="has only 1 of 2 frames"):
+        video.decode(path, np.array([0.1, 0.15]), 10)
+    assert len(video.decode(path, np.array([0.12, 0.21]), 10)) == 2, "a fifth of a frame off is still that frame"
+    with pytest.raises(FileNotFoundError, match="is missing"):
+        video.decode(tmp_path / "b.mp4", np.array([0.0]), 10)
+
+
+def test_a_file_without_pictures_is_told(tmp_path):
+    with av.open(str(tmp_path / "a.wav"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        sound.sample_rate = 8000
+        container.mux(stream.encode(sound))
+        container.mux(stream.encode(None))
+    with pytest.raises(DamagedFramesError, match="holds no video"):
+        video.decode(tmp_path / "a.wav", np.array([0.0]), 10)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_come_back_bit_for_bit(channels):
+    frame = np.random.default_rng(0).integers(0, 256, (7, 5, channels), dtype=np.uint8)
+    assert np.array_equal(video.decode_picture(video.encode_png(frame), channels), frame)
+
+
+def test_other_pictures_are_read_too():
+    frame = pictures((16, 16, 3), 2, 1)[0]
+    data = {}
+    for name, codec, form in (("jpeg", "mjpeg", "yuvj444p"), ("bmp", "bmp", "bgr24")):
+        encoder = av.CodecContext.create(codec, "w")
+        encoder.width = encoder.height = 16
+        encoder.pix_fmt, encoder.time_base = form, 1
+        picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format=form)
+        data[name] = b"".join(map(bytes, encoder.encode(picture) + encoder.encode(None)))
+    assert np.array_equal(video.decode_picture(data["bmp"], 3), frame)
+    assert np.abs(video.decode_picture(data["jpeg"], 3).astype(int) - frame).mean() < 3
+    for broken in (b"", b"\x89PNG", data["jpeg"][:40]):
+        with pytest.raises(DamagedFramesError, match="cannot be decoded"):
+            video.decode_picture(broken, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted", "kind"),
+    [
+        ((64, 64, 3), "auto", "image"),
+        ((96, 128, 3), "auto", "video"),
+        ((97, 128, 3), "auto", "image"),
+        ((128, 128, 1), "auto", "image"),
+        ((480, 640, 3), "never", "image"),
+        ((16, 16, 3), "always", "video"),
+    ],
+)
+def test_cameras_become_video_where_it_pays(shape, wanted, kind):
+    feature = video.camera(shape, 10, wanted)
+    assert feature.dtype == kind and feature.shape == shape and feature.is_camera
+    assert bool(feature.info) == (kind == "video")
+
+
+def test_what_cannot_be_video_is_refused():
+    with pytest.raises(ContractError, match="cannot be video"):
+        video.camera((33, 32, 3), 10, "always")
+    with pytest.raises(ContractError, match="no pictures"):
+        video.camera((32, 32), 10, "auto")
+    with pytest.raises(ContractError, match="no pictures"):
+        video.camera((32, 32, 4), 10, "auto")
+
+
+def test_the_codec_is_told_and_kept():
+    told = video.camera((96, 96, 3), 10, "auto", Codec("libx264", 18, 4, "slow"))
+    assert told.info["video.codec"] == "h264" and video.codec_of(told) == Codec("libx264", 18, 4, "slow")
+    assert video.codec_of(video.camera((96, 96, 3), 10, "auto")) == ONE == video.best_codec()
+
+
+def test_without_encoders_one_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(av, "codecs_available", {"libx264"})
+    assert video.best_codec() == H264
+    monkeypatch.setattr(av, "codecs_available", set())
+    with pytest.raises(UserError, match=r"encodes neither AV1 nor H.264"):
+        video.best_codec()
