@@ -66,7 +66,7 @@ def test_a_whole_run_in_two_processes(tmp_path):
 
 def test_rows_and_groups_are_shared_equally_or_not_at_all():
     assert WindowConfig(6, 5).split(2) == WindowConfig(3, 5) and WindowConfig(6, 5).split(1) == WindowConfig(6, 5)
-    assert GroupConfig(16, 8, 4, 64).split(4) == GroupConfig(4, 8, 1, 16)
+    assert GroupConfig(16, 8, 4, 64, 32).split(4) == GroupConfig(4, 8, 1, 16, 8)
     with pytest.raises(UserError, match="cannot be shared equally by 4 processes"):
         WindowConfig(6, 5).split(4)
     with pytest.raises(UserError, match="cannot be shared equally by 3 processes"):

@@ -43,6 +43,7 @@ class GroupConfig:
     size: int = 8  # n: episodes in each
     ahead: int = 4  # less than ``groups``
     limit: int = 64  # groups played for one rollout at most; with ``limit = groups`` these are it, mixed or not
+    rows: int = 64  # environments; the more, the more of them idle while the last groups end
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> GroupSource:
         """The source with these numbers."""
@@ -50,19 +51,20 @@ class GroupConfig:
 
     def split(self, parts: int) -> GroupConfig:
         """What each of ``parts`` processes collects, so that together they have these groups."""
-        if self.groups % parts or self.ahead % parts or self.limit % parts:
+        if any(number % parts for number in (self.groups, self.ahead, self.limit, self.rows)):
             raise UserError(
-                f"{self} cannot be shared equally by {parts} processes, so nothing was started; choose groups, ahead "
-                "and limit as multiples of the processes."
+                f"{self} cannot be shared equally by {parts} processes, so nothing was started; choose groups, ahead, "
+                "limit and rows as multiples of the processes."
             )
-        return replace(self, groups=self.groups // parts, ahead=self.ahead // parts, limit=self.limit // parts)
+        shares = {name: getattr(self, name) // parts for name in ("groups", "ahead", "limit", "rows")}
+        return replace(self, **shares)
 
     def __str__(self) -> str:
         return f"{self.groups} groups of {self.size} episodes (at most {self.limit} played)"
 
     @property
-    def rows(self) -> int:
-        """The most rows that can be of use."""
+    def most_rows(self) -> int:
+        """More than these can never be of use."""
         return min(self.groups + self.ahead, self.limit) * self.size
 
 
@@ -295,8 +297,8 @@ def _require(config: GroupConfig, rows: int) -> None:
             f"ahead {config.ahead}, groups {config.groups} and limit {config.limit} contradict each other, so no "
             "rollout could be completed; keep 0 <= ahead < groups <= limit."
         )
-    if rows > config.rows:
+    if rows > config.most_rows:
         raise UserError(
-            f"{rows} rows are more than the {config.rows} episodes that may be in play, so some would always idle; "
-            "use fewer rows or more groups."
+            f"{rows} rows are more than the {config.most_rows} episodes that may be in play, so some would always "
+            "idle; use fewer rows or more groups."
         )
