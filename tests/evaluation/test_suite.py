@@ -9,7 +9,7 @@ import pytest
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.suite import TEST, TRAIN, VALIDATION, held_out, training_seeds
 
-PURPOSES = ("demonstrations", "grounding", "reinforcement")
+PURPOSES = ("demonstrations", "grounding", "reinforcement", "rewards")
 
 
 def disjoint(ranges):

@@ -11,6 +11,7 @@ from tests.mutants import (
     faults_policies,
     faults_ppo,
     faults_resume,
+    faults_rewards,
     faults_training,
     faults_worlds,
 )
@@ -27,4 +28,5 @@ FAULTS: tuple[Fault, ...] = (
     *faults_training.FAULTS,
     *faults_worlds.FAULTS,
     *faults_packaging.FAULTS,
+    *faults_rewards.FAULTS,
 )

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("vla_rl", "sims", "world_models", "robot_drivers")
 BASE = ("numpy", "msgpack", "tyro", "rich")
-_ASIDE = (".venv", ".git", "runs", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
+_ASIDE = (".*", "runs", "build", "dist", "__pycache__", "*.egg-info")
 # What has to be importable with the base dependencies alone, as far as it exists.
 _LIGHT = ("vla_rl.contract", "robot_drivers", "sims.toy")
 _LIGHT_MODULES = ("sims", "sims.catalog", "sims.rows", "sims.isolated", "world_models", "vla_rl.fleet.client")

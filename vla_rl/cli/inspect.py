@@ -176,6 +176,8 @@ def _folder(show: Console, folder: Path) -> None:
     config, summary = (_json(folder / name) for name in ("config.json", "summary.json"))
     if "policy" in config:
         _checkpoint(show, folder)
+    elif "reward" in config:
+        _reward(show, folder)
     elif summary or config:
         show.print(_tree(f"{folder}: summary", summary) if summary else f"{folder} has no summary yet.")
         found = sorted(str(path.parent) for path in folder.glob("checkpoints/*/config.json"))
@@ -212,6 +214,15 @@ def _checkpoint(show: Console, folder: Path) -> None:
             f"{did_you_mean(spec.name, _catalog())}"
         )
     show.print(_checked(f"in {spec.name}, {_ROWS} rows", _try(folder, spec, type(policy))))
+
+
+def _reward(show: Console, folder: Path) -> None:
+    from vla_rl.pretrained import load_module, read_config
+
+    saved = read_config(folder, "reward")
+    show.print(f"{folder}: {saved['reward']}, contract {saved['contract_version']}", soft_wrap=True)
+    show.print(_sizes(load_module(folder, "reward")))
+    show.print(_tree("made with", {name: item for name, item in saved.items() if name != "reward"}))
 
 
 def _try(folder: Path, spec: EnvSpec, kind: Any) -> list[Checked]:

@@ -9,11 +9,11 @@ VALIDATION = range(1_000_000_000, 1_100_000_000)  # all selection, early stops a
 TEST = range(1_100_000_000, 1_200_000_000)  # once per reported number
 
 _BLOCK = 10_000_000  # training seeds of one run
-_PURPOSES = {"demonstrations": 0, "grounding": 1_000_000, "reinforcement": 2_000_000}
+_PURPOSES = {"demonstrations": 0, "grounding": 1_000_000, "reinforcement": 2_000_000, "rewards": 9_000_000}
 
 
 def training_seeds(run_seed: int, purpose: str) -> range:
-    """The training seeds of run ``run_seed`` (0 to 99) for "demonstrations", "grounding" or "reinforcement"."""
+    """The training seeds of run ``run_seed`` (0 to 99) for one of the purposes above."""
     if not 0 <= run_seed < len(TRAIN) // _BLOCK:
         raise UserError(
             f"seed {run_seed} is outside 0..{len(TRAIN) // _BLOCK - 1}, so its training seeds would run into the "

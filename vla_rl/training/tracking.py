@@ -13,6 +13,7 @@ from typing import Any
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.training.checkpoint import latest_state, save_state
+from vla_rl.training.trackers import check_trackers, open_trackers
 
 
 class RunFolder:
@@ -23,14 +24,20 @@ class RunFolder:
     checkpoints/    folders written by policies
     state/          what resuming needs, see ``training/checkpoint.py``
     summary.json    the result
+
+    Metrics also go to the trackers that the config's field ``tracking`` names, see ``training/trackers.py``.
     """
 
-    def __init__(self, path: str | Path, config: Any) -> None:
+    def __init__(self, path: str | Path, config: Any, tracked: bool = True) -> None:
+        """``tracked=False`` leaves the trackers out: of several processes of one run, one has them."""
         self.path = Path(path)
         self.config, self.resumed = config, False
+        names = getattr(config, "tracking", ()) if tracked else ()
+        check_trackers(names)  # before an earlier run is moved
         self.moved_to = _move_aside(self.path)
         self._start = time.monotonic()
         write_json(self.path / "config.json", to_json(config))
+        self._trackers = open_trackers(names, self.path, to_json(config))
 
     @classmethod
     def resume(cls, path: str | Path) -> RunFolder:
@@ -49,6 +56,8 @@ class RunFolder:
         folder.config = from_json(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
         lines = folder._lines()
         folder._start = time.monotonic() - (lines[-1]["elapsed_s"] if lines else 0.0)
+        names = getattr(folder.config, "tracking", ())
+        folder._trackers = open_trackers(names, folder.path, to_json(folder.config))
         return folder
 
     def save_state(self, step: int, state: dict[str, Any]) -> None:
@@ -76,6 +85,13 @@ class RunFolder:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise _full(self.path / "metrics.jsonl", error) from error
+        for tracker in self._trackers:
+            tracker.log(stage, step, metrics)
+
+    def close(self) -> None:
+        """Let the trackers write what they still hold; safe to call twice."""
+        for tracker in self._trackers:
+            tracker.close()
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:
         """All lines of one stage."""

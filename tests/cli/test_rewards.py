@@ -1,0 +1,229 @@
+"""Success classifiers from real frames of lift: what the simulator says, what is learnt from it, what is reported."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.cli.frames import label_frames, lift_claims
+from vla_rl.cli.main import main
+from vla_rl.cli.rewards import TrainSuccess, balanced, judge, share
+from vla_rl.cli.world import World
+from vla_rl.contract.env import Observation
+from vla_rl.evaluation.stats import wilson
+from vla_rl.evaluation.suite import TEST
+from vla_rl.rewards.frames import LabelledFrames
+from vla_rl.rewards.reward import load_reward
+from vla_rl.training.fit import FitConfig
+
+CLAIMS = "vla_rl.cli.frames:lift_claims"
+LITTLE = World(options={"image_size": 24})
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+def test_claims_about_lift_by_hand():
+    """Rows: nothing up; the named cube up; another one up; both up; named is the one that the seed chose."""
+    heights = np.array([[0.02, 0.02], [0.07, 0.02], [0.02, 0.07], [0.07, 0.06], [0.06, 0.02]], np.float32)
+    cubes = np.zeros((5, 2, 3), np.float32)
+    cubes[..., 2] = heights
+    extras = {"cubes": cubes.reshape(5, 6), "target": cubes[:, 0], "seeded": np.array([2, 2, 2, 2, 1])}
+    extras = {f"privileged/{name}": value for name, value in extras.items()}
+    task = np.full(5, 1)
+    (named, so, sure), (other, not_so, known) = lift_claims(Observation({}, np.zeros((5, 1)), task, task, extras))
+    assert named.tolist() == task.tolist() and so.tolist() == [False, True, False, True, True] and sure.all()
+    assert other.tolist() == [2, 2, 2, 2, 1] and not not_so.any()
+    assert known.tolist() == [True, True, False, False, False]
+
+
+def frames_of(seeds: list[int], clumsy: float, world: World = LITTLE, rows: int = 5) -> LabelledFrames:
+    return label_frames(world, CLAIMS, seeds, rows, clumsy, np.random.default_rng(0))
+
+
+def test_frames_of_the_expert_show_what_the_environment_calls_success():
+    """A sure-handed expert: its episodes end with five frames of success, the same pictures never under the other."""
+    seeds = [11, 12, 13, 14, 15, 16, 17]  # two batches, the second filled up
+    frames = frames_of(seeds, clumsy=0.0)
+    tracks = frames.tracks()
+    assert set(frames.episode.tolist()) == set(seeds) and len(tracks) == 14
+    shown = {(int(track.episode[0]), bool(track.label.any())) for track in tracks}
+    assert shown == {(seed, said) for seed in seeds for said in (True, False)}
+    for track in tracks:
+        if track.label.any():
+            assert track.label[-5:].all() and 10 < len(track) < 40
+            assert (np.diff(track.label.astype(int)) != -1).all(), "once up, a cube stays up"
+            (other,) = (t for t in tracks if t.episode[0] == track.episode[0] and t is not track)
+            assert np.array_equal(other.images["front"], track.images["front"]) and other.text[0] != track.text[0]
+
+
+def test_a_clumsy_expert_misses_and_its_frames_follow_from_the_seeds():
+    seeds = list(range(20, 25))
+    sure, clumsy, again = frames_of(seeds, 0.0), frames_of(seeds, 0.6), frames_of(seeds, 0.6)
+    assert np.array_equal(clumsy.images["front"], again.images["front"]) and np.array_equal(clumsy.label, again.label)
+    assert clumsy.label.mean() < 0.6 * sure.label.mean()
+
+
+def test_a_third_of_every_minibatch_shows_success():
+    label = np.random.default_rng(0).random(200) < 0.08
+    batches = balanced(label, 30, torch.Generator().manual_seed(0))
+    drawn = [next(batches) for _ in range(40)]
+    assert all(label[index].sum() == 10 and len(set(index.tolist())) == 30 for index in drawn)
+    assert len(set(np.concatenate(drawn).tolist())) == 200
+
+
+# -- learning ----------------------------------------------------------------------------------------------------------
+
+
+def ranking(model, frames: LabelledFrames) -> float:
+    """How often a successful frame scores higher than another (the area under the ROC curve; 0.5 is chance)."""
+    score = model.scores(frames)
+    good, bad = score[frames.label], score[~frames.label]
+    return float((good[:, None] > bad).mean() + 0.5 * (good[:, None] == bad).mean())
+
+
+def under_the_other_text(frames: LabelledFrames) -> LabelledFrames:
+    """The successful frames, each asked about the other cube of its scene that was named."""
+    texts = {(int(e), str(t)) for e, t in zip(frames.episode, frames.text, strict=True)}
+    good = frames.rows(frames.label)
+    keys = zip(good.episode.tolist(), good.text.tolist(), strict=True)
+    others = [next(t for e, t in sorted(texts) if e == episode and t != text) for episode, text in keys]
+    return replace(good, text=np.array(others), label=np.zeros(len(good), bool))
+
+
+def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
+    recipe = TrainSuccess(
+        world=World(options={"image_size": 40}),
+        training=96,
+        calibration=32,
+        test=32,
+        clumsy=0.2,
+        precision=0.9,
+        fit=FitConfig(250, batch=48, learning_rate=8e-3, warmup=30),
+    )
+    training, calibration, test = recipe.labelled()
+    assert not set(training.episode) & set(test.episode) and set(test.episode.tolist()) == set(TEST[:32])
+    model = recipe.learn(training)
+    assert ranking(model, test) > 0.97
+    own, other = model.scores(test.rows(test.label)), model.scores(under_the_other_text(test))
+    assert (own > other).mean() > 0.97, "the same picture, asked about another cube, gets another answer"
+    model.calibrate(calibration, 0.9)
+    found = judge(model, test)["episodes"]
+    assert found["found"]["value"] > 0.6 and found["false_alarms"]["value"] < 0.15
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_the_shipped_recipe_keeps_its_promise(tmp_path):
+    """`vla-rl train configs/rewards.py:success` as it is."""
+    main(["train", "configs/rewards.py:success", "--out", str(tmp_path / "run")])
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
+    print(json.dumps(found))
+    assert found["frames"]["precision"]["value"] > 0.9 and found["frames"]["recall"]["value"] > 0.85
+    assert found["episodes"]["found"]["low"] > 0.93 and found["episodes"]["false_alarms"]["high"] < 0.05
+
+
+# -- what is reported --------------------------------------------------------------------------------------------------
+
+
+class Oracle:
+    """Scores by the picture's first pixel and waits for two frames in a row."""
+
+    threshold = 100.0
+
+    def __init__(self) -> None:
+        self.config = replace(TrainSuccess().network, hold=2)
+
+    def scores(self, frames):
+        return frames.images["front"][:, 0, 0, 0].astype(float)
+
+    def initial_state(self, rows):
+        return {}
+
+    def judge(self, frames, text, valid, state):
+        high = frames["front"][..., 0, 0, 0] >= self.threshold
+        done = high & np.roll(high, 1, axis=1)
+        done[:, 0] = False
+        return type("Judgement", (), {"done": done}), state
+
+
+def track(episode: int, said: str, so: str) -> LabelledFrames:
+    """One episode in which the frames of ``said`` with a "1" score high and those of ``so`` are successes."""
+    picture = np.zeros((len(said), 1, 1, 3), np.uint8)
+    picture[:, 0, 0, 0] = [100 * int(c) for c in said]
+    label, text = np.array([c == "1" for c in so]), np.array(["it"] * len(so))
+    return LabelledFrames({"front": picture}, text, label, np.full(len(so), episode))
+
+
+def test_the_report_by_hand():
+    frames = LabelledFrames.join(
+        [
+            track(0, said="00111", so="00111"),  # found
+            track(1, said="01111", so="00011"),  # found, too early
+            track(2, said="00101", so="00111"),  # missed: never twice in a row
+            track(3, said="00000", so="00010"),  # success did not last, nothing was said
+            track(4, said="00110", so="00000"),  # false alarm
+            track(5, said="10101", so="00000"),  # not twice in a row
+        ]
+    )
+    found = judge(Oracle(), frames)  # type: ignore[arg-type]
+    assert found["frames"]["of"] == 30
+    assert found["frames"]["precision"] == share(7, 14) and found["frames"]["recall"] == share(7, 9)
+    assert found["episodes"]["found"] == share(2, 3)
+    assert found["episodes"]["false_alarms"] == share(1, 3)
+    assert found["episodes"]["early"] == share(1, 2)
+    assert (share(7, 9)["low"], share(7, 9)["high"]) == wilson(7, 9) and share(0, 0)["value"] is None
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+QUICK = "--fit.steps 30 --network.width 8 --network.stem 4 --precision 0.05 --rows 4 --clumsy 0"
+
+
+def test_the_command_leaves_a_classifier_and_says_how_good_it_is(tmp_path, capsys):
+    numbers = "--training 6 --calibration 4 --test 4"
+    out, size = tmp_path / "run", '{"image_size": 24}'
+    main(
+        [
+            "train",
+            "configs/rewards.py:success",
+            "--out",
+            str(out),
+            "--world.options",
+            size,
+            *f"{QUICK} {numbers}".split(),
+        ]
+    )
+    summary = json.loads((out / "summary.json").read_text())
+    assert {"low", "high", "of", "value"} == set(summary["test"]["frames"]["precision"])
+    assert summary["test"]["episodes"]["found"]["of"] == 4
+    model = load_reward(out / "checkpoints" / "success")
+    assert model.threshold == summary["calibration"]["threshold"] and "red" in model.words
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [24]
+    assert "of 4" in capsys.readouterr().err
+    main(["inspect", str(out / "checkpoints" / "success")])
+    shown = capsys.readouterr().out
+    assert "SuccessClassifier" in shown and "front" in shown and "purple" not in shown and "yellow" in shown
+
+
+def test_the_command_takes_frames_from_a_file(tmp_path, complaint):
+    frames_of(list(range(9)), clumsy=0.0).save(tmp_path / "mine.npz")
+    command = ["train", "rewards.py:success", "--frames", str(tmp_path / "mine.npz"), "--out", str(tmp_path / "run")]
+    main([*command, *f"{QUICK} --training 5 --calibration 2 --test 2".split()])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["test"]["episodes"]["found"]["of"] == 2
+    assert "holds no readable labelled frames" in complaint(*command[:3], tmp_path / "none.npz", *command[4:])
+
+
+def test_a_promise_that_cannot_be_kept_is_refused(tmp_path, complaint):
+    frames = frames_of(list(range(9)), clumsy=0.0)
+    wrong = replace(frames, label=np.random.default_rng(0).random(len(frames)) < 0.3)
+    wrong.save(tmp_path / "wrong.npz")
+    command = f"train rewards.py:success --frames {tmp_path}/wrong.npz --out {tmp_path}/run {QUICK} --precision 0.99"
+    assert "no threshold makes 99% of what is called a success one" in complaint(*command.split())
+    assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,0 +1,205 @@
+"""Faults in reward models, their labels, their thresholds, and what is reported about them."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_SUCCESS, _CALIBRATION = "vla_rl/rewards/success.py", "vla_rl/rewards/calibration.py"
+_FRAMES, _LABELS, _RECIPE = "vla_rl/rewards/frames.py", "vla_rl/cli/frames.py", "vla_rl/cli/rewards.py"
+_TRACKERS, _TRACKING = "vla_rl/training/trackers.py", "vla_rl/training/tracking.py"
+_ON_SUCCESS, _ON_CALIBRATION = "tests/rewards/test_success.py::", "tests/rewards/test_calibration.py::"
+_ON_FRAMES, _ON_RECIPE = "tests/rewards/test_frames.py::", "tests/cli/test_rewards.py::"
+_ON_TRACKERS = "tests/training/test_trackers.py::"
+_IN_A_ROW = f"{_ON_SUCCESS}test_done_takes_several_frames_in_a_row_however_they_arrive"
+_READS = f"{_ON_SUCCESS}test_it_reads_words_in_order_whatever_stands_beside_them"
+_LOWEST = f"{_ON_CALIBRATION}test_it_is_the_lowest_one_that_keeps_the_promise_on_500_cases"
+_LABELLED = f"{_ON_RECIPE}test_claims_about_lift_by_hand"
+
+_JUDGING = (
+    Fault(
+        "one frame is enough for done",
+        _SUCCESS,
+        "done[:, t] = streak >= self.config.hold",
+        "done[:, t] = high[:, t]",
+        (_IN_A_ROW,),
+    ),
+    Fault(
+        "frames in a row are not remembered from chunk to chunk",
+        _SUCCESS,
+        'streak, done = state["streak"], np.zeros((rows, time), bool)',
+        "streak, done = np.zeros(rows, np.int64), np.zeros((rows, time), bool)",
+        (_IN_A_ROW,),
+    ),
+    Fault(
+        "frames after an episode's end count",
+        _SUCCESS,
+        "np.where(counts[:, t], np.where(high[:, t], streak + 1, 0), streak)",
+        "np.where(high[:, t], streak + 1, 0)",
+        (_IN_A_ROW,),
+    ),
+    Fault(
+        "a low frame does not interrupt",
+        _SUCCESS,
+        "np.where(high[:, t], streak + 1, 0)",
+        "np.where(high[:, t], streak + 1, streak)",
+        (_IN_A_ROW,),
+    ),
+    Fault(
+        "a reset forgets every row",
+        _SUCCESS,
+        "streak[np.asarray(rows)] = 0",
+        "streak[:] = 0",
+        (f"{_ON_SUCCESS}test_a_row_that_is_reset_begins_anew_and_no_other",),
+    ),
+    Fault(
+        "rows and times of judged frames are mixed up",
+        _SUCCESS,
+        "words = np.repeat(np.asarray(text, dtype=str), time)",
+        "words = np.tile(np.asarray(text, dtype=str), time)",
+        (f"{_ON_SUCCESS}test_progress_is_the_probability_and_the_threshold_counts",),
+    ),
+    Fault(
+        "a checkpoint forgets its threshold",
+        _SUCCESS,
+        'model.threshold = float(saved["threshold"])',
+        'model.threshold = 0.0 * float(saved["threshold"])',
+        (f"{_ON_SUCCESS}test_a_folder_restores_the_same_classifier",),
+    ),
+)
+
+_SEEING = (
+    Fault(
+        "padding is read",
+        _SUCCESS,
+        "last = (tokens > 0).sum(1) - 1",
+        "last = torch.full((len(rows),), tokens.shape[1] - 1)",
+        (_READS,),
+    ),
+    Fault(
+        "only the last word is read",
+        _SUCCESS,
+        "states, _ = self.reader(self.embedding(tokens))",
+        "states = self.embedding(tokens)",
+        (_READS,),
+    ),
+    Fault(
+        "the instruction does not steer",
+        _SUCCESS,
+        "self.first(pixels) * (1 + scale) + shift)",
+        "self.first(pixels) + 0 * shift)",
+        (f"{_ON_SUCCESS}test_it_learns_to_see_and_to_read",),
+    ),
+    Fault(
+        "one camera is looked at",
+        _SUCCESS,
+        "seen = [self._look(self._tensor(images[name]), scale, shift) for name in self.cameras]",
+        "seen = [self._look(self._tensor(images[min(images)]), scale, shift) for name in self.cameras]",
+        (f"{_ON_SUCCESS}test_every_camera_counts_and_others_do_not_matter",),
+    ),
+    Fault(
+        "any threshold with the precision will do",
+        _CALIBRATION,
+        "k = int(good[-1])",
+        "k = int(good[0])",
+        (_LOWEST,),
+    ),
+    Fault(
+        "equal scores are parted",
+        _CALIBRATION,
+        "good = np.flatnonzero(last_of_equals & (share >= precision) & (so > 0))",
+        "good = np.flatnonzero((share >= precision) & (so > 0))",
+        (_LOWEST,),
+    ),
+    Fault(
+        "recall is promised instead of precision",
+        _CALIBRATION,
+        "share = so / np.arange(1, len(score) + 1)",
+        "share = so / max(1, so[-1])",
+        (_LOWEST,),
+    ),
+)
+
+_DATA = (
+    Fault(
+        "parts share episodes",
+        _FRAMES,
+        "np.isin(self.episode, part)) for part in",
+        "np.isin(np.arange(len(self)), part)) for part in",
+        (f"{_ON_FRAMES}test_parts_are_whole_episodes_and_lose_none",),
+    ),
+    Fault(
+        "tracks mix instructions",
+        _FRAMES,
+        "found.setdefault(key, []).append(i)",
+        'found.setdefault((key[0], ""), []).append(i)',
+        (f"{_ON_FRAMES}test_a_track_is_one_episode_under_one_text_in_order",),
+    ),
+    Fault(
+        "what is not known is claimed",
+        _LABELS,
+        "known = (up.sum(1) == named) & (other != obs.task)",
+        "known = other != obs.task",
+        (_LABELLED,),
+    ),
+    Fault(
+        "any cube that is up is success",
+        _LABELS,
+        'named, other = obs.extras["privileged/target"][:, 2] >= LIFTED, obs',
+        "named, other = up.any(1), obs",
+        (_LABELLED,),
+    ),
+    Fault(
+        "frames after the end are labelled",
+        _LABELS,
+        "chosen = step.valid[:, h] & known & kept",
+        "chosen = known & kept",
+        (f"{_ON_RECIPE}test_frames_of_the_expert_show_what_the_environment_calls_success",),
+    ),
+    Fault(
+        "minibatches are as lopsided as the data",
+        _RECIPE,
+        "yes, no = np.flatnonzero(label), np.flatnonzero(~label)",
+        "yes = no = np.arange(len(label))",
+        (f"{_ON_RECIPE}test_a_third_of_every_minibatch_shows_success",),
+    ),
+    Fault(
+        "early ends are not told",
+        _RECIPE,
+        "done.argmax() < track.label.argmax())",
+        "done.argmax() < 0)",
+        (f"{_ON_RECIPE}test_the_report_by_hand",),
+    ),
+)
+
+_TRACKED = (
+    Fault(
+        "trackers are told nothing",
+        _TRACKING,
+        "tracker.log(stage, step, metrics)",
+        "tracker.log(stage, step, {})",
+        (f"{_ON_TRACKERS}test_a_run_tells_its_trackers_what_it_writes_down",),
+    ),
+    Fault(
+        "an unknown tracker costs the earlier run its place",
+        _TRACKING,
+        "check_trackers(names)  # before an earlier run is moved",
+        "pass",
+        (f"{_ON_TRACKERS}test_a_mistake_is_answered_before_the_earlier_run_is_moved",),
+    ),
+    Fault(
+        "stages overwrite each other in TensorBoard",
+        _TRACKERS,
+        'self._writer.add_scalar(f"{stage}/{name}", value, step)',
+        "self._writer.add_scalar(name, value, step)",
+        (f"{_ON_TRACKERS}test_tensorboard_reads_back_every_number",),
+    ),
+    Fault(
+        "Weights & Biases asks its server before it begins",
+        _TRACKERS,
+        "wandb.login(prompt=False, verify=False)",
+        "wandb.login(prompt=False)",
+        (f"{_ON_TRACKERS}test_where_wandb_sends_is_decided_once_and_asks_nobody",),
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (*_JUDGING, *_SEEING, *_DATA, *_TRACKED)

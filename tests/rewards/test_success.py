@@ -1,0 +1,234 @@
+"""The success classifier: it sees, reads, waits, and comes back from its folder as it was."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.pretrained import CONFIG, WEIGHTS
+from vla_rl.rewards.frames import LabelledFrames
+from vla_rl.rewards.reward import Reward, in_order, load_reward
+from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
+from vla_rl.training.fit import FitConfig, fit, shuffled
+
+COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
+SMALL = SuccessConfig(width=12, stem=8, looks=2, hold=3)
+
+
+def squares(count: int, seed: int, cameras: tuple[str, ...] = ("front",)) -> LabelledFrames:
+    """A red and a blue square, each high or low in the picture; "the X square is up" is true of the high ones."""
+    rng = np.random.default_rng(seed)
+    up, named = rng.random((count, 2)) < 0.5, rng.integers(2, size=count)
+    images = {name: np.full((count, 24, 24, 3), 120, np.uint8) for name in cameras}
+    for i in range(count):
+        for k, colour in enumerate(COLOURS.values()):
+            top, left = (rng.integers(0, 7) if up[i, k] else rng.integers(12, 19)), rng.integers(0, 7) + 12 * k
+            for image in images.values():
+                image[i, top : top + 5, left : left + 5] = colour
+    text = np.array([f"the {name} square is up" for name in COLOURS])[named]
+    return LabelledFrames(images, text, up[np.arange(count), named], np.arange(count))
+
+
+def new(frames: LabelledFrames, config: SuccessConfig = SMALL, seed: int = 0) -> SuccessClassifier:
+    torch.manual_seed(seed)
+    return SuccessClassifier.for_frames(frames, config)
+
+
+def trained(frames: LabelledFrames, steps: int = 150) -> SuccessClassifier:
+    model, generator = new(frames), torch.Generator().manual_seed(1)
+    batches = (frames.rows(index.numpy()) for index in shuffled(len(frames), 48, generator))
+    fit(dict(model.named_parameters()), model.loss, batches, FitConfig(steps, learning_rate=1e-2, warmup=20))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def taught() -> SuccessClassifier:
+    return trained(squares(400, 1))
+
+
+# -- seeing and reading ------------------------------------------------------------------------------------------------
+
+
+def test_it_learns_to_see_and_to_read(taught):
+    held_out = squares(300, 2)
+    right = (taught.scores(held_out) > 0) == held_out.label
+    assert right.mean() > 0.95
+    blue = held_out.text == "the blue square is up"
+    other = replace(held_out, text=np.where(blue, "the red square is up", "the blue square is up"))
+    up = held_out.label
+    # The same pictures under the other instruction: half of the answers are others.
+    assert 0.35 < ((taught.scores(other) > 0) != up).mean() < 0.65
+    blank = replace(held_out, images={"front": np.zeros_like(held_out.images["front"])})
+    assert len(set((taught.scores(blank) > 0)[blue])) == 1, "without a picture it has nothing to go by"
+
+
+def test_the_loss_by_hand():
+    frames = squares(5, 3)
+    model = new(frames)
+    score = model.scores(frames)
+    each = [math.log(1 + math.exp(-s if so else s)) for s, so in zip(score, frames.label, strict=True)]
+    loss, info = model.loss(frames)
+    assert loss.item() == pytest.approx(sum(each) / 5, rel=1e-5)
+    assert info["right"] == pytest.approx(((score > 0) == frames.label).mean()) and loss.requires_grad
+
+
+def test_it_reads_words_in_order_whatever_stands_beside_them():
+    frames = squares(4, 3)
+    model = SuccessClassifier({"front": (24, 24, 3)}, ["blue", "on", "red"], SMALL).eval()
+    texts = ["red on blue", "blue on red", "blue", "Red on BLUE!"]
+    with torch.no_grad():
+        together = model.read(texts)
+        alone = torch.cat([model.read([text]) for text in texts])
+    torch.testing.assert_close(together, alone)
+    assert torch.equal(together[0], together[3]) and (together[0] - together[1]).abs().max() > 1e-3
+    assert (together[0] - together[2]).abs().max() > 1e-3
+    with pytest.raises(ContractError, match=r"'green' is new to it; use the words blue, on, red"):
+        model(frames.images, ["red", "red", "red", "green"])
+    with pytest.raises(ContractError, match="it has no words"):
+        model.read(["!"])
+
+
+def test_every_camera_counts_and_others_do_not_matter():
+    frames = squares(6, 4, ("front", "side"))
+    model = new(frames)
+    before = model.scores(frames)
+    for name in ("front", "side"):
+        dark = replace(frames, images={**frames.images, name: np.zeros_like(frames.images[name])})
+        assert np.abs(model.scores(dark) - before).max() > 1e-4
+    more = {"zenith": np.zeros((6, 9, 9, 3), np.uint8), **dict(reversed(frames.images.items()))}
+    assert np.array_equal(model.scores(replace(frames, images=more)), before)
+    with pytest.raises(ContractError, match=r"made for pictures .*'side'.* but got \{'front': \(24, 24, 3\)\}"):
+        model({"front": frames.images["front"]}, frames.text)
+    with pytest.raises(ContractError, match=r"but got .*\(9, 9, 3\)"):
+        model({"front": more["zenith"], "side": frames.images["side"]}, frames.text)
+
+
+def test_many_frames_are_scored_as_few_are(taught, monkeypatch):
+    frames = squares(23, 5)
+    whole = taught.scores(frames)
+    monkeypatch.setattr("vla_rl.rewards.success._PART", 5)
+    np.testing.assert_allclose(taught.scores(frames), whole, rtol=1e-4, atol=1e-5)
+
+
+# -- the threshold -----------------------------------------------------------------------------------------------------
+
+
+def test_calibration_keeps_its_promise_on_the_frames_it_was_given(taught):
+    frames = squares(300, 6)
+    noisy = replace(frames, label=frames.label ^ (np.random.default_rng(0).random(300) < 0.1))
+    counts = taught.calibrate(noisy, 0.9)
+    said = taught.scores(noisy) >= taught.threshold
+    assert counts.said_and_so / counts.said >= 0.9 and counts.of == 300
+    assert (counts.said_and_so, counts.said, counts.so) == ((said & noisy.label).sum(), said.sum(), noisy.label.sum())
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+
+class ByBrightness(SuccessClassifier):
+    """Its score is the picture's first pixel less 100."""
+
+    def forward(self, images, text):
+        self._check(images, axes=1)
+        return torch.as_tensor(images["front"])[:, 0, 0, 0].float() - 100
+
+
+def clips(high: np.ndarray) -> dict[str, np.ndarray]:
+    """Frames [E,T] of which ``high`` bool [E,T] are above the threshold."""
+    picture = np.zeros((*high.shape, 2, 2, 3), np.uint8)
+    picture[:, :, 0, 0, 0] = np.where(high, 101, 99)
+    return {"front": picture}
+
+
+def by_hand(high: np.ndarray, valid: np.ndarray, hold: int) -> np.ndarray:
+    """``done`` [E,T]: the last ``hold`` valid frames up to here were all high."""
+    done = np.zeros_like(high)
+    for row, t in np.ndindex(high.shape):
+        seen = [high[row, u] for u in range(t + 1) if valid[row, u]]
+        done[row, t] = len(seen) >= hold and all(seen[-hold:])
+    return done
+
+
+@pytest.mark.parametrize("hold", [1, 3])
+@pytest.mark.parametrize("cuts", [[], [1], [4, 5], [2, 3, 9]])
+def test_done_takes_several_frames_in_a_row_however_they_arrive(hold, cuts):
+    rng = np.random.default_rng(hold)
+    high, valid = rng.random((40, 12)) < 0.7, rng.random((40, 12)) < 0.8
+    model = ByBrightness({"front": (2, 2, 3)}, ["it"], replace(SMALL, hold=hold))
+    state, parts = model.initial_state(40), []
+    for part in np.split(np.arange(12), cuts):
+        judgement, state = model.judge(clips(high[:, part]), ["it"] * 40, valid[:, part], state)
+        assert judgement.progress.shape == judgement.done.shape == (40, len(part))
+        parts.append(judgement.done)
+    assert np.array_equal(np.concatenate(parts, 1), by_hand(high, valid, hold))
+
+
+def test_a_row_that_is_reset_begins_anew_and_no_other():
+    model = ByBrightness({"front": (2, 2, 3)}, ["it"], replace(SMALL, hold=3))
+    yes = np.ones((3, 2), bool)
+    _, state = model.judge(clips(yes), ["it"] * 3, yes, model.initial_state(3))
+    kept = {name: value.copy() for name, value in state.items()}
+    judgement, _ = model.judge(clips(yes), ["it"] * 3, yes, model.reset_state(state, np.array([1])))
+    assert judgement.done.tolist() == [[True, True], [False, False], [True, True]]
+    assert all(np.array_equal(state[name], kept[name]) for name in kept), "the caller's state is not changed"
+
+
+def test_progress_is_the_probability_and_the_threshold_counts(taught):
+    frames = squares(6, 7)
+    clip = {"front": frames.images["front"].reshape(2, 3, 24, 24, 3)}
+    text = ["the red square is up", "the blue square is up"]
+    model = SuccessClassifier(taught.cameras, taught.words, replace(SMALL, hold=1)).eval()
+    model.load_state_dict(taught.state_dict())
+    score = model.scores(replace(frames, text=np.repeat(text, 3)))
+    model.threshold = float(np.sort(score)[2])  # the score that is reached exactly counts
+    judgement, _ = model.judge(clip, text, np.ones((2, 3), bool), model.initial_state(2))
+    np.testing.assert_allclose(judgement.progress.ravel(), 1 / (1 + np.exp(-score)), rtol=1e-4)
+    assert judgement.progress.dtype == np.float32 and judgement.done.sum() == 4
+    assert np.array_equal(judgement.done.ravel(), score >= model.threshold)
+    assert isinstance(model, Reward)
+
+
+def test_frames_of_a_step_are_put_in_order():
+    seen = [
+        Observation({"front": np.full((2, 1, 1, 3), [[[[t]]], [[[10 + t]]]], np.uint8)}, *[np.zeros(2)] * 3)
+        for t in range(4)
+    ]
+    assert in_order(seen)["front"][..., 0, 0, 0].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_restores_the_same_classifier(taught, tmp_path):
+    taught.threshold = 1.25
+    taught.save_pretrained(tmp_path / "success")
+    frames = squares(9, 8)
+    for again in (SuccessClassifier.from_pretrained(tmp_path / "success"), load_reward(tmp_path / "success")):
+        assert np.array_equal(again.scores(frames), taught.scores(frames)) and not again.training
+        assert (again.threshold, again.config, again.words) == (1.25, taught.config, taught.words)
+        assert again.cameras == taught.cameras
+    assert {item.name for item in Path(tmp_path / "success").iterdir()} == {CONFIG, WEIGHTS}
+
+
+def test_a_reward_is_no_policy_and_what_is_missing_is_named(taught, tmp_path):
+    taught.save_pretrained(tmp_path / "it")
+    with pytest.raises(UserError, match="not written by vla-rl for a policy"):
+        load_policy(tmp_path / "it")
+    saved = json.loads((tmp_path / "it" / CONFIG).read_text())
+    del saved["threshold"]
+    (tmp_path / "it" / CONFIG).write_text(json.dumps(saved))
+    with pytest.raises(UserError, match="has no 'threshold', so the reward cannot be rebuilt"):
+        load_reward(tmp_path / "it")
+    saved |= {"threshold": 0.0, "words": ["the"]}
+    (tmp_path / "it" / CONFIG).write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=r"tensor 'embedding\.weight' .* does not fit"):
+        load_reward(tmp_path / "it")

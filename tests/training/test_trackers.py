@@ -1,0 +1,146 @@
+"""Trackers get every number of a run; TensorBoard and Weights & Biases files hold them."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from dataclasses import replace
+
+import pytest
+import wandb
+
+from vla_rl.cli.rewards import TrainSuccess
+from vla_rl.contract.errors import UserError
+from vla_rl.training.trackers import TRACKERS, WandbTracker, wandb_mode
+from vla_rl.training.tracking import RunFolder
+
+
+@pytest.fixture
+def logged_out(monkeypatch, tmp_path):
+    """As on a machine where nobody has logged in to Weights & Biases, whoever runs this test."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def tracked(*names: str) -> TrainSuccess:
+    return replace(TrainSuccess(), tracking=names)
+
+
+class Notes:
+    """A tracker that remembers."""
+
+    package = "json"
+    opened: list[Notes]
+
+    def __init__(self, run, config) -> None:
+        self.run, self.config, self.lines, self.closed = run, config, [], 0
+        self.opened.append(self)
+
+    def log(self, stage, step, metrics) -> None:
+        self.lines.append((stage, step, dict(metrics)))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    kind = type("Fresh", (Notes,), {"opened": []})
+    monkeypatch.setitem(TRACKERS, "notes", kind)
+    return kind.opened
+
+
+def test_a_run_tells_its_trackers_what_it_writes_down(notes, tmp_path):
+    folder = RunFolder(tmp_path / "run", tracked("notes", "notes"))
+    (one,) = notes  # named twice, opened once
+    assert one.run == tmp_path / "run" and one.config["seed"] == 1
+    folder.log("imitation", 24, {"loss": 0.5})
+    folder.log("rl", 1, {"validation": 0.75, "kl": math.nan})
+    assert one.lines[0] == ("imitation", 24, {"loss": 0.5})
+    assert one.lines[1][:2] == ("rl", 1) and math.isnan(one.lines[1][2]["kl"])
+    assert folder.metrics("rl")[0]["kl"] is None
+    folder.close()
+    assert one.closed == 1
+
+
+def test_a_resumed_run_goes_on_telling_them(notes, tmp_path):
+    RunFolder(tmp_path / "run", tracked("notes")).close()
+    RunFolder.resume(tmp_path / "run").log("rl", 2, {"validation": 1.0})
+    assert [one.lines for one in notes] == [[], [("rl", 2, {"validation": 1.0})]]
+
+
+def test_without_the_field_or_in_another_process_there_are_none(notes, tmp_path):
+    for folder in (
+        RunFolder(tmp_path / "a", {"no": "field"}),
+        RunFolder(tmp_path / "b", tracked("notes"), tracked=False),
+    ):
+        folder.log("rl", 1, {"validation": 1.0})
+        folder.close()
+    assert notes == []
+
+
+def test_a_mistake_is_answered_before_the_earlier_run_is_moved(tmp_path, monkeypatch):
+    RunFolder(tmp_path / "run", tracked())
+    with pytest.raises(UserError, match=r"no tracker 'tensorbord'.* did you mean 'tensorboard'\?"):
+        RunFolder(tmp_path / "run", tracked("tensorbord"))
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else real(name))
+    with pytest.raises(
+        UserError, match=r"'wandb' needs wandb, which is not installed.* pip install 'vla-rl\[tracking\]'"
+    ):
+        RunFolder(tmp_path / "run", tracked("wandb"))
+    assert [item.name for item in tmp_path.iterdir()] == ["run"]
+
+
+def test_tensorboard_reads_back_every_number(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resumed in (False, True):
+        config = tracked("tensorboard")
+        folder = RunFolder.resume(tmp_path / "run") if resumed else RunFolder(tmp_path / "run", config)
+        for step in (3, 4) if resumed else (1, 2):
+            folder.log("rl", step, {"validation": step / 8, "kl": 0.5**step})
+        folder.log("imitation", 24, {"loss": math.nan})
+        folder.close()
+        folder.close()
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["imitation/loss", "rl/kl", "rl/validation"]
+    seen = {name: [(item.step, item.value) for item in events.Scalars(name)] for name in ("rl/kl", "rl/validation")}
+    assert seen == {"rl/kl": [(s, 0.5**s) for s in range(1, 5)], "rl/validation": [(s, s / 8) for s in range(1, 5)]}
+    assert math.isnan(events.Scalars("imitation/loss")[0].value)
+
+
+def test_wandb_writes_a_run_that_can_be_sent_later(logged_out, tmp_path):
+    ids = []
+    for resumed in (False, True):
+        tracker = WandbTracker(tmp_path / "run", {"seed": 7, "world": {"env": "lift"}})
+        tracker.log("rl", 3, {"validation": 0.8125 if resumed else 0.3125})
+        tracker.close()
+        tracker.close()
+        runs = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+        ids.append(runs[-1].stem)
+        written = runs[-1].read_bytes()
+        assert re.search(rb"rl/validation.{0,8}0\.%d125" % (8 if resumed else 3), written, re.DOTALL)
+        assert b"rl/step" in written and b'"env":"lift"' in written.replace(b" ", b"")
+    assert len(runs) == 2 and ids[0] == ids[1], "a resumed run is the same run"
+
+
+def test_where_wandb_sends_is_decided_once_and_asks_nobody(logged_out, monkeypatch):
+    asked = []
+    monkeypatch.setattr("wandb.login", lambda **options: asked.append(options) or len(asked) > 1)
+    assert wandb_mode() == "offline" and wandb_mode() == "online"
+    assert asked == 2 * [{"prompt": False, "verify": False}]
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert wandb_mode() is None and len(asked) == 2
+
+
+def test_a_run_that_wandb_refuses_is_told_in_one_sentence(logged_out, monkeypatch, tmp_path):
+    def refuse(**options):
+        raise wandb.errors.CommError("no answer")
+
+    monkeypatch.setattr("wandb.init", refuse)
+    with pytest.raises(UserError, match=r"could not begin a run \(no answer\), .* set WANDB_MODE=offline"):
+        WandbTracker(tmp_path / "run", {})

@@ -1,0 +1,87 @@
+"""Labelled frames from an environment: the scripted expert plays, clumsily at times, and the simulator labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import numpy as np
+
+from vla_rl.cli.world import World
+from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.load import load
+from vla_rl.rewards.frames import LabelledFrames
+
+LIFTED = 0.06  # metres, of a cube's centre above the table
+_HORIZON = 5
+
+# A claim is an instruction for every row (an index into ``spec.tasks``), whether its picture shows that done, and
+# whether that is known.
+Claim: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+Claims: TypeAlias = Callable[[Observation], Iterable[Claim]]
+
+
+def lift_claims(obs: Observation) -> Iterable[Claim]:
+    """The named cube is up now, or not; under the name of the cube that the seed had chosen, the same is false.
+
+    For ``lift`` with ``instruct="distractor"``, where these are two cubes of one scene: the same picture under both
+    names makes a classifier read.  Nothing is claimed about the second while any cube but the named one is up.
+    """
+    up = obs.extras["privileged/cubes"].reshape(len(obs.task), -1, 3)[..., 2] >= LIFTED
+    named, other = obs.extras["privileged/target"][:, 2] >= LIFTED, obs.extras["privileged/seeded"]
+    known = (up.sum(1) == named) & (other != obs.task)
+    return (obs.task, named, np.ones_like(named)), (other, np.zeros_like(named), known)
+
+
+def label_frames(
+    world: World,
+    claims: str,
+    seeds: list[int],
+    rows: int,
+    clumsy: float,
+    random: np.random.Generator,
+    report: Callable[[int], None] = lambda done: None,
+) -> LabelledFrames:
+    """Every frame of one episode per seed of ``seeds``, under every instruction that ``claims`` makes a claim about.
+
+    The expert of ``world`` is told of a distractor.  In a share ``clumsy`` of its decisions it moves at random instead,
+    so that there are misses, drops and detours to learn from.  ``episode`` is the episode's seed.
+    """
+    env, expert, judge = world.misled(min(rows, len(seeds))), load(world.expert)(horizon=_HORIZON), load(claims)
+    parts: list[LabelledFrames] = []
+    for start in range(0, len(seeds), env.num_envs):
+        batch = seeds[start : start + env.num_envs]
+        parts += _play(env, expert.act, judge, batch, clumsy, random)
+        report(start + len(batch))
+    env.close()
+    return LabelledFrames.join(parts)
+
+
+def _play(
+    env: VecEnv,
+    act: Callable[[Observation], np.ndarray],
+    claims: Claims,
+    seeds: list[int],
+    clumsy: float,
+    random: np.random.Generator,
+) -> list[LabelledFrames]:
+    """One batch of episodes; rows beyond ``seeds`` replay the last seed and are not kept."""
+    rows = env.num_envs
+    seed = np.array(seeds + [seeds[-1]] * (rows - len(seeds)))
+    kept, texts = np.arange(rows) < len(seeds), np.array(env.spec.tasks)
+    low, high = (np.asarray(bound, np.float32) for bound in (env.spec.action.low, env.spec.action.high))
+    obs, parts = env.reset(np.arange(rows), seed), list[LabelledFrames]()
+    while True:
+        chunk = act(obs)
+        lost = random.random(rows) < clumsy
+        chunk[lost] = random.uniform(low, high, chunk[lost].shape)
+        step = env.step(chunk, observe="all")
+        for h, frame in enumerate(step.frames):
+            for task, label, known in claims(frame):
+                chosen = step.valid[:, h] & known & kept
+                if chosen.any():
+                    images = {name: image[chosen] for name, image in frame.images.items()}
+                    parts.append(LabelledFrames(images, texts[task[chosen]], label[chosen], seed[chosen]))
+        obs = step.obs
+        if step.done.all():
+            return parts

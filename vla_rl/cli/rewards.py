@@ -1,0 +1,158 @@
+"""The recipe that trains a success classifier and says how far it can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.cli.frames import label_frames
+from vla_rl.cli.progress import bar, console
+from vla_rl.cli.stages import clock, generator
+from vla_rl.cli.world import World
+from vla_rl.evaluation import suite
+from vla_rl.evaluation.stats import wilson
+from vla_rl.rewards.calibration import Counts
+from vla_rl.rewards.frames import LabelledFrames
+from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
+from vla_rl.training.fit import FitConfig, fit, shuffled
+from vla_rl.training.tracking import RunFolder
+
+
+@dataclass(frozen=True)
+class TrainSuccess:
+    """Learn from labelled frames to see success, choose the threshold on others, judge on still others.
+
+    The frames come from the expert's episodes in ``world``, on training, validation and test seeds; or from the file
+    ``frames`` (see ``LabelledFrames.load``), split by episodes in the shares of the three numbers of episodes.
+    """
+
+    seed: int = 1
+    frames: str = ""  # an .npz of labelled frames; without one, the simulator labels
+    world: World = field(default_factory=World)
+    claims: str = "vla_rl.cli.frames:lift_claims"  # how the simulator labels
+    training: int = 400  # episodes to learn from
+    calibration: int = 128  # episodes that the threshold is chosen on
+    test: int = 256  # episodes that the result is reported for
+    rows: int = 32
+    clumsy: float = 0.4  # share of the expert's decisions that are random
+    precision: float = 0.95  # wanted of the frames that are called a success
+    network: SuccessConfig = field(default_factory=SuccessConfig)
+    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, learning_rate=6e-3))
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Leave the checkpoint "success"."""
+        seconds: dict[str, float] = {}
+        with clock(seconds, "frames"):
+            training, calibration, test = self.labelled()
+        with clock(seconds, "training"):
+            model = self.learn(training, folder)
+        calibrated = model.calibrate(calibration, self.precision)
+        model.save_pretrained(folder.checkpoint("success"))
+        with clock(seconds, "test"):
+            found = judge(model, test)
+        console.print(found_in_words(found))
+        chosen = {"threshold": model.threshold, "on": rates(calibrated)}
+        return {"test": found, "calibration": chosen, "seconds": seconds, "seed": self.seed}
+
+    def labelled(self) -> list[LabelledFrames]:
+        """To learn from, to choose the threshold on, and to judge by."""
+        counts = (self.training, self.calibration, self.test)
+        if self.frames:
+            return LabelledFrames.load(Path(self.frames)).split(counts, self.seed)
+        seeds = suite.training_seeds(self.seed, "rewards"), suite.VALIDATION, suite.TEST
+        return [self._play(list(part[:count]), i) for i, (part, count) in enumerate(zip(seeds, counts, strict=True))]
+
+    def _play(self, seeds: list[int], part: int) -> LabelledFrames:
+        with bar(("frames", "to calibrate", "to test")[part], len(seeds)) as update:
+            random = np.random.default_rng([self.seed, part])
+            return label_frames(
+                self.world, self.claims, seeds, self.rows, self.clumsy, random, lambda done: update(done, "episodes")
+            )
+
+    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> SuccessClassifier:
+        """A classifier that was trained on ``frames``."""
+        torch.manual_seed(self.seed)  # module initialisation has no generator argument
+        model = SuccessClassifier.for_frames(frames, self.network)
+        index = balanced(frames.label, self.fit.batch, generator(self.seed, 8))
+
+        def report(step: int, info: dict[str, float]) -> None:
+            update(step + 1, f"loss {info['loss']:.4f}")
+            if folder and (step + 1) % 25 == 0:
+                folder.log("success", step, info)
+
+        with bar("see success", self.fit.steps) as update:
+            fit(dict(model.named_parameters()), model.loss, map(frames.rows, index), self.fit, report)
+        return model.eval()
+
+
+def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator[np.ndarray]:
+    """Endless minibatches of indices, a third of each from those whose ``label`` [N] is True."""
+    yes, no = np.flatnonzero(label), np.flatnonzero(~label)
+    third = max(1, batch // 3)
+    for some, others in zip(shuffled(len(yes), third, random), shuffled(len(no), batch - third, random), strict=True):
+        yield np.concatenate([yes[some.numpy()], no[others.numpy()]])
+
+
+def judge(model: SuccessClassifier, frames: LabelledFrames) -> dict[str, Any]:
+    """How well frames are told apart, and episodes by ``done``; every share with its 95 % Wilson interval.
+
+    ``frames``: precision and recall of single frames.  Their intervals take frames for independent, which those of one
+    episode are not, so they are too narrow.  ``episodes``: of those in which success lasted for ``hold`` frames, how
+    many had a ``done`` (``found``); of all others, how many (``false_alarms``); of the found, how many before their
+    first successful frame (``early``).  Here the unit is an episode under one instruction.
+    """
+    told = Counts.of_decisions(model.scores(frames) >= model.threshold, frames.label)
+    outcomes = [_outcome(model, track) for track in frames.tracks()]
+    found = [fired for lasted, fired, _ in outcomes if lasted]
+    alarms = [fired for lasted, fired, _ in outcomes if not lasted]
+    early = [early for lasted, fired, early in outcomes if lasted and fired]
+    episodes = {"found": found, "false_alarms": alarms, "early": early}
+    return {
+        "frames": rates(told),
+        "episodes": {name: share(sum(flags), len(flags)) for name, flags in episodes.items()},
+    }
+
+
+def _outcome(model: SuccessClassifier, track: LabelledFrames) -> tuple[bool, bool, bool]:
+    """Whether success lasted in ``track``, whether there was a ``done``, and whether that came before any success."""
+    clip = {name: image[None] for name, image in track.images.items()}
+    judgement, _ = model.judge(clip, track.text[:1].tolist(), np.ones((1, len(track)), bool), model.initial_state(1))
+    done, hold = judgement.done[0], model.config.hold
+    lasted = "1" * hold in "".join("1" if so else "0" for so in track.label)
+    return lasted, bool(done.any()), bool(done.any() and done.argmax() < track.label.argmax())
+
+
+def rates(counts: Counts) -> dict[str, Any]:
+    """Precision and recall."""
+    return {
+        "precision": share(counts.said_and_so, counts.said),
+        "recall": share(counts.said_and_so, counts.so),
+        "of": counts.of,
+    }
+
+
+def share(part: int, whole: int) -> dict[str, Any]:
+    """``part`` of ``whole`` with its 95 % Wilson interval; no value where there is no whole."""
+    low, high = wilson(part, whole)
+    return {"value": part / whole if whole else None, "low": low, "high": high, "of": whole}
+
+
+def found_in_words(found: dict[str, Any]) -> str:
+    """Two lines for the terminal."""
+
+    def percent(item: dict[str, Any]) -> str:
+        if item["value"] is None:
+            return "none of 0"
+        return f"{item['value']:.1%} [{100 * item['low']:.1f}, {100 * item['high']:.1f}] of {item['of']}"
+
+    frames, episodes = found["frames"], found["episodes"]
+    return (
+        f"frames: right {percent(frames['precision'])} that it calls done, sees {percent(frames['recall'])} that are\n"
+        f"episodes: finds {percent(episodes['found'])} successes, false alarms in {percent(episodes['false_alarms'])}"
+    )

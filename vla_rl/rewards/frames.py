@@ -1,0 +1,117 @@
+"""Labelled frames: pictures, what was asked for, and whether it is so."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl.contract.errors import ContractError, UserError
+
+_NAMES = ("text", "label", "episode")
+
+
+@dataclass(frozen=True)
+class LabelledFrames:
+    """``N`` claims about pictures.  One picture may stand under several instructions.
+
+    images {camera: uint8 [N,h,w,3]}, text [N] of str: what was asked for, label bool [N]: whether the picture shows it
+    done, episode int64 [N]: where the picture comes from.  Those of one episode and text are in order of time.
+    """
+
+    images: dict[str, np.ndarray]
+    text: np.ndarray
+    label: np.ndarray
+    episode: np.ndarray
+
+    def __post_init__(self) -> None:
+        count = len(self.label)
+        wrong = [name for name, image in self.images.items() if image.dtype != np.uint8 or image.ndim != 4]
+        wrong += [name for name, item in self._arrays().items() if len(item) != count]
+        wrong += [] if self.label.dtype == bool else ["label"]
+        wrong += [] if self.text.dtype.kind == "U" else ["text"]
+        if wrong or not self.images or not count:
+            what = f"{wrong[0]!r} does not fit" if wrong else "there are none"
+            raise ContractError(
+                f"these are no labelled frames ({what}), so nothing can be learnt from them; give images uint8 "
+                "[N,h,w,3], text [N] of str, label bool [N] and episode int [N]."
+            )
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def rows(self, index: np.ndarray) -> LabelledFrames:
+        """Those at ``index`` (int or bool)."""
+        images = {name: image[index] for name, image in self.images.items()}
+        return LabelledFrames(images, self.text[index], self.label[index], self.episode[index])
+
+    @classmethod
+    def join(cls, parts: Sequence[LabelledFrames]) -> LabelledFrames:
+        """All of ``parts``, one after the other."""
+        images = {name: np.concatenate([part.images[name] for part in parts]) for name in parts[0].images}
+        return cls(images, *(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
+
+    def split(self, shares: Sequence[float], seed: int) -> list[LabelledFrames]:
+        """One part per share, drawn by whole episodes, so that no part knows another's scenes.
+
+        Raises UserError when there are fewer episodes than parts.
+        """
+        episodes = np.random.default_rng(seed).permutation(np.unique(self.episode))
+        if len(episodes) < len(shares):
+            raise UserError(
+                f"{len(episodes)} episodes cannot be split into {len(shares)} parts, so nothing could be held out; "
+                "label frames of more episodes."
+            )
+        ends = np.cumsum(shares) / sum(shares) * len(episodes)
+        # At least one episode for every part, before it and after it.
+        cuts = [max(i + 1, min(round(end), len(episodes) - len(shares) + i + 1)) for i, end in enumerate(ends[:-1])]
+        return [self.rows(np.isin(self.episode, part)) for part in np.split(episodes, cuts)]
+
+    def tracks(self) -> list[LabelledFrames]:
+        """One per episode and text, in order of time."""
+        found: dict[tuple[int, str], list[int]] = {}
+        for i, key in enumerate(zip(self.episode.tolist(), self.text.tolist(), strict=True)):
+            found.setdefault(key, []).append(i)
+        return [self.rows(np.array(index)) for index in found.values()]
+
+    def save(self, path: Path) -> None:
+        """Write one compressed ``.npz`` atomically; raises UserError when it cannot be written."""
+        writing = path.with_name(path.name + ".writing")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with writing.open("wb") as file:
+                np.savez_compressed(file, allow_pickle=False, **self._arrays())
+            os.replace(writing, path)
+        except OSError as error:
+            with suppress(OSError):
+                writing.unlink()
+            raise UserError(
+                f"the labelled frames could not be written to {str(path)!r} ({error}), so nothing there has changed; "
+                "free some disk space or choose another folder."
+            ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> LabelledFrames:
+        """Read what :meth:`save` wrote, or any ``.npz`` with the arrays ``images/CAMERA``, text, label, episode.
+
+        Raises UserError when the file is missing or damaged or lacks one of them.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                images = {name[len("images/") :]: file[name] for name in file.files if name.startswith("images/")}
+                return cls(images, *(file[name] for name in _NAMES))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise UserError(
+                f"{str(path)!r} holds no readable labelled frames ({error}), so no reward can be learnt from it; it "
+                "should be an .npz with images/CAMERA, text, label and episode."
+            ) from error
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        images = {f"images/{name}": image for name, image in self.images.items()}
+        return images | {name: getattr(self, name) for name in _NAMES}
