@@ -15,7 +15,13 @@ from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.on_policy import LoopConfig
 
 # Less noise than in the demo: these tasks need a steadier hand.
-RL = RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), loop=LoopConfig(iterations=450, validate_every=20))
+# ... and have fewer episodes in as many decisions: four times the demo's rollout keeps every step worth taking.
+RL = RLConfig(
+    FlowSampler(FlowSde(0.5), LastStep(), 4),
+    WindowConfig(rows=256, decisions=10),
+    loop=LoopConfig(iterations=110, validate_every=10),
+    algorithm=PPOConfig(minibatch=1280),
+)
 JUDGED = EvaluationConfig(validation=384, test=1536)  # a third of the seeds for each task
 GROUNDING = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, learning_rate=2e-3))
 
@@ -70,9 +76,7 @@ def imitate_mixed() -> Imitate:
 
 def mixed() -> Improve:
     """The same by PPO, from the checkpoint ``--policy``."""
-    # With three tasks in a rollout each has fewer episodes: four times as many decisions keep the steps worth taking.
-    window, ppo = WindowConfig(rows=256, decisions=10), PPOConfig(minibatch=1280)
-    rl = replace(RL, experience=window, algorithm=ppo, loop=LoopConfig(iterations=150, validate_every=15))
+    rl = replace(RL, loop=LoopConfig(iterations=150, validate_every=15))
     return Improve(rl, policy="runs/imitate_mixed/checkpoints/imitation", world=MIXED, evaluation=JUDGED)
 
 

@@ -42,6 +42,7 @@ class ImitateDataset:
     imitation: ImitationConfig = field(
         default_factory=lambda: ImitationConfig(demonstrations=0, stride=1, fit=FitConfig(steps=2000, batch=64))
     )
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Read, train, save."""

@@ -38,6 +38,7 @@ class Imitate:
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Train and validate."""
@@ -76,6 +77,7 @@ class Improve:
     seed: int = 1
     world: World = field(default_factory=World)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Improve and judge.  The policy to begin with is kept in the run folder, so the run can be resumed from it."""
@@ -102,6 +104,7 @@ class Improve:
             "env_steps": int(rows[-1]["env_steps_total"]),
             "env_steps_at_best": _steps_at(rows, best.iteration),
             "episodes": int(sum(row.get("episodes", 0) for row in rows)),
+            **_groups(rows),
             "seconds": seconds,
             "seed": self.seed,
         }
@@ -119,6 +122,7 @@ class Demo:
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Collect, ground, imitate, improve, judge, report."""
@@ -159,6 +163,13 @@ class Demo:
 
 def _steps_at(rows: list[dict[str, Any]], iteration: int) -> int:
     return int(next((row["env_steps_total"] for row in rows if row["step"] == iteration), 0))
+
+
+def _groups(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Totals of what a source of groups counts; nothing for other sources."""
+    names = sorted({name for row in rows for name in row if name.startswith("groups_")})
+    totals = {name.removeprefix("groups_"): int(sum(row.get(name, 0) for row in rows)) for name in names}
+    return {"groups": totals} if totals else {}
 
 
 def _flat(senses: dict[str, Sanity]) -> dict[str, Any]:

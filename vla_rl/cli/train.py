@@ -57,7 +57,7 @@ def run(recipe: Any, out: str) -> dict[str, Any]:
                 console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
         wait_for_all(group)
         if group.rank:
-            folder = RunFolder(f"{out}/process-{group.rank}", recipe)
+            folder = RunFolder(f"{out}/process-{group.rank}", recipe, tracked=False)
         return run_in(folder)
 
 
@@ -71,6 +71,8 @@ def run_in(folder: RunFolder) -> dict[str, Any]:
             summary: dict[str, Any] = folder.config.run(folder)
     except KeyboardInterrupt as stop:
         raise type(stop)(f"stopped; go on with: vla-rl train --resume {folder.path}") from stop
+    finally:
+        folder.close()
     folder.write_summary(summary)
     console.print(f"done: {folder.path}")
     return summary
