@@ -25,11 +25,11 @@ class LoopConfig:
     """How long to train and how to watch over it."""
 
     iterations: int = 110
-    env_steps: int = 0  # low-level actions in all after which no further iteration is begun; 0: no limit
     validate_every: int = 20
     save_every: int = 1  # iterations between two states on disk: so many are repeated at most after a kill
     collapse: float = 0.15  # a validation this far below the best one sends the run back to the best weights
     collapse_rate: float = 0.5  # and multiplies the learning rate
+    env_steps: int = 0  # low-level actions in all after which no further iteration is begun; 0: no limit
 
 
 class OnPolicyLearner(Learner, Resumable, Protocol):
