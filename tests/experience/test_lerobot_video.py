@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import av
 import numpy as np
 import pytest
@@ -131,3 +133,13 @@ def test_without_encoders_one_is_told_what_to_do(monkeypatch):
     monkeypatch.setattr(av, "codecs_available", set())
     with pytest.raises(UserError, match=r"encodes neither AV1 nor H.264"):
         video.best_codec()
+
+
+def test_encoding_takes_no_real_time_priority(tmp_path):
+    """SVT-AV1 gives itself priority 99 when it may, and leaves the caller with it."""
+    frames = np.zeros((4, 64, 64, 3), np.uint8)
+    before = os.sched_getscheduler(0)
+    video.encode(tmp_path / "video.mp4", frames, 10.0, video.best_codec())
+    found = {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
+    assert found == {before}
+    assert before == os.SCHED_OTHER, "a test before this one has left a real-time priority behind"

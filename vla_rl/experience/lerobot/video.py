@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -79,13 +79,41 @@ def best_codec() -> Codec:
 def encode(path: Path, frames: np.ndarray, fps: float, codec: Codec) -> None:
     """Write uint8 ``frames`` [n,h,w,3] with frame ``i`` at exactly ``i / fps``; the file is not yet synced."""
     os.environ.setdefault("SVT_LOG", "1")  # the AV1 library tells its life's story on standard error otherwise
+    before = _scheduling()
     with av.open(str(path), "w", format="mp4", options=_MP4) as container:
         stream: Any = container.add_stream(codec.encoder, rate=_rate(fps), options=codec.options())
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        for frame in frames:
+        for i, frame in enumerate(frames):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+            if i == 0:  # now the encoder's threads are there
+                _restore_scheduling(before)
         container.mux(stream.encode(None))
+    _restore_scheduling(before)
+
+
+_TASKS = Path("/proc/self/task")
+
+
+def _scheduling() -> dict[int, tuple[int, os.sched_param]]:
+    """How every thread of this process is scheduled, where the system says so."""
+    found = {}
+    for item in _TASKS.iterdir() if _TASKS.exists() else ():
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            found[int(item.name)] = os.sched_getscheduler(int(item.name)), os.sched_getparam(int(item.name))
+    return found
+
+
+def _restore_scheduling(before: dict[int, tuple[int, os.sched_param]]) -> None:
+    """Undo what SVT-AV1 does for root: it gives the caller and some forty threads real-time priority 99, for good.
+
+    Everything else on the machine would starve, a robot's control loop included.  New threads get the policy of the
+    main thread.
+    """
+    for thread in _scheduling():
+        policy, parameters = before.get(thread, before[os.getpid()])
+        with suppress(ProcessLookupError):
+            os.sched_setscheduler(thread, policy, parameters)
 
 
 def decode(path: Path, times: np.ndarray, fps: float) -> np.ndarray:
