@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from dataclasses import fields, replace
 from itertools import count, islice
@@ -19,6 +18,7 @@ from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.training.checkpoint import latest_state, save_state
 
 START = 300
 SMALL = GroupConfig(groups=3, size=4, ahead=2, limit=40)
@@ -291,11 +291,12 @@ def gaussian_source(seed: int):
     return SMALL.build(env, policy, SeedStream(0, 10**6), torch.Generator().manual_seed(seed))
 
 
-def test_the_same_seeds_give_the_same_rollouts_and_a_saved_state_goes_on_with_them():
+def test_the_same_seeds_give_the_same_rollouts_and_a_saved_state_goes_on_with_them(tmp_path):
     one, other = gaussian_source(1), gaussian_source(1)
     for _ in range(2):
         same(one.next(), other.next())
-    state = copy.deepcopy(one.state_dict())
+    save_state(tmp_path, 2, one.state_dict())
+    _, state = latest_state(tmp_path)
     assert len(state["carried"]) == SMALL.ahead
     resumed = gaussian_source(2)
     resumed.load_state_dict(state)

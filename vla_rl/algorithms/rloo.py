@@ -21,9 +21,16 @@ from vla_rl.contract.policy import LikelihoodPolicy
 
 @dataclass(frozen=True)
 class RLOOConfig(GroupRelativeConfig):
-    """One epoch; nothing but the KL stop and the adaptive rate holds the step."""
+    """One epoch of small steps, since nothing but the KL stop and the adaptive rate holds them.
+
+    ``target_kl`` is much lower than GRPO's: it is compared with the mean over the only epoch, before most of its steps
+    were taken.  On lift (one seed, 240,000 control steps, validation) success fell to 39 % with 0.04 and minibatches of
+    320, and rose to 76 % with these, as GRPO's did.
+    """
 
     epochs: int = 1
+    minibatch: int = 128  # decisions
+    target_kl: float = 0.003
 
     def build(
         self,
