@@ -91,7 +91,11 @@ def test_a_recording_that_is_stopped_keeps_its_episodes_and_can_be_finished(tmp_
     slow = ["--world.env", "counting", "--world.expert", "tests.cli.test_collect:Slow", "--rows", "1"]
     command = [sys.executable, "-m", "vla_rl.cli", "collect", "--count", "500", "--out", str(out), *slow]
     settings = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.getcwd(), "COLUMNS": "500"}
-    process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True)
+
+    def hear() -> None:  # a background job ignores Ctrl-C, and its children would, too
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True, preexec_fn=hear)
     while len(list((out / "recording").glob("episode-??????"))) < 3:
         assert process.poll() is None
         time.sleep(0.02)

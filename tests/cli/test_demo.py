@@ -98,7 +98,7 @@ def test_rl_changed_what_it_may_and_nothing_else(folder, summary):
 
 
 def test_demonstrations_are_kept_and_used_training_seeds(folder):
-    episodes = Episodes.load(folder / "demonstrations.npz")
+    episodes = Episodes.load(folder / "demonstrations")
     assert episodes.count <= load_config(CONFIG).imitation.demonstrations
     assert set(episodes.seed) <= set(suite.training_seeds(1, "demonstrations"))
 

@@ -50,20 +50,21 @@ def test_a_full_disk_keeps_the_checkpoint_that_was_there(untrained, quick, tmp_p
     """The run dies while it writes over ``best``; a small limit lets configs and metrics pass, but no weights."""
     folder, out = untrained(), tmp_path / "run"
     best = out / "checkpoints" / "best"
-    TinyVLA.from_pretrained(folder).save_pretrained(best)
+    for name in ("best", "start"):
+        TinyVLA.from_pretrained(folder).save_pretrained(best.with_name(name))
     files = {path.name: path.read_bytes() for path in best.iterdir()}
     status, said = vla_rl(FULL_DISK.format(bytes=50_000), "train", quick, "--policy", folder, "--out", out)
     assert status == 2 and "Traceback" not in said
     assert said.strip().splitlines()[-1].startswith(f"vla-rl: the checkpoint {str(best)!r} could not be written")
     assert "the one before it is kept; free some disk space" in said
     assert {path.name: path.read_bytes() for path in best.iterdir()} == files
-    assert [path.name for path in best.parent.iterdir()] == ["best"]
+    assert sorted(path.name for path in best.parent.iterdir()) == ["best", "start"]
 
 
 def test_a_full_disk_while_recording_or_logging_is_said(untrained, quick, tmp_path):
     limit = FULL_DISK.format(bytes=1000)
-    status, said = vla_rl(limit, "collect", "--count", "1", "--out", tmp_path / "e.npz")
-    assert status == 2 and "could not be written to" in said and not list(tmp_path.glob("e.npz*"))
+    status, said = vla_rl(limit, "collect", "--count", "1", "--out", tmp_path / "episodes")
+    assert status == 2 and "could not be written to" in said and not list(tmp_path.glob("episodes*"))
     status, said = vla_rl(limit, "train", quick, "--policy", untrained(), "--out", tmp_path / "run")
     assert status == 2 and "config.json' could not be written (File too large)" in said and "Traceback" not in said
 
@@ -124,7 +125,7 @@ def test_a_nan_in_the_learner_names_the_tensor(untrained, quick, tmp_path, monke
 
 
 def test_without_opengl_it_says_which_packages_to_install(tmp_path):
-    status, said = vla_rl(NO_OPENGL, "collect", "--count", "1", "--out", tmp_path / "e.npz")
+    status, said = vla_rl(NO_OPENGL, "collect", "--count", "1", "--out", tmp_path / "episodes")
     assert status == 2 and "Traceback" not in said
     last = said.strip().splitlines()[-1]
     assert last.startswith("vla-rl: no OpenGL works here (egl: library") and "; osmesa: library" in last
@@ -133,7 +134,7 @@ def test_without_opengl_it_says_which_packages_to_install(tmp_path):
 
 def test_an_impossible_mujoco_gl_is_said(tmp_path):
     before = "import os; os.environ['MUJOCO_GL'] = 'bogus'"
-    status, said = vla_rl(before, "collect", "--count", "1", "--out", tmp_path / "e.npz")
+    status, said = vla_rl(before, "collect", "--count", "1", "--out", tmp_path / "episodes")
     assert status == 2 and "Traceback" not in said
     assert "MUJOCO_GL: bogus" in said and "egl or osmesa" in said
 

@@ -70,7 +70,13 @@ _SUPERVISED = (
         "torch.rand(1, generator=generator).expand(len(target))",
         (_DRAWS,),
     ),
-    Fault("one noise and time per chunk", _IMITATION, "index.repeat(config.draws)", "index.repeat(1)", (_DRAWS,)),
+    Fault(
+        "one noise and time per chunk",
+        _IMITATION,
+        "target = chunks.flatten(1).repeat(draws, 1)",
+        "target = chunks.flatten(1).repeat(draws := 1, 1)",
+        (_DRAWS,),
+    ),
     Fault(
         "a chunk is imitated in another's state",
         _IMITATION,
