@@ -12,6 +12,7 @@ from tests.mutants import (
     faults_ppo,
     faults_resume,
     faults_rewards,
+    faults_tabletop,
     faults_training,
     faults_worlds,
 )
@@ -26,6 +27,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_experience.FAULTS,
     *faults_lerobot.FAULTS,
     *faults_training.FAULTS,
+    *faults_tabletop.FAULTS,
     *faults_worlds.FAULTS,
     *faults_packaging.FAULTS,
     *faults_rewards.FAULTS,

@@ -114,6 +114,12 @@ def test_pushing_takes_a_cube_that_rests_at_the_target():
     assert table.wait(HOLD_STEPS - 1) == "" and table.wait() == "success"
 
 
+def test_a_cube_above_the_target_has_not_been_pushed_there():
+    table = Table(PushTask, seed=1)
+    table.put(0, table.memory["mark_xy"][0, 0], REST + 0.005)
+    assert table.wait(20) == ""
+
+
 def test_pushing_is_not_lifting():
     table = Table(PushTask)
     table.put(0, (0.1, 0.1), LIFT_HEIGHT)

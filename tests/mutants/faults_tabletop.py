@@ -1,0 +1,81 @@
+"""Faults in place, push and their mixture."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_PLACE, _PUSH, _MIXED = (f"sims/mujoco/tasks/{name}.py" for name in ("place", "push", "mixed"))
+_ON = "tests/sims/test_tabletop.py::"
+
+FAULTS = (
+    Fault(
+        "a cube that is still held is placed",
+        _PLACE,
+        "near & (let_go & (named[:, 2] <= RESTING))[:, None]",
+        "near & (named[:, 2] <= RESTING)[:, None]",
+        (f"{_ON}test_what_is_not_placed",),
+    ),
+    Fault(
+        "a cube in the air is placed",
+        _PLACE,
+        "near & (let_go & (named[:, 2] <= RESTING))[:, None]",
+        "near & let_go[:, None]",
+        (f"{_ON}test_what_is_not_placed",),
+    ),
+    Fault(
+        "any plate will do",
+        _PLACE,
+        'success = long_enough[rows, memory["plate"]]',
+        "success = long_enough.any(axis=1)",
+        (f"{_ON}test_another_plate_or_another_cube_is_a_failure",),
+    ),
+    Fault(
+        "lifting the named cube is a failure",
+        _PLACE,
+        'np.arange(self._cubes) != memory["named"][:, None]',
+        'np.arange(self._cubes) >= memory["named"][:, None] - 9',
+        (f"{_ON}test_lifting_the_other_cube_is_a_failure_and_the_named_one_is_not",),
+    ),
+    Fault(
+        "the instruction names the plate's colour twice",
+        _PLACE,
+        "cube * len(self._names) + plate",
+        "plate * len(self._names) + plate",
+        (f"{_ON}test_an_instruction_names_what_is_to_be_done",),
+    ),
+    Fault(
+        "a cube that flies over the target has been pushed there",
+        _PUSH,
+        "last_in_a_row(near & (cube[:, 2] <= RESTING), ",
+        "last_in_a_row(near, ",
+        (f"{_ON}test_a_cube_above_the_target_has_not_been_pushed_there",),
+    ),
+    Fault(
+        "pushing may lift",
+        _PUSH,
+        "cube[:, 2] >= LIFT_HEIGHT, late], [-1, 0, 1]",
+        "cube[:, 2] >= LIFT_HEIGHT, late], [-1, -1, 1]",
+        (f"{_ON}test_pushing_is_not_lifting",),
+    ),
+    Fault(
+        "every task has the longest task's time",
+        _MIXED,
+        "limits |= deadlines or {}",
+        "limits = dict.fromkeys(limits, 80) | dict(deadlines or {})",
+        (f"{_ON}test_a_mixture_plays_every_task_by_its_own_rules",),
+    ),
+    Fault(
+        "causes of failure are mixed up",
+        _MIXED,
+        "failure[rows] = causes[verdict.failure]",
+        "failure[rows] = verdict.failure",
+        (f"{_ON}test_a_mixture_is_the_task_it_plays",),
+    ),
+    Fault(
+        "the goal is where the cube is",
+        "sims/mujoco/tasks/scenes.py",
+        'extras["privileged/target"], extras["privileged/goal"]],',
+        'extras["privileged/target"], extras["privileged/target"]],',
+        (f"{_ON}test_labelled_scenes_point_at_the_named_cube_and_its_goal",),
+    ),
+)
