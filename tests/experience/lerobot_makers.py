@@ -99,6 +99,6 @@ def assert_holds(root: Path, indices: list[int]) -> None:
     """The dataset at ``root`` has exactly these episodes, in this order, and nothing is wrong with it."""
     reader = DatasetReader(root)
     assert len(reader) == len(indices)
-    for number, index in enumerate(indices):
-        assert_is(reader.read(number), index)
-    assert reader.check() == []
+    assert reader.problems == ()
+    for found, index in zip(reader.episodes(), indices, strict=True):
+        assert_is(found, index)

@@ -112,6 +112,20 @@ def test_splits_are_kept_and_the_last_one_grows(tmp_path):
     assert DatasetReader(root).splits == {"train": range(0, 2), "validation": range(2, 4)}
 
 
+def test_splits_are_shares_of_all_episodes(tmp_path):
+    root, writer = tmp_path / "set", DatasetWriter(tmp_path / "set", schema())
+    for index in range(5):
+        writer.add(episode(index), task(index))
+    for wrong in ({}, {"train": 0.5}, {"train": 1.2, "validation": -0.2}):
+        with pytest.raises(ContractError, match="do not share all episodes, so nothing was finished"):
+            writer.finalise(wrong)
+    writer.finalise({"train": 0.6, "validation": 0.2, "test": 0.2})
+    assert DatasetReader(root).splits == {"train": range(0, 3), "validation": range(3, 4), "test": range(4, 5)}
+    write(root, 1, first=5)
+    assert info(root)["splits"] == {"train": "0:3", "validation": "3:4", "test": "4:6"}
+    assert_holds(root, list(range(6)))
+
+
 def test_tasks_may_change_within_an_episode_and_texts_keep_their_numbers(tmp_path):
     with DatasetWriter(tmp_path / "set", schema(), tasks=("unused", *TASKS)) as writer:
         assert writer.add(episode(0, 3), [TASKS[2], TASKS[0], TASKS[2]]) == 0

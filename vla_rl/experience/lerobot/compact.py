@@ -30,8 +30,13 @@ from vla_rl.experience.lerobot.tables import MB, Groups, Numbered, rows_of, writ
 _COMPACTING = "compacting"
 
 
-def compact(root: Path, header: Header, known: Metadata, episodes: Sequence[LiveEpisode]) -> None:
-    """Add verified ``episodes`` to the dataset ``known``; the caller holds the lock and has called :func:`recover`."""
+def compact(
+    root: Path, header: Header, known: Metadata, episodes: Sequence[LiveEpisode], shares: Mapping[str, float]
+) -> None:
+    """Add verified ``episodes`` to the dataset ``known``; the caller holds the lock and has called :func:`recover`.
+
+    ``shares`` {name: of all episodes} are new splits; {} keeps the old ones.
+    """
     schema, limits = header.schema, header.limits
     folder = root / live.RECORDING / _COMPACTING
     first = int(known.info.get("total_frames", 0)) + np.cumsum([0, *(episode.length for episode in episodes)])
@@ -48,6 +53,8 @@ def compact(root: Path, header: Header, known: Metadata, episodes: Sequence[Live
     write_rows(folder, root, rows_of(schema, new, files, stats), limits)
     write_tasks(folder, tasks)
     info = _info(known, header, len(tasks), known.total + len(new), int(first[-1]))
+    if shares:
+        info["splits"] = _new_splits(shares, known.total + len(new))
     whole = statistics.combined([*([known.stats] if known.total else []), *stats])
     _commit(root, info, whole, [episode.folder.name for episode in episodes])
 
@@ -206,3 +213,8 @@ def _splits(splits: dict[str, str], before: int, now: int) -> dict[str, str]:
     """New episodes belong to the split that the last one belonged to, the first of all to "train"."""
     last = next((name for name, span in splits.items() if span.endswith(f":{before}")), "train")
     return splits | {last: f"{splits.get(last, '0:').partition(':')[0]}:{now}"}
+
+
+def _new_splits(shares: Mapping[str, float], episodes: int) -> dict[str, str]:
+    ends = [round(float(share) * episodes) for share in np.cumsum(list(shares.values()))]
+    return {name: f"{begin}:{end}" for name, begin, end in zip(shares, [0, *ends], ends, strict=False)}

@@ -60,6 +60,11 @@ class DatasetReader:
         return self.schema.fps
 
     @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What is wrong with ``meta/``; :meth:`check` looks at everything else too."""
+        return self._meta.problems
+
+    @property
     def splits(self) -> dict[str, range]:
         """{name: episodes} as ``info.json`` has them."""
         spans = {name: span.split(":") for name, span in self._meta.info.get("splits", {}).items()}

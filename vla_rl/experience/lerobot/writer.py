@@ -78,12 +78,18 @@ class DatasetWriter:
             ) from error
         return self._count + len(live.folders(self.root, self._count)) - 1
 
-    def finalise(self) -> None:
+    def finalise(self, splits: Mapping[str, float] | None = None) -> None:
         """Make v3.0 files of all that was added; raises DamagedError when the disk has changed an episode meanwhile.
 
-        Such an episode is put aside and all others are finished.
+        Such an episode is put aside and all others are finished.  ``splits`` {"train": 0.9, "validation": 0.1} are
+        shares of all episodes, in their order; without them, new episodes join the split of the last one.
         """
-        problems = _finish(self.root) if (self.root / live.RECORDING).exists() else []
+        if splits is not None and (min(splits.values(), default=0) <= 0 or abs(sum(splits.values()) - 1) > 1e-6):
+            raise ContractError(
+                f"the splits {dict(splits)} do not share all episodes, so nothing was finished; give positive shares "
+                "that add up to 1."
+            )
+        problems = _finish(self.root, splits) if (self.root / live.RECORDING).exists() else []
         self.close()
         if problems:
             raise DamagedError(self.root, problems[0])
@@ -145,7 +151,7 @@ def repair(root: Path) -> list[Problem]:
         os.close(handle)
 
 
-def _finish(root: Path) -> list[Problem]:
+def _finish(root: Path, splits: Mapping[str, float] | None = None) -> list[Problem]:
     recording = root / live.RECORDING
     try:
         recover(root)
@@ -162,7 +168,7 @@ def _finish(root: Path) -> list[Problem]:
                 problems.append(error.problem)
                 move(folder, recording / live.DAMAGED / folder.name)
         if episodes:
-            compact(root, header, known, episodes)
+            compact(root, header, known, episodes, splits or {})
     except _TROUBLES as error:
         raise UserError(
             f"the episodes in {str(recording)!r} could not be made into v3.0 files ({_reason(error)}), so they stay "
