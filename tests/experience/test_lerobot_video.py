@@ -138,8 +138,6 @@ def test_without_encoders_one_is_told_what_to_do(monkeypatch):
 def test_encoding_takes_no_real_time_priority(tmp_path):
     """SVT-AV1 gives itself priority 99 when it may, and leaves the caller with it."""
     frames = np.zeros((4, 64, 64, 3), np.uint8)
-    before = os.sched_getscheduler(0)
     video.encode(tmp_path / "video.mp4", frames, 10.0, video.best_codec())
     found = {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")}
-    assert found == {before}
-    assert before == os.SCHED_OTHER, "a test before this one has left a real-time priority behind"
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER and not found & {os.SCHED_FIFO, os.SCHED_RR}
