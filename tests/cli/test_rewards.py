@@ -55,8 +55,8 @@ def test_frames_of_the_expert_show_what_the_environment_calls_success():
     assert shown == {(seed, said) for seed in seeds for said in (True, False)}
     for track in tracks:
         if track.label.any():
-            assert track.label[-5:].all() and 10 < len(track) < 40
-            assert (np.diff(track.label.astype(int)) != -1).all(), "once up, a cube stays up"
+            # The fifth frame in a row with the cube up ends the episode, and nothing after it is shown.
+            assert track.label[-5:].all() and track.label.sum() == 5 and 10 < len(track) < 40
             (other,) = (t for t in tracks if t.episode[0] == track.episode[0] and t is not track)
             assert np.array_equal(other.images["front"], track.images["front"]) and other.text[0] != track.text[0]
 

@@ -144,7 +144,7 @@ _DATA = (
     Fault(
         "any cube that is up is success",
         _LABELS,
-        'named, other = obs.extras["privileged/target"][:, 2] >= LIFTED, obs',
+        'named, other = obs.extras["privileged/target"][:, 2] >= lifted, obs',
         "named, other = up.any(1), obs",
         (_LABELLED,),
     ),

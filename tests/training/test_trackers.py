@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -113,6 +114,14 @@ def test_tensorboard_reads_back_every_number(tmp_path):
     assert math.isnan(events.Scalars("imitation/loss")[0].value)
 
 
+def written(path, wanted: bytes) -> bytes:
+    """The file's bytes, as soon as ``wanted`` (a pattern) is in them; wandb's own process writes them."""
+    deadline = time.monotonic() + 20
+    while not re.search(wanted, path.read_bytes(), re.DOTALL) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return path.read_bytes()
+
+
 def test_wandb_writes_a_run_that_can_be_sent_later(logged_out, tmp_path):
     ids = []
     for resumed in (False, True):
@@ -122,9 +131,11 @@ def test_wandb_writes_a_run_that_can_be_sent_later(logged_out, tmp_path):
         tracker.close()
         runs = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
         ids.append(runs[-1].stem)
-        written = runs[-1].read_bytes()
-        assert re.search(rb"rl/validation.{0,8}0\.%d125" % (8 if resumed else 3), written, re.DOTALL)
-        assert b"rl/step" in written and b'"env":"lift"' in written.replace(b" ", b"")
+        wanted = rb"rl/validation.{0,8}0\.%d125" % (8 if resumed else 3)
+        found = written(runs[-1], wanted)
+        assert re.search(wanted, found, re.DOTALL)
+        assert b"rl/step" in found and b'"env":"lift"' in found.replace(b" ", b"")
+        assert f"{tmp_path.name}/run".encode() in found
     assert len(runs) == 2 and ids[0] == ids[1], "a resumed run is the same run"
 
 

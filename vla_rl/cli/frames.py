@@ -12,7 +12,6 @@ from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.load import load
 from vla_rl.rewards.frames import LabelledFrames
 
-LIFTED = 0.06  # metres, of a cube's centre above the table
 _HORIZON = 5
 
 # A claim is an instruction for every row (an index into ``spec.tasks``), whether its picture shows that done, and
@@ -27,8 +26,9 @@ def lift_claims(obs: Observation) -> Iterable[Claim]:
     For ``lift`` with ``instruct="distractor"``, where these are two cubes of one scene: the same picture under both
     names makes a classifier read.  Nothing is claimed about the second while any cube but the named one is up.
     """
-    up = obs.extras["privileged/cubes"].reshape(len(obs.task), -1, 3)[..., 2] >= LIFTED
-    named, other = obs.extras["privileged/target"][:, 2] >= LIFTED, obs.extras["privileged/seeded"]
+    lifted: float = load("sims.mujoco.tabletop:LIFT_HEIGHT")  # metres, of a cube's centre above the table
+    up = obs.extras["privileged/cubes"].reshape(len(obs.task), -1, 3)[..., 2] >= lifted
+    named, other = obs.extras["privileged/target"][:, 2] >= lifted, obs.extras["privileged/seeded"]
     known = (up.sum(1) == named) & (other != obs.task)
     return (obs.task, named, np.ones_like(named)), (other, np.zeros_like(named), known)
 

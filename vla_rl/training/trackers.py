@@ -60,7 +60,7 @@ class WandbTracker:
         try:
             self._run = wandb.init(
                 project="vla-rl",
-                name=run.name,
+                name="/".join(run.resolve().parts[-2:]),
                 dir=str(run),
                 config=dict(config),
                 mode=wandb_mode(),
