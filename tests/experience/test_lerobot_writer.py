@@ -49,7 +49,7 @@ def test_twelve_episodes_come_back_bit_for_bit(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_two_hundred_episodes_come_back_bit_for_bit(tmp_path):
     write(tmp_path / "set", 200, limits=Limits(0.2, 0.05, 3))
     assert_holds(tmp_path / "set", list(range(200)))
@@ -325,6 +325,23 @@ def test_an_info_that_is_not_the_last_one_undoes_nothing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is not the one that was last written and nothing was touched"):
         repair(root)
     assert files(root, "data/*/*.parquet") == data and live.read_committing(root / "recording")
+
+
+def test_what_lerobot_added_after_a_kill_is_not_undone(tmp_path, monkeypatch):
+    """Killed right after ``info.json``; then somebody else's writer adds an episode and its statistics."""
+    root = tmp_path / "set"
+    monkeypatch.setattr(compact, "_complete", lambda root, begun: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write(root, 2)
+    monkeypatch.undo()
+    write(tmp_path / "other", 3)
+    for name in files(tmp_path / "other", "*"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tmp_path / "other" / name, root / name)
+    stats = (root / "meta" / "stats.json").read_bytes()
+    assert_holds(root, [0, 1, 2])
+    assert repair(root) == [] and (root / "meta" / "stats.json").read_bytes() == stats
+    assert_holds(root, [0, 1, 2])
 
 
 @pytest.mark.parametrize("name", ["a/b", ".hidden", "", "index"])

@@ -51,7 +51,7 @@ _SAFETY = (
     Fault(
         "statistics are missing for a moment",
         f"{_PACKAGE}metadata.py",
-        "    if live.is_committed(recording, total):",
+        '    if begun.get("total_episodes") == total:',
         "    if False:",
         (_KILLED,),
     ),

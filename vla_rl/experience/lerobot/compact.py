@@ -104,9 +104,12 @@ def _commit(root: Path, info: dict[str, Any], stats: statistics.Stats, folders: 
 
 def _complete(root: Path, begun: Mapping[str, Any]) -> None:
     """What is left to do once ``info.json`` counts the episodes; doing it twice changes nothing."""
-    write_json(root / metadata.STATS, begun["stats"])
+    if _committed(root) == begun["total_episodes"]:  # lerobot may have gone on, with statistics of more episodes
+        write_json(root / metadata.STATS, begun["stats"])
     for name in begun["folders"]:
-        shutil.rmtree(root / live.RECORDING / name, ignore_errors=True)
+        folder = root / live.RECORDING / name
+        if folder.exists():  # one that cannot be removed must not count as another episode
+            shutil.rmtree(folder)
 
 
 def _committed(root: Path) -> int:

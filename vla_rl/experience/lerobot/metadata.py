@@ -179,9 +179,9 @@ def _read_tasks(root: Path, problems: list[Problem]) -> tuple[str, ...]:
 
 
 def _read_stats(root: Path, total: int, problems: list[Problem]) -> statistics.Stats:
-    recording = root / live.RECORDING
-    if live.is_committed(recording, total):  # killed just before they would have been written
-        return statistics.from_json(live.read_committing(recording)["stats"])
+    begun = live.read_committing(root / live.RECORDING)
+    if begun.get("total_episodes") == total:  # killed just before they would have been written
+        return statistics.from_json(begun["stats"])
     try:
         return statistics.from_json(json.loads((root / STATS).read_text(encoding="utf-8")))
     except FileNotFoundError:
