@@ -27,7 +27,7 @@ from tests.mutants.faults import FAULTS
 WORKERS = 2
 PATIENCE = 90  # seconds; a fault may make a test run for ever, which is a way of being noticed
 PASSED, FAILED = 0, 1  # pytest's exit codes; every other one means that it could not test
-_ASIDE = (".venv", ".git", "runs", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
+_ASIDE = (".venv", ".git", ".cache", "runs", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
 # A fault that cannot run shows nothing about the tests.
 _CARELESS = ("NameError", "SyntaxError", "ImportError", "UnboundLocalError")
 # Loaded by pytest from the copy: the code under test must be the copy's, not that of an editable installation.
