@@ -37,7 +37,6 @@ FAULTS: tuple[Fault, ...] = (
         "        check_packages(())",
         (f"{_ON_FOREIGN}test_another_one_that_comes_first_is_named",),
     ),
-    Fault("the wheel has no types", _PROJECT, '"*" = ["py.typed"]', '"*" = []', (_CONTENTS,)),
     Fault("the wheel has no configs", _PROJECT, '    "vla_rl._configs",', "", (_CONTENTS,)),
     Fault(
         "the contract needs a renderer",
