@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -20,8 +20,22 @@ from vla_rl.contract.load import load
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def save_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint next to ``folder`` and move it into place, so that a reader never sees half of one."""
+class Saveable(Protocol):
+    """What can write itself as a folder."""
+
+    def save_pretrained(self, folder: str | Path) -> None: ...
+
+
+def save_folder(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    inside: Mapping[str, Saveable] | None = None,
+) -> None:
+    """Write a checkpoint next to ``folder`` and move it into place, so that a reader never sees half of one.
+
+    ``inside`` are checkpoints that this one is made of, such as a frozen base; each gets a folder of its name in it.
+    """
     fresh, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
     if old.exists() and not folder.exists():  # stopped between the two moves below: it is the only copy
         os.replace(old, folder)
@@ -32,7 +46,9 @@ def save_folder(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, T
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, fresh / WEIGHTS)
         text = json.dumps({"contract_version": CONTRACT_VERSION, **config}, indent=2)
         (fresh / CONFIG).write_text(text, encoding="utf-8")
-    except (OSError, SafetensorError) as error:
+        for name, part in (inside or {}).items():
+            part.save_pretrained(fresh / name)
+    except (OSError, SafetensorError, UserError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise UserError(
             f"the checkpoint {str(folder)!r} could not be written ({error}), so the one before it is kept; "

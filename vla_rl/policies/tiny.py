@@ -54,15 +54,19 @@ class TinyVLA(nn.Module):
         self.action_scale = Affine.from_bounds(spec.action)
         self.version = 0
         self.backbone = PointingBackbone(len(vocabulary.words), config.queries, max_words=vocabulary.length)
-        perceived = self.backbone.features * len(spec.images) + spec.state.shape[0]
         self.connector = nn.Sequential(
-            nn.Linear(perceived, 256), nn.SiLU(), nn.Linear(256, config.condition), nn.LayerNorm(config.condition)
+            nn.Linear(sum(self.perceived.values()), 256), nn.SiLU(), nn.Linear(256, config.condition), nn.LayerNorm(config.condition)
         )
         self.expert = FlowExpert(config.horizon * spec.action_dim, config.condition, config.width, config.blocks)
         low, high = action_limits(spec)
         self.register_buffer("action_low", low, persistent=False)
         self.register_buffer("action_high", high, persistent=False)
         self.register_buffer("tokens", vocabulary.encode(spec.tasks), persistent=False)
+
+    @property
+    def perceived(self) -> dict[str, int]:
+        """What :meth:`precompute` stores for acting on, by size: what any other head can act on as well."""
+        return {"features": self.backbone.features * len(self.spec.images), "state": self.spec.state.shape[0]}
 
     # -- the part no gradient reaches ------------------------------------------------------------------------------
 
