@@ -10,7 +10,7 @@ from vla_rl.policies.tiny import TinyConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
-from vla_rl.training.on_policy import LoopConfig
+from vla_rl.training.loop import LoopConfig
 
 
 def small() -> Demo:

@@ -14,7 +14,7 @@ from vla_rl.cli.world import World
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
-from vla_rl.training.on_policy import LoopConfig
+from vla_rl.training.loop import LoopConfig
 
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.
 WORLD = World(training_options={"deadline": 25})

@@ -12,7 +12,7 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
-from vla_rl.training.on_policy import LoopConfig
+from vla_rl.training.loop import LoopConfig
 
 # Less noise than in the demo: these tasks need a steadier hand.
 # ... and have fewer episodes in as many decisions: four times the demo's rollout keeps every step worth taking.

@@ -24,7 +24,7 @@ from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.training.on_policy import LoopConfig, OnPolicyLoop
+from vla_rl.training.loop import LoopConfig, Loop
 from vla_rl.training.store import SharedStore
 
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))
@@ -110,7 +110,7 @@ def test_algorithms_and_policies_are_interchangeable():
     env, policy, source, critic = _learning()
     learner = Reinforce(policy, policy.trainable(), critic, ReinforceConfig(), OneProcess())
     noise = torch.Generator()
-    loop = OnPolicyLoop(  # type: ignore[arg-type]
+    loop = Loop(  # type: ignore[arg-type]
         source,
         learner,
         SharedStore(policy),

@@ -244,7 +244,7 @@ def test_rule_catches(name: str, path: str, text: str) -> None:
     ("path", "text"),
     [
         ("vla_rl/algorithms/x.py", "from vla_rl.policies import critics\nfrom vla_rl.contract.env import Step"),
-        ("vla_rl/cli/x.py", "from vla_rl import __version__\nfrom vla_rl.training import on_policy"),
+        ("vla_rl/cli/x.py", "from vla_rl import __version__\nfrom vla_rl.training import loop"),
         ("vla_rl/contract/wire.py", "import json\nimport msgpack\nimport numpy as np"),
         ("vla_rl/training/x.py", "import torch\nmodel.eval()\ntorch.optim.Adam([])\nloss.backward()"),
         ("world_models/x.py", "import torch\nfrom vla_rl.contract import env"),

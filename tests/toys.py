@@ -101,6 +101,7 @@ def rollout(stored: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes
     parts: dict[str, Any] = {
         "stored": stored,
         "sample": out.sample[None],
+        "executed": out.action[None],
         "aux": {name: item[None] for name, item in out.aux.items()},
         "logprob": out.logprob[None],
         "reward": reward,

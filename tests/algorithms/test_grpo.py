@@ -69,6 +69,7 @@ def play(policy, episodes=EPISODES, seed=1, horizon=2) -> Rollout:
     return Rollout(
         stored={"state": state},
         sample=torch.stack([out.sample for out in outs]),
+        executed=torch.stack([out.action for out in outs]),
         aux={name: torch.stack([out.aux[name] for out in outs]) for name in outs[0].aux},
         logprob=torch.stack([out.logprob for out in outs]),
         reward=reward,

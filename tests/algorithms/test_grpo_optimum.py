@@ -20,7 +20,7 @@ from vla_rl.experience.rollout import SeedStream
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
-from vla_rl.training.on_policy import LoopConfig, OnPolicyLoop
+from vla_rl.training.loop import LoopConfig, Loop
 from vla_rl.training.store import SharedStore
 
 FAST = {"learning_rate": 3e-3, "rate_bounds": (1e-5, 1e-2), "target_kl": 0.1}
@@ -72,6 +72,6 @@ def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass_in_the_loop(con
     source = GroupConfig(groups=16, size=8, ahead=4).build(env, policy, SeedStream(0, 10**6), seeded(1))
     rate = lambda: evaluate(held_out, policy, range(10**6, 10**6 + 64), seeded(2)).rate  # noqa: E731
     assert regret(policy)[1] < 0.2
-    best = OnPolicyLoop(source, learner, SharedStore(policy), rate, LoopConfig(20, 10)).run()
+    best = Loop(source, learner, SharedStore(policy), rate, LoopConfig(20, 10)).run()
     missing, success = regret(policy)
     assert best.success > 0.95 and missing < 0.6 and success > 0.95

@@ -6,7 +6,7 @@ from vla_rl.cli.world import World
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.training.on_policy import LoopConfig
+from vla_rl.training.loop import LoopConfig
 
 
 def improve() -> Improve:

@@ -6,7 +6,7 @@
 rollout ends and ``V`` from there on (GAE with lambda = 1).  Deviation: the advantages of a rollout are normalised.
 
 It is one file, ``vla_rl/algorithms/reinforce.py``: a ``Learner`` that takes any rollout; its ``parameters`` and
-``learning_rate`` are for the ``OnPolicyLoop``.  One line of a config lets ``vla-rl train`` use it instead of PPO:
+``learning_rate`` are for the ``Loop``.  One line of a config lets ``vla-rl train`` use it instead of PPO:
 
     RLConfig(sampler, algorithm=ReinforceConfig())
 """

@@ -12,7 +12,7 @@ _VALUES = f"{_TESTS}test_the_critic_learns_the_discounted_return_of_chunks"
 _DRAWN = f"{_TESTS}test_minibatches_are_drawn_anew_in_every_epoch_and_use_every_decision_once"
 _ENTERS = f"{_TESTS}test_intervened_and_idle_decisions_never_enter_a_likelihood"
 
-_LOOP, _ON_LOOP = "vla_rl/training/on_policy.py", "tests/training/test_on_policy.py::"
+_LOOP, _ON_LOOP = "vla_rl/training/loop.py", "tests/training/test_loop.py::"
 
 _LOSSES = (
     Fault(

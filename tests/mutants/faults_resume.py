@@ -9,7 +9,7 @@ _STATE, _TRACKING, _SOURCE = (
     "vla_rl/training/tracking.py",
     "vla_rl/experience/rollout.py",
 )
-_SHARED, _LOOP = "vla_rl/algorithms/policy_gradient.py", "vla_rl/training/on_policy.py"
+_SHARED, _LOOP = "vla_rl/algorithms/policy_gradient.py", "vla_rl/training/loop.py"
 _ON_STATE, _ON_RESUME = "tests/training/test_checkpoint.py::", "tests/cli/test_resume.py::"
 _SAME = f"{_ON_RESUME}test_a_killed_run_goes_on_and_ends_the_same"
 _TWO = "tests/algorithms/test_ppo.py::test_two_processes_that_share_the_data_end_with_the_weights_of_one"
@@ -76,7 +76,7 @@ FAULTS = (
         _LOOP,
         'self.best = Best(**state["best"])',
         'self.best = Best(-1.0, 0, state["best"]["weights"])',
-        ("tests/training/test_on_policy.py::test_a_loop_goes_on_with_its_best_weights_and_its_counters",),
+        ("tests/training/test_loop.py::test_a_loop_goes_on_with_its_best_weights_and_its_counters",),
     ),
     Fault(
         "a repeated iteration is told twice",

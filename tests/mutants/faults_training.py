@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_FIT, _LOOP = "vla_rl/training/fit.py", "vla_rl/training/on_policy.py"
+_FIT, _LOOP = "vla_rl/training/fit.py", "vla_rl/training/loop.py"
 _GROUNDING, _IMITATION = "vla_rl/training/grounding.py", "vla_rl/training/imitation.py"
 _NORMALISE, _PRETRAINED = "vla_rl/policies/normalise.py", "vla_rl/pretrained.py"
 _PROCESS, _ROLLOUT, _RUN = "vla_rl/experience/process.py", "vla_rl/experience/rollout.py", "vla_rl/evaluation/run.py"
 
-_ON_FIT, _ON_LOOP = "tests/training/test_fit.py::", "tests/training/test_on_policy.py::"
+_ON_FIT, _ON_LOOP = "tests/training/test_fit.py::", "tests/training/test_loop.py::"
 _ON_GROUNDING, _ON_IMITATION = "tests/training/test_grounding.py::", "tests/training/test_imitation.py::"
 _ON_PROCESS = "tests/experience/test_process.py::"
 _BIT_FOR_BIT = f"{_ON_PROCESS}test_the_same_rollouts_bit_for_bit_before_and_after_publishing"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
+from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class PolicyGradient(Generic[B]):
 
     @torch.no_grad()
     def _old_likelihood(self, batch: B, metrics: dict[str, float]) -> Likelihood:
-        old = self.policy.log_prob(batch.stored, batch.sample, batch.aux)
+        old = self.policy.log_prob(public(batch.stored), batch.sample, batch.aux)
         metrics["entropy"] = float(old.entropy.mean())
         if "std" in old.params:
             metrics["noise_std"] = float(old.params["std"].mean())
@@ -195,7 +195,7 @@ class PolicyGradient(Generic[B]):
         """One step on the mean over a minibatch, of which ``row`` is this process's ``share``."""
         loss, seen = torch.zeros(()), torch.zeros(3, dtype=torch.float64)
         if share:
-            new = self.policy.log_prob(row.stored, row.sample, row.aux)
+            new = self.policy.log_prob(public(row.stored), row.sample, row.aux)
             kl = self.policy.kl(old, new.params).mean()
             loss, clipped = self.policy_loss(row, new)
             loss = share * (loss - self.config.entropy * new.entropy.mean())

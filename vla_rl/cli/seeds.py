@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def train_seeds(config: str, count: int, out: Path, arguments: Sequence[str], pr
         raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
     rows = [{"seed": seed, **_summary(cell.out)} for seed, cell in enumerate(cells, 1)]
     write_json(out / "results.json", rows)
-    command = f"vla-rl train {config} --seeds {count} --out {out} {' '.join(arguments)}".strip()
+    command = f"vla-rl train {config} --seeds {count} --out {out} {shlex.join(arguments)}".strip()
     _report(out, rows, cells, command)
     for line in _table(rows):
         console.print("  ".join(line))

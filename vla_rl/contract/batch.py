@@ -13,8 +13,10 @@ from vla_rl.contract.env import Array
 class Rollout:
     """``T`` decisions of ``E`` rows.
 
-    stored        {name: [T+1,E,...]}  what the policy kept of every observation; entry ``T`` is the one after the last
+    stored        {name: [T+1,E,...]}  what the policy kept of every observation; entry ``T`` is the one after the last;
+                                       ``privileged/*`` beside it, for critics
     sample        [T,E,H,D]            raw normalised samples; aux {name: [T,E,...]}
+    executed      [T,E,H,D]            what was done, in physical units, after clipping, safety and interventions
     logprob       float [T,E]
     reward, valid, intervened  [T,E,H] valid is False for actions that were not executed (idle rows: all of them)
     terminated, truncated, success  bool [T,E]  True only at the decision in which the row ended
@@ -27,6 +29,7 @@ class Rollout:
 
     stored: Mapping[str, Array]
     sample: Array
+    executed: Array
     aux: Mapping[str, Array]
     logprob: Array
     reward: Array

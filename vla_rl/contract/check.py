@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import ActionOut, LikelihoodPolicy, Policy, Stored
+from vla_rl.contract.policy import ActionOut, LikelihoodPolicy, Policy, Stored, look
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _TOLERANCE = 1e-5
@@ -104,7 +104,7 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
     obs = env.reset(every, seed + every)
     state = policy.reset_state(policy.initial_state(env.num_envs), every)
     try:
-        stored = policy.precompute(obs.public())
+        stored, state = look(policy, obs, state, generator)
     except KeyError as error:
         raise ContractError(
             f"the policy reads {error}, which {env.spec.name!r} does not give to policies (privileged/* is for critics "

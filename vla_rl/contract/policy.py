@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.env import PRIVILEGED, Array, Observation
 
 Mode: TypeAlias = Literal["sample", "eval"]
 State: TypeAlias = dict[str, Array]
@@ -60,6 +60,17 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class ContextPolicy(Policy, Protocol):
+    """A policy whose decision, and its critic's estimate, depend on its own state as well: a plan that it follows."""
+
+    def context(self, stored: Stored, state: State, generator: Any) -> tuple[Stored, State]:
+        """What to decide on: ``stored`` and what follows from ``state`` at this moment (``base_action``).
+
+        Called once for every observation, also for an episode's last one, before ``act``, which receives the result.
+        """
+
+
+@runtime_checkable
 class LikelihoodPolicy(Policy, Protocol):
     """A policy whose samples have a density: PPO and GRPO need this."""
 
@@ -70,9 +81,33 @@ class LikelihoodPolicy(Policy, Protocol):
         """Exact KL(old || new) [B] between two ``Likelihood.params`` of the same samples."""
 
 
+@dataclass(frozen=True)
+class Judgeable:
+    """Decisions as critics judge them: ``action`` [B,A] and their ``logprob`` [B] (zeros if deterministic)."""
+
+    action: Array
+    logprob: Array
+
+
 @runtime_checkable
 class ReparametrisedPolicy(Policy, Protocol):
-    """A policy whose sample is differentiable: SAC and TD3 need this."""
+    """A policy whose decision is differentiable: SAC and TD3 need this."""
 
-    def rsample(self, stored: Stored, state: State, generator: Any) -> ActionOut:
-        """A sample through which gradients flow."""
+    def rsample(self, stored: Stored, generator: Any) -> Judgeable:
+        """A decision through which gradients flow, without exploration that ``act`` adds on top of it."""
+
+    def judged(self, sample: Array, executed: Array) -> Array:
+        """Recorded decisions [B,A] in the same terms, from ``sample`` [B,H,D] and what was ``executed`` [B,H,D]."""
+
+
+def look(policy: Policy, obs: Observation, state: State, generator: Any) -> tuple[Stored, State]:
+    """What ``policy`` decides on at ``obs``: what it stores and, if it has one, its context; never ``privileged/*``."""
+    stored = policy.precompute(obs.public())
+    return policy.context(stored, state, generator) if isinstance(policy, ContextPolicy) else (stored, state)
+
+
+def public(stored: Stored) -> Stored:
+    """What the policy itself stored, without what was kept beside it for critics."""
+    if not any(name.startswith(PRIVILEGED) for name in stored):
+        return stored
+    return {name: item for name, item in stored.items() if not name.startswith(PRIVILEGED)}

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.contract.env import Array, Observation, Step, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import Mode, Policy
+from vla_rl.contract.policy import Mode, Policy, look
 from vla_rl.evaluation.stats import Rate
 
 
@@ -84,7 +84,8 @@ class _Evaluation:
         state = self.policy.initial_state(self.env.num_envs)
         obs, state = self._refill(np.arange(self.env.num_envs), None, state)
         while (self.playing >= 0).any():
-            out, state = self.policy.act(self.policy.precompute(self.view(obs).public()), state, mode, generator)
+            stored, state = look(self.policy, self.view(obs), state, generator)
+            out, state = self.policy.act(stored, state, mode, generator)
             step = self.env.step(np.asarray(out.action) if self.env.spec.device == "cpu" else out.action)
             obs, state = self._refill(self._book(step), step.obs, state)
         return Outcomes(self.seeds, self.success, tuple(self.cause), self.length, tuple(self.family))

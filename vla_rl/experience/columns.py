@@ -14,7 +14,17 @@ from vla_rl.contract.env import Step
 from vla_rl.contract.policy import ActionOut, Stored
 from vla_rl.experience.rollout import stack_dicts, to_tensor
 
-_IDLE = ("sample", "logprob", "reward", "valid", "intervened", "terminated", "truncated", "success")  # 0 when idle
+_IDLE = (
+    "sample",
+    "executed",
+    "logprob",
+    "reward",
+    "valid",
+    "intervened",
+    "terminated",
+    "truncated",
+    "success",
+)  # 0 when idle
 _LASTING = ("version", "seeds")  # as before when idle
 
 
@@ -46,6 +56,7 @@ def column(moments: Sequence[Moment], row: int, seed: int, last: Stored | None) 
     return Rollout(
         stored={name: item[:, None] for name, item in stack_dicts(seen).items()},
         sample=over_time([out.sample for out in outs]),
+        executed=over_time([step.executed for step in steps]),
         aux={name: over_time([out.aux[name] for out in outs]) for name in outs[0].aux},
         logprob=over_time([out.logprob for out in outs]),
         reward=over_time([step.reward for step in steps]),

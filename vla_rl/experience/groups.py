@@ -24,7 +24,7 @@ import torch
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, Step, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import Policy, Stored
+from vla_rl.contract.policy import Policy, State, Stored, look
 from vla_rl.experience.columns import Moment, beside, column, to_state
 from vla_rl.experience.rollout import SeedStream, check_finite, to_env, to_tensor
 
@@ -217,9 +217,9 @@ class GroupSource:
 
     def _decide(self) -> None:
         assert self._obs is not None, "something is played, so the rows were reset"
-        stored = self._look(self._obs)
+        stored, state = self._look(self._obs, self._state)
         with self._clock("act_s"):
-            out, state = self.policy.act(stored, self._state, "sample", self.generator)
+            out, state = self.policy.act(stored, state, "sample", self.generator)
             check_finite(out)
         with self._clock("env_s"):
             step = self.env.step(to_env(out.action, self.env))
@@ -245,13 +245,14 @@ class GroupSource:
 
     def _keep_last(self, step: Step, truncated: dict[int, _Episode]) -> None:
         if truncated:
-            last = self._look(step.obs.rows(np.array(list(truncated))))
+            rows = np.array(list(truncated))
+            last, _ = self._look(step.obs.rows(rows), {name: item[rows] for name, item in self._state.items()})
             for i, episode in enumerate(truncated.values()):
                 episode.last = {name: item[i] for name, item in last.items()}
 
-    def _look(self, obs: Observation) -> Stored:
+    def _look(self, obs: Observation, state: State) -> tuple[Stored, State]:
         with self._clock("perception_s"):
-            return self.policy.precompute(obs.public())
+            return look(self.policy, obs, state, self.generator)
 
     @contextmanager
     def _clock(self, name: str) -> Iterator[None]:

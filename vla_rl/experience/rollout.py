@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv
+from vla_rl.contract.env import PRIVILEGED, Observation, Snapshots, Step, VecEnv
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.policy import ActionOut, Policy, Stored
+from vla_rl.contract.policy import ActionOut, Policy, State, Stored, look, public
 from vla_rl.contract.spec import EnvSpec
 
 
@@ -55,6 +55,7 @@ class WindowConfig:
 
     rows: int = 128  # environments
     decisions: int = 5  # per row and rollout
+    privileged: tuple[str, ...] = ()  # "privileged/..." extras that are kept for critics
 
     def __str__(self) -> str:
         return f"{self.rows} rows x {self.decisions} decisions = {self.rows * self.decisions:,}"
@@ -70,7 +71,7 @@ class WindowConfig:
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> RolloutSource:
         """The source with these numbers."""
-        return RolloutSource(env, policy, self.decisions, seeds, generator)
+        return RolloutSource(env, policy, self.decisions, seeds, generator, self.privileged)
 
 
 class RolloutSource:
@@ -78,13 +79,21 @@ class RolloutSource:
 
     Episodes run on across windows, so the last decision of a window is bootstrapped by whoever computes advantages.
     The policy is stepped in mode "sample" with ``generator``; ``env`` and ``policy`` belong to the source meanwhile.
+    ``privileged`` names extras that are kept beside what the policy stores and that the policy never sees.
     """
 
     def __init__(
-        self, env: VecEnv, policy: Policy, decisions: int, seeds: SeedStream, generator: torch.Generator
+        self,
+        env: VecEnv,
+        policy: Policy,
+        decisions: int,
+        seeds: SeedStream,
+        generator: torch.Generator,
+        privileged: Sequence[str] = (),
     ) -> None:
+        _require_privileged(privileged, env.spec)
         self.env, self.policy, self.decisions = env, policy, decisions
-        self.seeds, self.generator = seeds, generator
+        self.seeds, self.generator, self.privileged = seeds, generator, tuple(privileged)
         self._stored: Stored | None = None
         self._window = _Window()
         self._state = policy.initial_state(env.num_envs)
@@ -97,7 +106,7 @@ class RolloutSource:
         so that a next call with mended weights goes on where this one stopped.
         """
         if self._stored is None:
-            self._stored = self._look(self._reset(np.arange(self.env.num_envs)))
+            self._stored, self._state = self._look(self._reset(np.arange(self.env.num_envs)), self._state)
         while len(self._window.decisions) < self.decisions:
             self._stored = self._decide(self._window, self._stored)
         window, self._window = self._window, _Window()
@@ -126,8 +135,9 @@ class RolloutSource:
             self.env.restore(np.arange(self.env.num_envs), state["env"])  # type: ignore[attr-defined]
             self._state, self._seed = state["policy"], state["seed"]
 
-    def _look(self, obs: Observation) -> Stored:
-        return self.policy.precompute(obs.public())
+    def _look(self, obs: Observation, state: State) -> tuple[Stored, State]:
+        stored, state = look(self.policy, obs, state, self.generator)
+        return {**stored, **{name: to_tensor(obs.extras[name]) for name in self.privileged}}, state
 
     def _reset(self, rows: np.ndarray) -> Observation:
         seeds = np.array([next(self.seeds) for _ in rows], dtype=np.int64)
@@ -137,7 +147,7 @@ class RolloutSource:
 
     def _decide(self, window: _Window, stored: Stored) -> Stored:
         start = time.perf_counter()
-        out, state = self.policy.act(stored, self._state, "sample", self.generator)
+        out, state = self.policy.act(public(stored), self._state, "sample", self.generator)
         check_finite(out)
         self._state = state
         acted = time.perf_counter()
@@ -145,7 +155,7 @@ class RolloutSource:
         window.decisions.append(_Decision(stored, out, step, self._seed.clone()))
         obs = self._restart(window, step)
         stepped = time.perf_counter()
-        following = self._look(obs)
+        following, self._state = self._look(obs, self._state)
         for name, seconds in zip(
             ("act_s", "env_s", "perception_s"),
             (acted - start, stepped - acted, time.perf_counter() - stepped),
@@ -159,9 +169,19 @@ class RolloutSource:
         done = _numpy(step.done)
         truncated = np.flatnonzero(_numpy(step.truncated))
         if len(truncated):
-            window.final.append(self._look(step.obs.rows(truncated)))
+            then = {name: item[truncated] for name, item in self._state.items()}
+            window.final.append(self._look(step.obs.rows(truncated), then)[0])
             window.ended += [(len(window.decisions) - 1, int(row)) for row in truncated]
         return self._reset(np.flatnonzero(done)) if done.any() else step.obs
+
+
+def _require_privileged(names: Sequence[str], spec: EnvSpec) -> None:
+    for name in names:
+        if name not in spec.extras or not name.startswith(PRIVILEGED):
+            raise UserError(
+                f"{name!r} is not among the privileged extras of {spec.name!r}, so no critic could read it; choose from "
+                f"{sorted(item for item in spec.extras if item.startswith(PRIVILEGED))}."
+            )
 
 
 def check_finite(out: ActionOut) -> None:
@@ -209,6 +229,7 @@ def _stack(window: _Window, last: Stored, spec: EnvSpec) -> Rollout:
     return Rollout(
         stored=stack_dicts([decision.stored for decision in decisions] + [last]),
         sample=torch.stack([out.sample for out in outs]),
+        executed=over_time("executed"),
         aux=stack_dicts([out.aux for out in outs]),
         logprob=torch.stack([out.logprob for out in outs]),
         reward=over_time("reward"),

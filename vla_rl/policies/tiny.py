@@ -55,7 +55,10 @@ class TinyVLA(nn.Module):
         self.version = 0
         self.backbone = PointingBackbone(len(vocabulary.words), config.queries, max_words=vocabulary.length)
         self.connector = nn.Sequential(
-            nn.Linear(sum(self.perceived.values()), 256), nn.SiLU(), nn.Linear(256, config.condition), nn.LayerNorm(config.condition)
+            nn.Linear(sum(self.perceived.values()), 256),
+            nn.SiLU(),
+            nn.Linear(256, config.condition),
+            nn.LayerNorm(config.condition),
         )
         self.expert = FlowExpert(config.horizon * spec.action_dim, config.condition, config.width, config.blocks)
         low, high = action_limits(spec)

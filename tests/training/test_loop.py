@@ -11,7 +11,7 @@ from torch import nn
 
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.stats import Rate
-from vla_rl.training.on_policy import Best, LoopConfig, OnPolicyLoop
+from vla_rl.training.loop import Best, LoopConfig, Loop
 from vla_rl.training.store import SharedStore
 
 
@@ -53,7 +53,7 @@ class Fake:
 
 def run(rates, **config):
     fake, reports, kept = Fake(rates), {}, []
-    loop = OnPolicyLoop(
+    loop = Loop(
         fake,
         fake,
         SharedStore(fake),
@@ -139,7 +139,7 @@ def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
         fake = Fake(part)
         config = LoopConfig(iterations=iterations, validate_every=1, collapse=0.15)
         reports = halves[-1].reports if halves else {}
-        loop = OnPolicyLoop(
+        loop = Loop(
             fake,
             fake,
             SharedStore(fake),
@@ -158,7 +158,7 @@ def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
 
 
 def test_a_part_that_cannot_save_its_state_is_named():
-    loop = OnPolicyLoop(object(), Fake([]), SharedStore(Fake([])), Fake([]).validate, LoopConfig())
+    loop = Loop(object(), Fake([]), SharedStore(Fake([])), Fake([]).validate, LoopConfig())
     with pytest.raises(UserError, match="the source object cannot save its state"):
         loop.state_dict()
 

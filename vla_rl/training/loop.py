@@ -1,4 +1,4 @@
-"""The on-policy loop: collect, learn, publish; validate now and then; return to the best weights after a collapse.
+"""The loop of every algorithm: collect, learn, publish; validate now and then; return to the best weights after a collapse.
 
 Between two iterations its whole state can be saved and put back: a run that goes on from there ends with the same
 weights, bit for bit, as one that was never stopped (same machine, versions and number of threads).
@@ -30,9 +30,10 @@ class LoopConfig:
     collapse: float = 0.15  # a validation this far below the best one sends the run back to the best weights
     collapse_rate: float = 0.5  # and multiplies the learning rate
     env_steps: int = 0  # low-level actions in all after which no further iteration is begun; 0: no limit
+    validate_steps: int = 0  # validate also whenever so many low-level actions were taken since the last time; 0: never
 
 
-class OnPolicyLearner(Learner, Resumable, Protocol):
+class LoopLearner(Learner, Resumable, Protocol):
     """A learner whose weights the loop may keep, publish and put back, at a lower rate after a collapse."""
 
     parameters: dict[str, nn.Parameter]
@@ -49,7 +50,7 @@ class AlgorithmConfig(Protocol):
         critic: nn.Module,
         generator: torch.Generator,
         reducer: Reducer,
-    ) -> OnPolicyLearner:
+    ) -> LoopLearner:
         """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place.
 
         ``reducer`` joins it with those of other processes that learn from other rows of the same batch.
@@ -79,7 +80,7 @@ class Best:
             parameter.copy_(self.weights[name])
 
 
-class OnPolicyLoop:
+class Loop:
     """``source`` -> ``learner`` -> ``store``, with validation seeds deciding which weights are kept.
 
     ``validate() -> Rate`` plays validation seeds; ``keep(iteration)`` saves the present weights as the best ones;
@@ -90,7 +91,7 @@ class OnPolicyLoop:
     def __init__(
         self,
         source: ExperienceSource,
-        learner: OnPolicyLearner,
+        learner: LoopLearner,
         store: PolicyStore,
         validate: Callable[[], Rate],
         config: LoopConfig,
@@ -104,6 +105,7 @@ class OnPolicyLoop:
         self.best = Best()
         self.iteration = 0  # iterations that are done
         self.env_steps = 0.0
+        self.validated_at = 0.0  # env_steps at the last validation
 
     def run(self) -> Best:
         """Train what is left to do; the learner's parameters end as the best validated ones."""
@@ -114,7 +116,7 @@ class OnPolicyLoop:
             self.prepare(progress)
             metrics = self._iterate()
             self.iteration += 1
-            if self.iteration % self.config.validate_every == 0 or self.progress() >= 1:
+            if self._due():
                 metrics |= self._select(self.iteration)
             self.report(self.iteration, metrics)
             self.save(self.iteration)
@@ -127,15 +129,23 @@ class OnPolicyLoop:
         done = self.iteration / self.config.iterations if self.config.iterations else 1.0
         return max(done, self.env_steps / self.config.env_steps) if self.config.env_steps else done
 
+    def _due(self) -> bool:
+        """Whether to validate now."""
+        config, since = self.config, self.env_steps - self.validated_at
+        often = self.iteration % config.validate_every == 0 or 0 < config.validate_steps <= since
+        return often or self.progress() >= 1
+
     def state_dict(self) -> dict[str, Any]:
         """The state between two iterations; raises UserError when a part of the loop cannot say its own."""
         best = {"success": self.best.success, "iteration": self.best.iteration, "weights": self.best.weights}
-        own = {"iteration": self.iteration, "env_steps": self.env_steps, "best": best}
+        clocks = {"iteration": self.iteration, "env_steps": self.env_steps, "validated_at": self.validated_at}
+        own = {**clocks, "best": best}
         return {**own, **{name: part.state_dict() for name, part in self._parts().items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned, with parts that were built as they were then."""
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
+        self.validated_at = state["validated_at"]
         self.best = Best(**state["best"])
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
@@ -160,7 +170,7 @@ class OnPolicyLoop:
         return {**rollout.info, **metrics, "env_steps_total": self.env_steps}
 
     def _select(self, iteration: int) -> dict[str, float]:
-        rate = self.validate()
+        rate, self.validated_at = self.validate(), self.env_steps
         collapsed = rate.success < self.best.success - self.config.collapse
         if self.best.offer(rate.success, iteration, self.learner.parameters):
             self.keep(iteration)
