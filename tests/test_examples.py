@@ -24,7 +24,7 @@ from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.training.loop import LoopConfig, Loop
+from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.store import SharedStore
 
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))

@@ -20,7 +20,7 @@ from vla_rl.experience.rollout import SeedStream
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
-from vla_rl.training.loop import LoopConfig, Loop
+from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.store import SharedStore
 
 FAST = {"learning_rate": 3e-3, "rate_bounds": (1e-5, 1e-2), "target_kl": 0.1}

@@ -11,7 +11,7 @@ from torch import nn
 
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.stats import Rate
-from vla_rl.training.loop import Best, LoopConfig, Loop
+from vla_rl.training.loop import Best, Loop, LoopConfig
 from vla_rl.training.store import SharedStore
 
 

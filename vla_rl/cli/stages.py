@@ -33,7 +33,7 @@ from vla_rl.policies.tokens import Vocabulary
 from vla_rl.training.distributed import SharedCounts, this_process
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
-from vla_rl.training.loop import AlgorithmConfig, Best, LoopConfig, Loop
+from vla_rl.training.loop import AlgorithmConfig, Best, Loop, LoopConfig
 from vla_rl.training.store import SharedStore
 from vla_rl.training.tracking import RunFolder
 

@@ -1,4 +1,4 @@
-"""The loop of every algorithm: collect, learn, publish; validate now and then; return to the best weights after a collapse.
+"""The loop of every algorithm: collect, learn, publish; validate now and then; after a collapse go back to the best.
 
 Between two iterations its whole state can be saved and put back: a run that goes on from there ends with the same
 weights, bit for bit, as one that was never stopped (same machine, versions and number of threads).
