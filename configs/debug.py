@@ -1,7 +1,8 @@
 """The demo in about a minute, for trying out changes and for the tests: few iterations, few episodes."""
 
+from vla_rl.cli.method import RLConfig
 from vla_rl.cli.recipes import Demo
-from vla_rl.cli.stages import EvaluationConfig, RLConfig
+from vla_rl.cli.stages import EvaluationConfig
 from vla_rl.cli.world import World
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep

@@ -8,8 +8,8 @@ from dataclasses import replace
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.rloo import RLOOConfig
+from vla_rl.cli.method import RLConfig
 from vla_rl.cli.recipes import Demo, Imitate, Improve
-from vla_rl.cli.stages import RLConfig
 from vla_rl.cli.world import World
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep

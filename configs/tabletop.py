@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.cli.method import RLConfig
 from vla_rl.cli.recipes import Imitate, Improve
-from vla_rl.cli.stages import EvaluationConfig, RLConfig
+from vla_rl.cli.stages import EvaluationConfig
 from vla_rl.cli.world import World
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep

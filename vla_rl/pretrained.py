@@ -124,9 +124,9 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     module.load_state_dict(tensors)
 
 
-def load_module(folder: str | Path, kind: str) -> Any:
-    """The ``kind`` in a folder, by the ``from_pretrained`` of whichever class wrote it."""
+def load_module(folder: str | Path, kind: str, *given: Any) -> Any:
+    """The ``kind`` in a folder, by ``from_pretrained(folder, *given)`` of whichever class wrote it."""
     made_by = load(read_config(Path(folder), kind)[kind])
     if not hasattr(made_by, "from_pretrained"):
         raise UserError(f"{made_by!r} is not a {kind} class, so {str(folder)!r} cannot be loaded; check its {CONFIG}.")
-    return made_by.from_pretrained(folder)
+    return made_by.from_pretrained(folder, *given)

@@ -141,10 +141,10 @@ def test_the_critic_is_calibrated_once_and_before_the_first_value():
     ppo = learner()
     experience = bandit(ppo.policy, 64, seeded(1))
     ppo.update(replace(experience, stored={"state": 100 + 7 * experience.stored["state"]}))
-    mean = ppo.critic.mean.clone()
-    assert 95 < mean.item() < 105 and 3 < ppo.critic.std.item() < 5
+    mean = ppo.critic.inputs.mean.clone()
+    assert 95 < mean.item() < 105 and 3 < ppo.critic.inputs.std.item() < 5
     ppo.update(experience)
-    assert torch.equal(ppo.critic.mean, mean)
+    assert torch.equal(ppo.critic.inputs.mean, mean)
 
 
 def test_first_iterations_train_the_critic_only():

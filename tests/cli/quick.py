@@ -1,7 +1,8 @@
 """A config for the tests of the commands: reinforcement learning from any checkpoint, an iteration in a moment."""
 
+from vla_rl.cli.method import RLConfig
 from vla_rl.cli.recipes import Improve
-from vla_rl.cli.stages import EvaluationConfig, RLConfig
+from vla_rl.cli.stages import EvaluationConfig
 from vla_rl.cli.world import World
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep

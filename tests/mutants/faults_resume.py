@@ -108,7 +108,7 @@ FAULTS = (
     ),
     Fault(
         "the critic is calibrated on one process's data",
-        "vla_rl/policies/critics.py",
+        "vla_rl/policies/heads.py",
         "mean = reducer.sum(inputs.sum(0)) / count",
         "mean = inputs.mean(0)",
         (_TWO,),

@@ -117,7 +117,7 @@ _LOOPS = (
     ),
     Fault(
         "the critic's inputs are not centred",
-        "vla_rl/policies/critics.py",
+        "vla_rl/policies/heads.py",
         "self.mean.copy_(mean)",
         "self.mean.copy_(0 * mean)",
         ("tests/algorithms/test_ppo.py::test_the_critic_is_calibrated_once_and_before_the_first_value",),

@@ -90,5 +90,6 @@ def test_a_package_that_is_gone_is_told(home, tmp_path):
     shutil.rmtree(home / "robot_drivers")
     code = "import sys\nsys.meta_path = [finder for finder in sys.meta_path if 'editable' not in str(finder)]\n"
     code += f"sys.path[:0] = [{str(home)!r}]\nfrom vla_rl.cli import main\nmain(['inspect'])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=own)
     assert done.returncode == 2 and f"'robot_drivers' of vla-rl is not beside '{home / 'vla_rl'}'" in done.stderr

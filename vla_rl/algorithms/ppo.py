@@ -27,7 +27,7 @@ from vla_rl.algorithms.policy_gradient import (
     clipped_objective,
 )
 from vla_rl.contract.batch import Reducer, Rollout
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
+from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,8 @@ class PPO(PolicyGradient[_Batch]):
 
     @torch.no_grad()
     def _prepare(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
-        calibrate = getattr(self.critic, "calibrate", None)
-        if self.iteration == 0 and callable(calibrate):
-            calibrate(rollout.stored, self.reducer)
+        if self.iteration == 0:
+            self._calibrate(rollout.stored)
         values = self.critic(rollout.stored)
         value, following = values[:-1], values[1:].clone()
         if len(rollout.final_index):
@@ -119,6 +118,13 @@ class PPO(PolicyGradient[_Batch]):
             by_row(returns, usable),
         )
         return batch, _quality(batch.returns, by_row(value, usable))
+
+    def _calibrate(self, stored: Mapping[str, Tensor]) -> None:
+        """Standardise what the critic sees, and the policy if its actions stay the same by it."""
+        for part, seen in ((self.critic, stored), (self.policy, public(dict(stored)))):
+            calibrate = getattr(part, "calibrate", None)
+            if callable(calibrate):
+                calibrate(seen, self.reducer)
 
     def _resting(self) -> bool:
         return self.iteration < self.config.critic_warmup

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from vla_rl.cli import stages
+from vla_rl.cli.method import generator
 from vla_rl.cli.progress import bar, console
-from vla_rl.cli.stages import clock, generator
+from vla_rl.cli.stages import clock
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.experience.episodes import Episodes

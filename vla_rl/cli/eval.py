@@ -16,9 +16,9 @@ from vla_rl.cli.stages import EvaluationConfig
 from vla_rl.cli.story import percent
 from vla_rl.cli.world import World
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.tiny import TinyVLA
 from vla_rl.training.tracking import write_json
 
 
@@ -60,8 +60,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         print(json.dumps(result))
 
 
-def _load(folder: str, world: World) -> TinyVLA:
-    kind = type(load_policy(folder))
+def _load(folder: str, world: World) -> Policy:
     with closing(world.make(1)) as env:
-        policy: TinyVLA = kind.from_pretrained(folder, env.spec)
+        policy: Policy = load_policy(folder, env.spec)
     return policy

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from vla_rl.cli import stages
+from vla_rl.cli.method import Method, RLConfig
 from vla_rl.cli.progress import console
 from vla_rl.cli.sanity import Sanity, check_senses
-from vla_rl.cli.stages import EvaluationConfig, RLConfig, clock
+from vla_rl.cli.stages import EvaluationConfig, clock
 from vla_rl.cli.story import Story, write_report
 from vla_rl.cli.world import World
 from vla_rl.evaluation import suite
@@ -70,9 +71,9 @@ class Imitate:
 
 @dataclass(frozen=True)
 class Improve:
-    """PPO from a checkpoint, then the test seeds: the checkpoint "best"."""
+    """Reinforcement learning from a checkpoint, then the test seeds: the checkpoint "best"."""
 
-    rl: RLConfig
+    rl: Method
     policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder
     seed: int = 1
     world: World = field(default_factory=World)
@@ -90,13 +91,13 @@ class Improve:
         return self.improve(policy, folder, {})[1]
 
     def improve(self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]) -> tuple[Outcomes, dict[str, Any]]:
-        """Train ``policy`` in place and play the test seeds; returns the outcomes and their summary."""
+        """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):
-            best = stages.improve(self.world, policy, self.rl, self.evaluation, self.seed, folder)
+            trained, best = stages.improve(self.rl, self.world, policy, self.evaluation, self.seed, folder)
         rows = folder.metrics("rl")
         with clock(seconds, "evaluation"):
             tests = suite.held_out(suite.TEST, self.evaluation.test)
-            outcomes = stages.play(self.world, policy, tests, self.evaluation, self.seed, "test RL")
+            outcomes = stages.play(self.world, trained, tests, self.evaluation, self.seed, "test RL")
         summary = {
             "rl": asdict(outcomes.rate),
             "families": {name: asdict(rate) for name, rate in outcomes.families.items()},

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from vla_rl.cli.frames import label_frames
+from vla_rl.cli.method import generator
 from vla_rl.cli.progress import bar, console
-from vla_rl.cli.stages import clock, generator
+from vla_rl.cli.stages import clock
 from vla_rl.cli.world import World
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import wilson

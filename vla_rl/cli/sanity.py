@@ -8,8 +8,9 @@ from functools import partial
 
 import numpy as np
 
+from vla_rl.cli.method import generator
 from vla_rl.cli.progress import bar
-from vla_rl.cli.stages import EvaluationConfig, generator
+from vla_rl.cli.stages import EvaluationConfig
 from vla_rl.cli.world import World
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.evaluation import suite

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.cli.method import Method, Setting, Trainable, generator
 from vla_rl.cli.progress import bar, console
 from vla_rl.cli.signals import Terminated, patient_sigterm
 from vla_rl.cli.world import World
-from vla_rl.contract.batch import ExperienceSource
-from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
@@ -24,16 +21,13 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.episodes import Episodes, record
-from vla_rl.experience.rollout import SeedStream, WindowConfig
-from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.normalise import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
-from vla_rl.training.distributed import SharedCounts, this_process
+from vla_rl.training.distributed import this_process
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
-from vla_rl.training.loop import AlgorithmConfig, Best, Loop, LoopConfig
+from vla_rl.training.loop import Best, Loop
 from vla_rl.training.store import SharedStore
 from vla_rl.training.tracking import RunFolder
 
@@ -46,41 +40,6 @@ class EvaluationConfig:
     test: int = 512
     sanity: int = 256  # validation seeds for each check of what the policy looks at
     rows: int = 64
-
-
-class SourceConfig(Protocol):
-    """The frozen dataclass of one kind of experience, which knows its source."""
-
-    @property
-    def rows(self) -> int:
-        """How many environments it plays in."""
-
-    def split(self, parts: int) -> SourceConfig:
-        """What each of ``parts`` processes collects."""
-
-    def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> ExperienceSource:
-        """The source with these numbers."""
-
-
-@dataclass(frozen=True)
-class RLConfig:
-    """Reinforcement learning: how the flow is sampled, how experience is cut, the algorithm and the loop around it."""
-
-    sampler: FlowSampler
-    experience: SourceConfig = field(default_factory=WindowConfig)
-    final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
-    loop: LoopConfig = field(default_factory=LoopConfig)
-    algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
-
-    def noise(self) -> str:
-        """The exploration in words."""
-        sampler = self.sampler
-        return f"{sampler.schedule}, {sampler.noised}, K={sampler.steps}, noise falling to {self.final_noise:.0%} of it"
-
-
-def generator(seed: int, stream: int) -> torch.Generator:
-    """An independent generator per seed and purpose, so that a change in one stage leaves the others alone."""
-    return torch.Generator().manual_seed(1_000_003 * stream + seed)
 
 
 @contextmanager
@@ -150,7 +109,7 @@ def store_episodes(policy: TinyVLA, episodes: Episodes, part: int = 256) -> dict
     return {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
 
 
-def play(world: World, policy: TinyVLA, seeds: list[int], config: EvaluationConfig, seed: int, what: str) -> Outcomes:
+def play(world: World, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str) -> Outcomes:
     """Evaluate on ``seeds`` with a progress bar."""
     env = world.make(config.rows)
     with bar(what, len(seeds)) as update:
@@ -166,25 +125,17 @@ def play(world: World, policy: TinyVLA, seeds: list[int], config: EvaluationConf
 
 
 def improve(
-    world: World, policy: TinyVLA, config: RLConfig, judged: EvaluationConfig, seed: int, folder: RunFolder
-) -> Best:
-    """Reinforcement learning on ``policy`` in place; it ends with the weights that did best on the validation seeds.
+    method: Method, world: World, base: TinyVLA, judged: EvaluationConfig, seed: int, folder: RunFolder
+) -> tuple[Trainable, Best]:
+    """Reinforcement learning from ``base``; the policy ends with the weights that did best on the validation seeds.
 
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
-    policy.with_sampler(config.sampler)
     group = this_process()
-    experience = config.experience.split(group.size)
-    env, validation = world.training(experience.rows), world.make(judged.rows)
-    torch.manual_seed(seed)
-    critic = ValueCritic({**policy.perceived, "time": 1})
-    learner = config.algorithm.build(policy, policy.trainable(), critic, generator(seed, 4), group)
-    seeds = suite.training_seeds(seed, "reinforcement")
-    stream = SeedStream(seeds.start + group.rank, seeds.stop, group.size)
-    source = experience.build(env, policy, stream, generator(seed, 5 + 100 * group.rank))
-    held_out = suite.held_out(suite.VALIDATION, judged.validation)
-
+    validation = world.make(judged.rows)
+    trainee = method.assemble(Setting(world, base, seed, group))
+    policy, held_out = trainee.policy, suite.held_out(suite.VALIDATION, judged.validation)
     by_family: dict[str, float] = {}
 
     def validate() -> Rate:
@@ -193,23 +144,23 @@ def improve(
             by_family.update({f"validation/{name}": rate.success for name, rate in outcomes.families.items()})
         return outcomes.rate
 
-    with bar("improve", config.loop.iterations) as update, patient_sigterm() as asked_to_stop:
+    with bar("improve", method.loop.iterations) as update, patient_sigterm() as asked_to_stop:
 
         def save(iteration: int) -> None:
-            if group.size == 1 and (asked_to_stop() or iteration % config.loop.save_every == 0):
+            if group.size == 1 and (asked_to_stop() or iteration % method.loop.save_every == 0):
                 folder.save_state(iteration, loop.state_dict())
             if asked_to_stop():
                 raise Terminated
 
         loop = Loop(
-            source if group.size == 1 else SharedCounts(source, group),
-            learner,
+            trainee.source,
+            trainee.learner,
             SharedStore(policy),
             validate,
-            config.loop,
+            method.loop,
             keep=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             report=_report_rl(folder, update, by_family),
-            prepare=lambda progress: _quieten(policy, config, progress),
+            prepare=trainee.prepare,
             save=save,
         )
         if folder.resumed and (state := folder.go_on("rl")):
@@ -218,14 +169,9 @@ def improve(
             best = loop.run()
         except NonFiniteError as error:
             raise NonFiniteError(f"{error} The last good weights are in {str(folder.checkpoint('best'))!r}.") from error
-    env.close()
+    trainee.env.close()
     validation.close()
-    return best
-
-
-def _quieten(policy: TinyVLA, config: RLConfig, progress: float) -> None:
-    """Explore less as the run goes on: what is deployed has no noise at all."""
-    policy.with_sampler(config.sampler.scaled(1.0 + (config.final_noise - 1.0) * progress))
+    return policy, best
 
 
 def _report_rl(

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.cli.method import generator
 from vla_rl.cli.sanity import Sanity
-from vla_rl.cli.stages import generator
 from vla_rl.cli.world import World
 from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile
 from vla_rl.evaluation.run import Outcomes

@@ -16,7 +16,8 @@ class Rollout:
     stored        {name: [T+1,E,...]}  what the policy kept of every observation; entry ``T`` is the one after the last;
                                        ``privileged/*`` beside it, for critics
     sample        [T,E,H,D]            raw normalised samples; aux {name: [T,E,...]}
-    executed      [T,E,H,D]            what was done, in physical units, after clipping, safety and interventions
+    executed      [T,E,H,D]            what was done, in physical units, after clipping, safety and interventions;
+                                       what had been chosen where ``valid`` is False
     logprob       float [T,E]
     reward, valid, intervened  [T,E,H] valid is False for actions that were not executed (idle rows: all of them)
     terminated, truncated, success  bool [T,E]  True only at the decision in which the row ended
@@ -43,6 +44,45 @@ class Rollout:
     final_stored: Mapping[str, Array]
     seeds: Array
     info: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """``B`` recorded decisions of any age, each with what followed it within ``n`` decisions or its episode's end.
+
+    stored       {name: [B,...]}  what was decided on
+    sample       [B,H,D]          raw normalised samples; ``executed`` [B,H,D] what was done, in physical units
+    reward       [B]              discounted sum until ``following``
+    discount     [B]              gamma^(actions until ``following``), 0 where the episode terminated before it
+    following    {name: [B,...]}  what was stored of the observation then (the last one of a truncated episode)
+    returns      [B]              discounted sum until the episode's end; -inf where it was truncated, hence unknown
+    intervened   bool [B]         whether a person acted in the decision
+    """
+
+    stored: dict[str, Array]
+    sample: Array
+    executed: Array
+    reward: Array
+    discount: Array
+    following: dict[str, Array]
+    returns: Array
+    intervened: Array
+
+
+class Memory(Protocol):
+    """Recorded decisions to learn from again and again."""
+
+    def __len__(self) -> int: ...
+
+    def add(self, rollout: Rollout) -> int:
+        """Keep the decisions of ``rollout``; returns how many can be sampled now that could not be before."""
+
+    def sample(self, size: int, generator: Any) -> Transitions:
+        """``size`` decisions, drawn with replacement."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class ExperienceSource(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Step
 from vla_rl.contract.policy import ActionOut, Stored
-from vla_rl.experience.rollout import stack_dicts, to_tensor
+from vla_rl.experience.rollout import done_or_chosen, stack_dicts, to_tensor
 
 _IDLE = (
     "sample",
@@ -56,7 +56,7 @@ def column(moments: Sequence[Moment], row: int, seed: int, last: Stored | None) 
     return Rollout(
         stored={name: item[:, None] for name, item in stack_dicts(seen).items()},
         sample=over_time([out.sample for out in outs]),
-        executed=over_time([step.executed for step in steps]),
+        executed=over_time([done_or_chosen(moment.step, moment.out) for moment in moments]),
         aux={name: over_time([out.aux[name] for out in outs]) for name in outs[0].aux},
         logprob=over_time([out.logprob for out in outs]),
         reward=over_time([step.reward for step in steps]),

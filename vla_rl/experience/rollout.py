@@ -179,8 +179,8 @@ def _require_privileged(names: Sequence[str], spec: EnvSpec) -> None:
     for name in names:
         if name not in spec.extras or not name.startswith(PRIVILEGED):
             raise UserError(
-                f"{name!r} is not among the privileged extras of {spec.name!r}, so no critic could read it; choose from "
-                f"{sorted(item for item in spec.extras if item.startswith(PRIVILEGED))}."
+                f"{name!r} is not among the privileged extras of {spec.name!r}, so no critic could read it; choose "
+                f"from {sorted(item for item in spec.extras if item.startswith(PRIVILEGED))}."
             )
 
 
@@ -192,6 +192,15 @@ def check_finite(out: ActionOut) -> None:
             f"the policy (version {out.policy_version}) chose a non-finite action in row {int(bad.nonzero()[0])}, so "
             "nothing was executed; go back to the last checkpoint and lower the learning rate."
         )
+
+
+def done_or_chosen(step: Step, out: ActionOut) -> Tensor:
+    """What was executed [E,H,D], and where nothing was, after an end inside the chunk, what had been chosen.
+
+    Zeros there would let a critic tell from the actions that the episode ends.
+    """
+    executed = to_tensor(step.executed)
+    return torch.where(to_tensor(step.valid).unsqueeze(-1), executed, out.action.to(executed))
 
 
 def to_env(action: Tensor, env: VecEnv) -> Any:
@@ -229,7 +238,7 @@ def _stack(window: _Window, last: Stored, spec: EnvSpec) -> Rollout:
     return Rollout(
         stored=stack_dicts([decision.stored for decision in decisions] + [last]),
         sample=torch.stack([out.sample for out in outs]),
-        executed=over_time("executed"),
+        executed=torch.stack([done_or_chosen(step, out) for step, out in zip(steps, outs, strict=True)]),
         aux=stack_dicts([out.aux for out in outs]),
         logprob=torch.stack([out.logprob for out in outs]),
         reward=over_time("reward"),

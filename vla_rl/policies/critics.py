@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
+from vla_rl.policies.heads import HeadConfig, Inputs
 
 
 class ValueCritic(nn.Module):
@@ -18,12 +21,8 @@ class ValueCritic(nn.Module):
 
     def __init__(self, sizes: Mapping[str, int], width: int = 128, depth: int = 2) -> None:
         super().__init__()
-        self.keys = tuple(sizes)
         size = sum(sizes.values())
-        self.mean: Tensor
-        self.std: Tensor
-        self.register_buffer("mean", torch.zeros(size))
-        self.register_buffer("std", torch.ones(size))
+        self.inputs = Inputs(sizes)
         layers: list[nn.Module] = []
         for i in range(depth):
             layers += [nn.Linear(size if i == 0 else width, width), nn.Tanh()]
@@ -33,19 +32,65 @@ class ValueCritic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
-        inputs = (self._concatenate(stored) - self.mean) / self.std
-        return self.head(self.body(inputs)).squeeze(-1)
+        return self.head(self.body(self.inputs(stored))).squeeze(-1)
 
     @torch.no_grad()
     def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Set the input mean and standard deviation from all processes' data; call once, before the first update."""
-        inputs = self._concatenate(stored).reshape(-1, self.mean.shape[0]).double()
-        count = reducer.sum(torch.tensor(float(len(inputs)), dtype=torch.float64))
-        mean = reducer.sum(inputs.sum(0)) / count
-        variance = reducer.sum((inputs - mean).square().sum(0)) / (count - 1).clamp_min(1)
-        self.mean.copy_(mean)
-        self.std.copy_(variance.sqrt().clamp_min(1e-2))
+        self.inputs.calibrate(stored, reducer)
 
-    def _concatenate(self, stored: Mapping[str, Tensor]) -> Tensor:
-        lead = stored[self.keys[0]].dim() - 1
-        return torch.cat([stored[key].flatten(lead).float() for key in self.keys], -1)
+
+class QEnsemble(nn.Module):
+    """``K`` independent action values ``Q_k(o, a)`` [K,B], each a network with LayerNorm, computed side by side.
+
+    ``o`` are chosen entries of what a policy stored, ``a`` [B,A] an action as ``Judgeable`` has it.  LayerNorm bounds
+    the values of actions that were never tried (Ball et al. 2023, RLPD, arXiv 2302.02948).
+    """
+
+    def __init__(
+        self, sizes: Mapping[str, int], actions: int, heads: int = 10, config: HeadConfig | None = None
+    ) -> None:
+        super().__init__()
+        config = config or HeadConfig()
+        self.heads, self.inputs = heads, Inputs(sizes)
+        widths = [self.inputs.size + actions] + [config.width] * config.depth
+        self.layers = nn.ModuleList(_Side(heads, *pair) for pair in pairwise(widths))
+        self.last = _Linears(heads, config.width, 1)
+
+    def forward(self, stored: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        x = torch.cat([self.inputs(stored), action.to(self.inputs.mean)], -1)
+        x = x.expand(self.heads, *x.shape)
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x).squeeze(-1)
+
+    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+        """See ``Inputs.calibrate``."""
+        self.inputs.calibrate(stored, reducer)
+
+
+class _Linears(nn.Module):
+    """``K`` linear layers, initialised as PyTorch does, from [K,B,inputs] to [K,B,outputs]."""
+
+    def __init__(self, heads: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = inputs**-0.5
+        self.weight = nn.Parameter(torch.empty(heads, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(heads, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class _Side(nn.Module):
+    """A hidden layer of every network: linear, LayerNorm, SiLU."""
+
+    def __init__(self, heads: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = _Linears(heads, inputs, outputs)
+        self.scale = nn.Parameter(torch.ones(heads, 1, outputs))
+        self.shift = nn.Parameter(torch.zeros(heads, 1, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = functional.layer_norm(self.linear(x), self.scale.shape[-1:])
+        return functional.silu(normed * self.scale + self.shift)

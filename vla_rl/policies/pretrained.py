@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import pretrained
+from vla_rl.contract.spec import EnvSpec
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -13,6 +14,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return pretrained.read_config(folder, "policy")
 
 
-def load_policy(folder: str | Path) -> Any:
-    """The policy in a checkpoint folder, whichever class wrote it."""
-    return pretrained.load_module(folder, "policy")
+def load_policy(folder: str | Path, spec: EnvSpec | None = None) -> Any:
+    """The policy in a checkpoint folder, whichever class wrote it; with ``spec``, checked against that environment."""
+    return pretrained.load_module(folder, "policy", spec)

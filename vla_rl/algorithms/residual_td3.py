@@ -1,0 +1,91 @@
+"""Residual TD3: ResFiT (Ankile et al. 2025, arXiv 2509.19301) on TD3 (Fujimoto et al. 2018, arXiv 1802.09477).
+
+    y    = R + gamma^m (1 - terminated) min_{k in M} Q'_k(o', clip(b' + s pi'(o', b') + clip(eps, c)))
+    L_Q  = sum_k E (Q_k(o, a) - y)^2
+    L_pi = -E mean_k Q_k(o, clip(b + s pi(o, b))) + penalty |a - b|^2
+
+R is the n-step return of m <= n actions, o' what was seen after them, b' the base's action there: of a truncated
+episode, at its last observation.  a is what was executed.  The observation includes b.  Deviation: every head is
+regressed on its own (``off_policy.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
+from vla_rl.contract.batch import Memory, Transitions
+from vla_rl.contract.policy import ReparametrisedPolicy
+from vla_rl.policies.critics import QEnsemble
+
+
+@dataclass(frozen=True)
+class ResidualTD3Config(OffPolicyConfig):
+    """Noise is in units of the action's half-range."""
+
+    target_noise: float = 0.05  # smooths the targets
+    target_clip: float = 0.1
+    penalty: float = 0.0  # on the squared size of the correction
+
+    def build(
+        self,
+        policy: ReparametrisedPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        generator: torch.Generator,
+    ) -> ResidualTD3:
+        """The learner with these numbers."""
+        return ResidualTD3(policy, parameters, critic, memory, self, generator)
+
+
+class ResidualTD3(OffPolicy):
+    """Trains a ``DeterministicResidual``, or any other deterministic policy if there is no penalty."""
+
+    config: ResidualTD3Config
+
+    def __init__(
+        self,
+        policy: ReparametrisedPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        config: ResidualTD3Config,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(policy, parameters, critic, memory, config, generator)
+        self.slow = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def target(self, batch: Transitions) -> Tensor:
+        with swapped(self.parameters, self.slow):
+            action = self.policy.rsample(batch.following, self.generator).action
+        noise = self.config.target_noise * torch.randn(action.shape, generator=self.generator, dtype=action.dtype)
+        action = (action + noise.clamp(-self.config.target_clip, self.config.target_clip)).clamp(-1.0, 1.0)
+        return batch.reward + batch.discount * self.least(batch.following, action)
+
+    def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
+        action = self.policy.rsample(batch.stored, self.generator).action
+        loss = -self.critic(batch.stored, action).mean()
+        if not self.config.penalty:
+            return loss, {}
+        effort = (action - batch.stored["base_action"]).square().sum(-1).mean()
+        return loss + self.config.penalty * effort, {"effort": float(effort.detach())}
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        super().follow()
+        for name, parameter in self.parameters.items():
+            self.slow[name].lerp_(parameter, self.config.target_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "slow": self.slow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.slow = state["slow"]

@@ -1,0 +1,229 @@
+"""What can be done with an imitation policy to make it better: the objects that ``Improve`` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.cli.progress import bar
+from vla_rl.cli.world import World
+from vla_rl.contract.batch import ExperienceSource, Memory, Reducer
+from vla_rl.contract.env import VecEnv
+from vla_rl.contract.policy import Policy
+from vla_rl.evaluation import suite
+from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.mixture import Mixture
+from vla_rl.experience.relabel import relabelled
+from vla_rl.experience.replay import Replay
+from vla_rl.experience.rollout import SeedStream, WindowConfig
+from vla_rl.experience.storage import InMemory, OnDisk
+from vla_rl.policies.critics import QEnsemble, ValueCritic
+from vla_rl.policies.flow import FlowSampler
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.training.distributed import SharedCounts
+from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
+
+
+def generator(seed: int, stream: int) -> torch.Generator:
+    """An independent generator per seed and purpose, so that a change in one stage leaves the others alone."""
+    return torch.Generator().manual_seed(1_000_003 * stream + seed)
+
+
+class Trainable(Policy, Protocol):
+    """A policy that learns and can be saved."""
+
+    @property
+    def perceived(self) -> dict[str, int]:
+        """What it stores for acting on, by size."""
+
+    def trainable(self) -> dict[str, nn.Parameter]: ...
+
+    def save_pretrained(self, folder: str | Path) -> None: ...
+
+
+class SourceConfig(Protocol):
+    """The frozen dataclass of one kind of experience, which knows its source."""
+
+    @property
+    def rows(self) -> int:
+        """How many environments it plays in."""
+
+    def split(self, parts: int) -> SourceConfig:
+        """What each of ``parts`` processes collects."""
+
+    def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> ExperienceSource:
+        """The source with these numbers."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a method works: the world, its imitation policy, the seed, and the processes that share the work."""
+
+    world: World
+    base: TinyVLA
+    seed: int
+    group: Reducer
+
+
+@dataclass
+class Trainee:
+    """What a method made for the loop.  ``prepare(progress)`` is called before every iteration."""
+
+    policy: Trainable
+    env: VecEnv
+    source: ExperienceSource
+    learner: LoopLearner
+    prepare: Callable[[float], None] = lambda progress: None
+
+
+class Method(Protocol):
+    """The frozen dataclass of one way to improve a policy."""
+
+    @property
+    def loop(self) -> LoopConfig: ...
+
+    def assemble(self, setting: Setting) -> Trainee:
+        """Policy, source and learner; ``setting.base`` may be changed in place or stay frozen."""
+
+
+class Subject(Protocol):
+    """The frozen dataclass of what is trained, given an imitation policy."""
+
+    def build(self, base: TinyVLA) -> Trainable:
+        """The policy to train."""
+
+
+@dataclass(frozen=True)
+class RLConfig:
+    """On-policy RL of the flow itself: how it is sampled, how experience is cut, the algorithm and its loop."""
+
+    sampler: FlowSampler
+    experience: SourceConfig = field(default_factory=WindowConfig)
+    final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
+
+    def noise(self) -> str:
+        """The exploration in words."""
+        sampler = self.sampler
+        return f"{sampler.schedule}, {sampler.noised}, K={sampler.steps}, noise falling to {self.final_noise:.0%} of it"
+
+    def assemble(self, setting: Setting) -> Trainee:
+        policy = setting.base.with_sampler(self.sampler)
+        made = on_policy(setting, policy, self.experience, self.algorithm)
+        made.prepare = lambda progress: self._quieten(policy, progress)
+        return made
+
+    def _quieten(self, policy: TinyVLA, progress: float) -> None:
+        """Explore less as the run goes on: what is deployed has no noise at all."""
+        policy.with_sampler(self.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress))
+
+
+@dataclass(frozen=True)
+class OnPolicyRL:
+    """On-policy RL of another policy that is built on the imitation policy, which stays frozen."""
+
+    subject: Subject
+    experience: SourceConfig = field(default_factory=WindowConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
+
+    def assemble(self, setting: Setting) -> Trainee:
+        torch.manual_seed(setting.seed)
+        return on_policy(setting, self.subject.build(setting.base), self.experience, self.algorithm)
+
+
+def on_policy(setting: Setting, policy: Trainable, experience: SourceConfig, algorithm: AlgorithmConfig) -> Trainee:
+    """Environment, source, critic and learner for ``policy``."""
+    group, seed = setting.group, setting.seed
+    part = experience.split(group.size)
+    env = setting.world.training(part.rows)
+    torch.manual_seed(seed)
+    critic = ValueCritic({**policy.perceived, "time": 1})
+    learner = algorithm.build(policy, policy.trainable(), critic, generator(seed, 4), group)  # type: ignore[arg-type]
+    source = part.build(env, policy, _stream(setting), generator(seed, 5 + 100 * group.rank))
+    return Trainee(policy, env, source if group.size == 1 else SharedCounts(source, group), learner)
+
+
+def _stream(setting: Setting) -> SeedStream:
+    seeds = suite.training_seeds(setting.seed, "reinforcement")
+    return SeedStream(seeds.start + setting.group.rank, seeds.stop, setting.group.size)
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """The replay, and the demonstrations that it is mixed with."""
+
+    capacity: int = 200_000  # slots: decisions and ends of episodes
+    gamma: float = 0.99  # per low-level action
+    n_step: int = 3  # decisions
+    demonstrations: str = ""  # folder of a dataset; none
+    share: float = 0.5  # of the demonstrations in a batch
+    folder: str = ""  # keep the replay in files there instead of in memory
+
+    def build(self, policy: Policy, world: World, horizon: int, made: torch.Generator) -> Memory:
+        """The memory, demonstrations included, relabelled as experience of ``policy``."""
+        online = Replay(self.capacity, self.gamma, self.n_step, OnDisk(self.folder) if self.folder else InMemory())
+        if not self.demonstrations:
+            return online
+        episodes = Episodes.load(Path(self.demonstrations))
+        offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step)
+        env = world.make(1)
+        with bar("relabel", episodes.count * horizon) as update:
+            for done, rollout in enumerate(relabelled(episodes, policy, env.spec, horizon, made, horizon), 1):
+                offline.add(rollout)
+                update(done, "demonstrations")
+        env.close()
+        parts: Mapping[str, Memory] = {"online": online, "demonstrations": offline}
+        return Mixture(parts, {"online": 1.0 - self.share, "demonstrations": self.share})
+
+
+class OffPolicyAlgorithm(Protocol):
+    """The frozen dataclass of one off-policy algorithm's numbers, which knows its learner."""
+
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def critic(self) -> HeadConfig: ...
+
+    def build(
+        self,
+        policy: Any,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        generator: torch.Generator,
+    ) -> LoopLearner:
+        """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place from ``memory``."""
+
+
+@dataclass(frozen=True)
+class OffPolicyRL:
+    """Off-policy RL of a policy that is built on the imitation policy, which stays frozen."""
+
+    subject: Subject
+    experience: SourceConfig = field(default_factory=lambda: WindowConfig(rows=32, decisions=8))
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    algorithm: OffPolicyAlgorithm = field(default_factory=ResidualTD3Config)
+
+    def assemble(self, setting: Setting) -> Trainee:
+        seed = setting.seed
+        torch.manual_seed(seed)
+        policy = self.subject.build(setting.base)
+        env = setting.world.training(self.experience.rows)
+        horizon = getattr(policy, "horizon", 1)
+        memory = self.memory.build(policy, setting.world, horizon, generator(seed, 6))
+        critic = QEnsemble(policy.perceived, horizon * env.spec.action_dim, self.algorithm.heads, self.algorithm.critic)
+        learner = self.algorithm.build(policy, policy.trainable(), critic, memory, generator(seed, 4))
+        source = self.experience.build(env, policy, _stream(setting), generator(seed, 5))
+        return Trainee(policy, env, source, learner)

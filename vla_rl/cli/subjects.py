@@ -1,0 +1,28 @@
+"""What is trained on top of a frozen imitation policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
+from vla_rl.policies.tiny import TinyVLA
+
+
+@dataclass(frozen=True)
+class TD3Residual:
+    """A deterministic correction at every step, for off-policy algorithms."""
+
+    residual: ResidualConfig = ResidualConfig()
+
+    def build(self, base: TinyVLA) -> DeterministicResidual:
+        return DeterministicResidual(base, config=self.residual)
+
+
+@dataclass(frozen=True)
+class PPOResidual:
+    """A Gaussian correction at every step, for on-policy algorithms."""
+
+    residual: ResidualConfig = ResidualConfig()
+
+    def build(self, base: TinyVLA) -> GaussianResidual:
+        return GaussianResidual(base, config=self.residual)

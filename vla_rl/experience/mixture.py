@@ -1,0 +1,74 @@
+"""Batches from several memories in stated shares: online decisions, demonstrations, interventions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from vla_rl.contract.batch import Memory, Rollout, Transitions
+from vla_rl.contract.errors import UserError
+
+
+class Mixture:
+    """A ``Memory`` of ``parts``, each with its share of every batch; what is added goes to the part called "online".
+
+    While a part is empty, the others have its share in proportion to theirs.
+    """
+
+    def __init__(self, parts: Mapping[str, Memory], shares: Mapping[str, float]) -> None:
+        if parts.keys() != shares.keys() or any(share < 0 for share in shares.values()) or not sum(shares.values()):
+            raise UserError(
+                f"shares {dict(shares)} do not fit the memories {sorted(parts)}, so no batch could be drawn; give each "
+                "one a share of at least 0, not all of them 0."
+            )
+        if "online" not in parts:
+            raise UserError(f"none of the memories {sorted(parts)} is called 'online', so new decisions had no place.")
+        self.parts, self.shares = dict(parts), dict(shares)
+
+    def __len__(self) -> int:
+        """Decisions in all parts that have a share."""
+        return sum(len(part) for name, part in self.parts.items() if self.shares[name])
+
+    def add(self, rollout: Rollout) -> int:
+        return self.parts["online"].add(rollout)
+
+    def sample(self, size: int, generator: torch.Generator) -> Transitions:
+        counts = self.counts(size)
+        return joined([self.parts[name].sample(count, generator) for name, count in counts.items() if count])
+
+    def counts(self, size: int) -> dict[str, int]:
+        """How many of ``size`` decisions come from each part; rounded so that they add up."""
+        shares = {name: share if len(self.parts[name]) else 0.0 for name, share in self.shares.items()}
+        total = sum(shares.values())
+        if not total:
+            raise UserError(
+                f"none of the memories {sorted(self.parts)} that have a share holds a decision yet, so none can be "
+                "drawn; wait until an episode has ended."
+            )
+        counts, given, behind = {}, 0, 0.0
+        for name, share in shares.items():
+            behind += share
+            counts[name] = round(size * behind / total) - given
+            given += counts[name]
+        return counts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+
+def joined(batches: list[Transitions]) -> Transitions:
+    """``batches`` one after the other."""
+
+    def along(name: str) -> Any:
+        items = [getattr(batch, name) for batch in batches]
+        if isinstance(items[0], Mapping):
+            return {key: torch.cat([item[key] for item in items]) for key in items[0]}
+        return torch.cat(items)
+
+    return Transitions(**{name: along(name) for name in Transitions.__dataclass_fields__})

@@ -1,0 +1,118 @@
+"""Recorded episodes as experience of a policy: what it would have stored, and its context, at each of their decisions.
+
+So a replay can be filled from demonstrations or from any LeRobot folder; in residual mode they are relabelled with the
+base's actions (Ankile et al. 2025, ResFiT, arXiv 2509.19301).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.policy import ContextPolicy, Policy, Stored
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.experience.episodes import Episodes
+
+_REWARD, _DONE, _SUCCESS = "next.reward", "next.done", "next.success"
+
+
+def relabelled(
+    episodes: Episodes, policy: Policy, spec: EnvSpec, horizon: int, generator: Any, offsets: int = 1
+) -> Iterator[Rollout]:
+    """Every episode as a rollout with E = 1, decided every ``horizon`` actions.
+
+    With ``offsets`` it comes so many times, its first decision at step 0, 1, ...; so chunks begin at every step.  An
+    episode that ends with "next.success", or "next.done" where that was not recorded, is terminated; another is
+    truncated at its last recorded observation, and the action after that one is left out.  Samples are zeros: only what
+    was executed is known.  Raises ContractError when the rewards or bounds that this needs are missing or others.
+    """
+    _require_rewards(episodes)
+    _require_bounds(episodes, spec)
+    episodes = episodes.with_tasks(spec.tasks)
+    for begin, end in episodes.spans():
+        for offset in range(min(offsets, end - begin - 1) or 1):
+            rollout = _episode(episodes, begin + offset, end, policy, horizon, generator)
+            if rollout is not None:
+                yield rollout
+
+
+def _episode(episodes: Episodes, begin: int, end: int, policy: Policy, horizon: int, generator: Any) -> Rollout | None:
+    """Steps ``begin`` to before ``end``; None when nothing was decided in them."""
+    terminated = _terminated(episodes, end - 1)
+    last = end if terminated else end - 1  # actions before this step have a known outcome
+    starts = list(range(begin, last, horizon))
+    if not starts:
+        return None
+    stored = _look(episodes, [*starts, min(last, end - 1)], policy, generator)
+    index = np.array(starts)[:, None] + np.arange(horizon)
+    valid = torch.from_numpy(index < last)[:, None]
+    index = np.minimum(index, last - 1)
+    executed = torch.from_numpy(episodes.action[index])[:, None]
+    reward = torch.from_numpy(np.asarray(episodes.extras[_REWARD], np.float32).reshape(-1)[index])[:, None]
+    over = torch.zeros(len(starts), 1, dtype=torch.bool)
+    over[-1] = True
+    return Rollout(
+        stored={name: torch.stack([item[name] for item in stored]) for name in stored[0]},
+        sample=torch.zeros_like(executed),
+        executed=executed,
+        aux={},
+        logprob=torch.zeros(len(starts), 1),
+        reward=torch.where(valid, reward, 0.0),
+        valid=valid,
+        intervened=torch.zeros_like(valid),
+        terminated=over & terminated,
+        truncated=over & (not terminated),
+        success=over & terminated,
+        version=torch.full((len(starts), 1), -1),
+        final_index=torch.tensor([[len(starts) - 1, 0]])[: int(not terminated)],
+        final_stored={name: item[: int(not terminated)] for name, item in stored[-1].items()},
+        seeds=torch.full((len(starts), 1), int(episodes.seed[begin])),
+        info={"env_steps": float(valid.sum())},
+    )
+
+
+def _look(episodes: Episodes, steps: list[int], policy: Policy, generator: Any) -> list[Stored]:
+    """What the policy would have decided on at ``steps`` of one episode, in their order, each with a leading axis 1."""
+    batch = policy.precompute(episodes.observation().rows(np.array(steps)))
+    found = [{name: item[i : i + 1] for name, item in batch.items()} for i in range(len(steps))]
+    if isinstance(policy, ContextPolicy):
+        state = policy.reset_state(policy.initial_state(1), np.zeros(1, np.intp))
+        for i, stored in enumerate(found):
+            found[i], state = policy.context(stored, state, generator)
+    return found
+
+
+def _terminated(episodes: Episodes, step: int) -> bool:
+    flags = episodes.extras.get(_SUCCESS, episodes.extras.get(_DONE))
+    return bool(np.asarray(flags).reshape(-1)[step]) if flags is not None else False
+
+
+def _require_rewards(episodes: Episodes) -> None:
+    if _REWARD not in episodes.extras:
+        raise ContractError(
+            f"the episodes have no {_REWARD!r} but {sorted(episodes.extras)}, so no value can be learnt from them; "
+            "record them with 'vla-rl collect', or label them with a reward first."
+        )
+
+
+def _require_bounds(episodes: Episodes, spec: EnvSpec) -> None:
+    dims = episodes.action.shape[-1]
+    if dims != spec.action_dim:
+        raise ContractError(
+            f"the episodes' actions have {dims} entries but {spec.name!r} has {spec.action_dim}, so they mean "
+            "something else; use episodes of this environment."
+        )
+    low, high = np.broadcast_to(spec.action.low, dims), np.broadcast_to(spec.action.high, dims)
+    outside = (episodes.action < low - 1e-4) | (episodes.action > high + 1e-4)
+    if outside.any():
+        step, entry = np.argwhere(outside)[0]
+        raise ContractError(
+            f"entry {entry} of the episodes' action is {episodes.action[step, entry]:.6g} at step {step}, outside the "
+            f"bounds [{low[entry]:.6g}, {high[entry]:.6g}] of {spec.name!r}, so critics would judge actions that no "
+            "policy can choose; use episodes with the same bounds, or convert them."
+        )

@@ -1,0 +1,65 @@
+"""Any function of an observation as a policy: a scripted controller, a planner, a model behind somebody's server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
+from vla_rl.contract.policy import ActionOut, Mode, State, Stored
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.pretrained import read_config
+from vla_rl.pretrained import save_folder
+
+
+class FunctionPolicy:
+    """``function(obs) -> [E,H,D]`` in physical units; it has no weights, no state and does not explore.
+
+    ``name``, "module:function", is what a checkpoint holds of it.  What it stores is the observation itself.
+    """
+
+    def __init__(self, spec: EnvSpec, function: Callable[[Observation], Array], name: str = "") -> None:
+        self.spec, self.function, self.name, self.version = spec, function, name, 0
+        self._scale, self._limits = Affine.from_bounds(spec.action), action_limits(spec)
+
+    def precompute(self, obs: Observation) -> Stored:
+        stored = {f"images/{name}": torch.as_tensor(image) for name, image in obs.images.items()}
+        stored |= {f"extras/{name}": torch.as_tensor(extra) for name, extra in obs.extras.items()}
+        return stored | {name: torch.as_tensor(getattr(obs, name)) for name in ("state", "task", "time")}
+
+    def initial_state(self, rows: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        return state
+
+    def act(self, stored: Stored, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        given = {name: item.numpy() for name, item in stored.items()}
+        images = {name.removeprefix("images/"): item for name, item in given.items() if name.startswith("images/")}
+        extras = {name.removeprefix("extras/"): item for name, item in given.items() if name.startswith("extras/")}
+        chosen = self.function(Observation(images, given["state"], given["task"], given["time"], extras))
+        action = torch.as_tensor(np.asarray(chosen, np.float32)).clamp(*self._limits)
+        return ActionOut(action, self._scale.normalise(action), torch.zeros(len(action))), state
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json`` with the function's name; raises UserError when it has none."""
+        if not self.name:
+            raise UserError(
+                f"the function {self.function!r} was given without a name, so a checkpoint could not find it again; "
+                "give 'module:function'."
+            )
+        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        save_folder(Path(folder), {"policy": kind, "function": self.name, "spec": self.spec.to_json()}, {})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> FunctionPolicy:
+        """The policy in ``folder``; its function is imported by name."""
+        saved = read_config(Path(folder))
+        return cls(spec or EnvSpec.from_json(saved["spec"]), load(saved["function"]), saved["function"])

@@ -1,0 +1,159 @@
+"""Small networks on what a policy stored: deterministic, squashed Gaussian (SAC) and Gaussian (PPO) heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_rl.contract.batch import Reducer
+
+_LOG_2PI = math.log(2.0 * math.pi)
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Sizes of the network."""
+
+    width: int = 256
+    depth: int = 2
+
+
+class Inputs(nn.Module):
+    """Chosen entries of what was stored, flattened, concatenated and standardised: [..., N]."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        self.keys, self.size = tuple(sizes), sum(sizes.values())
+        self.register_buffer("mean", torch.zeros(self.size))
+        self.register_buffer("std", torch.ones(self.size))
+
+    def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
+        return (self._concatenate(stored) - self.mean) / self.std
+
+    @torch.no_grad()
+    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+        """Set mean and standard deviation from all processes' data; call once, before the first update."""
+        inputs = self._concatenate(stored).reshape(-1, self.size).double()
+        count = reducer.sum(torch.tensor(float(len(inputs)), dtype=torch.float64))
+        mean = reducer.sum(inputs.sum(0)) / count
+        variance = reducer.sum((inputs - mean).square().sum(0)) / (count - 1).clamp_min(1)
+        self.mean.copy_(mean)
+        self.std.copy_(variance.sqrt().clamp_min(1e-2))
+
+    def _concatenate(self, stored: Mapping[str, Tensor]) -> Tensor:
+        lead = stored[self.keys[0]].dim() - 1
+        return torch.cat([stored[key].flatten(lead).to(self.mean) for key in self.keys], -1)
+
+
+class Trunk(nn.Module):
+    """Standardised inputs and hidden layers, each followed by LayerNorm: features [B,width]."""
+
+    def __init__(self, sizes: Mapping[str, int], config: HeadConfig) -> None:
+        super().__init__()
+        self.inputs = Inputs(sizes)
+        widths = [self.inputs.size] + [config.width] * config.depth
+        self.layers = nn.Sequential(
+            *(layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.LayerNorm(pair[1]), nn.SiLU()))
+        )
+
+    def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
+        return self.layers(self.inputs(stored))
+
+
+class Head(nn.Module):
+    """A network with a trunk."""
+
+    trunk: Trunk
+
+
+class DeterministicHead(Head):
+    """``tanh(f(o))`` within [-1, 1], 0 at first whatever it sees."""
+
+    def __init__(self, sizes: Mapping[str, int], outputs: int, config: HeadConfig) -> None:
+        super().__init__()
+        self.trunk = Trunk(sizes, config)
+        self.last = zeroed(nn.Linear(config.width, outputs))
+
+    def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
+        return torch.tanh(self.last(self.trunk(stored)))
+
+
+class SquashedHead(Head):
+    """``tanh(u)``, ``u ~ N(mean(o), std(o)^2)``: the policy of SAC (Haarnoja et al. 2018, arXiv 1801.01290, app. C)."""
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        outputs: int,
+        config: HeadConfig,
+        std: float = 1.0,
+        bounds: tuple[float, float] = (-5.0, 2.0),
+    ) -> None:
+        """``std``: at first, before squashing; ``bounds`` of its logarithm."""
+        super().__init__()
+        self.trunk, self.bounds = Trunk(sizes, config), bounds
+        self.last = zeroed(nn.Linear(config.width, 2 * outputs))
+        share = (math.log(std) - bounds[0]) / (bounds[1] - bounds[0])
+        with torch.no_grad():
+            self.last.bias[outputs:] = math.atanh(2.0 * share - 1.0)
+
+    def distribution(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and logarithm of the standard deviation of ``u``, both [B,N]."""
+        mean, raw = self.last(self.trunk(stored)).chunk(2, -1)
+        low, high = self.bounds
+        return mean, low + 0.5 * (high - low) * (torch.tanh(raw) + 1.0)
+
+    def forward(self, stored: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """A sample [B,N] within [-1, 1], through which gradients flow, and its log-density [B]."""
+        mean, log_std = self.distribution(stored)
+        xi = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+        u = mean + log_std.exp() * xi
+        normal = -0.5 * xi.square() - log_std - 0.5 * _LOG_2PI
+        return torch.tanh(u), (normal - log_slope(u)).sum(-1)
+
+    def log_prob(self, stored: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        """Log-density [B] of actions [B,N]; those at the bounds are taken to be just within."""
+        mean, log_std = self.distribution(stored)
+        u = torch.atanh(action.clamp(-1.0 + 1e-5, 1.0 - 1e-5))
+        normal = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * _LOG_2PI
+        return (normal - log_slope(u)).sum(-1)
+
+    def mode(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """``tanh(mean)`` [B,N]."""
+        return torch.tanh(self.distribution(stored)[0])
+
+
+class GaussianHead(Head):
+    """``N(f(o), std^2)``, ``std`` learned and the same everywhere, ``f`` 0 at first; never clipped."""
+
+    def __init__(self, sizes: Mapping[str, int], outputs: int, config: HeadConfig, std: float) -> None:
+        super().__init__()
+        self.trunk = Trunk(sizes, config)
+        self.last = zeroed(nn.Linear(config.width, outputs))
+        self.log_std = nn.Parameter(torch.full((outputs,), math.log(std)))
+
+    def forward(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation, both [B,N]."""
+        mean = self.last(self.trunk(stored))
+        return mean, self.log_std.exp().expand_as(mean)
+
+
+def log_slope(u: Tensor) -> Tensor:
+    """``log(1 - tanh(u)^2)``, stable for any ``u``."""
+    return 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))
+
+
+def zeroed(layer: nn.Linear) -> nn.Linear:
+    """``layer`` with weights and biases 0."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

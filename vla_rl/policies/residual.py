@@ -1,0 +1,246 @@
+"""Residual policies: a small correction, at every step, of a frozen base that may be a black box.
+
+    a = clip(b + s * u),    b: the base's action, u: the residual's choice, s: its scale; all in units of the bounds
+
+The base is asked for a chunk whenever the last one is used up; its queue is state of this policy, so the base sees
+exactly what it would see alone (Ankile et al. 2025, ResFiT, arXiv 2509.19301).  ``b`` is part of what is decided on:
+``stored["base_action"]`` [E,D], normalised.  Deviation: any policy can be the base, and its plan is reset after
+termination and truncation alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.batch import Reducer
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.contract.policy import ActionOut, Judgeable, Likelihood, Mode, Policy, State, Stored
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.flow import gaussian_kl
+from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadConfig
+from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.pretrained import Saveable, load_weights, save_folder
+
+_BASE = "base/"
+
+
+class Base(Policy, Saveable, Protocol):
+    """Any policy that acts in ``spec`` and can be saved; it is only ever asked to act, in mode "eval"."""
+
+    spec: EnvSpec
+
+
+class Eyes(Base, Protocol):
+    """What the residual sees with: ``precompute`` stores, besides other things, the entries ``perceived``."""
+
+    @property
+    def perceived(self) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True)
+class ResidualConfig:
+    """How large the correction may be and how it explores, in units of the action's half-range."""
+
+    scale: float = 0.2
+    noise: float = 0.1  # standard deviation of exploration; of ``u`` itself where the residual is Gaussian
+    head: HeadConfig = HeadConfig()
+
+
+class ResidualPolicy(nn.Module):
+    """What every residual shares: the base with its queue, the eyes, checkpoints.  Subclasses choose ``u``.
+
+    ``eyes`` defaults to the base.  Neither is trained, and neither is among :meth:`trainable`.
+    """
+
+    delta: Head
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(self, base: Base, eyes: Eyes | None = None, config: ResidualConfig | None = None) -> None:
+        super().__init__()
+        if eyes is None and not hasattr(base, "perceived"):
+            raise UserError(
+                f"{type(base).__name__} does not say what it perceives, so the residual would act blindly; give eyes: "
+                "a policy with `perceived`, such as an imitation checkpoint."
+            )
+        self.config, self.version, self.spec = config or ResidualConfig(), 0, base.spec
+        # Not registered: what is frozen or not even a module is neither moved, nor saved, nor copied with this one.
+        self._frozen = (base, eyes)
+        self.action_scale = Affine.from_bounds(self.spec.action)
+        low, high = action_limits(self.spec)
+        self.register_buffer("action_low", low, persistent=False)
+        self.register_buffer("action_high", high, persistent=False)
+
+    @property
+    def base(self) -> Base:
+        return self._frozen[0]
+
+    @property
+    def eyes(self) -> Any:
+        return self._frozen[1] or self._frozen[0]
+
+    @property
+    def perceived(self) -> dict[str, int]:
+        """What the residual decides on, by size."""
+        return {**self.eyes.perceived, "base_action": self.spec.action_dim}
+
+    # -- seeing -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def precompute(self, obs: Observation) -> Stored:
+        """What the eyes store and, with the prefix "base/", what the base does."""
+        stored = dict(self.eyes.precompute(obs))
+        given = stored if self._frozen[1] is None else self.base.precompute(obs)
+        return stored | {_BASE + name: item for name, item in given.items()}
+
+    def initial_state(self, rows: int) -> State:
+        """An empty queue [E,max_chunk,D] of normalised base actions, and the base's own state."""
+        queue = torch.zeros(rows, self.spec.max_chunk, self.spec.action_dim)
+        own = {"queue": queue, "left": torch.zeros(rows, dtype=torch.long)}
+        return own | {_BASE + name: item for name, item in self.base.initial_state(rows).items()}
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        left = state["left"].clone()
+        left[torch.as_tensor(rows, dtype=torch.long)] = 0
+        theirs = self.base.reset_state(_inner(state), rows)
+        return {**state, "left": left, **{_BASE + name: item for name, item in theirs.items()}}
+
+    @torch.no_grad()
+    def context(self, stored: Stored, state: State, generator: torch.Generator) -> tuple[Stored, State]:
+        """Adds ``base_action`` [E,D]; asks the base for a chunk in the rows whose queue is empty."""
+        empty = (state["left"] == 0).nonzero().flatten()
+        if len(empty):
+            state = self._plan(stored, state, empty, generator)
+        queue, left = state["queue"], state["left"]
+        seen = {name: item for name, item in stored.items() if not name.startswith(_BASE)}
+        seen["base_action"] = queue[:, 0].clone()
+        return seen, {**state, "queue": queue.roll(-1, 1), "left": left - 1}
+
+    def _plan(self, stored: Stored, state: State, rows: Tensor, generator: torch.Generator) -> State:
+        """``state`` with the base's chunk in the queue of ``rows``; raises NonFiniteError when it is no number."""
+        given = {name: item[rows] for name, item in _inner(stored).items()}
+        before = {name: item[rows] for name, item in _inner(state).items()}
+        out, after = self.base.act(given, before, "eval", generator)
+        chunk = torch.as_tensor(out.action)
+        bad = ~chunk.isfinite().flatten(1).all(1)
+        if bad.any():
+            raise NonFiniteError(
+                f"the base {type(self.base).__name__} chose a non-finite action in row {int(rows[bad][0])}, so nothing "
+                "was executed; look at its checkpoint, the residual cannot mend it."
+            )
+        queue, left = state["queue"].clone(), state["left"].clone()
+        queue[rows, : chunk.shape[1]] = self.action_scale.normalise(chunk).to(queue)
+        left[rows] = chunk.shape[1]
+        theirs = {name: item.clone() for name, item in _inner(state).items()}
+        for name, item in after.items():
+            theirs[name][rows] = item
+        return {"queue": queue, "left": left, **{_BASE + name: item for name, item in theirs.items()}}
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def corrected(self, stored: Stored, u: Tensor) -> Tensor:
+        """``b + s u`` [B,D], not yet clipped."""
+        return stored["base_action"].to(u) + self.config.scale * u
+
+    def _out(self, total: Tensor, sample: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        action = self.action_scale.restore(total[:, None]).clamp(self.action_low, self.action_high)
+        return action, sample[:, None], logprob
+
+    @torch.no_grad()
+    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+        """Standardise what the residual sees; its first correction is 0 before and after."""
+        self.delta.trunk.inputs.calibrate(stored, reducer)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The residual's weights."""
+        return dict(self.delta.named_parameters())
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json``, ``model.safetensors`` and the frozen policies in ``base`` and ``eyes``."""
+        base, eyes = self._frozen
+        inside: dict[str, Saveable] = {"base": base, "eyes": eyes} if eyes else {"base": base}
+        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json(), "inside": sorted(inside)}
+        save_folder(Path(folder), config, self.state_dict(), inside)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> ResidualPolicy:
+        """Load a checkpoint; with ``spec``, the base and the eyes check that they were trained for such a world."""
+        saved = read_config(Path(folder))
+        parts = {name: load_policy(Path(folder) / name, spec) for name in saved["inside"]}
+        policy = cls(parts["base"], parts.get("eyes"), from_json(saved["config"]))
+        load_weights(policy, Path(folder))
+        return policy.eval()
+
+
+class DeterministicResidual(ResidualPolicy):
+    """``u = tanh(f(o, b))`` and Gaussian noise on top while exploring: what TD3 trains (``ReparametrisedPolicy``)."""
+
+    def __init__(self, base: Base, eyes: Eyes | None = None, config: ResidualConfig | None = None) -> None:
+        super().__init__(base, eyes, config)
+        self.delta = DeterministicHead(self.perceived, self.spec.action_dim, self.config.head)
+
+    @torch.no_grad()
+    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        u = self.delta(stored)
+        total = self.corrected(stored, u)
+        if mode == "sample":
+            total = total + self.config.noise * torch.randn(total.shape, generator=generator)
+        out = self._out(total, u, torch.zeros(len(u)))
+        return ActionOut(*out, {}, self.version), state
+
+    def rsample(self, stored: Stored, generator: torch.Generator) -> Judgeable:
+        """The corrected action [B,D], clipped, without noise."""
+        total = self.corrected(stored, self.delta(stored)).clamp(-1.0, 1.0)
+        return Judgeable(total, torch.zeros(len(total)))
+
+    def judged(self, sample: Tensor, executed: Tensor) -> Tensor:
+        """What was executed [B,D], normalised."""
+        return self.action_scale.normalise(executed).flatten(1)
+
+
+class GaussianResidual(ResidualPolicy):
+    """``u ~ N(f(o, b), std^2)``, never clipped, ``std`` learned: what PPO trains (``LikelihoodPolicy``)."""
+
+    def __init__(self, base: Base, eyes: Eyes | None = None, config: ResidualConfig | None = None) -> None:
+        super().__init__(base, eyes, config)
+        self.delta = GaussianHead(self.perceived, self.spec.action_dim, self.config.head, self.config.noise)
+
+    @torch.no_grad()
+    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        u, std = self.delta(stored)
+        logprob = torch.zeros(len(u), dtype=torch.float64)
+        if mode == "sample":
+            u = u + std * torch.randn(u.shape, generator=generator, dtype=u.dtype)
+            logprob = self.log_prob(stored, u[:, None], {}).logprob
+        out = self._out(self.corrected(stored, u), u, logprob)
+        return ActionOut(*out, {}, self.version), state
+
+    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Density of the raw corrections ``u``; the sum is float64 so that ratios keep their precision."""
+        mean, std = self.delta(stored)
+        terms = -0.5 * ((sample[:, 0] - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
+        entropy = (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)
+        params = {"mean": mean[:, None], "std": std[:, None]}
+        return Likelihood(terms.sum(-1, dtype=torch.float64), entropy, params)
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        """Exact KL(old || new) [B]."""
+        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+
+
+def _inner(items: Mapping[str, Any]) -> dict[str, Any]:
+    """The base's own entries, under their own names."""
+    return {name.removeprefix(_BASE): item for name, item in items.items() if name.startswith(_BASE)}
