@@ -72,8 +72,8 @@ class OffPolicy:
         self.policy, self.critic, self.memory, self.config = policy, critic, memory, config
         self.parameters, self.generator = dict(parameters), generator
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
-        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=config.learning_rate)
-        self.critic_optimiser = torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate)
+        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=config.learning_rate, fused=True)
+        self.critic_optimiser = torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate, fused=True)
         self.decisions, self.steps, self.owed = 0, 0, 0.0
 
     @property
@@ -128,8 +128,10 @@ class OffPolicy:
         return {"critic_loss": float(loss.detach()), "value": float(value.detach().mean()), "spread": float(spread)}
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
-        """Descend :meth:`actor_loss`."""
+        """Descend :meth:`actor_loss`; the critics only pass gradients on."""
+        self.critic.requires_grad_(False)
         loss, info = self.actor_loss(batch)
+        self.critic.requires_grad_(True)
         self.descend(self.optimiser, loss, self.parameters, "policy")
         return {"actor_loss": float(loss.detach()), **info}
 
