@@ -4,8 +4,8 @@
 
 The base is asked for a chunk whenever the last one is used up; its queue is state of this policy, so the base sees
 exactly what it would see alone (Ankile et al. 2025, ResFiT, arXiv 2509.19301).  ``b`` is part of what is decided on:
-``stored["base_action"]`` [E,D], normalised.  Deviation: any policy can be the base, and its plan is reset after
-termination and truncation alike.
+``stored["base_action"]`` [E,D], normalised.  Deviations: any policy can be the base; its plan is reset after termination
+and truncation alike; and what else is in the queue is decided on as well, since what follows depends on it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class ResidualConfig:
     """How large the correction may be and how it explores, in units of the action's half-range."""
 
     scale: float = 0.2
+    plan: int = 4  # actions of the base beyond the next one that are decided on, 0 where it has not chosen them yet
     noise: float = 0.1  # standard deviation of exploration; of ``u`` itself where the residual is Gaussian
     head: HeadConfig = HeadConfig()
 
@@ -92,7 +93,8 @@ class ResidualPolicy(nn.Module):
     @property
     def perceived(self) -> dict[str, int]:
         """What the residual decides on, by size."""
-        return {**self.eyes.perceived, "base_action": self.spec.action_dim}
+        base = {"base_action": self.spec.action_dim, "base_plan": self.config.plan * self.spec.action_dim}
+        return {**self.eyes.perceived, **base}
 
     # -- seeing -----------------------------------------------------------------------------------------------------
 
@@ -104,8 +106,8 @@ class ResidualPolicy(nn.Module):
         return stored | {_BASE + name: item for name, item in given.items()}
 
     def initial_state(self, rows: int) -> State:
-        """An empty queue [E,max_chunk,D] of normalised base actions, and the base's own state."""
-        queue = torch.zeros(rows, self.spec.max_chunk, self.spec.action_dim)
+        """An empty queue [E,max_chunk+plan,D] of normalised base actions, and the base's own state."""
+        queue = torch.zeros(rows, self.spec.max_chunk + self.config.plan, self.spec.action_dim)
         own = {"queue": queue, "left": torch.zeros(rows, dtype=torch.long)}
         return own | {_BASE + name: item for name, item in self.base.initial_state(rows).items()}
 
@@ -117,13 +119,15 @@ class ResidualPolicy(nn.Module):
 
     @torch.no_grad()
     def context(self, stored: Stored, state: State, generator: torch.Generator) -> tuple[Stored, State]:
-        """Adds ``base_action`` [E,D]; asks the base for a chunk in the rows whose queue is empty."""
+        """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; asks the base for a chunk in the rows whose queue is empty."""
         empty = (state["left"] == 0).nonzero().flatten()
         if len(empty):
             state = self._plan(stored, state, empty, generator)
         queue, left = state["queue"], state["left"]
         seen = {name: item for name, item in stored.items() if not name.startswith(_BASE)}
         seen["base_action"] = queue[:, 0].clone()
+        ahead = torch.arange(1, 1 + self.config.plan)
+        seen["base_plan"] = (queue[:, ahead] * (ahead < left[:, None])[..., None]).flatten(1)
         return seen, {**state, "queue": queue.roll(-1, 1), "left": left - 1}
 
     def _plan(self, stored: Stored, state: State, rows: Tensor, generator: torch.Generator) -> State:
