@@ -54,6 +54,7 @@ class ResidualConfig:
     scale: float = 0.2
     plan: int = 4  # actions of the base beyond the next one that are decided on, 0 where it has not chosen them yet
     noise: float = 0.1  # standard deviation of exploration; of ``u`` itself where the residual is Gaussian
+    correlation: float = 0.8  # of the noise of a deterministic residual with that of the step before
     head: HeadConfig = HeadConfig()
 
 
@@ -148,7 +149,7 @@ class ResidualPolicy(nn.Module):
         theirs = {name: item.clone() for name, item in _inner(state).items()}
         for name, item in after.items():
             theirs[name][rows] = item
-        return {"queue": queue, "left": left, **{_BASE + name: item for name, item in theirs.items()}}
+        return {**state, "queue": queue, "left": left, **{_BASE + name: item for name, item in theirs.items()}}
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
@@ -190,18 +191,34 @@ class ResidualPolicy(nn.Module):
 
 
 class DeterministicResidual(ResidualPolicy):
-    """``u = tanh(f(o, b))`` and Gaussian noise on top while exploring: what TD3 trains (``ReparametrisedPolicy``)."""
+    """``u = tanh(f(o, b))`` and Gaussian noise on top while exploring: what TD3 trains (``ReparametrisedPolicy``).
+
+    The noise is an Ornstein-Uhlenbeck process, 0 at first, as in DDPG (Lillicrap et al. 2015, arXiv 1509.02971): one
+    independent step hardly moves the outcome of an episode, so a critic could not tell good corrections from bad ones.
+    """
 
     def __init__(self, base: Base, eyes: Eyes | None = None, config: ResidualConfig | None = None) -> None:
         super().__init__(base, eyes, config)
         self.delta = DeterministicHead(self.perceived, self.spec.action_dim, self.config.head)
+
+    def initial_state(self, rows: int) -> State:
+        """The queue, the base's own state and the noise [E,D]."""
+        return {**super().initial_state(rows), "noise": torch.zeros(rows, self.spec.action_dim)}
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        noise = state["noise"].clone()
+        noise[torch.as_tensor(rows, dtype=torch.long)] = 0.0
+        return {**super().reset_state(state, rows), "noise": noise}
 
     @torch.no_grad()
     def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
         u = self.delta(stored)
         total = self.corrected(stored, u)
         if mode == "sample":
-            total = total + self.config.noise * torch.randn(total.shape, generator=generator)
+            fresh = torch.randn(total.shape, generator=generator)
+            kept, new = self.config.correlation, (1.0 - self.config.correlation**2) ** 0.5
+            noise = kept * state["noise"] + self.config.noise * new * fresh
+            total, state = total + noise, {**state, "noise": noise}
         out = self._out(total, u, torch.zeros(len(u)))
         return ActionOut(*out, {}, self.version), state
 
