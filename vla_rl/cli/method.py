@@ -223,7 +223,8 @@ class OffPolicyRL:
         env = setting.world.training(self.experience.rows)
         horizon = getattr(policy, "horizon", 1)
         memory = self.memory.build(policy, setting.world, horizon, generator(seed, 6))
-        critic = QEnsemble(policy.perceived, horizon * env.spec.action_dim, self.algorithm.heads, self.algorithm.critic)
+        seen, actions = {**policy.perceived, "time": 1}, horizon * env.spec.action_dim
+        critic = QEnsemble(seen, actions, self.algorithm.heads, self.algorithm.critic)
         learner = self.algorithm.build(policy, policy.trainable(), critic, memory, generator(seed, 4))
         source = self.experience.build(env, policy, _stream(setting), generator(seed, 5))
         return Trainee(policy, env, source, learner)

@@ -4,8 +4,8 @@
 
 The base is asked for a chunk whenever the last one is used up; its queue is state of this policy, so the base sees
 exactly what it would see alone (Ankile et al. 2025, ResFiT, arXiv 2509.19301).  ``b`` is part of what is decided on:
-``stored["base_action"]`` [E,D], normalised.  Deviations: any policy can be the base; its plan is reset after termination
-and truncation alike; and what else is in the queue is decided on as well, since what follows depends on it.
+``stored["base_action"]`` [E,D], normalised.  Deviations: any policy can be the base; its plan is reset after
+termination and truncation alike; and what else is in the queue is decided on as well, since what follows depends on it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class ResidualPolicy(nn.Module):
 
     @torch.no_grad()
     def context(self, stored: Stored, state: State, generator: torch.Generator) -> tuple[Stored, State]:
-        """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; asks the base for a chunk in the rows whose queue is empty."""
+        """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; asks the base for a chunk where the queue is empty."""
         empty = (state["left"] == 0).nonzero().flatten()
         if len(empty):
             state = self._plan(stored, state, empty, generator)
