@@ -1,6 +1,6 @@
 """Ways to improve the same imitation policy, side by side: what ``make compare`` runs.
 
-Every function takes the checkpoint ``--policy``; those that learn from demonstrations take ``--rl.memory.demonstrations``.
+Every function takes the checkpoint ``--policy``; some need ``--demonstrations``.
 """
 
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config

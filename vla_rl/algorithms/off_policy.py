@@ -121,7 +121,7 @@ class OffPolicy:
         target = self.target(batch)
         if self.config.value_bounds:
             target = target.clamp(*self.config.value_bounds)
-        value = self.critic(batch.stored, self.policy.judged(batch.sample, batch.executed))
+        value = self.critic(batch.stored, self.policy.judged(batch.stored, batch.sample, batch.executed))
         loss = (value - target).square().mean(1).sum() + self.regulariser(batch, value)
         self.descend(self.critic_optimiser, loss, dict(self.critic.named_parameters()), "critic")
         spread = value.detach().std(0).mean() if len(value) > 1 else torch.zeros(())

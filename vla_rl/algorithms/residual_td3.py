@@ -1,12 +1,12 @@
 """Residual TD3: ResFiT (Ankile et al. 2025, arXiv 2509.19301) on TD3 (Fujimoto et al. 2018, arXiv 1802.09477).
 
-    y    = R + gamma^m (1 - terminated) min_{k in M} Q'_k(o', clip(b' + s pi'(o', b') + clip(eps, c)))
-    L_Q  = sum_k E (Q_k(o, a) - y)^2
-    L_pi = -E mean_k Q_k(o, clip(b + s pi(o, b))) + penalty |a - b|^2
+    y    = R + gamma^m (1 - terminated) min_{k in M} Q'_k(o', clip(pi'(o') + clip(eps, c)))
+    L_Q  = sum_k E (Q_k(o, u) - y)^2
+    L_pi = -E mean_k Q_k(o, pi(o)) + penalty |pi(o)|^2
 
-R is the n-step return of m <= n actions, o' what was seen after them, b' the base's action there: of a truncated
-episode, at its last observation.  a is what was executed.  The observation includes b.  Deviation: every head is
-regressed on its own (``off_policy.py``).
+R is the n-step return of m <= n actions, o' what was seen after them; o includes the base's action b, also at the last
+observation of a truncated episode.  u is the correction, a = b + s u.  Deviations: critics judge u and not a (see
+``policies/residual.py``); every head is regressed on its own (``off_policy.py``).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from vla_rl.policies.critics import QEnsemble
 
 @dataclass(frozen=True)
 class ResidualTD3Config(OffPolicyConfig):
-    """Noise is in units of the action's half-range."""
+    """Noise and penalty are in units of the correction."""
 
-    target_noise: float = 0.05  # smooths the targets
-    target_clip: float = 0.1
+    target_noise: float = 0.1  # smooths the targets
+    target_clip: float = 0.2
     penalty: float = 0.0  # on the squared size of the correction
 
     def build(
@@ -45,7 +45,7 @@ class ResidualTD3Config(OffPolicyConfig):
 
 
 class ResidualTD3(OffPolicy):
-    """Trains a ``DeterministicResidual``, or any other deterministic policy if there is no penalty."""
+    """Trains a ``DeterministicResidual``, or any other deterministic policy."""
 
     config: ResidualTD3Config
 
@@ -74,7 +74,7 @@ class ResidualTD3(OffPolicy):
         loss = -self.critic(batch.stored, action).mean()
         if not self.config.penalty:
             return loss, {}
-        effort = (action - batch.stored["base_action"]).square().sum(-1).mean()
+        effort = action.square().sum(-1).mean()
         return loss + self.config.penalty * effort, {"effort": float(effort.detach())}
 
     @torch.no_grad()

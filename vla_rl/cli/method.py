@@ -16,6 +16,7 @@ from vla_rl.cli.progress import bar
 from vla_rl.cli.world import World
 from vla_rl.contract.batch import ExperienceSource, Memory, Reducer
 from vla_rl.contract.env import VecEnv
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.experience.episodes import Episodes
@@ -65,12 +66,21 @@ class SourceConfig(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a method works: the world, its imitation policy, the seed, and the processes that share the work."""
+    """Where a method works: the world, its imitation policy and demonstrations, the seed, and who shares the work."""
 
     world: World
     base: TinyVLA
     seed: int
     group: Reducer
+    demonstrations: str = ""  # folder of a dataset; none
+
+    def episodes(self, who: str) -> Episodes:
+        """The demonstrations; raises UserError when there are none for ``who``, which needs them."""
+        if not self.demonstrations:
+            raise UserError(
+                f"{who} needs demonstrations and none were given, so it cannot learn; add --demonstrations FOLDER."
+            )
+        return Episodes.load(Path(self.demonstrations))
 
 
 @dataclass
@@ -97,7 +107,7 @@ class Method(Protocol):
 class Subject(Protocol):
     """The frozen dataclass of what is trained, given an imitation policy."""
 
-    def build(self, base: TinyVLA) -> Trainable:
+    def build(self, setting: Setting) -> Trainable:
         """The policy to train."""
 
 
@@ -138,7 +148,7 @@ class OnPolicyRL:
 
     def assemble(self, setting: Setting) -> Trainee:
         torch.manual_seed(setting.seed)
-        return on_policy(setting, self.subject.build(setting.base), self.experience, self.algorithm)
+        return on_policy(setting, self.subject.build(setting), self.experience, self.algorithm)
 
 
 def on_policy(setting: Setting, policy: Trainable, experience: SourceConfig, algorithm: AlgorithmConfig) -> Trainee:
@@ -165,18 +175,20 @@ class MemoryConfig:
     capacity: int = 200_000  # slots: decisions and ends of episodes
     gamma: float = 0.99  # per low-level action
     n_step: int = 3  # decisions
-    demonstrations: str = ""  # folder of a dataset; none
-    share: float = 0.5  # of the demonstrations in a batch
+    share: float = 0.25  # of the demonstrations in a batch
     folder: str = ""  # keep the replay in files there instead of in memory
 
-    def build(self, policy: Policy, world: World, horizon: int, made: torch.Generator) -> Memory:
+    def build(self, policy: Policy, setting: Setting, horizon: int) -> Memory:
         """The memory, demonstrations included, relabelled as experience of ``policy``."""
         online = Replay(self.capacity, self.gamma, self.n_step, OnDisk(self.folder) if self.folder else InMemory())
-        if not self.demonstrations:
+        if not self.share:
             return online
-        episodes = Episodes.load(Path(self.demonstrations))
+        episodes, made = (
+            setting.episodes(f"a memory with a share of {self.share:g} for them"),
+            generator(setting.seed, 6),
+        )
         offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step)
-        env = world.make(1)
+        env = setting.world.make(1)
         with bar("relabel", episodes.count * horizon) as update:
             for done, rollout in enumerate(relabelled(episodes, policy, env.spec, horizon, made, horizon), 1):
                 offline.add(rollout)
@@ -219,10 +231,10 @@ class OffPolicyRL:
     def assemble(self, setting: Setting) -> Trainee:
         seed = setting.seed
         torch.manual_seed(seed)
-        policy = self.subject.build(setting.base)
+        policy = self.subject.build(setting)
         env = setting.world.training(self.experience.rows)
         horizon = getattr(policy, "horizon", 1)
-        memory = self.memory.build(policy, setting.world, horizon, generator(seed, 6))
+        memory = self.memory.build(policy, setting, horizon)
         seen, actions = {**policy.perceived, "time": 1}, horizon * env.spec.action_dim
         critic = QEnsemble(seen, actions, self.algorithm.heads, self.algorithm.critic)
         learner = self.algorithm.build(policy, policy.trainable(), critic, memory, generator(seed, 4))

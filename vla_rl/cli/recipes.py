@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from vla_rl.cli import stages
-from vla_rl.cli.method import Method, RLConfig
+from vla_rl.cli.method import Method, RLConfig, Setting
 from vla_rl.cli.progress import console
 from vla_rl.cli.sanity import Sanity, check_senses
 from vla_rl.cli.stages import EvaluationConfig, clock
@@ -17,6 +17,7 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.experience.episodes import Episodes
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.training.distributed import this_process
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.tracking import RunFolder
@@ -75,6 +76,7 @@ class Improve:
 
     rl: Method
     policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder
+    demonstrations: str = ""  # folder of a dataset, for methods that learn from it as well
     seed: int = 1
     world: World = field(default_factory=World)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -93,7 +95,8 @@ class Improve:
     def improve(self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]) -> tuple[Outcomes, dict[str, Any]]:
         """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):
-            trained, best = stages.improve(self.rl, self.world, policy, self.evaluation, self.seed, folder)
+            setting = Setting(self.world, policy, self.seed, this_process(), self.demonstrations)
+            trained, best = stages.improve(self.rl, setting, self.evaluation, folder)
         rows = folder.metrics("rl")
         with clock(seconds, "evaluation"):
             tests = suite.held_out(suite.TEST, self.evaluation.test)
@@ -136,7 +139,7 @@ class Demo:
             first = stages.play(self.world, imitation, tests, self.evaluation, self.seed, "test imitation")
         console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
         policy = copy.deepcopy(imitation)
-        improve = Improve(self.rl, "", self.seed, self.world, self.evaluation)
+        improve = Improve(self.rl, "", "", self.seed, self.world, self.evaluation)
         last, summary = improve.improve(policy, folder, seconds)
         console.print(f"after RL:  {last.rate.success:.1%}")
         with clock(seconds, "evaluation"):

@@ -24,7 +24,6 @@ from vla_rl.experience.episodes import Episodes, record
 from vla_rl.policies.normalise import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
-from vla_rl.training.distributed import this_process
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
 from vla_rl.training.loop import Best, Loop
@@ -124,17 +123,15 @@ def play(world: World, policy: Policy, seeds: list[int], config: EvaluationConfi
     return outcomes
 
 
-def improve(
-    method: Method, world: World, base: TinyVLA, judged: EvaluationConfig, seed: int, folder: RunFolder
-) -> tuple[Trainable, Best]:
-    """Reinforcement learning from ``base``; the policy ends with the weights that did best on the validation seeds.
+def improve(method: Method, setting: Setting, judged: EvaluationConfig, folder: RunFolder) -> tuple[Trainable, Best]:
+    """Reinforcement learning from ``setting.base``; the policy ends with its best validated weights.
 
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
-    group = this_process()
-    validation = world.make(judged.rows)
-    trainee = method.assemble(Setting(world, base, seed, group))
+    group, seed = setting.group, setting.seed
+    validation = setting.world.make(judged.rows)
+    trainee = method.assemble(setting)
     policy, held_out = trainee.policy, suite.held_out(suite.VALIDATION, judged.validation)
     by_family: dict[str, float] = {}
 

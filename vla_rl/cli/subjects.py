@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vla_rl.cli.method import Setting
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
-from vla_rl.policies.tiny import TinyVLA
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class TD3Residual:
 
     residual: ResidualConfig = ResidualConfig()
 
-    def build(self, base: TinyVLA) -> DeterministicResidual:
-        return DeterministicResidual(base, config=self.residual)
+    def build(self, setting: Setting) -> DeterministicResidual:
+        return DeterministicResidual(setting.base, config=self.residual)
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,5 @@ class PPOResidual:
 
     residual: ResidualConfig = ResidualConfig()
 
-    def build(self, base: TinyVLA) -> GaussianResidual:
-        return GaussianResidual(base, config=self.residual)
+    def build(self, setting: Setting) -> GaussianResidual:
+        return GaussianResidual(setting.base, config=self.residual)

@@ -96,7 +96,7 @@ class ReparametrisedPolicy(Policy, Protocol):
     def rsample(self, stored: Stored, generator: Any) -> Judgeable:
         """A decision through which gradients flow, without exploration that ``act`` adds on top of it."""
 
-    def judged(self, sample: Array, executed: Array) -> Array:
+    def judged(self, stored: Stored, sample: Array, executed: Array) -> Array:
         """Recorded decisions [B,A] in the same terms, from ``sample`` [B,H,D] and what was ``executed`` [B,H,D]."""
 
 

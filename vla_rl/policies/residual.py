@@ -120,7 +120,7 @@ class ResidualPolicy(nn.Module):
 
     @torch.no_grad()
     def context(self, stored: Stored, state: State, generator: torch.Generator) -> tuple[Stored, State]:
-        """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; asks the base for a chunk where the queue is empty."""
+        """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; the base is asked where the queue is empty."""
         empty = (state["left"] == 0).nonzero().flatten()
         if len(empty):
             state = self._plan(stored, state, empty, generator)
@@ -223,13 +223,20 @@ class DeterministicResidual(ResidualPolicy):
         return ActionOut(*out, {}, self.version), state
 
     def rsample(self, stored: Stored, generator: torch.Generator) -> Judgeable:
-        """The corrected action [B,D], clipped, without noise."""
+        """The correction [B,D] as far as the bounds let it through, without noise."""
         total = self.corrected(stored, self.delta(stored)).clamp(-1.0, 1.0)
-        return Judgeable(total, torch.zeros(len(total)))
+        return Judgeable(self._correction(stored, total), torch.zeros(len(total)))
 
-    def judged(self, sample: Tensor, executed: Tensor) -> Tensor:
-        """What was executed [B,D], normalised."""
-        return self.action_scale.normalise(executed).flatten(1)
+    def judged(self, stored: Stored, sample: Tensor, executed: Tensor) -> Tensor:
+        """The correction [B,D] that would have led to what was executed.
+
+        Deviation from ResFiT, whose critics judge the whole action: b and a are nearly equal, so a critic lays the value
+        of b at the door of a, and its gradient drives the actor away from the base before it knows anything.
+        """
+        return self._correction(stored, self.action_scale.normalise(executed[:, 0]))
+
+    def _correction(self, stored: Stored, total: Tensor) -> Tensor:
+        return (total - stored["base_action"].to(total)) / self.config.scale
 
 
 class GaussianResidual(ResidualPolicy):

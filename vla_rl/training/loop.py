@@ -182,5 +182,6 @@ class Loop:
             "validation": rate.success,
             "validation_low": rate.low,
             "validation_high": rate.high,
+            "validation_episodes": float(rate.episodes),
             "collapsed": float(collapsed),
         }
