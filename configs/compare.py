@@ -1,27 +1,63 @@
 """Ways to improve the same imitation policy, side by side: what ``make compare`` runs.
 
-Every function takes the checkpoint ``--policy``; some need ``--demonstrations``.
+Every function takes the checkpoint ``--policy``; those that learn from demonstrations take ``--demonstrations``, too.
 """
 
+from dataclasses import replace
+
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.cli.method import OffPolicyRL, OnPolicyRL
-from vla_rl.cli.recipes import Improve
+from vla_rl.cli.method import Method, OffPolicyRL, OnPolicyRL, RLConfig
+from vla_rl.cli.recipes import Imitate, Improve
 from vla_rl.cli.subjects import PPOResidual, TD3Residual
 from vla_rl.cli.world import World
+from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
+from vla_rl.policies.heads import HeadConfig
 from vla_rl.training.loop import LoopConfig
 
+# As in the demo.  Every method has the same control steps; only they count, so the iterations never run out.
 LIFT = World(training_options={"deadline": 25})
-BUDGET = LoopConfig(
-    iterations=100_000, validate_every=100_000, save_every=50, collapse=1.0, env_steps=150_000, validate_steps=10_000
-)
+BUDGET = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=150_000, validate_steps=10_000)
+ON_POLICY = replace(BUDGET, save_every=5, collapse=0.15)
+# Small enough for one core to learn from 150,000 decisions in minutes.
+SMALL = HeadConfig(width=128)
+
+
+def imitate_lift() -> Imitate:
+    """The demo's first half."""
+    return Imitate(world=LIFT)
+
+
+def flow_sde() -> Improve:
+    """The demo's PPO: noise in the flow's last step."""
+    return _lift(RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=ON_POLICY))
+
+
+def flow_noise() -> Improve:
+    """PPO with learned noise in all of the flow's steps."""
+    sampler = FlowSampler(FlowNoise(0.04, 0.16), AllSteps(), 4)
+    return _lift(RLConfig(sampler, loop=ON_POLICY, algorithm=PPOConfig(entropy=1e-4)))
+
+
+def grpo() -> Improve:
+    """Advantages relative to groups of eight episodes from one seed; no critic."""
+    groups = GroupConfig(groups=16, size=8)
+    return _lift(RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), groups, loop=ON_POLICY, algorithm=GRPOConfig()))
 
 
 def residual_td3() -> Improve:
     """A small correction at every step, learnt off-policy; the base is frozen."""
-    return Improve(OffPolicyRL(TD3Residual(), loop=BUDGET, algorithm=ResidualTD3Config()), world=LIFT)
+    return _lift(OffPolicyRL(TD3Residual(), loop=BUDGET, algorithm=ResidualTD3Config(heads=4, critic=SMALL)))
 
 
 def residual_ppo() -> Improve:
     """The same correction, learnt by PPO."""
-    return Improve(OnPolicyRL(PPOResidual(), WindowConfig(rows=128, decisions=25), loop=BUDGET), world=LIFT)
+    return _lift(OnPolicyRL(PPOResidual(), WindowConfig(rows=128, decisions=25), loop=ON_POLICY))
+
+
+def _lift(method: Method) -> Improve:
+    return Improve(method, world=LIFT)

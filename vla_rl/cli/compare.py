@@ -85,10 +85,9 @@ def _imitation(config: Compare, task: str, seed: int) -> Cell:
 
 def _cell(config: Compare, task: str, name: str, seed: int) -> Cell:
     start = Path(config.out) / task / f"imitate-{seed}"
-    given = ("--seed", str(seed), "--policy", str(start / "checkpoints" / "imitation"))
+    taken = ("--policy", str(start / "checkpoints" / "imitation"), "--demonstrations", str(start / "demonstrations"))
     function = f"{config.config}:{_function(task, name)}"
-    given += ("--demonstrations", str(start / "demonstrations"))
-    return Cell(Path(config.out) / task / f"{name}-{seed}", function, given)
+    return Cell(Path(config.out) / task / f"{name}-{seed}", function, ("--seed", str(seed), *taken))
 
 
 def _curve(out: Path, task: str, name: str, seed: int) -> list[dict[str, Any]]:
@@ -143,7 +142,7 @@ def _results(report: Report, config: Compare, task: str, names: Sequence[str], c
     """Test success before and after, in how many steps the target was reached, and seconds."""
     folder = Path(config.out) / task
     before = {seed: _summary(folder / f"imitate-{seed}")["validation"] for seed in config.seeds}
-    rows: list[list[str]] = [["imitation, validation scenes", *_line([before[seed] for seed in config.seeds]), "", ""]]
+    rows = [["imitation, validation scenes", *_line([before[seed] for seed in config.seeds]), "", ""]]
     bars = [
         Bar("imitation", before[s]["success"], before[s]["low"], before[s]["high"], f"seed {s}", True)
         for s in config.seeds

@@ -230,8 +230,8 @@ class DeterministicResidual(ResidualPolicy):
     def judged(self, stored: Stored, sample: Tensor, executed: Tensor) -> Tensor:
         """The correction [B,D] that would have led to what was executed.
 
-        Deviation from ResFiT, whose critics judge the whole action: b and a are nearly equal, so a critic lays the value
-        of b at the door of a, and its gradient drives the actor away from the base before it knows anything.
+        Deviation from ResFiT, whose critics judge the whole action: b and a are nearly equal, so a critic lays the
+        value of b at the door of a, and its gradient drives the actor off before it knows anything.
         """
         return self._correction(stored, self.action_scale.normalise(executed[:, 0]))
 
