@@ -8,7 +8,7 @@ from dataclasses import replace
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.cli.method import Method, OffPolicyRL, OnPolicyRL, RLConfig
+from vla_rl.cli.method import MemoryConfig, Method, OffPolicyRL, OnPolicyRL, RLConfig
 from vla_rl.cli.recipes import Imitate, Improve
 from vla_rl.cli.subjects import PPOResidual, TD3Residual
 from vla_rl.cli.world import World
@@ -17,6 +17,7 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.residual import ResidualConfig
 from vla_rl.training.loop import LoopConfig
 
 # As in the demo.  Every method has the same control steps; only they count, so the iterations never run out.
@@ -51,7 +52,17 @@ def grpo() -> Improve:
 
 def residual_td3() -> Improve:
     """A small correction at every step, learnt off-policy; the base is frozen."""
-    return _lift(OffPolicyRL(TD3Residual(), loop=BUDGET, algorithm=ResidualTD3Config(heads=4, critic=SMALL)))
+    algorithm = ResidualTD3Config(
+        start=6000,  # decisions of the base with noise, from which the critics learn what it is worth
+        critic_warmup=1500,
+        heads=4,
+        critic=SMALL,
+        learning_rate=1e-4,
+        target_rate=0.01,
+        value_bounds=(0.0, 1.0),
+    )
+    memory = MemoryConfig(gamma=0.98, n_step=5, share=0.25)
+    return _lift(OffPolicyRL(TD3Residual(ResidualConfig(head=SMALL)), memory=memory, loop=BUDGET, algorithm=algorithm))
 
 
 def residual_ppo() -> Improve:

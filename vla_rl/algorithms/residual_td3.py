@@ -28,8 +28,8 @@ from vla_rl.policies.critics import QEnsemble
 class ResidualTD3Config(OffPolicyConfig):
     """Noise and penalty are in units of the correction."""
 
-    target_noise: float = 0.1  # smooths the targets
-    target_clip: float = 0.2
+    target_noise: float = 0.2  # smooths the targets
+    target_clip: float = 0.3
     penalty: float = 0.0  # on the squared size of the correction
 
     def build(

@@ -51,10 +51,10 @@ class Eyes(Base, Protocol):
 class ResidualConfig:
     """How large the correction may be and how it explores, in units of the action's half-range."""
 
-    scale: float = 0.2
+    scale: float = 0.3
     plan: int = 4  # actions of the base beyond the next one that are decided on, 0 where it has not chosen them yet
     noise: float = 0.1  # standard deviation of exploration; of ``u`` itself where the residual is Gaussian
-    correlation: float = 0.8  # of the noise of a deterministic residual with that of the step before
+    correlation: float = 0.5  # of the noise of a deterministic residual with that of the step before
     head: HeadConfig = HeadConfig()
 
 
