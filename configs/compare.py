@@ -52,6 +52,29 @@ def grpo() -> Improve:
 
 def residual_td3() -> Improve:
     """A small correction at every step, learnt off-policy; the base is frozen."""
+    return _lift(_residual_td3(TD3Residual(ResidualConfig(head=SMALL))))
+
+
+def residual_function() -> Improve:
+    """The same over a base that is only a Python function: classical vision with a camera that was pushed."""
+    function = "sims.mujoco.tasks.lift_vision:act_miscalibrated"
+    return _lift(_residual_td3(TD3Residual(ResidualConfig(head=SMALL), function)))
+
+
+def residual_ppo() -> Improve:
+    """The same correction, learnt by PPO."""
+    return _lift(
+        OnPolicyRL(
+            PPOResidual(ResidualConfig(noise=0.5, head=SMALL)), WindowConfig(rows=128, decisions=25), loop=ON_POLICY
+        )
+    )
+
+
+def _lift(method: Method) -> Improve:
+    return Improve(method, world=LIFT)
+
+
+def _residual_td3(subject: TD3Residual) -> OffPolicyRL:
     algorithm = ResidualTD3Config(
         start=6000,  # decisions of the base with noise, from which the critics learn what it is worth
         critic_warmup=1500,
@@ -62,13 +85,4 @@ def residual_td3() -> Improve:
         value_bounds=(0.0, 1.0),
     )
     memory = MemoryConfig(gamma=0.98, n_step=5, share=0.25)
-    return _lift(OffPolicyRL(TD3Residual(ResidualConfig(head=SMALL)), memory=memory, loop=BUDGET, algorithm=algorithm))
-
-
-def residual_ppo() -> Improve:
-    """The same correction, learnt by PPO."""
-    return _lift(OnPolicyRL(PPOResidual(), WindowConfig(rows=128, decisions=25), loop=ON_POLICY))
-
-
-def _lift(method: Method) -> Improve:
-    return Improve(method, world=LIFT)
+    return OffPolicyRL(subject, memory=memory, loop=BUDGET, algorithm=algorithm)

@@ -5,17 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vla_rl.cli.method import Setting
+from vla_rl.contract.load import load
+from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 
 
 @dataclass(frozen=True)
 class TD3Residual:
-    """A deterministic correction at every step, for off-policy algorithms."""
+    """A deterministic correction at every step, for off-policy algorithms.
+
+    ``function``, "module:function" of an observation, is the base instead of the imitation policy if given; the
+    residual still sees with the imitation policy's eyes.
+    """
 
     residual: ResidualConfig = ResidualConfig()
+    function: str = ""
 
     def build(self, setting: Setting) -> DeterministicResidual:
-        return DeterministicResidual(setting.base, config=self.residual)
+        if not self.function:
+            return DeterministicResidual(setting.base, config=self.residual)
+        base = FunctionPolicy(setting.base.spec, load(self.function), self.function)
+        return DeterministicResidual(base, setting.base, self.residual)
 
 
 @dataclass(frozen=True)
