@@ -26,7 +26,7 @@ _HUES = np.array([rgba[:3] for rgba in COLOURS.values()], np.float64)
 
 
 def act(obs: Observation, error: float = 0.0) -> np.ndarray:
-    """The next five actions [E,5,4], in metres and grip sign.  What is seen is off by ``error`` metres in x and in y."""
+    """The next five actions [E,5,4], in metres and grip sign; what is seen is off by ``error`` metres in x and y."""
     seen = find(obs.images["front"], obs.task) + np.array([error, error, 0.0])
     # Between closing fingers the cube is hidden, and is taken to be where they are.
     closing = (obs.state[:, 7] < 0.01) & (obs.state[:, 3] > CUBE_EDGE / 2)
