@@ -26,9 +26,9 @@ def arguments(untrained, quick):
     """``arguments(out)``: a short run of reinforcement learning, every iteration of which changes the weights."""
     policy = str(untrained())
 
-    def of(out: Path, iterations: int = ITERATIONS) -> list[str]:
+    def of(out: Path, iterations: int = ITERATIONS, recipe: str = "improve") -> list[str]:
         learning = ["--rl.loop.iterations", str(iterations), "--rl.algorithm.critic-warmup", "1"]
-        return ["train", quick, "--policy", policy, "--out", str(out), *learning]
+        return ["train", quick.replace(":improve", f":{recipe}"), "--policy", policy, "--out", str(out), *learning]
 
     return of
 
@@ -65,9 +65,10 @@ def writing(out: Path) -> bool:
     return any((out / "state").glob("*.writing"))
 
 
-def test_a_killed_run_goes_on_and_ends_the_same(arguments, tmp_path):
-    main(arguments(tmp_path / "whole"))
-    process = start(arguments(tmp_path / "killed"))
+@pytest.mark.parametrize("recipe", ["improve", "residual"])
+def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
+    main(arguments(tmp_path / "whole", recipe=recipe))
+    process = start(arguments(tmp_path / "killed", recipe=recipe))
     wait_for(lambda: steps_done(tmp_path / "killed") >= 2, process)
     process.kill()
     process.communicate()

@@ -1,0 +1,64 @@
+"""``vla-rl compare``: the same start for all, a row per validation, a page, and nothing is run twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_rl.cli.compare import steps_to
+from vla_rl.cli.main import main
+from vla_rl.policies.pretrained import load_policy
+
+CONFIG = str(Path(__file__).parent / "quick.py")
+
+
+def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, complaint):
+    out = tmp_path / "compared"
+    command = ["compare", "--config", CONFIG, "--seeds", "2", "--lift", "improve", "mixed", "--out", str(out)]
+    main(command)
+    rows = json.loads((out / "results.json").read_text())
+    names = {"algorithm", "task", "seed", "env_steps", "seconds", "success", "low", "high", "episodes"}
+    assert all(row.keys() == names for row in rows)
+    assert {(row["algorithm"], row["seed"]) for row in rows} == {("improve", 2), ("mixed", 2)}
+    for algorithm in ("improve", "mixed"):
+        mine = [row for row in rows if row["algorithm"] == algorithm]
+        assert len(mine) == 5 and all(
+            row["episodes"] == 4 and row["low"] <= row["success"] <= row["high"] for row in mine
+        )
+        steps = [row["env_steps"] for row in mine]
+        assert steps[0] == 0 and steps == sorted(steps) and len(set(steps)) == 5
+        config = json.loads((out / "lift" / f"{algorithm}-2" / "config.json").read_text())
+        assert config["policy"] == str(out / "lift" / "imitate-2" / "checkpoints" / "imitation")
+        assert config["demonstrations"] == str(out / "lift" / "imitate-2" / "demonstrations")
+    page = (out / "report.html").read_text()
+    assert all(text in page for text in ("imitation", "mixed", "steps to 85%", "seed 2", "validation success"))
+    before = (out / "lift" / "mixed-2" / "summary.json").stat().st_mtime_ns
+    main(command)
+    assert (out / "lift" / "mixed-2" / "summary.json").stat().st_mtime_ns == before
+    assert "no config function 'imitate_place'" in complaint(*command, "--place", "improve")
+
+
+def test_the_frozen_base_is_the_same_file_afterwards(tmp_path, untrained, quick):
+    policy = untrained()
+    main(["train", quick.replace("improve", "residual"), "--policy", str(policy), "--out", str(tmp_path / "run")])
+    kept = tmp_path / "run" / "checkpoints" / "best"
+    digests = {hashlib.sha256((at / "model.safetensors").read_bytes()).hexdigest() for at in (policy, kept / "base")}
+    assert len(digests) == 1
+    assert type(load_policy(kept)).__name__ == "DeterministicResidual"
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["steps"] > 10, "it learnt"
+
+
+def test_demonstrations_that_are_needed_and_missing_are_asked_for(untrained, quick, tmp_path, complaint):
+    arguments = ("--policy", untrained(), "--out", tmp_path / "run")
+    assert "add --demonstrations" in complaint("train", quick.replace("improve", "mixed"), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("successes", "expected"), [((0.8, 0.9, 0.8, 0.9), None), ((0.8, 0.85, 0.9), 1), ((0.9, 0.9), 0), ((0.9,), None)]
+)
+def test_the_target_is_reached_at_the_first_of_two_validations_in_a_row(successes, expected):
+    assert steps_to([{"env_steps": i, "success": value} for i, value in enumerate(successes)], 0.85) == expected
