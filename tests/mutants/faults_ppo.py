@@ -154,15 +154,15 @@ _TRAINING = (
     Fault(
         "the newest weights count as the best",
         _LOOP,
-        "if success < self.success:",
-        "if success < 0.0:",
+        "if score < self.score:",
+        "if score < 0.0:",
         (f"{_ON_LOOP}test_the_best_validated_weights_are_kept_and_returned",),
     ),
     Fault(
         "a collapse is not noticed",
         _LOOP,
-        "rate.success < self.best.success - self.config.collapse",
-        "rate.success > self.best.success + self.config.collapse",
+        "found.score < self.best.score - self.config.collapse",
+        "found.score > self.best.score + self.config.collapse",
         (f"{_ON_LOOP}test_a_collapse_goes_back_to_the_best_weights_and_slows_down",),
     ),
     Fault(

@@ -90,15 +90,15 @@ _LOOPS = (
     Fault(
         "any worse validation is a collapse",
         _LOOP,
-        "rate.success < self.best.success - self.config.collapse",
-        "rate.success < self.best.success",
+        "found.score < self.best.score - self.config.collapse",
+        "found.score < self.best.score",
         (f"{_ON_LOOP}test_a_slightly_worse_validation_changes_nothing",),
     ),
     Fault(
         "of equals the earlier is kept",
         _LOOP,
-        "if success < self.success:",
-        "if success <= self.success:",
+        "if score < self.score:",
+        "if score <= self.score:",
         (f"{_ON_LOOP}test_of_equals_the_later_one_is_kept",),
     ),
     Fault(

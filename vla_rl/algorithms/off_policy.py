@@ -71,9 +71,12 @@ class OffPolicy:
             )
         self.policy, self.critic, self.memory, self.config = policy, critic, memory, config
         self.parameters, self.generator = dict(parameters), generator
+        # The others, statistics, are published and kept like weights but set once.
+        self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+        self._of_critic = {name: item for name, item in critic.named_parameters() if item.requires_grad}
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
-        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=config.learning_rate, fused=True)
-        self.critic_optimiser = torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate, fused=True)
+        self.optimiser = torch.optim.Adam(self.learnt.values(), lr=config.learning_rate, fused=True)
+        self.critic_optimiser = torch.optim.Adam(self._of_critic.values(), lr=config.critic_learning_rate, fused=True)
         self.decisions, self.steps, self.owed = 0, 0, 0.0
 
     @property
@@ -123,16 +126,18 @@ class OffPolicy:
             target = target.clamp(*self.config.value_bounds)
         value = self.critic(batch.stored, self.policy.judged(batch.stored, batch.sample, batch.executed))
         loss = (value - target).square().mean(1).sum() + self.regulariser(batch, value)
-        self.descend(self.critic_optimiser, loss, dict(self.critic.named_parameters()), "critic")
+        self.descend(self.critic_optimiser, loss, self._of_critic, "critic")
         spread = value.detach().std(0).mean() if len(value) > 1 else torch.zeros(())
         return {"critic_loss": float(loss.detach()), "value": float(value.detach().mean()), "spread": float(spread)}
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
         """Descend :meth:`actor_loss`; the critics only pass gradients on."""
-        self.critic.requires_grad_(False)
+        for parameter in self._of_critic.values():
+            parameter.requires_grad_(False)
         loss, info = self.actor_loss(batch)
-        self.critic.requires_grad_(True)
-        self.descend(self.optimiser, loss, self.parameters, "policy")
+        for parameter in self._of_critic.values():
+            parameter.requires_grad_(True)
+        self.descend(self.optimiser, loss, self.learnt, "policy")
         return {"actor_loss": float(loss.detach()), **info}
 
     # -- what a subclass says ---------------------------------------------------------------------------------------

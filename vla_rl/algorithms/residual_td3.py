@@ -59,11 +59,11 @@ class ResidualTD3(OffPolicy):
         generator: torch.Generator,
     ) -> None:
         super().__init__(policy, parameters, critic, memory, config, generator)
-        self.slow = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        self.slow = {name: parameter.detach().clone() for name, parameter in self.learnt.items()}
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
-        with swapped(self.parameters, self.slow):
+        with swapped(self.learnt, self.slow):
             action = self.policy.rsample(batch.following, self.generator).action
         noise = self.config.target_noise * torch.randn(action.shape, generator=self.generator, dtype=action.dtype)
         action = (action + noise.clamp(-self.config.target_clip, self.config.target_clip)).clamp(-1.0, 1.0)
@@ -80,7 +80,7 @@ class ResidualTD3(OffPolicy):
     @torch.no_grad()
     def follow(self) -> None:
         super().follow()
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.learnt.items():
             self.slow[name].lerp_(parameter, self.config.target_rate)
 
     def state_dict(self) -> dict[str, Any]:
