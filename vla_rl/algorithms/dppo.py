@@ -12,8 +12,8 @@ variance in the noisy steps.
 
 Deviations from the paper's code: a step's log-prob is the sum over its dimensions, not their clamped mean (with which
 an eps of .01 allows (1.01)^(H D) - 1, for 5 actions of 4 entries .22, and the ratio is none); the steps are summed, not
-averaged, and stay together in a minibatch, so that the network runs once for all of them; the trust region is that of
-``policy_gradient.py``; there is no reward scaling.
+averaged, and stay together in a minibatch, so that the network runs once for all of them; the trust region, and
+with it epochs and rates, is that of ``policy_gradient.py``; there is no reward scaling.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DPPOConfig(PPOConfig):
     clip_high: float = 0.2
     gamma_denoise: float = 0.99
     clip_first: float = 0.1  # the noisiest step's bounds as a share of the last one's
-    clip_rate: float = 3.0  # how late in the chain the bounds widen
+    clip_rate: float = 3.0  # above 0: how late in the chain the bounds widen
 
     def build(
         self,

@@ -225,7 +225,8 @@ class DiffusionPolicy(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json``, ``model.safetensors`` (the heads) and the eyes' own checkpoint in ``eyes/``."""
-        config = {"policy": f"{type(self).__module__}:{type(self).__qualname__}", "config": to_json(self.config)}
+        name = f"{type(self).__module__}:{type(self).__qualname__}"
+        config = {"policy": name, "spec": self.spec.to_json(), "config": to_json(self.config)}
         save_folder(Path(folder), config, self.heads.state_dict(), inside={"eyes": self.eyes})
 
     @classmethod
