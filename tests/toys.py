@@ -1,17 +1,27 @@
-"""Small things with known answers for tests of algorithms: a flow policy, a bandit, and two processes in one."""
+"""Small things with known answers for tests of algorithms: a flow policy, eyes, a bandit, and two processes in one."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
-from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, flow_matching_loss, gaussian_kl
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.policies.diffusion_steps import step_logprob
+from vla_rl.policies.flow import (
+    AllSteps,
+    Chain,
+    FlowSampler,
+    VelocityField,
+    flow_matching_loss,
+    gaussian_kl,
+    imitation_loss,
+)
 from vla_rl.policies.flow_schedules import Field, Ode
 
 
@@ -62,6 +72,13 @@ class FlowToy(nn.Module):
     def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
+    def imitation_loss(self, stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        return imitation_loss(self.field, stored, chunks, draws, generator)
+
+    def step_logprob(self, aux: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
+        ends = aux["points"].gather(1, 1 + aux["noised"].unsqueeze(-1).expand(-1, -1, self.dims))
+        return step_logprob(ends, params["mean"], params["std"])
+
     def trainable(self) -> dict[str, nn.Parameter]:
         return dict(self.named_parameters())
 
@@ -76,6 +93,28 @@ class FlowToy(nn.Module):
             loss.backward()
             adam.step()
         return self
+
+
+class ToyEyes:
+    """Perceive ``stored["state"]`` [B,1], for policies over one action of two entries (``Eyes``)."""
+
+    perceived: ClassVar = {"state": 1}
+    spec = EnvSpec(
+        name="bandit",
+        images={},
+        state=ArraySpec((1,), "float32", -1.0, 1.0),
+        action=ArraySpec((2,), "float32", -1.0, 1.0),
+        tasks=("do the best",),
+        control_dt=0.1,
+        time_limit=1,
+        max_chunk=1,
+    )
+
+    def precompute(self, obs: Any) -> Stored:
+        return {"state": torch.as_tensor(obs.state)}
+
+    def save_pretrained(self, folder: Any) -> None:
+        raise NotImplementedError
 
 
 def bandit_optimum(state: Tensor) -> Tensor:

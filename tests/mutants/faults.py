@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants import (
+    faults_dppo,
     faults_experience,
     faults_grpo,
     faults_gym,
@@ -22,6 +23,7 @@ from tests.mutants.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     *faults_learning.FAULTS,
     *faults_ppo.FAULTS,
+    *faults_dppo.FAULTS,
     *faults_grpo.FAULTS,
     *faults_resume.FAULTS,
     *faults_policies.FAULTS,

@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _FIT, _LOOP = "vla_rl/training/fit.py", "vla_rl/training/loop.py"
 _GROUNDING, _IMITATION = "vla_rl/training/grounding.py", "vla_rl/training/imitation.py"
+_FLOW = "vla_rl/policies/flow.py"
 _NORMALISE, _PRETRAINED = "vla_rl/policies/normalise.py", "vla_rl/pretrained.py"
 _PROCESS, _ROLLOUT, _RUN = "vla_rl/experience/process.py", "vla_rl/experience/rollout.py", "vla_rl/evaluation/run.py"
 
@@ -65,14 +66,14 @@ _SUPERVISED = (
     ),
     Fault(
         "one time for the whole batch",
-        _IMITATION,
+        _FLOW,
         "torch.rand(len(target), generator=generator)",
         "torch.rand(1, generator=generator).expand(len(target))",
         (_DRAWS,),
     ),
     Fault(
         "one noise and time per chunk",
-        _IMITATION,
+        _FLOW,
         "target = chunks.flatten(1).repeat(draws, 1)",
         "target = chunks.flatten(1).repeat(draws := 1, 1)",
         (_DRAWS,),

@@ -31,7 +31,7 @@ from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 # Distribution -> the extra of vla-rl that brings it; "" for what comes always.
 PACKAGES = dict.fromkeys(("numpy", "msgpack", "tyro", "rich"), "")
-PACKAGES |= {"torch": "train", "safetensors": "train", "mujoco": "mujoco", "gymnasium": "gym"}
+PACKAGES |= {"torch": "train", "safetensors": "train", "mujoco": "mujoco", "gymnasium": "gym", "diffusers": "diffusion"}
 PACKAGES |= {"av": "report", "pillow": "report", "tensorboard": "tracking", "wandb": "tracking"}
 _ROWS = 4
 _USAGE = (

@@ -45,14 +45,16 @@ class FlowExpert(nn.Module):
 
     def forward(self, condition: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """``condition`` [B,C], ``x`` [B,k,N], ``t`` [B,k]: velocity and raw log-std, both [B,k,N]."""
-        time = self.time(self._embed(t))
+        time = self.time(waves(t, self.frequencies))
         hidden = self.enter(x)
         for block in self.blocks:
             hidden = block(hidden, condition, time)
         hidden = self.norm(hidden)
         return self.velocity(hidden), self.noise(hidden)
 
-    def _embed(self, t: Tensor) -> Tensor:
-        rates = torch.exp(torch.linspace(0.0, math.log(64.0), self.frequencies, device=t.device, dtype=t.dtype))
-        phase = t[..., None] * rates
-        return torch.cat([phase.sin(), phase.cos()], -1)
+
+def waves(t: Tensor, frequencies: int) -> Tensor:
+    """Sines and cosines of times within [0, 1], ``t`` [...] -> [...,2*frequencies]; their rates go from 1 to 64."""
+    rates = torch.exp(torch.linspace(0.0, math.log(64.0), frequencies, device=t.device, dtype=t.dtype))
+    phase = t[..., None] * rates
+    return torch.cat([phase.sin(), phase.cos()], -1)

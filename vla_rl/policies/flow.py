@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Stored
 from vla_rl.policies.flow_schedules import Field, Ode, Schedule, StepTable
 
 
@@ -79,6 +80,21 @@ def flow_matching_loss(field: VelocityField, x0: Tensor, noise: Tensor, t: Tenso
     point = (1.0 - time) * x0 + time * noise
     velocity = field(point.unsqueeze(1), time).velocity.squeeze(1)
     return (velocity.to(x0.dtype) - (noise - x0)).square().mean(-1)
+
+
+def imitation_loss(
+    field_of: Callable[[Stored], VelocityField], stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator
+) -> Tensor:
+    """:func:`flow_matching_loss` of ``draws`` (noise, uniform time) pairs for each of ``chunks`` [B,H,D], averaged."""
+    target = chunks.flatten(1).repeat(draws, 1)
+    noise = torch.randn(target.shape, generator=generator)
+    time = torch.rand(len(target), generator=generator)
+    return flow_matching_loss(field_of(repeated(stored, draws)), target, noise, time).mean()
+
+
+def repeated(stored: Stored, times: int) -> Stored:
+    """Every array [B,...] ``times`` times over, [times*B,...]."""
+    return {name: value.repeat(times, *(1 for _ in value.shape[1:])) for name, value in stored.items()}
 
 
 Integrate = Callable[[Tensor, int], Tensor]

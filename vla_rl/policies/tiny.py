@@ -16,7 +16,7 @@ from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.backbone import Percept, PointingBackbone
 from vla_rl.policies.expert import FlowExpert
-from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, gaussian_kl
+from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, gaussian_kl, imitation_loss
 from vla_rl.policies.flow_schedules import Field, Ode
 from vla_rl.policies.normalise import Affine, action_limits, check_same_world
 from vla_rl.policies.pretrained import read_config
@@ -135,6 +135,10 @@ class TinyVLA(nn.Module):
     def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
         """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+
+    def imitation_loss(self, stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """Conditional flow matching with uniform times (Lipman et al. 2022, arXiv 2210.02747)."""
+        return imitation_loss(self.field, stored, chunks, draws, generator)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """What imitation and reinforcement learning change; the backbone stays as grounding left it."""

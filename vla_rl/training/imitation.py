@@ -1,4 +1,4 @@
-"""Imitation: flow matching on the chunks of demonstrations, from features that were stored once."""
+"""Imitation: the chunks of demonstrations, from features that were stored once; how, is the policy's business."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import Stored
-from vla_rl.policies.flow import VelocityField, flow_matching_loss
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
 
@@ -21,40 +20,41 @@ class ImitationConfig:
 
     demonstrations: int = 30  # of a dataset: its first so many episodes, 0 for all
     stride: int = 5  # control steps between the chunks that are learnt; 5: one per decision of the policy
-    draws: int = 2  # (noise, time) pairs per chunk and step
+    draws: int = 2  # random draws, of noise and time for instance, per chunk and step
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, learning_rate=1e-3))
 
 
-class FlowPolicy(Protocol):
-    """A policy with a velocity field over normalised chunks."""
+class ImitatingPolicy(Protocol):
+    """A policy that knows what imitating means for it: flow matching, denoising."""
 
-    def field(self, stored: Stored) -> VelocityField: ...
+    def imitation_loss(self, stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """What is minimised, a scalar: the mean over normalised ``chunks`` [B,H,D], each with ``draws`` random draws.
+
+        ``stored`` {name: [B,...]} is what the policy kept of the observations that the chunks follow.
+        """
 
     def trainable(self) -> dict[str, nn.Parameter]: ...
 
 
 def imitate(
-    policy: FlowPolicy,
+    policy: ImitatingPolicy,
     stored: Mapping[str, Tensor],
     chunks: Tensor,
     config: ImitationConfig,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """Train on ``stored`` {name: [N,...]} and normalised ``chunks`` [N,H,D].
-
-    The loss is conditional flow matching (Lipman et al. 2022, arXiv 2210.02747) with uniform times.
-    """
+    """Train on ``stored`` {name: [N,...]} and normalised ``chunks`` [N,H,D] by the policy's own loss."""
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
         given = {name: value[index] for name, value in stored.items()}
-        return _matching(policy, given, chunks[index], config.draws, generator), {}
+        return policy.imitation_loss(given, chunks[index], config.draws, generator), {}
 
     fit(policy.trainable(), loss, shuffled(len(chunks), config.fit.batch, generator), config.fit, report)
 
 
-class SeeingPolicy(FlowPolicy, Protocol):
-    """A flow policy whose perception can learn as well."""
+class SeeingPolicy(ImitatingPolicy, Protocol):
+    """A policy whose perception can learn as well."""
 
     def perceive_all(self, obs: Observation) -> Stored: ...
 
@@ -73,16 +73,7 @@ def imitate_from_pixels(
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
         given = policy.perceive_all(obs.rows(index.numpy()))
-        return _matching(policy, given, chunks[index], config.draws, generator), {}
+        return policy.imitation_loss(given, chunks[index], config.draws, generator), {}
 
     batches = (index * config.stride for index in shuffled(len(chunks) // config.stride, config.fit.batch, generator))
     fit(dict(policy.named_parameters()), loss, batches, config.fit, report)
-
-
-def _matching(policy: FlowPolicy, given: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-    """The loss of ``draws`` (noise, time) pairs for each of ``chunks`` [B,H,D]."""
-    target = chunks.flatten(1).repeat(draws, 1)
-    noise = torch.randn(target.shape, generator=generator)
-    time = torch.rand(len(target), generator=generator)
-    given = {name: value.repeat(draws, *(1 for _ in value.shape[1:])) for name, value in given.items()}
-    return flow_matching_loss(policy.field(given), target, noise, time).mean()

@@ -1,0 +1,86 @@
+"""A diffusion policy reaches the known optimum of a bandit: step by step with DPPO, by its joint ratio with PPO."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.toys import FlowToy, ToyEyes, bandit, bandit_reward
+from vla_rl.algorithms.dppo import DPPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.contract.batch import OneProcess
+from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.imitation import ImitationConfig, imitate
+
+SHARED = {
+    "epochs": 4,
+    "minibatch": 256,
+    "learning_rate": 3e-3,
+    "critic_learning_rate": 3e-3,
+    "rate_bounds": (1e-5, 1e-2),
+    "critic_warmup": 1,
+    "target_kl": 0.1,
+}
+DPPO, PPO = DPPOConfig(**SHARED), PPOConfig(**SHARED)
+PROCESS = Process()
+SAMPLERS = {
+    "ddim": DiffusionSampler(PROCESS, Ddim(), 5, 5),
+    "ddim, last two": DiffusionSampler(PROCESS, Ddim(), 5, 2),
+    "ddpm, last five of ten": DiffusionSampler(PROCESS, Ddpm(), 10, 5),
+}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def imitated():
+    """It has learnt actions around 0, whatever the state."""
+    torch.manual_seed(0)
+    policy = DiffusionPolicy(ToyEyes(), DiffusionConfig(1, condition=16, width=48, blocks=2))
+    state, chunks = torch.randn(2000, 1, generator=seeded()), 0.2 * torch.randn(2000, 1, 2, generator=seeded(1))
+    config = ImitationConfig(fit=FitConfig(steps=300, batch=128, learning_rate=3e-3))
+    imitate(policy, {"state": state}, chunks, config, seeded(2))
+    return policy.heads.state_dict()
+
+
+def made(imitated, sampler: DiffusionSampler) -> DiffusionPolicy:
+    policy = DiffusionPolicy(ToyEyes(), DiffusionConfig(1, condition=16, width=48, blocks=2))
+    policy.heads.load_state_dict(imitated)
+    return policy.with_sampler(sampler)
+
+
+def deployed(policy) -> float:
+    state = torch.linspace(-1, 1, 512)[:, None]
+    out, _ = policy.act({"state": state}, {}, "eval", seeded(9))
+    return float(bandit_reward(state, out.sample[:, 0]).mean())
+
+
+def learnt(policy, config: PPOConfig, iterations: int) -> float:
+    torch.manual_seed(0)
+    learner = config.build(policy, policy.trainable(), ValueCritic({"state": 1}, width=16), seeded(), OneProcess())
+    generator = seeded(1)
+    for _ in range(iterations):
+        learner.update(bandit(policy, 512, generator))
+    return deployed(policy)
+
+
+@pytest.mark.parametrize("config", [DPPO, PPO], ids=["dppo", "ppo"])
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_a_diffusion_policy_reaches_the_optimum_of_a_bandit(imitated, sampler, config):
+    policy = made(imitated, sampler)
+    assert deployed(policy) < -0.2
+    assert learnt(policy, config, 25) > -0.025
+
+
+def test_a_flow_policy_reaches_it_with_dppo_too():
+    torch.manual_seed(0)
+    policy = FlowToy(sampler=FlowSampler(FlowSde(0.5), AllSteps(), 4)).pretrain()
+    assert deployed(policy) < -0.2
+    assert learnt(policy, DPPO, 25) > -0.025

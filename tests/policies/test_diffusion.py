@@ -1,0 +1,334 @@
+"""The diffusion policy: steps are those of diffusers, densities of torch, the score gradient is the true one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sims.catalog import make
+from tests.chains import SAMPLERS, compare, draw, network, weights
+from tests.toys import ToyEyes
+from vla_rl.contract.check import check_policy
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
+from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process, denoising_loss, step_logprob
+from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.normalise import Affine
+from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.pretrained import WEIGHTS
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.imitation import ImitationConfig, imitate
+
+ROWS, HORIZON = 16, 3
+ENV = make("counting", num_envs=ROWS)
+TERMS = HORIZON * ENV.spec.action_dim
+EPSILON = Process(prediction="epsilon")
+POLICIES = {
+    "ddim": DiffusionSampler(),
+    "ddim, last two": DiffusionSampler(Process(), Ddim(0.5), 5, 2, 0.05),
+    "ddpm, last ten": DiffusionSampler(Process(), Ddpm(), 20, 10),
+    "epsilon": DiffusionSampler(EPSILON, Ddim(), 5, 5),
+}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def made(sampler: DiffusionSampler | None = None) -> DiffusionPolicy:
+    torch.manual_seed(0)
+    sizes = TinyConfig(queries=2, condition=16, width=16, blocks=1)
+    eyes = TinyVLA(ENV.spec, Vocabulary.of(ENV.spec.tasks), Affine.from_bounds(ENV.spec.state), sizes)
+    config = DiffusionConfig(HORIZON, condition=16, width=32, blocks=1, sampler=sampler or DiffusionSampler())
+    return DiffusionPolicy(eyes, config).eval()
+
+
+def stored(policy: DiffusionPolicy) -> dict[str, torch.Tensor]:
+    return policy.precompute(ENV.reset(np.arange(ROWS), np.arange(ROWS)))
+
+
+# -- the steps --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [5, 20])
+@pytest.mark.parametrize("clip", [0.5, 100.0])
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+@pytest.mark.parametrize("reverse", [Ddim(0.0), Ddim(0.6), Ddim(1.0), Ddpm()], ids=str)
+def test_chains_are_those_of_diffusers(reverse, prediction, clip, steps):
+    """Point by point from the same noise, by diffusers' own ``step``, whose betas are only made float64 before."""
+    process, net = Process(prediction=prediction, clip=clip), network(weights())
+    noise = torch.randn(500, 2, generator=seeded(), dtype=torch.float64)
+    sampler = DiffusionSampler(process, reverse, steps, steps, floor=1e-10)  # DDPM's own is 1e-10
+    points, mean, std = sampler.sample(net, net, noise, seeded(1))
+    scheduler, x, generator = reverse.scheduler(process), noise, seeded(1)
+    scheduler.alphas_cumprod = scheduler.alphas_cumprod.double()
+    scheduler.set_timesteps(steps)
+    assert int(scheduler.timesteps[0]) == 19 and len(scheduler.timesteps) == steps
+    more = {"eta": reverse.eta, "use_clipped_model_output": True} if isinstance(reverse, Ddim) else {}
+    for k, t in enumerate(scheduler.timesteps):
+        torch.testing.assert_close(points[:, k], x, rtol=0, atol=1e-8)
+        output = net(x[:, None], torch.full((500, 1), float(t) / 20, dtype=torch.float64))[:, 0]
+        x = scheduler.step(output, t, x, generator=generator, **more).prev_sample
+    torch.testing.assert_close(points[:, -1], x, rtol=0, atol=1e-8)
+    xi = (points[:, 1:] - mean) / std
+    assert xi.std(0).sub(1).abs().max() < 0.15  # that is the noise that was added
+
+
+@pytest.mark.parametrize("reverse", [Ddim(1.0), Ddpm()], ids=str)
+def test_what_is_deployed_is_ddim_without_noise_or_ddpm_without_floor(reverse):
+    sampler, net = DiffusionSampler(Process(), reverse, 5, 2, floor=0.3), network(weights())
+    noise = torch.randn(500, 2, generator=seeded(), dtype=torch.float64)
+    quiet = replace(sampler, floor=1e-12, reverse=Ddim(0.0) if isinstance(reverse, Ddim) else reverse)
+    expected, _, _ = quiet.sample(net, net, noise, seeded(1))
+    found = sampler.deployed(net, net, noise, seeded(1))
+    torch.testing.assert_close(found, expected[:, -1], rtol=0, atol=1e-10)
+    repeats = torch.equal(found, sampler.deployed(net, net, noise, seeded(2)))
+    assert repeats == isinstance(reverse, Ddim)
+
+
+def test_the_floor_lifts_every_std_and_leaves_the_means():
+    for reverse in (Ddim(0.3), Ddpm()):
+        low, high = (DiffusionSampler(Process(), reverse, 5, 5, floor) for floor in (1e-9, 0.3))
+        assert torch.equal(high.table.std, low.table.std.clamp_min(0.3)) and high.table.std[-1] == 0.3
+        assert all(torch.equal(a, b) for a, b in zip(low.table[:-1], high.table[:-1], strict=True))
+
+
+def test_less_noise_scales_what_is_ours_to_choose():
+    assert DiffusionSampler(floor=0.2).scaled(0.5) == DiffusionSampler(reverse=Ddim(0.5), floor=0.1)
+    assert DiffusionSampler(reverse=Ddpm(), floor=0.2).scaled(0.5) == DiffusionSampler(reverse=Ddpm(), floor=0.1)
+    assert from_json(json.loads(json.dumps(to_json(POLICIES["ddpm, last ten"])))) == POLICIES["ddpm, last ten"]
+
+
+# -- densities --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
+def test_learning_sees_the_density_of_acting(sampler, dtype, bound):
+    """Ratio 1 before the first update, at minibatch 1, 7 and full, jointly and step by step."""
+    policy = made(sampler).to(dtype)
+    kept = {name: value.to(dtype) for name, value in stored(policy).items()}
+    out, _ = policy.act(kept, {}, "sample", seeded(1))
+    limit = bound * math.sqrt(sampler.fine_tuned * TERMS) if dtype == torch.float32 else bound
+    assert out.aux["points"].shape == (ROWS, sampler.fine_tuned + 1, TERMS) and out.aux["points"].dtype == dtype
+    assert torch.equal(out.sample.flatten(1), out.aux["points"][:, -1]) and out.logprob.abs().max() > 0.1
+    for size in (1, 7, ROWS):
+        for index in torch.arange(ROWS).split(size):
+            rows, aux = {name: value[index] for name, value in kept.items()}, {"points": out.aux["points"][index]}
+            again = policy.log_prob(rows, out.sample[index], aux)
+            assert (again.logprob - out.logprob[index]).abs().max() <= limit
+            steps = policy.step_logprob(aux, again.params)
+            assert steps.shape == (len(index), sampler.fine_tuned)
+            torch.testing.assert_close(steps.sum(1), again.logprob, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
+def test_density_entropy_and_kl_are_those_of_torch(sampler):
+    policy = made(sampler).double()
+    kept = {name: value.double() for name, value in stored(policy).items()}
+    out, _ = policy.act(kept, {}, "sample", seeded(1))
+    old = policy.log_prob(kept, out.sample, out.aux)
+    before = {name: value.detach() for name, value in old.params.items()}
+    with torch.no_grad():
+        policy.heads["late"].leave[1].bias.add_(0.1)
+    new = policy.log_prob(kept, out.sample, out.aux)
+    normals = [torch.distributions.Normal(d.params["mean"], d.params["std"]) for d in (old, new)]
+    for density, normal in zip((old, new), normals, strict=True):
+        expected = normal.log_prob(out.aux["points"][:, 1:])
+        torch.testing.assert_close(policy.step_logprob(out.aux, density.params), expected.sum(2))
+        torch.testing.assert_close(density.logprob, expected.sum((1, 2)))
+        torch.testing.assert_close(density.entropy, normal.entropy().sum((1, 2)))
+    divergence = policy.kl(before, new.params)
+    torch.testing.assert_close(divergence, torch.distributions.kl_divergence(*normals).sum((1, 2)))
+    assert divergence.min() > 1e-4 and policy.kl(before, before).abs().max() == 0
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_score_gradient_is_the_true_one(sampler, monkeypatch):
+    drawn, theta = draw(sampler, monkeypatch), weights().requires_grad_()
+    total = step_logprob(drawn.points[:, 1:], *sampler.gaussians(network(theta), drawn.points)).sum(1)
+    (score,) = torch.autograd.grad((drawn.advantage * total).mean(), theta)
+    cosine, norm = compare(score, drawn.gradient)
+    assert cosine >= 0.999 and norm == pytest.approx(1, abs=0.02)
+
+
+def test_a_noiseless_last_step_is_rejected(monkeypatch):
+    """Without its part the gradient is another one: hence the floor."""
+    drawn, theta = draw(SAMPLERS["ddim"], monkeypatch), weights().requires_grad_()
+    steps = step_logprob(drawn.points[:, 1:], *SAMPLERS["ddim"].gaussians(network(theta), drawn.points))
+    (score,) = torch.autograd.grad((drawn.advantage * steps[:, :-1].sum(1)).mean(), theta)
+    assert compare(score, drawn.gradient)[1] < 0.95
+
+
+# -- the policy -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
+def test_it_keeps_the_contract(sampler):
+    assert isinstance(made(), LikelihoodPolicy)
+    assert len(check_policy(made(sampler), ENV, seeded())) == 3
+
+
+def test_samples_are_raw_and_actions_physical_and_within_bounds():
+    policy = made(DiffusionSampler(floor=2.0))
+    out, _ = policy.act(stored(policy), {}, "sample", seeded(1))
+    assert out.action.shape == out.sample.shape == (ROWS, HORIZON, ENV.spec.action_dim)
+    assert out.sample.abs().max() > 1.5
+    low, high = torch.tensor(ENV.spec.action.low), torch.tensor(ENV.spec.action.high)
+    expected = torch.maximum(torch.minimum(low + (out.sample + 1) / 2 * (high - low), high), low)
+    torch.testing.assert_close(out.action, expected)
+
+
+def test_it_acts_on_what_the_eyes_see_and_they_stay_as_they_are():
+    policy = made()
+    kept = stored(policy)
+    other = {**kept, "features": kept["features"].flip(0)}
+    one, two = (policy.act(item, {}, "eval", seeded(1))[0].action for item in (kept, other))
+    assert not torch.allclose(one, two)
+    assert all(torch.equal(value, policy.eyes.perceive_all(ENV.reset([], []))[key]) for key, value in kept.items())
+    out, _ = policy.act(kept, {}, "sample", seeded(1))
+    policy.log_prob(kept, out.sample, out.aux).logprob.sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.trainable().values())
+    assert all(p.grad is None for p in policy.eyes.parameters())
+    assert policy.trainable().keys() == {name for name, _ in policy.named_parameters() if not name.startswith("eyes.")}
+
+
+def test_the_first_steps_keep_the_network_of_imitation():
+    policy = made().with_sampler(POLICIES["ddim, last two"])
+    kept = stored(policy)
+    before, _ = policy.act(kept, {}, "sample", seeded(1))
+    assert not any(".early." in name for name in policy.trainable())
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=seeded(3)))
+    policy.with_sampler(policy.config.sampler.scaled(1.0))  # which does not copy again
+    after, _ = policy.act(kept, {}, "sample", seeded(1))
+    assert torch.equal(before.aux["points"][:, 0], after.aux["points"][:, 0])
+    assert not torch.equal(before.aux["points"][:, 1], after.aux["points"][:, 1])
+    whole = made().with_sampler(replace(POLICIES["ddim, last two"], fine_tuned=5)).act(kept, {}, "sample", seeded(1))[0]
+    torch.testing.assert_close(whole.sample, before.sample)  # nothing else changes
+
+
+@pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
+def test_a_checkpoint_restores_the_same_policy_with_its_eyes(sampler, tmp_path):
+    policy = made(replace(sampler, fine_tuned=sampler.steps)).with_sampler(sampler)
+    with torch.no_grad():
+        policy.heads["late"].leave[1].bias.add_(0.3)
+    policy.save_pretrained(tmp_path / "it")
+    assert not any("eyes" in name for name in load_file(tmp_path / "it" / WEIGHTS))
+    assert read_config(tmp_path / "it")["spec"] == ENV.spec.to_json()  # what inspect shows
+    kept = stored(policy)
+    for again in (load_policy(tmp_path / "it"), copy.deepcopy(policy)):
+        assert again.config == policy.config
+        assert all(torch.equal(value, kept[name]) for name, value in stored(again).items())
+        for mode in ("sample", "eval"):
+            one, two = (p.act(kept, {}, mode, seeded(3))[0] for p in (policy, again))
+            assert torch.equal(one.action, two.action) and torch.equal(one.logprob, two.logprob)
+    grown = replace(ENV.spec, tasks=(*ENV.spec.tasks, ENV.spec.tasks[0]))
+    assert DiffusionPolicy.from_pretrained(tmp_path / "it", grown).spec == grown
+    with pytest.raises(ContractError, match="control_dt"):
+        DiffusionPolicy.from_pretrained(tmp_path / "it", replace(ENV.spec, control_dt=0.2))
+
+
+# -- imitation --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+def test_the_loss_is_that_of_the_cosine_schedule_by_hand(prediction):
+    """Its alphas are products of 1 - beta, beta = 1 - f(i+1)/f(i), f(i) = cos^2((i/20 + .008) / 1.008 * pi/2)."""
+    process = Process(prediction=prediction)
+    f = [math.cos((i / 20 + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(21)]
+    x0, noise = (torch.randn(19, 4, generator=seeded(i), dtype=torch.float64) for i in (0, 1))
+    alpha = torch.tensor(f[1:20], dtype=torch.float64)[:, None] / f[0]  # the last timestep's beta is capped
+    seen = []
+
+    def net(x, t):
+        seen.append((x, t))
+        return torch.zeros_like(x)
+
+    scheduler = Ddim().scheduler(process)
+    loss = denoising_loss(process, net, x0, noise, torch.arange(19), scheduler)
+    wanted = noise if prediction == "epsilon" else alpha.sqrt() * noise - (1 - alpha).sqrt() * x0
+    torch.testing.assert_close(loss, wanted.square().mean(1), rtol=1e-4, atol=0)
+    torch.testing.assert_close(seen[0][0][:, 0], alpha.sqrt() * x0 + (1 - alpha).sqrt() * noise, rtol=0, atol=1e-4)
+    torch.testing.assert_close(seen[0][1][:, 0], torch.arange(19, dtype=torch.float64) / 20)
+
+
+def test_every_chunk_is_drawn_with_several_noises_and_all_timesteps():
+    torch.manual_seed(0)
+    policy, seen = DiffusionPolicy(ToyEyes(), DiffusionConfig(1, condition=8, width=8, blocks=1)), []
+    policy._late = lambda given: lambda x, t: (seen.append((given["state"], x, t)), torch.zeros_like(x))[1]
+    state = torch.randn(50, 1, generator=seeded())
+    policy.imitation_loss({"state": state}, torch.zeros(50, 1, 2), 8, seeded(1))
+    given, points, times = seen[0]
+    assert torch.equal(given, state.repeat(8, 1)) and len(points.unique()) == 800
+    assert sorted({round(20 * t) for t in times.flatten().tolist()}) == list(range(20))
+
+
+def demonstrations(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """States [N,1] and chunks [N,1,2]: (.6 s, .1 wide) and (-.8 or .8, .05 wide)."""
+    state, noise = 2 * torch.rand(count, 1, generator=seeded(1)) - 1, torch.randn(count, 2, generator=seeded(2))
+    side = torch.where(torch.rand(count, 1, generator=seeded(3)) < 0.25, -0.8, 0.8)
+    return state, torch.cat([0.6 * state + 0.1 * noise[:, :1], side + 0.05 * noise[:, 1:]], 1)[:, None]
+
+
+def test_imitation_recovers_a_known_distribution():
+    torch.manual_seed(0)
+    policy = DiffusionPolicy(ToyEyes(), DiffusionConfig(1, condition=16, width=64, blocks=2))
+    state, chunks = demonstrations(4000)
+    config = ImitationConfig(fit=FitConfig(steps=600, batch=128, learning_rate=5e-3))
+    imitate(policy, {"state": state}, chunks, config, seeded(2))
+    policy.with_sampler(DiffusionSampler(Process(), Ddpm(), 20, 20))
+    for here in (-0.7, 0.5):
+        out, _ = policy.act({"state": torch.full((4000, 1), here)}, {}, "eval", seeded(3))
+        first, second = out.sample[:, 0].unbind(1)
+        assert first.mean().item() == pytest.approx(0.6 * here, abs=0.04) and 0.06 < first.std() < 0.15
+        assert (second < 0).float().mean().item() == pytest.approx(0.25, abs=0.06)
+        for side in (-0.8, 0.8):
+            there = second[second.sign() == math.copysign(1, side)]
+            assert there.median().item() == pytest.approx(side, abs=0.06) and there.std() < 0.15
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make_it", "why"),
+    [
+        (lambda: DiffusionSampler(fine_tuned=6), "6 of 5 denoising steps"),
+        (lambda: DiffusionSampler(fine_tuned=0), "0 of 5 denoising steps"),
+        (lambda: DiffusionSampler(steps=6), "6 steps do not divide the 20 timesteps"),
+        (lambda: DiffusionSampler(steps=40), "40 steps do not divide"),
+        (lambda: DiffusionSampler(floor=0.0), "set it above 0"),
+        (lambda: Ddim(1.5), "eta is 1.5"),
+        (lambda: DiffusionPolicy(GaussianPolicy(ENV.spec)), "GaussianPolicy has no 'perceived'"),
+        (lambda: made().with_sampler(POLICIES["epsilon"]), "keep the process"),
+        (lambda: made(POLICIES["ddim, last two"]).with_sampler(DiffusionSampler()), "last 2 of 5 steps"),
+        (
+            lambda: made(POLICIES["ddim, last two"]).imitation_loss({}, torch.zeros(1, 3, 1), 1, seeded()),
+            "imitation would not reach them",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_sentence(make_it, why):
+    with pytest.raises(UserError, match=why) as caught:
+        make_it()
+    assert str(caught.value).count(". ") == 0
+
+
+def test_without_diffusers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(UserError, match=r"diffusers is not installed.*pip install 'vla-rl\[diffusion\]'"):
+        made()

@@ -1,0 +1,241 @@
+"""A diffusion policy over action chunks, conditioned on what frozen eyes store of an observation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_loss, step_entropy, step_logprob
+from vla_rl.policies.expert import FilmBlock, waves
+from vla_rl.policies.flow import gaussian_kl, repeated
+from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.pretrained import load_weights, save_folder
+
+
+class Eyes(Protocol):
+    """Whatever perceives: typically a policy by imitation, of which only ``precompute`` is used."""
+
+    spec: EnvSpec
+
+    @property
+    def perceived(self) -> dict[str, int]:
+        """Names of the stored entries [E,size] that a head can act on, and their sizes."""
+
+    def precompute(self, obs: Observation) -> Stored: ...
+
+    def save_pretrained(self, folder: str | Path) -> None: ...
+
+
+@dataclass(frozen=True)
+class DiffusionConfig:
+    """Sizes of the network and how it samples."""
+
+    horizon: int = 5  # H: actions in a chunk
+    condition: int = 192  # width of what the denoiser is conditioned on
+    width: int = 256
+    blocks: int = 3
+    sampler: DiffusionSampler = DiffusionSampler()
+
+
+class Denoiser(nn.Module):
+    """What was perceived [B,P], noisy chunks [B,k,N] and times [B,k] within [0, 1] -> noise or v [B,k,N]."""
+
+    frequencies = 16
+
+    def __init__(self, perceived: int, dims: int, config: DiffusionConfig) -> None:
+        super().__init__()
+        width, condition = config.width, config.condition
+        self.connector = nn.Sequential(
+            nn.Linear(perceived, 256), nn.SiLU(), nn.Linear(256, condition), nn.LayerNorm(condition)
+        )
+        self.enter = nn.Linear(dims, width)
+        self.time = nn.Sequential(nn.Linear(2 * self.frequencies, 64), nn.SiLU())
+        self.blocks = nn.ModuleList(FilmBlock(width, condition, 64) for _ in range(config.blocks))
+        self.leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, dims))
+
+    def given(self, perceived: Tensor) -> Network:
+        """The network for these observations; what does not depend on the chain is computed once."""
+        condition = self.connector(perceived.to(self.enter.weight))
+
+        def network(x: Tensor, t: Tensor) -> Tensor:
+            hidden, time = self.enter(x), self.time(waves(t, self.frequencies))
+            for block in self.blocks:
+                hidden = block(hidden, condition, time)
+            return self.leave(hidden)
+
+        return network
+
+
+class DiffusionPolicy(nn.Module):
+    """Denoises a chunk of actions given what ``eyes`` perceive; the eyes stay as they are.
+
+    Diffusion Policy (Chi et al. 2023, arXiv 2303.04137) with an MLP, and DPPO's use of it (Ren et al. 2024, arXiv
+    2409.00588): where fewer than all steps are fine-tuned, the first ones keep a copy of the network as imitation left
+    it.  The likelihood is that of the fine-tuned steps given where they begin, summed over steps and dimensions; mode
+    "eval" is DDIM without noise, or ancestral DDPM.  It implements ``LikelihoodPolicy`` and DPPO's ``StepwisePolicy``.
+
+    Raises UserError when diffusers is not installed and when ``eyes`` do not say what a head can act on.
+    """
+
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(self, eyes: Eyes, config: DiffusionConfig | None = None) -> None:
+        super().__init__()
+        if not isinstance(getattr(eyes, "perceived", None), Mapping):
+            raise UserError(
+                f"{type(eyes).__name__} has no 'perceived', which says what it stores for a head to act on, so it "
+                "cannot be the eyes of a diffusion policy; give a TinyVLA, or add the property."
+            )
+        self.eyes, self.spec, self.config, self.version = eyes, eyes.spec, config or DiffusionConfig(), 0
+        self.action_scale = Affine.from_bounds(self.spec.action)
+        self.scheduler = self.config.sampler.reverse.scheduler(self.config.sampler.process)
+        dims = self.config.horizon * self.spec.action_dim
+        self.heads = nn.ModuleDict({"late": Denoiser(sum(self.perceived.values()), dims, self.config)})
+        self._part()
+        low, high = action_limits(self.spec)
+        self.register_buffer("action_low", low, persistent=False)
+        self.register_buffer("action_high", high, persistent=False)
+
+    @property
+    def perceived(self) -> dict[str, int]:
+        """What the eyes store for acting on, by size."""
+        return self.eyes.perceived
+
+    @torch.no_grad()
+    def precompute(self, obs: Observation) -> Stored:
+        """What the eyes store."""
+        return self.eyes.precompute(obs)
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def initial_state(self, rows: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        return state
+
+    @torch.no_grad()
+    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        """``aux["points"]`` is the fine-tuned end of the chain [E,K'+1,N]; its last point is the sample."""
+        early, late = self._networks(stored)
+        rows = len(stored[next(iter(self.perceived))])
+        noise = torch.randn(rows, self.config.horizon * self.spec.action_dim, generator=generator)
+        noise = noise.to(self.action_low)
+        if mode == "eval":
+            flat = self.config.sampler.deployed(early, late, noise, generator)
+            return self._out(flat, torch.zeros(rows, dtype=torch.float64), {}), state
+        points, mean, std = self.config.sampler.sample(early, late, noise, generator)
+        logprob = step_logprob(points[:, 1:], mean, std).sum(1)
+        return self._out(points[:, -1], logprob, {"points": points}), state
+
+    def _networks(self, stored: Stored) -> tuple[Network, Network]:
+        """Of the first steps and of the fine-tuned ones."""
+        late = self._late(stored)
+        return (cast(Denoiser, self.heads["early"]).given(self._seen(stored)) if "early" in self.heads else late), late
+
+    def _late(self, stored: Stored) -> Network:
+        return cast(Denoiser, self.heads["late"]).given(self._seen(stored))
+
+    def _seen(self, stored: Stored) -> Tensor:
+        return torch.cat([stored[name] for name in self.perceived], -1)
+
+    def _out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
+        sample = flat.unflatten(-1, (self.config.horizon, self.spec.action_dim))
+        action = self.action_scale.restore(sample).clamp(self.action_low, self.action_high)
+        return ActionOut(action, sample, logprob, aux, self.version)
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Joint density of the recorded fine-tuned steps, whose last point is ``sample``."""
+        mean, std = self.config.sampler.gaussians(self._late(stored), aux["points"])
+        params = {"mean": mean, "std": std}
+        return Likelihood(self.step_logprob(aux, params).sum(1), step_entropy(std).sum(1), params)
+
+    def step_logprob(self, aux: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
+        """Log-density [B,K'] of every recorded step under the ``params`` of :meth:`log_prob`, noisiest first."""
+        return step_logprob(aux["points"][:, 1:], params["mean"], params["std"])
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
+        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+
+    def imitation_loss(self, stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """DDPM's loss at uniform timesteps of training (arXiv 2006.11239, eq. 14), for noise or v.
+
+        Raises UserError once the first steps keep a copy of the network, which would not learn with it.
+        """
+        if "early" in self.heads:
+            raise UserError(
+                f"the first steps of this policy keep the network as it was when {self.config.sampler.fine_tuned} of "
+                f"{self.config.sampler.steps} were chosen for fine-tuning, so imitation would not reach them; imitate "
+                "with fine_tuned = steps and choose fewer afterwards (with_sampler)."
+            )
+        target, process = chunks.flatten(1).repeat(draws, 1), self.config.sampler.process
+        noise = torch.randn(target.shape, generator=generator).to(target)
+        timestep = torch.randint(process.timesteps, (len(target),), generator=generator).to(target.device)
+        network = self._late(repeated(stored, draws))
+        return denoising_loss(process, network, target, noise, timestep, self.scheduler).mean()
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """What imitation and reinforcement learning change: neither eyes nor the first steps' copy."""
+        return {name: p for name, p in self.named_parameters() if name.startswith("heads.late.")}
+
+    def with_sampler(self, sampler: DiffusionSampler) -> DiffusionPolicy:
+        """Sample with ``sampler`` from now on.
+
+        The first one that does not fine-tune all steps freezes a copy of the network for the others.  Raises UserError
+        for another process than the network has learnt, and for another number of steps once there is such a copy.
+        """
+        now = self.config.sampler
+        if sampler.process != now.process:
+            raise UserError(
+                f"the network has learnt to undo {now.process} but the sampler is for {sampler.process}, so its steps "
+                "would mean something else; keep the process, or imitate anew."
+            )
+        if "early" in self.heads and (sampler.steps, sampler.fine_tuned) != (now.steps, now.fine_tuned):
+            raise UserError(
+                f"the last {now.fine_tuned} of {now.steps} steps of this policy have a network of their own, so it "
+                f"cannot sample with {sampler.fine_tuned} of {sampler.steps}; keep these numbers, or begin again with "
+                "the policy by imitation."
+            )
+        self.config = replace(self.config, sampler=sampler)
+        self._part()
+        return self
+
+    def _part(self) -> None:
+        """Give the first steps their frozen copy when they need one."""
+        if self.config.sampler.fine_tuned < self.config.sampler.steps and "early" not in self.heads:
+            self.heads["early"] = copy.deepcopy(self.heads["late"]).requires_grad_(False)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json``, ``model.safetensors`` (the heads) and the eyes' own checkpoint in ``eyes/``."""
+        name = f"{type(self).__module__}:{type(self).__qualname__}"
+        config = {"policy": name, "spec": self.spec.to_json(), "config": to_json(self.config)}
+        save_folder(Path(folder), config, self.heads.state_dict(), inside={"eyes": self.eyes})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> DiffusionPolicy:
+        """Load a checkpoint; with ``spec``, first check that the policy was trained for such an environment."""
+        saved: dict[str, Any] = read_config(Path(folder))
+        eyes = load_policy(Path(folder) / "eyes")
+        if spec is not None:
+            eyes = type(eyes).from_pretrained(Path(folder) / "eyes", spec)
+        policy = cls(eyes, from_json(saved["config"]))
+        load_weights(policy.heads, Path(folder))
+        return policy.eval()
