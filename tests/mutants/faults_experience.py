@@ -12,8 +12,8 @@ _ROLLOUTS = (
     Fault(
         "the last observation is the next episode's first",
         _ROLLOUT,
-        "self._look(step.obs.rows(truncated))",
-        "self._look(self.env.reset(truncated, self._seed[truncated].numpy()).rows(truncated))",
+        "self._look(step.obs.rows(truncated), then)",
+        "self._look(self.env.reset(truncated, self._seed[truncated].numpy()).rows(truncated), then)",
         (_NUMBERS,),
     ),
     Fault(
@@ -63,9 +63,9 @@ _ROLLOUTS = (
     ),
     Fault(
         "the rollout shows privileged state",
-        _ROLLOUT,
-        "return self.policy.precompute(obs.public())",
-        "return self.policy.precompute(obs)",
+        "vla_rl/contract/policy.py",
+        "policy.precompute(obs.public())",
+        "policy.precompute(obs)",
         (f"{_ON_ROLLOUT}test_nothing_privileged_is_shown_to_the_policy",),
     ),
     Fault(

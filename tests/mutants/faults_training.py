@@ -105,8 +105,8 @@ _LOOPS = (
     Fault(
         "the last weights are not validated",
         _LOOP,
-        " or self.progress() >= 1:",
-        ":",
+        " or self.progress() >= 1",
+        "",
         (f"{_ON_LOOP}test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last",),
     ),
     Fault(

@@ -180,15 +180,15 @@ _EVALUATION = (
     Fault(
         "the view is not applied",
         _RUN,
-        "self.policy.precompute(self.view(obs).public())",
-        "self.policy.precompute(obs.public())",
+        "look(self.policy, self.view(obs), state, generator)",
+        "look(self.policy, obs, state, generator)",
         (f"{_ON_RUN}test_the_view_is_what_the_policy_sees",),
     ),
     Fault(
-        "privileged state reaches the policy",
-        _RUN,
-        "self.policy.precompute(self.view(obs).public())",
-        "self.policy.precompute(self.view(obs))",
+        "privileged state reaches the policy that is evaluated",
+        "vla_rl/contract/policy.py",
+        "policy.precompute(obs.public())",
+        "policy.precompute(obs)",
         (f"{_ON_RUN}test_nothing_privileged_reaches_the_policy",),
     ),
     Fault(
