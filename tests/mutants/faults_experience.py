@@ -66,7 +66,10 @@ _ROLLOUTS = (
         "vla_rl/contract/policy.py",
         "policy.precompute(obs.public())",
         "policy.precompute(obs)",
-        (f"{_ON_ROLLOUT}test_nothing_privileged_is_shown_to_the_policy",),
+        (
+            f"{_ON_ROLLOUT}test_nothing_privileged_is_shown_to_the_policy",
+            "tests/evaluation/test_run.py::test_nothing_privileged_reaches_the_policy",
+        ),
     ),
     Fault(
         "decisions before a NaN are lost",

@@ -185,13 +185,6 @@ _EVALUATION = (
         (f"{_ON_RUN}test_the_view_is_what_the_policy_sees",),
     ),
     Fault(
-        "privileged state reaches the policy that is evaluated",
-        "vla_rl/contract/policy.py",
-        "policy.precompute(obs.public())",
-        "policy.precompute(obs)",
-        (f"{_ON_RUN}test_nothing_privileged_reaches_the_policy",),
-    ),
-    Fault(
         "the policy's state outlives the episode",
         _RUN,
         "state = self.policy.reset_state(state, fresh)",
