@@ -12,6 +12,7 @@ CATALOG: dict[str, str] = {
     "place": "sims.mujoco.tasks.place:make",
     "push": "sims.mujoco.tasks.push:make",
     "mixed": "sims.mujoco.tasks.mixed:make",
+    "gym": "sims.gym:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",
 }

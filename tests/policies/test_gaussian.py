@@ -28,7 +28,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 def made(horizon: int = 3, std: float = 1.5) -> GaussianPolicy:
     torch.manual_seed(0)
     policy = GaussianPolicy(ENV.spec, config=GaussianConfig(horizon, width=16, std=std))
-    torch.nn.init.normal_(policy.mean[-1].weight, std=0.5)
+    torch.nn.init.normal_(policy.network[-1].weight, std=0.5)
     torch.nn.init.normal_(policy.log_std, std=0.3)
     return policy
 
@@ -53,12 +53,12 @@ def test_learning_sees_the_density_of_acting(dtype, bound):
 def test_density_entropy_and_kl_are_those_of_torch():
     one, two = made().double(), made(std=0.7).double()
     with torch.no_grad():
-        two.mean[-1].bias.add_(0.3)
+        two.network[-1].bias.add_(0.3)
     kept = stored(one)
     out, _ = one.act(kept, {}, "sample", seeded(1))
     found = [policy.log_prob(kept, out.sample, {}) for policy in (one, two)]
     normals = [
-        torch.distributions.Normal(policy.mean(kept["state"].double()), policy.log_std.exp()) for policy in (one, two)
+        torch.distributions.Normal(policy.mean(kept), policy.log_std.exp()) for policy in (one, two)
     ]
     for policy, density, normal in zip((one, two), found, normals, strict=True):
         torch.testing.assert_close(density.logprob, normal.log_prob(out.sample.flatten(1)).sum(1))
@@ -72,7 +72,7 @@ def test_samples_have_the_declared_mean_and_std_and_are_not_clipped():
     policy = made(horizon=1)
     kept = {"state": torch.zeros(1, 2).expand(40_000, 2)}
     out, _ = policy.act(kept, {}, "sample", seeded(2))
-    mean, std = policy.mean(kept["state"][:1])[0], policy.log_std.exp()
+    mean, std = policy.mean(kept)[0], policy.log_std.exp()
     torch.testing.assert_close(out.sample[:, 0].mean(0), mean, rtol=0, atol=0.05)
     torch.testing.assert_close(out.sample[:, 0].std(0), std, rtol=0.02, atol=0)
     assert out.sample.abs().max() > 2 and out.action.abs().max() <= 0.2 + 1e-7
@@ -83,7 +83,7 @@ def test_what_is_deployed_is_the_mean():
     policy = made()
     kept = stored(policy)
     out, _ = policy.act(kept, {}, "eval", None)
-    torch.testing.assert_close(out.sample.flatten(1), policy.mean(kept["state"]))
+    torch.testing.assert_close(out.sample.flatten(1), policy.mean(kept))
     assert not out.logprob.any()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
+from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,10 @@ class PolicyGradient(Generic[B]):
             )
         self.policy, self.config = policy, config
         self.parameters, self.generator = dict(parameters), generator
+        # The others, statistics, are published and kept like weights but move otherwise.
+        self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self.reducer: Reducer = reducer or OneProcess()
-        self.optimiser = torch.optim.Adam(self.parameters.values(), lr=config.learning_rate, eps=1e-5)
+        self.optimiser = torch.optim.Adam(self.learnt.values(), lr=config.learning_rate, eps=1e-5)
         self.iteration = 0
 
     @property
@@ -132,6 +134,8 @@ class PolicyGradient(Generic[B]):
         if not resting:
             self._adapt_rate(kl, stopped)
         self.iteration += 1
+        for observer in self._observers():
+            observer.observe(batch.stored, self.reducer)
         state = {"kl_last": kl, "stopped": float(stopped), "learning_rate": self.learning_rate}
         return {**metrics, **_mean(losses), **state}
 
@@ -148,6 +152,10 @@ class PolicyGradient(Generic[B]):
     def _resting(self) -> bool:
         """Whether the policy is left alone in this iteration."""
         return False
+
+    def _observers(self) -> list[Observer]:
+        """Who keeps statistics of what was seen."""
+        return [self.policy] if isinstance(self.policy, Observer) else []
 
     def _beside(self, row: B, share: float) -> dict[str, float]:
         """What else learns from a minibatch, before the policy does."""
@@ -200,7 +208,7 @@ class PolicyGradient(Generic[B]):
             loss, clipped = self.policy_loss(row, new)
             loss = share * (loss - self.config.entropy * new.entropy.mean())
             seen = torch.stack([share * kl.detach(), share * clipped.mean(), loss.detach()]).double().cpu()
-        norm = self._step(self.optimiser, loss, self.parameters, "policy")
+        norm = self._step(self.optimiser, loss, self.learnt, "policy")
         named = zip(("kl", "clipped", "policy_loss"), self.reducer.sum(seen).tolist(), strict=True)
         return {**dict(named), "grad_norm": norm}
 

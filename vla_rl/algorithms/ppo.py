@@ -27,7 +27,7 @@ from vla_rl.algorithms.policy_gradient import (
     clipped_objective,
 )
 from vla_rl.contract.batch import Reducer, Rollout
-from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
+from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class PPO(PolicyGradient[_Batch]):
     ) -> None:
         super().__init__(policy, parameters, config, generator, reducer)
         self.critic = critic
-        self.critic_optimiser = torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate, eps=1e-5)
+        self._of_critic = {name: item for name, item in critic.named_parameters() if item.requires_grad}
+        self.critic_optimiser = torch.optim.Adam(self._of_critic.values(), lr=config.critic_learning_rate, eps=1e-5)
 
     def state_dict(self) -> dict[str, Any]:
         own = {"critic": self.critic.state_dict(), "critic_optimiser": self.critic_optimiser.state_dict()}
@@ -126,6 +127,9 @@ class PPO(PolicyGradient[_Batch]):
             if callable(calibrate):
                 calibrate(seen, self.reducer)
 
+    def _observers(self) -> list[Observer]:
+        return super()._observers() + ([self.critic] if isinstance(self.critic, Observer) else [])
+
     def _resting(self) -> bool:
         return self.iteration < self.config.critic_warmup
 
@@ -133,7 +137,7 @@ class PPO(PolicyGradient[_Batch]):
         loss = torch.zeros(())
         if share:
             loss = share * 0.5 * (self.critic(row.stored) - row.returns).square().mean()
-        self._step(self.critic_optimiser, loss, dict(self.critic.named_parameters()), "critic")
+        self._step(self.critic_optimiser, loss, self._of_critic, "critic")
         return {"value_loss": self._sum(float(loss.detach()))}
 
     def policy_loss(self, row: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:

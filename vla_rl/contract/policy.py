@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import PRIVILEGED, Array, Observation
 
 Mode: TypeAlias = Literal["sample", "eval"]
@@ -98,6 +99,18 @@ class ReparametrisedPolicy(Policy, Protocol):
 
     def judged(self, stored: Stored, sample: Array, executed: Array) -> Array:
         """Recorded decisions [B,A] in the same terms, from ``sample`` [B,H,D] and what was ``executed`` [B,H,D]."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Policies and critics that keep statistics of what they see.
+
+    A learner calls ``observe`` after its update with the decisions that it has learnt from, so that nothing changes
+    between acting and the last ratio.
+    """
+
+    def observe(self, stored: Stored, reducer: Reducer) -> None:
+        """Take in {name: [B,...]} of this process and of those that ``reducer`` joins it with."""
 
 
 def look(policy: Policy, obs: Observation, state: State, generator: Any) -> tuple[Stored, State]:

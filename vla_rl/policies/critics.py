@@ -1,4 +1,4 @@
-"""Value functions, separate from policies; they read what the policy stored, or privileged state."""
+"""Value functions, separate from policies; they read what the policy stored, and ``privileged/*`` beside it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
 from vla_rl.policies.heads import HeadConfig, Inputs
+from vla_rl.policies.statistics import RunningStandard
 
 
 class ValueCritic(nn.Module):
-    """``V(o)`` [B] from chosen entries of what a policy stored, concatenated (each flattened).
+    """``V(o)`` [B] from chosen entries of what a rollout stored, concatenated (each flattened).
 
-    No gradient reaches the policy: the entries are data.  Inputs are standardised by ``calibrate``.
+    With ``privileged/*`` among them it is the critic of an asymmetric actor-critic (Pinto et al. 2018, arXiv
+    1710.06542): it sees what the policy does not, and is needed in training only.  No gradient reaches the policy: the
+    entries are data.  Inputs are standardised by ``calibrate``.
     """
 
     def __init__(self, sizes: Mapping[str, int], width: int = 128, depth: int = 2) -> None:
@@ -38,6 +41,24 @@ class ValueCritic(nn.Module):
     def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Set the input mean and standard deviation from all processes' data; call once, before the first update."""
         self.inputs.calibrate(stored, reducer)
+
+
+class RunningCritic(ValueCritic):
+    """As ``ValueCritic``, with inputs standardised by the statistics of all rollouts so far (an ``Observer``).
+
+    For observations whose range grows as the policy gets better, such as velocities.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], width: int = 128, depth: int = 2) -> None:
+        super().__init__(sizes, width, depth)
+        self.seen = RunningStandard(self.inputs.size)
+
+    @torch.no_grad()
+    def observe(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+        """Take in {name: [B,...]} and standardise by it from now on."""
+        self.seen.observe(self.inputs.concatenate(stored), reducer)
+        self.inputs.mean.copy_(self.seen.mean)
+        self.inputs.std.copy_(self.seen.variance.sqrt().clamp_min(1e-2))
 
 
 class QEnsemble(nn.Module):

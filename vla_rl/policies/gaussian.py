@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
@@ -18,6 +19,7 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.normalise import Affine, action_limits, check_same_world
 from vla_rl.policies.pretrained import read_config
+from vla_rl.policies.statistics import Running, standardiser
 from vla_rl.pretrained import load_weights, save_folder
 
 
@@ -34,27 +36,29 @@ class GaussianConfig:
 class GaussianPolicy(nn.Module):
     """``N(mean(state), diag(std^2))`` over the normalised chunk, ``std`` learned and the same in every state.
 
-    It reads proprioception only (``proprioception`` defaults to the bounds of ``spec.state``).  The sample is never
-    clipped, so its density is exact; the action is the sample in physical units, clipped to the bounds.  Mode "eval"
-    takes the mean.  It implements ``LikelihoodPolicy``.
+    It reads proprioception only, standardised by ``proprioception``: by default the bounds of ``spec.state``, or a
+    ``Running(S)`` where there are none: then by the statistics of all that it has learnt from (:meth:`observe`).  The
+    sample is never clipped, so its density is exact; the action is the sample in physical units, clipped to the bounds.
+    Mode "eval" takes the mean.  It implements ``LikelihoodPolicy`` and ``Observer``.
     """
 
     action_low: Tensor
     action_high: Tensor
 
     def __init__(
-        self, spec: EnvSpec, proprioception: Affine | None = None, config: GaussianConfig | None = None
+        self, spec: EnvSpec, proprioception: Affine | Running | None = None, config: GaussianConfig | None = None
     ) -> None:
         super().__init__()
         self.spec, self.config = spec, config or GaussianConfig()
         self.proprioception = proprioception or Affine.from_bounds(spec.state)
+        self.standardise = standardiser(self.proprioception)
         self.action_scale, self.version = Affine.from_bounds(spec.action), 0
         sizes = [spec.state.shape[0]] + [self.config.width] * self.config.depth
         layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
         last = nn.Linear(sizes[-1], self.config.horizon * spec.action_dim)
         nn.init.orthogonal_(last.weight, 0.01)  # begin near the middle of the bounds, whatever the state
         nn.init.zeros_(last.bias)
-        self.mean = nn.Sequential(*layers, last)
+        self.network = nn.Sequential(*layers, last)
         self.log_std = nn.Parameter(torch.full_like(last.bias, math.log(self.config.std)))
         low, high = action_limits(spec)
         self.register_buffer("action_low", low, persistent=False)
@@ -62,8 +66,8 @@ class GaussianPolicy(nn.Module):
 
     @torch.no_grad()
     def precompute(self, obs: Observation) -> Stored:
-        """``{"state": [E,S] normalised, "time": [E,1]}``; the time, a share of the limit, is for critics only."""
-        state = self.proprioception.normalise(torch.as_tensor(obs.state, device=self.action_low.device))
+        """``{"state": [E,S] physical, "time": [E,1]}``; the time, a share of the limit, is for critics only."""
+        state = torch.as_tensor(obs.state, device=self.action_low.device)
         return {"state": state, "time": torch.as_tensor(obs.time)[:, None].to(state) / self.spec.time_limit}
 
     def initial_state(self, rows: int) -> State:
@@ -76,21 +80,20 @@ class GaussianPolicy(nn.Module):
     def act(
         self, stored: Stored, state: State, mode: Mode, generator: torch.Generator | None
     ) -> tuple[ActionOut, State]:
-        sample = self.mean(stored["state"].to(self.log_std))
+        sample = mean = self.mean(stored)
         logprob = torch.zeros(len(sample), dtype=torch.float64)
         if mode == "sample":
-            noise = torch.randn(sample.shape, generator=generator, dtype=sample.dtype)
-            sample = sample + self.log_std.exp() * noise.to(sample)
-            logprob = self.log_prob(stored, sample, {}).logprob
+            noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+            sample = mean + self.log_std.exp() * noise.to(mean)
+            logprob = self._density(mean, sample)
         sample = sample.unflatten(-1, (self.config.horizon, self.spec.action_dim))
         action = self.action_scale.restore(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, {}, self.version), state
 
     def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Density of the raw samples, summed over the chunk; the sum is float64 so that ratios keep their precision."""
-        mean = self.mean(stored["state"].to(self.log_std))
-        terms = -0.5 * ((sample.reshape(mean.shape) - mean) / self.log_std.exp()).square() - self.log_std
-        logprob = (terms - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
+        mean = self.mean(stored)
+        logprob = self._density(mean, sample.reshape(mean.shape))
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dtype=torch.float64)
         params = {"mean": mean[:, None], "std": self.log_std.exp().expand_as(mean)[:, None]}
         return Likelihood(logprob, entropy.expand(len(mean)), params)
@@ -99,8 +102,21 @@ class GaussianPolicy(nn.Module):
         """Exact KL(old || new) [B]."""
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
+    def mean(self, stored: Stored) -> Tensor:
+        """The middle of the distribution, [B,H*D] normalised."""
+        mean: Tensor = self.network(self.standardise(stored["state"].to(self.log_std)))
+        return mean
+
+    def observe(self, stored: Stored, reducer: Reducer) -> None:
+        """Take the states [B,S] that were learnt from into the statistics, if they are running ones."""
+        self.standardise.observe(stored["state"], reducer)
+
+    def _density(self, mean: Tensor, sample: Tensor) -> Tensor:
+        terms = -0.5 * ((sample - mean) / self.log_std.exp()).square() - self.log_std
+        return (terms - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
+
     def trainable(self) -> dict[str, nn.Parameter]:
-        """All weights."""
+        """All weights, and the running statistics, which no gradient moves."""
         return dict(self.named_parameters())
 
     def save_pretrained(self, folder: str | Path) -> None:

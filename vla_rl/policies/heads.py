@@ -37,19 +37,20 @@ class Inputs(nn.Module):
         self.register_buffer("std", torch.ones(self.size))
 
     def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
-        return (self._concatenate(stored) - self.mean) / self.std
+        return (self.concatenate(stored) - self.mean) / self.std
 
     @torch.no_grad()
     def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Set mean and standard deviation from all processes' data; call once, before the first update."""
-        inputs = self._concatenate(stored).reshape(-1, self.size).double()
+        inputs = self.concatenate(stored).reshape(-1, self.size).double()
         count = reducer.sum(torch.tensor(float(len(inputs)), dtype=torch.float64))
         mean = reducer.sum(inputs.sum(0)) / count
         variance = reducer.sum((inputs - mean).square().sum(0)) / (count - 1).clamp_min(1)
         self.mean.copy_(mean)
         self.std.copy_(variance.sqrt().clamp_min(1e-2))
 
-    def _concatenate(self, stored: Mapping[str, Tensor]) -> Tensor:
+    def concatenate(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """As they were stored, [..., N]."""
         lead = stored[self.keys[0]].dim() - 1
         return torch.cat([stored[key].flatten(lead).to(self.mean) for key in self.keys], -1)
 
