@@ -74,4 +74,4 @@ def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass_in_the_loop(con
     assert regret(policy)[1] < 0.2
     best = Loop(source, learner, SharedStore(policy), rate, LoopConfig(20, 10)).run()
     missing, success = regret(policy)
-    assert best.success > 0.95 and missing < 0.6 and success > 0.95
+    assert best.score > 0.95 and missing < 0.6 and success > 0.95

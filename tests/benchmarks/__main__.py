@@ -20,6 +20,7 @@ from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rendering import render_vs_mujoco
+from tests.benchmarks.state_ppo import ppo_vs_rsl_rl
 from vla_rl.contract.errors import did_you_mean
 from vla_rl.training.tracking import write_json
 
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         render_vs_mujoco,
         update_stored_vs_recomputed,
         iteration_parts,
+        ppo_vs_rsl_rl,
     )
 }
 RESULTS = Path("runs/bench/results.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     faults_experience,
     faults_grpo,
+    faults_gym,
     faults_learning,
     faults_lerobot,
     faults_packaging,
@@ -31,4 +32,5 @@ FAULTS: tuple[Fault, ...] = (
     *faults_worlds.FAULTS,
     *faults_packaging.FAULTS,
     *faults_rewards.FAULTS,
+    *faults_gym.FAULTS,
 )

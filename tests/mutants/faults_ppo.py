@@ -161,8 +161,8 @@ _TRAINING = (
     Fault(
         "a collapse is not noticed",
         _LOOP,
-        "rate.success < self.best.success - self.config.collapse",
-        "rate.success > self.best.success + self.config.collapse",
+        "found.score < self.best.score - self.config.collapse",
+        "found.score > self.best.score + self.config.collapse",
         (f"{_ON_LOOP}test_a_collapse_goes_back_to_the_best_weights_and_slows_down",),
     ),
     Fault(

@@ -90,8 +90,8 @@ _LOOPS = (
     Fault(
         "any worse validation is a collapse",
         _LOOP,
-        "rate.success < self.best.success - self.config.collapse",
-        "rate.success < self.best.success",
+        "found.score < self.best.score - self.config.collapse",
+        "found.score < self.best.score",
         (f"{_ON_LOOP}test_a_slightly_worse_validation_changes_nothing",),
     ),
     Fault(

@@ -57,9 +57,7 @@ def test_density_entropy_and_kl_are_those_of_torch():
     kept = stored(one)
     out, _ = one.act(kept, {}, "sample", seeded(1))
     found = [policy.log_prob(kept, out.sample, {}) for policy in (one, two)]
-    normals = [
-        torch.distributions.Normal(policy.mean(kept), policy.log_std.exp()) for policy in (one, two)
-    ]
+    normals = [torch.distributions.Normal(policy.mean(kept), policy.log_std.exp()) for policy in (one, two)]
     for policy, density, normal in zip((one, two), found, normals, strict=True):
         torch.testing.assert_close(density.logprob, normal.log_prob(out.sample.flatten(1)).sum(1))
         torch.testing.assert_close(density.entropy, normal.entropy().sum(1))

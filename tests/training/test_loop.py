@@ -68,7 +68,7 @@ def run(rates, **config):
 
 def test_the_best_validated_weights_are_kept_and_returned():
     found = run([0.2, 0.5, 0.7, 0.6, 0.65])
-    assert (found.best.success, found.best.iteration) == (0.7, 2) and found.final == [2.0, 2.0]
+    assert (found.best.score, found.best.iteration) == (0.7, 2) and found.final == [2.0, 2.0]
     assert found.kept == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert found.fake.learning_rate == 1.0  # nothing collapsed
 
@@ -151,7 +151,7 @@ def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
         if states:
             loop.load_state_dict(states[-1])
         halves.append(SimpleNamespace(best=loop.run(), reports=reports, fake=fake))
-    assert (halves[1].best.success, halves[1].best.iteration) == (0.8, 1) == (whole.best.success, whole.best.iteration)
+    assert (halves[1].best.score, halves[1].best.iteration) == (0.8, 1) == (whole.best.score, whole.best.iteration)
     assert halves[1].fake.parameters["w"].tolist() == whole.final and halves[1].fake.version == whole.fake.version
     for i, metrics in whole.reports.items():
         assert halves[1].reports[i] == {**metrics, "learn_s": halves[1].reports[i].get("learn_s", 0)} or i == 0
@@ -164,4 +164,4 @@ def test_a_part_that_cannot_save_its_state_is_named():
 
 
 def test_without_an_iteration_there_is_still_a_validation():
-    assert run([0.4], iterations=0).best.success == pytest.approx(0.4)
+    assert run([0.4], iterations=0).best.score == pytest.approx(0.4)

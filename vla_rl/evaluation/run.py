@@ -18,7 +18,8 @@ from vla_rl.evaluation.stats import Rate
 class Outcomes:
     """One entry per seed, in the order of the seeds.
 
-    success bool [n]; cause and family (the kind of task) are texts; length int [n], in low-level actions
+    success bool [n]; cause and family (the kind of task) are texts; length int [n], in low-level actions; returns float
+    [n], sums of rewards, undiscounted
     """
 
     seeds: np.ndarray
@@ -26,6 +27,7 @@ class Outcomes:
     cause: tuple[str, ...]
     length: np.ndarray
     family: tuple[str, ...]
+    returns: np.ndarray
 
     @property
     def rate(self) -> Rate:
@@ -74,6 +76,7 @@ class _Evaluation:
         self.queue = iter(range(len(self.seeds)))
         self.success = np.zeros(len(self.seeds), bool)
         self.length = np.zeros(len(self.seeds), np.int64)
+        self.returns = np.zeros(len(self.seeds))
         self.cause = [""] * len(self.seeds)
         self.family = [""] * len(self.seeds)
         self.ended = 0
@@ -88,12 +91,14 @@ class _Evaluation:
             out, state = self.policy.act(stored, state, mode, generator)
             step = self.env.step(np.asarray(out.action) if self.env.spec.device == "cpu" else out.action)
             obs, state = self._refill(self._book(step), step.obs, state)
-        return Outcomes(self.seeds, self.success, tuple(self.cause), self.length, tuple(self.family))
+        return Outcomes(self.seeds, self.success, tuple(self.cause), self.length, tuple(self.family), self.returns)
 
     def _book(self, step: Step) -> Array:
         """Note the outcomes of rows that ended; returns those rows."""
-        self.length[self.playing[self.playing >= 0]] += _sum(step.valid)[self.playing >= 0]
-        ended = np.flatnonzero(np.asarray(step.done) & (self.playing >= 0))
+        busy = self.playing >= 0
+        self.length[self.playing[busy]] += _sum(step.valid)[busy]
+        self.returns[self.playing[busy]] += _sum(step.reward)[busy]
+        ended = np.flatnonzero(np.asarray(step.done) & busy)
         for row in ended:
             self.success[self.playing[row]] = bool(step.success[row])
             self.cause[self.playing[row]] = step.cause[int(row)]

@@ -35,6 +35,39 @@ class Rate:
         low, high = wilson(int(flags.sum()), flags.size)
         return cls(float(flags.mean()), low, high, flags.size)
 
+    @property
+    def score(self) -> float:
+        """What policies are compared by."""
+        return self.success
+
+
+@dataclass(frozen=True)
+class MeanReturn:
+    """The mean return of one fixed policy with its 95 % interval, ``mean +- 1.96 s / sqrt(n)`` (normal approximation).
+
+    Too narrow for few or for wildly different episodes; one episode has no interval (infinite).
+    """
+
+    mean: float
+    low: float
+    high: float
+    episodes: int
+
+    @classmethod
+    def of(cls, returns: ArrayLike) -> MeanReturn:
+        """From one undiscounted return per episode, [n]."""
+        values = np.asarray(returns, dtype=np.float64)
+        if values.size == 0:
+            raise ValueError("no episode was run, so there is no mean return; run at least one.")
+        mean = float(values.mean())
+        half = Z95 * float(values.std(ddof=1)) / math.sqrt(values.size) if values.size > 1 else math.inf
+        return cls(mean, mean - half, mean + half, values.size)
+
+    @property
+    def score(self) -> float:
+        """What policies are compared by."""
+        return self.mean
+
 
 @dataclass(frozen=True)
 class Difference:

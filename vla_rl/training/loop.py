@@ -6,6 +6,7 @@ weights, bit for bit, as one that was never stopped (same machine, versions and 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Reducer, Resumable
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy
-from vla_rl.evaluation.stats import Rate
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LoopConfig:
     iterations: int = 110
     validate_every: int = 20
     save_every: int = 1  # iterations between two states on disk: so many are repeated at most after a kill
-    collapse: float = 0.15  # a validation this far below the best one sends the run back to the best weights
+    collapse: float = 0.15  # a validation score this far below the best one sends the run back to the best weights
     collapse_rate: float = 0.5  # and multiplies the learning rate
     env_steps: int = 0  # low-level actions in all after which no further iteration is begun; 0: no limit
     validate_steps: int = 0  # validate also whenever so many low-level actions were taken since the last time; 0: never
@@ -38,6 +38,22 @@ class LoopLearner(Learner, Resumable, Protocol):
 
     parameters: dict[str, nn.Parameter]
     learning_rate: float
+
+
+class Judgement(Protocol):
+    """How good a policy is, with its interval: ``Rate`` of success, ``MeanReturn``."""
+
+    @property
+    def score(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+    @property
+    def episodes(self) -> int: ...
 
 
 class AlgorithmConfig(Protocol):
@@ -59,17 +75,17 @@ class AlgorithmConfig(Protocol):
 
 @dataclass
 class Best:
-    """The weights with the highest validation success so far (the later one of equals)."""
+    """The weights with the highest validation score so far (the later one of equals)."""
 
-    success: float = -1.0
+    score: float = -math.inf
     iteration: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def offer(self, success: float, iteration: int, parameters: Mapping[str, nn.Parameter]) -> bool:
+    def offer(self, score: float, iteration: int, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Keep a copy of ``parameters`` when they are at least as good; says whether they were."""
-        if success < self.success:
+        if score < self.score:
             return False
-        self.success, self.iteration = success, iteration
+        self.score, self.iteration = score, iteration
         self.weights = {name: p.detach().clone() for name, p in parameters.items()}
         return True
 
@@ -83,7 +99,7 @@ class Best:
 class Loop:
     """``source`` -> ``learner`` -> ``store``, with validation seeds deciding which weights are kept.
 
-    ``validate() -> Rate`` plays validation seeds; ``keep(iteration)`` saves the present weights as the best ones;
+    ``validate() -> Judgement`` plays validation seeds; ``keep(iteration)`` saves the present weights as the best ones;
     ``prepare(progress)`` is called before every iteration with the share of the run that is behind,
     ``report(iteration, metrics)`` after it, and then ``save(iteration)``, which may ask for :meth:`state_dict`.
     """
@@ -93,7 +109,7 @@ class Loop:
         source: ExperienceSource,
         learner: LoopLearner,
         store: PolicyStore,
-        validate: Callable[[], Rate],
+        validate: Callable[[], Judgement],
         config: LoopConfig,
         keep: Callable[[int], None] = lambda iteration: None,
         report: Callable[[int, dict[str, float]], None] = lambda iteration, metrics: None,
@@ -137,7 +153,7 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """The state between two iterations; raises UserError when a part of the loop cannot say its own."""
-        best = {"success": self.best.success, "iteration": self.best.iteration, "weights": self.best.weights}
+        best = {"score": self.best.score, "iteration": self.best.iteration, "weights": self.best.weights}
         clocks = {"iteration": self.iteration, "env_steps": self.env_steps, "validated_at": self.validated_at}
         own = {**clocks, "best": best}
         return {**own, **{name: part.state_dict() for name, part in self._parts().items()}}
@@ -170,18 +186,18 @@ class Loop:
         return {**rollout.info, **metrics, "env_steps_total": self.env_steps}
 
     def _select(self, iteration: int) -> dict[str, float]:
-        rate, self.validated_at = self.validate(), self.env_steps
-        collapsed = rate.success < self.best.success - self.config.collapse
-        if self.best.offer(rate.success, iteration, self.learner.parameters):
+        found, self.validated_at = self.validate(), self.env_steps
+        collapsed = found.score < self.best.score - self.config.collapse
+        if self.best.offer(found.score, iteration, self.learner.parameters):
             self.keep(iteration)
         elif collapsed:
             self.best.restore(self.learner.parameters)
             self.store.publish(self.learner.parameters)
             self.learner.learning_rate *= self.config.collapse_rate
         return {
-            "validation": rate.success,
-            "validation_low": rate.low,
-            "validation_high": rate.high,
-            "validation_episodes": float(rate.episodes),
+            "validation": found.score,
+            "validation_low": found.low,
+            "validation_high": found.high,
+            "validation_episodes": float(found.episodes),
             "collapsed": float(collapsed),
         }

@@ -1,0 +1,146 @@
+"""Faults in Gymnasium's environments as rows, in running statistics, and in what critics see and policies do not."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_GYM, _STATISTICS = "sims/gym.py", "vla_rl/policies/statistics.py"
+_SHARED, _PPO = "vla_rl/algorithms/policy_gradient.py", "vla_rl/algorithms/ppo.py"
+_GAUSSIAN, _ROLLOUT = "vla_rl/policies/gaussian.py", "vla_rl/experience/rollout.py"
+_CONTRACT = "vla_rl/contract/policy.py"
+_ON_GYM, _ON_STATISTICS = "tests/sims/test_gym.py::", "tests/policies/test_statistics.py::"
+_ENDS = f"{_ON_GYM}test_ends_inside_a_chunk_are_exact_and_rows_idle_until_they_are_reset"
+_MERGED = f"{_ON_STATISTICS}test_merged_statistics_are_those_of_all_the_data"
+_SHOWN = f"{_ON_STATISTICS}test_the_policy_is_never_given_what_is_privileged_and_the_critic_is"
+_WHEN = f"{_ON_STATISTICS}test_statistics_move_after_the_update_only"
+
+FAULTS = (
+    Fault(
+        "a time limit wins over a termination in the same step",
+        _GYM,
+        "FAILURES if terminated else TIME_LIMIT if truncated else 0",
+        "TIME_LIMIT if truncated else FAILURES if terminated else 0",
+        (_ENDS,),
+    ),
+    Fault(
+        "Gymnasium's termination is lost",
+        _GYM,
+        "FAILURES if terminated else TIME_LIMIT if truncated else 0",
+        "TIME_LIMIT if terminated or truncated else 0",
+        (_ENDS,),
+    ),
+    Fault(
+        "a snapshot forgets the last action",
+        _GYM,
+        "for action in self._actions[row, : self._book.time[row]]:",
+        "for action in self._actions[row, : self._book.time[row] - 1]:",
+        (f"{_ON_GYM}test_a_snapshot_is_played_again_into_another_row",),
+    ),
+    Fault(
+        "every row has the first row's seed",
+        _GYM,
+        "self._seen[row] = self._envs[row].reset(seed=value)[0]",
+        "self._seen[row] = self._envs[row].reset(seed=int(seed[0]))[0]",
+        (f"{_ON_GYM}test_an_episode_is_the_one_that_gymnasium_plays",),
+    ),
+    Fault(
+        "privileged entries stay in the state",
+        _GYM,
+        "self._shown = np.setdiff1d(np.arange(size), np.array(taken, int))",
+        "self._shown = np.arange(size)",
+        (f"{_ON_GYM}test_privileged_entries_leave_the_state",),
+    ),
+    Fault(
+        "an observation that is not a number is handed out",
+        _GYM,
+        "if not (np.isfinite(seen).all() and math.isfinite(reward)):",
+        "if not math.isfinite(reward):",
+        (f"{_ON_GYM}test_an_observation_that_is_not_finite_truncates_and_is_not_handed_out",),
+    ),
+    Fault(
+        "merging forgets how far apart the means are",
+        _STATISTICS,
+        "squares = squares + self.variance * self.count + gap.square() * self.count * fresh / total",
+        "squares = squares + self.variance * self.count",
+        (f"{_ON_STATISTICS}test_by_hand",),
+    ),
+    Fault(
+        "the newest data alone counts",
+        _STATISTICS,
+        "self.count.copy_(total)",
+        "self.count.copy_(fresh)",
+        (_MERGED, f"{_ON_STATISTICS}test_by_hand"),
+    ),
+    Fault(
+        "every process has statistics of its own",
+        _STATISTICS,
+        "mean = reducer.sum(values.sum(0)) / fresh",
+        "mean = values.mean(0) + 0 * reducer.sum(values.sum(0))",
+        (f"{_ON_STATISTICS}test_several_processes_have_the_statistics_of_one",),
+    ),
+    Fault(
+        "the mean is subtracted in single precision",
+        _STATISTICS,
+        "standard = (physical - self.mean) * scale",
+        "standard = (physical - self.mean.to(physical)) * scale",
+        (f"{_ON_STATISTICS}test_digits_far_from_zero_are_kept",),
+    ),
+    Fault(
+        "statistics are not among the weights",
+        _GAUSSIAN,
+        "return dict(self.named_parameters())",
+        "return {name: item for name, item in self.named_parameters() if item.requires_grad}",
+        (f"{_ON_STATISTICS}test_statistics_go_wherever_weights_go",),
+    ),
+    Fault(
+        "statistics follow what acts, before it is learnt from",
+        _GAUSSIAN,
+        'return {"state": state, "time":',
+        'return self.standardise.observe(state, __import__("vla_rl.contract.batch").contract.batch.OneProcess()) or '
+        '{"state": state, "time":',
+        (f"{_ON_STATISTICS}test_the_ratio_is_one_before_every_update",),
+    ),
+    Fault(
+        "statistics move before the update",
+        _SHARED,
+        "old = self._old_likelihood(batch, metrics)",
+        "old = [o.observe(batch.stored, self.reducer) for o in self._observers()] and "
+        "self._old_likelihood(batch, metrics)",
+        (_WHEN,),
+    ),
+    Fault(
+        "the critic's statistics stay those of the first rollout",
+        _PPO,
+        "return super()._observers() + ([self.critic] if isinstance(self.critic, Observer) else [])",
+        "return super()._observers()",
+        (_WHEN,),
+    ),
+    Fault(
+        "the policy is shown everything in acting",
+        _ROLLOUT,
+        'out, state = self.policy.act(public(stored), self._state, "sample", self.generator)',
+        'out, state = self.policy.act(stored, self._state, "sample", self.generator)',
+        (_SHOWN,),
+    ),
+    Fault(
+        "the policy is shown everything in learning",
+        _SHARED,
+        "new = self.policy.log_prob(public(row.stored), row.sample, row.aux)",
+        "new = self.policy.log_prob(row.stored, row.sample, row.aux)",
+        (_SHOWN,),
+    ),
+    Fault(
+        "the policy looks at everything",
+        _CONTRACT,
+        "stored = policy.precompute(obs.public())",
+        "stored = policy.precompute(obs)",
+        (_SHOWN,),
+    ),
+    Fault(
+        "the critic never learns from what is privileged",
+        "vla_rl/policies/critics.py",
+        "self.keys = tuple(sizes)",
+        'self.keys = tuple(name if "/" not in name else "state" for name in sizes)',
+        (f"{_ON_STATISTICS}test_the_critic_explains_what_only_it_can_see",),
+    ),
+)

@@ -1,0 +1,265 @@
+"""Running statistics: exact however the data came, still while a policy acts and learns, and carried like weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from threading import Thread
+
+import pytest
+import torch
+
+from sims.catalog import make
+from tests.toys import TwoProcesses
+from vla_rl.algorithms.ppo import PPO, PPOConfig
+from vla_rl.contract.batch import OneProcess, Rollout
+from vla_rl.contract.check import check_policy
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.policy import Observer
+from vla_rl.experience.rollout import RolloutSource, SeedStream
+from vla_rl.policies.critics import RunningCritic
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.normalise import Affine
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.statistics import Fixed, Running, RunningStandard
+from vla_rl.training.loop import Best
+
+ROWS = 8
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def data(count: int = 1000) -> torch.Tensor:
+    """Entries of very different size, one of them far from 0."""
+    return torch.randn(count, 3, generator=seeded(), dtype=torch.float64) * torch.tensor([1e-3, 5, 40]) + 1000
+
+
+def state_policy(horizon: int = 2) -> tuple[GaussianPolicy, object]:
+    torch.manual_seed(0)
+    env = make("gym", num_envs=ROWS, id="InvertedPendulum-v5", privileged={"velocity": [2, 3]})
+    policy = GaussianPolicy(env.spec, Running(2), GaussianConfig(horizon, width=16))
+    torch.nn.init.normal_(policy.network[-1].weight, std=0.5)
+    return policy, env
+
+
+def learner(policy: GaussianPolicy, **changes) -> PPO:
+    torch.manual_seed(1)
+    critic = RunningCritic({"state": 2, "privileged/velocity": 2}, width=16)
+    config = replace(PPOConfig(minibatch=32, learning_rate=1e-3, critic_warmup=0), **changes)
+    return PPO(policy, policy.trainable(), critic, config, seeded(2))
+
+
+def source(policy: GaussianPolicy, env: object) -> RolloutSource:
+    return RolloutSource(env, policy, 8, SeedStream(0, 1000), seeded(1), ("privileged/velocity",))
+
+
+# -- the numbers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [[1000], [1, 999], [10, 500, 1, 489]])
+def test_merged_statistics_are_those_of_all_the_data(sizes):
+    running, values = RunningStandard(3), data()
+    for part in values.split(sizes):
+        running.observe(part, OneProcess())
+    torch.testing.assert_close(running.mean.data, values.mean(0), rtol=1e-12, atol=0)
+    torch.testing.assert_close(running.variance.data, values.var(0, correction=0), rtol=1e-9, atol=0)
+    assert running.count == 1000
+    standard = running(values)
+    assert standard.mean(0).abs().max() < 1e-9 and (standard.std(0, correction=0) - 1).abs().max() < 2e-2
+    expected = (values - values.mean(0)) / (values.var(0, correction=0) + 1e-8).sqrt()
+    torch.testing.assert_close(standard, expected.clamp(-10, 10), rtol=1e-6, atol=1e-8)
+
+
+def test_by_hand():
+    running = RunningStandard(1)
+    running.observe(torch.tensor([[1.0], [3.0]]), OneProcess())
+    running.observe(torch.tensor([[8.0]]), OneProcess())
+    assert (running.count, running.mean, running.variance) == (3, 4, pytest.approx(26 / 3))
+
+
+def test_several_processes_have_the_statistics_of_one():
+    alone, values, found = RunningStandard(3), data(), {}
+    for part in values.split(500):
+        alone.observe(part, OneProcess())
+
+    def share(reducer: TwoProcesses) -> None:
+        mine = RunningStandard(3)
+        for part in values.split(500):
+            mine.observe(part[:100] if reducer.rank else part[100:], reducer)
+        found[reducer.rank] = mine
+
+    threads = [Thread(target=share, args=(reducer,)) for reducer in TwoProcesses.pair()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, expected in alone.state_dict().items():
+        one, two = (found[rank].state_dict()[name] for rank in (0, 1))
+        assert torch.equal(one, two), "both processes have the same statistics"
+        torch.testing.assert_close(one, expected, rtol=1e-12, atol=0)
+
+
+def test_digits_far_from_zero_are_kept():
+    running = RunningStandard(1)
+    running.observe(torch.tensor([[10_000.0], [10_000.002]], dtype=torch.float64), OneProcess())
+    seen = torch.tensor([[10_000.002]])  # float32: 10000.001953125
+    expected = (float(seen) - 10_000.001) / math.sqrt(1e-6 + 1e-8)
+    assert float(running(seen)) == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_never_changed_is_zero_and_nothing_exceeds_ten():
+    running = RunningStandard(2)
+    running.observe(torch.tensor([[7.0, 1.0], [7.0, 2.0]]), OneProcess())
+    assert running(torch.tensor([[7.0, 1e6]])).tolist() == [[0.0, 10.0]]
+    assert running(torch.tensor([[7.1, -1e6]])).tolist() == [[10.0, -10.0]]
+
+
+def test_fixed_statistics_are_those_of_the_affine_and_stay():
+    affine = Affine((0.1, -2.0), (0.5, 3.0))
+    fixed, values = Fixed(affine), torch.randn(5, 2, generator=seeded())
+    expected = affine.normalise(values)
+    fixed.observe(100 * values, OneProcess())
+    torch.testing.assert_close(fixed(values), expected)
+
+
+# -- in a policy -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5 * math.sqrt(2)), (torch.float64, 1e-9)])
+def test_the_ratio_is_one_before_every_update(dtype, bound):
+    policy, env = state_policy()
+    policy, made = policy.to(dtype), source(policy, env)
+    ppo = learner(policy)
+    for iteration in range(4):
+        rollout = made.next()
+        assert ppo.update(rollout)["parity"] <= bound
+        assert policy.standardise.count == 8 * ROWS * (iteration + 1), "each decision counts once"
+    assert (policy.standardise.variance < 0.5).all(), "nothing was observed"
+
+
+def test_statistics_move_after_the_update_only():
+    policy, env = state_policy()
+    rollout, ppo = source(policy, env).next(), learner(policy)
+    before, during = policy.standardise.mean.clone(), []
+    exact = policy.log_prob
+    policy.log_prob = lambda *given: (during.append(policy.standardise.mean.clone()), exact(*given))[1]
+    ppo.update(rollout)
+    assert len(during) > 3 and all(torch.equal(mean, before) for mean in during)
+    expected = rollout.stored["state"][:-1].flatten(0, 1).double()
+    torch.testing.assert_close(policy.standardise.mean.data, expected.mean(0))
+    seen = torch.cat([rollout.stored[name][:-1].flatten(0, 1) for name in ("state", "privileged/velocity")], -1)
+    torch.testing.assert_close(ppo.critic.mean, seen.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_leave_the_statistics_alone():
+    policy, env = state_policy()
+    ppo = learner(policy)
+    policy.observe = lambda stored, reducer: None
+    kept = {name: item.clone() for name, item in policy.trainable().items()}
+    ppo.update(source(policy, env).next())
+    for name, item in policy.trainable().items():
+        assert torch.equal(item, kept[name]) == name.startswith("standardise"), name
+
+
+def test_statistics_go_wherever_weights_go(tmp_path):
+    policy, env = state_policy()
+    ppo, made = learner(policy), source(policy, env)
+    ppo.update(made.next())
+    best, state = Best(), made.next().stored["state"][0]
+    best.offer(1.0, 1, ppo.parameters)
+    saved = {name: item.clone() for name, item in ppo.state_dict()["parameters"].items()}
+    expected = policy.mean({"state": state})
+    policy.save_pretrained(tmp_path / "it")
+    ppo.update(made.next())
+    assert not torch.equal(policy.mean({"state": state}), expected)
+    assert torch.equal(load_policy(tmp_path / "it").mean({"state": state}), expected), "checkpoint"
+    best.restore(ppo.parameters)
+    assert torch.equal(policy.mean({"state": state}), expected), "best weights"
+    again, _ = state_policy()
+    learner(again).load_state_dict({**ppo.state_dict(), "parameters": saved})
+    assert torch.equal(again.mean({"state": state}), expected), "training state"
+    assert isinstance(policy, Observer) and again.standardise.count == 8 * ROWS
+
+
+def test_a_policy_with_running_statistics_keeps_the_contract():
+    policy, env = state_policy()
+    assert len(check_policy(policy, env, seeded())) == 3
+    with pytest.raises(ContractError, match="normalise by statistics of data"):
+        GaussianPolicy(env.spec)
+
+
+# -- what only critics see ---------------------------------------------------------------------------------------------
+
+
+class Watched(GaussianPolicy):
+    """Notes the names of all that it is ever given."""
+
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        self.given: set[str] = set()
+
+    def precompute(self, obs):
+        self.given |= {*obs.extras, *obs.images}
+        return super().precompute(obs)
+
+    def act(self, stored, *rest):
+        self.given |= {*stored}
+        return super().act(stored, *rest)
+
+    def log_prob(self, stored, sample, aux):
+        self.given |= {*stored}
+        return super().log_prob(stored, sample, aux)
+
+
+def test_the_policy_is_never_given_what_is_privileged_and_the_critic_is():
+    _, env = state_policy()
+    policy = Watched(env.spec, Running(2), GaussianConfig(2, width=16))
+    made, ppo = source(policy, env), learner(policy)
+    for _ in range(3):
+        rollout = made.next()
+        ppo.update(rollout)
+    assert policy.given == {"state", "time"}
+    assert rollout.stored["privileged/velocity"].shape == (9, ROWS, 2)
+    other = {**rollout.stored, "privileged/velocity": rollout.stored["privileged/velocity"] + 1}
+    assert not torch.equal(ppo.critic(rollout.stored), ppo.critic(other))
+
+
+def test_what_is_privileged_moves_the_policy_through_advantages_alone():
+    """With the critic resting at 0 the privileged entries are worth nothing, whatever they are."""
+    found = []
+    for shift in (0.0, 5.0):
+        policy, env = state_policy()
+        rollout = source(policy, env).next()
+        entry = rollout.stored["privileged/velocity"] + shift * torch.randn(9, ROWS, 2, generator=seeded(7))
+        rollout = replace(rollout, stored={**rollout.stored, "privileged/velocity": entry})
+        learner(policy, critic_learning_rate=0.0).update(rollout)
+        found.append(policy.state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_the_critic_explains_what_only_it_can_see():
+    """Returns that are a privileged entry, which nothing else tells: on a rollout that it has not learnt from."""
+    policy, env = state_policy()
+    made = source(policy, env)
+    rollouts = [worth_what_is_privileged(made.next(), seed) for seed in (3, 4)]
+    policy.observe = lambda stored, reducer: None
+    explained = {}
+    for name, sizes in {"blind": {"state": 2}, "seeing": {"state": 2, "privileged/velocity": 2}}.items():
+        torch.manual_seed(0)
+        config = PPOConfig(epochs=20, minibatch=32, critic_warmup=100, critic_learning_rate=1e-2)
+        ppo = PPO(policy, policy.trainable(), RunningCritic(sizes, width=32), config, seeded())
+        for _ in range(3):
+            ppo.update(rollouts[0])
+        explained[name] = ppo.update(rollouts[1])["explained_variance"]
+    assert explained["seeing"] > 0.8 and explained["blind"] < 0.1
+
+
+def worth_what_is_privileged(rollout: Rollout, seed: int) -> Rollout:
+    """``rollout`` with random privileged entries, the first of which is what a decision earns and ends with."""
+    hidden = torch.randn(9, ROWS, 2, generator=seeded(seed))
+    done, yes = torch.ones_like(rollout.terminated), torch.ones_like(rollout.valid)
+    reward = torch.where(torch.arange(2) == 0, hidden[:-1, :, :1], 0.0)
+    stored = {**rollout.stored, "privileged/velocity": hidden}
+    return replace(rollout, stored=stored, reward=reward, terminated=done, truncated=~done, valid=yes)

@@ -1,0 +1,129 @@
+"""PPO as robotics uses it: from scratch, on state, judged by returns; ``configs/gym.py`` has the tasks."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.cli.progress import bar
+from vla_rl.cli.signals import Terminated, patient_sigterm
+from vla_rl.cli.stages import EvaluationConfig, clock, generator
+from vla_rl.cli.world import World
+from vla_rl.contract.batch import Reducer
+from vla_rl.contract.env import VecEnv
+from vla_rl.evaluation import suite
+from vla_rl.evaluation.run import evaluate
+from vla_rl.evaluation.stats import MeanReturn
+from vla_rl.experience.rollout import SeedStream, WindowConfig
+from vla_rl.policies.critics import RunningCritic
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.statistics import Running
+from vla_rl.training.distributed import SharedCounts, this_process
+from vla_rl.training.loop import Best, Loop, LoopConfig, LoopLearner
+from vla_rl.training.store import SharedStore
+from vla_rl.training.tracking import RunFolder
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """Sizes of the value network."""
+
+    width: int = 64
+    depth: int = 2
+
+
+@dataclass(frozen=True)
+class StateBased:
+    """A Gaussian policy from nothing by PPO, then the test seeds: the checkpoint "best", chosen by validation return.
+
+    Policy and critic standardise what they see by the statistics of what was learnt from.  The critic also sees the
+    ``privileged/*`` entries that ``experience.privileged`` names; the policy never does.
+    """
+
+    world: World
+    seed: int = 1
+    policy: GaussianConfig = field(default_factory=GaussianConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    algorithm: PPOConfig = field(default_factory=PPOConfig)
+    experience: WindowConfig = field(default_factory=WindowConfig)
+    loop: LoopConfig = field(
+        default_factory=lambda: LoopConfig(collapse=math.inf)
+    )  # returns have no scale of their own
+    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(validation=16, test=64, rows=16))
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Train and judge."""
+        seconds: dict[str, float] = {}
+        group = this_process()
+        experience = self.experience.split(group.size)
+        with (
+            closing(self.world.training(experience.rows)) as env,
+            closing(self.world.make(self.evaluation.rows)) as held,
+        ):
+            policy, learner = self.learner(env, group)
+            seeds = suite.training_seeds(self.seed, "reinforcement")
+            stream = SeedStream(seeds.start + group.rank, seeds.stop, group.size)
+            source = experience.build(env, policy, stream, generator(self.seed, 5 + 100 * group.rank))
+            loop = Loop(
+                source if group.size == 1 else SharedCounts(source, group),
+                learner,
+                SharedStore(policy),
+                lambda: self.judge(held, policy, suite.VALIDATION, self.evaluation.validation),
+                self.loop,
+                keep=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
+            )
+            with clock(seconds, "rl"):
+                best = _train(loop, folder, group)
+            with clock(seconds, "evaluation"):
+                found = self.judge(held, policy, suite.TEST, self.evaluation.test)
+        return {
+            "return": asdict(found),
+            "best_iteration": best.iteration,
+            "env_steps": int(loop.env_steps),
+            "seconds": seconds,
+            "seed": self.seed,
+        }
+
+    def learner(self, env: VecEnv, group: Reducer) -> tuple[GaussianPolicy, LoopLearner]:
+        """A new policy for ``env`` and what improves it."""
+        torch.manual_seed(self.seed)  # module initialisation has no generator argument
+        sizes = {"state": env.spec.state.shape[0]}
+        policy = GaussianPolicy(env.spec, Running(sizes["state"]), self.policy)
+        sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
+        critic = RunningCritic(sizes, self.critic.width, self.critic.depth)
+        return policy, self.algorithm.build(policy, policy.trainable(), critic, generator(self.seed, 4), group)
+
+    def judge(self, env: VecEnv, policy: GaussianPolicy, seeds: range, count: int) -> MeanReturn:
+        """The mean return of what would be deployed, on ``count`` held-out seeds."""
+        outcomes = evaluate(env, policy, suite.held_out(seeds, count), generator(self.seed, 3))
+        return MeanReturn.of(outcomes.returns)
+
+
+def _train(loop: Loop, folder: RunFolder, group: Reducer) -> Best:
+    """Run ``loop`` with a progress bar, metrics and states to go on from in ``folder``."""
+    with bar("improve", loop.config.iterations) as update, patient_sigterm() as asked_to_stop:
+        last = {"validation": math.nan}
+
+        def report(iteration: int, metrics: dict[str, float]) -> None:
+            folder.log("rl", iteration, metrics)
+            last["validation"] = metrics.get("validation", last["validation"])
+            seconds = sum(metrics.get(name, 0.0) for name in ("env_s", "perception_s", "act_s", "learn_s"))
+            speed = metrics.get("env_steps", 0.0) / max(seconds, 1e-9)
+            update(iteration, f"validated return {last['validation']:.1f}, {speed:.0f} steps/s")
+
+        def save(iteration: int) -> None:
+            if group.size == 1 and (asked_to_stop() or iteration % loop.config.save_every == 0):
+                folder.save_state(iteration, loop.state_dict())
+            if asked_to_stop():
+                raise Terminated
+
+        loop.report, loop.save = report, save
+        if folder.resumed and (state := folder.go_on("rl")):
+            loop.load_state_dict(state)
+        return loop.run()
