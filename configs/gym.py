@@ -1,6 +1,7 @@
 """Gymnasium's MuJoCo tasks: a Gaussian MLP from scratch by PPO (``pip install 'gymnasium[mujoco]'``)."""
 
 import math
+from dataclasses import replace
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.cli.state import StateBased
@@ -14,7 +15,7 @@ PPO = PPOConfig(
     minibatch=512,
     learning_rate=1e-3,
     rate_bounds=(1e-5, 1e-2),
-    target_kl=0.04,
+    target_kl=0.02,
     stop_kl=2.0,
     clip_low=0.2,
     clip_high=0.2,
@@ -27,7 +28,7 @@ def half_cheetah() -> StateBased:
     return StateBased(
         World("gym", {"id": "HalfCheetah-v5"}),
         policy=GaussianConfig(std=0.6),
-        algorithm=PPO,
+        algorithm=replace(PPO, target_kl=0.04),
         experience=WindowConfig(rows=32, decisions=64),
         loop=LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
     )

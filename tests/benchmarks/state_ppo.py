@@ -171,7 +171,7 @@ class Theirs:
 
 
 # Tried: ELU and tanh, with and without clipped value loss, KL 0.01 and 0.02.
-_SETTINGS = {"activation": "tanh", "use_clipped_value_loss": True, "desired_kl": 0.01}
+_SETTINGS = {"activation": "elu", "use_clipped_value_loss": False, "desired_kl": 0.02}
 
 
 def _rsl_config(recipe: StateBased, settings: Mapping[str, Any]) -> dict[str, Any]:

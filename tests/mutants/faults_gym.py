@@ -138,9 +138,9 @@ FAULTS = (
     ),
     Fault(
         "the critic never learns from what is privileged",
-        "vla_rl/policies/critics.py",
-        "self.keys = tuple(sizes)",
-        'self.keys = tuple(name if "/" not in name else "state" for name in sizes)',
+        "vla_rl/policies/heads.py",
+        "self.keys, self.size = tuple(sizes), sum(sizes.values())",
+        'self.keys, self.size = tuple("state" for name in sizes), sum(sizes.values())',
         (f"{_ON_STATISTICS}test_the_critic_explains_what_only_it_can_see",),
     ),
 )

@@ -150,7 +150,7 @@ def test_statistics_move_after_the_update_only():
     expected = rollout.stored["state"][:-1].flatten(0, 1).double()
     torch.testing.assert_close(policy.standardise.mean.data, expected.mean(0))
     seen = torch.cat([rollout.stored[name][:-1].flatten(0, 1) for name in ("state", "privileged/velocity")], -1)
-    torch.testing.assert_close(ppo.critic.mean, seen.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ppo.critic.inputs.mean, seen.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_leave_the_statistics_alone():
