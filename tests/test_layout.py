@@ -35,7 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "vla_rl.cli": {*_LEARNER, "vla_rl.training"},
     **{leaf: {_CONTRACT} for leaf in LEAVES},
 }
-TORCH_FREE = (_CONTRACT, "sims.mujoco", "sims.toy", "sims.catalog", "robot_drivers")
+TORCH_FREE = (_CONTRACT, "sims.mujoco", "sims.toy", "sims.gym", "sims.catalog", "robot_drivers")
 PICKLES = (
     "pickle",
     "cPickle",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
-from sims.toy.counting import episode_length
+from sims.toy.counting import episode_length, expected_reward
 from vla_rl.contract.policy import ActionOut
 from vla_rl.evaluation.run import evaluate
 
@@ -52,6 +52,7 @@ def test_every_seed_is_played_once_and_told_truly(rows, horizon):
     assert found.seeds.tolist() == SEEDS
     assert np.array_equal(found.length, episode_length(np.array(SEEDS)))
     assert np.array_equal(found.success, even)
+    assert np.array_equal(found.returns, [expected_reward(np.arange(1, n + 1)).sum() for n in found.length])
     assert found.cause == tuple("success" if flag else "time_limit" for flag in even)
     assert reports[-1] == (len(SEEDS), even.sum()) and reports == sorted(reports)
     spare = [SEEDS[0]] * max(0, rows - len(SEEDS))  # rows without a seed of their own

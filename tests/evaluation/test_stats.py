@@ -1,9 +1,12 @@
 """Statistics against golden numbers (reference/algorithms.md 6)."""
 
+import math
+
 import numpy as np
 import pytest
 
 from vla_rl.evaluation.stats import (
+    MeanReturn,
     Rate,
     fisher_z,
     mcnemar_exact,
@@ -43,6 +46,15 @@ def test_rate():
     assert (rate.low, rate.high) == pytest.approx((0.49016, 0.94332), abs=1e-5)
     with pytest.raises(ValueError, match="no episode"):
         Rate.of([])
+
+
+def test_mean_return():
+    found = MeanReturn.of([1.0, 2.0, 6.0])  # sample variance 7
+    assert (found.mean, found.score, found.episodes) == (3, 3, 3)
+    assert (found.low, found.high) == pytest.approx((3 - 1.959964 * (7 / 3) ** 0.5, 3 + 1.959964 * (7 / 3) ** 0.5))
+    assert MeanReturn.of([4.0]).high == math.inf
+    with pytest.raises(ValueError, match="no episode"):
+        MeanReturn.of([])
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,20 @@ FAULTS = (
         (_SHOWN,),
     ),
     Fault(
+        "a return is that of the last chunk",
+        "vla_rl/evaluation/run.py",
+        "self.returns[self.playing[busy]] += _sum(step.reward)[busy]",
+        "self.returns[self.playing[busy]] = _sum(step.reward)[busy]",
+        ("tests/evaluation/test_run.py::test_every_seed_is_played_once_and_told_truly",),
+    ),
+    Fault(
+        "the interval is that of one episode",
+        "vla_rl/evaluation/stats.py",
+        "half = Z95 * float(values.std(ddof=1)) / math.sqrt(values.size) if values.size > 1 else math.inf",
+        "half = Z95 * float(values.std(ddof=1)) if values.size > 1 else math.inf",
+        ("tests/evaluation/test_stats.py::test_mean_return",),
+    ),
+    Fault(
         "the critic never learns from what is privileged",
         "vla_rl/policies/heads.py",
         "self.keys, self.size = tuple(sizes), sum(sizes.values())",

@@ -154,8 +154,8 @@ _TRAINING = (
     Fault(
         "the newest weights count as the best",
         _LOOP,
-        "if success < self.success:",
-        "if success < 0.0:",
+        "if score < self.score:",
+        "if score < 0.0:",
         (f"{_ON_LOOP}test_the_best_validated_weights_are_kept_and_returned",),
     ),
     Fault(

@@ -97,8 +97,8 @@ _LOOPS = (
     Fault(
         "of equals the earlier is kept",
         _LOOP,
-        "if success < self.success:",
-        "if success <= self.success:",
+        "if score < self.score:",
+        "if score <= self.score:",
         (f"{_ON_LOOP}test_of_equals_the_later_one_is_kept",),
     ),
     Fault(

@@ -166,7 +166,7 @@ _EVALUATION = (
     Fault(
         "rows without a seed play on",
         _RUN,
-        "np.flatnonzero(np.asarray(step.done) & (self.playing >= 0))",
+        "np.flatnonzero(np.asarray(step.done) & busy)",
         "np.flatnonzero(np.asarray(step.done))",
         (f"{_ON_RUN}test_every_seed_is_played_once_and_told_truly",),
     ),
