@@ -63,7 +63,9 @@ def ppo_vs_rsl_rl(quick: bool = False) -> list[Row]:
             for name, found in race(sides, lambda side, held=held: mean_return(side.act, held), goal).items():
                 total[name] += found.seconds
                 steps = found.iterations * recipe.experience.rows * recipe.experience.decisions
-                detail[f"{name}_{seed}"] = f"{found.seconds:.1f} s, {steps} steps, {found.score:.0f}"
+                detail[f"{name}_{seed}"] = (
+                    f"{found.seconds:.1f} s ({found.cpu_seconds:.1f} CPU), {steps} steps, {found.score:.0f}"
+                )
     ours, other = total["ours"], total["other"]
     return [Row("ppo_vs_rsl_rl", ours, other, other / ours, "s", f"{COMMAND} ppo_vs_rsl_rl", detail)]
 
@@ -87,6 +89,7 @@ class Found:
     """How far a side came."""
 
     seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of this process: what other work on the machine does not stretch
     iterations: int = 0
     score: float = -math.inf
 
@@ -96,9 +99,10 @@ def race(sides: Mapping[str, Contender], judge: Callable[[Contender], float], go
     found = {name: Found() for name in sides}
     while racing := [name for name, at in found.items() if at.iterations < LONGEST and not at.score > goal]:
         for name in racing:
-            start = time.perf_counter()
+            start, busy = time.perf_counter(), time.process_time()
             sides[name].advance(TURN)
             found[name].seconds += time.perf_counter() - start
+            found[name].cpu_seconds += time.process_time() - busy
             found[name].iterations += TURN
             found[name].score = judge(sides[name])
     return found
