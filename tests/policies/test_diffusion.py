@@ -20,6 +20,7 @@ from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process, denoising_loss, step_logprob
 from vla_rl.policies.gaussian import GaussianPolicy
@@ -228,7 +229,7 @@ def test_a_checkpoint_restores_the_same_policy_with_its_eyes(sampler, tmp_path):
         policy.heads["late"].leave[1].bias.add_(0.3)
     policy.save_pretrained(tmp_path / "it")
     assert not any("eyes" in name for name in load_file(tmp_path / "it" / WEIGHTS))
-    assert read_config(tmp_path / "it")["spec"] == ENV.spec.to_json()  # what inspect shows
+    assert EnvSpec.from_json(read_config(tmp_path / "it")["spec"]) == ENV.spec  # what inspect shows
     kept = stored(policy)
     for again in (load_policy(tmp_path / "it"), copy.deepcopy(policy)):
         assert again.config == policy.config
