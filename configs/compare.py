@@ -5,12 +5,13 @@ Every function takes the checkpoint ``--policy``; those that learn from demonstr
 
 from dataclasses import replace
 
+from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.cli.method import MemoryConfig, Method, OffPolicyRL, OnPolicyRL, RLConfig
 from vla_rl.cli.recipes import Imitate, Improve
-from vla_rl.cli.subjects import PPOResidual, TD3Residual
+from vla_rl.cli.subjects import Diffusion, PPOResidual, TD3Residual
 from vla_rl.cli.world import World
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
@@ -68,6 +69,11 @@ def residual_ppo() -> Improve:
             PPOResidual(ResidualConfig(noise=0.5, head=SMALL)), WindowConfig(rows=128, decisions=25), loop=ON_POLICY
         )
     )
+
+
+def dppo() -> Improve:
+    """A diffusion policy from the same demonstrations, every denoising step an action of PPO."""
+    return _lift(OnPolicyRL(Diffusion(), WindowConfig(), loop=ON_POLICY, algorithm=DPPOConfig()))
 
 
 def _lift(method: Method) -> Improve:

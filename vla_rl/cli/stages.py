@@ -21,6 +21,7 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.episodes import Episodes, record
+from vla_rl.policies.diffusion import DiffusionPolicy
 from vla_rl.policies.normalise import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
@@ -75,7 +76,11 @@ def ground_policy(world: World, episodes: Episodes, tiny: TinyConfig, config: Gr
 
 
 def imitate_policy(
-    policy: TinyVLA, episodes: Episodes, config: ImitationConfig, seed: int, folder: RunFolder | None = None
+    policy: TinyVLA | DiffusionPolicy,
+    episodes: Episodes,
+    config: ImitationConfig,
+    seed: int,
+    folder: RunFolder | None = None,
 ) -> None:
     """Train connector and expert on the demonstrations, in place."""
     stored = store_episodes(policy, episodes)
@@ -101,7 +106,7 @@ def report_imitation(
     return report
 
 
-def store_episodes(policy: TinyVLA, episodes: Episodes, part: int = 256) -> dict[str, Tensor]:
+def store_episodes(policy: Policy, episodes: Episodes, part: int = 256) -> dict[str, Tensor]:
     """What the policy keeps of every recorded observation."""
     obs, count = episodes.observation(), len(episodes.state)
     parts = [policy.precompute(obs.rows(slice(i, i + part))) for i in range(0, count, part)]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from vla_rl.cli.method import Setting
+from vla_rl.cli.stages import imitate_policy
 from vla_rl.contract.load import load
+from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
+from vla_rl.training.imitation import ImitationConfig
 
 
 @dataclass(frozen=True)
@@ -36,3 +41,18 @@ class PPOResidual:
 
     def build(self, setting: Setting) -> GaussianResidual:
         return GaussianResidual(setting.base, config=self.residual)
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """A diffusion policy that imitates the demonstrations, seeing with the imitation policy's eyes."""
+
+    diffusion: DiffusionConfig = DiffusionConfig()
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
+
+    def build(self, setting: Setting) -> DiffusionPolicy:
+        episodes = setting.episodes("a diffusion policy that imitates first")
+        torch.manual_seed(setting.seed)
+        policy = DiffusionPolicy(setting.base, self.diffusion)
+        imitate_policy(policy, episodes, self.imitation, setting.seed)
+        return policy
