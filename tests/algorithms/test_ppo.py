@@ -49,7 +49,8 @@ def learner(policy=None, kind=PPO, reducer=None, **changes) -> PPO:
 
 
 def weights(module: nn.Module) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in module.parameters()]
+    """Those that are learnt; what inputs are standardised by is not."""
+    return [p.detach().clone() for p in module.parameters() if p.requires_grad]
 
 
 def same(one, other) -> bool:
