@@ -74,11 +74,12 @@ class PacingBase:
 
 
 def biased(obs: Observation) -> np.ndarray:
-    """float32 [E,4,2]: a plan from the point mass towards the origin that errs by ``BIAS`` at every step."""
+    """float32 [E,4,2]: the best plan for the point mass, off by ``BIAS`` at every step, which adds up in the chunk."""
     position, plan = np.asarray(obs.state, np.float32), []
     for _ in range(HORIZON):
-        plan.append(optimal_action(replace(obs, state=position)) + np.float32(BIAS / HORIZON))
-        position = position + plan[-1]
+        best = optimal_action(replace(obs, state=position))
+        plan.append(best + np.float32(BIAS))
+        position = position + best
     return np.stack(plan, 1)
 
 
