@@ -105,6 +105,16 @@ def test_the_run_ends_when_its_actions_are_used_up():
     assert "validation" in found.reports[3]
 
 
+def test_validation_comes_after_so_many_actions_too():
+    """Counted from the last validation, whatever called for that one; 10 actions an iteration."""
+    found = run([0.1] * 9, iterations=8, validate_every=100, validate_steps=25)
+    assert [i for i in range(9) if "validation" in found.reports[i]] == [0, 3, 6, 8]
+    found = run([0.1] * 9, iterations=8, validate_every=4, validate_steps=25)
+    assert [i for i in range(9) if "validation" in found.reports[i]] == [0, 3, 4, 7, 8]
+    found = run([0.1] * 9, iterations=8, validate_every=100, validate_steps=0)
+    assert [i for i in range(9) if "validation" in found.reports[i]] == [0, 8]
+
+
 def test_reports_hold_everything_and_count_all_steps():
     found = run([0.2, 0.5, 0.7, 0.6, 0.65])
     assert [found.reports[i]["env_steps_total"] for i in range(5)] == [0, 10, 20, 30, 40]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vla_rl.contract.batch import Memory, Rollout, Transitions
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError
 
 
 class Mixture:
@@ -63,11 +63,16 @@ class Mixture:
 
 
 def joined(batches: list[Transitions]) -> Transitions:
-    """``batches`` one after the other."""
+    """``batches`` one after the other; raises ContractError when they do not hold the same."""
 
     def along(name: str) -> Any:
         items = [getattr(batch, name) for batch in batches]
         if isinstance(items[0], Mapping):
+            if len({frozenset(item) for item in items}) > 1:
+                raise ContractError(
+                    f"the memories hold different things of a decision, {' and '.join(str(sorted(i)) for i in items)}, "
+                    "so they cannot share a batch; fill all of them with one policy, the same privileged extras kept."
+                )
             return {key: torch.cat([item[key] for item in items]) for key in items[0]}
         return torch.cat(items)
 

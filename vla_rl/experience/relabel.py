@@ -35,7 +35,7 @@ def relabelled(
     _require_bounds(episodes, spec)
     episodes = episodes.with_tasks(spec.tasks)
     for begin, end in episodes.spans():
-        for offset in range(min(offsets, end - begin - 1) or 1):
+        for offset in range(min(offsets, end - begin)):
             rollout = _episode(episodes, begin + offset, end, policy, horizon, generator)
             if rollout is not None:
                 yield rollout

@@ -48,34 +48,41 @@ class Replay:
 
     def add(self, rollout: Rollout) -> int:
         """Keep what has ended in ``rollout``, windows of the same rows one after the other; the rest waits its end."""
-        before = len(self)
         finals = {(int(t), int(e)): i for i, (t, e) in enumerate(rollout.final_index)}
         columns = _columns(rollout, self.gamma)
         ends = rollout.terminated | rollout.truncated
-        for row in range(ends.shape[1]):
-            begin = 0
-            for end in ends[:, row].nonzero().flatten().tolist():
-                self._keep(row, columns, begin, end + 1)
-                final = finals.get((end, row))
-                last = {name: item[end, row] for name, item in rollout.stored.items()}
-                if final is not None:
-                    last = {name: item[final] for name, item in rollout.final_stored.items()}
-                self._close(row, last)
-                begin = end + 1
-            self._keep(row, columns, begin, len(ends))
-        return max(0, len(self) - before)
+        begin, written = [0] * ends.shape[1], 0
+        for end, row in ends.nonzero().tolist():  # in the order of time, so that it is the same however it was cut
+            self._keep(row, columns, begin[row], end + 1)
+            final = finals.get((end, row))
+            last = {name: item[end, row] for name, item in rollout.stored.items()}
+            if final is not None:
+                last = {name: item[final] for name, item in rollout.final_stored.items()}
+            written += self._close(row, last)
+            begin[row] = end + 1
+        for row, at in enumerate(begin):
+            self._keep(row, columns, at, len(ends))
+        newest = (self._cursor - 1 - torch.arange(min(written, self.capacity))) % self.capacity
+        return int((self.columns["remaining"][newest] > 0).sum()) if written else 0
 
     def _keep(self, row: int, columns: Columns, begin: int, end: int) -> None:
         part = {name: item[begin:end, row] for name, item in columns.items()}
         part = {name: item[part["count"] > 0] for name, item in part.items()}  # idle decisions are none
-        if len(part["count"]):
-            self._open.setdefault(row, []).append(part)
+        if not len(part["count"]):
+            return
+        played = self._open.setdefault(row, [])
+        if played and played[-1]["seed"][-1] != part["seed"][0]:
+            played.clear()  # the row was started anew before its episode ended: what came of it is not known
+        played.append(part)
 
-    def _close(self, row: int, last: Mapping[str, Tensor]) -> None:
-        """Write the episode that ``row`` has played, followed by ``last`` {name: [...]}, what it saw at its end."""
+    def _close(self, row: int, last: Mapping[str, Tensor]) -> int:
+        """Write the episode that ``row`` has played, followed by ``last`` {name: [...]}, what it saw at its end.
+
+        Returns the number of slots.
+        """
         parts = self._open.pop(row, [])
         if not parts:
-            return
+            return 0
         episode = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         length = len(episode["count"])
         episode["returns"] = _returns(episode, self.gamma)
@@ -83,6 +90,7 @@ class Replay:
         end = {name: item.new_zeros(1, *item.shape[1:]) for name, item in episode.items()}
         end |= {_STORED + name: item[None] for name, item in last.items()}
         self._write({name: torch.cat([item, end[name]]) for name, item in episode.items()}, length + 1)
+        return length + 1
 
     def _write(self, columns: Columns, length: int) -> None:
         if length > self.capacity:
@@ -94,12 +102,12 @@ class Replay:
             shapes = {name: (tuple(item.shape[1:]), item.dtype) for name, item in columns.items()}
             self.columns = self.storage.allocate(shapes)
         self._require_same(columns)
-        index = (self._cursor + torch.arange(length)) % self.capacity
-        for name, item in columns.items():
-            self.columns[name][index] = item
+        index, self._playable = (self._cursor + torch.arange(length)) % self.capacity, None
+        self.columns["remaining"][index] = 0  # whoever is killed in between leaves no slot that is half of another
+        for name in sorted(columns, key="remaining".__eq__):  # that one last
+            self.columns[name][index] = columns[name]
         self._cursor = (self._cursor + length) % self.capacity
         self._size = min(self.capacity, self._size + length)
-        self._playable = None
         self.storage.note(self._cursor, self._size)
 
     def _require_same(self, columns: Columns) -> None:
@@ -116,10 +124,7 @@ class Replay:
 
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
         """``size`` decisions, uniformly and with replacement."""
-        decisions = self.decisions()
-        if not len(decisions):
-            raise UserError("the replay holds no decision yet, so none can be drawn; wait until an episode has ended.")
-        return self.transitions(decisions[torch.randint(len(decisions), (size,), generator=generator)])
+        return self.transitions(_drawn(self.decisions(), size, generator))
 
     def transitions(self, slots: Tensor) -> Transitions:
         """The decisions in ``slots`` int [B] and what followed them."""
@@ -172,6 +177,7 @@ class Replay:
             self.columns = self.columns or self.storage.allocate(shapes)
             for name, item in kept.items():
                 self.columns[name][: len(item)] = item
+            self.storage.note(self._cursor, self._size)
 
 
 class Interventions:
@@ -187,8 +193,7 @@ class Interventions:
         return 0
 
     def sample(self, size: int, generator: torch.Generator) -> Transitions:
-        decisions = self.decisions()
-        return self.replay.transitions(decisions[torch.randint(len(decisions), (size,), generator=generator)])
+        return self.replay.transitions(_drawn(self.decisions(), size, generator))
 
     def decisions(self) -> Tensor:
         decisions = self.replay.decisions()
@@ -199,6 +204,13 @@ class Interventions:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+def _drawn(decisions: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """``size`` of the slots ``decisions``, with replacement."""
+    if not len(decisions):
+        raise UserError("the memory holds no such decision yet, so none can be drawn; wait until an episode has ended.")
+    return decisions[torch.randint(len(decisions), (size,), generator=generator)]
 
 
 def _columns(rollout: Rollout, gamma: float) -> Columns:
@@ -212,6 +224,7 @@ def _columns(rollout: Rollout, gamma: float) -> Columns:
         "count": valid.sum(-1),
         "terminated": rollout.terminated,
         "intervened": rollout.intervened.any(-1),
+        "seed": rollout.seeds,
     }
     return columns | {_STORED + name: item[:-1] for name, item in rollout.stored.items()}
 

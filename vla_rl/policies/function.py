@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import ActionOut, Mode, State, Stored
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.normalise import Affine, action_limits, check_same_world
 from vla_rl.policies.pretrained import read_config
 from vla_rl.pretrained import save_folder
 
@@ -45,7 +45,13 @@ class FunctionPolicy:
         images = {name.removeprefix("images/"): item for name, item in given.items() if name.startswith("images/")}
         extras = {name.removeprefix("extras/"): item for name, item in given.items() if name.startswith("extras/")}
         chosen = self.function(Observation(images, given["state"], given["task"], given["time"], extras))
-        action = torch.as_tensor(np.asarray(chosen, np.float32)).clamp(*self._limits)
+        action = torch.as_tensor(np.asarray(chosen, np.float32))
+        if action.dim() != 3 or action.shape[::2] != (len(given["time"]), self.spec.action_dim):
+            raise ContractError(
+                f"the function {self.name or self.function!r} chose actions of shape {list(action.shape)}, so nothing "
+                f"was executed; return [{len(given['time'])},H,{self.spec.action_dim}], one chunk per row."
+            )
+        action = action.clamp(*self._limits)
         return ActionOut(action, self._scale.normalise(action), torch.zeros(len(action))), state
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -60,6 +66,8 @@ class FunctionPolicy:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> FunctionPolicy:
-        """The policy in ``folder``; its function is imported by name."""
+        """The policy in ``folder``, its function imported by name; ``spec`` must be of the world it was written for."""
         saved = read_config(Path(folder))
-        return cls(spec or EnvSpec.from_json(saved["spec"]), load(saved["function"]), saved["function"])
+        trained = EnvSpec.from_json(saved["spec"])
+        check_same_world(trained, spec or trained)
+        return cls(spec or trained, load(saved["function"]), saved["function"])

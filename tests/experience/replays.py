@@ -1,0 +1,71 @@
+"""The counting environment through a replay, and what must be found there, recomputed from its rules alone."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import torch
+
+from sims.catalog import make
+from sims.toy.counting import episode_length
+from tests.auditing import AuditingPolicy
+from vla_rl.contract.batch import Rollout, Transitions
+from vla_rl.experience.replay import Replay
+from vla_rl.experience.rollout import RolloutSource
+
+ROWS, START, GAMMA = 5, 300, 0.9
+ROOMY = 2000
+
+
+def source(horizon: int = 4, decisions: int = 9) -> RolloutSource:
+    env = make("counting", num_envs=ROWS)
+    return RolloutSource(env, AuditingPolicy(horizon), decisions, count(START), torch.Generator())
+
+
+def filled(replay: Replay, horizon: int = 4, decisions: int = 9, windows: int = 4) -> Replay:
+    maker = source(horizon, decisions)
+    for _ in range(windows):
+        replay.add(maker.next())
+    return replay
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def length_of(seed: int) -> int:
+    return int(episode_length(np.array(seed)))
+
+
+def chunk(seed: int, steps: int, horizon: int) -> tuple[float, int]:
+    """Discounted reward and number of the actions that were executed from ``steps`` on."""
+    number = min(horizon, length_of(seed) - steps)
+    return sum(GAMMA**i * (steps + 1 + i) for i in range(number)), number
+
+
+def ended(rollout: Rollout) -> list[tuple[int, int]]:
+    """(seed, row) of the episodes that end in ``rollout``, in the order of time."""
+    over = rollout.terminated | rollout.truncated
+    return [(int(rollout.seeds[t, e]), e) for t in range(len(over)) for e in range(over.shape[1]) if over[t, e]]
+
+
+def audit(found: Transitions, horizon: int, n_step: int) -> None:
+    """Every entry is what the seed and the step of its decision imply."""
+    for b, (seed, begin) in enumerate(found.stored["counters"].tolist()):
+        length, steps, reward, discount = length_of(seed), begin, 0.0, 1.0
+        for _ in range(n_step):
+            if steps < length:
+                part, number = chunk(seed, steps, horizon)
+                reward, discount, steps = reward + discount * part, discount * GAMMA**number, steps + number
+        terminated = steps == length and seed % 2 == 0
+        np.testing.assert_allclose(found.reward[b], reward, rtol=1e-5)
+        np.testing.assert_allclose(found.discount[b], 0.0 if terminated else discount, rtol=1e-5)
+        if not terminated:
+            assert found.following["counters"][b].tolist() == [seed, steps]
+        total = sum(GAMMA**i * (begin + 1 + i) for i in range(length - begin))
+        np.testing.assert_allclose(found.returns[b], -np.inf if seed % 2 else total, rtol=1e-5)
+        numbers = begin + 1 + np.arange(horizon)
+        for chosen in (found.sample[b], found.executed[b]):  # what was chosen after an end stands in ``executed`` too
+            assert chosen.tolist() == [[number, seed] for number in numbers]
+        assert not found.intervened[b]

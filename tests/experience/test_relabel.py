@@ -1,0 +1,186 @@
+"""Recorded episodes as experience: what a policy would have decided on, and how each episode ended."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.toy.counting import episode_length
+from tests.auditing import AuditingPolicy
+from tests.experience.replays import GAMMA, audit, seeded
+from tests.experience.test_episodes import count
+from tests.residuals import COUNTING, SMALL, PacingBase, StateEyes, stepping_base
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.errors import ContractError
+from vla_rl.experience.episodes import Episodes, record
+from vla_rl.experience.relabel import relabelled
+from vla_rl.experience.replay import Replay
+from vla_rl.experience.rollout import RolloutSource
+from vla_rl.policies.residual import DeterministicResidual
+
+SEEDS = range(300, 316)
+
+
+@pytest.fixture(scope="module")
+def successes() -> Episodes:
+    return record(make("counting", num_envs=3), count, list(SEEDS))
+
+
+def everything(flags: str = "next.success") -> Episodes:
+    """Odd episodes as well, which are truncated and not successes; ``flags`` says which of the ends were recorded."""
+    env, parts = make("counting", num_envs=1), []
+    for seed in SEEDS:
+        obs, kept, rewards = env.reset([0], [seed]), [], []
+        while True:
+            action = count(obs)
+            kept.append((obs, action[0, 0]))
+            step = env.step(action)
+            obs, rewards = step.obs, [*rewards, float(step.reward[0, 0])]
+            if step.done[0]:
+                break
+        length = len(kept)
+        ends = (np.arange(length) == length - 1) & bool(step.success[0])
+        part = Episodes(
+            images={"audit": np.concatenate([item.images["audit"] for item, _ in kept])},
+            state=np.concatenate([item.state for item, _ in kept]),
+            task=np.concatenate([item.task for item, _ in kept]),
+            time=np.arange(length),
+            action=np.stack([action for _, action in kept]),
+            episode=np.zeros(length, np.int64),
+            seed=np.full(length, seed),
+            tasks=env.spec.tasks,
+            fps=10.0,
+            extras={"next.reward": np.array(rewards, np.float32), flags: ends},
+        )
+        parts.append(part)
+    return Episodes.joined(parts)
+
+
+@pytest.mark.parametrize(("horizon", "n_step"), [(1, 3), (4, 2)])
+def test_successes_become_the_experience_that_they_were(successes, horizon, n_step):
+    """Read by the rules of the counting environment, as if a policy had played them."""
+    replay = Replay(500, GAMMA, n_step)
+    policy, lengths = AuditingPolicy(horizon), episode_length(np.array(SEEDS)[::2])
+    for rollout in relabelled(successes, policy, COUNTING, horizon, seeded()):
+        assert not rollout.sample.any() and not rollout.intervened.any() and bool(rollout.success[-1])
+        over = rollout.executed[~rollout.valid]
+        assert torch.equal(over, rollout.executed[rollout.valid][-1:].expand_as(over))  # the last action again
+        whole = torch.stack(
+            [
+                rollout.stored["counters"][:-1, :, 1, None] + 1 + torch.arange(horizon),
+                rollout.seeds[..., None].expand(-1, -1, horizon),
+            ],
+            -1,
+        ).float()
+        assert torch.equal(rollout.executed[rollout.valid], whole[rollout.valid])
+        replay.add(replace(rollout, sample=whole, executed=whole))
+    assert len(replay) == (-(-lengths // horizon)).sum()
+    audit(replay.transitions(replay.decisions()), horizon, n_step)
+
+
+@pytest.mark.parametrize("flags", ["next.success", "next.done"])
+def test_what_did_not_end_is_truncated_at_its_last_observation(flags):
+    """Its last action, whose outcome was not recorded, is left out."""
+    for seed, rollout in zip(
+        SEEDS, relabelled(everything(flags), AuditingPolicy(4), COUNTING, 4, seeded()), strict=True
+    ):
+        length = int(episode_length(np.array(seed)))
+        known = length - seed % 2
+        assert rollout.valid.sum() == known and rollout.seeds.unique().tolist() == [seed]
+        assert rollout.reward.sum() == known * (known + 1) / 2
+        assert bool(rollout.truncated[-1]) == seed % 2 != bool(rollout.terminated[-1])
+        assert not (rollout.terminated | rollout.truncated)[:-1].any()
+        if seed % 2:
+            assert rollout.final_stored["counters"].tolist() == [[seed, length - 1]]
+            assert rollout.final_index.tolist() == [[len(rollout.reward) - 1, 0]]
+        else:
+            assert not len(rollout.final_index) and not len(rollout.final_stored["counters"])
+
+
+def test_without_flags_nothing_is_taken_for_an_end(successes):
+    bare = replace(successes, extras={"next.reward": successes.extras["next.reward"]})
+    found = list(relabelled(bare, AuditingPolicy(4), COUNTING, 4, seeded()))
+    assert all(rollout.truncated[-1] and not rollout.terminated.any() for rollout in found)
+
+
+def test_every_offset_is_decided_at(successes):
+    """With as many offsets as a chunk has actions, a chunk begins at every step; also in the shortest episode."""
+    for horizon in (4, 8):
+        found = list(relabelled(successes, AuditingPolicy(horizon), COUNTING, horizon, seeded(), horizon))
+        begun = [line for item in found for line in item.stored["counters"][:-1, 0].tolist()]
+        steps = [[int(seed), int(time)] for seed, time in zip(successes.seed, successes.time, strict=True)]
+        assert sorted(begun) == sorted(steps) and min(np.bincount(successes.episode)) < 8
+        assert all(
+            int(item.valid.sum())
+            == item.stored["counters"][0, 0, 1].neg() + episode_length(np.array(int(item.seeds[0, 0])))
+            for item in found
+        )
+
+
+def recorded(rollout: Rollout) -> tuple[Episodes, list[list[int]]]:
+    """The ended episodes of a rollout with one action a decision, as if recorded, and (row, decisions) of each."""
+    parts, where = [], []
+    for row in range(rollout.reward.shape[1]):
+        begin = 0
+        for t in (rollout.terminated | rollout.truncated)[:, row].nonzero().flatten().tolist():
+            span, length = slice(begin, t + 1), t + 1 - begin
+            state = rollout.stored["state"][span, row].numpy()
+            parts.append(
+                Episodes(
+                    images={"audit": np.zeros((length, 4, 4, 3), np.uint8)},
+                    state=state,
+                    task=np.zeros(length, np.int64),
+                    time=np.arange(length),
+                    action=rollout.executed[span, row, 0].numpy(),
+                    episode=np.zeros(length, np.int64),
+                    seed=np.full(length, int(rollout.seeds[t, row])),
+                    tasks=COUNTING.tasks,
+                    fps=10.0,
+                    extras={
+                        "next.reward": rollout.reward[span, row, 0].numpy(),
+                        "next.success": rollout.terminated[span, row].numpy(),
+                    },
+                )
+            )
+            where.append([row, *range(begin, t + 1)])
+            begin = t + 1
+    return Episodes.joined(parts), where
+
+
+@pytest.mark.parametrize("base", [stepping_base, lambda: PacingBase(COUNTING)], ids=["function", "own state"])
+def test_the_base_acts_as_in_a_live_rollout_of_the_same_observations(base):
+    policy = DeterministicResidual(base(), StateEyes(COUNTING), SMALL)
+    live = RolloutSource(make("counting", num_envs=4), policy, 60, itertools.count(300), seeded()).next()
+    episodes, where = recorded(live)
+    assert len(where) > 10
+    for rollout, (row, *times) in zip(relabelled(episodes, policy, COUNTING, 1, seeded()), where, strict=True):
+        ended = bool(rollout.terminated[-1])
+        for name in ("base_action", "base_plan", "state", "time"):
+            assert torch.equal(rollout.stored[name][: len(times), 0], live.stored[name][times, row]), name
+        assert ended == bool(live.terminated[times[-1], row])
+        kept = times if ended else times[:-1]
+        assert torch.equal(rollout.executed[:, 0], live.executed[kept, row])
+        assert torch.equal(rollout.reward[:, 0], live.reward[kept, row])
+
+
+def test_episodes_that_do_not_fit_are_refused(successes):
+    def first(episodes: Episodes) -> Rollout:
+        return next(relabelled(episodes, AuditingPolicy(4), COUNTING, 4, seeded()))
+
+    with pytest.raises(ContractError, match=r"have no 'next.reward' but \['next.done', 'next.success'\]"):
+        first(replace(successes, extras={k: v for k, v in successes.extras.items() if k != "next.reward"}))
+    with pytest.raises(ContractError, match="actions have 1 entries but 'counting' has 2"):
+        first(replace(successes, action=successes.action[:, :1]))
+    action = successes.action.copy()
+    action[5, 0] = 65.0
+    with pytest.raises(
+        ContractError, match=r"entry 0 .* is 65 at step 5, outside the bounds \[-64, 64\] of 'counting'"
+    ):
+        first(replace(successes, action=action))
+    with pytest.raises(ContractError, match="the task 'count the odd one'"):
+        first(replace(successes, tasks=("count the odd one", "count the odd episode")))

@@ -1,0 +1,278 @@
+"""The replay: nothing lost, doubled or reordered, n steps by brute force, eviction, state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.auditing import AuditingPolicy
+from tests.experience.replays import GAMMA, ROOMY, ROWS, START, audit, chunk, ended, filled, length_of, seeded, source
+from tests.experience.test_groups import LuckyEnv
+from tests.toys import rollout
+from vla_rl.contract.batch import Rollout, Transitions
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.policy import ActionOut
+from vla_rl.experience.groups import GroupConfig
+from vla_rl.experience.replay import Interventions, Replay
+from vla_rl.experience.rollout import SeedStream
+from vla_rl.training.checkpoint import latest_state, save_state
+
+CASES = [(1, 40, 1), (4, 9, 3), (8, 7, 5)]  # horizon, decisions, n_step
+
+
+@pytest.mark.parametrize(("horizon", "decisions", "n_step"), CASES)
+def test_every_slot_can_be_recomputed_and_none_is_missing(horizon, decisions, n_step):
+    replay, maker, episodes = Replay(ROOMY, GAMMA, n_step), source(horizon, decisions), []
+    for _ in range(4):
+        window = maker.next()
+        new = sum(-(-length_of(seed) // horizon) for seed, _ in ended(window))
+        assert replay.add(window) == new
+        episodes += ended(window)
+    slots = [(seed, at) for seed, _ in episodes for at in [*range(0, length_of(seed), horizon), None]]
+    assert len(episodes) > 15 and len({seed for seed, _ in episodes}) == len(episodes)
+    columns = {name: item[: len(slots)] for name, item in replay.columns.items()}
+    assert not replay.columns["remaining"][len(slots) :].any()
+    for i, (seed, at) in enumerate(slots):
+        assert columns["seed"][i] == (seed if at is not None else 0)
+        if at is not None:
+            reward, number = chunk(seed, at, horizon)
+            np.testing.assert_allclose(columns["reward"][i], reward, rtol=1e-6)
+            over = at + number == length_of(seed)
+            assert columns["count"][i] == number and bool(columns["terminated"][i]) == (over and seed % 2 == 0)
+            assert columns["stored/counters"][i].tolist() == [seed, at]
+        elif seed % 2:
+            assert columns["stored/counters"][i].tolist() == [seed, length_of(seed)]
+    decisions_there = replay.decisions()
+    assert decisions_there.tolist() == [i for i, (_, at) in enumerate(slots) if at is not None]
+    audit(replay.transitions(decisions_there), horizon, n_step)
+
+
+@pytest.mark.parametrize("decisions", [1, 4, 36])
+def test_windows_cut_anywhere_give_the_same_replay(decisions):
+    one, two = filled(Replay(ROOMY, GAMMA)), filled(Replay(ROOMY, GAMMA), decisions=decisions, windows=36 // decisions)
+    assert len(one) == len(two) > 50
+    assert all(torch.equal(item, two.columns[name]) for name, item in one.columns.items())
+
+
+def numbered(generator: torch.Generator) -> tuple[Rollout, Rollout]:
+    """A random rollout of ragged chunks, ends and idle decisions, and the one before it; "id" numbers what was seen."""
+    time, rows, horizon = (int(torch.randint(low, 7, (), generator=generator)) for low in (3, 1, 1))
+    parts = []
+    for part in range(2):
+        uniform = torch.rand(4, time, rows, generator=generator)
+        over = uniform[0] < 0.25
+        count = 1 + (uniform[1] * horizon).long()
+        count[(uniform[2] < 0.15) & ~over] = 0  # idle
+        valid = torch.arange(horizon) < count[..., None]
+        reward = torch.randn(time, rows, horizon, generator=generator)
+        reward = torch.where(valid, reward, float("nan"))  # what was not executed must not matter
+        terminated, ids = over & (uniform[3] < 0.5), torch.arange((time + 1) * rows).view(time + 1, rows) + 1000 * part
+        final = (over & ~terminated).nonzero()
+        zeros = torch.zeros(time, rows, horizon, 1)
+        made = rollout({"id": ids}, ActionOut(zeros[0], zeros[0], zeros[0, :, 0, 0]), reward[:1])
+        parts.append(
+            replace(
+                made,
+                sample=zeros,
+                executed=zeros,
+                reward=reward,
+                valid=valid,
+                intervened=torch.zeros_like(valid),
+                terminated=terminated,
+                truncated=over & ~terminated,
+                final_index=final,
+                final_stored={"id": -1 - ids[final[:, 0], final[:, 1]]},
+                seeds=torch.zeros(time, rows, dtype=torch.long),
+            )
+        )
+    return parts[0], parts[1]
+
+
+def brute_force(parts: tuple[Rollout, ...], gamma: float, n_step: int) -> dict[int, tuple]:
+    """{id: (reward, discount, id of what followed or None, return)} of every decision of an episode that has ended."""
+    found = {}
+    for row in range(parts[0].reward.shape[1]):
+        line = [(part, t) for part in parts for t in range(len(part.reward)) if part.valid[t, row].any()]
+        ids = [int(part.stored["id"][t, row]) for part, t in line]
+        for i in range(len(line)):
+            steps, power, total, after, known = [], 0, 0.0, None, None
+            for j in range(i, len(line)):
+                part, t = line[j]
+                for k in range(int(part.valid[t, row].sum())):
+                    total += gamma ** (power + k) * float(part.reward[t, row, k])
+                power += int(part.valid[t, row].sum())
+                if part.terminated[t, row]:
+                    known, after = total, None
+                elif part.truncated[t, row]:
+                    known, after = -np.inf, -1 - ids[j]
+                else:
+                    after = ids[j + 1] if j + 1 < len(line) else "open"
+                steps.append((total, 0.0 if after is None else gamma**power, after))
+                if known is not None:
+                    break
+            if known is not None:
+                found[ids[i]] = (*steps[min(n_step, len(steps)) - 1], known)
+    return found
+
+
+def test_n_steps_equal_brute_force_on_200_ragged_cases():
+    generator, ends = seeded(), 0
+    for case in range(200):
+        parts, gamma, n_step = numbered(generator), (1.0, 0.99, 0.5)[case % 3], 1 + case % 4
+        expected, replay = brute_force(parts, gamma, n_step), Replay(200, gamma, n_step)
+        assert sum(replay.add(part) for part in parts) == len(expected) == len(replay)
+        if not expected:
+            continue
+        found = replay.transitions(replay.decisions())
+        assert sorted(found.stored["id"].tolist()) == sorted(expected)
+        for b, name in enumerate(found.stored["id"].tolist()):
+            reward, discount, after, total = expected[name]
+            np.testing.assert_allclose(found.reward[b], reward, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found.discount[b], discount, rtol=1e-5)
+            np.testing.assert_allclose(found.returns[b], total, rtol=1e-4, atol=1e-5)
+            assert after is None or found.following["id"][b] == after
+            ends += after is None
+    assert ends > 200
+
+
+def line(rewards: list[float], number: int = 0, seed: int = 0, end: str = "terminated", **changes) -> Rollout:
+    """One row that earns ``rewards``, one action a decision, and ends after the last unless ``end`` is ""."""
+    length = len(rewards)
+    no, zeros = torch.zeros(length, 1, 1, dtype=torch.bool), torch.zeros(length, 1, 1, 1)
+    over = no[..., 0].clone()
+    over[-1] = True
+    made = rollout(
+        {"id": number + torch.arange(length + 1)[:, None]}, ActionOut(zeros[0], zeros[0], zeros[0, :, 0, 0]), ~no[:1]
+    )
+    parts = {
+        "sample": zeros,
+        "executed": zeros,
+        "reward": torch.tensor(rewards)[:, None, None],
+        "valid": ~no,
+        "intervened": no,
+        "terminated": over if end == "terminated" else no[..., 0],
+        "truncated": over if end == "truncated" else no[..., 0],
+        "final_index": torch.tensor([[length - 1, 0]])[: int(end == "truncated")],
+        "final_stored": {"id": torch.tensor([-1])[: int(end == "truncated")]},
+        "seeds": torch.full((length, 1), seed),
+    }
+    return replace(made, **{**parts, **changes})
+
+
+def test_golden_three_steps():
+    replay = Replay(10, 0.99, 3)
+    replay.add(line([0.0, 0.0, 1.0], end="truncated"))
+    found = replay.transitions(torch.tensor([0]))
+    assert found.reward + found.discount * 0.5 == pytest.approx(1.465250, abs=1e-6)
+    assert found.following["id"] == -1 and found.returns == -torch.inf
+
+
+def test_the_last_slots_are_kept_and_tails_of_evicted_episodes_stay_valid():
+    capacity = 37
+    small, roomy, maker = Replay(capacity, GAMMA, 3), Replay(ROOMY, GAMMA, 3), source(4, 3)
+    sizes, written, running = set(), 0, 0
+    for _ in range(30):
+        window = maker.next()
+        new = roomy.add(window)
+        slots = new + len(ended(window))
+        written += slots
+        assert small.add(window) == new or slots > capacity
+        newest = torch.arange(max(0, written - capacity), written)
+        playable = newest[roomy.columns["remaining"][newest] > 0]
+        assert sorted((playable % capacity).tolist()) == small.decisions().tolist()
+        for name, item in roomy.columns.items():
+            assert torch.equal(small.columns[name][playable % capacity], item[playable])
+        if len(small):
+            audit(small.transitions(small.decisions()), 4, 3)
+            sizes.add(sum(item.numel() for item in small.columns.values()))
+        running = max(running, sum(len(part["count"]) for parts in small._open.values() for part in parts))
+    assert written > 8 * capacity and len(sizes) == 1 and running <= ROWS * 8  # 29 actions are 8 chunks of 4 at most
+
+
+def test_what_is_new_is_counted_though_something_old_made_room():
+    replay = Replay(8, 1.0)
+    assert [replay.add(line([1.0] * 4, number)) for number in (0, 10, 20)] == [4, 4, 4]
+    assert replay.add(line([1.0] * 7)) == 7 == len(replay)
+
+
+def test_groups_of_any_length_side_by_side():
+    """Columns of ``GroupSource`` idle after their end, and each is an episode of its own."""
+    config = GroupConfig(groups=3, size=4, ahead=2, limit=40)
+    maker = config.build(LuckyEnv(7), AuditingPolicy(4), SeedStream(START, START + 1000), torch.Generator())
+    replay, rollouts = Replay(ROOMY, GAMMA, 3), [maker.next() for _ in range(3)]
+    idle = sum(int((~part.valid.any(-1)).sum()) for part in rollouts)
+    assert sum(replay.add(part) for part in rollouts) == sum(int(part.valid.any(-1).sum()) for part in rollouts)
+    assert idle > 10 and not replay._open
+    found = replay.transitions(replay.decisions())
+    for b, (seed, steps) in enumerate(found.stored["counters"].tolist()):
+        after = min(steps + 12, length_of(seed))
+        assert found.following["counters"][b].tolist() == [seed, after] or not found.discount[b]
+        assert (found.discount[b] == 0) == (after == length_of(seed) and seed % 2 == 0)
+
+
+def test_an_episode_that_was_broken_off_is_not_joined_to_the_next():
+    """A source whose environment has no snapshots starts its rows anew when a run goes on."""
+    replay = Replay(20, 1.0, 5)
+    assert replay.add(line([1.0, 1.0], seed=3, end="")) == 0
+    assert replay.add(line([5.0, 5.0], 10, seed=4)) == 2
+    assert replay.transitions(replay.decisions()).returns.tolist() == [10.0, 5.0]
+
+
+def test_interventions_are_a_view():
+    acted = torch.tensor([False, True, False, True])[:, None, None]
+    replay = Replay(20, 1.0)
+    view = Interventions(replay)
+    assert len(view) == 0 and view.state_dict() == {}
+    with pytest.raises(UserError, match="holds no such decision"):
+        view.sample(2, seeded())
+    replay.add(line([1.0, 2.0, 3.0, 4.0], intervened=acted))
+    drawn = view.sample(50, seeded())
+    assert len(view) == 2 and view.add(line([1.0])) == 0 and len(replay) == 4
+    assert set(drawn.stored["id"].tolist()) == {1, 3} and drawn.intervened.all()
+
+
+def same(one: Transitions, two: Transitions) -> bool:
+    names = [name for name in Transitions.__dataclass_fields__ if name not in ("stored", "following")]
+    pairs = [(getattr(one, name), getattr(two, name)) for name in names]
+    pairs += [(one.stored[name], two.stored[name]) for name in one.stored]
+    return all(torch.equal(*pair) for pair in [*pairs, *((one.following[n], two.following[n]) for n in one.following)])
+
+
+def test_a_saved_replay_goes_on_bit_for_bit(tmp_path):
+    """Running episodes included; it can be saved again at once, and a full ring goes on at its cursor."""
+    windows = [window for maker in [source()] for window in (maker.next() for _ in range(6))]
+    for capacity, folder in ((ROOMY, tmp_path / "roomy"), (60, tmp_path / "full")):
+        replay = Replay(capacity, GAMMA, 3)
+        for window in windows[:3]:
+            replay.add(window)
+        save_state(folder, 1, replay.state_dict())
+        once = Replay(capacity, GAMMA, 3)
+        once.load_state_dict(latest_state(folder)[1])
+        save_state(folder, 2, once.state_dict())
+        again = Replay(capacity, GAMMA, 3)
+        again.load_state_dict(latest_state(folder)[1])
+        assert len(again) == len(replay) > 20
+        for window in [None, *windows[3:]]:
+            if window is not None:
+                assert replay.add(window) == again.add(window)
+            assert same(replay.sample(64, seeded(7)), again.sample(64, seeded(7)))
+
+
+def test_what_cannot_be_kept_is_named():
+    for wrong in ({"capacity": 1}, {"gamma": 0.0}, {"n_step": 0}):
+        with pytest.raises(UserError, match="cannot hold or value a decision"):
+            Replay(**{"capacity": 9, "gamma": 0.9, **wrong})
+    replay = Replay(4, 0.9)
+    with pytest.raises(UserError, match="holds no such decision yet"):
+        replay.sample(1, seeded())
+    with pytest.raises(UserError, match="an episode of 4 decisions does not fit into a replay of 4 slots"):
+        replay.add(line([1.0] * 4))
+    replay.add(line([1.0] * 3))
+    other = line([1.0])
+    with pytest.raises(ContractError, match=r"'executed' of shape \[1, 2\] to a replay that holds \[1, 1\]"):
+        replay.add(replace(other, executed=torch.zeros(1, 1, 1, 2)))
+    with pytest.raises(ContractError, match=r"'stored/id' of shape None"):
+        replay.add(replace(other, stored={}))

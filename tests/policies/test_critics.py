@@ -1,0 +1,71 @@
+"""Ensembles of critics: their heads are networks of their own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from vla_rl.contract.batch import OneProcess
+from vla_rl.policies.critics import QEnsemble
+from vla_rl.policies.heads import HeadConfig
+
+SIZES, HEADS, WIDTH = {"state": 3, "plan": 2}, 4, 8
+
+
+def made() -> QEnsemble:
+    torch.manual_seed(0)
+    return QEnsemble(SIZES, 2, HEADS, HeadConfig(WIDTH, 2)).double()
+
+
+def seen(rows: int = 9) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    state, plan, action = torch.randn(3, rows, 3, generator=torch.Generator().manual_seed(1)).double()
+    return {"state": state, "plan": plan[:, :2]}, action[:, :2]
+
+
+def alone(critic: QEnsemble, head: int) -> nn.Sequential:
+    """One head as the network that it is meant to be."""
+    layers: list[nn.Module] = []
+    with torch.no_grad():
+        for side in critic.layers:
+            weight = side.linear.weight[head]
+            linear, norm = nn.Linear(*weight.shape).double(), nn.LayerNorm(weight.shape[1]).double()
+            linear.weight.copy_(weight.T), linear.bias.copy_(side.linear.bias[head, 0])
+            norm.weight.copy_(side.scale[head, 0]), norm.bias.copy_(side.shift[head, 0])
+            layers += [linear, norm, nn.SiLU()]
+        last = nn.Linear(WIDTH, 1).double()
+        last.weight.copy_(critic.last.weight[head].T), last.bias.copy_(critic.last.bias[head, 0])
+    return nn.Sequential(*layers, last)
+
+
+def test_every_head_is_a_network_of_its_own():
+    critic, (stored, action) = made(), seen()
+    for parameter in critic.parameters():
+        nn.init.normal_(parameter)
+    critic.calibrate({name: 2 + 3 * item for name, item in stored.items()}, OneProcess())
+    value = critic(stored, action)
+    given = torch.cat([critic.inputs(stored), action], 1)
+    assert value.shape == (HEADS, 9)
+    for head in range(HEADS):
+        torch.testing.assert_close(value[head], alone(critic, head)(given)[:, 0])
+    changed = critic(stored, action + 0.1)
+    assert (changed != value).all() and (critic({**stored, "plan": action}, action) != value).all()
+
+
+def test_the_loss_of_one_head_moves_no_other():
+    critic = made()
+    for head in range(HEADS):
+        critic.zero_grad()
+        critic(*seen())[head].square().sum().backward()
+        for name, parameter in critic.named_parameters():
+            norms = parameter.grad.flatten(1).norm(dim=1)
+            assert norms[head] > 0 and norms.count_nonzero() == 1, name
+
+
+def test_heads_begin_apart_and_as_pytorch_does():
+    critic = made()
+    values = critic(*seen())
+    assert values.std(0).min() > 1e-3
+    for layer in [*(side.linear for side in critic.layers), critic.last]:
+        bound = layer.weight.shape[1] ** -0.5
+        assert 0.8 * bound < layer.weight.abs().max() <= bound and 0.5 * bound < layer.bias.abs().max() <= bound
+        assert len({tuple(weight.flatten().tolist()) for weight in layer.weight}) == HEADS

@@ -1,0 +1,73 @@
+"""Functions of an observation as policies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.toy.point_mass import optimal_action, optimal_return
+from tests.auditing import SecretiveEnv
+from tests.residuals import COUNTING, biased_base
+from vla_rl.contract.check import check_policy
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.rollout import RolloutSource, SeedStream
+from vla_rl.policies.function import FunctionPolicy
+from vla_rl.policies.pretrained import load_policy
+
+ENV = make("point_mass", num_envs=5)
+
+
+def test_it_plays_as_the_function_would():
+    env = make("point_mass", num_envs=5)
+    policy = FunctionPolicy(ENV.spec, lambda obs: optimal_action(obs)[:, None])
+    rollout = RolloutSource(env, policy, 16, SeedStream(0, 100), torch.Generator()).next()
+    np.testing.assert_allclose(rollout.reward.sum((0, 2)), optimal_return(rollout.stored["state"][0]), rtol=1e-5)
+    torch.testing.assert_close(rollout.executed, 0.2 * rollout.sample)
+    assert rollout.success[-1].all() and not rollout.logprob.any()
+
+
+def test_it_keeps_the_contract_and_sees_all_that_may_be_seen():
+    assert check_policy(biased_base(), ENV, torch.Generator())
+    seen = []
+
+    def watching(obs):
+        seen.append((sorted(obs.images), sorted(obs.extras), obs.time.tolist(), obs.state[:, 1].tolist()))
+        assert np.array_equal(obs.images["audit"][:, 0, 0, 0], obs.time) and np.array_equal(
+            obs.extras["force"], obs.state[:, 1:2]
+        )
+        return np.stack([obs.time + 1, obs.state[:, 0]], -1)[:, None]
+
+    env = SecretiveEnv(3)
+    RolloutSource(env, FunctionPolicy(env.spec, watching), 20, SeedStream(300, 400), torch.Generator()).next()
+    assert len(seen) == 20 and all(line[:2] == (["audit"], ["force"]) and line[2] == line[3] for line in seen)
+
+
+def test_what_is_chosen_stays_within_the_bounds_and_has_a_chunk_per_row():
+    obs = ENV.reset(np.arange(5), np.arange(5))
+
+    def act(function):
+        policy = FunctionPolicy(ENV.spec, function)
+        return policy.act(policy.precompute(obs), {}, "eval", None)[0]
+
+    assert act(lambda obs: np.full((5, 3, 2), 9.0)).action.unique().tolist() == [pytest.approx(0.2)]
+    for shape in ((5, 2), (4, 1, 2), (5, 1, 3)):
+        with pytest.raises(ContractError, match=r"chose actions of shape .*nothing was executed; return \[5,H,2\]"):
+            act(lambda obs, shape=shape: np.zeros(shape))
+
+
+def test_a_checkpoint_finds_the_function_again(tmp_path):
+    biased_base().save_pretrained(tmp_path / "it")
+    again = load_policy(tmp_path / "it", ENV.spec)
+    obs = ENV.reset(np.arange(5), np.arange(5))
+    one, two = (policy.act(policy.precompute(obs), {}, "eval", None)[0] for policy in (biased_base(), again))
+    assert torch.equal(one.action, two.action) and one.action.shape == (5, 4, 2)
+    assert load_policy(tmp_path / "it").spec == ENV.spec
+    for other in (COUNTING, replace(ENV.spec, control_dt=0.2)):
+        with pytest.raises(ContractError, match="was trained for"):
+            load_policy(tmp_path / "it", other)
+    with pytest.raises(UserError, match="given without a name"):
+        FunctionPolicy(ENV.spec, lambda obs: obs.state).save_pretrained(tmp_path / "none")
