@@ -8,6 +8,7 @@ from vla_rl.cli.method import Setting
 from vla_rl.contract.load import load
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
+from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 
 
 @dataclass(frozen=True)
@@ -36,3 +37,13 @@ class PPOResidual:
 
     def build(self, setting: Setting) -> GaussianResidual:
         return GaussianResidual(setting.base, config=self.residual)
+
+
+@dataclass(frozen=True)
+class SquashedSubject:
+    """A new policy that sees what the imitation policy sees and knows nothing of its actions: SAC and its kin."""
+
+    squashed: SquashedConfig = SquashedConfig()
+
+    def build(self, setting: Setting) -> SquashedPolicy:
+        return SquashedPolicy(setting.base, self.squashed)
