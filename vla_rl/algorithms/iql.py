@@ -78,14 +78,15 @@ class IQL(OffPolicy):
                 "recorded action could be imitated; add it or choose an algorithm that follows the critics' gradient."
             )
         self.value = ValueCritic(critic.inputs.sizes, config.critic.width, config.critic.depth)
-        self.value_optimiser = torch.optim.Adam(self.value.parameters(), lr=config.critic_learning_rate, fused=True)
+        self._of_value = {name: item for name, item in self.value.named_parameters() if item.requires_grad}
+        self.value_optimiser = torch.optim.Adam(self._of_value.values(), lr=config.critic_learning_rate, fused=True)
 
     def critic_step(self, batch: Transitions) -> dict[str, float]:
         """A step of V, then one of the critics towards it."""
         with torch.no_grad():
             lowest = self.least(batch.stored, self.policy.judged(batch.stored, batch.sample, batch.executed))
         loss = expectile_loss(lowest - self.value(batch.stored), self.config.expectile).mean()
-        self.descend(self.value_optimiser, loss, dict(self.value.named_parameters()), "value")
+        self.descend(self.value_optimiser, loss, self._of_value, "value")
         return {"value_loss": float(loss.detach()), **super().critic_step(batch)}
 
     @torch.no_grad()

@@ -207,7 +207,6 @@ class OffPolicy:
         """Weights, optimisers, memory, generator and counters (see ``Resumable``)."""
         return {
             "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            "buffers": self._buffers(),
             "critic": self.critic.state_dict(),
             "target_critic": self.target_critic.state_dict(),
             "optimiser": self.optimiser.state_dict(),
@@ -221,16 +220,10 @@ class OffPolicy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, parameter in self.parameters.items():
             parameter.copy_(state["parameters"][name])
-        for name, buffer in self._buffers().items():
-            buffer.copy_(state["buffers"][name])
         for name in ("critic", "target_critic", "optimiser", "critic_optimiser", "memory"):
             getattr(self, name).load_state_dict(state[name])
         self.generator.set_state(state["generator"])
         self.decisions, self.steps, self.owed = state["counters"]
-
-    def _buffers(self) -> dict[str, Tensor]:
-        """What calibration has set in the policy."""
-        return dict(self.policy.named_buffers()) if isinstance(self.policy, nn.Module) else {}
 
 
 @contextmanager

@@ -132,7 +132,7 @@ class SquashedPolicy(nn.Module):
         self.head.trunk.inputs.calibrate(stored, reducer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The head's weights."""
+        """The head's weights, and the statistics of what it sees, which no gradient moves."""
         return dict(self.head.named_parameters())
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
