@@ -92,6 +92,13 @@ def test_the_actors_gradient_reaches_the_policy_and_no_critic():
     assert all(p.grad is None for part in (iql.critic, iql.target_critic, iql.value) for p in part.parameters())
 
 
+def test_the_value_sees_what_the_critics_see():
+    iql = learner(rows=64)
+    assert set(iql.value.inputs.keys) == set(iql.critic.inputs.keys)
+    iql.pretrain(1)
+    assert iql.value.inputs.std.item() == pytest.approx(0.58, abs=0.08)  # of what is uniform within [-1, 1]
+
+
 def learner(config: IQLConfig = QUICK, rows: int = 1024) -> IQL:
     policy, memory = squashed(world()), Replay(20_000, 0.9)
     memory.add(recorded(rows, seeded(4)))
@@ -108,8 +115,8 @@ def test_it_reaches_the_optimum_from_recorded_decisions_alone_and_keeps_it_onlin
     iql.pretrain(500, lambda step, info: seen.append((step, info)))
     assert [step for step, _ in seen] == list(range(500)) and iql.steps == 500 and iql.decisions == 0
     assert deployed(iql.policy) > -0.03
-    value = iql.value({"state": torch.zeros(64, 1)}).mean()
-    assert -0.35 < float(value) < 0.05  # near the best recorded action's 0, far above the mean's -0.76
+    value = float(iql.value({"state": torch.zeros(64, 1)}).mean().detach())
+    assert -0.35 < value < 0.05  # near the best recorded action's 0, far above the mean's -0.76
     generator = seeded(7)
     iql.config = replace(QUICK, start=1)
     for _ in range(4):

@@ -45,7 +45,7 @@ def learner(config: WSRLConfig = QUICK, width: float = 1.0) -> WSRL:
 
 
 def weights(wsrl: WSRL) -> list[torch.Tensor]:
-    parts = [*wsrl.parameters.values(), *wsrl.critic.state_dict().values(), *wsrl.target_critic.state_dict().values()]
+    parts = [*wsrl.learnt.values(), *wsrl.critic.state_dict().values(), *wsrl.target_critic.state_dict().values()]
     return [item.detach().clone() for item in [*parts, wsrl.log_temperature]]
 
 
