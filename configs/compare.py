@@ -7,11 +7,14 @@ from dataclasses import replace
 
 from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.algorithms.rlpd import RLPDConfig
+from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.cli.method import MemoryConfig, Method, OffPolicyRL, OnPolicyRL, RLConfig
 from vla_rl.cli.recipes import Imitate, Improve
-from vla_rl.cli.subjects import Diffusion, PPOResidual, TD3Residual
+from vla_rl.cli.subjects import Diffusion, PPOResidual, SquashedSubject, TD3Residual
 from vla_rl.cli.world import World
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
@@ -19,6 +22,7 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
+from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.training.loop import LoopConfig
 
 # As in the demo.  Every method has the same control steps; only they count, so the iterations never run out.
@@ -27,6 +31,10 @@ BUDGET = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=150
 ON_POLICY = replace(BUDGET, save_every=5, collapse=0.15)
 # Small enough for one core to learn from 150,000 decisions in minutes.
 SMALL = HeadConfig(width=128)
+# A decision is a chunk of five actions, as the imitation policy's: an episode is a few decisions to explore, and the
+# critics learn from a fifth as many.
+CHUNKS = SquashedSubject(SquashedConfig(horizon=5, head=SMALL))
+CHUNK_MEMORY = MemoryConfig(gamma=0.98, n_step=1)
 
 
 def imitate_lift() -> Imitate:
@@ -92,3 +100,26 @@ def _residual_td3(subject: TD3Residual) -> OffPolicyRL:
     )
     memory = MemoryConfig(gamma=0.98, n_step=5, share=0.25)
     return OffPolicyRL(subject, memory=memory, loop=BUDGET, algorithm=algorithm)
+
+
+def rlpd() -> Improve:
+    """A new policy from nothing but demonstrations in every batch; it sees with the imitation policy's eyes."""
+    algorithm = RLPDConfig(start=600, update_ratio=0.4, actor_every=2, heads=4, critic=SMALL, temperature=0.1)
+    return _lift(OffPolicyRL(CHUNKS, memory=replace(CHUNK_MEMORY, share=0.5), loop=BUDGET, algorithm=algorithm))
+
+
+def wsrl() -> Improve:
+    """The same policy, taught offline by the demonstrations, which are then left behind."""
+    offline = IQLConfig(subset=2, expectile=0.7, beta=3.0, critic=SMALL, value_bounds=(0.0, 1.0))
+    algorithm = WSRLConfig(
+        batch=256,
+        start=1000,
+        update_ratio=0.35,
+        actor_every=2,
+        heads=4,
+        critic=SMALL,
+        temperature=0.01,
+        offline_steps=2000,
+        offline=offline,
+    )
+    return _lift(OffPolicyRL(CHUNKS, memory=replace(CHUNK_MEMORY, share=0.5), loop=BUDGET, algorithm=algorithm))

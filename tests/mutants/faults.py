@@ -14,6 +14,7 @@ from tests.mutants import (
     faults_ppo,
     faults_resume,
     faults_rewards,
+    faults_sac,
     faults_tabletop,
     faults_training,
     faults_worlds,
@@ -35,4 +36,5 @@ FAULTS: tuple[Fault, ...] = (
     *faults_packaging.FAULTS,
     *faults_rewards.FAULTS,
     *faults_gym.FAULTS,
+    *faults_sac.FAULTS,
 )

@@ -8,7 +8,7 @@ al. 2021, REDQ, arXiv 2101.05982).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,7 @@ class OffPolicyConfig:
     target_rate: float = 0.005  # how far the targets follow at every step
     grad_norm: float = 10.0
     value_bounds: tuple[float, float] | None = None  # targets are kept within, where the returns are known to be
+    offline_steps: int = 0  # steps from recorded data alone, before the first decision is collected
 
 
 class OffPolicy:
@@ -105,6 +106,11 @@ class OffPolicy:
             self.owed -= 1
             found.append(self.step())
         return {**metrics, "steps": float(self.steps), **mean(found)}
+
+    def pretrain(self, steps: int, report: Callable[[int, dict[str, float]], None] = lambda step, info: None) -> None:
+        """Take ``steps`` steps from what the memory holds already; ``report(step, metrics)`` after each."""
+        for step in range(steps):
+            report(step, self.step())
 
     def step(self) -> dict[str, float]:
         """One gradient step of the critics and, when it is its turn, one of the actor."""
@@ -183,10 +189,14 @@ class OffPolicy:
             )
         optimiser.step()
 
+    def seeing(self) -> list[Any]:
+        """What standardises its inputs."""
+        return [self.critic, self.target_critic, self.policy]
+
     def _calibrate(self) -> None:
         """Standardise what critics and policy see by what is in the memory."""
         stored = self.memory.sample(4096, self.generator).stored
-        for part in (self.critic, self.target_critic, self.policy):
+        for part in self.seeing():
             calibrate = getattr(part, "calibrate", None)
             if callable(calibrate):
                 calibrate(stored if part is not self.policy else public(dict(stored)), OneProcess())

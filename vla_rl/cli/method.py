@@ -85,13 +85,17 @@ class Setting:
 
 @dataclass
 class Trainee:
-    """What a method made for the loop.  ``prepare(progress)`` is called before every iteration."""
+    """What a method made for the loop.
+
+    ``begin()`` is called once before it, unless the run is resumed; ``prepare(progress)`` before every iteration.
+    """
 
     policy: Trainable
     env: VecEnv
     source: ExperienceSource
     learner: LoopLearner
     prepare: Callable[[float], None] = lambda progress: None
+    begin: Callable[[], None] = lambda: None
 
 
 class Method(Protocol):
@@ -198,6 +202,13 @@ class MemoryConfig:
         return Mixture(parts, {"online": 1.0 - self.share, "demonstrations": self.share})
 
 
+class OffPolicyLearner(LoopLearner, Protocol):
+    """A learner that can begin with recorded data."""
+
+    def pretrain(self, steps: int, report: Callable[[int, dict[str, float]], None]) -> None:
+        """Take ``steps`` steps from the memory; ``report(step, metrics)`` after each."""
+
+
 class OffPolicyAlgorithm(Protocol):
     """The frozen dataclass of one off-policy algorithm's numbers, which knows its learner."""
 
@@ -207,6 +218,10 @@ class OffPolicyAlgorithm(Protocol):
     @property
     def critic(self) -> HeadConfig: ...
 
+    @property
+    def offline_steps(self) -> int:
+        """Steps from recorded data alone, before anything is collected."""
+
     def build(
         self,
         policy: Any,
@@ -214,7 +229,7 @@ class OffPolicyAlgorithm(Protocol):
         critic: QEnsemble,
         memory: Memory,
         generator: torch.Generator,
-    ) -> LoopLearner:
+    ) -> OffPolicyLearner:
         """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place from ``memory``."""
 
 
@@ -239,4 +254,10 @@ class OffPolicyRL:
         critic = QEnsemble(seen, actions, self.algorithm.heads, self.algorithm.critic)
         learner = self.algorithm.build(policy, policy.trainable(), critic, memory, generator(seed, 4))
         source = self.experience.build(env, policy, _stream(setting), generator(seed, 5))
-        return Trainee(policy, env, source, learner)
+        return Trainee(policy, env, source, learner, begin=lambda: self._pretrain(learner))
+
+    def _pretrain(self, learner: OffPolicyLearner) -> None:
+        """Learn from what is recorded before anything is collected."""
+        if steps := self.algorithm.offline_steps:
+            with bar("offline", steps) as update:
+                learner.pretrain(steps, lambda step, info: update(step + 1, f"value {info['value']:.3f}"))

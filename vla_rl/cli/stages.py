@@ -139,6 +139,9 @@ def improve(method: Method, setting: Setting, judged: EvaluationConfig, folder: 
     trainee = method.assemble(setting)
     policy, held_out = trainee.policy, suite.held_out(suite.VALIDATION, judged.validation)
     by_family: dict[str, float] = {}
+    saved = folder.go_on("rl") if folder.resumed else None
+    if saved is None:
+        trainee.begin()
 
     def validate() -> Rate:
         outcomes = evaluate(validation, policy, held_out, generator(seed, 3))
@@ -165,8 +168,8 @@ def improve(method: Method, setting: Setting, judged: EvaluationConfig, folder: 
             prepare=trainee.prepare,
             save=save,
         )
-        if folder.resumed and (state := folder.go_on("rl")):
-            loop.load_state_dict(state)
+        if saved is not None:
+            loop.load_state_dict(saved)
         try:
             best = loop.run()
         except NonFiniteError as error:

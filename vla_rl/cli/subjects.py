@@ -12,6 +12,7 @@ from vla_rl.contract.load import load
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
+from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.training.imitation import ImitationConfig
 
 
@@ -56,3 +57,13 @@ class Diffusion:
         policy = DiffusionPolicy(setting.base, self.diffusion)
         imitate_policy(policy, episodes, self.imitation, setting.seed)
         return policy
+
+
+@dataclass(frozen=True)
+class SquashedSubject:
+    """A new policy that sees what the imitation policy sees and knows nothing of its actions: SAC and its kin."""
+
+    squashed: SquashedConfig = SquashedConfig()
+
+    def build(self, setting: Setting) -> SquashedPolicy:
+        return SquashedPolicy(setting.base, self.squashed)

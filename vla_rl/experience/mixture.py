@@ -54,10 +54,21 @@ class Mixture:
             given += counts[name]
         return counts
 
+    def keep_only(self, name: str) -> None:
+        """Forget all parts but ``name``, which has every batch to itself from now on."""
+        if name not in self.parts:
+            raise UserError(
+                f"there is no memory {name!r} among {sorted(self.parts)}, so nothing would be left to learn from; name "
+                "one of them."
+            )
+        self.parts, self.shares = {name: self.parts[name]}, {name: 1.0}
+
     def state_dict(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.keys() < self.parts.keys():
+            self.keep_only(*state)
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
 

@@ -1,0 +1,142 @@
+"""IQL: golden numbers, the expectile it converges to, its gradients, and the optimum of recorded data alone."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.off_policy_toys import Scripted, Table, critics, deployed, recorded, seeded, squashed, transitions, world
+from tests.toys import bandit
+from vla_rl.algorithms.iql import IQL, IQLConfig, expectile_loss
+from vla_rl.contract.batch import Transitions
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.replay import Replay
+
+QUICK = IQLConfig(batch=128, learning_rate=3e-3, critic_learning_rate=3e-3, target_rate=0.02)
+
+
+@pytest.mark.parametrize(
+    ("expectile", "terms", "mean"), [(0.7, (2.8, 0.3, 0.175), 1.091667), (0.9, (3.6, 0.1, 0.225), 1.308333)]
+)
+def test_golden_expectile_losses(expectile, terms, mean):
+    found = expectile_loss(torch.tensor([2.0, -1.0, 0.5]), expectile)
+    torch.testing.assert_close(found, torch.tensor(terms))
+    assert float(found.mean()) == pytest.approx(mean, abs=1e-6)
+
+
+@pytest.mark.parametrize("expectile", [0.5, 0.7, 0.9])
+def test_its_minimum_is_the_expectile(expectile):
+    values = torch.randn(2000, generator=seeded(), dtype=torch.float64).exp()
+    at = torch.linspace(0, 8, 16_001, dtype=torch.float64)
+    least = at[torch.stack([expectile_loss(values - v, expectile).mean() for v in at[::40]]).argmin() * 40]
+    above, below = (values - least).clamp_min(0).mean(), (least - values).clamp_min(0).mean()
+    # The definition: what lies above weighs tau / (1 - tau) times less than what lies below.
+    assert float(expectile * above / ((1 - expectile) * below)) == pytest.approx(1.0, abs=0.05)
+    if expectile == 0.5:
+        assert float(least) == pytest.approx(float(values.mean()), abs=0.03)
+
+
+class ByHand(Scripted):
+    """Recorded actions have the log-density ``nothing``."""
+
+    def __init__(self) -> None:
+        self.nothing = torch.nn.Parameter(torch.tensor(-2.0))
+
+    def log_prob_of(self, stored: object, action: torch.Tensor) -> torch.Tensor:
+        return self.nothing.expand(len(action))
+
+
+class Value(torch.nn.Module):
+    """``V(o) = stored["v"]`` [B]."""
+
+    def forward(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
+        return stored["v"]
+
+
+def by_hand(**numbers: float) -> IQL:
+    policy, table = ByHand(), Table(2)
+    table.inputs = torch.nn.Identity()
+    table.inputs.sizes = {"v": 1}
+    config = replace(IQLConfig(), **numbers)
+    iql = IQL(policy, {"nothing": policy.nothing}, table, Replay(8, 0.9), config, seeded())  # type: ignore[arg-type]
+    iql.value = Value()  # type: ignore[assignment]
+    return iql
+
+
+def test_critics_are_regressed_on_the_value_of_what_follows():
+    following = {"v": torch.tensor([3.0]), "q": torch.full((1, 2), 99.0)}
+    batch = transitions(reward=torch.tensor([0.5]), discount=torch.tensor([0.81]), following=following)
+    torch.testing.assert_close(by_hand().target(batch), torch.tensor([0.5 + 0.81 * 3.0]))
+
+
+@pytest.mark.parametrize(("value", "weight"), [(1.5, 4.481689), (2.5, 0.223130), (-8.0, 100.0)])
+def test_recorded_actions_are_imitated_by_the_exponential_of_their_advantage(value, weight):
+    iql = by_hand(beta=3.0)
+    batch = transitions(stored={"v": torch.tensor([value]), "q": torch.tensor([[2.0, 3.0]])})  # advantage 2 - value
+    loss, info = iql.actor_loss(batch)
+    assert info["weight"] == pytest.approx(weight, rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(2.0 * weight, rel=1e-5)
+    (gradient,) = torch.autograd.grad(loss, iql.parameters["nothing"])
+    assert float(gradient) == pytest.approx(-weight, rel=1e-5)  # likelier, and no gradient through the weight
+
+
+def test_the_actors_gradient_reaches_the_policy_and_no_critic():
+    iql = learner()
+    batch = _batch(iql)
+    loss, _ = iql.actor_loss(batch)
+    loss.backward()
+    assert all(p.grad is not None for p in iql.learnt.values()) and iql.learnt
+    assert all(p.grad is None for part in (iql.critic, iql.target_critic, iql.value) for p in part.parameters())
+
+
+def test_the_value_sees_what_the_critics_see():
+    iql = learner(rows=64)
+    assert set(iql.value.inputs.keys) == set(iql.critic.inputs.keys)
+    iql.pretrain(1)
+    assert iql.value.inputs.std.item() == pytest.approx(0.58, abs=0.08)  # of what is uniform within [-1, 1]
+
+
+def learner(config: IQLConfig = QUICK, rows: int = 1024) -> IQL:
+    policy, memory = squashed(world()), Replay(20_000, 0.9)
+    memory.add(recorded(rows, seeded(4)))
+    return config.build(policy, policy.trainable(), critics(policy), memory, seeded())
+
+
+def _batch(iql: IQL) -> Transitions:
+    return iql.memory.sample(64, seeded(6))
+
+
+def test_it_reaches_the_optimum_from_recorded_decisions_alone_and_keeps_it_online():
+    iql, seen = learner(), []
+    assert deployed(iql.policy) < -0.2
+    iql.pretrain(500, lambda step, info: seen.append((step, info)))
+    assert [step for step, _ in seen] == list(range(500)) and iql.steps == 500 and iql.decisions == 0
+    assert deployed(iql.policy) > -0.03
+    value = float(iql.value({"state": torch.zeros(64, 1)}).mean().detach())
+    assert -0.35 < value < 0.05  # near the best recorded action's 0, far above the mean's -0.76
+    generator = seeded(7)
+    iql.config = replace(QUICK, start=1)
+    for _ in range(4):
+        iql.update(bandit(iql.policy, 32, generator))
+    assert iql.steps == 500 + 4 * 32 and deployed(iql.policy) > -0.03
+
+
+def test_a_run_that_is_resumed_goes_on_the_same():
+    ours = learner(rows=64)
+    ours.pretrain(5)
+    theirs = learner(rows=64)
+    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))  # as if it came from the disk
+    for one in (ours, theirs):
+        one.pretrain(3)
+    for name, parameter in ours.parameters.items():
+        assert torch.equal(parameter, theirs.parameters[name]), name
+    for mine, other in zip(ours.value.state_dict().values(), theirs.value.state_dict().values(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_policy_without_a_density_is_refused():
+    with pytest.raises(UserError, match=r"log_prob_of .ScoringPolicy. but Scripted lacks it"):
+        IQL(Scripted(), {"x": torch.nn.Parameter(torch.zeros(()))}, Table(2), Replay(8, 0.9), IQLConfig(), seeded())  # type: ignore[arg-type]

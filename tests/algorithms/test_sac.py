@@ -1,0 +1,179 @@
+"""SAC and RLPD: targets, actor and temperature by hand, the true gradient, resuming, known optima."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
+
+from sims.catalog import make
+from tests.off_policy_toys import (
+    Scripted,
+    Table,
+    critics,
+    deployed,
+    recorded,
+    regret,
+    seeded,
+    squashed,
+    transitions,
+    world,
+)
+from tests.toys import bandit
+from vla_rl.algorithms.rlpd import RLPDConfig
+from vla_rl.algorithms.sac import SAC, SACConfig
+from vla_rl.experience.mixture import Mixture
+from vla_rl.experience.replay import Replay
+from vla_rl.experience.rollout import RolloutSource
+from vla_rl.policies.critics import QEnsemble
+from vla_rl.policies.heads import HeadConfig
+
+QUICK = SACConfig(
+    batch=128,
+    start=1,
+    learning_rate=3e-3,
+    critic_learning_rate=3e-3,
+    target_rate=0.02,
+    temperature=0.1,
+    temperature_rate=1e-2,
+)
+
+
+def by_hand(heads: int = 2, slope: float = 0.0, **numbers: float) -> SAC:
+    policy, config = Scripted(), replace(SACConfig(heads=heads), **numbers)
+    parameters = {"nothing": torch.nn.Parameter(torch.zeros(()))}
+    return SAC(policy, parameters, Table(heads, slope), Replay(8, 0.9), config, seeded())  # type: ignore[arg-type]
+
+
+def test_the_target_by_hand():
+    following = {"q": torch.tensor([[2.0, 3.0]]), "a": torch.zeros(1, 1), "logp": torch.tensor([-1.5])}
+    batch = transitions(reward=torch.tensor([0.5]), discount=torch.tensor([0.81]), following=following)
+    # 0.5 + 0.81 (min(2, 3) + 0.4 * 1.5)
+    torch.testing.assert_close(by_hand(temperature=0.4).target(batch), torch.tensor([2.606]))
+    ended = transitions(reward=torch.tensor([0.5]), discount=torch.zeros(1), following=following)
+    torch.testing.assert_close(by_hand(temperature=0.4).target(ended), torch.tensor([0.5]))
+
+
+def test_the_actor_loss_by_hand_and_its_entropy_is_per_entry():
+    stored = {"q": torch.tensor([[2.0, 3.0]]), "a": torch.zeros(1, 4), "logp": torch.tensor([-1.5])}
+    loss, info = by_hand(temperature=0.4).actor_loss(transitions(stored=stored))
+    torch.testing.assert_close(loss, torch.tensor(0.4 * -1.5 - 2.5))
+    assert info["entropy"] == pytest.approx(1.5 / 4)
+
+
+@pytest.mark.parametrize(("logp", "wider"), [(1.0, True), (3.0, True), (0.0, False), (-2.0, False)])
+def test_the_temperature_rises_when_the_entropy_is_below_its_target_and_falls_above(logp, wider):
+    # Two entries, a target of -0.25 each: the entropy -logp / 2 is below it when logp > 0.5.
+    sac = by_hand(temperature=0.4, target_entropy=-0.25)
+    made = {"q": torch.zeros(1, 2), "a": torch.zeros(1, 2), "logp": logp + sac.parameters["nothing"][None]}
+    info = sac.actor_step(transitions(stored=made))
+    assert (info["temperature"] > 0.4) == wider
+    expected = 0.4 * (-logp / 2 + 0.25)
+    assert sac.log_temperature.grad is not None and float(sac.log_temperature.grad) == pytest.approx(expected)
+
+
+class Valley(torch.nn.Module):
+    """Two critics of one action: ``-(a - 0.3)^2`` and ``a / 2``."""
+
+    heads = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, stored: object, action: torch.Tensor) -> torch.Tensor:
+        return torch.stack([-(action[:, 0] - 0.3).square(), 0.5 * action[:, 0]])
+
+
+def test_the_actors_gradient_is_that_of_the_expectation():
+    policy = squashed(world(dims=1), std=0.6).double()
+    with torch.no_grad():
+        policy.head.last.bias[0] = 0.4
+    config = SACConfig(temperature=0.2)
+    sac = SAC(policy, policy.trainable(), Valley(), Replay(8, 0.9), config, seeded(3))  # type: ignore[arg-type]
+    seen = {"state": torch.full((40_000, 1), 0.3, dtype=torch.float64)}
+    loss, _ = sac.actor_loss(transitions(stored=seen))
+    (gradient,) = torch.autograd.grad(loss, policy.head.last.bias)
+
+    mean, log_std = (item[0, 0] for item in policy.head.distribution({"state": seen["state"][:1]}))
+    xi = torch.linspace(-7, 7, 4001, dtype=torch.float64)
+    weight = torch.exp(-0.5 * xi.square()) / torch.exp(-0.5 * xi.square()).sum()
+    action = torch.tanh(mean + log_std.exp() * xi)
+    density = TransformedDistribution(Normal(mean, log_std.exp()), [TanhTransform()]).log_prob(action)
+    value = (-(action - 0.3).square() + 0.5 * action) / 2
+    truth = (weight * (0.2 * density - value)).sum()
+    (expected,) = torch.autograd.grad(truth, policy.head.last.bias)
+    assert expected.abs().min() > 0.02
+    torch.testing.assert_close(float(loss.detach()), float(truth.detach()), rtol=0, atol=5e-3)
+    torch.testing.assert_close(gradient, expected, rtol=0.05, atol=2e-3)
+
+
+def learner(config: SACConfig = QUICK, memory: object = None) -> SAC:
+    policy = squashed(world())
+    memory = memory or Replay(20_000, 0.9)
+    return config.build(policy, policy.trainable(), critics(policy, config.heads), memory, seeded())  # type: ignore[arg-type]
+
+
+def test_it_reaches_the_optimum_of_a_bandit_with_the_entropy_it_was_told_and_its_temperature():
+    sac, generator = learner(), seeded(1)
+    assert deployed(sac.policy) < -0.2
+    for _ in range(15):
+        metrics = sac.update(bandit(sac.policy, 64, generator))
+    assert deployed(sac.policy) > -0.02
+    assert metrics["entropy"] == pytest.approx(-1.0, abs=0.2)
+    # exp(-d^2 / alpha) is a normal density of variance alpha / 2, whose entropy is log(pi e alpha) / 2 per entry.
+    assert metrics["temperature"] == pytest.approx(math.exp(-2.0) / (math.pi * math.e), rel=0.4)
+
+
+def test_it_reaches_the_optimum_of_the_point_mass():
+    env = make("point_mass", num_envs=32)
+    policy = squashed(env.spec)
+    torch.manual_seed(0)
+    critic = QEnsemble({"state": 2}, 2, 2, HeadConfig(width=64))
+    config = replace(QUICK, update_ratio=0.25, temperature=0.1)
+    sac = config.build(policy, policy.trainable(), critic, Replay(20_000, 0.9), seeded())
+    source = RolloutSource(env, policy, 16, itertools.count(), seeded(1))
+    assert regret(policy)[1] < 0.2
+    for _ in range(9):
+        sac.update(source.next())
+    missing, success = regret(policy)
+    assert missing < 0.4 and success > 0.9
+
+
+def test_a_run_that_is_resumed_goes_on_the_same():
+    ours, generator = learner(), seeded(1)
+    for _ in range(2):
+        ours.update(bandit(ours.policy, 8, generator))
+    theirs = learner()
+    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))  # as if it came from the disk
+    state = {"state": torch.linspace(-1, 1, 5)[:, None]}
+    for one in (ours, theirs):
+        one.update(recorded(8, seeded(5)))
+    assert float(ours.temperature) == float(theirs.temperature) != pytest.approx(0.1, rel=1e-3)
+    for name, parameter in ours.parameters.items():
+        assert torch.equal(parameter, theirs.parameters[name]), name
+    # What the policy sees is standardised by data: those numbers are part of what it decides.
+    outs = [one.policy.act(state, {}, "eval", seeded())[0].action for one in (ours, theirs)]
+    assert torch.equal(*outs)
+
+
+def test_rlpd_learns_from_recorded_and_new_decisions_alike():
+    parts = {"online": Replay(5000, 0.9), "demonstrations": Replay(5000, 0.9)}
+    parts["demonstrations"].add(recorded(256, seeded(4)))
+    config = RLPDConfig()
+    assert (config.heads, config.subset, config.update_ratio, config.actor_every) == (10, 2, 20.0, 20)
+    quick = replace(
+        config, batch=128, start=1, heads=4, learning_rate=1e-2, critic_learning_rate=3e-3, temperature_rate=1e-2
+    )
+    memory = Mixture(parts, {"online": 0.5, "demonstrations": 0.5})
+    rlpd, generator = learner(replace(quick, update_ratio=4.0, actor_every=4, target_rate=0.02), memory), seeded(1)
+    for _ in range(16):
+        rlpd.update(bandit(rlpd.policy, 16, generator))
+    assert memory.counts(128) == {"online": 64, "demonstrations": 64}
+    assert rlpd.steps == 16 * 16 * 4
+    assert deployed(rlpd.policy) > -0.03

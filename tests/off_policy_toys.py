@@ -1,0 +1,127 @@
+"""Small things with known answers for tests of off-policy algorithms: eyes that see a state, a recorded bandit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sims.catalog import make
+from sims.toy.point_mass import optimal_return
+from tests.toys import bandit_reward, rollout
+from vla_rl.contract.batch import Rollout, Transitions
+from vla_rl.contract.policy import ActionOut, Judgeable, State, Stored
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.policies.critics import QEnsemble
+from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
+
+SMALL = HeadConfig(width=32)
+
+
+class StateEyes(GaussianPolicy):
+    """Eyes that see proprioception and nothing else."""
+
+    @property
+    def perceived(self) -> dict[str, int]:
+        return {"state": self.spec.state.shape[0]}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def world(dims: int = 2, low: float = -1.0, high: float = 1.0, chunk: int = 4) -> EnvSpec:
+    """One number is seen, ``dims`` are chosen."""
+    state, action = ArraySpec((1,), "float32", -1.0, 1.0), ArraySpec((dims,), "float32", low, high)
+    return EnvSpec("bandit", {}, state, action, ("choose",), control_dt=0.1, time_limit=8, max_chunk=chunk)
+
+
+def squashed(spec: EnvSpec, seed: int = 0, **numbers: Any) -> SquashedPolicy:
+    torch.manual_seed(seed)
+    return SquashedPolicy(StateEyes(spec), SquashedConfig(head=SMALL, **numbers))
+
+
+def critics(policy: SquashedPolicy, heads: int = 2, seed: int = 0) -> QEnsemble:
+    torch.manual_seed(seed)
+    return QEnsemble(policy.perceived, policy.horizon * policy.spec.action_dim, heads, SMALL)
+
+
+def recorded(rows: int, generator: torch.Generator, width: float = 1.0) -> Rollout:
+    """Decisions in the bandit of ``toys.py`` by somebody who chooses uniformly within ``width`` of 0."""
+    state = 2 * torch.rand(rows, 1, generator=generator) - 1
+    action = width * (2 * torch.rand(rows, 1, 2, generator=generator) - 1)
+    out = ActionOut(action, torch.zeros_like(action), torch.zeros(rows))
+    return rollout({"state": torch.stack([state, state])}, out, bandit_reward(state, action[:, 0])[None, :, None])
+
+
+def deployed(policy: Any) -> float:
+    """What the deployed policy earns in the bandit; the optimum is 0."""
+    state = torch.linspace(-1, 1, 256)[:, None]
+    out, _ = policy.act({"state": state}, {}, "eval", seeded(9))
+    return float(bandit_reward(state, out.action[:, 0]).mean())
+
+
+def regret(policy: Any) -> tuple[float, float]:
+    """Mean shortfall from the optimal return of the point mass, and success, of the deployed policy on 64 new seeds."""
+    env, rows = make("point_mass", num_envs=64), np.arange(64)
+    obs = env.reset(rows, 10_000 + rows)
+    missing = optimal_return(obs.state)
+    for _ in range(env.spec.time_limit):
+        out, _ = policy.act(policy.precompute(obs), {}, "eval", seeded())
+        step = env.step(out.action.numpy())
+        obs, missing = step.obs, missing - step.reward[:, 0]
+    return float(missing.mean()), float(step.success.mean())
+
+
+class Scripted:
+    """A ``ReparametrisedPolicy`` that decides what was stored for it: ``stored["a"]`` [B,A], ``stored["logp"]`` [B]."""
+
+    version = 0
+
+    def precompute(self, obs: Any) -> Stored:
+        raise NotImplementedError
+
+    def initial_state(self, rows: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, rows: Any) -> State:
+        return state
+
+    def act(self, stored: Stored, state: State, mode: Any, generator: Any) -> tuple[ActionOut, State]:
+        raise NotImplementedError
+
+    def rsample(self, stored: Stored, generator: Any) -> Judgeable:
+        return Judgeable(stored["a"], stored["logp"])
+
+    def judged(self, stored: Stored, sample: Tensor, executed: Tensor) -> Tensor:
+        return executed.flatten(1)
+
+
+class Table(nn.Module):
+    """Critics whose values are ``stored["q"]`` [B,K], plus the action's first entry times ``slope``."""
+
+    def __init__(self, heads: int, slope: float = 0.0) -> None:
+        super().__init__()
+        self.heads, self.slope, self.bias = heads, slope, nn.Parameter(torch.zeros(heads))
+
+    def forward(self, stored: Stored, action: Tensor) -> Tensor:
+        return (stored["q"] + self.bias).T + self.slope * action[:, 0]
+
+
+def transitions(**parts: Any) -> Transitions:
+    """One transition with nothing in it but ``parts``."""
+    one: dict[str, Any] = {
+        "stored": {},
+        "sample": torch.zeros(1, 1, 1),
+        "executed": torch.zeros(1, 1, 1),
+        "reward": torch.zeros(1),
+        "discount": torch.zeros(1),
+        "following": {},
+        "returns": torch.full((1,), -torch.inf),
+        "intervened": torch.zeros(1, dtype=torch.bool),
+    }
+    return Transitions(**{**one, **parts})

@@ -1,0 +1,120 @@
+"""IQL, implicit Q-learning (Kostrikov, Nair & Levine 2021, arXiv 2110.06169), offline and online.
+
+    L_V  = E |tau - 1(u < 0)| u^2,  u = min_{k in M} Q'_k(o, a) - V(o)
+    L_Q  = sum_k E (Q_k(o, a) - R - gamma^m (1 - terminated) V(o'))^2
+    L_pi = -E [min(exp(beta A), limit) log pi(a|o)],  A = min_{k in M} Q'_k(o, a) - V(o)
+
+All three read recorded actions alone, so nothing is asked of an action that nobody tried.  Deviation: any number of
+heads, of which a random subset gives the least value (two of two in the paper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
+from vla_rl.contract.batch import Memory, Transitions
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import ReparametrisedPolicy, Stored
+from vla_rl.policies.critics import QEnsemble, ValueCritic
+
+
+@runtime_checkable
+class ScoringPolicy(ReparametrisedPolicy, Protocol):
+    """A policy that knows how likely recorded decisions are: IQL needs this."""
+
+    def log_prob_of(self, stored: Stored, action: Any) -> Any:
+        """Log-density [B] of decisions [B,A] in the terms of ``judged``, with gradient."""
+
+
+@dataclass(frozen=True)
+class IQLConfig(OffPolicyConfig):
+    """The numbers of IQL; alone, it learns from a dataset in ``offline_steps``."""
+
+    update_ratio: float = 1.0
+    critic_warmup: int = 0
+    actor_every: int = 1
+    heads: int = 2
+    expectile: float = 0.9  # tau
+    beta: float = 10.0  # how sharply better actions are preferred
+    weight_limit: float = 100.0
+
+    def build(
+        self,
+        policy: ScoringPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        generator: torch.Generator,
+    ) -> IQL:
+        """The learner with these numbers."""
+        return IQL(policy, parameters, critic, memory, self, generator)
+
+
+class IQL(OffPolicy):
+    """Trains a policy on recorded decisions; raises UserError when it cannot say how likely they are."""
+
+    config: IQLConfig
+    policy: ScoringPolicy
+
+    def __init__(
+        self,
+        policy: ScoringPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        config: IQLConfig,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(policy, parameters, critic, memory, config, generator)
+        if not isinstance(policy, ScoringPolicy):
+            raise UserError(
+                f"IQL needs a policy with log_prob_of (ScoringPolicy) but {type(policy).__name__} lacks it, so no "
+                "recorded action could be imitated; add it or choose an algorithm that follows the critics' gradient."
+            )
+        self.value = ValueCritic(critic.inputs.sizes, config.critic.width, config.critic.depth)
+        self._of_value = {name: item for name, item in self.value.named_parameters() if item.requires_grad}
+        self.value_optimiser = torch.optim.Adam(self._of_value.values(), lr=config.critic_learning_rate, fused=True)
+
+    def critic_step(self, batch: Transitions) -> dict[str, float]:
+        """A step of V, then one of the critics towards it."""
+        with torch.no_grad():
+            lowest = self.least(batch.stored, self.policy.judged(batch.stored, batch.sample, batch.executed))
+        loss = expectile_loss(lowest - self.value(batch.stored), self.config.expectile).mean()
+        self.descend(self.value_optimiser, loss, self._of_value, "value")
+        return {"value_loss": float(loss.detach()), **super().critic_step(batch)}
+
+    @torch.no_grad()
+    def target(self, batch: Transitions) -> Tensor:
+        following: Tensor = self.value(batch.following)
+        return batch.reward + batch.discount * following
+
+    def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
+        action = self.policy.judged(batch.stored, batch.sample, batch.executed)
+        with torch.no_grad():
+            advantage = self.least(batch.stored, action) - self.value(batch.stored)
+            weight = (self.config.beta * advantage).exp().clamp_max(self.config.weight_limit)
+        loss = -(weight * self.policy.log_prob_of(batch.stored, action)).mean()
+        return loss, {"weight": float(weight.mean()), "advantage": float(advantage.mean())}
+
+    def seeing(self) -> list[Any]:
+        return [*super().seeing(), self.value]
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"value": self.value.state_dict(), "value_optimiser": self.value_optimiser.state_dict()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.value.load_state_dict(state["value"])
+        self.value_optimiser.load_state_dict(state["value_optimiser"])
+
+
+def expectile_loss(error: Tensor, expectile: float) -> Tensor:
+    """``|tau - 1(u < 0)| u^2`` of errors ``u``: minimised by the tau-expectile, the mean for tau = 1/2."""
+    return torch.where(error < 0, 1.0 - expectile, expectile) * error.square()
