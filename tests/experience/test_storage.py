@@ -77,7 +77,7 @@ def test_damage_is_named(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be used .* so nothing was kept"):
+    with pytest.raises(UserError, match=r"cannot be used .* so nothing was kept"):
         filled(on_disk(tmp_path / "file" / "replay"))
 
 

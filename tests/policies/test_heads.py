@@ -69,7 +69,7 @@ def test_squashed_samples_have_the_density_and_its_gradient():
         made(outputs=1, std=0.8),
         {name: item[:1].expand(200_000, *item.shape[1:]) for name, item in seen().items()},
     )
-    action, logprob = head(stored, seeded())
+    _, logprob = head(stored, seeded())
     logprob.mean().backward()
     found = {name: parameter.grad.clone() for name, parameter in head.last.named_parameters()}
     head.zero_grad()
