@@ -13,6 +13,7 @@ from tests.mutants import (
     faults_policies,
     faults_ppo,
     faults_replay,
+    faults_residual,
     faults_resume,
     faults_rewards,
     faults_sac,
@@ -37,6 +38,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_packaging.FAULTS,
     *faults_rewards.FAULTS,
     *faults_replay.FAULTS,
+    *faults_residual.FAULTS,
     *faults_gym.FAULTS,
     *faults_sac.FAULTS,
 )

@@ -1,0 +1,102 @@
+"""Parts of off-policy learners whose numbers can be worked out by hand: one policy, one batch, small critics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
+from vla_rl.contract.batch import Transitions
+from vla_rl.contract.policy import Judgeable
+from vla_rl.policies.critics import QEnsemble
+from vla_rl.policies.heads import HeadConfig
+
+CONFIG = ResidualTD3Config(
+    batch=32, update_ratio=0.5, start=10, critic_warmup=6, actor_every=2, learning_rate=1e-2, critic_learning_rate=1e-3
+)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Line(nn.Module):
+    """A deterministic policy: every action is ``w`` times the state, not clipped by itself."""
+
+    version = 0
+
+    def __init__(self, w: float = 0.5) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((2,), w))
+
+    def unused(self, *given):
+        raise AssertionError("nobody acts here")
+
+    precompute = initial_state = reset_state = act = unused
+
+    def rsample(self, stored, generator):
+        return Judgeable(stored["state"] * self.w, torch.zeros(len(stored["state"])))
+
+    def judged(self, stored, sample, executed):
+        return executed.flatten(1)
+
+
+def batch(rows: int = 40, seed: int = 0, **changes) -> Transitions:
+    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    generator = seeded(seed)
+    parts = {
+        "stored": {"state": normal(rows, 2), "base_action": normal(rows, 2)},
+        "sample": torch.full((rows, 1, 2), torch.nan),
+        "executed": normal(rows, 1, 2),
+        "reward": normal(rows),
+        "discount": torch.rand(rows, generator=generator) * (torch.rand(rows, generator=generator) < 0.8),
+        "following": {"state": normal(rows, 2), "base_action": normal(rows, 2)},
+        "returns": normal(rows),
+        "intervened": torch.zeros(rows, dtype=torch.bool),
+    }
+    return Transitions(**{**parts, **changes})
+
+
+class Recorded:
+    """A memory of one batch, which is all it ever gives."""
+
+    def __init__(self, found: Transitions | None = None) -> None:
+        self.found, self.added = found or batch(), 0
+
+    def __len__(self) -> int:
+        return len(self.found.reward)
+
+    def add(self, rollout) -> int:
+        return 0
+
+    def sample(self, size, generator):
+        return self.found
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def made(policy=None, memory=None, heads: int = 4, kind=ResidualTD3, **changes):
+    policy = policy or Line()
+    torch.manual_seed(0)
+    critic = QEnsemble({"state": 2}, 2, heads, HeadConfig(16, 1))
+    config = replace(CONFIG, **changes)
+    return kind(
+        policy, dict(policy.named_parameters()), critic, Recorded() if memory is None else memory, config, seeded(5)
+    )
+
+
+def drift(module: nn.Module, seed: int = 3) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=seeded(seed)))
+
+
+def learnt(critic: nn.Module) -> list[nn.Parameter]:
+    """Without the statistics of what is seen."""
+    return [parameter for name, parameter in critic.named_parameters() if not name.startswith("inputs.")]
