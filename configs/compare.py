@@ -104,7 +104,8 @@ def _residual_td3(subject: TD3Residual) -> OffPolicyRL:
 
 def rlpd() -> Improve:
     """A new policy from nothing but demonstrations in every batch; it sees with the imitation policy's eyes."""
-    algorithm = RLPDConfig(start=600, update_ratio=0.4, actor_every=2, heads=4, critic=SMALL, temperature=0.1)
+    # The entropy of 20 entries must not outweigh a success, which is worth 1 once.
+    algorithm = RLPDConfig(start=600, update_ratio=0.4, actor_every=2, heads=4, critic=SMALL, temperature=0.003)
     return _lift(OffPolicyRL(CHUNKS, memory=replace(CHUNK_MEMORY, share=0.5), loop=BUDGET, algorithm=algorithm))
 
 
@@ -118,7 +119,7 @@ def wsrl() -> Improve:
         actor_every=2,
         heads=4,
         critic=SMALL,
-        temperature=0.01,
+        temperature=0.003,
         offline_steps=2000,
         offline=offline,
     )

@@ -32,7 +32,8 @@ class Inputs(nn.Module):
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         super().__init__()
-        self.sizes, self.keys, self.size = dict(sizes), tuple(sizes), sum(sizes.values())
+        self.sizes = dict(sizes)
+        self.keys, self.size = tuple(sizes), sum(sizes.values())
         self.mean = nn.Parameter(torch.zeros(self.size), requires_grad=False)
         self.std = nn.Parameter(torch.ones(self.size), requires_grad=False)
 
