@@ -11,6 +11,7 @@ from vla_rl.cli.stages import imitate_policy
 from vla_rl.contract.load import load
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.function import FunctionPolicy
+from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedConfig, SquashedLatent
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.training.imitation import ImitationConfig
 
@@ -56,3 +57,23 @@ class Diffusion:
         policy = DiffusionPolicy(setting.base, self.diffusion)
         imitate_policy(policy, episodes, self.imitation, setting.seed)
         return policy
+
+
+@dataclass(frozen=True)
+class SACLatent:
+    """The noise of the flow within bounds, for off-policy algorithms."""
+
+    latent: SquashedConfig = SquashedConfig()
+
+    def build(self, setting: Setting) -> SquashedLatent:
+        return SquashedLatent(setting.base, self.latent)
+
+
+@dataclass(frozen=True)
+class PPOLatent:
+    """The noise of the flow, Gaussian, for on-policy algorithms; GoRL changes the flow as well."""
+
+    latent: LatentConfig = LatentConfig()
+
+    def build(self, setting: Setting) -> GaussianLatent:
+        return GaussianLatent(setting.base, self.latent)
