@@ -6,6 +6,8 @@ Every function takes the checkpoint ``--policy``; those that learn from demonstr
 from dataclasses import replace
 
 from vla_rl.algorithms.dppo import DPPOConfig
+from vla_rl.algorithms.dsrl import DSRLConfig, NoiseAliasedConfig
+from vla_rl.algorithms.gorl import GoRLConfig
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.ppo import PPOConfig
@@ -14,7 +16,7 @@ from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.cli.method import MemoryConfig, Method, OffPolicyRL, OnPolicyRL, RLConfig
 from vla_rl.cli.recipes import Imitate, Improve
-from vla_rl.cli.subjects import Diffusion, PPOResidual, SquashedSubject, TD3Residual
+from vla_rl.cli.subjects import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedSubject, TD3Residual
 from vla_rl.cli.world import World
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
@@ -82,6 +84,23 @@ def residual_ppo() -> Improve:
 def dppo() -> Improve:
     """A diffusion policy from the same demonstrations, every denoising step an action of PPO."""
     return _lift(OnPolicyRL(Diffusion(), WindowConfig(), loop=ON_POLICY, algorithm=DPPOConfig()))
+
+
+def dsrl() -> Improve:
+    """SAC chooses the noise that the flow starts from; the flow is frozen."""
+    memory, algorithm = MemoryConfig(n_step=1, share=0.0), DSRLConfig(heads=4, critic=SMALL, start=500)
+    return _lift(OffPolicyRL(SACLatent(), memory=memory, loop=BUDGET, algorithm=algorithm))
+
+
+def dsrl_na() -> Improve:
+    """The same with critics of actions, which demonstrations train as well."""
+    algorithm = NoiseAliasedConfig(heads=4, critic=SMALL, start=500, distillations=2)
+    return _lift(OffPolicyRL(SACLatent(), memory=MemoryConfig(n_step=1), loop=BUDGET, algorithm=algorithm))
+
+
+def gorl() -> Improve:
+    """PPO chooses the noise; now and then the flow is refitted to what it led to."""
+    return _lift(OnPolicyRL(PPOLatent(), loop=ON_POLICY, algorithm=GoRLConfig()))
 
 
 def _lift(method: Method) -> Improve:

@@ -131,7 +131,7 @@ def bandit(policy: Any, rows: int, generator: torch.Generator) -> Rollout:
     """One decision in each of ``rows`` random states within [-1, 1]; every episode terminates after it."""
     state = 2 * torch.rand(rows, 1, generator=generator) - 1
     out, _ = policy.act({"state": state}, {}, "sample", generator)
-    return rollout({"state": torch.stack([state, state])}, out, bandit_reward(state, out.sample[:, 0])[None, :, None])
+    return rollout({"state": torch.stack([state, state])}, out, bandit_reward(state, out.action[:, 0])[None, :, None])
 
 
 def rollout(stored: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes: Any) -> Rollout:

@@ -130,7 +130,7 @@ class OffPolicy:
         target = self.target(batch)
         if self.config.value_bounds:
             target = target.clamp(*self.config.value_bounds)
-        value = self.critic(batch.stored, self.policy.judged(batch.stored, batch.sample, batch.executed))
+        value = self.critic(batch.stored, self.judged(batch))
         loss = (value - target).square().mean(1).sum() + self.regulariser(batch, value)
         self.descend(self.critic_optimiser, loss, self._of_critic, "critic")
         spread = value.detach().std(0).mean() if len(value) > 1 else torch.zeros(())
@@ -155,6 +155,10 @@ class OffPolicy:
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
         """What the actor minimises, and metrics."""
         raise NotImplementedError
+
+    def judged(self, batch: Transitions) -> Tensor:
+        """The recorded decisions [B,A] as the critics see them."""
+        return self.policy.judged(batch.stored, batch.sample, batch.executed)
 
     def regulariser(self, batch: Transitions, value: Tensor) -> Tensor:
         """What else the critics minimise, given their ``value`` [K,B] of the batch."""

@@ -185,14 +185,18 @@ class PolicyGradient(Generic[B]):
 
         Of each part: which of this process's ``size`` decisions are in it, and their share of the part.
         """
-        sizes = torch.zeros(self.reducer.size, dtype=torch.float64)
-        sizes[self.reducer.rank] = size
-        sizes = self.reducer.sum(sizes)
-        total, first = int(sizes.sum()), int(sizes[: self.reducer.rank].sum())
+        total, first = self._span(size)
         order = torch.randperm(total, generator=self.generator)
         for part in order.tensor_split(max(1, round(total / self.config.minibatch))):
             mine = part[(part >= first) & (part < first + size)] - first
             yield mine, len(mine) / len(part)
+
+    def _span(self, size: int) -> tuple[int, int]:
+        """How many decisions all processes have, and which of them the first of this process's ``size`` is."""
+        sizes = torch.zeros(self.reducer.size, dtype=torch.float64)
+        sizes[self.reducer.rank] = size
+        sizes = self.reducer.sum(sizes)
+        return int(sizes.sum()), int(sizes[: self.reducer.rank].sum())
 
     def _sum(self, value: float) -> float:
         return float(self.reducer.sum(torch.tensor(value, dtype=torch.float64)))

@@ -11,6 +11,7 @@ from vla_rl.cli.stages import imitate_policy
 from vla_rl.contract.load import load
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.function import FunctionPolicy
+from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.training.imitation import ImitationConfig
@@ -67,3 +68,23 @@ class SquashedSubject:
 
     def build(self, setting: Setting) -> SquashedPolicy:
         return SquashedPolicy(setting.base, self.squashed)
+
+
+@dataclass(frozen=True)
+class SACLatent:
+    """The noise of the flow within bounds, for off-policy algorithms."""
+
+    latent: SquashedLatentConfig = SquashedLatentConfig()
+
+    def build(self, setting: Setting) -> SquashedLatent:
+        return SquashedLatent(setting.base, self.latent)
+
+
+@dataclass(frozen=True)
+class PPOLatent:
+    """The noise of the flow, Gaussian, for on-policy algorithms; GoRL changes the flow as well."""
+
+    latent: LatentConfig = LatentConfig()
+
+    def build(self, setting: Setting) -> GaussianLatent:
+        return GaussianLatent(setting.base, self.latent)

@@ -1,0 +1,276 @@
+"""Faults in policies over the latent noise of a flow, DSRL and GoRL."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_POLICY, _ON_POLICY = "vla_rl/policies/latent_noise.py", "tests/policies/test_latent_noise.py::"
+_DSRL, _ON_DSRL = "vla_rl/algorithms/dsrl.py", "tests/algorithms/test_dsrl.py::"
+_GORL, _ON_GORL = "vla_rl/algorithms/gorl.py", "tests/algorithms/test_gorl.py::"
+_DECODED = f"{_ON_POLICY}test_the_action_is_what_the_base_makes_of_that_noise"
+_DENSITY = f"{_ON_POLICY}test_gaussian_density_entropy_and_kl_equal_torch"
+_TARGET, _ALIASED = f"{_ON_DSRL}test_the_target_by_hand", f"{_ON_DSRL}test_the_aliased_target_by_hand"
+_GRADIENT = f"{_ON_DSRL}test_the_actor_s_gradient_by_hand"
+_DISTILLED = f"{_ON_DSRL}test_noise_critics_equal_action_critics_after_the_decoder"
+_REFIT = f"{_ON_GORL}test_the_refit_maps_the_prior_to_what_was_executed"
+_STAGES = f"{_ON_GORL}test_stages_take_turns"
+_PROCESSES = f"{_ON_GORL}test_two_processes_that_share_the_rows_end_with_the_weights_of_one"
+_DSRL_RESUMED = f"{_ON_DSRL}test_goes_on_bit_for_bit"
+_GORL_RESUMED = f"{_ON_GORL}test_goes_on_bit_for_bit_in_the_middle_of_a_stage"
+
+_POLICIES = (
+    Fault("a decoded chunk is not clipped", _POLICY, "stored), w).clamp(-1.0, 1.0)", "stored), w)", (_DECODED,)),
+    Fault(
+        "the noise is not scaled",
+        _POLICY,
+        "self._out(stored, self.config.magnitude * choice, logprob)",
+        "self._out(stored, choice, logprob)",
+        (f"{_ON_POLICY}test_the_density_of_a_sample_is_that_of_the_squashed_normal",),
+    ),
+    Fault(
+        "critics judge unscaled noise",
+        _POLICY,
+        "sample.flatten(1) / self.config.magnitude",
+        "sample.flatten(1)",
+        (f"{_ON_POLICY}test_golden_density",),
+    ),
+    Fault(
+        "what is deployed is drawn",
+        _POLICY,
+        'if mode == "eval":',
+        'if mode == "mean":',
+        (f"{_ON_POLICY}test_deployed_is_the_mean_without_any_chance",),
+    ),
+    Fault("the density of noise without log sigma", _POLICY, "z.square() - std.log()", "z.square()", (_DENSITY,)),
+    Fault(
+        "the density of noise is a mean", _POLICY, "math.pi)).sum(-1, dtype", "math.pi)).mean(-1, dtype", (_DENSITY,)
+    ),
+    Fault(
+        "the encoder begins narrow",
+        _POLICY,
+        "config.head, std=1.0)",
+        "config.head, std=0.5)",
+        (f"{_ON_POLICY}test_the_gaussian_begins_as_the_imitation_policy",),
+    ),
+    Fault(
+        "a restart keeps sigma",
+        _POLICY,
+        "(self.actor.last.weight, self.actor.last.bias, self.actor.log_std)",
+        "(self.actor.last.weight, self.actor.last.bias)",
+        (f"{_ON_POLICY}test_restart_is_the_prior_again_and_only_the_actor_is_trainable",),
+    ),
+)
+
+_SOFT = (
+    Fault("no entropy in the target", _DSRL, " - self.alpha * following.logprob", "", (_TARGET,)),
+    Fault(
+        "the target discounts nothing",
+        _DSRL,
+        "batch.reward + batch.discount * value",
+        "batch.reward + value",
+        (_TARGET,),
+    ),
+    Fault(
+        "the actor flees entropy",
+        _DSRL,
+        "self.alpha * chosen.logprob -",
+        "-self.alpha * chosen.logprob -",
+        (_GRADIENT,),
+    ),
+    Fault(
+        "the temperature runs the wrong way",
+        _DSRL,
+        "(-self.log_alpha.exp() *",
+        "(self.log_alpha.exp() *",
+        (f"{_ON_DSRL}test_the_temperature_rises_where_the_entropy_is_below_its_target",),
+    ),
+    Fault(
+        "the target entropy's sign",
+        _DSRL,
+        "(logprob + self.config.target_entropy)",
+        "(logprob - self.config.target_entropy)",
+        (f"{_ON_DSRL}test_the_temperature_s_gradient_by_hand",),
+    ),
+    Fault(
+        "demonstrations train critics of noise",
+        _DSRL,
+        "batch.intervened | (batch.sample == 0).flatten(1).all(1)",
+        "batch.intervened",
+        (f"{_ON_DSRL}test_critics_of_noise_refuse_what_has_none",),
+    ),
+    Fault(
+        "interventions train critics of noise",
+        _DSRL,
+        "batch.intervened | (batch.sample",
+        "(batch.sample",
+        (f"{_ON_DSRL}test_critics_of_noise_refuse_what_has_none",),
+    ),
+    Fault(
+        "the temperature is forgotten",
+        _DSRL,
+        'self.log_alpha.copy_(state["log_alpha"])',
+        "pass",
+        (_DSRL_RESUMED,),
+    ),
+)
+
+_NOISE_ALIASED = (
+    Fault(
+        "the aliased target judges noise",
+        _DSRL,
+        "self.least(batch.following, action)",
+        "self.least(batch.following, choice)",
+        (_ALIASED,),
+    ),
+    Fault(
+        "the aliased target decodes unscaled noise",
+        _DSRL,
+        "self.policy.decode(batch.following, self.policy.config.magnitude * choice)",
+        "self.policy.decode(batch.following, choice)",
+        (_ALIASED,),
+    ),
+    Fault(
+        "the aliased target decodes in the present",
+        _DSRL,
+        "self.policy.decode(batch.following,",
+        "self.policy.decode(batch.stored,",
+        (_ALIASED,),
+    ),
+    Fault(
+        "distilled without the decoder",
+        _DSRL,
+        "self.critic(stored, self.policy.decode(dict(stored), w))",
+        "self.critic(stored, w)",
+        (_DISTILLED,),
+    ),
+    Fault(
+        "noise critics see unscaled noise",
+        _DSRL,
+        "self.noise_critic(stored, w / magnitude)",
+        "self.noise_critic(stored, w)",
+        (_DISTILLED,),
+    ),
+    Fault(
+        "every noise critic learns the mean",
+        _DSRL,
+        "self.policy.decode(dict(stored), w))",
+        "self.policy.decode(dict(stored), w)).mean(0)",
+        (_DISTILLED,),
+    ),
+    Fault(
+        "distilled where the actor cannot go",
+        _DSRL,
+        "generator=self.generator).clamp(-magnitude, magnitude)",
+        "generator=self.generator)",
+        (f"{_ON_DSRL}test_distillation_is_at_noise_that_the_actor_can_choose_its_bounds_included",),
+    ),
+    Fault(
+        "the aliased actor follows the critic of actions",
+        _DSRL,
+        "self.noise_critic(stored, choice).mean(0)",
+        "self.critic(stored, choice).mean(0)",
+        (_GRADIENT,),
+    ),
+    Fault(
+        "critics of actions judge noise",
+        _DSRL,
+        "return self.policy.normalised(batch.executed)",
+        "return super().judged(batch)",
+        (f"{_ON_DSRL}test_critics_judge_noise_and_actions",),
+    ),
+    Fault(
+        "noise critics see other inputs",
+        _DSRL,
+        "self.noise_critic.inputs.load_state_dict(self.critic.inputs.state_dict())",
+        "pass",
+        (f"{_ON_DSRL}test_noise_critics_see_what_critics_see",),
+    ),
+)
+
+_TURNS = (
+    Fault(
+        "the penalty is least at sigma 0",
+        _GORL,
+        "std.square() - 1.0 - 2.0 * std.log()",
+        "std.square()",
+        (f"{_ON_GORL}test_the_penalty_is_the_kl_to_the_prior_and_least_there",),
+    ),
+    Fault(
+        "the penalty is a mean",
+        _GORL,
+        ".flatten(1).sum(1)",
+        ".flatten(1).mean(1)",
+        (f"{_ON_GORL}test_the_penalty_is_the_kl_to_the_prior_and_least_there",),
+    ),
+    Fault(
+        "the penalty is a reward",
+        _GORL,
+        "loss + self.config.prior",
+        "loss - self.config.prior",
+        (f"{_ON_GORL}test_the_loss_is_ppo_s_and_the_penalty",),
+    ),
+    Fault(
+        "the decoder is fitted from the noise that was chosen",
+        _GORL,
+        "matching = flow_matching_loss(velocity, chunks[index], noise[index], time[index])",
+        "matching = flow_matching_loss(velocity, chunks[index], 2.0 + noise[index], time[index])",
+        (_REFIT,),
+    ),
+    Fault(
+        "the decoder is fitted to what was chosen",
+        _GORL,
+        "rollout.executed.flatten(0, 1)",
+        "rollout.sample.flatten(0, 1)",
+        (_REFIT,),
+    ),
+    Fault(
+        "idle decisions are learnt",
+        _GORL,
+        "rollout.valid.any(-1))",
+        "torch.ones_like(rollout.terminated))",
+        (f"{_ON_GORL}test_actions_that_were_not_executed_are_not_learnt",),
+    ),
+    Fault("the encoder does not begin anew", _GORL, "self.policy.restart()", "pass", (_STAGES,)),
+    Fault("the optimiser does not begin anew", _GORL, "self.optimiser.state.clear()", "pass", (_STAGES,)),
+    Fault(
+        "a stage's actions stay for the next",
+        _GORL,
+        "self.stage + 1, 0, []",
+        "self.stage + 1, 0, self.window",
+        (_STAGES,),
+    ),
+    Fault("the last stage ends as well", _GORL, "self.stage + 1 < self.config.stages", "True", (_STAGES,)),
+    Fault(
+        "the best is kept without its decoder",
+        _GORL,
+        'self.parameters |= {f"decoder.{name}": parameter for name, parameter in self.decoder.items()}',
+        "pass",
+        (f"{_ON_GORL}test_the_best_is_kept_and_put_back_with_its_decoder",),
+    ),
+    Fault(
+        "a refit's gradient stays",
+        _GORL,
+        "        optimiser.zero_grad(set_to_none=True)\n        return loss_of_epoch",
+        "        return loss_of_epoch",
+        (f"{_ON_GORL}test_ppo_leaves_the_decoder_and_the_refit_leaves_the_encoder",),
+    ),
+    Fault(
+        "every process counts as all", _GORL, "loss = share * matching.mean()", "loss = matching.mean()", (_PROCESSES,)
+    ),
+    Fault(
+        "all processes draw the same noise",
+        _GORL,
+        "dtype=chunks.dtype)[mine]\n            time",
+        "dtype=chunks.dtype)[: len(chunks)]\n            time",
+        (_PROCESSES,),
+    ),
+    Fault(
+        "the window is forgotten",
+        _GORL,
+        'self.window = [_Window(**part) for part in state["window"]]',
+        "pass",
+        (_GORL_RESUMED,),
+    ),
+)
+
+FAULTS = (*_POLICIES, *_SOFT, *_NOISE_ALIASED, *_TURNS)

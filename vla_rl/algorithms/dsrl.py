@@ -1,0 +1,224 @@
+"""DSRL: soft actor-critic over the latent noise of a frozen flow policy (Wagenmaker et al. 2025, arXiv 2506.15799).
+
+``g`` is the frozen decoder, ``w`` the noise that the policy chooses, ``d = gamma^n (1 - terminated)`` with the true
+number n of executed actions.  As plain SAC in ``w`` (:class:`DSRL`):
+
+    y     = R + d [min_{k in M} Q'_k(o', w') - alpha log pi(w'|o')],    w' ~ pi(.|o')
+    L_Q   = sum_k E (Q_k(o, w) - y)^2
+    L_pi  = E [alpha log pi(w|o) - mean_k Q_k(o, w)],    L_alpha = -alpha (log pi(w|o) + target entropy)
+
+or noise-aliased (:class:`NoiseAliased`), with critics Q^A of actions, which any (o, a) can train, and Q^W of noise:
+
+    y     = R + d min_{k in M} Q^A'_k(o', g(o', w'))
+    L_W   = sum_k E (Q^W_k(o, w) - Q^A_k(o, g(o, w)))^2,    w ~ N(0, I) clipped to what the policy can choose
+    L_pi  = E [alpha log pi(w|o) - mean_k Q^W_k(o, w)]
+
+Deviations: discounts count the executed actions (the public code takes the same exponent for every chunk); ``w`` is
+clipped in the distillation because the actor never leaves +-m but likes to go there, where N(0, I) has next to no
+samples of all entries within; every head of Q^W learns from its own head of Q^A, so their spread is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, mean
+from vla_rl.contract.batch import Memory, Transitions
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import ReparametrisedPolicy
+from vla_rl.policies.critics import QEnsemble
+from vla_rl.policies.latent_noise import SquashedLatent
+
+
+@dataclass(frozen=True)
+class DSRLConfig(OffPolicyConfig):
+    """Entropies are of ``w / m``, in nats, summed over its entries; it is ``N log 2`` for uniform noise."""
+
+    temperature: float = 0.1  # alpha, at first
+    temperature_learning_rate: float = 3e-4
+    target_entropy: float = 0.0
+
+    def build(
+        self,
+        policy: ReparametrisedPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        generator: torch.Generator,
+    ) -> DSRL:
+        """The learner with these numbers."""
+        return DSRL(policy, parameters, critic, memory, self, generator)
+
+
+class DSRL(OffPolicy):
+    """DSRL-SAC: its critics judge noise, so only decisions of a latent-noise policy can train them."""
+
+    config: DSRLConfig
+
+    def __init__(
+        self,
+        policy: ReparametrisedPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        config: DSRLConfig,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(policy, parameters, critic, memory, config, generator)
+        self.log_alpha = torch.tensor(math.log(config.temperature), requires_grad=True)
+        self.temperature_optimiser = torch.optim.Adam([self.log_alpha], lr=config.temperature_learning_rate)
+
+    @property
+    def alpha(self) -> Tensor:
+        """The temperature; no gradient passes."""
+        return self.log_alpha.detach().exp()
+
+    def judged(self, batch: Transitions) -> Tensor:
+        """``w / m``; raises UserError for a decision whose noise is not known."""
+        unknown = batch.intervened | (batch.sample == 0).flatten(1).all(
+            1
+        )  # of a demonstration only the action is known
+        if unknown.any():
+            raise UserError(
+                f"{int(unknown.sum())} of {len(unknown)} decisions in a batch are demonstrations or interventions, of "
+                "which no noise is known, so critics of noise cannot learn from them; set their share to 0, or choose "
+                "the noise-aliased DSRL."
+            )
+        return super().judged(batch)
+
+    @torch.no_grad()
+    def target(self, batch: Transitions) -> Tensor:
+        following = self.policy.rsample(batch.following, self.generator)
+        value = self.least(batch.following, following.action) - self.alpha * following.logprob
+        return batch.reward + batch.discount * value
+
+    def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
+        chosen = self.policy.rsample(batch.stored, self.generator)
+        loss = (self.alpha * chosen.logprob - self.worth(batch.stored, chosen.action)).mean()
+        logprob = chosen.logprob.detach().mean()
+        self._warm(logprob)
+        return loss, {"latent_entropy": -float(logprob), "temperature": float(self.alpha)}
+
+    def worth(self, stored: Mapping[str, Tensor], choice: Tensor) -> Tensor:
+        """What the actor maximises, [B]: the mean of the heads."""
+        value: Tensor = self.critic(stored, choice).mean(0)
+        return value
+
+    def _warm(self, logprob: Tensor) -> None:
+        """Raise the temperature where the entropy is below its target, lower it above."""
+        self.temperature_optimiser.zero_grad()
+        (-self.log_alpha.exp() * (logprob + self.config.target_entropy)).backward()
+        self.temperature_optimiser.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"log_alpha": self.log_alpha.detach(), "temperature_optimiser": self.temperature_optimiser.state_dict()}
+        return {**super().state_dict(), **own}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.log_alpha.copy_(state["log_alpha"])
+        self.temperature_optimiser.load_state_dict(state["temperature_optimiser"])
+
+
+@dataclass(frozen=True)
+class NoiseAliasedConfig(DSRLConfig):
+    """``distillations``: steps of Q^W per step of Q^A."""
+
+    distillations: int = 10
+
+    def build(
+        self,
+        policy: ReparametrisedPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        generator: torch.Generator,
+    ) -> NoiseAliased:
+        """The learner with these numbers."""
+        return NoiseAliased(policy, parameters, critic, memory, self, generator)
+
+
+class NoiseAliased(DSRL):
+    """DSRL-NA: ``critic`` judges normalised actions, ``noise_critic`` noise; demonstrations train the former too."""
+
+    config: NoiseAliasedConfig
+    policy: SquashedLatent
+
+    def __init__(
+        self,
+        policy: ReparametrisedPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        config: NoiseAliasedConfig,
+        generator: torch.Generator,
+    ) -> None:
+        if not isinstance(policy, SquashedLatent):
+            raise UserError(
+                f"{type(self).__name__} needs a policy that decodes noise (SquashedLatent) but {type(policy).__name__} "
+                "does not, so values of actions could not be those of noise; choose DSRL or another algorithm."
+            )
+        super().__init__(policy, parameters, critic, memory, config, generator)
+        self.noise_critic = copy.deepcopy(critic)
+        self._of_noise_critic = {
+            name: item for name, item in self.noise_critic.named_parameters() if item.requires_grad
+        }
+        rate = config.critic_learning_rate
+        self.noise_optimiser = torch.optim.Adam(self._of_noise_critic.values(), lr=rate, fused=True)
+
+    def judged(self, batch: Transitions) -> Tensor:
+        """What was executed, normalised, whoever chose it."""
+        return self.policy.normalised(batch.executed)
+
+    @torch.no_grad()
+    def target(self, batch: Transitions) -> Tensor:
+        choice = self.policy.rsample(batch.following, self.generator).action
+        action = self.policy.decode(batch.following, self.policy.config.magnitude * choice)
+        return batch.reward + batch.discount * self.least(batch.following, action)
+
+    def critic_step(self, batch: Transitions) -> dict[str, float]:
+        info = super().critic_step(batch)
+        return info | mean([self.distil(batch.stored) for _ in range(self.config.distillations)])
+
+    def distil(self, stored: Mapping[str, Tensor]) -> dict[str, float]:
+        """One step of every head of Q^W towards its head of Q^A, at noise that is drawn anew."""
+        magnitude, rows = self.policy.config.magnitude, len(next(iter(stored.values())))
+        w = torch.randn(rows, self.policy.latent, generator=self.generator).clamp(-magnitude, magnitude)
+        with torch.no_grad():
+            value = self.critic(stored, self.policy.decode(dict(stored), w))
+        loss = (self.noise_critic(stored, w / magnitude) - value).square().mean(1).sum()
+        self.descend(self.noise_optimiser, loss, self._of_noise_critic, "noise critic")
+        return {"distillation_loss": float(loss.detach())}
+
+    def actor_step(self, batch: Transitions) -> dict[str, float]:
+        for parameter in self._of_noise_critic.values():
+            parameter.requires_grad_(False)
+        info = super().actor_step(batch)
+        for parameter in self._of_noise_critic.values():
+            parameter.requires_grad_(True)
+        return info
+
+    def worth(self, stored: Mapping[str, Tensor], choice: Tensor) -> Tensor:
+        value: Tensor = self.noise_critic(stored, choice).mean(0)
+        return value
+
+    def _calibrate(self) -> None:
+        super()._calibrate()
+        self.noise_critic.inputs.load_state_dict(self.critic.inputs.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"noise_critic": self.noise_critic.state_dict(), "noise_optimiser": self.noise_optimiser.state_dict()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name in ("noise_critic", "noise_optimiser"):
+            getattr(self, name).load_state_dict(state[name])

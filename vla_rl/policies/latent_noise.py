@@ -1,0 +1,248 @@
+"""Latent-noise policies: they choose the noise ``w`` from which the flow of an imitation policy makes the actions.
+
+    a = clip(g(o, w), -1, 1),    g: the base's ODE from t=1 to t=0, w [B,N], N = H D, in the place of N(0, I)
+
+So any ``w`` within reach gives an action that the base might have chosen (Wagenmaker et al. 2025, DSRL, arXiv
+2506.15799).  No gradient passes through ``g``.  Nothing but ``w`` is random, so a density of ``w`` is one of the
+decision, and ratios of it are exact as long as ``g`` stays the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.batch import Reducer
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import ActionOut, Judgeable, Likelihood, Mode, Policy, State, Stored
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.flow import FlowSampler, VelocityField, gaussian_kl
+from vla_rl.policies.heads import GaussianHead, Head, HeadConfig, SquashedHead
+from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.pretrained import Saveable, load_weights, save_folder
+
+
+class FlowNumbers(Protocol):
+    """What a flow policy's config says: actions in a chunk, and the sampler whose ODE decodes."""
+
+    @property
+    def horizon(self) -> int: ...
+
+    @property
+    def sampler(self) -> FlowSampler: ...
+
+
+class FlowBase(Policy, Saveable, Protocol):
+    """A flow policy without state of its own over chunks [B,H,D], normalised by the bounds of the action."""
+
+    spec: EnvSpec
+
+    @property
+    def config(self) -> FlowNumbers: ...
+
+    @property
+    def perceived(self) -> dict[str, int]: ...
+
+    def field(self, stored: Stored) -> VelocityField: ...
+
+    def trainable(self) -> dict[str, nn.Parameter]: ...
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """The network that chooses the noise."""
+
+    head: HeadConfig = HeadConfig()
+
+
+@dataclass(frozen=True)
+class SquashedLatentConfig(LatentConfig):
+    """``magnitude`` m: noise beyond +-m, of N(0, 1) 31.7 % (m=1), 13.4 % (1.5) or 4.6 % (2), is out of reach."""
+
+    magnitude: float = 1.5
+    std: float = 1.0  # of ``u`` at first
+
+
+class LatentPolicy(nn.Module):
+    """What every latent-noise policy shares: the base, decoding, checkpoints.  Subclasses choose ``w``.
+
+    The base is not among :meth:`trainable`.  Mode "eval" takes the mean of ``w`` (of ``u`` where it is squashed), so
+    that what is deployed is deterministic; the base alone would draw its noise.
+    """
+
+    actor: Head
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(self, base: FlowBase, config: LatentConfig) -> None:
+        super().__init__()
+        if not hasattr(base, "field") or not hasattr(base.config, "sampler"):
+            raise UserError(
+                f"{type(base).__name__} makes its actions by no flow (it lacks field or config.sampler), so there is "
+                "no noise to choose; give a flow policy such as an imitation checkpoint."
+            )
+        self.config, self.version, self.spec = config, 0, base.spec
+        # Not registered: the base is neither moved, nor saved among these weights, nor copied with this one.
+        self._frozen = (base,)
+        self.action_scale = Affine.from_bounds(self.spec.action)
+        low, high = action_limits(self.spec)
+        self.register_buffer("action_low", low, persistent=False)
+        self.register_buffer("action_high", high, persistent=False)
+
+    @property
+    def base(self) -> FlowBase:
+        return self._frozen[0]
+
+    @property
+    def horizon(self) -> int:
+        """``H``: actions in a chunk."""
+        return self.base.config.horizon
+
+    @property
+    def latent(self) -> int:
+        """``N = H D``: entries of the noise."""
+        return self.horizon * self.spec.action_dim
+
+    @property
+    def perceived(self) -> dict[str, int]:
+        """What the noise is chosen by, by size: what the base sees."""
+        return self.base.perceived
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def precompute(self, obs: Observation) -> Stored:
+        """What the base stores."""
+        return self.base.precompute(obs)
+
+    def initial_state(self, rows: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        return state
+
+    @torch.no_grad()
+    def decode(self, stored: Stored, w: Tensor) -> Tensor:
+        """``clip(g(o, w), -1, 1)`` [B,N]: the normalised chunk, flattened, that noise ``w`` [B,N] leads to."""
+        return self.base.config.sampler.deterministic(self.base.field(stored), w).clamp(-1.0, 1.0)
+
+    def normalised(self, executed: Tensor) -> Tensor:
+        """Executed chunks [B,H,D] in the terms of :meth:`decode`, [B,N]."""
+        return self.action_scale.normalise(executed).flatten(1)
+
+    def _out(self, stored: Stored, w: Tensor, logprob: Tensor) -> ActionOut:
+        shape = (self.horizon, self.spec.action_dim)
+        chunk = self.action_scale.restore(self.decode(stored, w).unflatten(-1, shape))
+        action = chunk.clamp(self.action_low, self.action_high)  # rounding
+        return ActionOut(action, w.unflatten(-1, shape), logprob, {}, self.version)
+
+    @torch.no_grad()
+    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+        """Standardise what the noise is chosen by; at first it does not depend on that."""
+        self.actor.trunk.inputs.calibrate(stored, reducer)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The weights that choose the noise."""
+        return dict(self.actor.named_parameters())
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json``, ``model.safetensors`` and the base, as it is now, in ``base``."""
+        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
+        save_folder(Path(folder), config, self.state_dict(), {"base": self.base})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> LatentPolicy:
+        """Load a checkpoint; with ``spec``, the base checks that it was trained for such a world."""
+        saved: dict[str, Any] = read_config(Path(folder))
+        policy = cls(load_policy(Path(folder) / "base", spec), from_json(saved["config"]))
+        load_weights(policy, Path(folder))
+        return policy.eval()
+
+
+class SquashedLatent(LatentPolicy):
+    """``w = m tanh(u)``, ``u ~ N(mean(o), std(o)^2)``: what SAC trains (``ReparametrisedPolicy``).
+
+    Critics judge ``w / m`` within [-1, 1], and the density is that of ``w / m``: without ``- N log m``, by which a
+    target entropy would have to be shifted otherwise.
+    """
+
+    config: SquashedLatentConfig
+    actor: SquashedHead
+
+    def __init__(self, base: FlowBase, config: SquashedLatentConfig | None = None) -> None:
+        """Raises UserError when the noise would have no room."""
+        super().__init__(base, config := config or SquashedLatentConfig())
+        if config.magnitude <= 0:
+            raise UserError(
+                f"a magnitude of {config.magnitude} leaves no noise to choose; give one above 0, such as 1.5."
+            )
+        self.actor = SquashedHead(self.perceived, self.latent, config.head, config.std)
+
+    @torch.no_grad()
+    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        if mode == "eval":
+            choice = self.actor.mode(stored)
+            logprob = torch.zeros(len(choice))
+        else:
+            choice, logprob = self.actor(stored, generator)
+        return self._out(stored, self.config.magnitude * choice, logprob), state
+
+    def rsample(self, stored: Stored, generator: torch.Generator) -> Judgeable:
+        """``w / m`` [B,N] and its log-density [B]."""
+        return Judgeable(*self.actor(stored, generator))
+
+    def judged(self, stored: Stored, sample: Tensor, executed: Tensor) -> Tensor:
+        """``w / m`` [B,N] of what was chosen; what was executed does not tell it."""
+        return sample.flatten(1) / self.config.magnitude
+
+
+class GaussianLatent(LatentPolicy):
+    """``w ~ N(mean(o), std^2)``, never clipped: what PPO trains (``LikelihoodPolicy``).
+
+    At first mean 0 and std 1: in mode "sample" it begins as the imitation policy.  Deviation from GoRL (arXiv
+    2512.02581): ``std`` is learned but the same everywhere, as in the other Gaussian policies here.
+    """
+
+    actor: GaussianHead
+
+    def __init__(self, base: FlowBase, config: LatentConfig | None = None) -> None:
+        super().__init__(base, config := config or LatentConfig())
+        self.actor = GaussianHead(self.perceived, self.latent, config.head, std=1.0)
+
+    @torch.no_grad()
+    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        w, std = self.actor(stored)
+        logprob = torch.zeros(len(w), dtype=torch.float64)
+        if mode == "sample":
+            w = w + std * torch.randn(w.shape, generator=generator, dtype=w.dtype)
+            logprob = self.log_prob(stored, w, {}).logprob
+        return self._out(stored, w, logprob), state
+
+    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Density of recorded noise; the sum over its entries is float64 so that ratios keep their precision."""
+        mean, std = self.actor(stored)
+        z = (sample.reshape(mean.shape) - mean) / std
+        logprob = (-0.5 * z.square() - std.log() - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
+        entropy = (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)
+        return Likelihood(logprob, entropy, {"mean": mean[:, None], "std": std[:, None]})
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        """Exact KL(old || new) [B]."""
+        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Choose ``w ~ N(0, I)`` again whatever is seen; the hidden layers stay."""
+        for parameter in (self.actor.last.weight, self.actor.last.bias, self.actor.log_std):
+            parameter.zero_()
