@@ -25,10 +25,20 @@ from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.grounding import GroundingConfig
+from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
-# As in the demo.  Every method has the same control steps; only they count, so the iterations never run out.
+# As in the demo and in tabletop.py.
 LIFT = World(training_options={"deadline": 25})
+PLACE = World(
+    "place",
+    training_options={"deadline": 50},
+    expert="sims.mujoco.tasks.place_expert:PlaceExpert",
+    scenes="sims.mujoco.tasks.scenes:place",
+)
+# Every method has the same control steps; only they count, so the iterations never run out.
 BUDGET = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=150_000, validate_steps=10_000)
 ON_POLICY = replace(BUDGET, save_every=5, collapse=0.15)
 # Small enough for one core to learn from 150,000 decisions in minutes.
@@ -103,24 +113,6 @@ def gorl() -> Improve:
     return _lift(OnPolicyRL(PPOLatent(), loop=ON_POLICY, algorithm=GoRLConfig()))
 
 
-def _lift(method: Method) -> Improve:
-    return Improve(method, world=LIFT)
-
-
-def _residual_td3(subject: TD3Residual) -> OffPolicyRL:
-    algorithm = ResidualTD3Config(
-        start=6000,  # decisions of the base with noise, from which the critics learn what it is worth
-        critic_warmup=1500,
-        heads=4,
-        critic=SMALL,
-        learning_rate=1e-4,
-        target_rate=0.01,
-        value_bounds=(0.0, 1.0),
-    )
-    memory = MemoryConfig(gamma=0.98, n_step=5, share=0.25)
-    return OffPolicyRL(subject, memory=memory, loop=BUDGET, algorithm=algorithm)
-
-
 def rlpd() -> Improve:
     """A new policy from nothing but demonstrations in every batch; it sees with the imitation policy's eyes."""
     # The entropy of 20 entries must not outweigh a success, which is worth 1 once.
@@ -143,3 +135,38 @@ def wsrl() -> Improve:
         offline=offline,
     )
     return _lift(OffPolicyRL(CHUNKS, memory=replace(CHUNK_MEMORY, share=0.5), loop=BUDGET, algorithm=algorithm))
+
+
+def imitate_place() -> Imitate:
+    """Place, as in tabletop.py."""
+    grounding = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, learning_rate=2e-3))
+    study = ImitationConfig(200, fit=FitConfig(steps=2000, batch=64, learning_rate=1e-3))
+    return Imitate(world=PLACE, grounding=grounding, imitation=study)
+
+
+def place_flow_sde() -> Improve:
+    """As on lift."""
+    return replace(flow_sde(), world=PLACE)
+
+
+def place_residual_td3() -> Improve:
+    """As on lift."""
+    return replace(residual_td3(), world=PLACE)
+
+
+def _lift(method: Method) -> Improve:
+    return Improve(method, world=LIFT)
+
+
+def _residual_td3(subject: TD3Residual) -> OffPolicyRL:
+    algorithm = ResidualTD3Config(
+        start=6000,  # decisions of the base with noise, from which the critics learn what it is worth
+        critic_warmup=1500,
+        heads=4,
+        critic=SMALL,
+        learning_rate=1e-4,
+        target_rate=0.01,
+        value_bounds=(0.0, 1.0),
+    )
+    memory = MemoryConfig(gamma=0.98, n_step=5, share=0.25)
+    return OffPolicyRL(subject, memory=memory, loop=BUDGET, algorithm=algorithm)
