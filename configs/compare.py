@@ -98,14 +98,36 @@ def dppo() -> Improve:
 
 def dsrl() -> Improve:
     """SAC chooses the noise that the flow starts from; the flow is frozen."""
-    memory, algorithm = MemoryConfig(n_step=1, share=0.0), DSRLConfig(heads=4, critic=SMALL, start=500)
+    memory = MemoryConfig(gamma=0.98, n_step=1, share=0.0)  # of a demonstration no noise is known
+    algorithm = DSRLConfig(
+        start=1200,  # decisions of nearly the base, as in residual TD3
+        heads=4,
+        critic=SMALL,
+        target_rate=0.01,
+        temperature=1e-3,  # returns are at most 1, the entropy of 20 entries begins near 14 in every decision
+        temperature_learning_rate=1e-3,
+        value_bounds=(0.0, 1.0),
+    )
     return _lift(OffPolicyRL(SACLatent(), memory=memory, loop=BUDGET, algorithm=algorithm))
 
 
 def dsrl_na() -> Improve:
     """The same with critics of actions, which demonstrations train as well."""
-    algorithm = NoiseAliasedConfig(heads=4, critic=SMALL, start=500, distillations=2)
-    return _lift(OffPolicyRL(SACLatent(), memory=MemoryConfig(n_step=1), loop=BUDGET, algorithm=algorithm))
+    algorithm = NoiseAliasedConfig(
+        batch=128,  # each of its rows is decoded three times
+        update_ratio=0.125,
+        start=1200,
+        critic_warmup=250,
+        heads=4,
+        critic=SMALL,
+        target_rate=0.01,
+        temperature=1e-3,
+        temperature_learning_rate=1e-3,
+        value_bounds=(0.0, 1.0),
+        distillations=2,
+    )
+    memory = MemoryConfig(gamma=0.98, n_step=1)
+    return _lift(OffPolicyRL(SACLatent(), memory=memory, loop=BUDGET, algorithm=algorithm))
 
 
 def gorl() -> Improve:

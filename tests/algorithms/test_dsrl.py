@@ -105,10 +105,10 @@ def test_the_actor_s_gradient_by_hand(base, config):
         parameter.data.add_(0.05 * torch.randn(parameter.shape, generator=seeded(1)))
     choice, density, _ = drawn(made, given.stored)
     loss = (0.1 * density - critic(given.stored, choice).mean(0)).mean()
-    expected = torch.autograd.grad(loss, list(made.parameters.values()))
+    expected = torch.autograd.grad(loss, list(made.learnt.values()))
     found, info = made.actor_loss(given)
     torch.testing.assert_close(found, loss, atol=1e-4, rtol=1e-4)
-    for mine, theirs in zip(torch.autograd.grad(found, list(made.parameters.values())), expected, strict=True):
+    for mine, theirs in zip(torch.autograd.grad(found, list(made.learnt.values())), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
     assert info["latent_entropy"] == pytest.approx(-density.mean().item(), abs=1e-3)
 
