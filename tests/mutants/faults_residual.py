@@ -79,10 +79,10 @@ _POLICIES = (
         (f"{_ON_RESIDUAL}test_the_gaussian_density_is_that_of_torch",),
     ),
     Fault(
-        "a squashed density without its slope",
+        "recorded actions have a squashed density without its slope",
         _HEADS,
-        "return torch.tanh(u), (normal - log_slope(u)).sum(-1)",
-        "return torch.tanh(u), normal.sum(-1)",
+        "return (normal - log_slope(u)).sum(-1)",
+        "return normal.sum(-1)",
         (f"{_ON_HEADS}test_a_squashed_density_is_that_of_torch",),
     ),
     Fault(
