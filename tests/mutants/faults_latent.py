@@ -94,15 +94,15 @@ _SOFT = (
     Fault(
         "demonstrations train critics of noise",
         _DSRL,
-        "batch.intervened | (batch.sample == 0).flatten(1).all(1)",
-        "batch.intervened",
+        "unknown = batch.intervened | nothing",
+        "unknown = batch.intervened",
         (f"{_ON_DSRL}test_critics_of_noise_refuse_what_has_none",),
     ),
     Fault(
         "interventions train critics of noise",
         _DSRL,
-        "batch.intervened | (batch.sample",
-        "(batch.sample",
+        "unknown = batch.intervened | nothing",
+        "unknown = nothing",
         (f"{_ON_DSRL}test_critics_of_noise_refuse_what_has_none",),
     ),
     Fault(
@@ -250,8 +250,8 @@ _TURNS = (
     Fault(
         "a refit's gradient stays",
         _GORL,
-        "        optimiser.zero_grad(set_to_none=True)\n        return loss_of_epoch",
-        "        return loss_of_epoch",
+        "        optimiser.zero_grad(set_to_none=True)",
+        "        pass",
         (f"{_ON_GORL}test_ppo_leaves_the_decoder_and_the_refit_leaves_the_encoder",),
     ),
     Fault(
@@ -260,8 +260,8 @@ _TURNS = (
     Fault(
         "all processes draw the same noise",
         _GORL,
-        "dtype=chunks.dtype)[mine]\n            time",
-        "dtype=chunks.dtype)[: len(chunks)]\n            time",
+        "noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[mine]",
+        "noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[: len(chunks)]",
         (_PROCESSES,),
     ),
     Fault(

@@ -82,9 +82,8 @@ class DSRL(OffPolicy):
 
     def judged(self, batch: Transitions) -> Tensor:
         """``w / m``; raises UserError for a decision whose noise is not known."""
-        unknown = batch.intervened | (batch.sample == 0).flatten(1).all(
-            1
-        )  # of a demonstration only the action is known
+        nothing = (batch.sample == 0).flatten(1).all(1)  # of a demonstration only the action is known
+        unknown = batch.intervened | nothing
         if unknown.any():
             raise UserError(
                 f"{int(unknown.sum())} of {len(unknown)} decisions in a batch are demonstrations or interventions, of "
