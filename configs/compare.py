@@ -100,12 +100,15 @@ def dsrl() -> Improve:
     """SAC chooses the noise that the flow starts from; the flow is frozen."""
     memory = MemoryConfig(gamma=0.98, n_step=1, share=0.0)  # of a demonstration no noise is known
     algorithm = DSRLConfig(
+        update_ratio=0.25,
         start=1200,  # decisions of nearly the base, as in residual TD3
+        critic_warmup=500,
+        actor_every=2,
         heads=4,
         critic=SMALL,
         target_rate=0.01,
         temperature=1e-3,  # returns are at most 1, the entropy of 20 entries begins near 14 in every decision
-        temperature_learning_rate=1e-3,
+        temperature_rate=1e-3,
         value_bounds=(0.0, 1.0),
     )
     return _lift(OffPolicyRL(SACLatent(), memory=memory, loop=BUDGET, algorithm=algorithm))
@@ -118,11 +121,12 @@ def dsrl_na() -> Improve:
         update_ratio=0.125,
         start=1200,
         critic_warmup=250,
+        actor_every=2,
         heads=4,
         critic=SMALL,
         target_rate=0.01,
         temperature=1e-3,
-        temperature_learning_rate=1e-3,
+        temperature_rate=1e-3,
         value_bounds=(0.0, 1.0),
         distillations=2,
     )

@@ -91,8 +91,8 @@ _MAXIMUM_ENTROPY = (
     Fault(
         "the actor follows the least head only",
         _SAC,
-        "value = self.critic(batch.stored, made.action).mean(0)",
-        "value = self.critic(batch.stored, made.action).amin(0)",
+        "value: Tensor = self.critic(stored, action).mean(0)",
+        "value: Tensor = self.critic(stored, action).amin(0)",
         (f"{_ON_SAC}test_the_actor_loss_by_hand_and_its_entropy_is_per_entry",),
     ),
     Fault(

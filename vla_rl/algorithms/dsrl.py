@@ -1,11 +1,11 @@
 """DSRL: soft actor-critic over the latent noise of a frozen flow policy (Wagenmaker et al. 2025, arXiv 2506.15799).
 
 ``g`` is the frozen decoder, ``w`` the noise that the policy chooses, ``d = gamma^n (1 - terminated)`` with the true
-number n of executed actions.  As plain SAC in ``w`` (:class:`DSRL`):
+number n of executed actions.  As SAC (``sac.py``) in ``w`` (:class:`DSRL`):
 
     y     = R + d [min_{k in M} Q'_k(o', w') - alpha log pi(w'|o')],    w' ~ pi(.|o')
     L_Q   = sum_k E (Q_k(o, w) - y)^2
-    L_pi  = E [alpha log pi(w|o) - mean_k Q_k(o, w)],    L_alpha = -alpha (log pi(w|o) + target entropy)
+    L_pi  = E [alpha log pi(w|o) - mean_k Q_k(o, w)]
 
 or noise-aliased (:class:`NoiseAliased`), with critics Q^A of actions, which any (o, a) can train, and Q^W of noise:
 
@@ -21,7 +21,6 @@ samples of all entries within; every head of Q^W learns from its own head of Q^A
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, mean
+from vla_rl.algorithms.off_policy import mean
+from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import Memory, Transitions
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ReparametrisedPolicy
@@ -38,11 +38,10 @@ from vla_rl.policies.latent_noise import SquashedLatent
 
 
 @dataclass(frozen=True)
-class DSRLConfig(OffPolicyConfig):
-    """Entropies are of ``w / m``, in nats, summed over its entries; it is ``N log 2`` for uniform noise."""
+class DSRLConfig(SACConfig):
+    """SAC's numbers; the entropy is that of ``w / m``, ``log 2`` per entry for uniform noise."""
 
-    temperature: float = 0.1  # alpha, at first
-    temperature_learning_rate: float = 3e-4
+    temperature: float = 0.1
     target_entropy: float = 0.0
 
     def build(
@@ -57,28 +56,10 @@ class DSRLConfig(OffPolicyConfig):
         return DSRL(policy, parameters, critic, memory, self, generator)
 
 
-class DSRL(OffPolicy):
+class DSRL(SAC):
     """DSRL-SAC: its critics judge noise, so only decisions of a latent-noise policy can train them."""
 
     config: DSRLConfig
-
-    def __init__(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        memory: Memory,
-        config: DSRLConfig,
-        generator: torch.Generator,
-    ) -> None:
-        super().__init__(policy, parameters, critic, memory, config, generator)
-        self.log_alpha = torch.tensor(math.log(config.temperature), requires_grad=True)
-        self.temperature_optimiser = torch.optim.Adam([self.log_alpha], lr=config.temperature_learning_rate)
-
-    @property
-    def alpha(self) -> Tensor:
-        """The temperature; no gradient passes."""
-        return self.log_alpha.detach().exp()
 
     def judged(self, batch: Transitions) -> Tensor:
         """``w / m``; raises UserError for a decision whose noise is not known."""
@@ -91,40 +72,6 @@ class DSRL(OffPolicy):
                 "the noise-aliased DSRL."
             )
         return super().judged(batch)
-
-    @torch.no_grad()
-    def target(self, batch: Transitions) -> Tensor:
-        following = self.policy.rsample(batch.following, self.generator)
-        value = self.least(batch.following, following.action) - self.alpha * following.logprob
-        return batch.reward + batch.discount * value
-
-    def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
-        chosen = self.policy.rsample(batch.stored, self.generator)
-        loss = (self.alpha * chosen.logprob - self.worth(batch.stored, chosen.action)).mean()
-        logprob = chosen.logprob.detach().mean()
-        self._warm(logprob)
-        return loss, {"latent_entropy": -float(logprob), "temperature": float(self.alpha)}
-
-    def worth(self, stored: Mapping[str, Tensor], choice: Tensor) -> Tensor:
-        """What the actor maximises, [B]: the mean of the heads."""
-        value: Tensor = self.critic(stored, choice).mean(0)
-        return value
-
-    def _warm(self, logprob: Tensor) -> None:
-        """Raise the temperature where the entropy is below its target, lower it above."""
-        self.temperature_optimiser.zero_grad()
-        (-self.log_alpha.exp() * (logprob + self.config.target_entropy)).backward()
-        self.temperature_optimiser.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"log_alpha": self.log_alpha.detach(), "temperature_optimiser": self.temperature_optimiser.state_dict()}
-        return {**super().state_dict(), **own}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.log_alpha.copy_(state["log_alpha"])
-        self.temperature_optimiser.load_state_dict(state["temperature_optimiser"])
 
 
 @dataclass(frozen=True)
@@ -209,9 +156,8 @@ class NoiseAliased(DSRL):
         value: Tensor = self.noise_critic(stored, choice).mean(0)
         return value
 
-    def _calibrate(self) -> None:
-        super()._calibrate()
-        self.noise_critic.inputs.load_state_dict(self.critic.inputs.state_dict())
+    def seeing(self) -> list[Any]:
+        return [*super().seeing(), self.noise_critic]
 
     def state_dict(self) -> dict[str, Any]:
         own = {"noise_critic": self.noise_critic.state_dict(), "noise_optimiser": self.noise_optimiser.state_dict()}

@@ -81,9 +81,14 @@ class SAC(OffPolicy):
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
         made = self.policy.rsample(batch.stored, self.generator)
-        value = self.critic(batch.stored, made.action).mean(0)
+        value = self.worth(batch.stored, made.action)
         entropy = -float(made.logprob.detach().mean()) / made.action.shape[-1]
         return (self.temperature * made.logprob - value).mean(), {"entropy": entropy}
+
+    def worth(self, stored: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        """What the actor maximises, [B]: the mean of all heads."""
+        value: Tensor = self.critic(stored, action).mean(0)
+        return value
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
         """A step of the actor, then one of the temperature; metrics have the entropy per entry of the action."""
