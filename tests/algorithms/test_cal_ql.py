@@ -124,7 +124,7 @@ def test_the_penalty_of_the_regulariser_is_that_of_its_parts():
             terms = [*(q[0][k] + 2 * math.log(2))]
             for values, made in ((q[1][k], now), (q[2][k], then)):
                 terms += [*(values.clamp_min(float(batch.returns[b])) - made.logprob[rows])]
-            total += float(torch.stack(terms).exp().sum().log() - value[k, b])
+            total += (torch.stack(terms).exp().sum().log() - value[k, b]).item()
     assert found == pytest.approx(QUICK.conservatism * total / 3, rel=1e-4)
 
 
