@@ -103,6 +103,8 @@ def test_steps_follow_the_decisions_once_there_are_enough():
     idle = decisions(8)
     idle.valid[5:] = False
     assert td3.update(idle)["decisions"] == 5 and td3.steps == 15
+    td3.update(decisions(1))
+    assert td3.steps == 16
     empty = made(memory=Recorded(batch(0)))
     empty.update(decisions(30))
     assert empty.steps == 0 and empty.owed == 10.5

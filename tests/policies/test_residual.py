@@ -115,24 +115,25 @@ def test_what_else_is_in_the_queue_is_seen_and_nothing_beyond_it():
     policy = made(config=replace(SMALL, plan=5))
     obs, state = make("counting", num_envs=2).reset([0, 1], [300, 301]), policy.initial_state(2)
     state = policy.reset_state(state, np.arange(2))
-    chunk = policy.action_scale.normalise(torch.as_tensor(stepping(obs)))
-    for at in range(4):
-        stored, state = policy.context(policy.precompute(obs), state, seeded())
-        rest = torch.cat([chunk[:, at + 1 :], torch.zeros(2, 2 + at, 2)], 1)
-        assert torch.equal(stored["base_action"], chunk[:, at])
+    for at in range(16):  # so often that the queue, which is a ring, has gone round
+        seen = policy.precompute(replace(obs, time=obs.time + at))
+        stored, state = policy.context(seen, state, seeded())
+        begun = replace(obs, time=obs.time + at - at % 4)
+        chunk = policy.action_scale.normalise(torch.as_tensor(stepping(begun)))
+        rest = torch.cat([chunk[:, at % 4 + 1 :], torch.zeros(2, 2 + at % 4, 2)], 1)
+        assert torch.equal(stored["base_action"], chunk[:, at % 4])
         assert torch.equal(stored["base_plan"], rest.flatten(1))
         assert {name: item.shape[1] for name, item in stored.items() if name != "time"} == policy.perceived
-    stored, _ = policy.context(policy.precompute(replace(obs, time=obs.time + 9)), state, seeded())
-    assert not torch.equal(stored["base_action"], chunk[:, 0])  # a new chunk, of what is seen now
 
 
 def test_it_corrects_by_at_most_its_scale_within_the_bounds():
     policy = made(std=5.0, spec=POINT, base=biased_base())
-    base = torch.tensor([[0.9, -0.2], [-1.0, 0.3]])
-    stored = {"state": torch.ones(2, 2), "base_action": base, "base_plan": torch.zeros(2, 4)}
+    base = torch.tensor([[0.9, -0.9], [-0.9, 0.9], [0.9, 0.9], [-0.9, -0.9]])
+    stored = {"state": torch.ones(4, 2), "base_action": base, "base_plan": torch.zeros(4, 4)}
     u = policy.delta(stored)
-    out, _ = policy.act(stored, policy.initial_state(2), "eval", seeded())
-    assert u.abs().max() > 0.5 and torch.equal(out.sample[:, 0], u) and not out.logprob.any()
+    out, _ = policy.act(stored, policy.initial_state(4), "eval", seeded())
+    assert 0 < ((base + 0.5 * u).abs() > 1.1).sum() < 8
+    assert torch.equal(out.sample[:, 0], u) and not out.logprob.any()
     torch.testing.assert_close(out.action[:, 0], 0.2 * (base + 0.5 * u).clamp(-1, 1))
     found = policy.rsample(stored, seeded())
     torch.testing.assert_close(base + 0.5 * found.action, (base + 0.5 * u).clamp(-1, 1))  # what the bounds let through
