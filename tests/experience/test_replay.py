@@ -276,3 +276,5 @@ def test_what_cannot_be_kept_is_named():
         replay.add(replace(other, executed=torch.zeros(1, 1, 1, 2)))
     with pytest.raises(ContractError, match=r"'stored/id' of shape None"):
         replay.add(replace(other, stored={}))
+    with pytest.raises(UserError, match="holds 4 slots but this one has 3"):
+        Replay(3, 0.9).load_state_dict(replay.state_dict())

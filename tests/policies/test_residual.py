@@ -88,6 +88,16 @@ def test_at_first_it_is_the_base_chunk_by_chunk_after_every_kind_of_end(name, ki
         equal(two, one)
 
 
+def test_a_residual_can_be_the_base_of_another():
+    seeds = range(300, 306)
+    inner = made(base=stepping_base(), std=0.3)
+    outer = DeterministicResidual(inner, StateEyes(COUNTING), SMALL)
+    for one, two in zip(played(outer, seeds, seeded(3)), played(inner, seeds, seeded(3)), strict=True):
+        equal(one, two)
+    with pytest.raises(UserError, match=r"DeterministicResidual does not say what it perceives, .*give eyes"):
+        DeterministicResidual(inner)
+
+
 @pytest.mark.parametrize("name", ["function", "own state"])
 def test_rows_follow_plans_of_their_own(name):
     """Rows end at different times: every episode is what the base would do alone, through the rollout."""

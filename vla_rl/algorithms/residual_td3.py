@@ -88,4 +88,4 @@ class ResidualTD3(OffPolicy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.slow = state["slow"]
+        self.slow = {name: item.clone() for name, item in state["slow"].items()}

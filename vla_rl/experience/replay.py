@@ -172,6 +172,7 @@ class Replay:
         self._open = {int(row): list(parts) for row, parts in state["open"].items()}
         kept: Columns = state["columns"]
         if kept:
+            _require_room(kept, self.capacity)
             self._cursor, self._size, self._playable = state["cursor"], state["size"], None
             shapes = {name: (tuple(item.shape[1:]), item.dtype) for name, item in kept.items()}
             self.columns = self.columns or self.storage.allocate(shapes)
@@ -204,6 +205,16 @@ class Interventions:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+def _require_room(kept: Columns, capacity: int) -> None:
+    """Raise UserError when a saved replay does not fit."""
+    filled = len(next(iter(kept.values())))
+    if filled > capacity:
+        raise UserError(
+            f"the saved replay holds {filled} slots but this one has {capacity}, so decisions would be lost; give it "
+            "at least as many."
+        )
 
 
 def _drawn(decisions: Tensor, size: int, generator: torch.Generator) -> Tensor:

@@ -23,7 +23,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.policy import ActionOut, Judgeable, Likelihood, Mode, Policy, State, Stored
+from vla_rl.contract.policy import ActionOut, ContextPolicy, Judgeable, Likelihood, Mode, Policy, State, Stored
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadConfig
@@ -70,10 +70,10 @@ class ResidualPolicy(nn.Module):
 
     def __init__(self, base: Base, eyes: Eyes | None = None, config: ResidualConfig | None = None) -> None:
         super().__init__()
-        if eyes is None and not hasattr(base, "perceived"):
+        if eyes is None and (not hasattr(base, "perceived") or isinstance(base, ContextPolicy)):
             raise UserError(
-                f"{type(base).__name__} does not say what it perceives, so the residual would act blindly; give eyes: "
-                "a policy with `perceived`, such as an imitation checkpoint."
+                f"{type(base).__name__} does not say what it perceives, whatever its state, so the residual would act "
+                "blindly; give eyes: a policy with `perceived`, such as an imitation checkpoint."
             )
         self.config, self.version, self.spec = config or ResidualConfig(), 0, base.spec
         # Not registered: what is frozen or not even a module is neither moved, nor saved, nor copied with this one.
@@ -135,6 +135,8 @@ class ResidualPolicy(nn.Module):
         """``state`` with the base's chunk in the queue of ``rows``; raises NonFiniteError when it is no number."""
         given = {name: item[rows] for name, item in _inner(stored).items()}
         before = {name: item[rows] for name, item in _inner(state).items()}
+        if isinstance(self.base, ContextPolicy):
+            given, before = self.base.context(given, before, generator)
         out, after = self.base.act(given, before, "eval", generator)
         chunk = torch.as_tensor(out.action)
         bad = ~chunk.isfinite().flatten(1).all(1)
