@@ -183,7 +183,7 @@ _LEARNING = (
     Fault(
         "a learner that goes on has other slow weights",
         _TD3,
-        'self.slow = state["slow"]',
+        'self.slow = {name: item.clone() for name, item in state["slow"].items()}',
         "self.slow = dict(self.slow)",
         (f"{_ON_TD3}test_a_saved_run_goes_on_bit_for_bit",),
     ),

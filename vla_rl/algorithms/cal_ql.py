@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.sac import SAC, SACConfig
-from vla_rl.contract.batch import Memory, Transitions
-from vla_rl.contract.policy import Judgeable, ReparametrisedPolicy
-from vla_rl.policies.critics import QEnsemble
+from vla_rl.contract.batch import Transitions
+from vla_rl.contract.policy import Judgeable
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,9 @@ class CalQLConfig(SACConfig):
     conservatism: float = 5.0  # alpha of the penalty
     actions: int = 10  # n
 
-    def build(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, torch.nn.Parameter],
-        critic: QEnsemble,
-        memory: Memory,
-        generator: torch.Generator,
-    ) -> CalQL:
-        """The learner with these numbers."""
-        return CalQL(policy, parameters, critic, memory, self, generator)
+    @property
+    def learner(self) -> type[CalQL]:
+        return CalQL
 
 
 class CalQL(SAC):

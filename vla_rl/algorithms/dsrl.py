@@ -44,16 +44,9 @@ class DSRLConfig(SACConfig):
     temperature: float = 0.1
     target_entropy: float = 0.0
 
-    def build(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        memory: Memory,
-        generator: torch.Generator,
-    ) -> DSRL:
-        """The learner with these numbers."""
-        return DSRL(policy, parameters, critic, memory, self, generator)
+    @property
+    def learner(self) -> type[DSRL]:
+        return DSRL
 
 
 class DSRL(SAC):
@@ -80,16 +73,9 @@ class NoiseAliasedConfig(DSRLConfig):
 
     distillations: int = 10
 
-    def build(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        memory: Memory,
-        generator: torch.Generator,
-    ) -> NoiseAliased:
-        """The learner with these numbers."""
-        return NoiseAliased(policy, parameters, critic, memory, self, generator)
+    @property
+    def learner(self) -> type[NoiseAliased]:
+        return NoiseAliased
 
 
 class NoiseAliased(DSRL):

@@ -44,16 +44,9 @@ class IQLConfig(OffPolicyConfig):
     beta: float = 10.0  # how sharply better actions are preferred
     weight_limit: float = 100.0
 
-    def build(
-        self,
-        policy: ScoringPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        memory: Memory,
-        generator: torch.Generator,
-    ) -> IQL:
-        """The learner with these numbers."""
-        return IQL(policy, parameters, critic, memory, self, generator)
+    @property
+    def learner(self) -> type[IQL]:
+        return IQL
 
 
 class IQL(OffPolicy):

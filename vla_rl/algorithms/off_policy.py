@@ -42,6 +42,22 @@ class OffPolicyConfig:
     value_bounds: tuple[float, float] | None = None  # targets are kept within, where the returns are known to be
     offline_steps: int = 0  # steps from recorded data alone, before the first decision is collected
 
+    @property
+    def learner(self) -> type[OffPolicy]:
+        """The class with these numbers."""
+        raise NotImplementedError
+
+    def build(
+        self,
+        policy: ReparametrisedPolicy,
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        memory: Memory,
+        generator: torch.Generator,
+    ) -> OffPolicy:
+        """The learner with these numbers."""
+        return self.learner(policy, parameters, critic, memory, self, generator)
+
 
 class OffPolicy:
     """A ``Learner``: ``update(rollout)`` remembers it, then improves critics and policy from the memory.

@@ -32,16 +32,9 @@ class ResidualTD3Config(OffPolicyConfig):
     target_clip: float = 0.3
     penalty: float = 0.0  # on the squared size of the correction
 
-    def build(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        memory: Memory,
-        generator: torch.Generator,
-    ) -> ResidualTD3:
-        """The learner with these numbers."""
-        return ResidualTD3(policy, parameters, critic, memory, self, generator)
+    @property
+    def learner(self) -> type[ResidualTD3]:
+        return ResidualTD3
 
 
 class ResidualTD3(OffPolicy):

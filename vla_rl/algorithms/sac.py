@@ -38,16 +38,9 @@ class SACConfig(OffPolicyConfig):
     temperature: float = 1.0  # alpha at first
     temperature_rate: float = 3e-4  # its learning rate
 
-    def build(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        memory: Memory,
-        generator: torch.Generator,
-    ) -> SAC:
-        """The learner with these numbers."""
-        return SAC(policy, parameters, critic, memory, self, generator)
+    @property
+    def learner(self) -> type[SAC]:
+        return SAC
 
 
 class SAC(OffPolicy):

@@ -62,16 +62,9 @@ class WSRLConfig(SACConfig):
     offline_steps: int = 1_000_000
     offline: OfflineConfig = field(default_factory=CalQLConfig)
 
-    def build(
-        self,
-        policy: ReparametrisedPolicy,
-        parameters: Mapping[str, nn.Parameter],
-        critic: QEnsemble,
-        memory: Memory,
-        generator: torch.Generator,
-    ) -> WSRL:
-        """The learner with these numbers."""
-        return WSRL(policy, parameters, critic, memory, self, generator)
+    @property
+    def learner(self) -> type[WSRL]:
+        return WSRL
 
 
 class WSRL(SAC):
