@@ -114,11 +114,13 @@ def test_killed_while_writing_there_is_always_a_whole_state(tmp_path):
     """A process that does nothing but write states is killed at twenty moments, most of them inside a write."""
     caught, rng, newest = 0, np.random.default_rng(0), 0
     save_state(tmp_path, 0, {"step": 0, "weights": torch.zeros(300_000)})
-    for _ in range(20):
+    for attempt in range(20):
         child = os.fork()
         if child == 0:
             for step in range(newest + 1, 10**6):
                 save_state(tmp_path, step, {"step": step, "weights": torch.full((300_000,), float(step))})
+        while attempt % 2 and not (tmp_path / f"{newest + 1:08d}").exists():  # however slow the machine is
+            time.sleep(0.001)
         time.sleep(rng.uniform(0.01, 0.06))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
