@@ -115,7 +115,7 @@ def test_at_first_the_choice_is_the_same_everywhere(std):
 
 
 def test_the_std_stays_within_its_bounds():
-    head = made(std=100.0, bounds=(-3.0, 0.5))
+    head = made(std=100.0, std_bounds=(math.exp(-3.0), math.exp(0.5)))
     _, log_std = head.distribution(seen())
     assert log_std.min() >= -3 and log_std.max() <= 0.5 and log_std.max() - log_std.min() > 3.4
 

@@ -52,6 +52,20 @@ def test_a_density_far_outside_stays_finite_with_its_gradient(policy):
     )
 
 
+def test_the_std_stays_within_its_bounds():
+    policy = squashed(world(low=-1.0, high=3.0), std=0.5, std_bounds=(0.4, 0.6))
+    with torch.no_grad():
+        policy.head.last.bias.copy_(torch.tensor([0.0, 0.0, -50.0, 50.0]))
+    std = policy.head.distribution(stored())[1].exp()
+    torch.testing.assert_close(std, torch.tensor([0.4, 0.6]).expand(5, 2))
+
+
+@pytest.mark.parametrize("std", [0.3, 0.4, 2.0])
+def test_a_std_outside_its_bounds_is_refused(std):
+    with pytest.raises(UserError, match="not between its bounds"):
+        squashed(world(), std=std, std_bounds=(0.4, 0.6))
+
+
 def test_the_gradient_of_a_sample_is_that_of_its_distribution(policy):
     seen, policy = {"state": torch.full((40_000, 1), 0.3)}, policy.double()
     found = policy.rsample(seen, seeded(4)).action[:, 0].square().mean()

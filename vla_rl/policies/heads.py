@@ -98,10 +98,11 @@ class SquashedHead(Head):
         outputs: int,
         config: HeadConfig,
         std: float = 1.0,
-        bounds: tuple[float, float] = (-5.0, 2.0),
+        std_bounds: tuple[float, float] = (math.exp(-5.0), math.exp(2.0)),
     ) -> None:
-        """``std``: at first, before squashing; ``bounds`` of its logarithm."""
+        """``std``: at first, before squashing, and between which it stays."""
         super().__init__()
+        bounds = (math.log(std_bounds[0]), math.log(std_bounds[1]))
         self.trunk, self.bounds = Trunk(sizes, config), bounds
         self.last = zeroed(nn.Linear(config.width, 2 * outputs))
         share = (math.log(std) - bounds[0]) / (bounds[1] - bounds[0])

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +42,12 @@ class Eyes(Saveable, Protocol):
 
 @dataclass(frozen=True)
 class SquashedConfig:
-    """The length of a decision, how wide it explores at first, and the network."""
+    """The length of a decision, how wide it explores, and the network."""
 
     horizon: int = 1  # H: actions in a chunk
     std: float = 1.0  # of ``u`` at first
+    # Of few demonstrations the likelihood is learnt by heart, with a std near 0, unless it is kept from that.
+    std_bounds: tuple[float, float] = (math.exp(-5.0), math.exp(2.0))
     head: HeadConfig = HeadConfig()
 
 
@@ -52,7 +55,7 @@ class SquashedPolicy(nn.Module):
     """``tanh(u)`` over normalised chunks [E,H,D]; mode "eval" is ``tanh(mean)`` (``ReparametrisedPolicy``).
 
     ``eyes`` are frozen: neither trained nor among :meth:`trainable`; a checkpoint holds them.  Raises UserError when
-    the horizon is not one that the environment can execute.
+    the horizon is not one that the environment can execute, or the std outside its bounds.
     """
 
     action_low: Tensor
@@ -69,7 +72,13 @@ class SquashedPolicy(nn.Module):
         # Not registered: what is frozen or not even a module is neither moved, nor saved, nor copied with this one.
         self._frozen = (eyes,)
         self.action_scale = Affine.from_bounds(self.spec.action)
-        self.head = SquashedHead(self.perceived, self.horizon * self.spec.action_dim, self.config.head, self.config.std)
+        if not self.config.std_bounds[0] < self.config.std < self.config.std_bounds[1]:
+            raise UserError(
+                f"a std of {self.config.std:g} is not between its bounds {self.config.std_bounds}, so no policy can "
+                "begin with it; change one of them."
+            )
+        outputs, bounds = self.horizon * self.spec.action_dim, self.config.std_bounds
+        self.head = SquashedHead(self.perceived, outputs, self.config.head, self.config.std, bounds)
         low, high = action_limits(self.spec)
         self.register_buffer("action_low", low, persistent=False)
         self.register_buffer("action_high", high, persistent=False)
