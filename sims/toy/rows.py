@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sims.rows import SUCCESS, TIME_LIMIT, RowBook, put, take
+from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
 from vla_rl.contract.spec import EnvSpec
 

@@ -128,7 +128,7 @@ def test_stages_take_turns(imitated):
         metrics = made.update(bandit(made.policy, 16, g))
         rows.append(len(made.window))
         refits += [i] if "refit_loss" in metrics else []
-        stages.append(metrics["stage"])
+        stages.append(metrics["refits"])
         if i in (2, 5):
             mean, std = made.policy.actor({"state": torch.ones(1, 1)})
             assert not mean.any() and torch.equal(std, torch.ones(1, 2))

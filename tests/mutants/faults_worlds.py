@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _STATS, _RUN = "vla_rl/evaluation/stats.py", "vla_rl/evaluation/run.py"
-_ENV, _LIFT, _ROWS = "sims/mujoco/env.py", "sims/mujoco/tasks/lift.py", "sims/rows.py"
+_ENV, _LIFT, _ROWS = "sims/mujoco/env.py", "sims/mujoco/tasks/lift.py", "vla_rl/contract/rows.py"
 _TABLETOP = "sims/mujoco/tabletop.py"
 
 _ON_STATS = "tests/evaluation/test_stats.py::"

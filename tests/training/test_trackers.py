@@ -12,7 +12,7 @@ import pytest
 import wandb
 
 from vla_rl.cli.rewards import TrainSuccess
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.training.trackers import TRACKERS, WandbTracker, wandb_mode
 from vla_rl.training.tracking import RunFolder
 
@@ -65,6 +65,13 @@ def test_a_run_tells_its_trackers_what_it_writes_down(notes, tmp_path):
     assert folder.metrics("rl")[0]["kl"] is None
     folder.close()
     assert one.closed == 1
+
+
+def test_a_metric_cannot_pass_for_an_entry_of_the_line(tmp_path):
+    folder = RunFolder(tmp_path / "run", {})
+    with pytest.raises(ContractError, match="'stage' has the name of an entry"):
+        folder.log("rl", 1, {"validation": 1.0, "stage": 2.0})
+    assert folder.metrics("rl") == []
 
 
 def test_a_resumed_run_goes_on_telling_them(notes, tmp_path):

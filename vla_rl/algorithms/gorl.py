@@ -119,7 +119,7 @@ class GoRL(PPO):
             if self.played == self.config.iterations:
                 metrics["refit_loss"] = self.refit()
                 self._begin_stage()
-        return {**metrics, "stage": float(self.stage)}
+        return {**metrics, "refits": float(self.stage)}
 
     def policy_loss(self, row: Any, new: Likelihood) -> tuple[Tensor, Tensor]:
         """PPO's, and what it costs to be far from the prior."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.trackers import check_trackers, open_trackers
 
@@ -77,8 +77,16 @@ class RunFolder:
         return state
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line to ``metrics.jsonl``; numbers that are not finite become null."""
+        """Append one line to ``metrics.jsonl``; numbers that are not finite become null.
+
+        Raises ContractError when a metric has the name of one of the line's own entries.
+        """
         line = {"stage": stage, "step": step, "elapsed_s": round(time.monotonic() - self._start, 3)}
+        if taken := sorted(line.keys() & metrics):
+            raise ContractError(
+                f"the metric {taken[0]!r} has the name of an entry that every line has, so the line would be filed "
+                "under something else; rename the metric."
+            )
         line |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         try:
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:

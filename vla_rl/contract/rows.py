@@ -16,9 +16,10 @@ SUCCESS, TIME_LIMIT, DIVERGED, FAILURES = 1, 2, 3, 4  # codes of causes; failure
 class RowBook:
     """Seeds, clocks and latched ends of ``E`` rows, and the validation of what callers hand in."""
 
-    def __init__(self, num_envs: int, failures: tuple[str, ...] = ()) -> None:
-        """``failures``: causes beyond "success", "time_limit" and "diverged"."""
-        self.causes = ("", "success", "time_limit", "diverged", *failures)  # index 0: still running
+    def __init__(self, num_envs: int, failures: tuple[str, ...] = (), cuts: tuple[str, ...] = ()) -> None:
+        """Causes beyond "success", "time_limit" and "diverged": ``failures`` terminate, ``cuts`` truncate."""
+        self.causes = ("", "success", "time_limit", "diverged", *failures, *cuts)  # index 0: still running
+        self._first_cut = FAILURES + len(failures)
         self.num_envs = num_envs
         self.time = np.zeros(num_envs, np.int64)
         self.seed = np.full(num_envs, -1, np.int64)  # -1: never reset
@@ -49,11 +50,11 @@ class RowBook:
     def end(self, rows: np.ndarray, success: np.ndarray, cause: np.ndarray) -> None:
         """Latch how ``rows`` [R] ended: ``cause`` int [R] indexes ``causes``, 0 while a row runs.
 
-        The time limit and divergence truncate, every other cause terminates.
+        The time limit, divergence and ``cuts`` truncate, every other cause terminates.
         """
         self.success[rows], self.cause[rows] = success, cause
-        self.truncated[rows] = (cause == TIME_LIMIT) | (cause == DIVERGED)
-        self.terminated[rows] = (cause == SUCCESS) | (cause >= FAILURES)
+        truncated = (cause == TIME_LIMIT) | (cause == DIVERGED) | (cause >= self._first_cut)
+        self.truncated[rows], self.terminated[rows] = truncated, (cause > 0) & ~truncated
 
     def index(self, rows: Any) -> np.ndarray:
         """``rows`` as int [R]; raises ContractError unless they are distinct rows."""
