@@ -1,0 +1,60 @@
+"""Small world models with weights that nobody trained, for tests of everything around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from world_models.backbones.unet import UNetConfig
+from world_models.env import DreamConfig, ImaginedEnv
+from world_models.model import WorldConfig, WorldModel
+from world_models.starts import Start, Starts
+from world_models.uncertainty import Limits
+
+SMALL = UNetConfig(patch=4, width=16, deep=16, depth=1, heads=2, embedding=32)
+SIDE = 16
+
+
+def spec(cameras: tuple[str, ...] = ("front",), limit: int = 12) -> EnvSpec:
+    """A robot with a state of three and two actions."""
+    return EnvSpec(
+        name="table",
+        images={name: ArraySpec((SIDE, SIDE, 3), "uint8", 0, 255) for name in cameras},
+        state=ArraySpec((3,), "float32", -1.0, 1.0),
+        action=ArraySpec((2,), "float32", (-0.5, -2.0), (0.5, 1.0)),
+        tasks=("push", "pull"),
+        control_dt=0.1,
+        time_limit=limit,
+        max_chunk=limit,
+    )
+
+
+def model(cameras: tuple[str, ...] = ("front",), seed: int = 0, **numbers: Any) -> WorldModel:
+    """Every weight is random, those that begin at zero as well."""
+    torch.manual_seed(seed)
+    made = WorldModel(spec(cameras), WorldConfig(**{"frames": 3, "backbone": SMALL, **numbers}))
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return made.eval()
+
+
+def starts(made: WorldModel, count: int = 5, keyframes: int = 4, seed: int = 0) -> Starts:
+    chooser = np.random.default_rng(seed)
+
+    def some(number: int) -> Start:
+        shape = (number, 1 + made.config.memory, *made.picture)
+        state = chooser.uniform(-1, 1, (number, 3)).astype(np.float32)
+        return Start(chooser.integers(0, 256, shape, np.uint8), state, chooser.integers(0, 2, number))
+
+    return Starts(some(count), some(keyframes))
+
+
+def dream(
+    rows: int = 3, limits: Limits | None = None, cameras: tuple[str, ...] = ("front",), **numbers: Any
+) -> ImaginedEnv:
+    made = model(cameras)
+    config = DreamConfig(**{"horizon": 12, "part": 4, "done": 2.0, "failed": 2.0, **numbers})
+    return ImaginedEnv(made, starts(made), rows, limits, config)

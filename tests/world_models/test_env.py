@@ -1,0 +1,142 @@
+"""The imagined environment keeps the contract of a simulator, and knows when it is guessing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.world_models.dreams import dream
+from vla_rl.contract.check import check_env, random_actions
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import UserError
+from world_models.uncertainty import Limits
+
+
+@pytest.mark.parametrize("cameras", [("front",), ("side", "front")])
+def test_a_dream_keeps_the_contract_of_a_simulator(cameras):
+    names = [line.name for line in check_env(dream(3, cameras=cameras), seed=3)]
+    assert "snapshot" in names and "determinism" in names
+
+
+def test_a_dream_with_ends_keeps_it_too():
+    env = dream(6, done=0.6, failed=0.6, deadline=9, limits=Limits((1.23, 1.22)))
+    check_env(env, seed=11)
+    causes = set()
+    for seed in range(0, 60, 6):
+        env.reset(np.arange(6), seed + np.arange(6))
+        for _ in range(4):
+            step = env.step(random_actions(env, 3, np.random.default_rng(seed)))
+        causes |= set(step.cause)
+    assert len(causes & {"success", "failed", "too_late", "uncertainty"}) >= 2
+
+
+def same(a: Observation, b: Observation) -> bool:
+    return all(np.array_equal(a.images[name], b.images[name]) for name in a.images) and np.array_equal(a.state, b.state)
+
+
+def test_a_reset_of_one_row_touches_no_other():
+    """In the middle of a call, too: the others go on as if nothing had happened."""
+    courses = []
+    for interrupted in (False, True):
+        env, rows = dream(5), np.arange(5)
+        env.reset(rows, 20 + rows)
+        actions = random_actions(env, 7, np.random.default_rng(1))
+        env.step(actions[:, :4])
+        if interrupted:
+            env.reset(np.array([2]), np.array([99]))
+        courses.append(env.step(actions[:, 4:]).obs)
+    others = np.array([0, 1, 3, 4])
+    assert same(courses[0].rows(others), courses[1].rows(others))
+    assert courses[1].time.tolist() == [7, 7, 3, 7, 7]
+    assert not same(courses[0].rows(np.array([2])), courses[1].rows(np.array([2])))
+
+
+def test_rows_do_not_depend_on_how_many_there_are():
+    one, many = dream(1), dream(9)
+    actions = random_actions(many, 6, np.random.default_rng(2))
+    for env in (one, many):
+        env.reset(np.arange(env.num_envs), 40 + np.arange(env.num_envs))
+    alone, among = one.step(actions[:1]).obs, many.step(actions).obs
+    assert same(alone, among.rows(np.arange(1)))
+
+
+def test_a_frame_depends_on_the_actions_before_it_alone():
+    env, rows = dream(4), np.arange(4)
+    actions = random_actions(env, 6, np.random.default_rng(3))
+    other = actions.copy()
+    other[:, 4:] = random_actions(env, 2, np.random.default_rng(4))
+    env.reset(rows, rows)
+    first = env.step(actions, observe="all").frames
+    env.reset(rows, rows)
+    second = env.step(other, observe="all").frames
+    assert all(same(a, b) for a, b in zip(first[:4], second[:4], strict=True))
+    assert not same(first[4], second[4]) and not same(first[3], first[4])
+
+
+def test_frames_are_what_single_steps_would_have_shown():
+    env, rows = dream(4), np.arange(4)
+    actions = random_actions(env, 7, np.random.default_rng(3))
+    env.reset(rows, rows)
+    together = env.step(actions, observe="all").frames
+    env.reset(rows, rows)
+    for i, frame in enumerate(together):
+        assert same(env.step(actions[:, i : i + 1]).obs, frame), i
+
+
+def test_doubt_truncates_and_is_no_failure():
+    env, rows = dream(4, limits=Limits((1e9, 0.0))), np.arange(4)
+    env.reset(rows, rows)
+    actions = random_actions(env, 3, np.random.default_rng(5))
+    first = env.step(actions)
+    assert not first.done.any() and (env.doubt > 0).all()
+    second = env.step(actions)
+    assert second.truncated.all() and not second.terminated.any() and set(second.cause) == {"uncertainty"}
+    assert not second.success.any() and not second.reward.any()
+    assert second.obs.time.tolist() == [6] * 4
+
+
+def test_doubt_comes_before_success():
+    """A success that the model itself does not believe in earns nothing."""
+    env, rows = dream(3, done=0.0, limits=Limits((0.0,))), np.arange(3)
+    env.reset(rows, rows)
+    step = env.step(random_actions(env, 3, np.random.default_rng(5)))
+    assert set(step.cause) == {"uncertainty"} and not step.success.any() and not step.reward.any()
+    sure = dream(3, done=0.0)
+    sure.reset(rows, rows)
+    step = sure.step(random_actions(sure, 3, np.random.default_rng(5)))
+    assert set(step.cause) == {"success"} and step.reward.tolist() == [[0, 0, 1]] * 3
+
+
+@pytest.mark.parametrize("deadline, cause, time", [(None, "time_limit", 8), (5, "too_late", 5)])
+def test_time_is_up_in_the_middle_of_a_call(deadline, cause, time):
+    env, rows = dream(2, horizon=8, deadline=deadline), np.arange(2)
+    env.reset(rows, rows)
+    step = env.step(random_actions(env, 8, np.random.default_rng(6)))
+    assert set(step.cause) == {cause} and step.obs.time.tolist() == [time] * 2
+    assert step.truncated.all() == (deadline is None)
+    late = dream(2, horizon=8, deadline=deadline, done=0.0)
+    late.reset(rows, rows)
+    assert late.step(random_actions(late, 2, np.random.default_rng(6))).success.sum() == 0
+    assert late.step(random_actions(late, 6, np.random.default_rng(6))).terminated.all()
+
+
+def test_other_noise_gives_another_dream_of_the_same_start():
+    one, other, rows = dream(3), dream(3, noise=1), np.arange(3)
+    assert same(one.reset(rows, rows), other.reset(rows, rows))
+    actions = random_actions(one, 3, np.random.default_rng(7))
+    assert not same(one.step(actions).obs, other.step(actions).obs)
+
+
+@pytest.mark.parametrize("share, kinds", [(0.0, {0}), (1.0, {1}), (0.5, {0, 1})])
+def test_seeds_choose_where_dreams_begin(share, kinds):
+    env = dream(64, keyframes=share)
+    obs = env.reset(np.arange(64), np.arange(64))
+    pools = [part.pictures[:, -1] for part in (env.starts.first, env.starts.keyframes)]
+    begun = np.moveaxis(obs.images["front"], -1, 1)
+    found = {kind for kind, pool in enumerate(pools) for row in begun if (row == pool).all((1, 2, 3)).any()}
+    assert found == kinds
+
+
+def test_a_dream_of_nothing_is_refused():
+    with pytest.raises(UserError, match="nothing to imagine"):
+        dream(2, horizon=0)

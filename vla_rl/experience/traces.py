@@ -1,0 +1,222 @@
+"""Whole episodes with every picture, the last one included, good or bad: what a world model learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.policy import Mode, Policy, look
+from vla_rl.experience.episodes import Episodes
+
+
+@dataclass(frozen=True)
+class Traces:
+    """``M`` moments of whole episodes, in order; an episode of ``T`` control steps has ``T + 1`` of them.
+
+    images   {camera: uint8 [M,h,w,c]}
+    state    float32 [M,S]
+    action   float32 [M,D]   what was executed at this moment; 0 at an episode's last
+    task     int64 [M]       index into the environment's texts
+    success  bool [M]        the task was done by this moment
+    failed   bool [M]        the episode had been ended by a failure by this moment
+    episode  int64 [M]       0, 1, ...
+    seed     int64 [M]       of the episode, -1 when unknown
+    """
+
+    images: Mapping[str, np.ndarray]
+    state: np.ndarray
+    action: np.ndarray
+    task: np.ndarray
+    success: np.ndarray
+    failed: np.ndarray
+    episode: np.ndarray
+    seed: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Number of episodes."""
+        return len(self.spans())
+
+    @property
+    def steps(self) -> int:
+        """Control steps in all episodes."""
+        return len(self.state) - self.count
+
+    @property
+    def outcomes(self) -> np.ndarray:
+        """bool [count]: which episodes succeeded."""
+        ends = np.array([end - 1 for _, end in self.spans()], int)
+        won: np.ndarray = self.success[ends]
+        return won
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First moment and the one after the last, of every episode."""
+        begins = np.flatnonzero(np.diff(self.episode, prepend=-1))
+        return list(zip(begins.tolist(), [*begins[1:].tolist(), len(self.episode)], strict=True))
+
+    def chosen(self, episodes: Sequence[int] | np.ndarray) -> Traces:
+        """Those ``episodes`` alone, numbered from 0 in the order given."""
+        spans = self.spans()
+        index = np.concatenate([np.arange(*spans[i]) for i in episodes]) if len(episodes) else np.zeros(0, int)
+        lengths = [spans[i][1] - spans[i][0] for i in episodes]
+        parts = {name: getattr(self, name)[index] for name in _NAMES}
+        images = {name: image[index] for name, image in self.images.items()}
+        return Traces(images, **parts | {"episode": np.repeat(np.arange(len(lengths)), lengths)})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Traces]) -> Traces:
+        """``parts`` one after the other; raises ContractError when their cameras differ."""
+        for part in parts:
+            if part.images.keys() != parts[0].images.keys():
+                raise ContractError(
+                    f"traces with the cameras {sorted(part.images)} cannot be joined to some with "
+                    f"{sorted(parts[0].images)}; record the same ones."
+                )
+        lengths = [end - begin for part in parts for begin, end in part.spans()]
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES}
+        images = {name: np.concatenate([part.images[name] for part in parts]) for name in parts[0].images}
+        return cls(images, **arrays | {"episode": np.repeat(np.arange(len(lengths)), lengths)})
+
+    @classmethod
+    def of_episodes(cls, episodes: Episodes) -> Traces:
+        """From logged episodes alone, such as a LeRobot folder.
+
+        These lack the picture after the last action, so their last picture stands for it and the action before it is
+        the last that counts: an outcome is seen one control step early.  Raises UserError when they do not say which
+        succeeded.
+        """
+        if "next.success" not in episodes.extras:
+            raise UserError(
+                "the episodes have no 'next.success', so nothing could be learnt about outcomes; record them with "
+                "'vla-rl collect', or add the column."
+            )
+        last = np.array([end - 1 for _, end in episodes.spans()])
+        success, failed = np.zeros(len(episodes.state), bool), np.zeros(len(episodes.state), bool)
+        success[last] = np.asarray(episodes.extras["next.success"]).reshape(-1)[last]
+        ended = np.asarray(episodes.extras.get("next.terminated", np.zeros(len(success), bool))).reshape(-1)
+        failed[last] = ended[last] & ~success[last]
+        action = episodes.action.copy()
+        action[last] = 0
+        names = ("state", "task", "episode", "seed")
+        return cls(
+            episodes.images, action=action, success=success, failed=failed, **{n: getattr(episodes, n) for n in names}
+        )
+
+
+_NAMES = ("state", "action", "task", "success", "failed", "episode", "seed")
+
+
+def trace(
+    env: VecEnv,
+    policy: Policy,
+    seeds: Sequence[int],
+    generator: Any,
+    mode: Mode = "sample",
+    report: Callable[[int, int], None] = lambda episodes, successes: None,
+) -> Traces:
+    """Let ``policy`` play ``seeds`` once each and keep everything; ``report(episodes, successes)`` after each batch.
+
+    A failure is an end by the task without success; running out of time is none.
+    """
+    parts: list[Traces] = []
+    won = 0
+    for start in range(0, len(seeds), env.num_envs):
+        batch = list(seeds[start : start + env.num_envs])
+        tracks = _play(env, policy, batch, generator, mode)
+        parts += tracks
+        won += sum(bool(part.success[-1]) for part in tracks)
+        report(start + len(batch), won)
+    return Traces.joined(parts)
+
+
+def _play(env: VecEnv, policy: Policy, seeds: list[int], generator: Any, mode: Mode) -> list[Traces]:
+    """One batch; rows beyond ``seeds`` replay the last seed and are not kept."""
+    rows = np.arange(env.num_envs)
+    obs = env.reset(rows, np.array(seeds + [seeds[-1]] * (env.num_envs - len(seeds))))
+    state = policy.reset_state(policy.initial_state(env.num_envs), rows)
+    tracks = [_Track(obs, row) for row in range(len(seeds))]
+    while True:
+        stored, state = look(policy, obs, state, generator)
+        out, state = policy.act(stored, state, mode, generator)
+        step = env.step(np.asarray(out.action), observe="all")
+        for track in tracks:
+            for i, frame in enumerate(step.frames):
+                if step.valid[track.row, i]:
+                    track.add(frame, step.executed[track.row, i])
+        obs = step.obs
+        if step.done.all():
+            return [
+                track.finished(seed, bool(step.success[track.row]), bool(step.terminated[track.row]))
+                for track, seed in zip(tracks, seeds, strict=True)
+            ]
+
+
+class _Track:
+    """One episode while it is played."""
+
+    def __init__(self, obs: Observation, row: int) -> None:
+        self.row, self.seen = row, [obs.rows(slice(row, row + 1))]
+        self.actions: list[np.ndarray] = []
+
+    def add(self, obs: Observation, action: np.ndarray) -> None:
+        self.seen.append(obs.rows(slice(self.row, self.row + 1)))
+        self.actions.append(np.array(action))
+
+    def finished(self, seed: int, success: bool, terminated: bool) -> Traces:
+        count = len(self.seen)
+        last = np.arange(count) == count - 1
+        return Traces(
+            {name: np.concatenate([obs.images[name] for obs in self.seen]) for name in self.seen[0].images},
+            state=np.concatenate([obs.state for obs in self.seen]),
+            action=np.stack([*self.actions, np.zeros_like(self.actions[0])]),
+            task=np.concatenate([obs.task for obs in self.seen]),
+            success=last & success,
+            failed=last & terminated & (not success),
+            episode=np.zeros(count, np.int64),
+            seed=np.full(count, seed, np.int64),
+        )
+
+
+def windows(traces: Traces, frames: int, memory: int) -> dict[str, np.ndarray]:
+    """Every moment that something follows, with what was seen before and two calls of ``frames`` to come.
+
+    Indices and small arrays only; :func:`cut` fetches the pictures.
+
+    seen     int64 [N,1+memory]  moments: the episode's first, then the latest ones, ``frames`` apart, the present last
+    ahead    int64 [N,2*frames]  moments to come; an episode's last is repeated past its end
+    count    int64 [N]           how many of these there are
+    """
+    seen, ahead, count = [], [], []
+    back = np.arange(memory - 1, -1, -1) * frames
+    for begin, end in traces.spans():
+        now = np.arange(begin, end - 1)
+        seen.append(np.concatenate([np.full((len(now), 1), begin), np.maximum(now[:, None] - back, begin)], 1))
+        ahead.append(np.minimum(now[:, None] + 1 + np.arange(2 * frames), end - 1))
+        count.append(np.minimum(end - 1 - now, 2 * frames))
+    return {"seen": np.concatenate(seen), "ahead": np.concatenate(ahead), "count": np.concatenate(count)}
+
+
+def cut(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
+    """The windows ``index`` [B] of ``table``, as ``WorldModel.loss`` takes them.
+
+    pictures uint8 [B,1+memory+2*frames,C,h,w], cameras side by side in ``C``; state [B,1+2*frames,S], actions
+    [B,2*frames,D], task [B], count [B], outcome float32 [B,2*frames,2]
+    """
+    seen, ahead = table["seen"][index], table["ahead"][index]
+    moments = np.concatenate([seen, ahead], 1)
+    now = seen[:, -1:]
+    pictures = np.concatenate([traces.images[name][moments] for name in sorted(traces.images)], -1)
+    outcome = np.stack([traces.success[ahead], traces.failed[ahead]], -1).astype(np.float32)
+    return {
+        "pictures": np.moveaxis(pictures, -1, 2),
+        "state": traces.state[np.concatenate([now, ahead], 1)],
+        "actions": traces.action[np.concatenate([now, ahead[:, :-1]], 1)],
+        "task": traces.task[now[:, 0]],
+        "count": table["count"][index],
+        "outcome": outcome,
+    }

@@ -1,0 +1,1 @@
+"""Video models: what turns noise, frames seen and moves made into the next frames."""

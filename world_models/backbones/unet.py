@@ -1,0 +1,146 @@
+"""A small U-Net on pixels: the embedded default, made for 64 x 64 pictures on two CPU cores.
+
+Pixels are folded into channels (patchify), the frames of a call are stacked in channels, and the network estimates the
+clean frames themselves, as a correction of the latest frame seen: a trunk of 64 channels could not carry the 192 noise
+dimensions of a patch that a velocity or noise target asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from world_models.backbones.video_model import Guess, Moves, Seen
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    """Sizes of the network."""
+
+    patch: int = 4  # pixels folded into one place, per side
+    width: int = 64  # channels at full resolution
+    deep: int = 96  # and at half of it
+    depth: int = 2  # residual blocks per level and direction
+    heads: int = 4  # of the attention at the bottom: something may be carried across the whole picture
+    embedding: int = 256
+
+    def build(self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int) -> UNet:
+        """The network with these sizes; see :class:`UNet`."""
+        return UNet(picture, memory, frames, moves, maps, self)
+
+
+class UNet(nn.Module):
+    """A ``VideoModel`` whose latents are the folded pixels."""
+
+    def __init__(
+        self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int, config: UNetConfig
+    ) -> None:
+        """``picture`` (C, h, w); ``memory`` M frames seen; ``frames`` F; sizes of ``Moves``: A and P."""
+        super().__init__()
+        channels, height, width = picture
+        patch = config.patch
+        self.config, self.frames = config, frames
+        self.latent = (channels * patch * patch, height // patch, width // patch)
+        size = self.latent[0]
+        self.embed = nn.Sequential(
+            nn.Linear(frames * (moves + 2) + memory, config.embedding),
+            nn.SiLU(),
+            nn.Linear(config.embedding, config.embedding),
+            nn.SiLU(),
+        )
+        seen = size * (memory + frames) + frames * maps + 2
+        self.enter = nn.Conv2d(seen, config.width, 3, 1, 1)
+        self.down = _blocks(config.width, config.width, config)
+        self.shrink = nn.Conv2d(config.width, config.deep, 3, 2, 1)
+        self.bottom = _blocks(config.deep, config.deep, config)
+        self.attention = Attention(config.deep, config.heads)
+        self.rise = _blocks(config.deep, config.deep, config)
+        self.grow = nn.Conv2d(config.deep, config.width, 3, 1, 1)
+        self.up = _blocks(config.width, config.width, config, also=config.width)
+        self.leave = _zero(nn.Conv2d(config.width, frames * size, 3, 1, 1))  # at first nothing changes
+        y, x = (torch.linspace(-1, 1, side) for side in self.latent[1:])
+        self.register_buffer("places", torch.stack(torch.meshgrid(y, x, indexing="ij")), persistent=False)
+
+    places: Tensor
+
+    @property
+    def width(self) -> int:
+        return self.config.width
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        lead = pictures.shape[:-3]
+        return functional.pixel_unshuffle(pictures.flatten(0, -4), self.config.patch).unflatten(0, lead)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        lead = latents.shape[:-3]
+        return functional.pixel_shuffle(latents.flatten(0, -4), self.config.patch).unflatten(0, lead)
+
+    def forward(self, noisy: Tensor, level: Tensor, seen: Seen, moves: Moves) -> Guess:
+        wave = torch.stack([torch.cos(0.5 * math.pi * level), torch.sin(0.5 * math.pi * level)], -1)
+        told = torch.cat([moves.vector, wave], -1).flatten(1)
+        context = self.embed(torch.cat([told, seen.level], -1))
+        places = self.places.expand(len(noisy), -1, -1, -1)
+        x = torch.cat([noisy.flatten(1, 2), seen.frames.flatten(1, 2), moves.map.flatten(1, 2), places], 1)
+        x = _through(self.down, self.enter(x), context)
+        deep = self.attention(_through(self.bottom, self.shrink(x), context))
+        deep = self.grow(functional.interpolate(_through(self.rise, deep, context), size=x.shape[-2:]))
+        x = _through(self.up, torch.cat([deep, x], 1), context)
+        change = self.leave(functional.silu(x)).unflatten(1, (self.frames, -1))
+        return Guess(seen.frames[:, -1:] + change, x.flatten(2).transpose(1, 2))
+
+
+class Block(nn.Module):
+    """A residual block whose normalised channels the context scales and shifts (adaptive group norm)."""
+
+    def __init__(self, into: int, out: int, embedding: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.GroupNorm(8, into, affine=False), nn.GroupNorm(8, out, affine=False)])
+        self.convs = nn.ModuleList([nn.Conv2d(into, out, 3, 1, 1), _zero(nn.Conv2d(out, out, 3, 1, 1))])
+        self.steer = nn.Linear(embedding, 2 * (into + out))
+        self.aside = nn.Conv2d(into, out, 1) if into != out else nn.Identity()
+        self.sizes = (into, into, out, out)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        steer = self.steer(context)[..., None, None].split(self.sizes, 1)
+        kept = self.aside(x)
+        for norm, conv, scale, shift in zip(self.norms, self.convs, steer[::2], steer[1::2], strict=True):
+            x = conv(functional.silu(norm(x) * (1 + scale) + shift))
+        return kept + x
+
+
+class Attention(nn.Module):
+    """Self-attention over all places, [B,c,y,x]."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.GroupNorm(8, channels)
+        self.enter, self.leave = nn.Conv2d(channels, 3 * channels, 1), _zero(nn.Conv2d(channels, channels, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.enter(self.norm(x)).flatten(2).unflatten(1, (3, self.heads, -1)).transpose(-1, -2)
+        mixed = functional.scaled_dot_product_attention(*parts.unbind(1))
+        out: Tensor = x + self.leave(mixed.transpose(-1, -2).flatten(1, 2).unflatten(-1, x.shape[-2:]))
+        return out
+
+
+def _blocks(into: int, out: int, config: UNetConfig, also: int = 0) -> nn.ModuleList:
+    """``depth`` blocks, the first of which sees ``also`` more channels."""
+    return nn.ModuleList(Block(into + (also if i == 0 else 0), out, config.embedding) for i in range(config.depth))
+
+
+def _through(blocks: nn.ModuleList, x: Tensor, context: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x, context)
+    return x
+
+
+def _zero(conv: nn.Conv2d) -> nn.Conv2d:
+    """``conv`` with nothing coming out of it."""
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            parameter.zero_()
+    return conv

@@ -1,0 +1,218 @@
+"""A world model as an environment: the contract of a simulator, dreamt (``VecEnv`` and ``Snapshots``).
+
+Every row has its own clock, seed and reset.  The model predicts in calls of ``F`` control steps that begin at multiples
+of ``F`` on a row's own clock; an observation inside a call comes from predicting with the actions known so far, so that
+a chunk of five equals five chunks of one.  How the task stands is asked when a call is whole or time is up.
+
+A dream that doubts itself ends: truncated with the cause "uncertainty", so that its value is bootstrapped and it is no
+failure.  All noise is drawn from a row's seed and clock; equal seeds and actions give equal dreams, bit for bit, in any
+row and among any neighbours (calls are padded to one size, because kernels differ with it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
+from vla_rl.contract.spec import EnvSpec
+from world_models.model import Future, Now, WorldModel
+from world_models.starts import Starts
+from world_models.uncertainty import Limits
+
+_LATE, _FAILED, _DOUBT = FAILURES, FAILURES + 1, FAILURES + 2
+
+
+@dataclass(frozen=True)
+class DreamConfig:
+    """How far and how boldly to dream."""
+
+    horizon: int = 25  # control steps at most; beyond, a dream is truncated like at a time limit
+    deadline: int | None = None  # control steps after which an unfinished episode has failed
+    keyframes: float = 0.5  # share of dreams that begin at a keyframe
+    done: float = 0.5  # probability from which on the task counts as done
+    failed: float = 0.5  # and as failed
+    part: int = 16  # rows predicted together
+    noise: int = 0  # chooses other noise for the same seeds
+
+
+class ImaginedEnv:
+    """``E`` dreams side by side, stepped without autoreset."""
+
+    def __init__(
+        self,
+        model: WorldModel,
+        starts: Starts,
+        num_envs: int,
+        limits: Limits | None = None,
+        config: DreamConfig | None = None,
+    ) -> None:
+        """``limits``: how much doubt ends a dream; none does without.  Raises UserError for a horizon of nothing."""
+        self.model, self.starts, self.limits, self.config = model.eval(), starts, limits, config or DreamConfig()
+        if self.config.horizon < 1 or num_envs < 1:
+            raise UserError(
+                f"{num_envs} dreams of {self.config.horizon} control steps leave nothing to imagine; give at least 1."
+            )
+        self.spec: EnvSpec = replace(
+            model.spec,
+            name=f"imagined {model.spec.name}",
+            time_limit=self.config.horizon,
+            max_chunk=min(model.spec.max_chunk, self.config.horizon),
+            extras={},
+            success="once",
+            can_snapshot=True,
+        )
+        frames, size = model.config.frames, model.spec.state.shape[0]
+        self._book = RowBook(num_envs, ("too_late", "failed"), ("uncertainty",))
+        self._seen = np.zeros((num_envs, 1 + model.config.memory, *model.picture), np.uint8)
+        self._origin = np.zeros((num_envs, size), np.float32)  # state at the beginning of the call
+        self._picture = np.zeros((num_envs, *model.picture), np.uint8)
+        self._state = np.zeros((num_envs, size), np.float32)
+        self._task, self._depth = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
+        self._known = np.zeros(num_envs, np.int64)
+        self._doubt = np.zeros(num_envs, np.float32)
+
+    @property
+    def num_envs(self) -> int:
+        return self._book.num_envs
+
+    @property
+    def doubt(self) -> np.ndarray:
+        """float32 [E]: the doubt of each row's latest call, for logs."""
+        return self._doubt.copy()
+
+    def reset(self, rows: Any, seeds: Any) -> Observation:
+        """Begin new dreams in ``rows`` (int [R]): ``seeds`` choose start and noise."""
+        index = self._book.index(rows)
+        seed = self._book.seeds(index, seeds)
+        start = self.starts.draw(seed, self.config.keyframes)
+        self._seen[index], self._origin[index], self._task[index] = start.pictures, start.state, start.task
+        self._picture[index], self._state[index] = start.pictures[:, -1], start.state
+        self._known[index] = self._depth[index] = 0
+        self._actions[index], self._doubt[index] = 0.0, 0.0
+        self._book.begin(index, seed)
+        return self._observe()
+
+    def step(self, chunk: Any, observe: Observe = "last") -> Step:
+        """Dream through ``chunk`` [E,H,D]; see ``VecEnv.step``.  A reward of 1 comes with success."""
+        action = self._book.chunk(chunk, self.spec)
+        rows, horizon = action.shape[:2]
+        reward, valid = np.zeros((rows, horizon), np.float32), np.zeros((rows, horizon), bool)
+        frames: list[Observation] = []
+        for i in range(horizon):
+            active = np.flatnonzero(~self._book.done)
+            self._actions[active, self._known[active]] = action[active, i]
+            self._known[active] += 1
+            self._book.time[active] += 1
+            valid[active, i] = True
+            ripe = self._ripe(active)
+            shown = active if observe == "all" or i == horizon - 1 else ripe
+            if shown.size:
+                self._advance(shown, ripe)
+            reward[ripe, i] = self._book.success[ripe]
+            if observe == "all":
+                frames.append(self._observe())
+        obs = frames[-1] if frames else self._observe()
+        executed = np.where(valid[..., None], action, np.float32(0))
+        flags = self._book.flags()
+        return Step(
+            obs, reward, valid, **flags, executed=executed, intervened=np.zeros_like(valid), frames=tuple(frames)
+        )
+
+    def snapshot(self, rows: Any) -> Snapshot:
+        """Everything the future of ``rows`` depends on; see ``Snapshots``."""
+        index = self._book.index(rows)
+        self._book.require_started(index)
+        return take(self._arrays(), index)
+
+    def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``rows``, which need not be those it was taken from."""
+        put(self._arrays(), self._book.index(rows), snapshot)
+        return self._observe()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    # -- dreaming ---------------------------------------------------------------------------------------------------
+
+    def _ripe(self, rows: np.ndarray) -> np.ndarray:
+        """Those of ``rows`` whose call is whole or whose time is up."""
+        whole = self._known[rows] == self.model.config.frames
+        ends = [limit for limit in (self.config.horizon, self.config.deadline) if limit is not None]
+        ripe: np.ndarray = rows[whole | (self._book.time[rows] >= min(ends))]
+        return ripe
+
+    def _advance(self, rows: np.ndarray, ripe: np.ndarray) -> None:
+        """Show ``rows`` what their known actions lead to, and judge those that are ``ripe`` among them."""
+        future = self._predict(rows)
+        last = np.arange(len(rows)), self._known[rows] - 1
+        self._picture[rows] = future.pictures.numpy()[last]
+        low, high = (np.asarray(bound, np.float32) for bound in (self.spec.state.low, self.spec.state.high))
+        self._state[rows] = np.clip(future.state.numpy()[last], low, high)
+        judged = np.isin(rows, ripe)
+        self._judge(ripe, future.outcome.numpy()[judged], future.doubt.numpy()[judged])
+        whole = ripe[self._known[ripe] == self.model.config.frames]
+        self._seen[whole, 1:-1] = self._seen[whole, 2:]
+        self._seen[whole, -1], self._origin[whole] = self._picture[whole], self._state[whole]
+        self._known[whole] = 0
+        self._actions[whole] = 0.0
+        self._depth[whole] += 1
+
+    def _judge(self, rows: np.ndarray, outcome: np.ndarray, doubt: np.ndarray) -> None:
+        """How ``rows`` [R] stand, given the probabilities [R,2] of done and failed."""
+        time, config = self._book.time[rows], self.config
+        self._doubt[rows] = doubt
+        success = outcome[:, 0] >= config.done
+        cause = np.where(time >= config.horizon, TIME_LIMIT, 0)
+        if config.deadline is not None:
+            cause = np.where(time >= config.deadline, _LATE, cause)
+        cause = np.where(outcome[:, 1] >= config.failed, _FAILED, cause)
+        cause = np.where(success, SUCCESS, cause)
+        if self.limits is not None:
+            unsure = doubt > self.limits.at(self._depth[rows])
+            cause, success = np.where(unsure, _DOUBT, cause), success & ~unsure
+        self._book.end(rows, success, cause)
+
+    def _predict(self, rows: np.ndarray) -> Future:
+        parts = [self._call(part) for part in _parts(rows, self.config.part)]
+        names = ("pictures", "state", "outcome", "doubt")
+        return Future(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+
+    def _call(self, rows: np.ndarray) -> Future:
+        """One call for up to ``part`` rows, padded with copies of the first."""
+        padded = np.concatenate([rows, np.full(self.config.part - len(rows), rows[0])])
+        noise = np.stack([self._noise(int(row)) for row in padded])
+        now = Now(*(torch.from_numpy(item[padded]) for item in (self._seen, self._origin, self._task)))
+        actions, known = torch.from_numpy(self._actions[padded]), torch.from_numpy(self._known[padded])
+        future = self.model.predict(now, actions, known, torch.from_numpy(noise))
+        count = len(rows)
+        return Future(future.pictures[:count], future.state[:count], future.outcome[:count], future.doubt[:count])
+
+    def _noise(self, row: int) -> np.ndarray:
+        """float32 [F,c,y,x]: a function of the row's seed, its call and ``config.noise`` alone."""
+        key = np.random.SeedSequence([int(self._book.seed[row]), int(self._depth[row]), self.config.noise])
+        shape = (self.model.config.frames, *self.model.video.latent)
+        return np.random.Generator(np.random.SFC64(key)).standard_normal(shape, np.float32)
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def _observe(self) -> Observation:
+        pictures = np.moveaxis(self._picture, 1, -1)
+        images = {name: pictures[..., 3 * i : 3 * i + 3].copy() for i, name in enumerate(self.model.cameras)}
+        return Observation(images, self._state.copy(), self._task.copy(), self._book.time.copy())
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        own = ("seen", "origin", "picture", "state", "task", "depth", "actions", "known", "doubt")
+        return self._book.arrays() | {f"dream/{name}": getattr(self, f"_{name}") for name in own}
+
+
+def _parts(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for begin in range(0, len(rows), size):
+        yield rows[begin : begin + size]

@@ -1,0 +1,86 @@
+"""Small networks on what a backbone made its guess from: how the task stands, and how far the guess can be trusted."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class OutcomeHead(nn.Module):
+    """Logits of "the task is done" and "the episode has failed" at one frame, for the task that was asked for.
+
+    The task chooses where to look (attention over all places), since the same picture is a success for one instruction
+    and a failure for another.
+    """
+
+    def __init__(self, width: int, state: int, tasks: int, frames: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(width)
+        self.queries = nn.Embedding(tasks, heads * width)
+        self.out = nn.Sequential(
+            nn.Linear((heads + 1) * width + state + frames + tasks, width), nn.SiLU(), nn.Linear(width, 2)
+        )
+        self.tasks, self.frames = tasks, frames
+
+    def forward(self, features: Tensor, state: Tensor, task: Tensor, frame: Tensor) -> Tensor:
+        """[B,2] from ``features`` [B,N,d] and the robot's ``state`` [B,S], for ``task`` [B], at ``frame`` [B]."""
+        cells = self.norm(features)
+        queries = self.queries(task).unflatten(-1, (self.heads, -1))
+        weight = (queries @ cells.transpose(1, 2) / cells.shape[-1] ** 0.5).softmax(-1)
+        told = [functional.one_hot(task, self.tasks), functional.one_hot(frame, self.frames)]
+        seen = torch.cat([(weight @ cells).flatten(1), cells.mean(1), state, *(item.to(state) for item in told)], -1)
+        logits: Tensor = self.out(seen)
+        return logits
+
+
+class DoubtHead(nn.Module):
+    """The logarithm of the squared error that a guess will have, place by place.
+
+    Trained by the likelihood of the errors under ``N(0, exp(log_error))``, a strictly proper score, so that it is least
+    when the error is told exactly.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[B,N] for ``features`` [B,N,d]; what the features are made from does not learn from it."""
+        log_error: Tensor = self.out(features.detach())[..., 0]
+        return log_error.clamp(-14.0, 4.0)
+
+    @staticmethod
+    def score(log_error: Tensor, error: Tensor) -> Tensor:
+        """Mean negative log-likelihood of ``error`` [B,N] (squared, mean over a place's pixels), constants left out."""
+        return 0.5 * (error * torch.exp(-log_error) + log_error).mean()
+
+    @staticmethod
+    def doubt(log_error: Tensor, places: int = 8) -> Tensor:
+        """[B]: the mean of the largest ``places`` root errors; a wrong cube is a matter of few places."""
+        return (0.5 * log_error).exp().topk(places, -1).values.mean(-1)
+
+
+class InverseDynamics(nn.Module):
+    """Which actions led from one picture to another: what a dream that ignores its actions is found out by."""
+
+    def __init__(self, picture: tuple[int, int, int], actions: int, width: int = 32) -> None:
+        """``picture`` (C, h, w); ``actions``: entries to tell."""
+        super().__init__()
+        channels, *sides = picture
+        sizes = [(2 * channels + 2, width, 5), (width, 2 * width, 3), (2 * width, 2 * width, 3)]
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, size, 2, size // 2) for a, b, size in sizes)
+        cells = 2 * width * math.prod(-(-side // 8) for side in sides)
+        self.out = nn.Sequential(nn.Linear(cells, 4 * width), nn.SiLU(), nn.Linear(4 * width, actions))
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        """Actions [B,A], normalised, between pictures [B,C,h,w] from -1 to 1."""
+        y, x = (torch.linspace(-1, 1, side, device=before.device) for side in before.shape[-2:])
+        places = torch.stack(torch.meshgrid(y, x, indexing="ij")).expand(len(before), -1, -1, -1)
+        cells = torch.cat([before, after - before, places], 1)
+        for conv in self.convs:
+            cells = functional.silu(conv(cells))
+        told: Tensor = self.out(cells.flatten(1))
+        return told

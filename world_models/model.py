@@ -1,0 +1,294 @@
+"""A world model: dynamics, outcome, doubt and inverse dynamics in one module, trained by one loss.
+
+    frames     E w |x^ - x|^2 over the frames whose actions are known; pixels that change weigh more
+    state      E |s^ - s|^2, normalised
+    outcome    cross-entropy of "done" and "failed" at the last known frame
+    doubt      likelihood of the guess's own errors
+    inverse    E |a^ - a|^2 from two recorded pictures
+
+A call jumps: from the frames seen it predicts ``F`` frames, of which those whose actions are known count.  A frame
+depends on the actions before it only, because a call is made for as many actions as are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.spec import EnvSpec
+from world_models.backbones.unet import UNetConfig
+from world_models.backbones.video_model import Guess, Moves, Seen, VideoModel
+from world_models.heads import DoubtHead, InverseDynamics, OutcomeHead
+
+
+class BackboneConfig(Protocol):
+    """The frozen dataclass of one backbone's sizes, which knows its class."""
+
+    def build(self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int) -> VideoModel: ...
+
+
+@dataclass(frozen=True)
+class WorldConfig:
+    """What a call predicts and from what, and what the losses weigh."""
+
+    frames: int = 5  # F: control steps in a call
+    memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
+    steps: int = 2  # denoising steps; one gives the mean of all futures
+    maps: int = 4  # projected points of the robot
+    backbone: UNetConfig = field(default_factory=UNetConfig)
+    context_noise: float = 0.1  # highest level of noise in the memory while training: dreams are not clean, either
+    changed: float = 9.0  # additional weight of pixels that change
+    state_weight: float = 1.0
+    outcome_weight: float = 0.1
+    doubt_weight: float = 0.01
+    inverse_weight: float = 0.1
+
+
+@dataclass(frozen=True)
+class Now:
+    """Where a prediction starts.
+
+    pictures  uint8 [B,1+memory,C,h,w]  the episode's first, then the latest ones in order
+    state     float32 [B,S]
+    task      int64 [B]
+    """
+
+    pictures: Tensor
+    state: Tensor
+    task: Tensor
+
+
+@dataclass(frozen=True)
+class Future:
+    """What a call predicts at the last known frame, and all its frames.
+
+    pictures  uint8 [B,F,C,h,w]     those beyond the known actions mean nothing
+    state     float32 [B,F,S]
+    outcome   [B,2]                 probabilities of "done" and "failed"
+    doubt     [B]                   see :class:`DoubtHead`
+    """
+
+    pictures: Tensor
+    state: Tensor
+    outcome: Tensor
+    doubt: Tensor
+
+
+class WorldModel(nn.Module):
+    """Predicts pictures, state and outcome of the next control steps from those before."""
+
+    state_mean: Tensor
+    state_std: Tensor
+    action_middle: Tensor
+    action_reach: Tensor
+
+    def __init__(self, spec: EnvSpec, config: WorldConfig, state_mean: Any = 0.0, state_std: Any = 1.0) -> None:
+        """``spec`` of what is imagined; statistics [S] of its state, saved with the weights."""
+        super().__init__()
+        self.spec, self.config = spec, config
+        self.cameras = tuple(sorted(spec.images))
+        height, width, _ = spec.images[self.cameras[0]].shape
+        self.picture = (3 * len(self.cameras), height, width)
+        size, actions = spec.state.shape[0], spec.action_dim
+        for name, value in (("state_mean", state_mean), ("state_std", state_std)):
+            self.register_buffer(name, torch.as_tensor(value, dtype=torch.float32).expand(size).clone())
+        low, high = (torch.as_tensor(bound, dtype=torch.float32).expand(actions) for bound in _bounds(spec))
+        self.register_buffer("action_middle", (high + low) / 2, persistent=False)
+        self.register_buffer("action_reach", (high - low) / 2, persistent=False)
+        frames = config.frames
+        self.motion = nn.Sequential(
+            nn.Linear(size + frames * (actions + 1), 256),
+            nn.SiLU(),
+            nn.Linear(256, 256),
+            nn.SiLU(),
+            nn.Linear(256, frames * size),
+        )
+        self.projection = nn.Sequential(nn.Linear(size, 64), nn.SiLU(), nn.Linear(64, 3 * config.maps))
+        moves = actions + 1 + 2 * size
+        self.video: VideoModel = config.backbone.build(self.picture, 1 + config.memory, frames, moves, config.maps)
+        self.settle = nn.Linear(self.video.width + size, frames * size)  # what the pictures say about the state
+        nn.init.zeros_(self.settle.weight)
+        nn.init.zeros_(self.settle.bias)
+        self.outcome = OutcomeHead(self.video.width, size, len(spec.tasks), frames)
+        self.doubt = DoubtHead(self.video.width)
+        self.inverse = InverseDynamics(self.picture, frames * actions)
+
+    # -- predicting -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, now: Now, actions: Tensor, known: Tensor, noise: Tensor) -> Future:
+        """The future under ``actions`` [B,F,D], physical units, of which the first ``known`` [B] (1 to F) count.
+
+        ``noise`` float32 [B,F,c,y,x] is all the randomness there is.
+        """
+        seen = self._seen(now.pictures)
+        told = self.normalised(actions)
+        state, moves = self._moves(self.normalise(now.state), told, known)
+        noisy, level = noise, 1.0
+        for step in range(self.config.steps):
+            guess = self.video(noisy, noise.new_full(noise.shape[:2], level), seen, moves)
+            following = 1.0 - (step + 1) / self.config.steps
+            noisy = guess.clean + following / level * (noisy - guess.clean)
+            level = following
+        state = self._settled(state, guess, known)
+        outcome = self.outcome(guess.features, _at(state, known), now.task, known - 1).sigmoid()
+        pictures = ((self.video.decode(guess.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        doubt = self.doubt.doubt(self.doubt(guess.features))
+        return Future(pictures, self.state_mean + self.state_std * state, outcome, doubt)
+
+    @torch.no_grad()
+    def slip(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
+        """The inverse-dynamics residual [B]: how far ``actions`` [B,F,D] are from what pictures uint8 [B,C,h,w] show.
+
+        Root mean square, in units of half the action range.
+        """
+        told = self.inverse(_floats(before), _floats(after))
+        return (told - self.normalised(actions).flatten(1)).square().mean(1).sqrt()
+
+    def normalise(self, state: Tensor) -> Tensor:
+        """``state`` [...,S] with mean 0 and standard deviation 1."""
+        return (state - self.state_mean) / self.state_std
+
+    def normalised(self, actions: Tensor) -> Tensor:
+        """``actions`` [...,D] in units of the bounds."""
+        return (actions - self.action_middle) / self.action_reach
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
+        """The loss of ``batch``, windows of two calls as ``windows.py`` cuts them, and metrics.
+
+        Half of the rows whose first call is whole are trained on the second one, from what the model itself predicts
+        for the first (Huang et al. 2025, arXiv 2506.08009, in one step): that is what it meets in a dream.
+        """
+        frames = self.config.frames
+        now = Now(batch["pictures"][:, : 1 + self.config.memory], batch["state"][:, 0], batch["task"])
+        future, count = batch["pictures"][:, 1 + self.config.memory :], batch["count"]
+        later = (count > frames) & (torch.rand(len(count), generator=generator) < 0.5)
+        if later.any():
+            now = self._dreamt(now, batch, later, generator)
+        part = torch.where(later, frames, 0)[:, None] + torch.arange(frames)
+        rows = torch.arange(len(count))[:, None]
+        left = (count - torch.where(later, frames, 0)).clamp_max(frames)
+        known = 1 + (torch.rand(len(count), generator=generator) * left).long()
+        known = torch.where(torch.rand(len(count), generator=generator) < 0.5, left, known)
+        aim = Aim(
+            future[rows, part],
+            batch["state"][rows, part + 1],
+            batch["actions"][rows, part],
+            known,
+            batch["outcome"][rows[:, 0], part[:, 0] + known - 1],
+        )
+        return self._loss(now, aim, generator)
+
+    def _dreamt(self, now: Now, batch: Mapping[str, Tensor], later: Tensor, generator: torch.Generator) -> Now:
+        """``now`` with the rows ``later`` moved on by a whole call, by the model itself."""
+        rows = later.nonzero()[:, 0]
+        first = Now(now.pictures[rows], now.state[rows], now.task[rows])
+        frames = self.config.frames
+        noise = torch.randn(len(rows), frames, *self.video.latent, generator=generator)
+        future = self.predict(first, batch["actions"][rows, :frames], torch.full((len(rows),), frames), noise)
+        pictures, state = now.pictures.clone(), now.state.clone()
+        pictures[rows] = torch.cat([first.pictures[:, :1], first.pictures[:, 2:], future.pictures[:, -1:]], 1)
+        state[rows] = future.state[:, -1]
+        return Now(pictures, state, now.task)
+
+    def _loss(self, now: Now, aim: Aim, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
+        config, count = self.config, len(aim.known)
+        told = self.normalised(aim.actions)
+        expected, moves = self._moves(self.normalise(now.state), told, aim.known)
+        clean = self.video.encode(_floats(aim.pictures))
+        level = torch.rand(count, generator=generator)
+        level = torch.where(torch.rand(count, generator=generator) < 0.5, 1.0, level)
+        noise = torch.randn(clean.shape, generator=generator)
+        share = level[:, None, None, None, None]
+        noisy = (1.0 - share) * clean + share * noise
+        seen = self._seen(now.pictures, config.context_noise, generator)
+        guess = self.video(noisy, level[:, None].expand(count, config.frames), seen, moves)
+        counts = (torch.arange(config.frames) < aim.known[:, None]).float()
+        error = (guess.clean - clean).square()
+        moved = (clean - seen.frames[:, -1:]).abs().amax(2, keepdim=True) > 0.1
+        per_frame = ((1.0 + config.changed * moved) * error).mean((2, 3, 4))
+        video = (per_frame * counts).sum() / counts.sum()
+        wanted, settled = self.normalise(aim.state), self._settled(expected, guess, aim.known)
+        off = (settled - wanted).square() + (expected - wanted).square()
+        state = (off.mean(-1) * counts).sum() / counts.sum()
+        logits = self.outcome(guess.features, _at(wanted, aim.known), now.task, aim.known - 1)
+        right = nn.functional.binary_cross_entropy_with_logits(logits, aim.outcome, reduction="none").mean(1)
+        outcome = ((1.0 - 0.9 * level) * right).mean()  # little can be seen in noise
+        doubt = DoubtHead.score(self.doubt(guess.features), _at(error.detach().mean(2), aim.known).flatten(1))
+        whole = aim.known == config.frames
+        inverse = video.new_zeros(())
+        if whole.any():
+            shown = self.inverse(_floats(now.pictures[whole, -1]), _floats(aim.pictures[whole, -1]))
+            inverse = (shown - told[whole].flatten(1)).square().mean()
+        loss = video + config.state_weight * state + config.outcome_weight * outcome
+        loss = loss + config.doubt_weight * doubt + config.inverse_weight * inverse
+        parts = {"video": video, "state": state, "outcome": outcome, "doubt": doubt, "inverse": inverse}
+        return loss, {name: float(part.detach()) for name, part in parts.items()}
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def _seen(self, pictures: Tensor, noise: float = 0.0, generator: torch.Generator | None = None) -> Seen:
+        """What is seen; the reference stays clean, the others get noise of a level up to ``noise`` that is told."""
+        frames = self.video.encode(_floats(pictures))
+        level = torch.zeros(frames.shape[:2], device=frames.device)
+        if noise:
+            level[:, 1:] = noise * torch.rand(level[:, 1:].shape, generator=generator)
+            share = level[..., None, None, None]
+            frames = (1.0 - share) * frames + share * torch.randn(frames.shape, generator=generator)
+        return Seen(frames, level)
+
+    def _moves(self, state: Tensor, actions: Tensor, known: Tensor) -> tuple[Tensor, Moves]:
+        """The normalised state [B,F,S] that the known ``actions`` lead to, and what the backbone is told."""
+        frames = actions.shape[1]
+        flag = (torch.arange(frames, device=known.device) < known[:, None]).to(actions)[..., None]
+        told = torch.cat([actions * flag, flag], -1)
+        change = self.motion(torch.cat([state, told.flatten(1)], 1)).unflatten(1, (frames, -1))
+        expected = state[:, None] + change
+        sure = expected.detach() * flag  # what is expected without an action means nothing
+        vector = torch.cat([told, sure, state[:, None].expand_as(expected)], -1)
+        return expected, Moves(vector, self._bumps(sure) * flag[..., None, None])
+
+    def _bumps(self, state: Tensor) -> Tensor:
+        """Maps [B,F,P,y,x] with a bump at each projection of ``state`` [B,F,S]."""
+        u, v, size = self.projection(state)[..., None, None].chunk(3, -3)
+        y, x = (torch.linspace(-1, 1, side, device=state.device) for side in self.video.latent[1:])
+        far = (x - torch.tanh(u) * 1.2).square() + (y[:, None] - torch.tanh(v) * 1.2).square()
+        bumps: Tensor = torch.exp(-far * 20.0 * nn.functional.softplus(size))
+        return bumps
+
+    def _settled(self, expected: Tensor, guess: Guess, known: Tensor) -> Tensor:
+        """``expected`` [B,F,S] corrected by what the guess shows: a gripper does not close through a cube."""
+        change = self.settle(torch.cat([guess.features.mean(1), _at(expected, known).detach()], -1))
+        return expected + change.unflatten(-1, expected.shape[1:])
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What came: pictures uint8 [B,F,C,h,w], state [B,F,S], the actions [B,F,D] that led there, how many of them count
+    [B], and whether the task was done and had failed [B,2] after these."""
+
+    pictures: Tensor
+    state: Tensor
+    actions: Tensor
+    known: Tensor
+    outcome: Tensor
+
+
+def _at(items: Tensor, known: Tensor) -> Tensor:
+    """The entry of ``items`` [B,F,...] at the last known frame, [B,...]."""
+    return items[torch.arange(len(known), device=known.device), known - 1]
+
+
+def _floats(pictures: Tensor) -> Tensor:
+    """uint8 pictures from -1 to 1."""
+    return pictures.float() / 127.5 - 1.0
+
+
+def _bounds(spec: EnvSpec) -> tuple[Any, Any]:
+    return spec.action.low, spec.action.high
