@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 

@@ -10,9 +10,9 @@ from mujoco.batch import Batch
 
 from sims.mujoco.render import Renderer
 from sims.mujoco.task import Task
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.spec import EnvSpec
 
 

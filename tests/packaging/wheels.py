@@ -19,7 +19,21 @@ BASE = ("numpy", "msgpack", "tyro", "rich")
 _ASIDE = (".*", "runs", "build", "dist", "__pycache__", "*.egg-info")
 # What has to be importable with the base dependencies alone, as far as it exists.
 _LIGHT = ("vla_rl.contract", "robot_drivers", "sims.toy")
-_LIGHT_MODULES = ("sims", "sims.catalog", "vla_rl.contract.rows", "sims.isolated", "world_models", "vla_rl.fleet.client")
+_LIGHT_MODULES = (
+    "sims",
+    "sims.catalog",
+    "vla_rl.contract.rows",
+    "sims.isolated",
+    "world_models",
+    "vla_rl.fleet.client",
+)
+    "sims",
+    "sims.catalog",
+    "vla_rl.contract.rows",
+    "sims.isolated",
+    "world_models",
+    "vla_rl.fleet.client",
+)
 
 
 def build_wheel(folder: Path, *options: str) -> Path:
