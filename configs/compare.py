@@ -175,14 +175,24 @@ def imitate_place() -> Imitate:
     return Imitate(world=PLACE, grounding=grounding, imitation=study)
 
 
-def place_flow_sde() -> Improve:
-    """As on lift."""
-    return replace(flow_sde(), world=PLACE)
-
-
 def place_residual_td3() -> Improve:
     """As on lift."""
     return replace(residual_td3(), world=PLACE)
+
+
+def place_rlpd() -> Improve:
+    """As on lift."""
+    return replace(rlpd(), world=PLACE)
+
+
+def place_wsrl() -> Improve:
+    """As on lift."""
+    return replace(wsrl(), world=PLACE)
+
+
+def place_grpo() -> Improve:
+    """As on lift."""
+    return replace(grpo(), world=PLACE)
 
 
 def _lift(method: Method) -> Improve:

@@ -1,0 +1,96 @@
+"""Training, calibrating and keeping a world model, which comes as an object: nothing here knows how it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.experience.traces import Traces, cut, windows
+from vla_rl.pretrained import load_weights, read_config, save_folder
+from vla_rl.training.fit import FitConfig, fit, shuffled
+
+
+class Learns(Protocol):
+    """A world model as training sees it."""
+
+    spec: EnvSpec
+    config: Any
+
+    def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+def fit_world(
+    model: Learns,
+    traces: Traces,
+    config: FitConfig,
+    generator: torch.Generator,
+    report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
+) -> None:
+    """Train ``model`` on windows of ``traces``, in place.
+
+    Raises UserError when all episodes ended alike: what tells success from failure could not be learnt.
+    """
+    require_both_outcomes(traces)
+    table = windows(traces, model.config.frames, model.config.memory)
+    index = shuffled(len(table["count"]), config.batch, generator)
+    batches = ({k: torch.from_numpy(v) for k, v in cut(traces, table, part.numpy()).items()} for part in index)
+    fit(dict(model.named_parameters()), lambda batch: model.loss(batch, generator), batches, config, report)
+
+
+def require_both_outcomes(traces: Traces) -> None:
+    """Raise UserError when ``traces`` hold successes only, or none."""
+    won = int(traces.outcomes.sum())
+    if won in (0, traces.count):
+        which = "all" if won else "none"
+        raise UserError(
+            f"{which} of {traces.count} episodes succeeded, so a world model could not learn to tell success from "
+            "failure; add episodes of the other kind, for example of the policy itself and of random play."
+        )
+
+
+def save_world(model: nn.Module, folder: Path, more: dict[str, Any] | None = None) -> None:
+    """Write ``model`` as a checkpoint folder; ``more`` is kept in its ``config.json`` (limits, horizon)."""
+    kind = f"{type(model).__module__}:{type(model).__qualname__}"
+    described = {"world": kind, "config": to_json(model.config), "spec": model.spec.to_json(), **(more or {})}  # type: ignore[operator,arg-type,union-attr]
+    save_folder(folder, described, model.state_dict())
+
+
+def load_world(folder: Path, spec: EnvSpec | None = None) -> tuple[Any, dict[str, Any]]:
+    """The world model in ``folder`` and its ``config.json``.
+
+    Raises UserError for a damaged or foreign one and, given the ``spec`` of the world that it is to stand for, when it
+    was trained for other cameras, states or action bounds.
+    """
+    saved = read_config(folder, "world")
+    trained = EnvSpec.from_json(saved["spec"])
+    if spec is not None:
+        _require_same(trained, spec, folder)
+    model = load(saved["world"])(trained, from_json(saved["config"]))
+    load_weights(model, folder)
+    return model.eval(), saved
+
+
+def _require_same(trained: EnvSpec, spec: EnvSpec, folder: Path) -> None:
+    parts = {"cameras": "images", "state": "state", "actions": "action", "instructions": "tasks"}
+    for what, name in parts.items():
+        if getattr(trained, name) != getattr(spec, name):
+            raise UserError(
+                f"the world model {str(folder)!r} was trained for other {what} than {spec.name!r} has, so it would "
+                "dream of something else; train one on episodes of this world."
+            )
+
+
+def statistics(traces: Traces) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation [S] of the recorded states; of what hardly moves, at least 1e-3."""
+    return traces.state.mean(0), np.maximum(traces.state.std(0), 1e-3)
