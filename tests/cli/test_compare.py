@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.compare import steps_to
+from vla_rl.cli.compare_page import Compared, steps_to, write_page
 from vla_rl.cli.main import main
 from vla_rl.policies.pretrained import load_policy
 
@@ -35,6 +35,8 @@ def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, 
         assert config["demonstrations"] == str(out / "lift" / "imitate-2" / "demonstrations")
     page = (out / "report.html").read_text()
     assert all(text in page for text in ("imitation", "mixed", "steps to 85%", "seed 2", "validation success"))
+    assert json.loads((out / "lift" / "imitate-2" / "test.json").read_text())["episodes"] == 4
+    assert "<strong>mixed</strong>" in page and "half of every batch from demonstrations." in page
     before = (out / "lift" / "mixed-2" / "summary.json").stat().st_mtime_ns
     main(command)
     assert (out / "lift" / "mixed-2" / "summary.json").stat().st_mtime_ns == before
@@ -62,3 +64,23 @@ def test_demonstrations_that_are_needed_and_missing_are_asked_for(untrained, qui
 )
 def test_the_target_is_reached_at_the_first_of_two_validations_in_a_row(successes, expected):
     assert steps_to([{"env_steps": i, "success": value} for i, value in enumerate(successes)], 0.85) == expected
+
+
+def test_what_is_worse_than_imitation_is_shown_as_such_with_the_reason(tmp_path):
+    def rate(success: float) -> dict[str, float | int]:
+        return {"success": success, "low": success - 0.1, "high": success + 0.1, "episodes": 100}
+
+    def algorithm(name: str, about: str, one: float, two: float) -> Compared:
+        curve = [{"env_steps": 0, **rate(0.5)}, {"env_steps": 9, **rate(one)}]
+        after = {seed: {"rl": rate(value), "seconds": {"rl": 3.0}} for seed, value in ((1, one), (2, two))}
+        return Compared(name, "lift", about, {1: curve, 2: curve}, after)
+
+    good = algorithm("good", "It learns.\n\nBy trying.", 0.7, 0.45)
+    bad = algorithm("bad", "It guesses.\n\nIt never looks.", 0.6, 0.2)
+    page = tmp_path / "report.html"
+    write_page(page, [bad, good], {"lift": {1: rate(0.5), 2: rate(0.4)}}, target=0.85)
+    text = page.read_text()
+    assert "<strong>Worse than imitation: bad.</strong> It never looks." in text
+    assert "Worse than imitation: good" not in text and "+20.0, +5.0" in text and "+10.0, -20.0" in text
+    table = text[text.index("<tbody>") :]
+    assert table.index("imitation") < table.index(">good<") < table.index(">bad<"), "the best first"

@@ -27,13 +27,6 @@ _LIGHT_MODULES = (
     "world_models",
     "vla_rl.fleet.client",
 )
-    "sims",
-    "sims.catalog",
-    "vla_rl.contract.rows",
-    "sims.isolated",
-    "world_models",
-    "vla_rl.fleet.client",
-)
 
 
 def build_wheel(folder: Path, *options: str) -> Path:

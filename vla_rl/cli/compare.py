@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vla_rl.cli import stages
 from vla_rl.cli.cells import Cell, run_cells
-from vla_rl.cli.configs import load_config, override
+from vla_rl.cli.compare_page import Compared, write_page
+from vla_rl.cli.configs import config_function, load_config, override
 from vla_rl.cli.progress import console
-from vla_rl.cli.story import percent
-from vla_rl.evaluation.report import Bar, Report, Series
-from vla_rl.evaluation.stats import Rate
+from vla_rl.evaluation import suite
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.training.tracking import write_json
 
 
@@ -63,14 +64,10 @@ def compare(arguments: Sequence[str]) -> None:
         run_cells(cells, config.processes, "improve")
     except KeyboardInterrupt as stop:
         raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
-    curves = {
-        (task, name, seed): _curve(out, task, name, seed)
-        for task in tasks
-        for name in tasks[task]
-        for seed in config.seeds
-    }
-    write_json(out / "results.json", [row for rows in curves.values() for row in rows])
-    _report(config, tasks, curves)
+    compared = [_compared(config, task, name) for task, names in tasks.items() for name in names]
+    write_json(out / "results.json", [row for item in compared for curve in item.curves.values() for row in curve])
+    before = {task: {seed: _before(config, task, seed) for seed in config.seeds} for task in tasks}
+    write_page(out / "report.html", compared, before, config.target)
     console.print(f"{out}/results.json, {out}/report.html")
 
 
@@ -90,9 +87,30 @@ def _cell(config: Compare, task: str, name: str, seed: int) -> Cell:
     return Cell(Path(config.out) / task / f"{name}-{seed}", function, ("--seed", str(seed), *taken))
 
 
-def _curve(out: Path, task: str, name: str, seed: int) -> list[dict[str, Any]]:
+def _before(config: Compare, task: str, seed: int) -> dict[str, Any]:
+    """The imitation policy's own success on the test scenes, played once."""
+    folder = Path(config.out) / task / f"imitate-{seed}"
+    if not (folder / "test.json").exists():
+        recipe = load_config(f"{config.config}:imitate_{task}")
+        policy = load_policy(folder / "checkpoints" / "imitation")
+        scenes = suite.held_out(suite.TEST, recipe.evaluation.test)
+        outcomes = stages.play(recipe.world, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
+        write_json(folder / "test.json", asdict(outcomes.rate))
+    rate: dict[str, Any] = json.loads((folder / "test.json").read_text(encoding="utf-8"))
+    return rate
+
+
+def _compared(config: Compare, task: str, name: str) -> Compared:
+    about = inspect.getdoc(config_function(f"{config.config}:{_function(task, name)}")) or ""
+    folders = {seed: Path(config.out) / task / f"{name}-{seed}" for seed in config.seeds}
+    curves = {seed: _curve(folder, task, name, seed) for seed, folder in folders.items()}
+    after = {seed: json.loads((at / "summary.json").read_text(encoding="utf-8")) for seed, at in folders.items()}
+    return Compared(name, task, about, curves, after)
+
+
+def _curve(folder: Path, task: str, name: str, seed: int) -> list[dict[str, Any]]:
     """One row per validation."""
-    lines = (out / task / f"{name}-{seed}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     found = [row for row in map(json.loads, lines) if row["stage"] == "rl" and "validation" in row]
     return [
         {
@@ -108,81 +126,3 @@ def _curve(out: Path, task: str, name: str, seed: int) -> list[dict[str, Any]]:
         }
         for row in found
     ]
-
-
-def steps_to(curve: Sequence[dict[str, Any]], target: float) -> int | None:
-    """Control steps at the first of two consecutive validations of at least ``target``; None if there are none."""
-    for one, two in pairwise(curve):
-        if min(one["success"], two["success"]) >= target:
-            return int(one["env_steps"])
-    return None
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-_Curves = dict[tuple[str, str, int], list[dict[str, Any]]]
-
-
-def _report(config: Compare, tasks: dict[str, tuple[str, ...]], curves: _Curves) -> None:
-    subtitle = (
-        "The same imitation policies and demonstrations, the same budget of control steps, never pooled over seeds"
-    )
-    report = Report("Ways to improve a policy, side by side", subtitle)
-    for task, names in tasks.items():
-        report.section(task.capitalize())
-        _results(report, config, task, names, curves)
-        for name in names:
-            lines = [_series(curves[task, name, seed], f"seed {seed}") for seed in config.seeds]
-            report.curves(f"{task}: {name}", "control steps", "validation success", lines, percent=True)
-    report.command("vla-rl compare")
-    report.write(Path(config.out) / "report.html")
-
-
-def _results(report: Report, config: Compare, task: str, names: Sequence[str], curves: _Curves) -> None:
-    """Test success before and after, in how many steps the target was reached, and seconds."""
-    folder = Path(config.out) / task
-    before = {seed: _summary(folder / f"imitate-{seed}")["validation"] for seed in config.seeds}
-    rows = [["imitation, validation scenes", *_line([before[seed] for seed in config.seeds]), "", ""]]
-    bars = [
-        Bar("imitation", before[s]["success"], before[s]["low"], before[s]["high"], f"seed {s}", True)
-        for s in config.seeds
-    ]
-    after = {(name, seed): _summary(folder / f"{name}-{seed}") for name in names for seed in config.seeds}
-    for name in names:
-        reached = [steps_to(curves[task, name, seed], config.target) for seed in config.seeds]
-        seconds = [after[name, seed]["seconds"]["rl"] for seed in config.seeds]
-        cost = ", ".join("–" if steps is None else f"{steps / 1000:.0f}k" for steps in reached)
-        rows.append(
-            [
-                name,
-                *_line([after[name, seed]["rl"] for seed in config.seeds]),
-                cost,
-                f"{sum(seconds) / len(seconds):.0f}",
-            ]
-        )
-        for seed in config.seeds:
-            rate = after[name, seed]["rl"]
-            bars.append(Bar(name, rate["success"], rate["low"], rate["high"], f"seed {seed}"))
-    seeds = [f"seed {seed}" for seed in config.seeds]
-    header = ["", *seeds, "mean (min to max)", f"steps to {config.target:.0%}, by seed", "seconds"]
-    episodes = after[names[0], config.seeds[0]]["rl"]["episodes"]
-    report.table(header, rows, f"Success on {episodes} test scenes with 95 % intervals.")
-    report.bars(f"{task}: test success", sorted(bars, key=lambda bar: bar.group))
-
-
-def _line(rates: list[dict[str, Any]]) -> list[str]:
-    values = [rate["success"] for rate in rates]
-    return [
-        *(percent(Rate(**rate)) for rate in rates),
-        f"{sum(values) / len(values):.1%} ({min(values):.1%} to {max(values):.1%})",
-    ]
-
-
-def _series(curve: Sequence[dict[str, Any]], name: str) -> Series:
-    parts = {key: [row[key] for row in curve] for key in ("env_steps", "success", "low", "high")}
-    return Series(name, parts["env_steps"], parts["success"], parts["low"], parts["high"])
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return summary

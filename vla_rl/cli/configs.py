@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -32,6 +32,11 @@ def find_file(name: str) -> Path:
 
 def load_config(target: str) -> Any:
     """The config that ``FILE.py:function`` returns."""
+    return config_function(target)()
+
+
+def config_function(target: str) -> Callable[[], Any]:
+    """``FILE.py:function`` itself, whose docstring says what its config is for."""
     file, colon, function = target.rpartition(":")
     if not colon:
         raise UserError(f"{target!r} names no config function, so nothing can be run; write FILE.py:function.")
@@ -51,7 +56,8 @@ def load_config(target: str) -> Any:
         raise UserError(
             f"{str(path)!r} has no config function {function!r}, so nothing can be run; {did_you_mean(function, made)}"
         )
-    return getattr(module, function)()
+    found: Callable[[], Any] = getattr(module, function)
+    return found
 
 
 def override(config: Any, arguments: Sequence[str], command: str) -> Any:

@@ -62,7 +62,7 @@ def require_both_outcomes(traces: Traces) -> None:
 def save_world(model: nn.Module, folder: Path, more: dict[str, Any] | None = None) -> None:
     """Write ``model`` as a checkpoint folder; ``more`` is kept in its ``config.json`` (limits, horizon)."""
     kind = f"{type(model).__module__}:{type(model).__qualname__}"
-    described = {"world": kind, "config": to_json(model.config), "spec": model.spec.to_json(), **(more or {})}  # type: ignore[operator,arg-type,union-attr]
+    described = {"world": kind, "config": to_json(model.config), "spec": model.spec.to_json(), **(more or {})}  # type: ignore[operator,union-attr]
     save_folder(folder, described, model.state_dict())
 
 

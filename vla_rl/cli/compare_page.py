@@ -1,0 +1,114 @@
+"""The page of ``vla-rl compare``: who is better when, and who is worse than the policy that all began with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from vla_rl.cli.story import percent
+from vla_rl.evaluation.report import Bar, Report, Series
+from vla_rl.evaluation.stats import Rate
+
+_Curve = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One algorithm on one task, by seed.
+
+    about   what it is, the first paragraph, and what was found about it
+    curves  rows of ``results.json``
+    after   ``summary.json``
+    """
+
+    name: str
+    task: str
+    about: str
+    curves: Mapping[int, _Curve]
+    after: Mapping[int, Mapping[str, Any]]
+
+    def gains(self, before: Mapping[int, Mapping[str, Any]]) -> list[float]:
+        """Test success minus that of the imitation policy, by seed."""
+        return [float(item["rl"]["success"] - before[seed]["success"]) for seed, item in self.after.items()]
+
+
+def steps_to(curve: _Curve, target: float) -> int | None:
+    """Control steps at the first of two consecutive validations of at least ``target``; None if there are none."""
+    for one, two in pairwise(curve):
+        if min(one["success"], two["success"]) >= target:
+            return int(one["env_steps"])
+    return None
+
+
+def write_page(
+    path: Path, compared: Sequence[Compared], before: Mapping[str, Mapping[int, Mapping[str, Any]]], target: float
+) -> None:
+    """``before`` {task: {seed: the imitation policy's test success}}."""
+    subtitle = (
+        "The same imitation policies and demonstrations, the same budget of control steps, never pooled over seeds"
+    )
+    report = Report("Ways to improve a policy, side by side", subtitle)
+    for task in before:
+        chosen = [item for item in compared if item.task == task]
+        report.section(task.capitalize())
+        _results(report, chosen, before[task], target)
+        for item in chosen:
+            lines = [_series(curve, f"seed {seed}") for seed, curve in item.curves.items()]
+            report.curves(f"{task}: {item.name}", "control steps", "validation success", lines, percent=True)
+        report.text("\n".join(f"- **{item.name}**: {' '.join(item.about.split())}" for item in chosen))
+    report.command("vla-rl compare")
+    report.write(path)
+
+
+def _results(
+    report: Report, chosen: Sequence[Compared], before: Mapping[int, Mapping[str, Any]], target: float
+) -> None:
+    """Test success, gain over imitation, in how many steps the target was reached, and seconds; the best first."""
+    ordered = sorted(chosen, key=lambda item: -sum(item.gains(before)))
+    rows = [["imitation", *_line(list(before.values())), "", "", ""]]
+    rows += [_row(item, before, target) for item in ordered]
+    header = ["", *(f"seed {seed}" for seed in before), "mean (min to max)", "against imitation, points"]
+    header += [f"steps to {target:.0%}, by seed", "seconds"]
+    episodes = next(iter(before.values()))["episodes"]
+    report.table(header, rows, f"Success on {episodes} test scenes with 95 % intervals.")
+    if worse := [item for item in ordered if sum(item.gains(before)) < 0]:
+        report.text("\n".join(f"- **Worse than imitation: {item.name}.** {_found(item)}" for item in worse))
+    bars = [Bar("imitation", r["success"], r["low"], r["high"], f"seed {seed}", True) for seed, r in before.items()]
+    for item in ordered:
+        rates = {seed: after["rl"] for seed, after in item.after.items()}
+        bars += [Bar(item.name, r["success"], r["low"], r["high"], f"seed {seed}") for seed, r in rates.items()]
+    report.bars("Test success", sorted(bars, key=lambda bar: bar.group))
+
+
+def _row(item: Compared, before: Mapping[int, Mapping[str, Any]], target: float) -> list[str]:
+    reached = [steps_to(curve, target) for curve in item.curves.values()]
+    seconds = [after["seconds"]["rl"] for after in item.after.values()]
+    return [
+        item.name,
+        *_line([after["rl"] for after in item.after.values()]),
+        ", ".join(f"{100 * gain:+.1f}" for gain in item.gains(before)),
+        ", ".join("–" if steps is None else f"{steps / 1000:.0f}k" for steps in reached),
+        f"{sum(seconds) / len(seconds):.0f}",
+    ]
+
+
+def _found(item: Compared) -> str:
+    """What its description says after the first paragraph."""
+    found = " ".join(item.about.partition("\n\n")[2].split())
+    return found or "Why has not been found out."
+
+
+def _line(rates: Sequence[Mapping[str, Any]]) -> list[str]:
+    values = [rate["success"] for rate in rates]
+    return [
+        *(percent(Rate(**rate)) for rate in rates),
+        f"{sum(values) / len(values):.1%} ({min(values):.1%} to {max(values):.1%})",
+    ]
+
+
+def _series(curve: _Curve, name: str) -> Series:
+    parts = {key: [row[key] for row in curve] for key in ("env_steps", "success", "low", "high")}
+    return Series(name, parts["env_steps"], parts["success"], parts["low"], parts["high"])
