@@ -201,6 +201,18 @@ def windows(traces: Traces, frames: int, memory: int) -> dict[str, np.ndarray]:
     return {"seen": np.concatenate(seen), "ahead": np.concatenate(ahead), "count": np.concatenate(count)}
 
 
+def seen_at(traces: Traces, moments: np.ndarray, frames: int, memory: int) -> dict[str, np.ndarray]:
+    """What was seen at ``moments`` [N], as ``world_models.starts.Start`` takes it: pictures, state, task."""
+    begins = np.array([begin for begin, _ in traces.spans()])
+    first = begins[np.searchsorted(begins, moments, side="right") - 1][:, None]
+    seen = np.maximum(moments[:, None] - np.arange(memory - 1, -1, -1) * frames, first)
+    return {
+        "pictures": _pictures(traces, np.concatenate([first, seen], 1)),
+        "state": traces.state[moments],
+        "task": traces.task[moments],
+    }
+
+
 def cut(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
     """The windows ``index`` [B] of ``table``, as ``WorldModel.loss`` takes them.
 
@@ -210,13 +222,18 @@ def cut(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> d
     seen, ahead = table["seen"][index], table["ahead"][index]
     moments = np.concatenate([seen, ahead], 1)
     now = seen[:, -1:]
-    pictures = np.concatenate([traces.images[name][moments] for name in sorted(traces.images)], -1)
     outcome = np.stack([traces.success[ahead], traces.failed[ahead]], -1).astype(np.float32)
     return {
-        "pictures": np.moveaxis(pictures, -1, 2),
+        "pictures": _pictures(traces, moments),
         "state": traces.state[np.concatenate([now, ahead], 1)],
         "actions": traces.action[np.concatenate([now, ahead[:, :-1]], 1)],
         "task": traces.task[now[:, 0]],
         "count": table["count"][index],
         "outcome": outcome,
     }
+
+
+def _pictures(traces: Traces, moments: np.ndarray) -> np.ndarray:
+    """uint8 [...,C,h,w] at ``moments`` [...], cameras in the order of their names."""
+    pictures = np.concatenate([traces.images[name][moments] for name in sorted(traces.images)], -1)
+    return np.moveaxis(pictures, -1, -3)

@@ -1,0 +1,102 @@
+"""A world model learns a world whose truth is known: pictures, state, outcome, doubt and actions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.world_models.pushing import played, world
+from vla_rl.experience.traces import cut, windows
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.world_model import fit_world, statistics
+from world_models.backbones.unet import UNetConfig
+from world_models.model import Future, Now, WorldConfig, WorldModel
+
+FRAMES = 3
+
+
+@pytest.fixture(scope="module")
+def learnt() -> WorldModel:
+    torch.manual_seed(0)
+    traces = played(300, seed=1)
+    config = WorldConfig(FRAMES, backbone=UNetConfig(4, width=32, deep=32, depth=1, heads=2, embedding=64))
+    made = WorldModel(world(), config, *statistics(traces))
+    fit_world(made, traces, FitConfig(300, 32, 2e-3), torch.Generator().manual_seed(1))
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def held_out(learnt) -> dict[str, torch.Tensor]:
+    traces = played(60, seed=2)
+    table = windows(traces, FRAMES, learnt.config.memory)
+    whole = np.flatnonzero(table["count"] >= FRAMES)
+    return {name: torch.from_numpy(item) for name, item in cut(traces, table, whole).items()}
+
+
+def present(model: WorldModel, batch: dict[str, torch.Tensor]) -> Now:
+    return Now(batch["pictures"][:, : 1 + model.config.memory], batch["state"][:, 0], batch["task"])
+
+
+def predicted(model: WorldModel, batch: dict[str, torch.Tensor], known: int = FRAMES) -> Future:
+    count = len(batch["task"])
+    noise = torch.randn(count, FRAMES, *model.video.latent, generator=torch.Generator().manual_seed(3))
+    return model.predict(present(model, batch), batch["actions"][:, :FRAMES], torch.full((count,), known), noise)
+
+
+def off(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (one.float() - other.float()).square().flatten(1).mean(1)
+
+
+def test_it_predicts_better_than_that_nothing_changes(learnt, held_out):
+    """Ten times, at every number of known actions."""
+    for known in range(1, FRAMES + 1):
+        truth = held_out["pictures"][:, learnt.config.memory + known]
+        guess = predicted(learnt, held_out, known).pictures[:, known - 1]
+        still = held_out["pictures"][:, learnt.config.memory]
+        assert off(guess, truth).mean() < 0.1 * off(still, truth).mean()
+
+
+def test_the_robots_state_is_predicted(learnt, held_out):
+    truth, guess = held_out["state"][:, FRAMES], predicted(learnt, held_out).state[:, -1]
+    assert (guess - truth).abs().mean() < 0.1 * (held_out["state"][:, 0] - truth)[:, :2].abs().mean()
+
+
+def test_success_is_told_under_the_instruction_that_was_given(learnt, held_out):
+    done = held_out["outcome"][:, FRAMES - 1, 0] > 0.5
+    told = predicted(learnt, held_out).outcome[:, 0] > 0.5
+    assert 0.1 < done.float().mean() < 0.9 and (told == done).float().mean() > 0.9
+    other = dict(held_out, task=1 - held_out["task"])
+    assert (predicted(learnt, other).outcome[done, 0] > 0.5).float().mean() < 0.2
+
+
+def test_doubt_is_higher_where_more_is_wrong(learnt, held_out):
+    """Pictures that it never saw, and then those where its error is larger."""
+    future = predicted(learnt, held_out)
+    broken = dict(held_out, pictures=held_out["pictures"].roll(5, -1).flip(-2))
+    assert (predicted(learnt, broken).doubt > future.doubt.median()).float().mean() > 0.8
+
+
+def test_the_actions_that_were_not_made_are_found_out(learnt, held_out):
+    before, after = (held_out["pictures"][:, learnt.config.memory + i] for i in (0, FRAMES))
+    right = held_out["actions"][:, :FRAMES]
+    wrong = right.flip(0)
+    assert (learnt.slip(before, after, wrong) > learnt.slip(before, after, right)).float().mean() > 0.8
+    dreamt = predicted(learnt, held_out).pictures[:, -1]
+    assert (learnt.slip(before, dreamt, wrong) > learnt.slip(before, dreamt, right)).float().mean() > 0.8
+
+
+def test_actions_beyond_the_known_ones_change_nothing(learnt, held_out):
+    other = dict(held_out, actions=held_out["actions"].clone())
+    other["actions"][:, 2:] = 0.3
+    one, two = predicted(learnt, held_out, 2), predicted(learnt, other, 2)
+    assert torch.equal(one.pictures, two.pictures) and torch.equal(one.outcome, two.outcome)
+    assert torch.equal(one.state[:, :2], two.state[:, :2])
+
+
+def test_more_steps_are_a_finer_way_to_the_same_picture(learnt, held_out):
+    """With x0-prediction, a step to level t keeps ``t`` of the noise: the last one keeps none."""
+    frames = predicted(learnt, held_out).pictures
+    assert frames.dtype == torch.uint8 and frames.shape[1:] == (FRAMES, *learnt.picture)
+    again = predicted(learnt, held_out).pictures
+    assert torch.equal(frames, again)
