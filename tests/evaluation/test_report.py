@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation import plots, video
-from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile
+from vla_rl.evaluation import axes, plots, video
+from vla_rl.evaluation.report import Bar, Clip, Point, Report, Series, Tile
+from vla_rl.evaluation.stats import Rate
 
 NASTY = "<script>alert('x')</script> & \"quoted\""
 
@@ -37,6 +38,8 @@ def full_report(text: str = "word") -> Report:
         f"curve {text}", f"x {text}", f"y {text}", [Series(f"line {text}", [0, 1], [0, 1], [0, 0.5], [0.5, 1])]
     )
     report.bars(f"bars {text}", [Bar(f"bar {text}", 0.5, 0.4, 0.6, f"group {text}")])
+    rate = Rate(0.5, 0.4, 0.6, 80)
+    report.scatter(f"scatter {text}", f"true {text}", f"imagined {text}", [Point(f"policy {text}", rate, rate)])
     report.videos(
         f"videos {text}", [Clip(frames(), f"clip {text}", success=True), Clip(frames(), "bad", success=False)]
     )
@@ -87,7 +90,8 @@ def test_needs_nothing_but_itself() -> None:
 
 def test_shows_everything_it_was_given() -> None:
     text = Page(full_report().html()).text
-    parts = "title subtitle section lead item tile note head cell caption curve x y bar group bars videos clip"
+    parts = "title subtitle section lead item tile note head cell caption curve x y bar group bars videos clip scatter "
+    parts += "true imagined"
     for part in parts.split():
         assert f"{part} word" in text, part
     assert "vla-rl word" in text
@@ -202,6 +206,16 @@ def test_refuses_a_series_of_unequal_parts(bad: Series) -> None:
         plots.curves("fig", "x", "y", [bad])
 
 
+def test_two_rates_cross_where_their_values_are() -> None:
+    point = Point("a", x=Rate(0.25, 0.1, 0.5, 20), y=Rate(0.75, 0.6, 0.9, 40))
+    html = plots.scatter("t", "true", "imagined", [point])
+    assert line_of(html) == ["M0 100L100 0"], "the diagonal"
+    assert line_of(html, "cross") == ["M10.0 25.0H50.0M25.0 40.0V10.0"] and line_of(html, "dots") == ["M25.0 25.0h0"]
+    data = json.loads(unescape(re.findall(r'data-chart="([^"]+)"', html)[0]))["series"]
+    assert data == [{"name": "a", "colour": "var(--c1)", "x": [0.25], "y": [0.75], "low": [0.6], "high": [0.9]}]
+    assert "No data yet for imagined" in plots.scatter("t", "true", "imagined", [])
+
+
 def test_bar_and_whisker_are_as_long_as_they_should_be() -> None:
     html = plots.bars("t", [Bar("a", 0.5, 0.4, 0.65)])
     assert '<rect x="0.0%" width="50.0%"' in html
@@ -233,14 +247,14 @@ def test_a_label_keeps_its_colour_and_a_reference_is_grey() -> None:
     ],
 )
 def test_numbers_as_people_read_them(value: float, percent: bool, text: str) -> None:
-    assert plots.number(value, percent) == text
+    assert axes.number(value, percent) == text
 
 
 def test_ticks_are_round_and_cover_the_data() -> None:
     for low, high in [(0.013, 0.94), (-3.2, 7.7), (0, 1e6), (1e-7, 3e-7), (99.0, 101.0)]:
-        axis = plots._axis(low, high, 4)
+        axis = axes.axis_of(low, high, 4)
         assert axis.low <= low and axis.high >= high and 3 <= len(axis.ticks) <= 8
-        inside = plots._axis(low, high, 4, widen=False)
+        inside = axes.axis_of(low, high, 4, widen=False)
         assert (
             inside.low == low and inside.high == high and all(low <= tick <= high * 1.0000001 for tick in inside.ticks)
         )

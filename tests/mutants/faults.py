@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants import (
+    faults_agreement,
     faults_dppo,
     faults_experience,
     faults_grpo,
@@ -37,6 +38,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_training.FAULTS,
     *faults_tabletop.FAULTS,
     *faults_worlds.FAULTS,
+    *faults_agreement.FAULTS,
     *faults_packaging.FAULTS,
     *faults_rewards.FAULTS,
     *faults_replay.FAULTS,

@@ -6,7 +6,6 @@ letters of the same size.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from vla_rl.contract.errors import ContractError
+from vla_rl.evaluation.axes import Axis, Plane, axis_of, interval, number, tick_text
+from vla_rl.evaluation.stats import Rate
 
 Values: TypeAlias = Sequence[float] | np.ndarray
 _Point = TypeVar("_Point")
@@ -51,31 +52,12 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class _Axis:
-    low: float
-    high: float
-    ticks: tuple[float, ...]
+class Point:
+    """One thing by two rates with their intervals, such as a policy's true and imagined success."""
 
-    def at(self, value: float) -> float:
-        """Position on the axis in percent."""
-        return round(100.0 * (value - self.low) / (self.high - self.low), 3)
-
-
-def number(value: float, percent: bool = False) -> str:
-    """A number as people read it: ``84.2%``, ``1.5M``, ``25k``, ``0.0123``, and a dash for what is not finite."""
-    if not math.isfinite(value):
-        return "–"
-    if percent:
-        return f"{100 * value:.1f}%"
-    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= least:
-            return f"{value / unit:.4g}{letter}"
-    return f"{value:.4g}"
-
-
-def interval(low: float | None, high: float | None, percent: bool = False) -> str:
-    """``[77.1%, 89.3%]``, or nothing."""
-    return "" if low is None or high is None else f"[{number(low, percent)}, {number(high, percent)}]"
+    name: str
+    x: Rate
+    y: Rate
 
 
 def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], percent: bool = False) -> str:
@@ -87,31 +69,34 @@ def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], per
         return _figure(title, f'<p class="empty">No data yet for {escape(y_label)}.</p>')
     parts = [part for line in series for part in (line.y, line.low, line.high) if part is not None]
     ys = [float(v) for part in parts for v in part if math.isfinite(v)]
-    x = _axis(min(xs), max(xs), 5, widen=False)
-    y = _axis(0.0, 1.0, 4) if percent else _axis(min(ys, default=0.0), max(ys, default=1.0), 4)
-    grid = "".join(f'<path class="grid" d="M0 {100 - y.at(tick)}H100"/>' for tick in y.ticks)
+    x = axis_of(min(xs), max(xs), 5, widen=False)
+    y = axis_of(0.0, 1.0, 4) if percent else axis_of(min(ys, default=0.0), max(ys, default=1.0), 4)
     colours = _colours([line.reference for line in series])
     lines = "".join(_line(line, colour, x, y) for line, colour in zip(series, colours, strict=True))
-    y_text = [_tick(tick, percent) for tick in y.ticks]
-    y_ticks = "".join(
-        f'<span style="bottom:{y.at(tick)}%">{text}</span>' for tick, text in zip(y.ticks, y_text, strict=True)
-    )
-    x_ticks = "".join(f'<span style="left:{x.at(tick)}%">{_tick(tick)}</span>' for tick in x.ticks)
-    data = escape(json.dumps({"x": [x.low, x.high], "percent": percent, "series": list(map(_data, series, colours))}))
-    return _figure(
-        title,
-        f'{_legend(series, colours)}<div class="y-label">{escape(y_label)}</div><div class="plot">'
-        f'<div class="y-ticks" style="width:{max(map(len, y_text))}ch">{y_ticks}</div>'
-        f'<div class="area" data-chart="{data}"><svg viewBox="0 0 100 100" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(title)}">{grid}{lines}</svg><div class="guide"></div><div class="tip"></div></div>'
-        f'<div class="x-ticks">{x_ticks}</div><div class="x-label">{escape(x_label)}</div></div>',
-    )
+    data = {"x": [x.low, x.high], "percent": percent, "series": list(map(_data, series, colours))}
+    plane = Plane(title, x_label, y_label, x, y, percent=percent)
+    return _figure(title, _legend(series, colours) + plane.html(lines, data))
+
+
+def scatter(title: str, x_label: str, y_label: str, points: Sequence[Point]) -> str:
+    """Two rates of each of several things with their intervals, and the diagonal on which both would be equal."""
+    if not points:
+        return _figure(title, f'<p class="empty">No data yet for {escape(y_label)}.</p>')
+    axis = axis_of(0.0, 1.0, 4)
+    series = [
+        Series(point.name, [point.x.success], [point.y.success], [point.y.low], [point.y.high]) for point in points
+    ]
+    shown = [_data(item, "var(--c1)") for item in series]
+    data = {"x": [0.0, 1.0], "percent": True, "x_percent": True, "series": shown}
+    diagonal = '<g style="--c:var(--grey)"><path class="line dashed" d="M0 100L100 0"/></g>'
+    plane = Plane(title, x_label, y_label, axis, axis, percent=True, x_percent=True)
+    return _figure(title, plane.html(diagonal + "".join(map(_cross, points)), data))
 
 
 def bars(title: str, entries: Sequence[Bar], percent: bool = True) -> str:
     """Horizontal bars with whiskers, one row each."""
     ends = [v for bar in entries for v in (bar.value, bar.low, bar.high) if v is not None and math.isfinite(v)]
-    axis = _axis(0.0, 1.0, 4) if percent else _axis(min([0.0, *ends]), max([0.0, *ends]), 4)
+    axis = axis_of(0.0, 1.0, 4) if percent else axis_of(min([0.0, *ends]), max([0.0, *ends]), 4)
     # Without groups every label is new, and a colour for each would say nothing.
     grouped = any(bar.group for bar in entries)
     kinds = [bar.label if grouped else str(bar.reference) for bar in entries]
@@ -123,7 +108,7 @@ def bars(title: str, entries: Sequence[Bar], percent: bool = True) -> str:
             group = bar.group
             rows.append(f'<div class="bar-group">{escape(group)}</div>')
         rows.append(_bar(bar, axis, percent, colours[kind]))
-    ticks = "".join(f'<span style="left:{axis.at(tick)}%">{_tick(tick, percent)}</span>' for tick in axis.ticks)
+    ticks = "".join(f'<span style="left:{axis.at(tick)}%">{tick_text(tick, percent)}</span>' for tick in axis.ticks)
     return _figure(title, f'<div class="bars">{"".join(rows)}<div class="bar-axis"><div>{ticks}</div></div></div>')
 
 
@@ -140,26 +125,6 @@ def _check(title: str, line: Series) -> None:
         )
 
 
-def _axis(low: float, high: float, about: int, widen: bool = True) -> _Axis:
-    """About that many round ticks; ``widen`` moves the ends out to ticks, otherwise the ends are the data's."""
-    if high <= low:
-        low, high = low - (abs(low) or 1.0) / 2, low + (abs(low) or 1.0) / 2
-    raw = (high - low) / about
-    size = 10.0 ** math.floor(math.log10(raw))
-    step = next(size * m for m in (1.0, 2.0, 2.5, 5.0, 10.0) if size * m >= raw * 0.999)
-    slack = 1e-9  # an end that is a tick but for rounding counts as one
-    if widen:
-        first, last = math.floor(low / step + slack), math.ceil(high / step - slack)
-    else:
-        first, last = math.ceil(low / step - slack), math.floor(high / step + slack)
-    ticks = tuple(step * i for i in range(first, last + 1))
-    return _Axis(ticks[0], ticks[-1], ticks) if widen else _Axis(low, high, ticks)
-
-
-def _tick(value: float, percent: bool = False) -> str:
-    return f"{100 * value:.4g}%" if percent else number(round(value, 12))
-
-
 def _colours(references: Sequence[bool]) -> list[str]:
     """A colour for each: references are grey and use none up."""
     ranks = np.cumsum(~np.asarray(references, dtype=bool)) - 1
@@ -169,7 +134,17 @@ def _colours(references: Sequence[bool]) -> list[str]:
     ]
 
 
-def _line(line: Series, colour: str, x: _Axis, y: _Axis) -> str:
+def _cross(point: Point) -> str:
+    """A dot, and a whisker along each axis."""
+    x, x_low, x_high = (round(100 * value, 3) for value in (point.x.success, point.x.low, point.x.high))
+    y, y_low, y_high = (round(100 - 100 * value, 3) for value in (point.y.success, point.y.low, point.y.high))
+    return (
+        f'<g style="--c:var(--c1)"><path class="cross" d="M{x_low} {y}H{x_high}M{x} {y_low}V{y_high}"/>'
+        f'<path class="dots" d="M{x} {y}h0"/></g>'
+    )
+
+
+def _line(line: Series, colour: str, x: Axis, y: Axis) -> str:
     points = [
         (x.at(a), round(100 - y.at(b), 3)) if math.isfinite(a + b) else None
         for a, b in zip(line.x, line.y, strict=True)
@@ -184,7 +159,7 @@ def _line(line: Series, colour: str, x: _Axis, y: _Axis) -> str:
     )
 
 
-def _band(line: Series, x: _Axis, y: _Axis) -> str:
+def _band(line: Series, x: Axis, y: Axis) -> str:
     if line.low is None or line.high is None:
         return ""
     rows = [
@@ -227,7 +202,7 @@ def _legend(series: Sequence[Series], colours: Sequence[str]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def _bar(bar: Bar, axis: _Axis, percent: bool, colour: str) -> str:
+def _bar(bar: Bar, axis: Axis, percent: bool, colour: str) -> str:
     text = f"<b>{number(bar.value, percent)}</b> {interval(bar.low, bar.high, percent)}"
     zero = axis.at(0.0)
     shape = ""

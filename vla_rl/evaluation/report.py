@@ -14,11 +14,12 @@ from typing import Literal, TypeAlias
 
 from vla_rl.contract.errors import ContractError
 from vla_rl.evaluation import plots
-from vla_rl.evaluation.plots import Bar, Series
+from vla_rl.evaluation.axes import interval, number
+from vla_rl.evaluation.plots import Bar, Point, Series
 from vla_rl.evaluation.style import CSS, SCRIPT
 from vla_rl.evaluation.video import Clip, encode
 
-__all__ = ["Bar", "Cell", "Clip", "Report", "Series", "Tile"]
+__all__ = ["Bar", "Cell", "Clip", "Point", "Report", "Series", "Tile"]
 
 Cell: TypeAlias = str | float | int | None
 # Nothing from outside may be loaded, whatever ends up in the page.
@@ -94,6 +95,10 @@ class Report:
         """Bars with interval whiskers, such as imitation against RL."""
         self._add(plots.bars(title, bars, percent), figure=True)
 
+    def scatter(self, title: str, x_label: str, y_label: str, points: Sequence[Point]) -> None:
+        """Pairs of rates with their intervals around the diagonal, such as true and imagined success of policies."""
+        self._add(plots.scatter(title, x_label, y_label, points), figure=True)
+
     def videos(self, title: str, clips: Sequence[Clip]) -> None:
         """A grid of looping clips, framed green for a success and red for a failure."""
         heading = f"<h2>{escape(title)}</h2>" if title else ""
@@ -144,7 +149,7 @@ def _cells(tag: str, cells: Sequence[Cell], numeric: Sequence[bool]) -> str:
     def text(cell: Cell) -> str:
         if cell is None:
             return "–"
-        return _inline(cell) if isinstance(cell, str) else plots.number(cell)
+        return _inline(cell) if isinstance(cell, str) else number(cell)
 
     return "".join(
         f"<{tag}{' class=n' if right else ''}>{text(cell)}</{tag}>" for cell, right in zip(cells, numeric, strict=True)
@@ -158,10 +163,10 @@ def _tile(tile: Tile) -> str:
             f'<div class="range"><i style="left:{100 * tile.low:.2f}%;width:{100 * (tile.high - tile.low):.2f}%"></i>'
             f'<b style="left:{100 * tile.value:.2f}%"></b></div>'
         )
-    notes = [plots.interval(tile.low, tile.high, tile.percent), _inline(tile.note)]
+    notes = [interval(tile.low, tile.high, tile.percent), _inline(tile.note)]
     return (
         f'<div class="card tile {tile.tone}"><span class="name">{_inline(tile.name)}</span>'
-        f'<span class="value">{plots.number(tile.value, tile.percent)}</span>{bar}'
+        f'<span class="value">{number(tile.value, tile.percent)}</span>{bar}'
         f'<span class="note">{"<br>".join(filter(None, notes))}</span></div>'
     )
 

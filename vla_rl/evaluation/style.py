@@ -74,6 +74,7 @@ th.n, td.n { text-align: right; }
 .area .grid { stroke: var(--line); stroke-width: 1; }
 .area .line { stroke: var(--c); stroke-width: 2; } .area .dashed { stroke-dasharray: 5 4; stroke-width: 1.5; }
 .area .dots { stroke: var(--c); stroke-width: 5; stroke-linecap: round; }
+.area .cross { stroke: var(--c); stroke-width: 1.5; opacity: 0.45; }
 .area .band { fill: var(--c); opacity: 0.16; }
 .y-ticks, .x-ticks { position: relative; color: var(--soft); font-size: 0.75rem; line-height: 1; }
 .y-ticks span { position: absolute; right: 0; transform: translateY(50%); white-space: nowrap; }
@@ -124,7 +125,8 @@ for (const area of document.querySelectorAll('.area')) {
   const chart = JSON.parse(area.dataset.chart), [low, high] = chart.x;
   const guide = area.querySelector('.guide'), tip = area.querySelector('.tip');
   const xs = [...new Set(chart.series.flatMap(line => line.x))].filter(x => x !== null);
-  const text = v => chart.percent ? (100 * v).toFixed(1) + '%' : String(Number(v.toPrecision(4)));
+  const rate = v => (100 * v).toFixed(1) + '%';
+  const text = v => chart.percent ? rate(v) : String(Number(v.toPrecision(4)));
   const add = (tag, content, colour) => {
     const item = tip.appendChild(document.createElement(tag));
     item.textContent = content;
@@ -136,7 +138,7 @@ for (const area of document.querySelectorAll('.area')) {
     const x = xs.reduce((best, other) => Math.abs(other - wanted) < Math.abs(best - wanted) ? other : best);
     const at = (x - low) / (high - low);
     tip.replaceChildren();
-    add('header', x.toLocaleString('en'));
+    add('header', chart.x_percent ? rate(x) : x.toLocaleString('en'));
     chart.series.forEach(line => {
       const i = line.x.indexOf(x);
       if (i < 0 || line.y[i] === null) return;
