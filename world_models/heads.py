@@ -1,4 +1,4 @@
-"""Small networks on what a backbone made its guess from: how the task stands, and how far the guess can be trusted."""
+"""Small networks beside the backbone: how the task stands, and which actions were made."""
 
 from __future__ import annotations
 
@@ -34,33 +34,6 @@ class OutcomeHead(nn.Module):
         seen = torch.cat([(weight @ cells).flatten(1), cells.mean(1), state, *(item.to(state) for item in told)], -1)
         logits: Tensor = self.out(seen)
         return logits
-
-
-class DoubtHead(nn.Module):
-    """The logarithm of the squared error that a guess will have, place by place.
-
-    Trained by the likelihood of the errors under ``N(0, exp(log_error))``, a strictly proper score, so that it is least
-    when the error is told exactly.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[B,N] for ``features`` [B,N,d]; what the features are made from does not learn from it."""
-        log_error: Tensor = self.out(features.detach())[..., 0]
-        return log_error.clamp(-14.0, 4.0)
-
-    @staticmethod
-    def score(log_error: Tensor, error: Tensor) -> Tensor:
-        """Mean negative log-likelihood of ``error`` [B,N] (squared, mean over a place's pixels), constants left out."""
-        return 0.5 * (error * torch.exp(-log_error) + log_error).mean()
-
-    @staticmethod
-    def doubt(log_error: Tensor, places: int = 8) -> Tensor:
-        """[B]: the mean of the largest ``places`` root errors; a wrong cube is a matter of few places."""
-        return (0.5 * log_error).exp().topk(places, -1).values.mean(-1)
 
 
 class InverseDynamics(nn.Module):

@@ -3,7 +3,6 @@
     frames     E w |x^ - x|^2 over the frames whose actions are known; pixels that change weigh more
     state      E |s^ - s|^2, normalised
     outcome    cross-entropy of "done" and "failed" at the last known frame
-    doubt      likelihood of the guess's own errors
     inverse    E |a^ - a|^2 from two recorded pictures
 
 A call jumps: from the frames seen it predicts ``F`` frames, of which those whose actions are known count.  A frame
@@ -19,10 +18,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Guess, Moves, Seen, VideoModel
-from world_models.heads import DoubtHead, InverseDynamics, OutcomeHead
+from world_models.heads import InverseDynamics, OutcomeHead
+from world_models.uncertainty import disagreement
 
 
 class BackboneConfig(Protocol):
@@ -37,14 +38,13 @@ class WorldConfig:
 
     frames: int = 5  # F: control steps in a call
     memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
-    steps: int = 2  # denoising steps; one gives the mean of all futures
+    steps: int = 2  # denoising steps, at least 2: the first gives the mean of all futures, the others choose one
     maps: int = 4  # projected points of the robot
     backbone: UNetConfig = field(default_factory=UNetConfig)
     context_noise: float = 0.1  # highest level of noise in the memory while training: dreams are not clean, either
     changed: float = 9.0  # additional weight of pixels that change
     state_weight: float = 1.0
     outcome_weight: float = 0.1
-    doubt_weight: float = 0.01
     inverse_weight: float = 0.1
 
 
@@ -69,7 +69,7 @@ class Future:
     pictures  uint8 [B,F,C,h,w]     those beyond the known actions mean nothing
     state     float32 [B,F,S]
     outcome   [B,2]                 probabilities of "done" and "failed"
-    doubt     [B]                   see :class:`DoubtHead`
+    doubt     [B]                   see :func:`world_models.uncertainty.disagreement`
     """
 
     pictures: Tensor
@@ -87,8 +87,16 @@ class WorldModel(nn.Module):
     action_reach: Tensor
 
     def __init__(self, spec: EnvSpec, config: WorldConfig, state_mean: Any = 0.0, state_std: Any = 1.0) -> None:
-        """``spec`` of what is imagined; statistics [S] of its state, saved with the weights."""
+        """``spec`` of what is imagined; statistics [S] of its state, saved with the weights.
+
+        Raises UserError for fewer than two denoising steps: it could not doubt itself.
+        """
         super().__init__()
+        if config.steps < 2:
+            raise UserError(
+                f"a world model with {config.steps} denoising steps has nothing to compare its guess with, so it could "
+                "not know when it is guessing; give it at least 2."
+            )
         self.spec, self.config = spec, config
         self.cameras = tuple(sorted(spec.images))
         height, width, _ = spec.images[self.cameras[0]].shape
@@ -114,7 +122,6 @@ class WorldModel(nn.Module):
         nn.init.zeros_(self.settle.weight)
         nn.init.zeros_(self.settle.bias)
         self.outcome = OutcomeHead(self.video.width, size, len(spec.tasks), frames)
-        self.doubt = DoubtHead(self.video.width)
         self.inverse = InverseDynamics(self.picture, frames * actions)
 
     # -- predicting -------------------------------------------------------------------------------------------------
@@ -128,16 +135,17 @@ class WorldModel(nn.Module):
         seen = self._seen(now.pictures)
         told = self.normalised(actions)
         state, moves = self._moves(self.normalise(now.state), told, known)
-        noisy, level = noise, 1.0
+        noisy, level, guesses = noise, 1.0, []
         for step in range(self.config.steps):
             guess = self.video(noisy, noise.new_full(noise.shape[:2], level), seen, moves)
             following = 1.0 - (step + 1) / self.config.steps
             noisy = guess.clean + following / level * (noisy - guess.clean)
             level = following
+            guesses.append(_at(guess.clean, known))
         state = self._settled(state, guess, known)
         outcome = self.outcome(guess.features, _at(state, known), now.task, known - 1).sigmoid()
         pictures = ((self.video.decode(guess.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        doubt = self.doubt.doubt(self.doubt(guess.features))
+        doubt = disagreement(guesses[0], guesses[-1])
         return Future(pictures, self.state_mean + self.state_std * state, outcome, doubt)
 
     @torch.no_grad()
@@ -220,15 +228,14 @@ class WorldModel(nn.Module):
         logits = self.outcome(guess.features, _at(wanted, aim.known), now.task, aim.known - 1)
         right = nn.functional.binary_cross_entropy_with_logits(logits, aim.outcome, reduction="none").mean(1)
         outcome = ((1.0 - 0.9 * level) * right).mean()  # little can be seen in noise
-        doubt = DoubtHead.score(self.doubt(guess.features), _at(error.detach().mean(2), aim.known).flatten(1))
         whole = aim.known == config.frames
         inverse = video.new_zeros(())
         if whole.any():
             shown = self.inverse(_floats(now.pictures[whole, -1]), _floats(aim.pictures[whole, -1]))
             inverse = (shown - told[whole].flatten(1)).square().mean()
         loss = video + config.state_weight * state + config.outcome_weight * outcome
-        loss = loss + config.doubt_weight * doubt + config.inverse_weight * inverse
-        parts = {"video": video, "state": state, "outcome": outcome, "doubt": doubt, "inverse": inverse}
+        loss = loss + config.inverse_weight * inverse
+        parts = {"video": video, "state": state, "outcome": outcome, "inverse": inverse}
         return loss, {name: float(part.detach()) for name, part in parts.items()}
 
     # -- parts ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
-"""How much doubt is usual: limits beyond which a dream ends, calibrated on recorded episodes.
+"""How much a model doubts its own guess, and how much doubt is usual: limits beyond which a dream ends.
 
-A model replays recorded actions from recorded starts, deeper and deeper into its own dream; at every depth the limit
-is a quantile of the doubts it had.  So a known share of the dreams that are like the recorded ones is ended at each
-depth, and more of those that are not.
+The doubt is how far the guess moves between the first denoising step, which sees only noise and so tells the mean of
+all futures, and the last, which has settled on one.  It costs nothing.  (A head that learns to tell its own error by
+likelihood was worse than chance on pictures and states unlike the recorded ones: it had never been wrong there.)
+
+The limits are calibrated on recorded episodes: a model replays recorded actions from recorded starts, deeper and deeper
+into its own dream, and at every depth the limit is a quantile of the doubts it had.  So a known share of the dreams
+that are like the recorded ones is ended at each depth, and more of those that are not.
 """
 
 from __future__ import annotations
@@ -11,8 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from vla_rl.contract.errors import UserError
+
+
+def disagreement(first: Tensor, last: Tensor, places: int = 8) -> Tensor:
+    """[B]: root mean square difference of two guesses [B,c,y,x] at the ``places`` where they differ most.
+
+    A cube that is elsewhere, or gone, is a matter of few places.
+    """
+    apart = (first - last).square().mean(1).flatten(1)
+    return apart.topk(min(places, apart.shape[1]), -1).values.mean(-1).sqrt()
 
 
 @dataclass(frozen=True)

