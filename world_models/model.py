@@ -44,7 +44,7 @@ class WorldConfig:
     context_noise: float = 0.1  # highest level of noise in the memory while training: dreams are not clean, either
     changed: float = 9.0  # additional weight of pixels that change
     state_weight: float = 1.0
-    outcome_weight: float = 0.1
+    outcome_weight: float = 1.0
     inverse_weight: float = 0.1
 
 

@@ -1,8 +1,7 @@
 """How much a model doubts its own guess, and how much doubt is usual: limits beyond which a dream ends.
 
 The doubt is how far the guess moves between the first denoising step, which sees only noise and so tells the mean of
-all futures, and the last, which has settled on one.  It costs nothing.  (A head that learns to tell its own error by
-likelihood was worse than chance on pictures and states unlike the recorded ones: it had never been wrong there.)
+all futures, and the last, which has settled on one.  It costs nothing.
 
 The limits are calibrated on recorded episodes: a model replays recorded actions from recorded starts, deeper and deeper
 into its own dream, and at every depth the limit is a quantile of the doubts it had.  So a known share of the dreams

@@ -17,7 +17,8 @@ CONFIG = str(Path(__file__).parent / "quick.py")
 
 def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, complaint):
     out = tmp_path / "compared"
-    command = ["compare", "--config", CONFIG, "--seeds", "2", "--lift", "improve", "mixed", "--out", str(out)]
+    command = ["compare", "--config", CONFIG, "--seeds", "2", "--lift", "improve", "mixed"]
+    command += ["--place", "--out", str(out)]
     main(command)
     rows = json.loads((out / "results.json").read_text())
     names = {"algorithm", "task", "seed", "env_steps", "seconds", "success", "low", "high", "episodes"}

@@ -19,7 +19,11 @@ def test_a_dream_keeps_the_contract_of_a_simulator(cameras):
 
 
 def test_a_dream_with_ends_keeps_it_too():
-    env = dream(6, done=0.6, failed=0.6, deadline=9, limits=Limits((1.23, 1.22)))
+    usual = dream(6)
+    usual.reset(np.arange(6), np.arange(6))
+    usual.step(random_actions(usual, 3, np.random.default_rng(0)))
+    limit = float(np.median(usual.doubt))
+    env = dream(6, done=0.6, failed=0.6, deadline=9, limits=Limits((1.05 * limit, limit)))
     check_env(env, seed=11)
     causes = set()
     for seed in range(0, 60, 6):

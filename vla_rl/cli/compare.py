@@ -38,7 +38,7 @@ class Compare:
         "dppo",
         "gorl",
     )
-    place: tuple[str, ...] = ()
+    place: tuple[str, ...] = ("residual_td3", "rlpd", "wsrl", "grpo")  # the best four on lift
     config: str = "compare.py"  # besides the algorithms, "imitate_lift" and "imitate_place"
     seeds: tuple[int, ...] = (1, 2, 3)
     processes: int = 2
