@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     faults_agreement,
     faults_dppo,
+    faults_dreams,
     faults_experience,
     faults_grpo,
     faults_gym,
@@ -29,6 +30,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_learning.FAULTS,
     *faults_ppo.FAULTS,
     *faults_dppo.FAULTS,
+    *faults_dreams.FAULTS,
     *faults_grpo.FAULTS,
     *faults_latent.FAULTS,
     *faults_resume.FAULTS,

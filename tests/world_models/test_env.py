@@ -87,6 +87,28 @@ def test_frames_are_what_single_steps_would_have_shown():
         assert same(env.step(actions[:, i : i + 1]).obs, frame), i
 
 
+def test_noise_is_new_in_every_call():
+    """Two calls from the same moment with the same actions, one deeper in its dream, show something else."""
+    env, rows = dream(2), np.arange(2)
+    env.reset(rows, rows)
+    saved = env.snapshot(rows)
+    actions = random_actions(env, 3, np.random.default_rng(8))
+    first = env.step(actions).obs
+    env.restore(rows, saved | {"dream/depth": saved["dream/depth"] + 1})
+    assert not same(first, env.step(actions).obs)
+
+
+def test_the_first_frame_is_always_seen():
+    env, rows = dream(2), np.arange(2)
+    env.reset(rows, rows)
+    begun = env.snapshot(rows)["dream/seen"]
+    for i in range(3):
+        env.step(random_actions(env, 3, np.random.default_rng(i)))
+    seen, shown = (env.snapshot(rows)[f"dream/{name}"] for name in ("seen", "picture"))
+    assert np.array_equal(seen[:, 0], begun[:, 0])
+    assert np.array_equal(seen[:, -1], shown) and not np.array_equal(seen[:, 1], begun[:, 1])
+
+
 def test_doubt_truncates_and_is_no_failure():
     env, rows = dream(4, limits=Limits((1e9, 0.0))), np.arange(4)
     env.reset(rows, rows)
