@@ -5,8 +5,11 @@ of ``F`` on a row's own clock; an observation inside a call comes from predictin
 a chunk of five equals five chunks of one.  How the task stands is asked when a call is whole or time is up.
 
 A dream that doubts itself ends: truncated with the cause "uncertainty", so that its value is bootstrapped and it is no
-failure.  All noise is drawn from a row's seed and clock; equal seeds and actions give equal dreams, bit for bit, in any
-row and among any neighbours (calls are padded to one size, because kernels differ with it).
+failure.  So does one whose success is not there when the same actions are dreamt again with other noise (Dual-Noise
+Verification, RAW-Dream; there the episode is dropped, which favours steering doomed dreams into the uncertain).
+
+All noise is drawn from a row's seed and clock; equal seeds and actions give equal dreams, bit for bit, in any row and
+among any neighbours (calls are padded to one size, because kernels differ with it).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.spec import EnvSpec
 from world_models.model import Future, Now, WorldModel
-from world_models.starts import Starts
+from world_models.starts import Start, Starts
 from world_models.uncertainty import Limits
 
 _LATE, _FAILED, _DOUBT = FAILURES, FAILURES + 1, FAILURES + 2
@@ -40,6 +43,7 @@ class DreamConfig:
     failed: float = 0.5  # and as failed
     part: int = 16  # rows predicted together
     noise: int = 0  # chooses other noise for the same seeds
+    again: int = 1  # how often a success is dreamt again before it counts
 
 
 class ImaginedEnv:
@@ -78,6 +82,14 @@ class ImaginedEnv:
         self._actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
         self._known = np.zeros(num_envs, np.int64)
         self._doubt = np.zeros(num_envs, np.float32)
+        # What a second dream begins with and repeats.
+        self._begun = {name: getattr(self, f"_{name}").copy() for name in ("seen", "origin", "task")}
+        self._history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)
+        other = replace(self.config, again=0)
+        self._again = [
+            ImaginedEnv(model, starts, other.part, None, replace(other, noise=other.noise + i + 1))
+            for i in range(self.config.again)
+        ]
 
     @property
     def num_envs(self) -> int:
@@ -92,13 +104,18 @@ class ImaginedEnv:
         """Begin new dreams in ``rows`` (int [R]): ``seeds`` choose start and noise."""
         index = self._book.index(rows)
         seed = self._book.seeds(index, seeds)
-        start = self.starts.draw(seed, self.config.keyframes)
+        self._begin(index, seed, self.starts.draw(seed, self.config.keyframes))
+        return self._observe()
+
+    def _begin(self, index: np.ndarray, seed: np.ndarray, start: Start) -> None:
         self._seen[index], self._origin[index], self._task[index] = start.pictures, start.state, start.task
         self._picture[index], self._state[index] = start.pictures[:, -1], start.state
         self._known[index] = self._depth[index] = 0
         self._actions[index], self._doubt[index] = 0.0, 0.0
+        self._history[index] = 0.0
+        for name, item in self._begun.items():
+            item[index] = getattr(self, f"_{name}")[index]
         self._book.begin(index, seed)
-        return self._observe()
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Dream through ``chunk`` [E,H,D]; see ``VecEnv.step``.  A reward of 1 comes with success."""
@@ -109,6 +126,7 @@ class ImaginedEnv:
         for i in range(horizon):
             active = np.flatnonzero(~self._book.done)
             self._actions[active, self._known[active]] = action[active, i]
+            self._history[active, self._book.time[active]] = action[active, i]
             self._known[active] += 1
             self._book.time[active] += 1
             valid[active, i] = True
@@ -178,7 +196,29 @@ class ImaginedEnv:
         if self.limits is not None:
             unsure = doubt > self.limits.at(self._depth[rows])
             cause, success = np.where(unsure, _DOUBT, cause), success & ~unsure
-        self._book.end(rows, success, cause)
+        flipped = np.zeros_like(success)
+        flipped[success] = ~self._confirmed(rows[success])
+        self._book.end(rows, success & ~flipped, np.where(flipped, _DOUBT, cause))
+
+    def _confirmed(self, rows: np.ndarray) -> np.ndarray:
+        """bool [R]: whether the successes of ``rows`` are there in every other dream of the same actions."""
+        confirmed = np.ones(len(rows), bool)
+        for other in self._again:
+            for part in _parts(np.arange(len(rows)), other.num_envs):
+                confirmed[part] &= other._repeat(self, rows[part])
+        return confirmed
+
+    def _repeat(self, dream: ImaginedEnv, rows: np.ndarray) -> np.ndarray:
+        """Dream what ``rows`` [R] of ``dream`` did; returns which of them succeed in as many steps."""
+        index = np.concatenate([rows, np.full(self.num_envs - len(rows), rows[0])])
+        begun = dream._begun
+        start = Start(begun["seen"][index], begun["origin"][index], begun["task"][index])
+        self._begin(np.arange(self.num_envs), dream._book.seed[index], start)
+        length = dream._book.time[index]
+        for first in range(0, int(length.max()), self.model.config.frames):
+            self.step(dream._history[index, first : first + self.model.config.frames])
+        won: np.ndarray = self._book.success & (self._book.time <= length)
+        return won[: len(rows)]
 
     def _predict(self, rows: np.ndarray) -> Future:
         parts = [self._call(part) for part in _parts(rows, self.config.part)]
@@ -210,7 +250,8 @@ class ImaginedEnv:
 
     def _arrays(self) -> dict[str, np.ndarray]:
         own = ("seen", "origin", "picture", "state", "task", "depth", "actions", "known", "doubt")
-        return self._book.arrays() | {f"dream/{name}": getattr(self, f"_{name}") for name in own}
+        begun = {f"begun/{name}": item for name, item in self._begun.items()} | {"dream/history": self._history}
+        return self._book.arrays() | {f"dream/{name}": getattr(self, f"_{name}") for name in own} | begun
 
 
 def _parts(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:

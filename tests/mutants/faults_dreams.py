@@ -72,6 +72,20 @@ FAULTS = (
         "np.where(unsure & ~success, _DOUBT, cause), success",
         (f"{_ON_ENV}test_doubt_comes_before_success",),
     ),
+    Fault(
+        "a second dream has the first one's noise",
+        _ENV,
+        "noise=other.noise + i + 1)",
+        "noise=other.noise)",
+        (f"{_ON_ENV}test_a_success_that_flips_in_a_second_dream_is_none",),
+    ),
+    Fault(
+        "a success that flips counts",
+        _ENV,
+        "self._book.end(rows, success & ~flipped, np.where(flipped, _DOUBT, cause))",
+        "self._book.end(rows, success, cause)",
+        (f"{_ON_ENV}test_a_success_that_flips_in_a_second_dream_is_none",),
+    ),
     Fault("doubt is a failure", _ROWS, "| (cause >= self._first_cut)", "", (_DOUBTS,)),
     Fault(
         "doubt is compared with the limit of the depth before",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from tests.world_models.dreams import dream
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
+from world_models.env import ImaginedEnv
+from world_models.model import Future
 from world_models.uncertainty import Limits
 
 
@@ -131,6 +137,38 @@ def test_doubt_comes_before_success():
     sure.reset(rows, rows)
     step = sure.step(random_actions(sure, 3, np.random.default_rng(5)))
     assert set(step.cause) == {"success"} and step.reward.tolist() == [[0, 0, 1]] * 3
+
+
+class Judge:
+    """Tells success by the picture alone, as a threshold that about half of all dreams pass."""
+
+    def __init__(self, env: ImaginedEnv, limit: float) -> None:
+        self.predict, self.limit = env.model.predict, limit
+
+    def __call__(self, *given: Any) -> Future:
+        future = self.predict(*given)
+        bright = future.pictures[:, -1].float().mean((1, 2, 3))
+        return replace(future, outcome=torch.stack([(bright > self.limit).float(), torch.zeros_like(bright)], 1))
+
+
+def test_a_success_that_flips_in_a_second_dream_is_none():
+    """Both are told by playing the same actions from the same start with either noise."""
+    rows, causes, flipped = np.arange(24), {}, dream(24, keyframes=0.0)
+    flipped.reset(rows, rows)
+    actions = random_actions(flipped, 6, np.random.default_rng(9))
+    limit = float(np.median(flipped.step(actions).obs.images["front"].mean((1, 2, 3))))
+    for name, numbers in {"first": {"again": 0}, "second": {"again": 0, "noise": 1}, "both": {"again": 1}}.items():
+        env = dream(24, keyframes=0.0, done=0.5, **numbers)
+        env.model.predict = Judge(env, limit)  # the second dream's model is the same
+        env.reset(rows, rows)
+        step = env.step(actions)
+        causes[name] = np.array(step.cause)
+        assert (step.reward.sum(1) == step.success).all()
+    first, second = (causes[name] == "success" for name in ("first", "second"))
+    assert (first & second).any() and (first & ~second).any()
+    earlier = causes["both"] == "success"
+    assert not (earlier & ~first).any() and not (earlier & ~second).any()
+    assert set(causes["both"][first & ~second]) == {"uncertainty"} and not (causes["both"][~first] == "success").any()
 
 
 @pytest.mark.parametrize("deadline, cause, time", [(None, "time_limit", 8), (5, "too_late", 5)])
