@@ -7,6 +7,7 @@ import json
 import pytest
 
 from vla_rl.cli.main import main
+from vla_rl.cli.world import world_of
 
 SMALL = ("--episodes", "6", "--rows", "4", "--world.options", '{"deadline": 10}')
 
@@ -80,3 +81,27 @@ def test_a_damaged_checkpoint_is_said(complaint, untrained, name, damage, senten
         path.write_bytes(damage(before))
         assert path.read_bytes() != before
     assert sentence in complaint("eval", path.parent, *SMALL)
+
+
+def test_a_checkpoint_in_a_run_is_played_in_the_world_of_that_run(capsys, tmp_path):
+    """Gymnasium's tasks as well, which are judged by returns."""
+    numbers = ["--loop.iterations", "1", "--loop.validate-every", "1", "--experience.rows", "2"]
+    numbers += ["--experience.decisions", "8", "--evaluation.validation", "2", "--evaluation.test", "2"]
+    run = tmp_path / "pendulum"
+    main(["train", "configs/gym.py:inverted_pendulum", *numbers, "--out", str(run)])
+    capsys.readouterr()
+    main(["eval", str(run / "checkpoints" / "best"), "--episodes", "3", "--rows", "2"])
+    said = capsys.readouterr()
+    returns = json.loads(said.out)["returns"]
+    assert returns["episodes"] == 3 and returns["low"] <= returns["mean"] <= returns["high"] and returns["mean"] > 0
+    assert "mean return" in " ".join(said.err.split())
+    main(["inspect", str(run / "checkpoints" / "best")])
+    assert "in the world of its run" in capsys.readouterr().out
+
+
+def test_without_a_run_around_it_a_checkpoint_has_no_world(tmp_path, untrained):
+    assert world_of(untrained()) is None and world_of(tmp_path / "nowhere") is None
+    (tmp_path / "config.json").write_text('{"world": 3}')
+    assert world_of(tmp_path / "checkpoints" / "best") is None
+    (tmp_path / "config.json").write_text("[]")
+    assert world_of(tmp_path / "checkpoints" / "best") is None

@@ -9,22 +9,28 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from vla_rl.cli import stages
 from vla_rl.cli.configs import override
 from vla_rl.cli.progress import console
 from vla_rl.cli.stages import EvaluationConfig
 from vla_rl.cli.story import percent
-from vla_rl.cli.world import World
+from vla_rl.cli.world import World, world_of
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
+from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.training.tracking import write_json
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Play a checkpoint once per held-out seed.  Test seeds are for a number that will be reported, once."""
+    """Play a checkpoint once per held-out seed.  Test seeds are for a number that will be reported, once.
+
+    The world is that of the run which the checkpoint lies in, otherwise lift.
+    """
 
     seeds: str = "validation"  # or "test"
     episodes: int = 512
@@ -38,7 +44,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     """Load, check that policy and environment belong together, play, print."""
     if not arguments or arguments[0].startswith("-"):
         raise UserError("eval needs a checkpoint folder, for example vla-rl eval runs/demo/checkpoints/best.")
-    config: Evaluate = override(Evaluate(), arguments[1:], "vla-rl eval CHECKPOINT")
+    default = Evaluate(world=world_of(arguments[0]) or World())
+    config: Evaluate = override(default, arguments[1:], "vla-rl eval CHECKPOINT")
     ranges = {"validation": suite.VALIDATION, "test": suite.TEST}
     if config.seeds not in ranges:
         raise UserError(f"there are no {config.seeds!r} seeds; {did_you_mean(config.seeds, ranges)}")
@@ -50,10 +57,14 @@ def evaluate(arguments: Sequence[str]) -> None:
     outcomes = stages.play(config.world, policy, seeds, judged, config.seed, config.seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     console.print(f"{arguments[0]}: {percent(outcomes.rate)} of {config.episodes} {config.seeds} episodes ({ends})")
+    earned = MeanReturn.of(outcomes.returns)
+    if not np.array_equal(outcomes.returns, outcomes.success):  # rewards say more than success does
+        console.print(f"  mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]")
     families = outcomes.families if len(outcomes.families) > 1 else {}
     for name, rate in families.items():
         console.print(f"  {name}: {percent(rate)} of {rate.episodes}")
     result = {**asdict(outcomes.rate), "families": {name: asdict(rate) for name, rate in families.items()}}
+    result["returns"] = asdict(earned)
     if config.out:
         write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": arguments[0]})
     else:

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from vla_rl.cli.world import world_of
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.check import Checked, check_env, check_policy
 from vla_rl.contract.config import to_json
@@ -208,6 +209,10 @@ def _checkpoint(show: Console, folder: Path) -> None:
     show.print(_tree("config", saved.get("config", {})))
     show.print(_table("vocabulary", ("words",), [(" ".join(saved.get("vocabulary", {}).get("words", ())),)]))
     _spec(show, spec)
+    world = world_of(folder)
+    if world is not None:
+        show.print(_checked(f"in the world of its run, {_ROWS} rows", _play(folder, type(policy), world.make(_ROWS))))
+        return
     if spec.name not in _catalog():
         raise UserError(
             f"{str(folder)!r} was trained for {spec.name!r}, which is not in the catalogue, so it was not tried; "
@@ -227,12 +232,16 @@ def _reward(show: Console, folder: Path) -> None:
 
 def _try(folder: Path, spec: EnvSpec, kind: Any) -> list[Checked]:
     """Let the policy act in the environment it was trained for."""
-    import torch
-
     env = _make(spec.name)
     if env.spec.images != spec.images:  # trained with other cameras or picture sizes than the environment's default
         env.close()
         env = _make(spec.name, cameras=tuple(spec.images), image_size=max(i.shape[0] for i in spec.images.values()))
+    return _play(folder, kind, env)
+
+
+def _play(folder: Path, kind: Any, env: VecEnv) -> list[Checked]:
+    import torch
+
     with closing(env):
         return check_policy(kind.from_pretrained(folder, env.spec), env, torch.Generator().manual_seed(0))
 

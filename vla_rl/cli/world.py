@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from vla_rl.contract.config import from_json
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.load import load
 
@@ -37,3 +40,13 @@ class World:
     def with_options(self, **options: Any) -> World:
         """The same world with some environment options changed."""
         return replace(self, options={**self.options, **options})
+
+
+def world_of(checkpoint: str | Path) -> World | None:
+    """The world of the run that a checkpoint folder lies in (``RUN/checkpoints/NAME``); None when it lies in none."""
+    run = Path(checkpoint).resolve().parent.parent / "config.json"
+    try:
+        found = from_json(json.loads(run.read_text(encoding="utf-8")).get("world"))
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, World) else None
