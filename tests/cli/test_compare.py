@@ -81,7 +81,7 @@ def test_what_is_worse_than_imitation_is_shown_as_such_with_the_reason(tmp_path)
     page = tmp_path / "report.html"
     write_page(page, [bad, good], {"lift": {1: rate(0.5), 2: rate(0.4)}}, target=0.85)
     text = page.read_text()
-    assert "<strong>Worse than imitation: bad.</strong> It never looks." in text
+    assert "<strong>Worse than imitation: bad on seed 2 (-20.0 points).</strong> It never looks." in text
     assert "Worse than imitation: good" not in text and "+20.0, +5.0" in text and "+10.0, -20.0" in text
     table = text[text.index("<tbody>") :]
     assert table.index("imitation") < table.index(">good<") < table.index(">bad<"), "the best first"

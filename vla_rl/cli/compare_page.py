@@ -74,8 +74,8 @@ def _results(
     header += [f"steps to {target:.0%}, by seed", "seconds"]
     episodes = next(iter(before.values()))["episodes"]
     report.table(header, rows, f"Success on {episodes} test scenes with 95 % intervals.")
-    if worse := [item for item in ordered if sum(item.gains(before)) < 0]:
-        report.text("\n".join(f"- **Worse than imitation: {item.name}.** {_found(item)}" for item in worse))
+    if worse := [item for item in ordered if min(item.gains(before)) < 0]:
+        report.text("\n".join(f"- **Worse than imitation: {_where(item, before)}.** {_found(item)}" for item in worse))
     bars = [Bar("imitation", r["success"], r["low"], r["high"], f"seed {seed}", True) for seed, r in before.items()]
     for item in ordered:
         rates = {seed: after["rl"] for seed, after in item.after.items()}
@@ -93,6 +93,12 @@ def _row(item: Compared, before: Mapping[int, Mapping[str, Any]], target: float)
         ", ".join("–" if steps is None else f"{steps / 1000:.0f}k" for steps in reached),
         f"{sum(seconds) / len(seconds):.0f}",
     ]
+
+
+def _where(item: Compared, before: Mapping[int, Mapping[str, Any]]) -> str:
+    """Its name, and the seeds on which it is worse."""
+    lost = {seed: gain for seed, gain in zip(item.after, item.gains(before), strict=True) if gain < 0}
+    return f"{item.name} on " + ", ".join(f"seed {seed} ({100 * gain:+.1f} points)" for seed, gain in lost.items())
 
 
 def _found(item: Compared) -> str:
