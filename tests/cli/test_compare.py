@@ -35,7 +35,7 @@ def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, 
         assert config["policy"] == str(out / "lift" / "imitate-2" / "checkpoints" / "imitation")
         assert config["demonstrations"] == str(out / "lift" / "imitate-2" / "demonstrations")
     page = (out / "report.html").read_text()
-    assert all(text in page for text in ("imitation", "mixed", "steps to 85%", "seed 2", "validation success"))
+    assert all(text in page for text in ("imitation", "mixed", "control steps to 85%", "seed 2", "validation success"))
     assert json.loads((out / "lift" / "imitate-2" / "test.json").read_text())["episodes"] == 4
     assert "<strong>mixed</strong>" in page and "half of every batch from demonstrations." in page
     before = (out / "lift" / "mixed-2" / "summary.json").stat().st_mtime_ns
