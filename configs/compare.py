@@ -154,7 +154,11 @@ def rlpd() -> Improve:
 
 
 def wsrl() -> Improve:
-    """The same policy, taught offline by the demonstrations, which are then left behind."""
+    """The same policy, taught offline by the demonstrations, which are then left behind.
+
+    As soon as the actor moves, what was taught is lost for some 30,000 steps: critics that learnt from successes, and a
+    little of this policy's own doing, do not know how bad other actions are.
+    """
     # Without a least std, 30 demonstrations are learnt by heart: 2 % success before the first decision, not 60.
     subject = SquashedSubject(replace(CHUNKS.squashed, std_bounds=(0.2, 7.0)))
     offline = IQLConfig(subset=2, expectile=0.7, beta=3.0, critic=SMALL, value_bounds=(0.0, 1.0))
