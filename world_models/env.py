@@ -26,7 +26,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.spec import EnvSpec
 from world_models.model import Future, Now, WorldModel
-from world_models.starts import Start, Starts
+from world_models.starts import Pool, Start
 from world_models.uncertainty import Limits
 
 _LATE, _FAILED, _DOUBT = FAILURES, FAILURES + 1, FAILURES + 2
@@ -52,7 +52,7 @@ class ImaginedEnv:
     def __init__(
         self,
         model: WorldModel,
-        starts: Starts,
+        starts: Pool,
         num_envs: int,
         limits: Limits | None = None,
         config: DreamConfig | None = None,
@@ -81,7 +81,7 @@ class ImaginedEnv:
         self._task, self._depth = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
         self._known = np.zeros(num_envs, np.int64)
-        self._doubt = np.zeros(num_envs, np.float32)
+        self._doubt, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 2), np.float32)
         # What a second dream begins with and repeats.
         self._begun = {name: getattr(self, f"_{name}").copy() for name in ("seen", "origin", "task")}
         self._history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)
@@ -97,8 +97,13 @@ class ImaginedEnv:
 
     @property
     def doubt(self) -> np.ndarray:
-        """float32 [E]: the doubt of each row's latest call, for logs."""
+        """float32 [E]: how much each row doubts what it shows."""
         return self._doubt.copy()
+
+    @property
+    def outcome(self) -> np.ndarray:
+        """float32 [E,2]: the probabilities of "done" and "failed" in what each row shows."""
+        return self._outcome.copy()
 
     def reset(self, rows: Any, seeds: Any) -> Observation:
         """Begin new dreams in ``rows`` (int [R]): ``seeds`` choose start and noise."""
@@ -111,7 +116,7 @@ class ImaginedEnv:
         self._seen[index], self._origin[index], self._task[index] = start.pictures, start.state, start.task
         self._picture[index], self._state[index] = start.pictures[:, -1], start.state
         self._known[index] = self._depth[index] = 0
-        self._actions[index], self._doubt[index] = 0.0, 0.0
+        self._actions[index], self._doubt[index], self._outcome[index] = 0.0, 0.0, 0.0
         self._history[index] = 0.0
         for name, item in self._begun.items():
             item[index] = getattr(self, f"_{name}")[index]
@@ -174,8 +179,8 @@ class ImaginedEnv:
         self._picture[rows] = future.pictures.numpy()[last]
         low, high = (np.asarray(bound, np.float32) for bound in (self.spec.state.low, self.spec.state.high))
         self._state[rows] = np.clip(future.state.numpy()[last], low, high)
-        judged = np.isin(rows, ripe)
-        self._judge(ripe, future.outcome.numpy()[judged], future.doubt.numpy()[judged])
+        self._outcome[rows], self._doubt[rows] = future.outcome.numpy(), future.doubt.numpy()
+        self._judge(ripe)
         whole = ripe[self._known[ripe] == self.model.config.frames]
         self._seen[whole, 1:-1] = self._seen[whole, 2:]
         self._seen[whole, -1], self._origin[whole] = self._picture[whole], self._state[whole]
@@ -183,10 +188,9 @@ class ImaginedEnv:
         self._actions[whole] = 0.0
         self._depth[whole] += 1
 
-    def _judge(self, rows: np.ndarray, outcome: np.ndarray, doubt: np.ndarray) -> None:
-        """How ``rows`` [R] stand, given the probabilities [R,2] of done and failed."""
-        time, config = self._book.time[rows], self.config
-        self._doubt[rows] = doubt
+    def _judge(self, rows: np.ndarray) -> None:
+        """How ``rows`` [R] stand."""
+        time, config, outcome = self._book.time[rows], self.config, self._outcome[rows]
         success = outcome[:, 0] >= config.done
         cause = np.where(time >= config.horizon, TIME_LIMIT, 0)
         if config.deadline is not None:
@@ -194,7 +198,7 @@ class ImaginedEnv:
         cause = np.where(outcome[:, 1] >= config.failed, _FAILED, cause)
         cause = np.where(success, SUCCESS, cause)
         if self.limits is not None:
-            unsure = doubt > self.limits.at(self._depth[rows])
+            unsure = self._doubt[rows] > self.limits.at(self._depth[rows])
             cause, success = np.where(unsure, _DOUBT, cause), success & ~unsure
         flipped = np.zeros_like(success)
         flipped[success] = ~self._confirmed(rows[success])
@@ -249,7 +253,7 @@ class ImaginedEnv:
         return Observation(images, self._state.copy(), self._task.copy(), self._book.time.copy())
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        own = ("seen", "origin", "picture", "state", "task", "depth", "actions", "known", "doubt")
+        own = ("seen", "origin", "picture", "state", "task", "depth", "actions", "known", "doubt", "outcome")
         begun = {f"begun/{name}": item for name, item in self._begun.items()} | {"dream/history": self._history}
         return self._book.arrays() | {f"dream/{name}": getattr(self, f"_{name}") for name in own} | begun
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +29,29 @@ class Start:
     def rows(self, index: np.ndarray) -> Start:
         """Those at ``index``."""
         return Start(self.pictures[index], self.state[index], self.task[index])
+
+
+class Pool(Protocol):
+    """Whoever chooses where dreams begin."""
+
+    def draw(self, seeds: np.ndarray, share: float) -> Start:
+        """A start for each of ``seeds`` [R]; ``share`` of them keyframes, as far as there are any."""
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """Seed ``i`` begins at start ``i``: for replays of what is recorded."""
+
+    starts: Start
+
+    def draw(self, seeds: np.ndarray, share: float) -> Start:
+        """Raises UserError for a seed beyond the last start."""
+        if len(seeds) and seeds.max() >= len(self.starts):
+            raise UserError(
+                f"there is no start {int(seeds.max())} among {len(self.starts)}, so nothing could be replayed from it; "
+                "give seeds that count the starts."
+            )
+        return self.starts.rows(seeds)
 
 
 @dataclass(frozen=True)

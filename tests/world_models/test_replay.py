@@ -1,0 +1,65 @@
+"""Recorded actions are dreamt to their last one, in any company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.world_models.dreams import model, starts
+from vla_rl.contract.errors import UserError
+from world_models.env import DreamConfig, ImaginedEnv
+from world_models.replay import replay
+from world_models.starts import InOrder
+
+LENGTHS = [7, 3, 6, 5, 1, 8, 4]
+CONFIG = DreamConfig(part=4, done=0.5)
+
+
+def recorded(seed: int = 0) -> list[np.ndarray]:
+    chooser = np.random.default_rng(seed)
+    return [chooser.uniform([-0.5, -2.0], [0.5, 1.0], (count, 2)).astype(np.float32) for count in LENGTHS]
+
+
+def test_a_replay_is_the_dream_of_its_actions_alone():
+    """One by one, each in an environment that ends with it, at the end of every call and after the last action."""
+    made = model()
+    first = starts(made, count=len(LENGTHS)).first
+    found = replay(made, first, recorded(), CONFIG)
+    for i, actions in enumerate(recorded()):
+        alone = DreamConfig(horizon=len(actions), part=4, done=2.0, failed=2.0, again=0)
+        env = ImaginedEnv(made, Only(first, i), 1, None, alone)
+        env.reset(np.array([0]), np.array([i]))
+        stops = sorted({*range(3, len(actions) + 1, 3), len(actions)})
+        assert found.step[i].tolist() == stops + [0] * (found.step.shape[1] - len(stops))
+        successes = []
+        for k, (begin, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
+            obs = env.step(actions[None, begin:stop]).obs
+            np.testing.assert_array_equal(found.pictures[i, k], np.moveaxis(obs.images["front"][0], -1, 0))
+            np.testing.assert_array_equal(found.state[i, k], obs.state[0])
+            assert found.doubt[i, k] == env.doubt[0]
+            successes += [stop] if env.outcome[0, 0] >= 0.5 else []
+        assert found.done[i] == min(successes, default=np.inf)
+    assert np.isfinite(found.done).any()
+
+
+class Only:
+    """Always the same start."""
+
+    def __init__(self, starts, index: int) -> None:
+        self.starts, self.index = starts, index
+
+    def draw(self, seeds, share):
+        return self.starts.rows(np.full(len(seeds), self.index))
+
+
+def test_doubts_are_told_by_depth():
+    made = model()
+    found = replay(made, starts(made, count=len(LENGTHS)).first, recorded(), CONFIG)
+    assert [len(column) for column in found.by_depth()] == [7, 5, 2]
+    assert all(np.isfinite(column).all() for column in found.by_depth())
+
+
+def test_a_seed_beyond_the_starts_is_refused():
+    made = model()
+    with pytest.raises(UserError, match="no start 5 among 5"):
+        InOrder(starts(made, count=5).first).draw(np.array([5]), 0.0)

@@ -1,0 +1,91 @@
+"""Recorded actions dreamt from where they were recorded: what a dream is compared with the truth by, and calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from world_models.env import DreamConfig, ImaginedEnv
+from world_models.model import WorldModel
+from world_models.starts import InOrder, Start
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """``N`` replays, seen after each of up to ``K`` calls and after the last action; NaN or 0 beyond it.
+
+    done      float [N]          control step, from 1, with which the dream first was a success; inf for never
+    step      int64 [N,K]        control steps by then; 0 beyond the last action
+    doubt     float32 [N,K]
+    pictures  uint8 [N,K,C,h,w]
+    state     float32 [N,K,S]
+    """
+
+    done: np.ndarray
+    step: np.ndarray
+    doubt: np.ndarray
+    pictures: np.ndarray
+    state: np.ndarray
+
+    def by_depth(self) -> list[np.ndarray]:
+        """The doubts at every depth that at least one replay reaches."""
+        columns = [self.doubt[self.step[:, k] > 0, k] for k in range(self.step.shape[1])]
+        return [column for column in columns if len(column)]
+
+
+def replay(
+    model: WorldModel,
+    starts: Start,
+    actions: Sequence[np.ndarray],
+    config: DreamConfig,
+    report: Callable[[int], None] = lambda done: None,
+) -> Replayed:
+    """Dream ``actions`` [T_i,D] from ``starts`` [N] to their end: neither success, failure nor doubt stops a dream.
+
+    A success is a probability of at least ``config.done``; ``report(replays)`` after each part.
+    """
+    frames, length = model.config.frames, np.array([len(item) for item in actions])
+    count, calls = len(actions), -(-int(length.max()) // frames)
+    found = Replayed(
+        np.full(count, np.inf),
+        np.zeros((count, calls), np.int64),
+        np.full((count, calls), np.nan, np.float32),
+        np.zeros((count, calls, *model.picture), np.uint8),
+        np.zeros((count, calls, model.spec.state.shape[0]), np.float32),
+    )
+    endless = replace(config, horizon=int(length.max()), deadline=None, done=2.0, failed=2.0, again=0)
+    for told, part in enumerate(_parts(length, frames, config.part), 1):
+        env = ImaginedEnv(model, InOrder(starts), len(part), None, endless)
+        _dream(env, [actions[i] for i in part], part, found, config.done)
+        report(min(told * config.part, count))
+    return found
+
+
+def _parts(length: np.ndarray, frames: int, size: int) -> Iterator[np.ndarray]:
+    """Replays that end at the same offset in a call belong together: all others need not be looked at there."""
+    for offset in range(frames):
+        same = np.flatnonzero(length % frames == offset)
+        yield from (same[i : i + size] for i in range(0, len(same), size))
+
+
+def _dream(env: ImaginedEnv, actions: Sequence[np.ndarray], part: np.ndarray, found: Replayed, done: float) -> None:
+    """One part, row ``i`` being replay ``part[i]``."""
+    frames, rows = env.model.config.frames, np.arange(len(part))
+    length = np.array([len(item) for item in actions])
+    padded = np.zeros((len(part), int(length.max()), env.spec.action_dim), np.float32)
+    for row, item in enumerate(actions):
+        padded[row, : len(item)] = item
+    env.reset(rows, part)
+    offset = int(length[0]) % frames
+    stops = [stop for stop in range(1, int(length.max()) + 1) if stop % frames in (0, offset)]
+    for first, stop in zip([0, *stops[:-1]], stops, strict=True):
+        obs = env.step(padded[:, first:stop]).obs
+        seen = rows[(length >= stop) & ((stop % frames == 0) | (length == stop))]
+        at = part[seen], (stop - 1) // frames
+        found.step[at], found.doubt[at], found.state[at] = stop, env.doubt[seen], obs.state[seen]
+        pictures = np.concatenate([obs.images[name][seen] for name in env.model.cameras], -1)
+        found.pictures[at] = np.moveaxis(pictures, -1, 1)
+        won = seen[env.outcome[seen, 0] >= done]
+        found.done[part[won]] = np.minimum(found.done[part[won]], stop)
