@@ -13,7 +13,7 @@ from torch import nn
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.cli.progress import bar
-from vla_rl.cli.world import World
+from vla_rl.cli.world import Playground
 from vla_rl.contract.batch import ExperienceSource, Memory, Reducer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
@@ -68,7 +68,7 @@ class SourceConfig(Protocol):
 class Setting:
     """Where a method works: the world, its imitation policy and demonstrations, the seed, and who shares the work."""
 
-    world: World
+    world: Playground
     base: TinyVLA
     seed: int
     group: Reducer

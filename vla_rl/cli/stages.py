@@ -13,7 +13,7 @@ from torch import Tensor
 from vla_rl.cli.method import Method, Setting, Trainable, generator
 from vla_rl.cli.progress import bar, console
 from vla_rl.cli.signals import Terminated, patient_sigterm
-from vla_rl.cli.world import World
+from vla_rl.cli.world import Playground, World
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
@@ -113,7 +113,9 @@ def store_episodes(policy: Policy, episodes: Episodes, part: int = 256) -> dict[
     return {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
 
 
-def play(world: World, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str) -> Outcomes:
+def play(
+    world: Playground, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str
+) -> Outcomes:
     """Evaluate on ``seeds`` with a progress bar."""
     env = world.make(config.rows)
     with bar(what, len(seeds)) as update:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vla_rl.contract.config import from_json
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.load import load
+
+
+class Playground(Protocol):
+    """Where policies are trained and judged, simulated or imagined."""
+
+    def make(self, rows: int) -> VecEnv:
+        """The environment with ``rows`` rows."""
+
+    def training(self, rows: int) -> VecEnv:
+        """The environment for reinforcement learning."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,43 @@
+"""A clumsy policy slips as often as it should, for whole chunks, within the bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from vla_rl.contract.check import check_policy
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.clumsy import ClumsyPolicy
+from vla_rl.policies.function import FunctionPolicy
+
+
+def still(obs):
+    return np.zeros((len(obs.time), 3, 2), np.float32)
+
+
+@pytest.fixture
+def env():
+    return make("point_mass", num_envs=400)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_it_slips_in_a_share_of_its_decisions(env, share):
+    policy = ClumsyPolicy(FunctionPolicy(env.spec, still), env.spec, share)
+    check_policy(policy, env, torch.Generator().manual_seed(0))
+    stored = policy.precompute(env.reset(np.arange(400), np.arange(400)))
+    action = policy.act(stored, {}, "sample", torch.Generator().manual_seed(1))[0].action
+    slipped = (action != 0).any(-1)
+    assert (slipped.all(1) == slipped.any(1)).all() and abs(slipped.any(1).float().mean() - share) < 0.08
+    assert (action == action[:, :1]).all()
+    if share == 1.0:
+        low, high = (torch.as_tensor(bound) for bound in (env.spec.action.low, env.spec.action.high))
+        assert (action.amin((0, 1)) < low + 0.1 * (high - low)).all()
+        assert (action.amax((0, 1)) > high - 0.1 * (high - low)).all()
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_is_one(env, share):
+    with pytest.raises(UserError, match="from 0 to 1"):
+        ClumsyPolicy(FunctionPolicy(env.spec, still), env.spec, share)

@@ -1,0 +1,45 @@
+"""A policy that now and then does something else: failures and near-successes for a world model to learn from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import ActionOut, Mode, Policy, State, Stored
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.normalise import Affine, action_limits
+
+
+class ClumsyPolicy:
+    """``base``, but a ``share`` of all decisions is one random action, held for the whole chunk; 1 is random play.
+
+    What it does has no likelihood, so nobody can be trained on it by a policy gradient (``logprob`` is 0).
+    """
+
+    def __init__(self, base: Policy, spec: EnvSpec, share: float) -> None:
+        """Raises UserError for a share outside [0, 1]."""
+        if not 0.0 <= share <= 1.0:
+            raise UserError(f"a share of {share} of the decisions cannot be random; choose one from 0 to 1.")
+        self.base, self.share, self.version = base, share, base.version
+        self._scale, self._limits = Affine.from_bounds(spec.action), action_limits(spec)
+
+    def precompute(self, obs: Observation) -> Stored:
+        return self.base.precompute(obs)
+
+    def initial_state(self, rows: int) -> State:
+        return self.base.initial_state(rows)
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        return self.base.reset_state(state, rows)
+
+    def act(self, stored: Stored, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        out, state = self.base.act(stored, state, mode, generator)
+        rows, horizon, entries = out.action.shape
+        wild = 2.0 * torch.rand(rows, 1, entries, generator=generator) - 1.0
+        slips = (torch.rand(rows, 1, 1, generator=generator) < self.share).expand(rows, horizon, entries)
+        action = torch.where(slips, self._scale.restore(wild).clamp(*self._limits), torch.as_tensor(out.action))
+        return replace(out, action=action, sample=self._scale.normalise(action), logprob=torch.zeros(rows)), state
