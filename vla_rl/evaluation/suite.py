@@ -9,7 +9,13 @@ VALIDATION = range(1_000_000_000, 1_100_000_000)  # all selection, early stops a
 TEST = range(1_100_000_000, 1_200_000_000)  # once per reported number
 
 _BLOCK = 10_000_000  # training seeds of one run
-_PURPOSES = {"demonstrations": 0, "grounding": 1_000_000, "reinforcement": 2_000_000, "rewards": 9_000_000}
+_PURPOSES = {
+    "demonstrations": 0,
+    "grounding": 1_000_000,
+    "reinforcement": 2_000_000,
+    "dreams": 8_000_000,
+    "rewards": 9_000_000,
+}
 
 
 def training_seeds(run_seed: int, purpose: str) -> range:

@@ -1,0 +1,111 @@
+"""From episodes of a simulator to reinforcement learning in a dream of it, with nothing changed about the learning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.cli.conftest import save_untrained
+from tests.world_models.dreams import SMALL
+from vla_rl.cli.dreams import DreamWorld, Gather, gather, replayed, starts_of
+from vla_rl.cli.method import RLConfig, Setting
+from vla_rl.cli.stages import EvaluationConfig, improve
+from vla_rl.cli.world import World
+from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.experience.traces import Traces
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.training.loop import LoopConfig
+from vla_rl.training.tracking import RunFolder
+from vla_rl.training.world_model import load_world, save_world, statistics
+from world_models.env import DreamConfig
+from world_models.keyframes import KeyframeConfig
+from world_models.model import WorldConfig, WorldModel
+from world_models.uncertainty import Limits
+
+WORLD = World(options={"deadline": 7})
+PLAN = Gather(own=3, clumsy=2, random=2, held_out=2, rows=4)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> TinyVLA:
+    return TinyVLA.from_pretrained(save_untrained(tmp_path_factory.mktemp("policy") / "untrained"))
+
+
+@pytest.fixture(scope="module")
+def traces(policy) -> tuple[Traces, Traces]:
+    return gather(WORLD, policy, PLAN, seed=1)
+
+
+def world_model(traces: Traces) -> WorldModel:
+    env = WORLD.make(1)
+    torch.manual_seed(0)
+    made = WorldModel(env.spec, WorldConfig(backbone=SMALL), *statistics(traces))
+    env.close()
+    return made.eval()
+
+
+def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(traces):
+    learnt, held_out = traces
+    assert (learnt.count, held_out.count) == (5, 2)
+    seeds = [int(part.seed[begin]) for part in traces for begin, _ in part.spans()]
+    assert len(set(seeds)) == 7 and min(seeds) == 18_000_000 and max(seeds) == 18_000_006
+
+
+def test_nothing_left_to_learn_from_is_refused(policy):
+    with pytest.raises(UserError, match="leave nothing to learn from"):
+        gather(WORLD, policy, Gather(own=2, clumsy=0, random=0, held_out=2), seed=1)
+
+
+def test_a_replay_knows_every_episode(traces):
+    held_out = traces[1]
+    found = replayed(world_model(held_out), held_out, DreamConfig(part=4))
+    assert found.step.max(1).tolist() == [end - begin - 1 for begin, end in held_out.spans()]
+
+
+def test_dreams_begin_where_something_is_decided(traces):
+    learnt = traces[0]
+    made = world_model(learnt)
+    starts = starts_of(made, learnt, np.zeros(len(learnt.state)), KeyframeConfig(lead=1))
+    assert len(starts.first) == learnt.count
+    jumps = np.abs(np.diff(learnt.action[:, 3])) / 2 >= 0.5
+    assert (len(starts.keyframes) > 0) == bool(jumps.any())
+
+
+def test_the_same_ppo_learns_in_a_dream(policy, traces, tmp_path):
+    """The policy that was trained in it is the one that plays in the simulator."""
+    made = world_model(traces[0])
+    starts = starts_of(made, traces[0], np.zeros(len(traces[0].state)), KeyframeConfig())
+    world = DreamWorld(made, starts, Limits((np.inf,)), DreamConfig(horizon=10, deadline=10, part=4))
+    method = RLConfig(
+        FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(2, validate_every=1)
+    )
+    folder = RunFolder(tmp_path / "run", {})
+    setting = Setting(world, policy, 1, OneProcess())
+    trained, _ = improve(method, setting, EvaluationConfig(validation=4, test=4, sanity=4, rows=4), folder)
+    rows = folder.metrics("rl")
+    assert len(rows) == 3 and rows[-1]["env_steps_total"] > 0
+    env = WORLD.make(2)
+    again = TinyVLA.from_pretrained(folder.checkpoint("best"), env.spec)
+    env.close()
+    assert again.spec.images == trained.spec.images
+
+
+def test_a_checkpoint_is_the_same_world_and_stands_for_no_other(traces, tmp_path):
+    made = world_model(traces[0])
+    save_world(made, tmp_path / "world", {"limits": [1.0, 2.0]})
+    env = WORLD.make(1)
+    again, saved = load_world(tmp_path / "world", env.spec)
+    env.close()
+    assert saved["limits"] == [1.0, 2.0] and again.config == made.config
+    for name, tensor in made.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    for options, what in (({"cameras": ["top"]}, "cameras"), ({"image_size": 32}, "cameras")):
+        other = WORLD.with_options(**options).make(1)
+        with pytest.raises(UserError, match=f"trained for other {what}"):
+            load_world(tmp_path / "world", other.spec)
+        other.close()
