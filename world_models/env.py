@@ -81,7 +81,7 @@ class ImaginedEnv:
         self._task, self._depth = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
         self._known = np.zeros(num_envs, np.int64)
-        self._doubt, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 2), np.float32)
+        self._doubt, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 3), np.float32)
         # What a second dream begins with and repeats.
         self._begun = {name: getattr(self, f"_{name}").copy() for name in ("seen", "origin", "task")}
         self._history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)
@@ -102,7 +102,7 @@ class ImaginedEnv:
 
     @property
     def outcome(self) -> np.ndarray:
-        """float32 [E,2]: the probabilities of "done" and "failed" in what each row shows."""
+        """float32 [E,3]: see ``Future.outcome``, for what each row shows."""
         return self._outcome.copy()
 
     def reset(self, rows: Any, seeds: Any) -> Observation:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class OutcomeHead(nn.Module):
-    """Logits of "the task is done" and "the episode has failed" at one frame, for the task that was asked for.
+    """Logits of "the task is done", "the episode has failed" and "it will be done in the end", at one frame.
 
     The task chooses where to look (attention over all places), since the same picture is a success for one instruction
     and a failure for another.
@@ -21,12 +21,12 @@ class OutcomeHead(nn.Module):
         self.heads, self.norm = heads, nn.LayerNorm(width)
         self.queries = nn.Embedding(tasks, heads * width)
         self.out = nn.Sequential(
-            nn.Linear((heads + 1) * width + state + frames + tasks, width), nn.SiLU(), nn.Linear(width, 2)
+            nn.Linear((heads + 1) * width + state + frames + tasks, width), nn.SiLU(), nn.Linear(width, 3)
         )
         self.tasks, self.frames = tasks, frames
 
     def forward(self, features: Tensor, state: Tensor, task: Tensor, frame: Tensor) -> Tensor:
-        """[B,2] from ``features`` [B,N,d] and the robot's ``state`` [B,S], for ``task`` [B], at ``frame`` [B]."""
+        """[B,3] from ``features`` [B,N,d] and the robot's ``state`` [B,S], for ``task`` [B], at ``frame`` [B]."""
         cells = self.norm(features)
         queries = self.queries(task).unflatten(-1, (self.heads, -1))
         weight = (queries @ cells.transpose(1, 2) / cells.shape[-1] ** 0.5).softmax(-1)

@@ -2,7 +2,7 @@
 
     frames     E w |x^ - x|^2 over the frames whose actions are known; pixels that change weigh more
     state      E |s^ - s|^2, normalised
-    outcome    cross-entropy of "done" and "failed" at the last known frame
+    outcome    cross-entropy of "done", "failed" and "will be done" at the last known frame
     inverse    E |a^ - a|^2 from two recorded pictures
 
 A call jumps: from the frames seen it predicts ``F`` frames, of which those whose actions are known count.  A frame
@@ -68,7 +68,7 @@ class Future:
 
     pictures  uint8 [B,F,C,h,w]     those beyond the known actions mean nothing
     state     float32 [B,F,S]
-    outcome   [B,2]                 probabilities of "done" and "failed"
+    outcome   [B,3]                 probabilities of "done", "failed" and, for whoever acted in the data, "will be done"
     doubt     [B]                   see :func:`world_models.uncertainty.disagreement`
     """
 

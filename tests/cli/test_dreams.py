@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
-from vla_rl.cli.dreams import DreamWorld, Gather, gather, replayed, starts_of
+from vla_rl.cli.configs import load_config
+from vla_rl.cli.dreams import DreamWorld, Gather, gather, promise, replayed, starts_of
 from vla_rl.cli.method import RLConfig, Setting
-from vla_rl.cli.stages import EvaluationConfig, improve
+from vla_rl.cli.stages import EvaluationConfig, collect, improve
 from vla_rl.cli.world import World
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
@@ -19,6 +22,7 @@ from vla_rl.experience.traces import Traces
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
 from vla_rl.training.world_model import load_world, save_world, statistics
@@ -67,6 +71,15 @@ def test_a_replay_knows_every_episode(traces):
     assert found.step.max(1).tolist() == [end - begin - 1 for begin, end in held_out.spans()]
 
 
+def test_every_moment_has_a_promise_and_calls_have_their_own(traces):
+    learnt = traces[0]
+    value = promise(world_model(learnt), learnt)
+    assert value.shape == learnt.success.shape and ((value >= 0) & (value <= 1)).all()
+    begin, end = learnt.spans()[1]
+    if end - begin > 7:  # between the first two calls, a straight line
+        np.testing.assert_allclose(np.diff(value[begin + 5 : begin + 8]), (value[begin + 6] - value[begin + 5]))
+
+
 def test_dreams_begin_where_something_is_decided(traces):
     learnt = traces[0]
     made = world_model(learnt)
@@ -109,3 +122,32 @@ def test_a_checkpoint_is_the_same_world_and_stands_for_no_other(traces, tmp_path
         with pytest.raises(UserError, match=f"trained for other {what}"):
             load_world(tmp_path / "world", other.spec)
         other.close()
+
+
+def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy):
+    """The whole recipe; without demonstrations, an untrained policy's episodes teach nothing about success."""
+    start, demonstrations = tmp_path / "start", tmp_path / "demonstrations"
+    policy.save_pretrained(start)
+    collect(World(), 2, seed=1).save(demonstrations, video="never")
+    sampler, loop = FlowSampler(FlowSde(0.5), LastStep(), 4), LoopConfig(2, validate_every=1)
+    recipe = replace(
+        load_config("configs/imagine.py:lift"),
+        rl=RLConfig(sampler, WindowConfig(4, 2), loop=loop),
+        model=WorldConfig(backbone=SMALL),
+        dream=DreamConfig(horizon=10, deadline=10, part=4),
+        policy=str(start),
+        world=WORLD,
+        gather=PLAN,
+        fit=FitConfig(steps=3, batch=4),
+        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, rows=4),
+    )
+    folder = RunFolder(tmp_path / "run", recipe)
+    with pytest.raises(UserError, match="none of 5 episodes succeeded"):
+        recipe.run(folder)
+    found = replace(recipe, demonstrations=str(demonstrations)).run(folder)
+    assert found["simulator_episodes"] == 7 and found["learnt"] == 7 and found["held_out"] == 2
+    assert found["imitation"]["episodes"] == found["imagined_rl"]["episodes"] == 4
+    assert found["gain"]["low"] <= found["gain"]["mean"] <= found["gain"]["high"]
+    assert [table["horizon"] for table in found["agreement"]] == [5]
+    assert {"world", "best"} <= {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert folder.metrics("rl")[-1]["env_steps_total"] > 0

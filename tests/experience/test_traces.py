@@ -83,6 +83,9 @@ def test_a_window_holds_what_was_seen_done_and_came_of_it():
         np.testing.assert_array_equal(batch["state"][row], traces.state[[now, *ahead]])
         np.testing.assert_array_equal(batch["actions"][row], traces.action[[now, *ahead[:-1]]])
         np.testing.assert_array_equal(batch["outcome"][row, :, 0], traces.success[ahead])
+        np.testing.assert_array_equal(batch["outcome"][row, :, 1], traces.failed[ahead])
+        (end,) = [end for begin, end in traces.spans() if begin <= now < end]
+        assert (batch["outcome"][row, :, 2] == traces.success[end - 1]).all()
         assert batch["task"][row] == traces.task[now]
 
 

@@ -153,8 +153,8 @@ FAULTS = (
     Fault(
         "the outcome is that of the moment before",
         _TRACES,
-        "outcome = np.stack([traces.success[ahead], traces.failed[ahead]], -1)",
-        "outcome = np.stack([traces.success[ahead - 1], traces.failed[ahead - 1]], -1)",
+        "np.stack([traces.success[ahead], traces.failed[ahead], won], -1)",
+        "np.stack([traces.success[ahead - 1], traces.failed[ahead - 1], won], -1)",
         (f"{_ON_TRACES}test_a_window_holds_what_was_seen_done_and_came_of_it",),
     ),
     Fault(

@@ -71,6 +71,12 @@ def test_success_is_told_under_the_instruction_that_was_given(learnt, held_out):
     assert (other[done] < told[done]).float().mean() > 0.9 and other[done].mean() < 0.2
 
 
+def test_what_will_be_done_is_told_before_it_is(learnt, held_out):
+    will, done = held_out["outcome"][:, FRAMES - 1, 2] > 0.5, held_out["outcome"][:, FRAMES - 1, 0] > 0.5
+    told = predicted(learnt, held_out).outcome[:, 2]
+    assert (told[will & ~done][:, None] > told[~will]).float().mean() > 0.7
+
+
 def test_doubt_is_how_far_the_guess_moves(learnt, held_out):
     """Between the first denoising step and the last, at the last known frame."""
     guesses: list[torch.Tensor] = []

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from vla_rl.cli.method import generator
 from vla_rl.cli.progress import bar
@@ -80,6 +81,35 @@ def replayed(model: Any, traces: Traces, dream: Any) -> Any:
     with bar("replay", len(spans)) as update:
         actions = [traces.action[begin : end - 1] for begin, end in spans]
         return load("world_models.replay:replay")(model, start, actions, dream, lambda done: update(done, "episodes"))
+
+
+def promise(model: Any, traces: Traces) -> np.ndarray:
+    """float [M]: how likely the model thinks success in the end, at every moment of ``traces``.
+
+    Asked at the end of every call that follows the recorded course, and interpolated between.
+    """
+    config, frames = model.config, model.config.frames
+    spans = traces.spans()
+    asked = [(m, end) for begin, end in spans for m in range(begin, end - 1, frames)]
+    now = np.array([m for m, _ in asked])
+    known = np.array([min(frames, end - 1 - m) for m, end in asked])
+    start = seen_at(traces, now, frames, config.memory)
+    ahead = np.minimum(now[:, None] + np.arange(frames), (now + known - 1)[:, None])
+    chooser, told = generator(0, 32), []
+    with bar("value", len(now)) as update:
+        for first in range(0, len(now), 64):
+            part = slice(first, first + 64)
+            items = {name: torch.from_numpy(item[part]) for name, item in start.items()}
+            seen = load("world_models.model:Now")(**items)
+            noise = torch.randn(len(seen.task), frames, *model.video.latent, generator=chooser)
+            actions = torch.from_numpy(traces.action[ahead[part]])
+            told.append(model.predict(seen, actions, torch.from_numpy(known[part]), noise).outcome[:, 2].numpy())
+            update(min(first + 64, len(now)), "moments")
+    value, seen_value, at = np.zeros(len(traces.state)), np.concatenate(told), now + known
+    for begin, end in spans:
+        inside = (at > begin) & (at < end)
+        value[begin:end] = np.interp(np.arange(begin, end), at[inside], seen_value[inside])
+    return value
 
 
 def starts_of(model: Any, traces: Traces, value: np.ndarray, keyframes: Any) -> Any:

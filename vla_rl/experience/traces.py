@@ -50,9 +50,13 @@ class Traces:
     @property
     def outcomes(self) -> np.ndarray:
         """bool [count]: which episodes succeeded."""
-        ends = np.array([end - 1 for _, end in self.spans()], int)
-        won: np.ndarray = self.success[ends]
+        won: np.ndarray = self.success[self.ends - 1]
         return won
+
+    @property
+    def ends(self) -> np.ndarray:
+        """int64 [count]: the moment after the last, of every episode."""
+        return np.append(np.flatnonzero(np.diff(self.episode)) + 1, len(self.episode))
 
     def spans(self) -> list[tuple[int, int]]:
         """First moment and the one after the last, of every episode."""
@@ -217,12 +221,14 @@ def cut(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> d
     """The windows ``index`` [B] of ``table``, as ``WorldModel.loss`` takes them.
 
     pictures uint8 [B,1+memory+2*frames,C,h,w], cameras side by side in ``C``; state [B,1+2*frames,S], actions
-    [B,2*frames,D], task [B], count [B], outcome float32 [B,2*frames,2]
+    [B,2*frames,D], task [B], count [B]; outcome float32 [B,2*frames,3]: done, failed, and
+    whether the episode succeeded in the end
     """
     seen, ahead = table["seen"][index], table["ahead"][index]
     moments = np.concatenate([seen, ahead], 1)
     now = seen[:, -1:]
-    outcome = np.stack([traces.success[ahead], traces.failed[ahead]], -1).astype(np.float32)
+    won = traces.outcomes[np.searchsorted(traces.ends, ahead, side="right")]
+    outcome = np.stack([traces.success[ahead], traces.failed[ahead], won], -1).astype(np.float32)
     return {
         "pictures": _pictures(traces, moments),
         "state": traces.state[np.concatenate([now, ahead], 1)],
