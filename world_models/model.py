@@ -4,6 +4,7 @@
     state      E |s^ - s|^2, normalised
     outcome    cross-entropy of "done", "failed" and "will be done" at the last known frame
     inverse    E |a^ - a|^2 from two recorded pictures
+    latents    E |decode(encode(w)) - w|^2, where the backbone has an autoencoder to teach
 
 A call jumps: from the frames seen it predicts ``F`` frames, of which those whose actions are known count.  A frame
 depends on the actions before it only, because a call is made for as many actions as are known.
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
-from world_models.backbones.video_model import Guess, Moves, Seen, VideoModel
+from world_models.backbones.video_model import Autoencoded, Guess, Moves, Seen, VideoModel
 from world_models.heads import InverseDynamics, OutcomeHead
 from world_models.uncertainty import disagreement
 
@@ -236,6 +237,9 @@ class WorldModel(nn.Module):
         loss = video + config.state_weight * state + config.outcome_weight * outcome
         loss = loss + config.inverse_weight * inverse
         parts = {"video": video, "state": state, "outcome": outcome, "inverse": inverse}
+        if isinstance(self.video, Autoencoded):
+            parts["latents"] = self.video.reconstruction(_floats(_at(aim.pictures, aim.known)))
+            loss = loss + parts["latents"]
         return loss, {name: float(part.detach()) for name, part in parts.items()}
 
     # -- parts ------------------------------------------------------------------------------------------------------

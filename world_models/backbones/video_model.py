@@ -68,3 +68,14 @@ class VideoModel(Protocol):
 
     def __call__(self, noisy: Tensor, level: Tensor, seen: Seen, moves: Moves) -> Guess:
         """Denoise ``noisy`` [B,F,c,y,x], whose noise levels are ``level`` [B,F]."""
+
+
+@runtime_checkable
+class Autoencoded(Protocol):
+    """A video model whose latents are learnt, from this alone: no other gradient reaches ``encode`` and ``decode``.
+
+    Latents that learnt to be easily predicted would end as a constant.
+    """
+
+    def reconstruction(self, pictures: Tensor) -> Tensor:
+        """What is lost when ``pictures`` [B,C,h,w] from -1 to 1 are encoded and decoded."""

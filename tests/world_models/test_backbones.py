@@ -1,0 +1,165 @@
+"""What holds for every video model that works on latents, whatever is inside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.world_models.dreams import model, starts
+from vla_rl.contract.check import check_env
+from world_models.backbones.dit import DiTConfig
+from world_models.backbones.lora import Lora
+from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoModel
+from world_models.backbones.wan import WanConfig
+from world_models.env import DreamConfig, ImaginedEnv
+
+MEMORY, FRAMES, ROWS, TOLD, MAPS = 3, 2, 5, 7, 4
+DIT = DiTConfig(fold=4, channels=8, lens=16, width=32, depth=2, heads=2)
+CONFIGS = {"dit": DIT, "wan": WanConfig(lora=None, width=32), "wan with LoRA": WanConfig(lora=Lora(rank=2), width=32)}
+CALL = ("noisy", "level", "frames", "seen", "vector", "map")
+every = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+views = pytest.mark.parametrize("cameras", [1, 2])
+
+
+def built(config: Any, cameras: int = 1, seed: int = 0) -> Any:
+    """Every weight is random, those that begin at zero as well."""
+    torch.manual_seed(seed)
+    video = config.build((3 * cameras, 16, 16), MEMORY, FRAMES, TOLD, MAPS)
+    for parameter in video.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return video.eval()
+
+
+def numbers(video: Any, rows: int = ROWS, seed: int = 1) -> dict[str, torch.Tensor]:
+    some = torch.Generator().manual_seed(seed)
+    size = video.latent
+    return {
+        "noisy": torch.randn(rows, FRAMES, *size, generator=some),
+        "level": torch.rand(rows, FRAMES, generator=some),
+        "frames": torch.randn(rows, MEMORY, *size, generator=some),
+        "seen": 0.1 * torch.rand(rows, MEMORY, generator=some),
+        "vector": torch.randn(rows, FRAMES, TOLD, generator=some),
+        "map": torch.rand(rows, FRAMES, MAPS, *size[1:], generator=some),
+    }
+
+
+def call(video: Any, given: dict[str, torch.Tensor]) -> Any:
+    noisy, level, frames, seen, vector, maps = (given[name] for name in CALL)
+    return video(noisy, level, Seen(frames, seen), Moves(vector, maps))
+
+
+def some_pictures(cameras: int, *lead: int) -> torch.Tensor:
+    return torch.rand(*lead, 3 * cameras, 16, 16, generator=torch.Generator().manual_seed(2)) * 2.0 - 1.0
+
+
+@every
+@views
+def test_shapes_are_those_of_the_protocol(config, cameras):
+    video = built(config, cameras)
+    assert isinstance(video, VideoModel) and isinstance(video, Autoencoded) == (config is DIT)
+    shown = some_pictures(cameras, 3, 4)
+    latents = video.encode(shown)
+    assert latents.shape == (3, 4, *video.latent) and video.decode(latents).shape == shown.shape
+    assert not latents.requires_grad and not video.decode(latents.clone().requires_grad_()).requires_grad
+    guess = call(video, numbers(video))
+    assert guess.clean.shape == (ROWS, FRAMES, *video.latent)
+    assert guess.features.shape == (ROWS, video.latent[1] * video.latent[2], video.width)
+
+
+@every
+@views
+def test_rows_and_frames_are_latents_of_their_own(config, cameras):
+    video = built(config, cameras)
+    shown = some_pictures(cameras, 3, 4)
+    together = video.encode(shown)
+    assert torch.equal(together, video.encode(shown.transpose(0, 1)).transpose(0, 1))
+    alone = video.encode(shown[1:2, 2])
+    torch.testing.assert_close(together[1:2, 2], alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(video.decode(together)[1:2, 2], video.decode(alone), rtol=1e-4, atol=1e-4)
+
+
+@every
+def test_a_row_does_not_depend_on_its_neighbours_or_its_place(config):
+    video = built(config, 2)
+    given, order = numbers(video), torch.tensor([3, 0, 4, 2, 1])
+    guess, moved = call(video, given), call(video, {name: item[order] for name, item in given.items()})
+    assert torch.equal(moved.clean, guess.clean[order]) and torch.equal(moved.features, guess.features[order])
+    other = numbers(video, seed=9)
+    other = {name: torch.cat([given[name][:1], item[1:]]) for name, item in other.items()}
+    beside = call(video, other)
+    assert torch.equal(beside.clean[0], guess.clean[0]) and torch.equal(beside.features[0], guess.features[0])
+    assert not torch.equal(beside.clean[1], guess.clean[1])
+
+
+@every
+def test_equal_seeds_give_equal_numbers_bit_for_bit(config):
+    one, two, other = (built(config, seed=seed) for seed in (0, 0, 1))
+    given = numbers(one)
+    first, second, again = call(one, given), call(two, given), call(one, given)
+    assert torch.equal(first.clean, second.clean) and torch.equal(first.features, second.features)
+    assert torch.equal(first.clean, again.clean) and not torch.equal(first.clean, call(other, given).clean)
+    assert torch.equal(one.encode(some_pictures(1, 2)), two.encode(some_pictures(1, 2)))
+
+
+@every
+def test_gradients_reach_whatever_is_trained_and_nothing_else(config):
+    video = built(config)
+    guess = call(video, numbers(video))
+    (guess.clean.square().mean() + guess.features.square().mean()).backward()
+    still = {name for name, p in video.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0}
+    apart = {name for name, _ in video.named_parameters() if name.startswith(("autoencoder.", "vae."))}
+    frozen = {name for name, p in video.named_parameters() if not p.requires_grad}
+    assert apart and still == apart | frozen
+    if isinstance(video, Autoencoded):
+        video.reconstruction(some_pictures(1, 2)).backward()
+        assert not any(p.grad is None or not p.grad.abs().sum() > 0 for p in video.parameters())
+
+
+@every
+@pytest.mark.parametrize("name", CALL)
+def test_everything_that_is_told_counts_frame_by_frame(config, name):
+    """And what is told about one frame is known to the others: an early action moves a late square."""
+    video = built(config)
+    given = numbers(video)
+    before = call(video, given)
+    given[name][:, 0] += 0.3
+    after = call(video, given)
+    assert ((after.clean - before.clean).abs().amax((0, 2, 3, 4)) > 1e-4).all()
+    assert (after.features - before.features).abs().amax((1, 2)).min() > 1e-4
+
+
+@every
+def test_without_noise_there_is_nothing_to_denoise_and_the_velocity_stays_finite(config):
+    video = built(config).double()
+    given = {name: item.double() for name, item in numbers(video).items()}
+    velocity = []
+    for level in (0.0, 1e-6, 1e-3):
+        told = given | {"level": torch.full((ROWS, FRAMES), level, dtype=torch.float64)}
+        gone = given["noisy"] - call(video, told).clean
+        if not level:
+            torch.testing.assert_close(gone, torch.zeros_like(gone), rtol=0, atol=1e-12)
+        else:
+            velocity.append(gone / level)
+    assert velocity[0].abs().mean() > 0.01
+    torch.testing.assert_close(velocity[0], velocity[1], rtol=0.5, atol=0.5)
+
+
+@every
+@pytest.mark.parametrize("cameras", [("front",), ("side", "front")], ids=["one", "two"])
+def test_a_dream_keeps_the_contract_of_a_simulator(config, cameras):
+    made = model(cameras, backbone=config)
+    env = ImaginedEnv(made, starts(made), 3, None, DreamConfig(horizon=6, part=4, done=2.0, failed=2.0))
+    names = [line.name for line in check_env(env, seed=3)]
+    assert "snapshot" in names and "determinism" in names
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_any_number_of_denoising_steps_gives_a_picture(steps):
+    made = model(backbone=replace(DIT, depth=1), steps=steps)
+    env = ImaginedEnv(made, starts(made), 2, None, DreamConfig(horizon=4, part=2, done=2.0, failed=2.0))
+    seen = env.reset(range(2), range(2)).images["front"]
+    shown = env.step(env._actions[:, :2]).obs.images["front"]
+    assert shown.dtype == seen.dtype and shown.shape == seen.shape and (shown != seen).any()

@@ -1,0 +1,197 @@
+"""Wan as a video model: diffusers' own network inside, folders of it, low-rank corrections, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.world_models.test_backbones import FRAMES, MAPS, MEMORY, TOLD, call, numbers, some_pictures
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.errors import UserError
+from world_models.backbones.lora import Lora, LoraLinear
+from world_models.backbones.wan import WanConfig, WanVideo
+from world_models.backbones.wan_weights import WanFolder, WanSizes
+
+WHOLE = WanConfig(lora=None, width=32)
+
+
+def build(config: WanConfig = WHOLE, cameras: int = 1, side: int = 16, frames: int = FRAMES) -> WanVideo:
+    torch.manual_seed(0)
+    return config.build((3 * cameras, side, side), MEMORY, frames, TOLD, MAPS).eval()
+
+
+@pytest.fixture(scope="module")
+def networks() -> tuple[Any, Any]:
+    """What Wan's are like: other numbers in every weight, latents with a mean and a scale."""
+    torch.manual_seed(7)
+    network, vae = WanSizes().load()
+    vae.register_to_config(latents_mean=[0.3, -0.2, 0.1, 0.0], latents_std=[2.0, 0.5, 1.5, 3.0])
+    return network.eval(), vae.eval()
+
+
+@pytest.fixture(scope="module")
+def folder(networks, tmp_path_factory):
+    path = tmp_path_factory.mktemp("wan")
+    for name, network in zip(("transformer", "vae"), networks, strict=True):
+        network.save_pretrained(path / name)
+    return path
+
+
+@torch.no_grad()
+def test_a_folder_gives_the_very_network_that_was_saved(networks, folder):
+    """What is new in it adds nothing at first: the velocity is that of diffusers' network with the moves as its text."""
+    video, (network, _) = build(WanConfig(WanFolder(str(folder)), lora=None)), networks
+    given = numbers(video)
+    embedder = video.network.condition_embedder
+    text = embedder.token(torch.cat([torch.zeros(5, MEMORY, TOLD), given["vector"]], 1)) + embedder.slots
+    own, network.condition_embedder.text_embedder = network.condition_embedder.text_embedder, nn.Identity()
+    latents = torch.cat([given["frames"], given["noisy"]], 1).transpose(1, 2)
+    time = 1000.0 * torch.cat([given["seen"], given["level"]], 1).repeat_interleave(4, 1)  # 2 x 2 tokens in a frame
+    velocity = network(latents, time, text, return_dict=False)[0].transpose(1, 2)[:, MEMORY:]
+    network.condition_embedder.text_embedder = own
+    wanted = given["noisy"] - given["level"][..., None, None, None] * velocity
+    torch.testing.assert_close(call(video, given).clean, wanted, rtol=1e-5, atol=1e-5)
+    again = build(WanConfig(WanFolder(str(folder)), lora=None))
+    assert torch.equal(call(again, given).clean, call(video, given).clean)
+
+
+@torch.no_grad()
+def test_every_frame_of_every_camera_is_encoded_as_a_video_of_its_own(networks, folder):
+    video, (_, vae) = build(WanConfig(WanFolder(str(folder)), lora=None), cameras=2), networks
+    shown = some_pictures(2, 2, 3)
+    latents = video.encode(shown)
+    assert latents.shape == (2, 3, 4, 4, 8)
+    mean, std = (torch.tensor(vae.config[name])[:, None, None] for name in ("latents_mean", "latents_std"))
+    for camera in range(2):
+        one = shown[1, 2, 3 * camera : 3 * camera + 3]
+        own = vae.encode(one[None, :, None]).latent_dist.mean[0, :, 0]
+        part = latents[1, 2, :, :, 4 * camera : 4 * camera + 4]
+        torch.testing.assert_close(part, (own - mean) / std, rtol=1e-4, atol=1e-4)
+        back = vae.decode((part * std + mean)[None, :, None]).sample[0, :, 0]
+        again = video.decode(latents)[1, 2, 3 * camera : 3 * camera + 3]
+        torch.testing.assert_close(again, back, rtol=1e-4, atol=1e-4)
+
+
+def test_features_of_a_place_are_those_of_its_own_token():
+    """Reading a token place by place and putting it back is undone exactly; a map in one corner is felt there most."""
+    video = build()
+    hidden = torch.randn(2, 6, 5, 4, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(video._spread(video._tokens(hidden)), hidden.transpose(1, 2))
+    nn.init.normal_(video.network.patch_embedding.maps.weight)
+    given = numbers(video)
+    before = call(video, given).features
+    given["map"][:, :, :, :2, :2] += 1.0
+    felt = (call(video, given).features - before).abs().mean((0, 2)).unflatten(0, (4, 4))
+    assert felt[:2, :2].min() > 2.0 * felt[2:, 2:].max()
+
+
+def test_low_rank_corrections_are_nothing_at_first_and_then_b_times_a():
+    torch.manual_seed(0)
+    linear = nn.Linear(5, 3)
+    holder = nn.ModuleDict({"to_q": linear, "other": nn.Linear(5, 3)})
+    Lora(rank=2, scale=0.5).adapt(holder)
+    adapted, x = holder["to_q"], torch.randn(4, 5)
+    assert isinstance(adapted, LoraLinear) and isinstance(holder["other"], nn.Linear)
+    assert torch.equal(adapted(x), linear(x))
+    nn.init.normal_(adapted.up.weight)
+    dense = linear.weight + 0.5 * adapted.up.weight @ adapted.down.weight
+    torch.testing.assert_close(adapted(x), x @ dense.T + linear.bias)
+    assert [name for name, p in holder.named_parameters() if p.requires_grad] == ["to_q.down.weight", "to_q.up.weight"]
+    adapted(x).sum().backward()
+    assert linear.weight.grad is None
+
+
+def test_low_rank_corrections_change_nothing_in_wan_at_first_and_are_small():
+    plain, small = build(), build(replace(WHOLE, lora=Lora(rank=1)))
+    for video in (plain, small):  # the new layers draw numbers, so that those after them differ
+        torch.manual_seed(1)
+        for part in (video.network.condition_embedder.move, video.network.condition_embedder.token, video.mix):
+            for parameter in part.parameters():
+                nn.init.normal_(parameter, std=0.2)
+        nn.init.zeros_(video.network.condition_embedder.slots)
+    given = numbers(plain)
+    torch.testing.assert_close(call(small, given).clean, call(plain, given).clean)
+    learnt = {name for name, p in small.network.named_parameters() if p.requires_grad}
+    assert not any(name.endswith(("linear.weight", "scale_shift_table")) for name in learnt)
+    assert sum(".down." in name for name in learnt) == 2 * 10  # of 2 blocks: two attentions of 4, two of the MLP
+    assert {"patch_embedding.maps.weight", "condition_embedder.slots"} <= learnt
+    assert "patch_embedding.latents.weight" not in learnt
+
+
+@pytest.mark.parametrize("wrong", [Lora(rank=0), Lora(layers=("nowhere",)), Lora(layers=())])
+def test_corrections_of_nothing_are_refused(wrong):
+    with pytest.raises(UserError, match="nothing to train"):
+        build(replace(WHOLE, lora=wrong))
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A transformer that does not belong to its autoencoder."""
+
+    def load(self) -> tuple[Any, Any]:
+        return WanSizes(channels=8).load()[0], WanSizes().load()[1]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A transformer whose tokens hold two frames."""
+
+    def load(self) -> tuple[Any, Any]:
+        network, vae = WanSizes().load()
+        network.register_to_config(patch_size=[2, 2, 2])
+        return network, vae
+
+
+@pytest.mark.parametrize(
+    ("weights", "sizes", "told"),
+    [
+        (WanSizes(), {"side": 12}, "multiples of 8 and 8"),
+        (WanSizes(positions=4), {}, "5 frames .* 4, so it cannot tell them apart"),
+        (WanSizes(positions=8), {"frames": 6}, "9 frames"),
+        (WanSizes(positions=5), {"cameras": 3}, "3 cameras need 6"),
+        (Mixed(), {}, "takes 8 channels and gives 8, its autoencoder has 4"),
+        (Joined(), {}, "joins 2 frames in a token"),
+    ],
+)
+def test_what_does_not_fit_is_refused(weights, sizes, told):
+    with pytest.raises(UserError, match=told):
+        build(replace(WHOLE, weights=weights), **sizes)
+
+
+def test_a_folder_that_is_not_wan_is_refused(networks, folder, tmp_path):
+    def refused(told: str) -> None:
+        with pytest.raises(UserError, match=told):
+            WanFolder(str(tmp_path)).load()
+
+    refused("has no config.json of diffusers")
+    for name in ("transformer", "vae"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes((folder / name / "config.json").read_bytes())
+    weights = tmp_path / "transformer" / "diffusion_pytorch_model.safetensors"
+    torch.save(networks[0].state_dict(), weights.with_suffix(".bin"))  # sound, but a pickle
+    refused("cannot be loaded .* pickled weights are not read")
+    weights.write_bytes(b"damaged")
+    refused("cannot be loaded")
+    own = json.loads((folder / "transformer" / "config.json").read_text())
+    weights.write_bytes((folder / "transformer" / weights.name).read_bytes())
+    (weights.parent / "config.json").write_text(json.dumps(own | {"num_layers": 3}))
+    refused("missing from the weights")
+    (weights.parent / "config.json").write_text(json.dumps(own | {"_class_name": "CogVideoXTransformer3DModel"}))
+    refused("holds a CogVideoXTransformer3DModel")
+
+
+def test_without_diffusers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(UserError, match=r"diffusers with Wan is not installed.*pip install 'vla-rl\[world\]'"):
+        build()
+
+
+def test_configs_come_back_from_json():
+    for config in (WanConfig(), WanConfig(WanFolder("somewhere"), lora=None), WanConfig(WanSizes(depth=1))):
+        assert from_json(json.loads(json.dumps(to_json(config)))) == config

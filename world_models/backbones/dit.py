@@ -1,0 +1,168 @@
+"""A diffusion transformer on the latents of its own autoencoder: for larger pictures than the U-Net is made for.
+
+Every frame, seen or to come, is a set of tokens, one for each place of its latents; all attend to all.  A frame's own
+noise level and the move before it scale and shift its tokens (adaLN-Zero, Peebles & Xie 2023, arXiv 2212.09748; a level
+for every frame: Chen et al. 2024, arXiv 2407.01392), and where in the picture the move is comes in more channels.
+
+The target is rectified flow's, ``x_t = (1-t) x + t eps``, preconditioned (Karras et al. 2022, arXiv 2206.00364, eq. 7,
+in that time).  Beforehand a frame is taken for the latest one seen, ``l``, plus a change of standard deviation ``s``:
+
+    r = x_t - (1-t) l        c_in = 1 / sqrt((1-t)^2 s^2 + t^2)
+    x^ = l + c_skip r + c_out F(c_in r)        c_skip = (1-t) s^2 c_in^2        c_out = t s c_in
+
+What the network ``F`` learns has unit variance at every level, its output of zero is the best linear guess, and the
+velocity ``v = (x_t - x^) / t`` is finite down to ``t = 0``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_rl.contract.errors import UserError
+from world_models.backbones.autoencoder import Autoencoder
+from world_models.backbones.video_model import Guess, Moves, Seen
+
+_WAVES = 16  # frequencies that tell a noise level
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """Sizes of the autoencoder and of the transformer."""
+
+    fold: int = 8  # pixels per side in one place of the latents
+    channels: int = 8  # of the latents
+    lens: int = 32  # channels inside the autoencoder
+    width: int = 192
+    depth: int = 6
+    heads: int = 6
+    spread: float = 0.5  # s: standard deviation of how latents change within a call
+
+    def build(self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int) -> DiT:
+        """The network with these sizes; see :class:`DiT`."""
+        return DiT(picture, memory, frames, moves, maps, self)
+
+
+class DiT(nn.Module):
+    """A ``VideoModel`` and ``Autoencoded``.  ``M`` frames seen and ``F`` to come make ``(M + F) y x`` tokens."""
+
+    def __init__(
+        self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int, config: DiTConfig
+    ) -> None:
+        """``picture`` (C, h, w); ``memory`` M frames seen; ``frames`` F; sizes of ``Moves``: A and P.
+
+        Raises UserError for pictures that do not fold and for a width that the heads cannot share.
+        """
+        super().__init__()
+        width = config.width
+        if width % config.heads:
+            raise UserError(
+                f"a width of {width} cannot be shared by {config.heads} heads, so there is no attention; choose a "
+                "multiple."
+            )
+        self.config, self.memory, self.frames = config, memory, frames
+        self.autoencoder = Autoencoder(picture, config.fold, config.channels, config.lens)
+        size, *sides = self.latent = self.autoencoder.latent
+        self.enter = nn.Linear(2 * size + maps, width)
+        self.places = nn.Parameter(0.02 * torch.randn(math.prod(sides), width))
+        self.slots = nn.Parameter(0.02 * torch.randn(memory + frames, width))
+        self.level = nn.Sequential(nn.Linear(2 * _WAVES, width), nn.SiLU(), nn.Linear(width, width))
+        self.move = nn.Linear(moves, width)
+        self.blocks = nn.ModuleList(Block(width, config.heads) for _ in range(config.depth))
+        self.steer, self.leave = _zero(nn.Linear(width, 2 * width)), _zero(nn.Linear(width, size))
+        self.mix = nn.Linear(frames * width, width)
+
+    @property
+    def width(self) -> int:
+        return self.config.width
+
+    @torch.no_grad()
+    def encode(self, pictures: Tensor) -> Tensor:
+        return self.autoencoder.encode(pictures)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        return self.autoencoder.decode(latents)
+
+    def reconstruction(self, pictures: Tensor) -> Tensor:
+        return self.autoencoder.loss(pictures)
+
+    def forward(self, noisy: Tensor, level: Tensor, seen: Seen, moves: Moves) -> Guess:
+        latest = seen.frames[:, -1:]
+        share = level[..., None, None, None]
+        change = noisy - (1.0 - share) * latest
+        enter, skip, out = preconditioned(share, self.config.spread)
+        tokens = self._tokens(torch.cat([seen.frames, enter * change], 1), latest, moves.map)
+        context = self.slots + self.level(_waves(torch.cat([seen.level, level], 1)))
+        context = context + functional.pad(self.move(moves.vector), (0, 0, self.memory, 0))
+        context = functional.silu(context)
+        for block in self.blocks:
+            tokens = block(tokens, context)
+        tokens = tokens[:, self.memory :]
+        shift, scale = self.steer(context[:, self.memory :])[:, :, None].chunk(2, -1)
+        told = self.leave(_normal(tokens) * (1.0 + scale) + shift)
+        told = told.transpose(2, 3).unflatten(-1, self.latent[1:])
+        features = self.mix(tokens.transpose(1, 2).flatten(2))
+        return Guess(latest + skip * change + out * told, features)
+
+    def _tokens(self, frames: Tensor, latest: Tensor, maps: Tensor) -> Tensor:
+        """[B,M+F,yx,d]: each place sees its frame, the latest frame and, in frames to come, the maps."""
+        maps = functional.pad(maps, (0, 0, 0, 0, 0, 0, self.memory, 0))
+        cells = torch.cat([frames, latest.expand_as(frames), maps], 2)
+        tokens: Tensor = self.enter(cells.flatten(3).transpose(2, 3)) + self.places
+        return tokens
+
+
+class Block(nn.Module):
+    """Attention over all tokens, then two linear layers on each; the context gates both, at first to nothing."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.steer = _zero(nn.Linear(width, 6 * width))
+        self.enter, self.leave = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.think = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """``x`` [B,T,N,d], ``context`` [B,T,d]."""
+        steer = self.steer(context)[:, :, None].chunk(6, -1)
+        x = x + steer[2] * self._attend(_normal(x) * (1.0 + steer[1]) + steer[0])
+        out: Tensor = x + steer[5] * self.think(_normal(x) * (1.0 + steer[4]) + steer[3])
+        return out
+
+    def _attend(self, x: Tensor) -> Tensor:
+        parts = self.enter(x.flatten(1, 2)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(*parts.unbind(0))
+        out: Tensor = self.leave(mixed.transpose(1, 2).flatten(2)).unflatten(1, x.shape[1:3])
+        return out
+
+
+def preconditioned(level: Tensor, spread: float) -> tuple[Tensor, Tensor, Tensor]:
+    """``(c_in, c_skip, c_out)`` at noise ``level`` for changes of standard deviation ``spread``; see the module."""
+    clean = 1.0 - level
+    enter = torch.rsqrt((clean * spread).square() + level.square())
+    return enter, clean * spread**2 * enter.square(), level * spread * enter
+
+
+def _waves(level: Tensor) -> Tensor:
+    """``level`` [...] from 0 to 1 as cosines and sines [...,2W] of periods from 2 down to 1/16."""
+    pace = math.pi * torch.logspace(0.0, 5.0, _WAVES, base=2.0, device=level.device)
+    angle = level[..., None] * pace
+    return torch.cat([angle.cos(), angle.sin()], -1)
+
+
+def _normal(x: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:])
+
+
+def _zero(linear: nn.Linear) -> nn.Linear:
+    """``linear`` with nothing coming out of it."""
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
