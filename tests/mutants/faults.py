@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     faults_agreement,
+    faults_backbones,
     faults_dppo,
     faults_dreams,
     faults_experience,
@@ -40,6 +41,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_training.FAULTS,
     *faults_tabletop.FAULTS,
     *faults_worlds.FAULTS,
+    *faults_backbones.FAULTS,
     *faults_agreement.FAULTS,
     *faults_packaging.FAULTS,
     *faults_rewards.FAULTS,

@@ -16,7 +16,7 @@ from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoMo
 from world_models.backbones.wan import WanConfig
 from world_models.env import DreamConfig, ImaginedEnv
 
-MEMORY, FRAMES, ROWS, TOLD, MAPS = 3, 2, 5, 7, 4
+MEMORY, FRAMES, ROWS, TOLD, MAPS = 3, 2, 8, 7, 4  # with 5 rows a kernel's edge rounds the last ones otherwise
 DIT = DiTConfig(fold=4, channels=8, lens=16, width=32, depth=2, heads=2)
 CONFIGS = {"dit": DIT, "wan": WanConfig(lora=None, width=32), "wan with LoRA": WanConfig(lora=Lora(rank=2), width=32)}
 CALL = ("noisy", "level", "frames", "seen", "vector", "map")
@@ -84,7 +84,7 @@ def test_rows_and_frames_are_latents_of_their_own(config, cameras):
 @every
 def test_a_row_does_not_depend_on_its_neighbours_or_its_place(config):
     video = built(config, 2)
-    given, order = numbers(video), torch.tensor([3, 0, 4, 2, 1])
+    given, order = numbers(video), torch.tensor([3, 0, 4, 7, 2, 1, 6, 5])
     guess, moved = call(video, given), call(video, {name: item[order] for name, item in given.items()})
     assert torch.equal(moved.clean, guess.clean[order]) and torch.equal(moved.features, guess.features[order])
     other = numbers(video, seed=9)
@@ -136,7 +136,7 @@ def test_without_noise_there_is_nothing_to_denoise_and_the_velocity_stays_finite
     video = built(config).double()
     given = {name: item.double() for name, item in numbers(video).items()}
     velocity = []
-    for level in (0.0, 1e-6, 1e-3):
+    for level in (0.0, 1e-7, 1e-6):
         told = given | {"level": torch.full((ROWS, FRAMES), level, dtype=torch.float64)}
         gone = given["noisy"] - call(video, told).clean
         if not level:
@@ -144,14 +144,15 @@ def test_without_noise_there_is_nothing_to_denoise_and_the_velocity_stays_finite
         else:
             velocity.append(gone / level)
     assert velocity[0].abs().mean() > 0.01
-    torch.testing.assert_close(velocity[0], velocity[1], rtol=0.5, atol=0.5)
+    torch.testing.assert_close(velocity[0], velocity[1], rtol=0.05, atol=0.05)
 
 
 @every
 @pytest.mark.parametrize("cameras", [("front",), ("side", "front")], ids=["one", "two"])
 def test_a_dream_keeps_the_contract_of_a_simulator(config, cameras):
-    made = model(cameras, backbone=config)
-    env = ImaginedEnv(made, starts(made), 3, None, DreamConfig(horizon=6, part=4, done=2.0, failed=2.0))
+    # Four frames of three numbers: a linear layer of ten outputs or fewer rounds by the row (one of the model's heads).
+    made = model(cameras, backbone=config, frames=4)
+    env = ImaginedEnv(made, starts(made), 3, None, DreamConfig(horizon=9, part=4, done=2.0, failed=2.0))
     names = [line.name for line in check_env(env, seed=3)]
     assert "snapshot" in names and "determinism" in names
 

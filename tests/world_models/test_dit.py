@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from tests.world_models import moving_square as square
+from tests.world_models import pushing
 from tests.world_models.test_backbones import DIT, FRAMES, MAPS, MEMORY, TOLD, call, numbers, some_pictures
 from vla_rl.contract.errors import UserError
+from vla_rl.experience.traces import cut, windows
 from world_models.backbones.dit import DiT, preconditioned
+from world_models.backbones.video_model import Moves, Seen
 from world_models.model import WorldConfig, WorldModel
+
+STEPS, LEARNING, RATE, SHARE = 3, 200, 4e-3, 0.5
 
 
 def fresh(**sizes) -> DiT:
@@ -67,37 +72,84 @@ def test_heads_that_cannot_share_are_refused():
         fresh(heads=5)
 
 
-def world(seed: int = 0) -> WorldModel:
-    torch.manual_seed(seed)
-    backbone = replace(DIT, lens=24, width=48, heads=4)
-    sizes = {"frames": square.FRAMES, "memory": square.MEMORY, "maps": 2}
-    return WorldModel(square.SPEC, WorldConfig(backbone=backbone, **sizes))
+@pytest.fixture(scope="module")
+def world() -> WorldModel:
+    torch.manual_seed(0)
+    return WorldModel(pushing.world(), WorldConfig(STEPS, backbone=DIT))
 
 
-def test_latents_learn_from_reconstruction_alone(monkeypatch):
-    made, some = world(), torch.Generator().manual_seed(1)
-    loss, parts = made.loss(square.windows(4, some), some)
+def held_out(made: WorldModel, count: int) -> dict[str, torch.Tensor]:
+    traces = pushing.played(count, seed=2)
+    table = windows(traces, STEPS, made.config.memory)
+    whole = np.flatnonzero(table["count"] >= STEPS)
+    return {name: torch.from_numpy(item) for name, item in cut(traces, table, whole).items()}
+
+
+def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
+    batch, some = held_out(world, 3), torch.Generator().manual_seed(1)
+    loss, parts = world.loss(batch, some)
     assert parts["latents"] > 0
     loss.backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in made.video.autoencoder.outward.parameters())
-    made.zero_grad()
-    monkeypatch.setattr(made.video, "reconstruction", lambda pictures: torch.zeros(()))
-    made.loss(square.windows(4, some), some)[0].backward()
-    assert all(p.grad is None or not p.grad.any() for p in made.video.autoencoder.parameters())
+    lens = world.video.autoencoder
+    assert lens.inward[-1].weight.grad.abs().sum() > 0 and lens.outward[0].weight.grad.abs().sum() > 0
+    world.zero_grad()
+    monkeypatch.setattr(world.video, "reconstruction", lambda pictures: torch.zeros(()))
+    world.loss(batch, some)[0].backward()
+    assert all(p.grad is None or not p.grad.any() for p in lens.parameters())
+    world.zero_grad()
+
+
+def windows_of(count: int, seed: int) -> dict[str, torch.Tensor]:
+    """Whole calls: pictures float [R,1+M+F,C,h,w], and ``Moves`` that tell actions and where the square will be."""
+    traces = pushing.played(count, seed)
+    table = windows(traces, STEPS, MEMORY - 1)
+    table = {
+        name: torch.from_numpy(item)
+        for name, item in cut(traces, table, np.flatnonzero(table["count"] >= STEPS)).items()
+    }
+    where = table["state"][:, 1 : 1 + STEPS]
+    y, x = torch.meshgrid(*(torch.linspace(-1, 1, 4) for _ in range(2)), indexing="ij")
+    far = (x - where[..., 0, None, None]).square() + (y - where[..., 1, None, None]).square()
+    shown = table["pictures"][:, : MEMORY + STEPS].float() / 127.5 - 1.0
+    vector = torch.cat([table["actions"][:, :STEPS], where], -1)
+    return {"shown": shown, "vector": vector, "map": torch.exp(-4.0 * far)[:, :, None]}
+
+
+def step(video: DiT, batch: dict[str, torch.Tensor], level: torch.Tensor, some: torch.Generator) -> torch.Tensor:
+    """The loss of rectified flow and of the autoencoder at noise ``level`` [R]."""
+    latents = video.encode(batch["shown"])
+    seen, clean = Seen(latents[:, :MEMORY], torch.zeros(len(level), MEMORY)), latents[:, MEMORY:]
+    share = level[:, None, None, None, None]
+    noisy = (1.0 - share) * clean + share * torch.randn(clean.shape, generator=some)
+    guess = video(noisy, level[:, None].expand(-1, STEPS), seen, Moves(batch["vector"], batch["map"]))
+    return (guess.clean - clean).square().mean() + video.reconstruction(batch["shown"][:, -1])
+
+
+@torch.no_grad()
+def dreamt(video: DiT, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The last picture, in two denoising steps."""
+    seen = Seen(video.encode(batch["shown"][:, :MEMORY]), torch.zeros(len(batch["shown"]), MEMORY))
+    moves = Moves(batch["vector"], batch["map"])
+    noisy = torch.randn(len(batch["shown"]), STEPS, *video.latent, generator=torch.Generator().manual_seed(3))
+    whole = torch.ones(noisy.shape[:2])
+    first = video(noisy, whole, seen, moves).clean
+    return video.decode(video(0.5 * (first + noisy), 0.5 * whole, seen, moves).clean[:, -1])
 
 
 def test_it_learns_where_a_square_goes():
-    """Autoencoder and transformer together, by the world model's own loss; copying the latest picture must be beaten."""
-    made, some = world(), torch.Generator().manual_seed(1)
-    optimiser = torch.optim.Adam(made.parameters(), 3e-3)
-    for _ in range(STEPS):
-        loss, _ = made.loss(square.windows(32, some), some)
+    """Autoencoder and transformer together, from noise to pictures; copying the latest one is what has to be beaten."""
+    torch.manual_seed(0)
+    video = replace(DIT, lens=24, width=48, heads=4).build((3, 16, 16), MEMORY, STEPS, 5, 1)
+    batch, held, some = windows_of(120, seed=1), windows_of(30, seed=2), torch.Generator().manual_seed(1)
+    optimiser = torch.optim.Adam(video.parameters(), RATE)
+    for _ in range(LEARNING):
+        rows = torch.randint(len(batch["shown"]), (32,), generator=some)
+        level = torch.rand(32, generator=some).clamp_min(0.2)
         optimiser.zero_grad()
-        loss.backward()
+        step(video, {name: item[rows] for name, item in batch.items()}, (2.0 * level).clamp_max(1.0), some).backward()
         optimiser.step()
-    now, actions, known, came = square.first_call(square.windows(128, torch.Generator().manual_seed(2)))
-    noise = torch.randn(128, square.FRAMES, *made.video.latent, generator=torch.Generator().manual_seed(3))
-    shown = made.predict(now, actions, known, noise).pictures[:, -1]
-    assert square.error(shown, came) < SHARE * square.error(now.pictures[:, -1], came)
-    other = made.predict(now, -actions, known, noise).pictures[:, -1]
-    assert square.error(other, came) > 2.0 * square.error(shown, came)
+    came, latest = held["shown"][:, -1], held["shown"][:, MEMORY - 1]
+    error = (dreamt(video, held) - came).square().mean()
+    assert error < SHARE * (latest - came).square().mean()
+    other = held | {"vector": held["vector"].flip(0), "map": held["map"].flip(0)}
+    assert (dreamt(video, other) - came).square().mean() > 2.0 * error

@@ -110,7 +110,8 @@ class WanVideo(nn.Module):
         velocity = self._spread(self.leave(tokens))
         features = self._spread(self.mix(tokens.permute(0, 2, 3, 1, 4).flatten(3))[:, None])
         clean = noisy - level[..., None, None, None] * velocity
-        return Guess(clean, features.flatten(3)[:, 0].transpose(1, 2))
+        # Contiguous: where a mean over strided places is rounded depends on the row.
+        return Guess(clean, features.flatten(3)[:, 0].transpose(1, 2).contiguous())
 
     def _tokens(self, hidden: Tensor) -> Tensor:
         """Tokens [B,T,Y,X,d] of what the network returns without its last layer, [B,d/pq,T,Yp,Xq]."""
