@@ -58,8 +58,8 @@ _ON_LATENTS = (
     Fault(
         "latents learn to be predicted",
         _DIT,
-        "    @torch.no_grad()\n    def encode",
-        "    def encode",
+        "self.autoencoder.encode(pictures).detach()",
+        "self.autoencoder.encode(pictures)",
         (_RECONSTRUCTION,),
     ),
     Fault(
@@ -84,8 +84,8 @@ _ON_WANS = (
     Fault(
         "moves belong to the frames before",
         _WAN,
-        "(0, 0, self.memory, 0))\n        tokens",
-        "(0, 0, 0, self.memory))\n        tokens",
+        "functional.pad(moves.vector, (0, 0, self.memory, 0))",
+        "functional.pad(moves.vector, (0, 0, 0, self.memory))",
         (_VERY,),
     ),
     Fault(

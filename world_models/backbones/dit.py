@@ -80,9 +80,8 @@ class DiT(nn.Module):
     def width(self) -> int:
         return self.config.width
 
-    @torch.no_grad()
     def encode(self, pictures: Tensor) -> Tensor:
-        return self.autoencoder.encode(pictures)
+        return self.autoencoder.encode(pictures).detach()  # latents are not to become easy to predict
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
