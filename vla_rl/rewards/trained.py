@@ -68,9 +68,9 @@ class TrainedReward(nn.Module):
     @torch.no_grad()
     def see(self, images: Mapping[str, Array], text: Sequence[str]) -> Tensor:
         """Features [N,encoder.size] of any number of ``images``, a part at a time, without gradients."""
-        text = np.asarray(text, dtype=str)
-        parts = np.split(np.arange(len(text)), range(PART, len(text), PART))
-        return torch.cat([self.encoder({n: images[n][p] for n in self.encoder.cameras}, text[p]) for p in parts])
+        words, names = np.asarray(text, dtype=str), self.encoder.cameras
+        parts = np.split(np.arange(len(words)), range(PART, len(words), PART))
+        return torch.cat([self.encoder({name: images[name][p] for name in names}, words[p].tolist()) for p in parts])
 
     @torch.no_grad()
     def scores(self, frames: LabelledFrames) -> np.ndarray:

@@ -67,9 +67,9 @@ class YesNo:
         Those who are asked the same are asked together: their prompts are equally long, so that nothing is padded and
         no answer depends on who else was asked.
         """
-        question, found = np.asarray(question, dtype=str), np.zeros(len(question), np.float32)
-        for text in np.unique(question):
-            rows = np.flatnonzero(question == text)
+        asked, found = np.asarray(question, dtype=str), np.zeros(len(question), np.float32)
+        for text in np.unique(asked):
+            rows = np.flatnonzero(asked == text)
             for part in np.split(rows, range(self.config.batch, len(rows), self.config.batch)):
                 pictures = [[np.asarray(torch.as_tensor(i[row]).cpu()) for i in images.values()] for row in part]
                 found[part] = self._ask(pictures, str(text)).float().cpu().numpy()
