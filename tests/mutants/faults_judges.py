@@ -182,8 +182,8 @@ _ASKING = (
     Fault(
         "a row is asked about another row's task",
         _JUDGE,
-        "str(text[i])) for i in row]",
-        "str(text[0])) for i in row]",
+        "str(text[i])) for i in row.tolist()]",
+        "str(text[0])) for i in row.tolist()]",
         (_QUESTION,),
     ),
     Fault(

@@ -133,17 +133,19 @@ def test_one_order_is_the_other_with_its_sign_changed(taught):
 def test_the_loss_by_hand():
     frames = lessons(2, 7)
     model = new(frames, replace(SMALL, floor=0.2)).double()
-    pairs = PairSampler(frames, 3, np.random.default_rng(0)).draw(6)
+    model.comparison[-1].weight.data *= 100  # an untrained one hardly tells them apart
+    pairs = PairSampler(frames, 3, np.random.default_rng(2)).draw(24)
+    assert (pairs.first.label & ~pairs.second.label).any() and (pairs.first.label < pairs.second.label).any()
     seen = [model.see(side.images, side.text) for side in (pairs.first, pairs.second)]
     u, score = (found.detach().numpy() for found in (model.compare(*seen), model.score(seen[1])))
     total = 0.0
-    for i in range(6):
+    for i in range(24):
         # VLAC's share of what remained, for a step forward: c = (v' - v) / (1 - v), and u = -log(1 - c).
         low, high = sorted(0.8 * float(p[i]) for p in (pairs.before, pairs.after))
         wanted = -math.log(1 - (high - low) / (1 - low)) * (1 if pairs.after[i] >= pairs.before[i] else -1)
         total += (u[i] - wanted) ** 2 + math.log(1 + math.exp(-score[i] if pairs.second.label[i] else score[i]))
     loss, info = model.loss(pairs)
-    assert loss.item() == pytest.approx(total / 6, rel=1e-6) and loss.requires_grad
+    assert loss.item() == pytest.approx(total / 24, rel=1e-6) and loss.requires_grad
     assert info["change"] + info["completion"] == pytest.approx(loss.item())
 
 

@@ -79,7 +79,7 @@ class VLMJudge:
         row, time = np.nonzero(valid & (before % self.config.stride == 0))
         asked = np.full(valid.shape, np.nan, np.float32)
         if row.size:
-            questions = [self.config.prompt.replace("{task}", str(text[i])) for i in row]
+            questions = [self.config.prompt.replace("{task}", str(text[i])) for i in row.tolist()]
             asked[row, time] = self._model.probability({name: i[row, time] for name, i in shown.items()}, questions)
         progress, answer = np.zeros(valid.shape, np.float32), state["answer"]
         for t in range(valid.shape[1]):

@@ -66,7 +66,7 @@ class TrainedReward(nn.Module):
         return reset(state, self.initial_state(len(state["streak"])), rows)
 
     @torch.no_grad()
-    def see(self, images: Mapping[str, Array], text: Sequence[str]) -> Tensor:
+    def see(self, images: Mapping[str, Array], text: Sequence[str] | np.ndarray) -> Tensor:
         """Features [N,encoder.size] of any number of ``images``, a part at a time, without gradients."""
         words, names = np.asarray(text, dtype=str), self.encoder.cameras
         parts = np.split(np.arange(len(words)), range(PART, len(words), PART))
