@@ -1,8 +1,13 @@
 """Reward models."""
 
-from vla_rl.cli.rewards import TrainSuccess
+from vla_rl.cli.rewards import TrainProgress, TrainSuccess
 
 
 def success() -> TrainSuccess:
     """Sees whether the cube that the instruction names is up, among others."""
     return TrainSuccess()
+
+
+def progress() -> TrainProgress:
+    """Follows how far the cube that the instruction names is on its way up, and sees when it is there."""
+    return TrainProgress()

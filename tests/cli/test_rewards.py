@@ -11,12 +11,13 @@ import torch
 
 from vla_rl.cli.frames import label_frames, lift_claims
 from vla_rl.cli.main import main
-from vla_rl.cli.rewards import TrainSuccess, balanced, judge, share
+from vla_rl.cli.rewards import TrainSuccess, balanced, follow, judge, share
 from vla_rl.cli.world import World
 from vla_rl.contract.env import Observation
 from vla_rl.evaluation.stats import wilson
 from vla_rl.evaluation.suite import TEST
 from vla_rl.rewards.frames import LabelledFrames
+from vla_rl.rewards.progress import ProgressCritic
 from vla_rl.rewards.reward import load_reward
 from vla_rl.training.fit import FitConfig
 
@@ -118,6 +119,17 @@ def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
+def test_the_shipped_critic_follows_lift_and_is_not_misled(tmp_path):
+    """`vla-rl train configs/rewards.py:progress` as it is."""
+    main(["train", "configs/rewards.py:progress", "--out", str(tmp_path / "run")])
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
+    print(json.dumps(found))
+    progress = found["progress"]
+    assert progress["order"] > 0.8 and progress["half"]["low"] > 0.8 and progress["misled"]["high"] < 0.2
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
 def test_the_shipped_recipe_keeps_its_promise(tmp_path):
     """`vla-rl train configs/rewards.py:success` as it is."""
     main(["train", "configs/rewards.py:success", "--out", str(tmp_path / "run")])
@@ -179,6 +191,33 @@ def test_the_report_by_hand():
     assert (share(7, 9)["low"], share(7, 9)["high"]) == wilson(7, 9) and share(0, 0)["value"] is None
 
 
+class Scale(Oracle):
+    """Progress is the picture's first pixel as a percentage."""
+
+    def judge(self, frames, text, valid, state):
+        return type("Judgement", (), {"progress": frames["front"][..., 0, 0, 0] / 100}), state
+
+
+def test_the_report_on_progress_by_hand():
+    def ending(episode: int, percent: list[int], success: bool) -> LabelledFrames:
+        frames = track(episode, "0" * len(percent), "0" * (len(percent) - 1) + "01"[success])
+        frames.images["front"][:, 0, 0, 0] = percent
+        return frames
+
+    frames = LabelledFrames.join(
+        [
+            ending(0, [0, 10, 60], True),
+            ending(1, [0, 40, 30], True),  # ranks 1, 3, 2
+            ending(2, [0, 90, 50], False),
+            ending(3, [0, 10, 51], False),
+            ending(4, [0, 0, 0], False),
+        ]
+    )
+    found = follow(Scale(), frames)  # type: ignore[arg-type]
+    assert found["order"] == pytest.approx(0.75)
+    assert found["half"] == share(1, 2) and found["misled"] == share(1, 3)
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 QUICK = "--fit.steps 30 --network.width 8 --network.stem 4 --precision 0.05 --rows 4 --clumsy 0"
@@ -202,7 +241,7 @@ def test_the_command_leaves_a_classifier_and_says_how_good_it_is(tmp_path, capsy
     assert {"low", "high", "of", "value"} == set(summary["test"]["frames"]["precision"])
     assert summary["test"]["episodes"]["found"]["of"] == 4
     model = load_reward(out / "checkpoints" / "success")
-    assert model.threshold == summary["calibration"]["threshold"] and "red" in model.words
+    assert model.threshold == summary["calibration"]["threshold"] and "red" in model.encoder.words
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert steps == [24]
     assert "of 4" in capsys.readouterr().err
@@ -227,3 +266,14 @@ def test_a_promise_that_cannot_be_kept_is_refused(tmp_path, complaint):
     command = f"train rewards.py:success --frames {tmp_path}/wrong.npz --out {tmp_path}/run {QUICK} --precision 0.99"
     assert "no threshold makes 99% of what is called a success one" in complaint(*command.split())
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_command_leaves_a_progress_critic(tmp_path):
+    frames_of(list(range(9)), clumsy=0.0).save(tmp_path / "mine.npz")
+    command = ["train", "rewards.py:progress", "--frames", str(tmp_path / "mine.npz"), "--out", str(tmp_path / "run")]
+    main([*command, *f"{QUICK} --training 5 --calibration 2 --test 2 --fit.batch 8".split()])
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
+    assert found["progress"]["half"]["of"] == found["progress"]["misled"]["of"] == 2 == found["episodes"]["found"]["of"]
+    assert isinstance(load_reward(tmp_path / "run" / "checkpoints" / "progress"), ProgressCritic)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [24]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
+_ENCODER, _TRAINED = "vla_rl/rewards/encoder.py", "vla_rl/rewards/trained.py"
 _SUCCESS, _CALIBRATION = "vla_rl/rewards/success.py", "vla_rl/rewards/calibration.py"
 _FRAMES, _LABELS, _RECIPE = "vla_rl/rewards/frames.py", "vla_rl/cli/frames.py", "vla_rl/cli/rewards.py"
 _TRACKERS, _TRACKING = "vla_rl/training/trackers.py", "vla_rl/training/tracking.py"
@@ -18,49 +19,49 @@ _LABELLED = f"{_ON_RECIPE}test_claims_about_lift_by_hand"
 _JUDGING = (
     Fault(
         "one frame is enough for done",
-        _SUCCESS,
+        _TRAINED,
         "done[:, t] = streak >= self.config.hold",
         "done[:, t] = high[:, t]",
         (_IN_A_ROW,),
     ),
     Fault(
         "frames in a row are not remembered from chunk to chunk",
-        _SUCCESS,
-        'streak, done = state["streak"], np.zeros((rows, time), bool)',
-        "streak, done = np.zeros(rows, np.int64), np.zeros((rows, time), bool)",
+        _TRAINED,
+        "high, done = (score >= self.threshold).cpu().numpy(), np.zeros(valid.shape, bool)",
+        "high, done, streak = (score >= self.threshold).cpu().numpy(), np.zeros(valid.shape, bool), 0 * streak",
         (_IN_A_ROW,),
     ),
     Fault(
         "frames after an episode's end count",
-        _SUCCESS,
-        "np.where(counts[:, t], np.where(high[:, t], streak + 1, 0), streak)",
+        _TRAINED,
+        "np.where(valid[:, t], np.where(high[:, t], streak + 1, 0), streak)",
         "np.where(high[:, t], streak + 1, 0)",
         (_IN_A_ROW,),
     ),
     Fault(
         "a low frame does not interrupt",
-        _SUCCESS,
+        _TRAINED,
         "np.where(high[:, t], streak + 1, 0)",
         "np.where(high[:, t], streak + 1, streak)",
         (_IN_A_ROW,),
     ),
     Fault(
         "a reset forgets every row",
-        _SUCCESS,
-        "streak[np.asarray(rows)] = 0",
-        "streak[:] = 0",
+        _TRAINED,
+        "value[rows] = fresh[name][rows]",
+        "value[:] = fresh[name]",
         (f"{_ON_SUCCESS}test_a_row_that_is_reset_begins_anew_and_no_other",),
     ),
     Fault(
         "rows and times of judged frames are mixed up",
-        _SUCCESS,
+        _TRAINED,
         "words = np.repeat(np.asarray(text, dtype=str), time)",
         "words = np.tile(np.asarray(text, dtype=str), time)",
         (f"{_ON_SUCCESS}test_progress_is_the_probability_and_the_threshold_counts",),
     ),
     Fault(
         "a checkpoint forgets its threshold",
-        _SUCCESS,
+        _TRAINED,
         'model.threshold = float(saved["threshold"])',
         'model.threshold = 0.0 * float(saved["threshold"])',
         (f"{_ON_SUCCESS}test_a_folder_restores_the_same_classifier",),
@@ -70,30 +71,30 @@ _JUDGING = (
 _SEEING = (
     Fault(
         "padding is read",
-        _SUCCESS,
+        _ENCODER,
         "last = (tokens > 0).sum(1) - 1",
         "last = torch.full((len(rows),), tokens.shape[1] - 1)",
         (_READS,),
     ),
     Fault(
         "only the last word is read",
-        _SUCCESS,
+        _ENCODER,
         "states, _ = self.reader(self.embedding(tokens))",
         "states = self.embedding(tokens)",
         (_READS,),
     ),
     Fault(
         "the instruction does not steer",
-        _SUCCESS,
+        _ENCODER,
         "self.first(pixels) * (1 + scale) + shift)",
         "self.first(pixels) + 0 * shift)",
         (f"{_ON_SUCCESS}test_it_learns_to_see_and_to_read",),
     ),
     Fault(
         "one camera is looked at",
-        _SUCCESS,
-        "seen = [self._look(self._tensor(images[name]), scale, shift) for name in self.cameras]",
-        "seen = [self._look(self._tensor(images[min(images)]), scale, shift) for name in self.cameras]",
+        _ENCODER,
+        "[self._look(self.tensor(images[name]), scale, shift) for name in self.cameras]",
+        "[self._look(self.tensor(images[min(images)]), scale, shift) for name in self.cameras]",
         (f"{_ON_SUCCESS}test_every_camera_counts_and_others_do_not_matter",),
     ),
     Fault(

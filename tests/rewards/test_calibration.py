@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.rewards.calibration import Counts, choose_threshold
+from vla_rl.rewards.calibration import Counts, choose_threshold, value_order_correlation
 
 
 def test_by_hand():
@@ -49,3 +49,18 @@ def test_it_is_the_lowest_one_that_keeps_the_promise_on_500_cases():
 def test_a_refusal_says_how_far_it_came():
     with pytest.raises(UserError, match=r"makes 90% .* \(at best 67% of 4 labelled frames\)"):
         choose_threshold(np.array([4.0, 3.0, 2.0, 1.0]), np.array([False, True, True, False]), 0.9)
+
+
+@pytest.mark.parametrize(
+    ("value", "correlation"),
+    [
+        ([0.1, 0.2, 0.7, 0.9], 1.0),
+        ([5, 3, 2, 1], -1.0),
+        ([0.3, 0.3, 0.3], 0.0),
+        ([1, 3, 2, 4], 0.8),  # 1 - 6 * (0 + 1 + 1 + 0) / (4 * 15)
+        ([0, 0, 1], 3**0.5 / 2),  # ranks 1.5, 1.5, 3
+        ([2], 0.0),
+    ],
+)
+def test_value_order_correlation_by_hand(value, correlation):
+    assert value_order_correlation(np.array(value, np.float32)) == pytest.approx(correlation)

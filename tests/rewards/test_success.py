@@ -86,15 +86,15 @@ def test_it_reads_words_in_order_whatever_stands_beside_them():
     model = SuccessClassifier({"front": (24, 24, 3)}, ["blue", "on", "red"], SMALL).eval()
     texts = ["red on blue", "blue on red", "blue", "Red on BLUE!"]
     with torch.no_grad():
-        together = model.read(texts)
-        alone = torch.cat([model.read([text]) for text in texts])
+        together = model.encoder.read(texts)
+        alone = torch.cat([model.encoder.read([text]) for text in texts])
     torch.testing.assert_close(together, alone)
     assert torch.equal(together[0], together[3]) and (together[0] - together[1]).abs().max() > 1e-3
     assert (together[0] - together[2]).abs().max() > 1e-3
     with pytest.raises(ContractError, match=r"'green' is new to it; use the words blue, on, red"):
         model(frames.images, ["red", "red", "red", "green"])
     with pytest.raises(ContractError, match="it has no words"):
-        model.read(["!"])
+        model.encoder.read(["!"])
 
 
 def test_every_camera_counts_and_others_do_not_matter():
@@ -115,7 +115,7 @@ def test_every_camera_counts_and_others_do_not_matter():
 def test_many_frames_are_scored_as_few_are(taught, monkeypatch):
     frames = squares(23, 5)
     whole = taught.scores(frames)
-    monkeypatch.setattr("vla_rl.rewards.success._PART", 5)
+    monkeypatch.setattr("vla_rl.rewards.trained.PART", 5)
     np.testing.assert_allclose(taught.scores(frames), whole, rtol=1e-4, atol=1e-5)
 
 
@@ -137,9 +137,11 @@ def test_calibration_keeps_its_promise_on_the_frames_it_was_given(taught):
 class ByBrightness(SuccessClassifier):
     """Its score is the picture's first pixel less 100."""
 
-    def forward(self, images, text):
-        self._check(images, axes=1)
-        return torch.as_tensor(images["front"])[:, 0, 0, 0].float() - 100
+    def see(self, images, text):
+        return torch.as_tensor(images["front"])[:, 0, 0, :1].float() - 100
+
+    def score(self, seen):
+        return seen[..., 0]
 
 
 def clips(high: np.ndarray) -> dict[str, np.ndarray]:
@@ -186,7 +188,7 @@ def test_progress_is_the_probability_and_the_threshold_counts(taught):
     frames = squares(6, 7)
     clip = {"front": frames.images["front"].reshape(2, 3, 24, 24, 3)}
     text = ["the red square is up", "the blue square is up"]
-    model = SuccessClassifier(taught.cameras, taught.words, replace(SMALL, hold=1)).eval()
+    model = SuccessClassifier(taught.encoder.cameras, taught.encoder.words, replace(SMALL, hold=1)).eval()
     model.load_state_dict(taught.state_dict())
     score = model.scores(replace(frames, text=np.repeat(text, 3)))
     model.threshold = float(np.sort(score)[2])  # the score that is reached exactly counts
@@ -214,8 +216,8 @@ def test_a_folder_restores_the_same_classifier(taught, tmp_path):
     frames = squares(9, 8)
     for again in (SuccessClassifier.from_pretrained(tmp_path / "success"), load_reward(tmp_path / "success")):
         assert np.array_equal(again.scores(frames), taught.scores(frames)) and not again.training
-        assert (again.threshold, again.config, again.words) == (1.25, taught.config, taught.words)
-        assert again.cameras == taught.cameras
+        assert (again.threshold, again.config, again.encoder.words) == (1.25, taught.config, taught.encoder.words)
+        assert again.encoder.cameras == taught.encoder.cameras
     assert {item.name for item in Path(tmp_path / "success").iterdir()} == {CONFIG, WEIGHTS}
 
 
@@ -230,5 +232,5 @@ def test_a_reward_is_no_policy_and_what_is_missing_is_named(taught, tmp_path):
         load_reward(tmp_path / "it")
     saved |= {"threshold": 0.0, "words": ["the"]}
     (tmp_path / "it" / CONFIG).write_text(json.dumps(saved))
-    with pytest.raises(UserError, match=r"tensor 'embedding\.weight' .* does not fit"):
+    with pytest.raises(UserError, match=r"tensor 'encoder\.embedding\.weight' .* does not fit"):
         load_reward(tmp_path / "it")

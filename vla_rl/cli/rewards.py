@@ -1,14 +1,15 @@
-"""The recipe that trains a success classifier and says how far it can be trusted."""
+"""The recipes that train reward models and say how far these can be trusted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from vla_rl.cli.frames import label_frames
 from vla_rl.cli.method import generator
@@ -17,20 +18,28 @@ from vla_rl.cli.stages import clock
 from vla_rl.cli.world import World
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import wilson
-from vla_rl.rewards.calibration import Counts
+from vla_rl.rewards.calibration import Counts, value_order_correlation
 from vla_rl.rewards.frames import LabelledFrames
+from vla_rl.rewards.pairs import PairSampler
+from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
+from vla_rl.rewards.reward import Judgement
 from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
+from vla_rl.rewards.trained import TrainedReward
 from vla_rl.training.fit import FitConfig, fit, shuffled
 from vla_rl.training.tracking import RunFolder
 
+Loss: TypeAlias = Callable[[Any], tuple[Tensor, dict[str, float]]]
+
 
 @dataclass(frozen=True)
-class TrainSuccess:
-    """Learn from labelled frames to see success, choose the threshold on others, judge on still others.
+class TrainReward:
+    """Learn from labelled frames, choose the threshold of ``done`` on others, judge on still others.
 
     The frames come from the expert's episodes in ``world``, on training, validation and test seeds; or from the file
     ``frames`` (see ``LabelledFrames.load``), split by episodes in the shares of the three numbers of episodes.
     """
+
+    name: ClassVar[str]  # of the checkpoint
 
     seed: int = 1
     frames: str = ""  # an .npz of labelled frames; without one, the simulator labels
@@ -42,24 +51,31 @@ class TrainSuccess:
     rows: int = 32
     clumsy: float = 0.4  # share of the expert's decisions that are random
     precision: float = 0.95  # wanted of the frames that are called a success
-    network: SuccessConfig = field(default_factory=SuccessConfig)
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, learning_rate=6e-3))
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
-        """Leave the checkpoint "success"."""
+        """Leave the checkpoint ``name``."""
         seconds: dict[str, float] = {}
         with clock(seconds, "frames"):
             training, calibration, test = self.labelled()
         with clock(seconds, "training"):
             model = self.learn(training, folder)
         calibrated = model.calibrate(calibration, self.precision)
-        model.save_pretrained(folder.checkpoint("success"))
+        model.save_pretrained(folder.checkpoint(self.name))
         with clock(seconds, "test"):
-            found = judge(model, test)
+            found = self.judged(model, test)
         console.print(found_in_words(found))
         chosen = {"threshold": model.threshold, "on": rates(calibrated)}
         return {"test": found, "calibration": chosen, "seconds": seconds, "seed": self.seed}
+
+    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> TrainedReward:
+        """A reward model that was trained on ``frames``."""
+        raise NotImplementedError
+
+    def judged(self, model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+        """What is reported of ``model`` on ``frames``."""
+        return judge(model, frames)
 
     def labelled(self) -> list[LabelledFrames]:
         """To learn from, to choose the threshold on, and to judge by."""
@@ -76,20 +92,48 @@ class TrainSuccess:
                 self.world, self.claims, seeds, self.rows, self.clumsy, random, lambda done: update(done, "episodes")
             )
 
-    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> SuccessClassifier:
-        """A classifier that was trained on ``frames``."""
-        torch.manual_seed(self.seed)  # module initialisation has no generator argument
-        model = SuccessClassifier.for_frames(frames, self.network)
-        index = balanced(frames.label, self.fit.batch, generator(self.seed, 8))
-
+    def _fit(self, model: nn.Module, loss: Loss, batches: Iterator[Any], folder: RunFolder | None) -> None:
         def report(step: int, info: dict[str, float]) -> None:
             update(step + 1, f"loss {info['loss']:.4f}")
             if folder and (step + 1) % 25 == 0:
-                folder.log("success", step, info)
+                folder.log(self.name, step, info)
 
-        with bar("see success", self.fit.steps) as update:
-            fit(dict(model.named_parameters()), model.loss, map(frames.rows, index), self.fit, report)
-        return model.eval()
+        with bar(f"see {self.name}", self.fit.steps) as update:
+            fit(dict(model.named_parameters()), loss, batches, self.fit, report)
+        model.eval()
+
+
+@dataclass(frozen=True)
+class TrainSuccess(TrainReward):
+    """Learn from labelled frames to see success."""
+
+    name: ClassVar[str] = "success"
+    network: SuccessConfig = field(default_factory=SuccessConfig)
+
+    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> SuccessClassifier:
+        torch.manual_seed(self.seed)  # module initialisation has no generator argument
+        model = SuccessClassifier.for_frames(frames, self.network)
+        index = balanced(frames.label, self.fit.batch, generator(self.seed, 8))
+        self._fit(model, model.loss, map(frames.rows, index), folder)
+        return model
+
+
+@dataclass(frozen=True)
+class TrainProgress(TrainReward):
+    """Learn from pairs of labelled frames how much progress lies between them, and to see success."""
+
+    name: ClassVar[str] = "progress"
+    network: ProgressConfig = field(default_factory=ProgressConfig)
+
+    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> ProgressCritic:
+        torch.manual_seed(self.seed)  # module initialisation has no generator argument
+        model = ProgressCritic.for_frames(frames, self.network)
+        sampler = PairSampler(frames, self.network.stride, np.random.default_rng([self.seed, 9]))
+        self._fit(model, model.loss, sampler.batches(self.fit.batch), folder)
+        return model
+
+    def judged(self, model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+        return {**judge(model, frames), "progress": follow(model, frames)}
 
 
 def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator[np.ndarray]:
@@ -100,7 +144,7 @@ def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator
         yield np.concatenate([yes[some.numpy()], no[others.numpy()]])
 
 
-def judge(model: SuccessClassifier, frames: LabelledFrames) -> dict[str, Any]:
+def judge(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
     """How well frames are told apart, and episodes by ``done``; every share with its 95 % Wilson interval.
 
     ``frames``: precision and recall of single frames.  Their intervals take frames for independent, which those of one
@@ -120,13 +164,33 @@ def judge(model: SuccessClassifier, frames: LabelledFrames) -> dict[str, Any]:
     }
 
 
-def _outcome(model: SuccessClassifier, track: LabelledFrames) -> tuple[bool, bool, bool]:
+def _outcome(model: TrainedReward, track: LabelledFrames) -> tuple[bool, bool, bool]:
     """Whether success lasted in ``track``, whether there was a ``done``, and whether that came before any success."""
-    clip = {name: image[None] for name, image in track.images.items()}
-    judgement, _ = model.judge(clip, track.text[:1].tolist(), np.ones((1, len(track)), bool), model.initial_state(1))
-    done, hold = judgement.done[0], model.config.hold
+    done, hold = _watch(model, track).done[0], model.config.hold
     lasted = "1" * hold in "".join("1" if so else "0" for so in track.label)
     return lasted, bool(done.any()), bool(done.any() and done.argmax() < track.label.argmax())
+
+
+def _watch(model: TrainedReward, track: LabelledFrames) -> Judgement:
+    """What ``model`` says about ``track`` from its first frame to its last, [1,T]."""
+    clip = {name: image[None] for name, image in track.images.items()}
+    judgement, _ = model.judge(clip, track.text[:1].tolist(), np.ones((1, len(track)), bool), model.initial_state(1))
+    return judgement
+
+
+def follow(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+    """How ``progress`` runs in episodes that end in success, and in others: failures and wrong instructions.
+
+    ``order``: the mean over successes of the rank correlation with time.  ``half``: the share of successes that end
+    above one half, ``misled``: that of the others; each with its 95 % Wilson interval.
+    """
+    tracks = [(bool(track.label[-1]), _watch(model, track).progress[0]) for track in frames.tracks()]
+    good, others = ([progress for so, progress in tracks if so == wanted] for wanted in (True, False))
+    return {
+        "order": float(np.mean([value_order_correlation(progress) for progress in good])) if good else None,
+        "half": share(sum(bool(progress[-1] > 0.5) for progress in good), len(good)),
+        "misled": share(sum(bool(progress[-1] > 0.5) for progress in others), len(others)),
+    }
 
 
 def rates(counts: Counts) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From scores to a decision: the threshold that keeps a promise on labelled data, and how good the decision is."""
+"""From scores to a decision: the threshold that keeps a promise on labelled data; how good scores and decisions are."""
 
 from __future__ import annotations
 
@@ -48,3 +48,14 @@ def choose_threshold(score: np.ndarray, label: np.ndarray, precision: float) -> 
     k = int(good[-1])
     below = sorted_score[k + 1] if k + 1 < len(score) else sorted_score[k] - 1.0
     return float((sorted_score[k] + below) / 2)
+
+
+def value_order_correlation(value: np.ndarray) -> float:
+    """Spearman's rank correlation of ``value`` [T] with time, -1 to 1; equal values share their mean rank.
+
+    VOC of GVL (Ma et al. 2024, arXiv 2411.04549): 1 when progress never falls, 0 for one that stays where it is.
+    """
+    below = (value[:, None] > value).sum(1) + 0.5 * (value[:, None] == value).sum(1)
+    rank, time = below - below.mean(), np.arange(len(value)) - (len(value) - 1) / 2
+    size = float(np.sqrt((rank**2).sum() * (time**2).sum()))
+    return float(rank @ time) / size if size else 0.0

@@ -75,10 +75,14 @@ class LabelledFrames:
 
     def tracks(self) -> list[LabelledFrames]:
         """One per episode and text, in order of time."""
+        return [self.rows(index) for index in self.track_rows()]
+
+    def track_rows(self) -> list[np.ndarray]:
+        """Where the frames of each episode and text are, in order of time."""
         found: dict[tuple[int, str], list[int]] = {}
         for i, key in enumerate(zip(self.episode.tolist(), self.text.tolist(), strict=True)):
             found.setdefault(key, []).append(i)
-        return [self.rows(np.array(index)) for index in found.values()]
+        return [np.array(index) for index in found.values()]
 
     def save(self, path: Path) -> None:
         """Write one compressed ``.npz`` atomically; raises UserError when it cannot be written."""
