@@ -205,7 +205,8 @@ def place_rlpd() -> Improve:
 def place_wsrl() -> Improve:
     """As on lift.
 
-    What was taught offline is lost as on lift, and 150,000 steps are not enough to find it again.
+    What was taught offline is lost as on lift, and 150,000 steps are not enough to find it again: the best that was
+    validated, which is what is tested, is the offline policy.
     """
     return replace(wsrl(), world=PLACE)
 
