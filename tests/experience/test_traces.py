@@ -72,11 +72,13 @@ def test_windows_stay_inside_their_episode():
 
 
 def test_a_window_holds_what_was_seen_done_and_came_of_it():
-    traces = played(3, seed=0, length=7)
+    traces = played(4, seed=2, length=7)
     table = windows(traces, frames=2, memory=2)
-    batch = cut(traces, table, np.array([4, 0]))
-    assert batch["pictures"].shape == (2, 7, 3, 16, 16) and batch["state"].shape == (2, 5, 3)
-    for row, index in enumerate((4, 0)):
+    chosen = np.arange(len(table["count"]))[::-1]
+    batch = cut(traces, table, chosen)
+    assert batch["pictures"].shape[1:] == (7, 3, 16, 16) and batch["state"].shape[1:] == (5, 3)
+    assert 0 < traces.outcomes.sum() < 4
+    for row, index in enumerate(chosen):
         now, ahead = table["seen"][index, -1], table["ahead"][index]
         np.testing.assert_array_equal(batch["pictures"][row, 2], np.moveaxis(traces.images["front"][now], -1, 0))
         np.testing.assert_array_equal(batch["pictures"][row, 3], np.moveaxis(traces.images["front"][ahead[0]], -1, 0))

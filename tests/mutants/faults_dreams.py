@@ -127,7 +127,7 @@ FAULTS = (
         _MODEL,
         "guess.clean + following / level * (noisy - guess.clean)",
         "guess.clean + (noisy - guess.clean)",
-        (_BETTER,),
+        (f"{_ON_MODEL}test_a_step_keeps_the_noise_of_its_level",),
     ),
     Fault(
         "frames are noised the wrong way round",
@@ -197,7 +197,7 @@ FAULTS = (
         _KEYFRAMES,
         "moments[moments < end - config.tail]",
         "moments",
-        (f"{_ON_KEYFRAMES}test_a_value_that_changes_fast_is_found_and_never_at_an_episodes_end",),
+        (f"{_ON_KEYFRAMES}test_something_is_left_to_happen_after_a_keyframe",),
     ),
     Fault(
         "the std of a squashed policy is not kept within bounds",

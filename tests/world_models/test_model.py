@@ -11,6 +11,7 @@ from vla_rl.experience.traces import cut, windows
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import fit_world, statistics
 from world_models.backbones.unet import UNetConfig
+from world_models.backbones.video_model import Guess
 from world_models.model import Future, Now, WorldConfig, WorldModel
 from world_models.uncertainty import disagreement
 
@@ -105,9 +106,22 @@ def test_actions_beyond_the_known_ones_change_nothing(learnt, held_out):
     assert torch.equal(one.state[:, :2], two.state[:, :2])
 
 
-def test_more_steps_are_a_finer_way_to_the_same_picture(learnt, held_out):
-    """With x0-prediction, a step to level t keeps ``t`` of the noise: the last one keeps none."""
+def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
+    """The second of two steps sees the first guess and half of what was beside it."""
+    inputs: list[torch.Tensor] = []
+    guesses: list[torch.Tensor] = []
+
+    def note(module: torch.nn.Module, given: tuple[torch.Tensor, ...], made: Guess) -> None:
+        inputs.append(given[0])
+        guesses.append(made.clean)
+
+    watch = learnt.video.register_forward_hook(note)
+    predicted(learnt, held_out)
+    watch.remove()
+    torch.testing.assert_close(inputs[1], 0.5 * (inputs[0] + guesses[0]))
+
+
+def test_the_same_noise_gives_the_same_frames(learnt, held_out):
     frames = predicted(learnt, held_out).pictures
     assert frames.dtype == torch.uint8 and frames.shape[1:] == (FRAMES, *learnt.picture)
-    again = predicted(learnt, held_out).pictures
-    assert torch.equal(frames, again)
+    assert torch.equal(frames, predicted(learnt, held_out).pictures)

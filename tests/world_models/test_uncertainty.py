@@ -20,10 +20,10 @@ def test_disagreement_is_that_of_the_places_that_differ_most():
 
 
 def test_a_limit_is_the_conformal_quantile():
-    """Of 19 doubts the 19th for 95 %: rank ceil(20 x 0.95); of 39 the 38th."""
-    limits = Limits.calibrate([np.arange(1.0, 20.0), np.arange(39.0, 0.0, -1.0)], 0.95)
-    assert limits.values == (19.0, 38.0)
-    assert limits.at(np.array([0, 1, 2, 7])).tolist() == [19.0, 38.0, 38.0, 38.0]
+    """Of 20 doubts the 20th for 95 %: rank ceil(21 x 0.95); of 39 the 38th."""
+    limits = Limits.calibrate([np.arange(1.0, 21.0), np.arange(39.0, 0.0, -1.0)], 0.95)
+    assert limits.values == (20.0, 38.0)
+    assert limits.at(np.array([0, 1, 2, 7])).tolist() == [20.0, 38.0, 38.0, 38.0]
 
 
 def test_with_too_few_doubts_there_is_no_limit():
