@@ -78,9 +78,7 @@ class GymEnv:
             if observe == "all":
                 frames.append(self._observe())
         obs = frames[-1] if frames else self._observe()
-        executed, intervened = np.where(valid[..., None], action, np.float32(0)), np.zeros_like(valid)
-        ends = self._book.flags()
-        return Step(obs, reward, valid, **ends, executed=executed, intervened=intervened, frames=tuple(frames))
+        return self._book.step(obs, reward, valid, action, frames)
 
     def snapshot(self, rows: Any) -> Snapshot:
         """Seeds, clocks, ends and the actions since the reset, as numeric arrays [R,...]; see ``Snapshots``."""

@@ -143,11 +143,7 @@ class ImaginedEnv:
             if observe == "all":
                 frames.append(self._observe())
         obs = frames[-1] if frames else self._observe()
-        executed = np.where(valid[..., None], action, np.float32(0))
-        flags = self._book.flags()
-        return Step(
-            obs, reward, valid, **flags, executed=executed, intervened=np.zeros_like(valid), frames=tuple(frames)
-        )
+        return self._book.step(obs, reward, valid, action, frames)
 
     def snapshot(self, rows: Any) -> Snapshot:
         """Everything the future of ``rows`` depends on; see ``Snapshots``."""

@@ -81,9 +81,7 @@ class MujocoEnv:
                 frames.append(self._observe(active))
             active = active[~self._book.done[active]]
         obs = frames[-1] if frames else self._observe(moved)
-        executed, intervened = np.where(valid[..., None], action, np.float32(0)), np.zeros_like(valid)
-        ends = self._book.flags()
-        return Step(obs, reward, valid, **ends, executed=executed, intervened=intervened, frames=tuple(frames))
+        return self._book.step(obs, reward, valid, action, frames)
 
     def snapshot(self, rows: Any) -> Snapshot:
         """Everything the future of ``rows`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""

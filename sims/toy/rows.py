@@ -49,9 +49,7 @@ class ToyEnv:
             if observe == "all":
                 frames.append(self._observe())
         obs = frames[-1] if frames else self._observe()
-        executed, intervened = np.where(valid[..., None], action, np.float32(0)), np.zeros_like(valid)
-        ends = self._book.flags()
-        return Step(obs, reward, valid, **ends, executed=executed, intervened=intervened, frames=tuple(frames))
+        return self._book.step(obs, reward, valid, action, frames)
 
     def snapshot(self, rows: Any) -> Snapshot:
         """Everything the future of ``rows`` depends on; see ``Snapshots``."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Snapshot
+from vla_rl.contract.env import Observation, Snapshot, Step
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.spec import EnvSpec
 
@@ -41,6 +42,13 @@ class RowBook:
         """Copies of what a Step says about the rows' ends."""
         flags: dict[str, Any] = {name: getattr(self, name).copy() for name in ("terminated", "truncated", "success")}
         return flags | {"cause": tuple(map(self.causes.__getitem__, self.cause.tolist()))}
+
+    def step(
+        self, obs: Observation, reward: np.ndarray, valid: np.ndarray, action: np.ndarray, frames: Sequence[Observation]
+    ) -> Step:
+        """What a step of ``action`` [E,H,D] returns: nobody intervened, and what was not valid was not executed."""
+        executed, intervened = np.where(valid[..., None], action, np.float32(0)), np.zeros_like(valid)
+        return Step(obs, reward, valid, **self.flags(), executed=executed, intervened=intervened, frames=tuple(frames))
 
     def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
         """New episodes in ``rows``."""
