@@ -172,7 +172,7 @@ class ImaginedEnv:
         """Show ``rows`` what their known actions lead to, and judge those that are ``ripe`` among them."""
         future = self._predict(rows)
         last = np.arange(len(rows)), self._known[rows] - 1
-        self._picture[rows] = future.pictures.numpy()[last]
+        self._picture[rows] = future.pictures.numpy()[last[0], self.model.slot(self._known[rows])]
         low, high = (np.asarray(bound, np.float32) for bound in (self.spec.state.low, self.spec.state.high))
         self._state[rows] = np.clip(future.state.numpy()[last], low, high)
         self._outcome[rows], self._doubt[rows] = future.outcome.numpy(), future.doubt.numpy()
@@ -236,9 +236,9 @@ class ImaginedEnv:
         return Future(future.pictures[:count], future.state[:count], future.outcome[:count], future.doubt[:count])
 
     def _noise(self, row: int) -> np.ndarray:
-        """float32 [F,c,y,x]: a function of the row's seed, its call and ``config.noise`` alone."""
+        """float32 [P,c,y,x]: a function of the row's seed, its call and ``config.noise`` alone."""
         key = np.random.SeedSequence([int(self._book.seed[row]), int(self._depth[row]), self.config.noise])
-        shape = (self.model.config.frames, *self.model.video.latent)
+        shape = (self.model.config.pictures, *self.model.video.latent)
         return np.random.Generator(np.random.SFC64(key)).standard_normal(shape, np.float32)
 
     # -- parts ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Small networks beside the backbone: how the task stands, and which actions were made."""
+"""Small networks beside the backbone: where the robot is, how the task stands, and which actions were made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,40 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+
+class PoseMaps(nn.Module):
+    """Where in the picture a robot in some state is, as maps at the places of the latents.
+
+    They are made from coarse to fine, so what is near in the picture shares what was learnt; a linear layer for every
+    place would learn each of them anew.
+    """
+
+    def __init__(self, state: int, maps: int, latent: tuple[int, int, int], width: int = 64) -> None:
+        """``latent`` (c, y, x): the latents that the maps are for."""
+        super().__init__()
+        size, *self.sides = latent
+        self.coarse = [-(-side // 4) for side in self.sides]
+        cells = width // 4 * math.prod(self.coarse)
+        self.enter = nn.Sequential(nn.Linear(state, 256), nn.SiLU(), nn.Linear(256, cells), nn.SiLU())
+        self.convs = nn.ModuleList(
+            nn.Conv2d(into, out, 3, 1, 1) for into, out in ((width // 4, width), (width, width // 2))
+        )
+        self.leave = nn.Conv2d(width // 2, maps, 3, 1, 1)
+        self.paint = nn.Conv2d(maps, size, 1)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """[B,maps,y,x] for ``state`` [B,S]."""
+        cells = self.enter(state).unflatten(1, (-1, *self.coarse))
+        for part, conv in zip((2, 1), self.convs, strict=True):
+            cells = functional.interpolate(cells, size=[-(-side // part) for side in self.sides])
+            cells = functional.silu(conv(cells))
+        maps: Tensor = self.leave(cells)
+        return maps
+
+    def loss(self, state: Tensor, latents: Tensor) -> Tensor:
+        """How far the latents [B,c,y,x] of a picture are off that are painted from ``state`` [B,S] alone."""
+        return (self.paint(self(state)) - latents.detach()).square().mean()
 
 
 class OutcomeHead(nn.Module):

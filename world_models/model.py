@@ -6,15 +6,16 @@
     inverse    E |a^ - a|^2 from two recorded pictures
     latents    E |decode(encode(w)) - w|^2, where the backbone has an autoencoder to teach
 
-A call jumps: from the frames seen it predicts ``F`` frames, of which those whose actions are known count.  A frame
-depends on the actions before it only, because a call is made for as many actions as are known.
+A call covers ``F`` control steps, of which those whose actions are known count, and paints ``P`` pictures of them at
+equal distances; the last that counts is at the last known step, wherever that lies.  A picture depends on the actions
+before it only, because a call is made for as many actions as are known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Autoencoded, Guess, Moves, Seen, VideoModel
-from world_models.heads import InverseDynamics, OutcomeHead
+from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
 from world_models.uncertainty import disagreement
 
 
@@ -38,15 +39,17 @@ class WorldConfig:
     """What a call predicts and from what, and what the losses weigh."""
 
     frames: int = 5  # F: control steps in a call
+    pictures: int = 1  # P: painted in a call, at equal distances, the last one at the last known control step
     memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
     steps: int = 2  # denoising steps, at least 2: the first gives the mean of all futures, the others choose one
-    maps: int = 4  # projected points of the robot
+    maps: int = 16  # learned maps of where in the picture the robot is, now and then
     backbone: UNetConfig = field(default_factory=UNetConfig)
     context_noise: float = 0.1  # highest level of noise in the memory while training: dreams are not clean, either
     changed: float = 9.0  # additional weight of pixels that change
     state_weight: float = 1.0
     outcome_weight: float = 1.0
     inverse_weight: float = 0.1
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the products; weights and sums stay float32
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,9 @@ class Now:
 
 @dataclass(frozen=True)
 class Future:
-    """What a call predicts at the last known frame, and all its frames.
+    """What a call predicts at the last known control step, and the way there.
 
-    pictures  uint8 [B,F,C,h,w]     those beyond the known actions mean nothing
+    pictures  uint8 [B,P,C,h,w]     the last one that counts is :meth:`WorldModel.slot`
     state     float32 [B,F,S]
     outcome   [B,3]                 probabilities of "done", "failed" and, for whoever acted in the data, "will be done"
     doubt     [B]                   see :func:`world_models.uncertainty.disagreement`
@@ -90,13 +93,19 @@ class WorldModel(nn.Module):
     def __init__(self, spec: EnvSpec, config: WorldConfig, state_mean: Any = 0.0, state_std: Any = 1.0) -> None:
         """``spec`` of what is imagined; statistics [S] of its state, saved with the weights.
 
-        Raises UserError for fewer than two denoising steps: it could not doubt itself.
+        Raises UserError for fewer than two denoising steps, since it could not doubt itself, and for pictures that
+        cannot lie at equal distances.
         """
         super().__init__()
         if config.steps < 2:
             raise UserError(
                 f"a world model with {config.steps} denoising steps has nothing to compare its guess with, so it could "
                 "not know when it is guessing; give it at least 2."
+            )
+        if config.frames % config.pictures:
+            raise UserError(
+                f"{config.pictures} pictures cannot lie at equal distances in {config.frames} control steps, so a call "
+                "would not end with one; choose a divisor."
             )
         self.spec, self.config = spec, config
         self.cameras = tuple(sorted(spec.images))
@@ -110,15 +119,17 @@ class WorldModel(nn.Module):
         self.register_buffer("action_reach", (high - low) / 2, persistent=False)
         frames = config.frames
         self.motion = nn.Sequential(
-            nn.Linear(size + frames * (actions + 1), 256),
+            nn.Linear(size + frames * (actions + 1), 384),
             nn.SiLU(),
-            nn.Linear(256, 256),
+            nn.Linear(384, 384),
             nn.SiLU(),
-            nn.Linear(256, frames * size),
+            nn.Linear(384, frames * size),
         )
-        self.projection = nn.Sequential(nn.Linear(size, 64), nn.SiLU(), nn.Linear(64, 3 * config.maps))
-        moves = actions + 1 + 2 * size
-        self.video: VideoModel = config.backbone.build(self.picture, 1 + config.memory, frames, moves, config.maps)
+        moves = self.stride * (actions + 1) + 2 * size
+        self.video: VideoModel = config.backbone.build(
+            self.picture, 1 + config.memory, self.config.pictures, moves, 2 * config.maps
+        )
+        self.poses = PoseMaps(size, config.maps, self.video.latent)
         self.settle = nn.Linear(self.video.width + size, frames * size)  # what the pictures say about the state
         nn.init.zeros_(self.settle.weight)
         nn.init.zeros_(self.settle.bias)
@@ -131,10 +142,13 @@ class WorldModel(nn.Module):
     def predict(self, now: Now, actions: Tensor, known: Tensor, noise: Tensor) -> Future:
         """The future under ``actions`` [B,F,D], physical units, of which the first ``known`` [B] (1 to F) count.
 
-        ``noise`` float32 [B,F,c,y,x] is all the randomness there is.
+        ``noise`` float32 [B,P,c,y,x] is all the randomness there is.
         """
+        with self._products():
+            return self._predicted(now, self.normalised(actions), known, noise)
+
+    def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor) -> Future:
         seen = self._seen(now.pictures)
-        told = self.normalised(actions)
         state, moves = self._moves(self.normalise(now.state), told, known)
         noisy, level, guesses = noise, 1.0, []
         for step in range(self.config.steps):
@@ -142,12 +156,12 @@ class WorldModel(nn.Module):
             following = 1.0 - (step + 1) / self.config.steps
             noisy = guess.clean + following / level * (noisy - guess.clean)
             level = following
-            guesses.append(_at(guess.clean, known))
+            guesses.append(_at(guess.clean, self.slot(known)))
         state = self._settled(state, guess, known)
-        outcome = self.outcome(guess.features, _at(state, known), now.task, known - 1).sigmoid()
+        outcome = self.outcome(guess.features, _at(state, known - 1), now.task, known - 1).sigmoid()
         pictures = ((self.video.decode(guess.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
         doubt = disagreement(guesses[0], guesses[-1])
-        return Future(pictures, self.state_mean + self.state_std * state, outcome, doubt)
+        return Future(pictures, self.state_mean + self.state_std * state.float(), outcome.float(), doubt.float())
 
     @torch.no_grad()
     def slip(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
@@ -158,6 +172,15 @@ class WorldModel(nn.Module):
         told = self.inverse(_floats(before), _floats(after))
         return (told - self.normalised(actions).flatten(1)).square().mean(1).sqrt()
 
+    @property
+    def stride(self) -> int:
+        """Control steps from one painted picture to the next."""
+        return self.config.frames // self.config.pictures
+
+    def slot(self, known: Any) -> Any:
+        """Which of a call's pictures [B] is at the last of its ``known`` [B] control steps; tensors or arrays."""
+        return (known - 1) // self.stride
+
     def normalise(self, state: Tensor) -> Tensor:
         """``state`` [...,S] with mean 0 and standard deviation 1."""
         return (state - self.state_mean) / self.state_std
@@ -167,6 +190,38 @@ class WorldModel(nn.Module):
         return (actions - self.action_middle) / self.action_reach
 
     # -- learning ---------------------------------------------------------------------------------------------------
+
+    def motion_parameters(self) -> dict[str, nn.Parameter]:
+        """What :meth:`motion_loss` trains."""
+        return {f"motion.{name}": item for name, item in self.motion.named_parameters()}
+
+    def pose_parameters(self) -> dict[str, nn.Parameter]:
+        """What :meth:`pose_loss` trains."""
+        return {f"poses.{name}": item for name, item in self.poses.named_parameters()}
+
+    def other_parameters(self) -> dict[str, nn.Parameter]:
+        """What :meth:`loss` trains: all but the motion."""
+        return {name: item for name, item in self.named_parameters() if not name.startswith("motion.")}
+
+    def motion_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        """How far the blind expectation of the state is off: cheap, so it is learnt before and from large batches.
+
+        ``batch``: state [B,1+F,S], actions [B,F,D] and count [B], how many of these were made.
+        """
+        counts = (torch.arange(self.config.frames) < batch["count"][:, None]).float()
+        expected = self._expected(self.normalise(batch["state"][:, 0]), self.normalised(batch["actions"]), counts)
+        off = (expected - self.normalise(batch["state"][:, 1:])).square().mean(-1)
+        loss = (off * counts).sum() / counts.sum()
+        return loss, {"motion": float(loss.detach())}
+
+    def pose_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        """How much of a picture is not told by the robot's state: learnt first, so that the video model need not.
+
+        ``batch``: state [B,S] and pictures uint8 [B,C,h,w].
+        """
+        with self._products():
+            loss = self.poses.loss(self.normalise(batch["state"]), self.video.encode(_floats(batch["pictures"])))
+        return loss, {"pose": float(loss.detach())}
 
     def loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         """The loss of ``batch``, windows of two calls as ``windows.py`` cuts them, and metrics.
@@ -185,21 +240,28 @@ class WorldModel(nn.Module):
         left = (count - torch.where(later, frames, 0)).clamp_max(frames)
         known = 1 + (torch.rand(len(count), generator=generator) * left).long()
         known = torch.where(torch.rand(len(count), generator=generator) < 0.5, left, known)
+        steps, _ = self._painted_at(known)
         aim = Aim(
-            future[rows, part],
+            future[rows, part[:, :1] + steps],
             batch["state"][rows, part + 1],
             batch["actions"][rows, part],
             known,
             batch["outcome"][rows[:, 0], part[:, 0] + known - 1],
         )
-        return self._loss(now, aim, generator)
+        with self._products():
+            return self._loss(now, aim, generator)
+
+    def _level(self, count: int, generator: torch.Generator) -> Tensor:
+        """Levels of noise [count] that sampling meets: half of them 1, where everything is decided."""
+        later = torch.randint(1, self.config.steps, (count,), generator=generator) / self.config.steps
+        return torch.where(torch.rand(count, generator=generator) < 0.5, 1.0, 1.0 - later)
 
     def _dreamt(self, now: Now, batch: Mapping[str, Tensor], later: Tensor, generator: torch.Generator) -> Now:
         """``now`` with the rows ``later`` moved on by a whole call, by the model itself."""
         rows = later.nonzero()[:, 0]
         first = Now(now.pictures[rows], now.state[rows], now.task[rows])
         frames = self.config.frames
-        noise = torch.randn(len(rows), frames, *self.video.latent, generator=generator)
+        noise = torch.randn(len(rows), self.config.pictures, *self.video.latent, generator=generator)
         future = self.predict(first, batch["actions"][rows, :frames], torch.full((len(rows),), frames), noise)
         pictures, state = now.pictures.clone(), now.state.clone()
         pictures[rows] = torch.cat([first.pictures[:, :1], first.pictures[:, 2:], future.pictures[:, -1:]], 1)
@@ -211,22 +273,21 @@ class WorldModel(nn.Module):
         told = self.normalised(aim.actions)
         expected, moves = self._moves(self.normalise(now.state), told, aim.known)
         clean = self.video.encode(_floats(aim.pictures))
-        level = torch.rand(count, generator=generator)
-        level = torch.where(torch.rand(count, generator=generator) < 0.5, 1.0, level)
+        level = self._level(count, generator)
         noise = torch.randn(clean.shape, generator=generator)
         share = level[:, None, None, None, None]
         noisy = (1.0 - share) * clean + share * noise
         seen = self._seen(now.pictures, config.context_noise, generator)
-        guess = self.video(noisy, level[:, None].expand(count, config.frames), seen, moves)
-        counts = (torch.arange(config.frames) < aim.known[:, None]).float()
+        guess = self.video(noisy, level[:, None].expand(count, self.config.pictures), seen, moves)
         error = (guess.clean - clean).square()
         moved = (clean - seen.frames[:, -1:]).abs().amax(2, keepdim=True) > 0.1
         per_frame = ((1.0 + config.changed * moved) * error).mean((2, 3, 4))
-        video = (per_frame * counts).sum() / counts.sum()
+        painted = self._painted_at(aim.known)[1].float()
+        video = (per_frame * painted).sum() / painted.sum()
+        counts = (torch.arange(config.frames) < aim.known[:, None]).float()
         wanted, settled = self.normalise(aim.state), self._settled(expected, guess, aim.known)
-        off = (settled - wanted).square() + (expected - wanted).square()
-        state = (off.mean(-1) * counts).sum() / counts.sum()
-        logits = self.outcome(guess.features, _at(wanted, aim.known), now.task, aim.known - 1)
+        state = ((settled - wanted).square().mean(-1) * counts).sum() / counts.sum()
+        logits = self.outcome(guess.features, _at(wanted, aim.known - 1), now.task, aim.known - 1)
         right = nn.functional.binary_cross_entropy_with_logits(logits, aim.outcome, reduction="none").mean(1)
         outcome = ((1.0 - 0.9 * level) * right).mean()  # little can be seen in noise
         whole = aim.known == config.frames
@@ -238,11 +299,16 @@ class WorldModel(nn.Module):
         loss = loss + config.inverse_weight * inverse
         parts = {"video": video, "state": state, "outcome": outcome, "inverse": inverse}
         if isinstance(self.video, Autoencoded):
-            parts["latents"] = self.video.reconstruction(_floats(_at(aim.pictures, aim.known)))
+            parts["latents"] = self.video.reconstruction(_floats(_at(aim.pictures, self.slot(aim.known))))
             loss = loss + parts["latents"]
         return loss, {name: float(part.detach()) for name, part in parts.items()}
 
     # -- parts ------------------------------------------------------------------------------------------------------
+
+    def _products(self) -> torch.autocast:
+        """Where products are made with ``config.precision``."""
+        half = self.config.precision == "bfloat16"
+        return torch.autocast(self.state_mean.device.type, torch.bfloat16, enabled=half)
 
     def _seen(self, pictures: Tensor, noise: float = 0.0, generator: torch.Generator | None = None) -> Seen:
         """What is seen; the reference stays clean, the others get noise of a level up to ``noise`` that is told."""
@@ -257,31 +323,37 @@ class WorldModel(nn.Module):
     def _moves(self, state: Tensor, actions: Tensor, known: Tensor) -> tuple[Tensor, Moves]:
         """The normalised state [B,F,S] that the known ``actions`` lead to, and what the backbone is told."""
         frames = actions.shape[1]
-        flag = (torch.arange(frames, device=known.device) < known[:, None]).to(actions)[..., None]
-        told = torch.cat([actions * flag, flag], -1)
-        change = self.motion(torch.cat([state, told.flatten(1)], 1)).unflatten(1, (frames, -1))
-        expected = state[:, None] + change
-        sure = expected.detach() * flag  # what is expected without an action means nothing
-        vector = torch.cat([told, sure, state[:, None].expand_as(expected)], -1)
-        return expected, Moves(vector, self._bumps(sure) * flag[..., None, None])
+        flag = (torch.arange(frames, device=known.device) < known[:, None]).to(actions)
+        expected = self._expected(state, actions, flag).detach()
+        steps, counts = self._painted_at(known)
+        shown = expected[torch.arange(len(known))[:, None], steps]
+        sure = shown * counts[..., None]  # what is expected without an action means nothing
+        told = _told(actions, flag).unflatten(1, (self.config.pictures, -1)).flatten(2)
+        vector = torch.cat([told, sure, state[:, None].expand_as(sure)], -1)
+        then = self.poses(sure.flatten(0, 1)).unflatten(0, sure.shape[:2])
+        now = self.poses(state)[:, None]
+        maps = torch.cat([then * counts[..., None, None, None], now.expand_as(then)], 2)
+        return expected, Moves(vector, maps)
 
-    def _bumps(self, state: Tensor) -> Tensor:
-        """Maps [B,F,P,y,x] with a bump at each projection of ``state`` [B,F,S]."""
-        u, v, size = self.projection(state)[..., None, None].chunk(3, -3)
-        y, x = (torch.linspace(-1, 1, side, device=state.device) for side in self.video.latent[1:])
-        far = (x - torch.tanh(u) * 1.2).square() + (y[:, None] - torch.tanh(v) * 1.2).square()
-        bumps: Tensor = torch.exp(-far * 20.0 * nn.functional.softplus(size))
-        return bumps
+    def _expected(self, state: Tensor, actions: Tensor, flag: Tensor) -> Tensor:
+        """The state [B,F,S] expected of the actions [B,F,D] whose ``flag`` [B,F] is 1, without a look at the world."""
+        change = self.motion(torch.cat([state, _told(actions, flag).flatten(1)], 1))
+        return state[:, None] + change.unflatten(1, (actions.shape[1], -1))
+
+    def _painted_at(self, known: Tensor) -> tuple[Tensor, Tensor]:
+        """At which control step of a call, from 0, each picture [B,P] is, and whether it counts."""
+        first = torch.arange(0, self.config.frames, self.stride, device=known.device)
+        return torch.minimum(first + self.stride, known[:, None]) - 1, first < known[:, None]
 
     def _settled(self, expected: Tensor, guess: Guess, known: Tensor) -> Tensor:
         """``expected`` [B,F,S] corrected by what the guess shows: a gripper does not close through a cube."""
-        change = self.settle(torch.cat([guess.features.mean(1), _at(expected, known).detach()], -1))
+        change = self.settle(torch.cat([guess.features.mean(1), _at(expected, known - 1)], -1))
         return expected + change.unflatten(-1, expected.shape[1:])
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What came: pictures uint8 [B,F,C,h,w], state [B,F,S], the actions [B,F,D] that led there, how many of them count
+    """What came: pictures uint8 [B,P,C,h,w], state [B,F,S], the actions [B,F,D] that led there, how many of them count
     [B], and whether the task was done and had failed [B,2] after these."""
 
     pictures: Tensor
@@ -291,9 +363,14 @@ class Aim:
     outcome: Tensor
 
 
-def _at(items: Tensor, known: Tensor) -> Tensor:
-    """The entry of ``items`` [B,F,...] at the last known frame, [B,...]."""
-    return items[torch.arange(len(known), device=known.device), known - 1]
+def _told(actions: Tensor, flag: Tensor) -> Tensor:
+    """[B,F,D+1]: ``actions``, 0 where unknown, and ``flag`` [B,F], whether they are known."""
+    return torch.cat([actions * flag[..., None], flag[..., None]], -1)
+
+
+def _at(items: Tensor, index: Tensor) -> Tensor:
+    """Of every row of ``items`` [B,F,...] the entry at its ``index`` [B], [B,...]."""
+    return items[torch.arange(len(index), device=index.device), index]
 
 
 def _floats(pictures: Tensor) -> Tensor:

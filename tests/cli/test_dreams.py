@@ -25,7 +25,7 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import load_world, save_world, statistics
+from vla_rl.training.world_model import WorldFit, load_world, save_world, statistics
 from world_models.env import DreamConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig, WorldModel
@@ -138,7 +138,7 @@ def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy
         policy=str(start),
         world=WORLD,
         gather=PLAN,
-        fit=FitConfig(steps=3, batch=4),
+        fit=WorldFit(*[FitConfig(steps=3, batch=4)] * 3),
         evaluation=EvaluationConfig(validation=4, test=4, sanity=4, rows=4),
     )
     folder = RunFolder(tmp_path / "run", recipe)

@@ -9,22 +9,23 @@ import torch
 from tests.world_models.pushing import played, world
 from vla_rl.experience.traces import cut, windows
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.world_model import fit_world, statistics
+from vla_rl.training.world_model import WorldFit, fit_world, statistics
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Guess
 from world_models.model import Future, Now, WorldConfig, WorldModel
 from world_models.uncertainty import disagreement
 
 FRAMES = 3
+FIT = WorldFit(FitConfig(300, 128, 4e-3), FitConfig(100, 128, 4e-3), FitConfig(300, 32, 4e-3))
 
 
 @pytest.fixture(scope="module")
 def learnt() -> WorldModel:
     torch.manual_seed(0)
     traces = played(300, seed=1)
-    config = WorldConfig(FRAMES, backbone=UNetConfig(2, width=16, deep=16, depth=1, heads=2, embedding=64))
+    config = WorldConfig(FRAMES, FRAMES, backbone=UNetConfig(2, width=16, deep=16, depth=1, heads=2, embedding=64))
     made = WorldModel(world(), config, *statistics(traces))
-    fit_world(made, traces, FitConfig(300, 32, 4e-3), torch.Generator().manual_seed(1))
+    fit_world(made, traces, FIT, torch.Generator().manual_seed(1))
     return made.eval()
 
 

@@ -101,7 +101,7 @@ def promise(model: Any, traces: Traces) -> np.ndarray:
             part = slice(first, first + 64)
             items = {name: torch.from_numpy(item[part]) for name, item in start.items()}
             seen = load("world_models.model:Now")(**items)
-            noise = torch.randn(len(seen.task), frames, *model.video.latent, generator=chooser)
+            noise = torch.randn(len(seen.task), config.pictures, *model.video.latent, generator=chooser)
             actions = torch.from_numpy(traces.action[ahead[part]])
             told.append(model.predict(seen, actions, torch.from_numpy(known[part]), noise).outcome[:, 2].numpy())
             update(min(first + 64, len(now)), "moments")

@@ -24,9 +24,8 @@ from vla_rl.experience.episodes import Episodes
 from vla_rl.experience.traces import Traces
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.training.distributed import this_process
-from vla_rl.training.fit import FitConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import fit_world, save_world, statistics
+from vla_rl.training.world_model import WorldFit, fit_world, save_world, statistics
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Imagine:
     seed: int = 1
     world: World = field(default_factory=World)
     gather: Gather = field(default_factory=Gather)
-    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=3000, batch=32, learning_rate=1e-3))
+    fit: WorldFit = field(default_factory=WorldFit)
     quantile: float = 0.95  # of usual doubt, beyond which a dream ends
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
@@ -89,7 +88,10 @@ class Imagine:
         env.close()
 
         def report(step: int, info: dict[str, float]) -> None:
-            update(step + 1, f"video {info['video']:.4f}, outcome {info['outcome']:.3f}")
+            told = ", ".join(
+                f"{name} {info[name]:.3f}" for name in ("motion", "pose", "video", "outcome") if name in info
+            )
+            update(step + 1, told)
             if (step + 1) % 25 == 0:
                 folder.log("world", step, info)
 

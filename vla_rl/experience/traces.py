@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,27 @@ class Traces:
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES}
         images = {name: np.concatenate([part.images[name] for part in parts]) for name in parts[0].images}
         return cls(images, **arrays | {"episode": np.repeat(np.arange(len(lengths)), lengths)})
+
+    def save(self, path: Path) -> None:
+        """Write everything, every pixel, as one ``.npz``; :meth:`load` brings it back."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images = {f"images/{name}": image for name, image in self.images.items()}
+        unfinished = path.with_suffix(".part.npz")
+        np.savez_compressed(unfinished, **images, **{name: getattr(self, name) for name in _NAMES})
+        unfinished.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Traces:
+        """What :meth:`save` wrote; raises UserError for a missing, damaged or foreign file."""
+        try:
+            with np.load(path, allow_pickle=False) as kept:
+                images = {name.removeprefix("images/"): kept[name] for name in kept if name.startswith("images/")}
+                return cls(images, **{name: kept[name] for name in _NAMES})
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise UserError(
+                f"no episodes could be read from {str(path)!r} ({error}), so there is nothing to learn from; record "
+                "them again."
+            ) from error
 
     @classmethod
     def of_episodes(cls, episodes: Episodes) -> Traces:
@@ -215,6 +238,19 @@ def seen_at(traces: Traces, moments: np.ndarray, frames: int, memory: int) -> di
         "state": traces.state[moments],
         "task": traces.task[moments],
     }
+
+
+def moves(traces: Traces, table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The first call of every window of ``table``, without pictures: state [N,1+F,S], actions [N,F,D], count [N]."""
+    frames = table["ahead"].shape[1] // 2
+    moments = np.concatenate([table["seen"][:, -1:], table["ahead"][:, :frames]], 1)
+    made = {"state": traces.state[moments], "actions": traces.action[moments[:, :-1]]}
+    return made | {"count": np.minimum(table["count"], frames)}
+
+
+def shots(traces: Traces, moments: np.ndarray) -> dict[str, np.ndarray]:
+    """What is there at ``moments`` [N]: state [N,S] and pictures uint8 [N,C,h,w]."""
+    return {"state": traces.state[moments], "pictures": _pictures(traces, moments)}
 
 
 def cut(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:

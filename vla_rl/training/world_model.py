@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.traces import Traces, cut, windows
+from vla_rl.experience.traces import Traces, cut, moves, shots, windows
 from vla_rl.pretrained import load_weights, read_config, save_folder
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
@@ -25,15 +26,37 @@ class Learns(Protocol):
     spec: EnvSpec
     config: Any
 
+    def motion_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]: ...
+
     def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def pose_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]: ...
+
+    def motion_parameters(self) -> dict[str, nn.Parameter]: ...
+
+    def pose_parameters(self) -> dict[str, nn.Parameter]: ...
+
+    def other_parameters(self) -> dict[str, nn.Parameter]: ...
+
+
+@dataclass(frozen=True)
+class WorldFit:
+    """How long to learn what the robot does, which needs no picture; how it looks; and then everything else."""
+
+    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=1000, batch=512, learning_rate=2e-3))
+    pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, learning_rate=2e-3))
+    video: FitConfig = field(default_factory=lambda: FitConfig(steps=3000, batch=32, learning_rate=1e-3))
+
+    @property
+    def steps(self) -> int:
+        """Of all."""
+        return self.motion.steps + self.pose.steps + self.video.steps
 
 
 def fit_world(
     model: Learns,
     traces: Traces,
-    config: FitConfig,
+    config: WorldFit,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
@@ -43,9 +66,28 @@ def fit_world(
     """
     require_both_outcomes(traces)
     table = windows(traces, model.config.frames, model.config.memory)
-    index = shuffled(len(table["count"]), config.batch, generator)
-    batches = ({k: torch.from_numpy(v) for k, v in cut(traces, table, part.numpy()).items()} for part in index)
-    fit(dict(model.named_parameters()), lambda batch: model.loss(batch, generator), batches, config, report)
+    count, begun = len(table["count"]), 0
+
+    def told(step: int, info: dict[str, float]) -> None:
+        report(begun + step, info)
+
+    moved = {name: torch.from_numpy(item) for name, item in moves(traces, table).items()}
+    paths = ({name: item[part] for name, item in moved.items()} for part in _parts(count, config.motion, generator))
+    fit(model.motion_parameters(), model.motion_loss, paths, config.motion, told)
+    begun += config.motion.steps
+    shown = (_tensors(shots(traces, part)) for part in _parts(len(traces.state), config.pose, generator))
+    fit(model.pose_parameters(), model.pose_loss, shown, config.pose, told)
+    begun += config.pose.steps
+    seen = (_tensors(cut(traces, table, part)) for part in _parts(count, config.video, generator))
+    fit(model.other_parameters(), lambda batch: model.loss(batch, generator), seen, config.video, told)
+
+
+def _parts(count: int, config: FitConfig, generator: torch.Generator) -> Iterator[np.ndarray]:
+    return (part.numpy() for part in shuffled(count, config.batch, generator))
+
+
+def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(item) for name, item in arrays.items()}
 
 
 def require_both_outcomes(traces: Traces) -> None:

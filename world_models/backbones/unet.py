@@ -61,11 +61,14 @@ class UNet(nn.Module):
         self.rise = _blocks(config.deep, config.deep, config)
         self.grow = nn.Conv2d(config.deep, config.width, 3, 1, 1)
         self.up = _blocks(config.width, config.width, config, also=config.width)
-        self.leave = _zero(nn.Conv2d(config.width, frames * size, 3, 1, 1))  # at first nothing changes
+        self.leave = _zero(nn.Conv2d(config.width, frames * (size + 3 * patch * patch), 3, 1, 1))
         y, x = (torch.linspace(-1, 1, side) for side in self.latent[1:])
+        stay = torch.tensor([3.0, 0.0, 0.0])  # at first hardly anything changes
+        self.register_buffer("stay", stay[:, None, None, None, None], persistent=False)
         self.register_buffer("places", torch.stack(torch.meshgrid(y, x, indexing="ij")), persistent=False)
 
     places: Tensor
+    stay: Tensor
 
     @property
     def width(self) -> int:
@@ -89,8 +92,20 @@ class UNet(nn.Module):
         deep = self.attention(_through(self.bottom, self.shrink(x), context))
         deep = self.grow(functional.interpolate(_through(self.rise, deep, context), size=x.shape[-2:]))
         x = _through(self.up, torch.cat([deep, x], 1), context)
-        change = self.leave(functional.silu(x)).unflatten(1, (self.frames, -1))
-        return Guess(seen.frames[:, -1:] + change, x.flatten(2).transpose(1, 2))
+        painted = self.leave(functional.silu(x)).unflatten(1, (self.frames, -1))
+        return Guess(self._composed(painted, seen), x.flatten(2).transpose(1, 2))
+
+    def _composed(self, told: Tensor, seen: Seen) -> Tensor:
+        """Every pixel from the latest frame, from the first one or newly painted, as ``told`` [B,F,c+3p^2,y,x] says.
+
+        What a gripper uncovers need not go through the trunk, and what stays is kept exactly.
+        """
+        cells = self.config.patch**2
+        colours, choice = told.split([self.latent[0], 3 * cells], 2)
+        share = (choice.unflatten(2, (3, 1, cells)) + self.stay).softmax(2)  # [B,F,3,1,p^2,y,x]
+        kept = (seen.frames[:, -1:].expand_as(colours), seen.frames[:, :1].expand_as(colours), colours)
+        layers = torch.stack([layer.unflatten(2, (-1, cells)) for layer in kept], 2)
+        return (share * layers).sum(2).flatten(2, 3)
 
 
 class Block(nn.Module):
