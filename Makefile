@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare test test-full mutants bench wheel lint types clean
+.PHONY: help install demo study compare imagine imagine-study test test-full mutants bench wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,12 @@ study: install ## compare the flow samplers
 
 compare: install ## ten ways to improve the same policies, side by side (hours; can be stopped and goes on)
 	$(BIN)/vla-rl compare
+
+imagine: install ## learn a world model, improve a policy in its dreams, and see what it is worth (half an hour)
+	$(BIN)/vla-rl imagine
+
+imagine-study: install ## the same without one part at a time (hours; can be stopped and goes on)
+	$(BIN)/vla-rl imagine study
 
 test: lint types ## everything that must hold before a merge (six minutes on two cores)
 	$(PYTEST) -n 2 --dist loadfile --durations 10

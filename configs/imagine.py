@@ -1,25 +1,79 @@
-"""Learn a world model from few episodes, and improve a policy in its dreams."""
+"""Learn a world model from few episodes and improve a policy in its dreams; and so without one part at a time."""
 
-from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.cli.imagine import Imagine
-from vla_rl.cli.method import RLConfig
+from dataclasses import replace
+
+from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.cli.dreaming import Imagine
+from vla_rl.cli.imagination import Plan
+from vla_rl.cli.method import MemoryConfig, OffPolicyRL, RLConfig
+from vla_rl.cli.recipes import Improve
+from vla_rl.cli.subjects import TD3Residual
 from vla_rl.cli.world import World
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.residual import ResidualConfig
+from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.loop import LoopConfig
 from world_models.env import DreamConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig
 
+# The demo's world and PPO.
+WORLD = World(training_options={"deadline": 25})
+RL = RLConfig(
+    FlowSampler(FlowSde(0.6), LastStep(), 4),
+    WindowConfig(rows=64, decisions=5),
+    loop=LoopConfig(iterations=80, validate_every=10),
+)
+PLAN = Plan(WorldConfig(precision="bfloat16"), DreamConfig(horizon=25, deadline=25), KeyframeConfig())
+
 
 def lift() -> Imagine:
-    """The demo's task and PPO, in dreams of 25 control steps."""
-    method = RLConfig(
-        FlowSampler(FlowSde(0.6), LastStep(), 4),
-        WindowConfig(rows=64, decisions=5),
-        loop=LoopConfig(iterations=60, validate_every=10),
-        algorithm=PPOConfig(),
+    """The demo's task and PPO, in dreams of up to 25 control steps."""
+    return Imagine(RL, PLAN, world=WORLD)
+
+
+def no_keyframes() -> Imagine:
+    """All dreams begin where episodes do."""
+    return _with(replace(PLAN, dream=replace(PLAN.dream, keyframes=0.0)))
+
+
+def no_uncertainty() -> Imagine:
+    """No dream ends in doubt."""
+    return _with(replace(PLAN, quantile=1.0))
+
+
+def no_second_dream() -> Imagine:
+    """Every success counts as it was dreamt first."""
+    return _with(replace(PLAN, dream=replace(PLAN.dream, again=0)))
+
+
+def no_coevolution() -> Imagine:
+    """All real episodes are played at first."""
+    more = replace(PLAN.gather, own=PLAN.gather.own + PLAN.coevolution.budget)
+    return _with(replace(PLAN, gather=more, coevolution=CoevolutionConfig(budget=0)))
+
+
+def residual_td3() -> Improve:
+    """No dreams: the comparison's best way in the simulator, with as many episodes, validation included."""
+    small = HeadConfig(width=128)
+    algorithm = ResidualTD3Config(
+        start=6000,
+        critic_warmup=1500,
+        heads=4,
+        critic=small,
+        learning_rate=1e-4,
+        target_rate=0.01,
+        value_bounds=(0.0, 1.0),
     )
-    dream = DreamConfig(horizon=25, deadline=25)
-    return Imagine(method, WorldConfig(), dream, KeyframeConfig(), world=World(training_options={"deadline": 25}))
+    # 1400 episodes of some 21 control steps, and 256 to validate before and after.
+    loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=29_000)
+    subject = TD3Residual(ResidualConfig(head=small))
+    method = OffPolicyRL(subject, memory=MemoryConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
+    return Improve(method, world=WORLD)
+
+
+def _with(plan: Plan) -> Imagine:
+    return replace(lift(), plan=plan)

@@ -105,6 +105,14 @@ class ImaginedEnv:
         """float32 [E,3]: see ``Future.outcome``, for what each row shows."""
         return self._outcome.copy()
 
+    def renew(self, starts: Pool, limits: Limits | None, config: DreamConfig) -> None:
+        """Go on with other starts, limits and threshold, after the model has learnt more; horizons may only shorten."""
+        config = replace(self.config, done=config.done, horizon=min(config.horizon, self.config.horizon))
+        self.starts, self.limits, self.config = starts, limits, config
+        for i, other in enumerate(self._again):
+            other.renew(starts, None, config)
+            other.config = replace(other.config, again=0, noise=config.noise + i + 1)
+
     def reset(self, rows: Any, seeds: Any) -> Observation:
         """Begin new dreams in ``rows`` (int [R]): ``seeds`` choose start and noise."""
         index = self._book.index(rows)

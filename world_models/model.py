@@ -13,6 +13,7 @@ before it only, because a call is made for as many actions as are known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -23,8 +24,8 @@ from torch import Tensor, nn
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
-from world_models.backbones.video_model import Autoencoded, Guess, Moves, Seen, VideoModel
-from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
+from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoModel
+from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps, Proprioception
 from world_models.uncertainty import disagreement
 
 
@@ -42,6 +43,7 @@ class WorldConfig:
     pictures: int = 1  # P: painted in a call, at equal distances, the last one at the last known control step
     memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
     steps: int = 2  # denoising steps, at least 2: the first gives the mean of all futures, the others choose one
+    candidates: int = 4  # of where the robot will be
     maps: int = 16  # learned maps of where in the picture the robot is, now and then
     backbone: UNetConfig = field(default_factory=UNetConfig)
     context_noise: float = 0.1  # highest level of noise in the memory while training: dreams are not clean, either
@@ -118,21 +120,12 @@ class WorldModel(nn.Module):
         self.register_buffer("action_middle", (high + low) / 2, persistent=False)
         self.register_buffer("action_reach", (high - low) / 2, persistent=False)
         frames = config.frames
-        self.motion = nn.Sequential(
-            nn.Linear(size + frames * (actions + 1), 384),
-            nn.SiLU(),
-            nn.Linear(384, 384),
-            nn.SiLU(),
-            nn.Linear(384, frames * size),
-        )
+        self.motion = Proprioception(self.picture, size, frames * (actions + 1), frames, config.candidates)
         moves = self.stride * (actions + 1) + 2 * size
         self.video: VideoModel = config.backbone.build(
             self.picture, 1 + config.memory, self.config.pictures, moves, 2 * config.maps
         )
         self.poses = PoseMaps(size, config.maps, self.video.latent)
-        self.settle = nn.Linear(self.video.width + size, frames * size)  # what the pictures say about the state
-        nn.init.zeros_(self.settle.weight)
-        nn.init.zeros_(self.settle.bias)
         self.outcome = OutcomeHead(self.video.width, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
 
@@ -148,8 +141,11 @@ class WorldModel(nn.Module):
             return self._predicted(now, self.normalised(actions), known, noise)
 
     def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor) -> Future:
-        seen = self._seen(now.pictures)
-        state, moves = self._moves(self.normalise(now.state), told, known)
+        seen, flag = self._seen(now.pictures), self._flag(known)
+        before = self.normalise(now.state)
+        candidates, odds = self.motion(_floats(now.pictures[:, -1]), before, _told(told, flag).flatten(1))
+        state = _at(candidates.float(), _chosen(odds.float(), noise[:, 0, 0, 0, 0]))
+        moves = self._moves(before, state, told, known)
         noisy, level, guesses = noise, 1.0, []
         for step in range(self.config.steps):
             guess = self.video(noisy, noise.new_full(noise.shape[:2], level), seen, moves)
@@ -157,11 +153,10 @@ class WorldModel(nn.Module):
             noisy = guess.clean + following / level * (noisy - guess.clean)
             level = following
             guesses.append(_at(guess.clean, self.slot(known)))
-        state = self._settled(state, guess, known)
         outcome = self.outcome(guess.features, _at(state, known - 1), now.task, known - 1).sigmoid()
         pictures = ((self.video.decode(guess.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
         doubt = disagreement(guesses[0], guesses[-1])
-        return Future(pictures, self.state_mean + self.state_std * state.float(), outcome.float(), doubt.float())
+        return Future(pictures, self.state_mean + self.state_std * state, outcome.float(), doubt.float())
 
     @torch.no_grad()
     def slip(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
@@ -199,20 +194,21 @@ class WorldModel(nn.Module):
         """What :meth:`pose_loss` trains."""
         return {f"poses.{name}": item for name, item in self.poses.named_parameters()}
 
-    def other_parameters(self) -> dict[str, nn.Parameter]:
-        """What :meth:`loss` trains: all but the motion."""
-        return {name: item for name, item in self.named_parameters() if not name.startswith("motion.")}
+    def motion_loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
+        """How unexpected the robot's way is: cheap, so it is learnt before, and from larger batches.
 
-    def motion_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """How far the blind expectation of the state is off: cheap, so it is learnt before and from large batches.
-
-        ``batch``: state [B,1+F,S], actions [B,F,D] and count [B], how many of these were made.
+        ``batch``: pictures uint8 [B,C,h,w], state [B,1+F,S], actions [B,F,D] and count [B], how many of these count.
         """
-        counts = (torch.arange(self.config.frames) < batch["count"][:, None]).float()
-        expected = self._expected(self.normalise(batch["state"][:, 0]), self.normalised(batch["actions"]), counts)
-        off = (expected - self.normalise(batch["state"][:, 1:])).square().mean(-1)
-        loss = (off * counts).sum() / counts.sum()
+        known = _some(batch["count"], generator)
+        with self._products():
+            told, state = self.normalised(batch["actions"]), self.normalise(batch["state"])
+            loss = self._surprise(_floats(batch["pictures"]), state[:, 0], told, state[:, 1:], known)
         return loss, {"motion": float(loss.detach())}
+
+    def _surprise(self, picture: Tensor, state: Tensor, told: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
+        flag = self._flag(known)
+        candidates, odds = self.motion(picture, state, _told(told, flag).flatten(1))
+        return self.motion.loss(candidates.float(), odds.float(), wanted, flag) / math.prod(wanted.shape[1:])
 
     def pose_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """How much of a picture is not told by the robot's state: learnt first, so that the video model need not.
@@ -238,8 +234,7 @@ class WorldModel(nn.Module):
         part = torch.where(later, frames, 0)[:, None] + torch.arange(frames)
         rows = torch.arange(len(count))[:, None]
         left = (count - torch.where(later, frames, 0)).clamp_max(frames)
-        known = 1 + (torch.rand(len(count), generator=generator) * left).long()
-        known = torch.where(torch.rand(len(count), generator=generator) < 0.5, left, known)
+        known = _some(left, generator)
         steps, _ = self._painted_at(known)
         aim = Aim(
             future[rows, part[:, :1] + steps],
@@ -271,7 +266,9 @@ class WorldModel(nn.Module):
     def _loss(self, now: Now, aim: Aim, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         config, count = self.config, len(aim.known)
         told = self.normalised(aim.actions)
-        expected, moves = self._moves(self.normalise(now.state), told, aim.known)
+        before, wanted = self.normalise(now.state), self.normalise(aim.state)
+        state = self._surprise(_floats(now.pictures[:, -1]), before, told, wanted, aim.known)
+        moves = self._moves(before, wanted, told, aim.known)
         clean = self.video.encode(_floats(aim.pictures))
         level = self._level(count, generator)
         noise = torch.randn(clean.shape, generator=generator)
@@ -284,9 +281,6 @@ class WorldModel(nn.Module):
         per_frame = ((1.0 + config.changed * moved) * error).mean((2, 3, 4))
         painted = self._painted_at(aim.known)[1].float()
         video = (per_frame * painted).sum() / painted.sum()
-        counts = (torch.arange(config.frames) < aim.known[:, None]).float()
-        wanted, settled = self.normalise(aim.state), self._settled(expected, guess, aim.known)
-        state = ((settled - wanted).square().mean(-1) * counts).sum() / counts.sum()
         logits = self.outcome(guess.features, _at(wanted, aim.known - 1), now.task, aim.known - 1)
         right = nn.functional.binary_cross_entropy_with_logits(logits, aim.outcome, reduction="none").mean(1)
         outcome = ((1.0 - 0.9 * level) * right).mean()  # little can be seen in noise
@@ -320,35 +314,24 @@ class WorldModel(nn.Module):
             frames = (1.0 - share) * frames + share * torch.randn(frames.shape, generator=generator)
         return Seen(frames, level)
 
-    def _moves(self, state: Tensor, actions: Tensor, known: Tensor) -> tuple[Tensor, Moves]:
-        """The normalised state [B,F,S] that the known ``actions`` lead to, and what the backbone is told."""
-        frames = actions.shape[1]
-        flag = (torch.arange(frames, device=known.device) < known[:, None]).to(actions)
-        expected = self._expected(state, actions, flag).detach()
+    def _moves(self, before: Tensor, state: Tensor, actions: Tensor, known: Tensor) -> Moves:
+        """What the backbone is told: the normalised state [B,S], where it leads [B,F,S], and the known actions."""
         steps, counts = self._painted_at(known)
-        shown = expected[torch.arange(len(known))[:, None], steps]
-        sure = shown * counts[..., None]  # what is expected without an action means nothing
-        told = _told(actions, flag).unflatten(1, (self.config.pictures, -1)).flatten(2)
-        vector = torch.cat([told, sure, state[:, None].expand_as(sure)], -1)
+        sure = state[torch.arange(len(known))[:, None], steps] * counts[..., None]  # later ones mean nothing
+        told = _told(actions, self._flag(known)).unflatten(1, (self.config.pictures, -1)).flatten(2)
+        vector = torch.cat([told, sure, before[:, None].expand_as(sure)], -1)
         then = self.poses(sure.flatten(0, 1)).unflatten(0, sure.shape[:2])
-        now = self.poses(state)[:, None]
-        maps = torch.cat([then * counts[..., None, None, None], now.expand_as(then)], 2)
-        return expected, Moves(vector, maps)
+        now = self.poses(before)[:, None]
+        return Moves(vector, torch.cat([then * counts[..., None, None, None], now.expand_as(then)], 2))
 
-    def _expected(self, state: Tensor, actions: Tensor, flag: Tensor) -> Tensor:
-        """The state [B,F,S] expected of the actions [B,F,D] whose ``flag`` [B,F] is 1, without a look at the world."""
-        change = self.motion(torch.cat([state, _told(actions, flag).flatten(1)], 1))
-        return state[:, None] + change.unflatten(1, (actions.shape[1], -1))
+    def _flag(self, known: Tensor) -> Tensor:
+        """1.0 for the ``known`` [B] control steps of a call, [B,F]."""
+        return (torch.arange(self.config.frames, device=known.device) < known[:, None]).float()
 
     def _painted_at(self, known: Tensor) -> tuple[Tensor, Tensor]:
         """At which control step of a call, from 0, each picture [B,P] is, and whether it counts."""
         first = torch.arange(0, self.config.frames, self.stride, device=known.device)
         return torch.minimum(first + self.stride, known[:, None]) - 1, first < known[:, None]
-
-    def _settled(self, expected: Tensor, guess: Guess, known: Tensor) -> Tensor:
-        """``expected`` [B,F,S] corrected by what the guess shows: a gripper does not close through a cube."""
-        change = self.settle(torch.cat([guess.features.mean(1), _at(expected, known - 1)], -1))
-        return expected + change.unflatten(-1, expected.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -366,6 +349,18 @@ class Aim:
 def _told(actions: Tensor, flag: Tensor) -> Tensor:
     """[B,F,D+1]: ``actions``, 0 where unknown, and ``flag`` [B,F], whether they are known."""
     return torch.cat([actions * flag[..., None], flag[..., None]], -1)
+
+
+def _some(count: Tensor, generator: torch.Generator) -> Tensor:
+    """How many of ``count`` [B] control steps a call is made for: all of them or, as often, some."""
+    some = 1 + (torch.rand(len(count), generator=generator) * count).long()
+    return torch.where(torch.rand(len(count), generator=generator) < 0.5, count, some)
+
+
+def _chosen(odds: Tensor, noise: Tensor) -> Tensor:
+    """One of the candidates with log-odds [B,K], int64 [B], by ``noise`` [B] from a standard normal."""
+    share = torch.special.ndtr(noise)[:, None]
+    return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)
 
 
 def _at(items: Tensor, index: Tensor) -> Tensor:

@@ -16,18 +16,25 @@ from world_models.starts import InOrder, Start
 class Replayed:
     """``N`` replays, seen after each of up to ``K`` calls and after the last action; NaN or 0 beyond it.
 
-    done      float [N]          control step, from 1, with which the dream first was a success; inf for never
     step      int64 [N,K]        control steps by then; 0 beyond the last action
+    sure      float32 [N,K]      probability that the task is done
     doubt     float32 [N,K]
     pictures  uint8 [N,K,C,h,w]
     state     float32 [N,K,S]
     """
 
-    done: np.ndarray
     step: np.ndarray
+    sure: np.ndarray
     doubt: np.ndarray
     pictures: np.ndarray
     state: np.ndarray
+
+    def done_by(self, threshold: float) -> np.ndarray:
+        """float [N]: the control step, from 1, with which a dream is first so sure of success; inf for never."""
+        won = (self.step > 0) & (self.sure >= threshold)
+        first = self.step[np.arange(len(won)), won.argmax(1)].astype(float)
+        done: np.ndarray = np.where(won.any(1), first, np.inf)
+        return done
 
     def by_depth(self) -> list[np.ndarray]:
         """The doubts at every depth that at least one replay reaches."""
@@ -44,13 +51,13 @@ def replay(
 ) -> Replayed:
     """Dream ``actions`` [T_i,D] from ``starts`` [N] to their end: neither success, failure nor doubt stops a dream.
 
-    A success is a probability of at least ``config.done``; ``report(replays)`` after each part.
+    ``report(replays)`` is called after each part.
     """
     frames, length = model.config.frames, np.array([len(item) for item in actions])
     count, calls = len(actions), -(-int(length.max()) // frames)
     found = Replayed(
-        np.full(count, np.inf),
         np.zeros((count, calls), np.int64),
+        np.full((count, calls), np.nan, np.float32),
         np.full((count, calls), np.nan, np.float32),
         np.zeros((count, calls, *model.picture), np.uint8),
         np.zeros((count, calls, model.spec.state.shape[0]), np.float32),
@@ -58,7 +65,7 @@ def replay(
     endless = replace(config, horizon=int(length.max()), deadline=None, done=2.0, failed=2.0, again=0)
     for told, part in enumerate(_parts(length, frames, config.part), 1):
         env = ImaginedEnv(model, InOrder(starts), len(part), None, endless)
-        _dream(env, [actions[i] for i in part], part, found, config.done)
+        _dream(env, [actions[i] for i in part], part, found)
         report(min(told * config.part, count))
     return found
 
@@ -70,7 +77,7 @@ def _parts(length: np.ndarray, frames: int, size: int) -> Iterator[np.ndarray]:
         yield from (same[i : i + size] for i in range(0, len(same), size))
 
 
-def _dream(env: ImaginedEnv, actions: Sequence[np.ndarray], part: np.ndarray, found: Replayed, done: float) -> None:
+def _dream(env: ImaginedEnv, actions: Sequence[np.ndarray], part: np.ndarray, found: Replayed) -> None:
     """One part, row ``i`` being replay ``part[i]``."""
     frames, rows = env.model.config.frames, np.arange(len(part))
     length = np.array([len(item) for item in actions])
@@ -87,5 +94,4 @@ def _dream(env: ImaginedEnv, actions: Sequence[np.ndarray], part: np.ndarray, fo
         found.step[at], found.doubt[at], found.state[at] = stop, env.doubt[seen], obs.state[seen]
         pictures = np.concatenate([obs.images[name][seen] for name in env.model.cameras], -1)
         found.pictures[at] = np.moveaxis(pictures, -1, 1)
-        won = seen[env.outcome[seen, 0] >= done]
-        found.done[part[won]] = np.minimum(found.done[part[won]], stop)
+        found.sure[at] = env.outcome[seen, 0]

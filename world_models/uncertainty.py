@@ -39,12 +39,12 @@ class Limits:
         """From the doubts [N_d] of held-out replays at every depth.
 
         The limit is the smallest of the doubts that at least ``quantile`` of them do not exceed, corrected for their
-        number (split conformal: rank ceil((n + 1) q)); with too few of them to say, it is infinite.
+        number (split conformal: rank ceil((n + 1) q)); with too few of them to say, or a quantile of 1, it is infinite.
         """
         if not len(doubts) or not all(len(part) for part in doubts):
             raise UserError("a depth has no doubts to calibrate on, so no limit could be set; hold more episodes out.")
-        if not 0.0 < quantile < 1.0:
-            raise UserError(f"a quantile of {quantile} leaves no limit; choose one between 0 and 1.")
+        if not 0.0 < quantile <= 1.0:
+            raise UserError(f"a quantile of {quantile} leaves no limit; choose one above 0, up to 1.")
         return cls(tuple(_conformal(np.sort(np.asarray(part, float)), quantile) for part in doubts))
 
     def at(self, depth: np.ndarray) -> np.ndarray:

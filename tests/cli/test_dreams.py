@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,18 +11,21 @@ import torch
 
 from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
-from vla_rl.cli.configs import load_config
-from vla_rl.cli.dreams import DreamWorld, Gather, gather, promise, replayed, starts_of
+from vla_rl.cli.dreaming import Imagine
+from vla_rl.cli.dreams import DreamWorld, Gather, Gathered, gather, promise, replayed, starts_of
+from vla_rl.cli.imagination import Plan
 from vla_rl.cli.method import RLConfig, Setting
 from vla_rl.cli.stages import EvaluationConfig, collect, improve
 from vla_rl.cli.world import World
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.agreement import Trust
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.traces import Traces
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
@@ -32,7 +36,7 @@ from world_models.model import WorldConfig, WorldModel
 from world_models.uncertainty import Limits
 
 WORLD = World(options={"deadline": 7})
-PLAN = Gather(own=3, clumsy=2, random=2, held_out=2, rows=4)
+GATHER = Gather(own=4, clumsy=2, random=2, calibration=1, held_out=2, rows=4)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +45,8 @@ def policy(tmp_path_factory) -> TinyVLA:
 
 
 @pytest.fixture(scope="module")
-def traces(policy) -> tuple[Traces, Traces]:
-    return gather(WORLD, policy, PLAN, seed=1)
+def gathered(policy) -> Gathered:
+    return gather(WORLD, policy, GATHER, seed=1)
 
 
 def world_model(traces: Traces) -> WorldModel:
@@ -53,26 +57,40 @@ def world_model(traces: Traces) -> WorldModel:
     return made.eval()
 
 
-def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(traces):
-    learnt, held_out = traces
-    assert (learnt.count, held_out.count) == (5, 2)
-    seeds = [int(part.seed[begin]) for part in traces for begin, _ in part.spans()]
-    assert len(set(seeds)) == 7 and min(seeds) == 18_000_000 and max(seeds) == 18_000_006
+def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(gathered):
+    parts = gathered.learnt, gathered.calibration, gathered.held_out
+    assert [part.count for part in parts] == [5, 1, 2] and gathered.own == 0.0
+    seeds = [int(part.seed[begin]) for part in parts for begin, _ in part.spans()]
+    assert len(set(seeds)) == 8 and min(seeds) == 18_000_000 and max(seeds) == 18_000_007
+
+
+def test_what_was_gathered_is_kept_to_the_last_pixel_or_not_at_all(gathered, tmp_path):
+    assert Gathered.load(tmp_path) is None
+    gathered.save(tmp_path)
+    again = Gathered.load(tmp_path)
+    assert again is not None and again.own == gathered.own
+    for name in ("learnt", "calibration", "held_out"):
+        one, other = getattr(gathered, name), getattr(again, name)
+        assert all(np.array_equal(one.images[camera], other.images[camera]) for camera in one.images)
+        assert np.array_equal(one.action, other.action) and np.array_equal(one.seed, other.seed)
+    (tmp_path / "learnt.npz").write_bytes(b"PK")
+    with pytest.raises(UserError, match="no episodes could be read"):
+        Gathered.load(tmp_path)
 
 
 def test_nothing_left_to_learn_from_is_refused(policy):
     with pytest.raises(UserError, match="leave nothing to learn from"):
-        gather(WORLD, policy, Gather(own=2, clumsy=0, random=0, held_out=2), seed=1)
+        gather(WORLD, policy, Gather(own=2, clumsy=0, random=0, calibration=1, held_out=1), seed=1)
 
 
-def test_a_replay_knows_every_episode(traces):
-    held_out = traces[1]
+def test_a_replay_knows_every_episode(gathered):
+    held_out = gathered.held_out
     found = replayed(world_model(held_out), held_out, DreamConfig(part=4))
     assert found.step.max(1).tolist() == [end - begin - 1 for begin, end in held_out.spans()]
 
 
-def test_every_moment_has_a_promise_and_calls_have_their_own(traces):
-    learnt = traces[0]
+def test_every_moment_has_a_promise_and_calls_have_their_own(gathered):
+    learnt = gathered.learnt
     value = promise(world_model(learnt), learnt)
     assert value.shape == learnt.success.shape and ((value >= 0) & (value <= 1)).all()
     begin, end = learnt.spans()[1]
@@ -80,8 +98,8 @@ def test_every_moment_has_a_promise_and_calls_have_their_own(traces):
         np.testing.assert_allclose(np.diff(value[begin + 5 : begin + 8]), (value[begin + 6] - value[begin + 5]))
 
 
-def test_dreams_begin_where_something_is_decided(traces):
-    learnt = traces[0]
+def test_dreams_begin_where_something_is_decided(gathered):
+    learnt = gathered.learnt
     made = world_model(learnt)
     starts = starts_of(made, learnt, np.zeros(len(learnt.state)), KeyframeConfig(lead=1))
     assert len(starts.first) == learnt.count
@@ -89,10 +107,10 @@ def test_dreams_begin_where_something_is_decided(traces):
     assert (len(starts.keyframes) > 0) == bool(jumps.any())
 
 
-def test_the_same_ppo_learns_in_a_dream(policy, traces, tmp_path):
+def test_the_same_ppo_learns_in_a_dream(policy, gathered, tmp_path):
     """The policy that was trained in it is the one that plays in the simulator."""
-    made = world_model(traces[0])
-    starts = starts_of(made, traces[0], np.zeros(len(traces[0].state)), KeyframeConfig())
+    made = world_model(gathered.learnt)
+    starts = starts_of(made, gathered.learnt, np.zeros(len(gathered.learnt.state)), KeyframeConfig())
     world = DreamWorld(made, starts, Limits((np.inf,)), DreamConfig(horizon=10, deadline=10, part=4))
     method = RLConfig(
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(2, validate_every=1)
@@ -108,8 +126,8 @@ def test_the_same_ppo_learns_in_a_dream(policy, traces, tmp_path):
     assert again.spec.images == trained.spec.images
 
 
-def test_a_checkpoint_is_the_same_world_and_stands_for_no_other(traces, tmp_path):
-    made = world_model(traces[0])
+def test_a_checkpoint_is_the_same_world_and_stands_for_no_other(gathered, tmp_path):
+    made = world_model(gathered.learnt)
     save_world(made, tmp_path / "world", {"limits": [1.0, 2.0]})
     env = WORLD.make(1)
     again, saved = load_world(tmp_path / "world", env.spec)
@@ -129,25 +147,32 @@ def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy
     start, demonstrations = tmp_path / "start", tmp_path / "demonstrations"
     policy.save_pretrained(start)
     collect(World(), 2, seed=1).save(demonstrations, video="never")
-    sampler, loop = FlowSampler(FlowSde(0.5), LastStep(), 4), LoopConfig(2, validate_every=1)
-    recipe = replace(
-        load_config("configs/imagine.py:lift"),
-        rl=RLConfig(sampler, WindowConfig(4, 2), loop=loop),
-        model=WorldConfig(backbone=SMALL),
-        dream=DreamConfig(horizon=10, deadline=10, part=4),
-        policy=str(start),
-        world=WORLD,
-        gather=PLAN,
+    sampler, loop = FlowSampler(FlowSde(0.5), LastStep(), 4), LoopConfig(3, validate_every=1)
+    plan = Plan(
+        WorldConfig(backbone=SMALL),
+        DreamConfig(horizon=10, deadline=10, part=4),
+        KeyframeConfig(),
+        GATHER,
         fit=WorldFit(*[FitConfig(steps=3, batch=4)] * 3),
+        refit=WorldFit(*[FitConfig(steps=1, batch=4)] * 3),
+        trust=Trust(most=1.0),
+        coevolution=CoevolutionConfig(budget=3, batch=2, every=1, doubt=-1.0),  # doubt is always said to have risen
+    )
+    recipe = Imagine(
+        RLConfig(sampler, WindowConfig(4, 2), loop=loop),
+        plan,
+        str(start),
+        world=WORLD,
         evaluation=EvaluationConfig(validation=4, test=4, sanity=4, rows=4),
     )
-    folder = RunFolder(tmp_path / "run", recipe)
     with pytest.raises(UserError, match="none of 5 episodes succeeded"):
-        recipe.run(folder)
-    found = replace(recipe, demonstrations=str(demonstrations)).run(folder)
-    assert found["simulator_episodes"] == 7 and found["learnt"] == 7 and found["held_out"] == 2
+        recipe.run(RunFolder(tmp_path / "failures", recipe))
+    shown = replace(recipe, plan=replace(plan, demonstrations=str(demonstrations)))
+    folder = RunFolder(tmp_path / "run", shown)
+    found = shown.run(folder)
+    assert found["simulator_episodes"] == 8 + 3 and found["bought"] == 3  # all that was allowed
+    decisions = json.loads((folder.path / "coevolution.json").read_text())
+    assert [one["buy"] for one in decisions] == [0, 2, 1] and decisions[1]["reasons"]
+    assert sorted(path.name for path in (folder.path / "episodes").glob("bought-*")) == ["bought-1.npz", "bought-2.npz"]
     assert found["imitation"]["episodes"] == found["imagined_rl"]["episodes"] == 4
     assert found["gain"]["low"] <= found["gain"]["mean"] <= found["gain"]["high"]
-    assert [table["horizon"] for table in found["agreement"]] == [5]
-    assert {"world", "best"} <= {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
-    assert folder.metrics("rl")[-1]["env_steps_total"] > 0

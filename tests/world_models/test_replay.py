@@ -38,8 +38,8 @@ def test_a_replay_is_the_dream_of_its_actions_alone():
             np.testing.assert_array_equal(found.state[i, k], obs.state[0])
             assert found.doubt[i, k] == env.doubt[0]
             successes += [stop] if env.outcome[0, 0] >= 0.5 else []
-        assert found.done[i] == min(successes, default=np.inf)
-    assert np.isfinite(found.done).any()
+        assert found.done_by(0.5)[i] == min(successes, default=np.inf)
+    assert np.isfinite(found.done_by(0.5)).any()
 
 
 class Only:

@@ -5,8 +5,10 @@ The world model's classes are named by strings, since nothing of ours may depend
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,24 +17,26 @@ import torch
 from vla_rl.cli.method import generator
 from vla_rl.cli.progress import bar
 from vla_rl.cli.world import World
-from vla_rl.contract.env import VecEnv
+from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import Policy
+from vla_rl.contract.policy import Policy, look
 from vla_rl.evaluation import suite
 from vla_rl.experience.traces import Traces, seen_at, trace
 from vla_rl.policies.clumsy import ClumsyPolicy
+from vla_rl.training.tracking import write_json
 
 
 @dataclass(frozen=True)
 class Gather:
     """Episodes of the simulator that a world model learns from; every one is paid for."""
 
-    own: int = 300  # the policy itself, with the noise that it explores with
-    clumsy: int = 150  # with a share of its decisions at random: near-successes, and failures of all kinds
-    random: int = 50  # random play: what things do when nobody means anything
+    own: int = 1000  # the policy itself, with the noise that it explores with
+    clumsy: int = 500  # with a share of its decisions at random: near-successes, and failures of all kinds
+    random: int = 100  # random play: what things do when nobody means anything
     clumsiness: float = 0.3
-    held_out: int = 100  # of all of them, for limits and agreement
+    calibration: int = 200  # of all of them, held out to set limits of doubt, the threshold of success and the horizon
+    held_out: int = 300  # and to tell agreement by
     rows: int = 32
 
     @property
@@ -41,15 +45,40 @@ class Gather:
         return self.own + self.clumsy + self.random
 
 
-def gather(world: World, policy: Policy, plan: Gather, seed: int) -> tuple[Traces, Traces]:
-    """Play what ``plan`` says; returns the episodes to learn from and those held out, in equal mixtures.
+@dataclass(frozen=True)
+class Gathered:
+    """What was played, and the success of those episodes that the policy played by itself."""
+
+    learnt: Traces
+    calibration: Traces
+    held_out: Traces
+    own: float
+
+    def save(self, folder: Path) -> None:
+        """Keep it in ``folder``, the number last: with it, everything is there."""
+        for name in ("learnt", "calibration", "held_out"):
+            getattr(self, name).save(folder / f"{name}.npz")
+        write_json(folder / "own.json", self.own)
+
+    @classmethod
+    def load(cls, folder: Path) -> Gathered | None:
+        """What :meth:`save` kept; None when it did not get to the end."""
+        if not (folder / "own.json").exists():
+            return None
+        parts = {name: Traces.load(folder / f"{name}.npz") for name in ("learnt", "calibration", "held_out")}
+        return cls(**parts, own=json.loads((folder / "own.json").read_text(encoding="utf-8")))
+
+
+def gather(world: World, policy: Policy, plan: Gather, seed: int) -> Gathered:
+    """Play what ``plan`` says; learnt from, calibrated on and held out are equal mixtures.
 
     Raises UserError when nothing would be left to learn from.
     """
-    if not 0 < plan.held_out < plan.episodes:
+    aside = plan.calibration + plan.held_out
+    if not (plan.calibration and plan.held_out and aside < plan.episodes):
         raise UserError(
-            f"{plan.held_out} of {plan.episodes} episodes held out leave nothing to learn from, or to judge by; change "
-            "one of the numbers."
+            f"{plan.calibration} of {plan.episodes} episodes to calibrate on and {plan.held_out} held out leave "
+            "nothing to learn from, or to judge by; change one of the numbers."
         )
     env = world.training(plan.rows)
     seeds = iter(suite.training_seeds(seed, "dreams"))
@@ -59,17 +88,18 @@ def gather(world: World, policy: Policy, plan: Gather, seed: int) -> tuple[Trace
         if count:
             player = ClumsyPolicy(policy, env.spec, share) if share else policy
             with bar(f"play {name}", count) as update:
-                told = _told(update)
-                parts.append(
-                    trace(env, player, [next(seeds) for _ in range(count)], generator(seed, 30), "sample", told)
-                )
+                chosen = [next(seeds) for _ in range(count)]
+                parts.append(trace(env, player, chosen, generator(seed, 30), "sample", told(update)))
     env.close()
     traces = Traces.joined(parts)
     order = np.random.default_rng([seed, 31]).permutation(traces.count)
-    return traces.chosen(np.sort(order[plan.held_out :])), traces.chosen(np.sort(order[: plan.held_out]))
+    cuts = np.split(order, [plan.held_out, aside])
+    held_out, calibration, learnt = (traces.chosen(np.sort(part)) for part in cuts)
+    return Gathered(learnt, calibration, held_out, float(parts[0].outcomes.mean()))
 
 
-def _told(update: Callable[[int, str], None]) -> Callable[[int, int], None]:
+def told(update: Callable[[int, str], None]) -> Callable[[int, int], None]:
+    """Tells a progress bar of episodes and successes."""
     return lambda episodes, won: update(episodes, f"success {won / episodes:.0%}")
 
 
@@ -95,7 +125,7 @@ def promise(model: Any, traces: Traces) -> np.ndarray:
     known = np.array([min(frames, end - 1 - m) for m, end in asked])
     start = seen_at(traces, now, frames, config.memory)
     ahead = np.minimum(now[:, None] + np.arange(frames), (now + known - 1)[:, None])
-    chooser, told = generator(0, 32), []
+    chooser, hopes = generator(0, 32), []
     with bar("value", len(now)) as update:
         for first in range(0, len(now), 64):
             part = slice(first, first + 64)
@@ -103,9 +133,9 @@ def promise(model: Any, traces: Traces) -> np.ndarray:
             seen = load("world_models.model:Now")(**items)
             noise = torch.randn(len(seen.task), config.pictures, *model.video.latent, generator=chooser)
             actions = torch.from_numpy(traces.action[ahead[part]])
-            told.append(model.predict(seen, actions, torch.from_numpy(known[part]), noise).outcome[:, 2].numpy())
+            hopes.append(model.predict(seen, actions, torch.from_numpy(known[part]), noise).outcome[:, 2].numpy())
             update(min(first + 64, len(now)), "moments")
-    value, seen_value, at = np.zeros(len(traces.state)), np.concatenate(told), now + known
+    value, seen_value, at = np.zeros(len(traces.state)), np.concatenate(hopes), now + known
     for begin, end in spans:
         inside = (at > begin) & (at < end)
         value[begin:end] = np.interp(np.arange(begin, end), at[inside], seen_value[inside])
@@ -124,13 +154,46 @@ def starts_of(model: Any, traces: Traces, value: np.ndarray, keyframes: Any) -> 
 
 
 @dataclass(frozen=True)
-class DreamWorld:
-    """A world model in the place of a simulator (``Playground``)."""
+class Watched:
+    """Dreams of a policy: share of successes, share ended by doubt, inverse-dynamics residual."""
 
-    model: Any
-    starts: Any
-    limits: Any
-    config: Any  # a ``DreamConfig``: dreams to learn from
+    success: float
+    doubt: float
+    slip: float
+
+
+def watch(env: VecEnv, model: Any, policy: Policy, seeds: Sequence[int], noise: torch.Generator) -> Watched:
+    """Dream whole episodes of ``policy``, exploring, one for each row of ``env``; decisions are calls of ``model``."""
+    rows = np.arange(env.num_envs)
+    obs, state = env.reset(rows, np.array(seeds)), policy.initial_state(env.num_envs)
+    state, slips, done = policy.reset_state(state, rows), [], np.zeros(env.num_envs, bool)
+    while not done.all():
+        before, active = _channels(model, obs), ~done
+        stored, state = look(policy, obs, state, noise)
+        out, state = policy.act(stored, state, "sample", noise)
+        step = env.step(np.asarray(out.action))
+        obs, done = step.obs, np.asarray(step.done)
+        whole = torch.from_numpy(active & np.asarray(step.valid).all(1))
+        if whole.any() and step.executed.shape[1] == model.config.frames:
+            executed = torch.as_tensor(step.executed)
+            slips.append(model.slip(before[whole], _channels(model, obs)[whole], executed[whole]))
+    doubt = np.mean([cause == "uncertainty" for cause in step.cause])
+    return Watched(float(np.mean(step.success)), float(doubt), float(torch.cat(slips).mean()) if slips else 0.0)
+
+
+def _channels(model: Any, obs: Observation) -> torch.Tensor:
+    """uint8 [E,C,h,w], cameras side by side."""
+    pictures = np.concatenate([obs.images[name] for name in model.cameras], -1)
+    return torch.from_numpy(np.moveaxis(pictures, -1, 1).copy())
+
+
+class DreamWorld:
+    """A world model in the place of a simulator (``Playground``); what it made is renewed with it."""
+
+    def __init__(self, model: Any, starts: Any, limits: Any, config: Any) -> None:
+        """``config``: a ``DreamConfig``, of dreams to learn from."""
+        self.model, self.starts, self.limits, self.config = model, starts, limits, config
+        self._made: list[Any] = []
 
     def make(self, rows: int) -> VecEnv:
         """Dreams of whole episodes, to judge by."""
@@ -140,7 +203,14 @@ class DreamWorld:
         """Dreams to learn from."""
         return self._env(rows)
 
+    def renew(self, starts: Any, limits: Any, config: Any) -> None:
+        """After the model has learnt more."""
+        self.starts, self.limits, self.config = starts, limits, config
+        for env in self._made:
+            env.renew(starts, limits, config)
+
     def _env(self, rows: int, **changed: Any) -> VecEnv:
         config = replace(self.config, **changed)
         env: VecEnv = load("world_models.env:ImaginedEnv")(self.model, self.starts, rows, self.limits, config)
+        self._made.append(env)
         return env

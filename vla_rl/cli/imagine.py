@@ -1,123 +1,195 @@
-"""The recipe that learns a world model from few episodes, improves a policy in dreams and judges it in the truth."""
+"""``vla-rl imagine [train|improve|agreement|rollout|play|study] ...``: a policy that gets better in its dreams.
+
+Without a word, the whole story: imitation, a world model, RL in it, the same PPO in the simulator, and a page.
+"""
 
 from __future__ import annotations
 
-import copy
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from vla_rl.cli import stages
-from vla_rl.cli.dreams import DreamWorld, Gather, gather, promise, replayed, starts_of
-from vla_rl.cli.method import Method, Setting, generator
-from vla_rl.cli.progress import bar
-from vla_rl.cli.stages import EvaluationConfig, clock
-from vla_rl.cli.world import World
+from vla_rl.cli.cells import Cell, run_cells
+from vla_rl.cli.closed_loop import closed_loop
+from vla_rl.cli.configs import load_config, override
+from vla_rl.cli.dreaming import opened
+from vla_rl.cli.imagine_page import write_page
+from vla_rl.cli.progress import console
+from vla_rl.cli.rows import watched
+from vla_rl.cli.train import run_in, take_option
+from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
-from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, replay_agreement
-from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
-from vla_rl.experience.episodes import Episodes
+from vla_rl.evaluation.agreement import policy_agreement
 from vla_rl.experience.traces import Traces
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.training.distributed import this_process
-from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import WorldFit, fit_world, save_world, statistics
+from vla_rl.training.tracking import RunFolder, write_json
 
 
 @dataclass(frozen=True)
-class Imagine:
-    """Gather, learn the world, measure how far it agrees with the truth, improve in it, play the test scenes.
+class ImagineStory:
+    """The cells are separate processes, one per core; those whose ``summary.json`` exists are not run again."""
 
-    Selection is by imagined episodes alone, so ``gather.episodes`` is all that the simulator is asked for but the test.
-    """
-
-    rl: Method
-    model: Any  # a ``world_models.model:WorldConfig``
-    dream: Any  # a ``world_models.env:DreamConfig``
-    keyframes: Any  # a ``world_models.keyframes:KeyframeConfig``
-    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder
-    demonstrations: str = ""  # folder of a dataset that is learnt from as well
     seed: int = 1
-    world: World = field(default_factory=World)
-    gather: Gather = field(default_factory=Gather)
-    fit: WorldFit = field(default_factory=WorldFit)
-    quantile: float = 0.95  # of usual doubt, beyond which a dream ends
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
+    policy: str = ""  # a checkpoint folder; without one, the demo's imitation is made first
+    recipe: str = "imagine.py:lift"
+    simulator: str = "demo.py:last_step"  # what dreams are compared with
+    scenes: int = 128  # test scenes for each policy whose dreams are compared with the truth
+    processes: int = 2
+    out: str = "runs/imagine"
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
-        """Leave the checkpoints "world" and "best"."""
-        seconds: dict[str, float] = {}
-        policy = TinyVLA.from_pretrained(self.policy)
-        before = copy.deepcopy(policy)
-        with clock(seconds, "gather"):
-            learnt, held_out = gather(self.world, policy, self.gather, self.seed)
-            learnt = self.with_demonstrations(learnt, policy.spec.tasks)
-        with clock(seconds, "world"):
-            model = self.learn(learnt, folder)
-        with clock(seconds, "agreement"):
-            tables, limits = self.judge(model, held_out)
-        save_world(model, folder.checkpoint("world"), {"limits": list(limits.values)})
-        starts = starts_of(model, learnt, promise(model, learnt), self.keyframes)
-        with clock(seconds, "rl"):
-            setting = Setting(DreamWorld(model, starts, limits, self.dream), policy, self.seed, this_process())
-            trained, best = stages.improve(self.rl, setting, self.evaluation, folder)
-        with clock(seconds, "test"):
-            tested = self.test(before, trained)
-        counts = {"learnt": learnt.count, "held_out": held_out.count, "keyframes": len(starts.keyframes)}
-        agreement = [asdict(table) for table in tables]
-        found = {"agreement": agreement, "limits": list(limits.values), "best_iteration": best.iteration, **counts}
-        return {**tested, **found, "simulator_episodes": self.gather.episodes, "seconds": seconds, "seed": self.seed}
 
-    def with_demonstrations(self, traces: Traces, tasks: tuple[str, ...]) -> Traces:
-        """``traces`` and the recorded demonstrations, whose texts are counted as in ``tasks``."""
-        if not self.demonstrations:
-            return traces
-        episodes = Episodes.load(Path(self.demonstrations)).with_tasks(tasks)
-        return Traces.joined([traces, Traces.of_episodes(episodes)])
+def imagine(arguments: Sequence[str]) -> None:
+    """Run one of the commands, or the whole story."""
+    given = list(arguments)
+    if given and not given[0].startswith("-"):
+        if given[0] not in _COMMANDS:
+            raise UserError(f"imagine has no command {given[0]!r}; {did_you_mean(given[0], _COMMANDS)}")
+        load(_COMMANDS[given[0]])(given[1:])
+        return
+    story(override(ImagineStory(), given, "vla-rl imagine"))
 
-    def learn(self, traces: Traces, folder: RunFolder) -> Any:
-        """A world model of ``traces``."""
-        torch.manual_seed(self.seed)  # module initialisation has no generator argument
-        env = self.world.make(1)
-        model = load("world_models.model:WorldModel")(env.spec, self.model, *statistics(traces))
-        env.close()
 
-        def report(step: int, info: dict[str, float]) -> None:
-            told = ", ".join(
-                f"{name} {info[name]:.3f}" for name in ("motion", "pose", "video", "outcome") if name in info
-            )
-            update(step + 1, told)
-            if (step + 1) % 25 == 0:
-                folder.log("world", step, info)
+def train(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine train [FILE.py:function] [--out RUN] [--field value ...]``: gather and learn a world model."""
+    config, rest = _named(arguments, "imagine.py:lift")
+    out, rest = take_option(rest, "--out", "runs/dreams")
+    folder = RunFolder(out, override(load_config(config), rest, f"vla-rl imagine train {config}"))
+    if folder.moved_to:
+        console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
+    try:
+        folder.config.prepare(folder)
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"stopped; go on with: vla-rl imagine improve {out}") from stop
+    finally:
+        folder.close()
+    console.print(f"a world model is in {out}/checkpoints/world; go on with: vla-rl imagine improve {out}")
 
-        with bar("learn the world", self.fit.steps) as update:
-            fit_world(model, traces, self.fit, generator(self.seed, 33), report)
-        return model.eval()
 
-    def judge(self, model: Any, held_out: Traces) -> tuple[tuple[ReplayAgreement, ...], Any]:
-        """How far replays of ``held_out`` agree with it, by horizon, and the limits of doubt."""
-        found = replayed(model, held_out, self.dream)
-        length = np.array([end - begin - 1 for begin, end in held_out.spans()])
-        true = np.where(held_out.outcomes, length, NEVER)
-        frames = model.config.frames
-        horizons = range(frames, min(int(length.max()), self.dream.horizon) + 1, frames)
-        tables = replay_agreement(found.done, true, length, list(horizons))
-        return tables, load("world_models.uncertainty:Limits").calibrate(found.by_depth(), self.quantile)
+def improve(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine improve RUN``: RL in the dreams of a world model that was trained there."""
+    run_in(RunFolder.resume(_run("improve", arguments)))
 
-    def test(self, before: TinyVLA, after: Any) -> dict[str, Any]:
-        """Both policies on the same test scenes of the simulator."""
-        scenes = suite.held_out(suite.TEST, self.evaluation.test)
-        played = {
-            name: stages.play(self.world, policy, scenes, self.evaluation, self.seed, f"test {name}")
-            for name, policy in (("imitation", before), ("imagined RL", after))
-        }
-        one, two = (outcomes.success for outcomes in played.values())
-        won, lost = int((two & ~one).sum()), int((one & ~two).sum())
-        gain = asdict(paired_bootstrap(two, one, self.seed, 10_000)) | {"mcnemar_p": mcnemar_exact(won, lost)}
-        rates = {name.replace(" ", "_").lower(): asdict(outcomes.rate) for name, outcomes in played.items()}
-        return {**rates, "gain": gain}
+
+def agreement(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine agreement RUN [--scenes N]``: replays and policies, dreamt and true; ``RUN/agreement.json``."""
+    scenes, rest = take_option(list(arguments), "--scenes", "128")
+    run = _run("agreement", rest)
+    if not scenes.isdigit() or int(scenes) < 1:
+        raise UserError(f"--scenes {scenes!r} is no number of scenes, so nothing was played; write --scenes 128.")
+    found = judged(run, int(scenes))
+    write_json(run / "agreement.json", found)
+    for table in found["replays"]:
+        console.print(
+            f"{table['horizon']:3d} steps: {table['tp']} true and dreamt, {table['fp']} dreamt only, {table['fn']} "
+            f"true only, {table['tn']} neither; kappa {table['kappa']:.2f}"
+        )
+    console.print(f"r {found['policies']['r']:.2f} over {found['policies']['policies']} policies; {run}/agreement.json")
+
+
+def judged(run: Path, scenes: int) -> dict[str, Any]:
+    """Open and closed loop, for the world model of a finished or unfinished run."""
+    recipe, trained = opened(run)
+    held_out = Traces.load(run / "episodes" / "held_out.npz")
+    names = {"imitation": "start", "imagined RL": "best"}
+    kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
+    policies = {name: TinyVLA.from_pretrained(at) for name, at in kept.items() if at.exists()}
+    seeds = suite.held_out(suite.TEST, scenes)
+    rated = closed_loop(trained, recipe.world, policies, seeds, recipe.evaluation.rows, recipe.seed)
+    rates = [one.imagined.success for one in rated], [one.true.success for one in rated]
+    return {
+        "replays": [asdict(table) for table in trained.agreement(held_out)],
+        "horizon": trained.dream.horizon,
+        "policies": asdict(policy_agreement(*rates)),
+        "rated": [asdict(one) for one in rated],
+        "test_episodes": len(rated) * scenes,
+    }
+
+
+def story(config: ImagineStory) -> None:
+    """Imitate, dream, compare, judge; leaves ``summary.json`` and ``report.html``."""
+    for function in (config.recipe, config.simulator):
+        load_config(function)  # an unknown name should be known before minutes of work
+    out, seed = Path(config.out), ("--seed", str(config.seed))
+    policy = config.policy or str(out / "imitation" / "checkpoints" / "imitation")
+    given = (*seed, "--policy", policy)
+    every_five = ("--rl.loop.validate-every", "5")  # how many episodes it needs is to be read from its curve
+    try:
+        if not config.policy:
+            run_cells([Cell(out / "imitation", "demo.py:imitate", seed)], 1, "imitate")
+        cells = [
+            Cell(out / "dreams", config.recipe, given),
+            Cell(out / "simulator", config.simulator, (*given, *every_five)),
+        ]
+        run_cells(cells, config.processes, "improve")
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
+    found = judged(out / "dreams", config.scenes)
+    write_json(out / "agreement.json", found)
+    summary = summarised(out, found)
+    write_json(out / "summary.json", summary)
+    write_page(out, summary, found)
+    before, after = summary["imitation"], summary["imagined_rl"]
+    console.print(
+        f"\n[bold]imitation {before['success']:.1%}  ->  RL in dreams {after['success']:.1%}[/bold] on "
+        f"{after['episodes']} test episodes, with {after['simulator_episodes']} simulated ones.  Open {out}/report.html"
+    )
+
+
+def summarised(out: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """The three ways beside each other; ``simulator_episodes`` are all after imitation but those of the final test."""
+    dreams, simulator = (json.loads((out / name / "summary.json").read_text()) for name in ("dreams", "simulator"))
+    curve = watched(out / "simulator")
+    imagined = dreams["imagined_rl"]
+    enough = [row["episodes"] for row in curve if row["success"] >= imagined["success"]]
+    return {
+        "imitation": dreams["imitation"] | {"simulator_episodes": 0, "seconds": 0.0},
+        "imagined_rl": imagined
+        | {"simulator_episodes": dreams["simulator_episodes"], "seconds": sum(dreams["seconds"].values())},
+        "simulator_rl": simulator["rl"]
+        | {
+            "simulator_episodes": simulator["episodes"],
+            "seconds": sum(simulator["seconds"].values()),
+            "episodes_to_imagined_success": enough[0] if enough else None,
+            "validation_episodes": sum(row["played"] for row in curve),
+        },
+        "gain": dreams["gain"],
+        "agreement": agreed(found),
+    }
+
+
+def agreed(found: dict[str, Any]) -> dict[str, Any]:
+    """What a world model is judged by, at the horizon that is used."""
+    table = next(one for one in found["replays"] if one["horizon"] == found["horizon"])
+    hallucinated, policies = table["hallucinated"], found["policies"]
+    return {
+        "horizon": found["horizon"],
+        "accuracy": table["accuracy"]["success"],
+        "hallucinated": hallucinated and hallucinated["success"],
+        "hallucinated_high": 1.0 if hallucinated is None else hallucinated["high"],
+        **{name: policies[name] for name in ("policies", "r", "r_low", "r_high")},
+    }
+
+
+def _named(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:
+    """The config that the first argument names, and the others."""
+    given = list(arguments)
+    return (given[0], given[1:]) if given and not given[0].startswith("-") else (default, given)
+
+
+def _run(command: str, arguments: Sequence[str]) -> Path:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UserError(f"imagine {command} needs one run folder, so it knows where to dream; write its path.")
+    return Path(arguments[0])
+
+
+_COMMANDS = {
+    "train": "vla_rl.cli.imagine:train",
+    "improve": "vla_rl.cli.imagine:improve",
+    "agreement": "vla_rl.cli.imagine:agreement",
+    "rollout": "vla_rl.cli.rollout:rollout",
+    "play": "vla_rl.cli.play:play",
+    "study": "vla_rl.cli.imagine_study:study",
+}

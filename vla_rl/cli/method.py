@@ -87,14 +87,15 @@ class Setting:
 class Trainee:
     """What a method made for the loop.
 
-    ``begin()`` is called once before it, unless the run is resumed; ``prepare(progress)`` before every iteration.
+    ``begin()`` is called once before it, unless the run is resumed; ``prepare(progress)`` before every iteration, and
+    says whether the world has changed.
     """
 
     policy: Trainable
     env: VecEnv
     source: ExperienceSource
     learner: LoopLearner
-    prepare: Callable[[float], None] = lambda progress: None
+    prepare: Callable[[float], bool] = lambda progress: False
     begin: Callable[[], None] = lambda: None
 
 
@@ -136,9 +137,10 @@ class RLConfig:
         made.prepare = lambda progress: self._quieten(policy, progress)
         return made
 
-    def _quieten(self, policy: TinyVLA, progress: float) -> None:
+    def _quieten(self, policy: TinyVLA, progress: float) -> bool:
         """Explore less as the run goes on: what is deployed has no noise at all."""
         policy.with_sampler(self.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress))
+        return False
 
 
 @dataclass(frozen=True)

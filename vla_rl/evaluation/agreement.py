@@ -8,7 +8,7 @@ dataclasses of finite numbers, so ``dataclasses.asdict`` of one is strict JSON.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,6 +121,41 @@ def trusted_horizon(tables: Sequence[ReplayAgreement], most: float = 0.10) -> Re
         "dream to trust; train the world model further, or replay more actions that fail (without one hallucination, "
         f"{fewest} failures are enough)."
     )
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """How sure a dream must be of a success for it to count, and the table of the longest horizon trusted then."""
+
+    threshold: float
+    table: ReplayAgreement
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How the threshold of success and the horizon of dreams are chosen, on replays kept for that."""
+
+    most: float = 0.10  # of the upper bound of the hallucinated share
+    thresholds: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+
+    def choose(
+        self, done_by: Callable[[float], ArrayLike], true: ArrayLike, length: ArrayLike, horizons: Sequence[int]
+    ) -> Trusted:
+        """The longest trusted horizon under any threshold, then the highest accuracy; see :func:`replay_agreement`.
+
+        ``done_by(threshold)`` [n] says when dreams are first a success to it.  Raises UserError, as
+        :func:`trusted_horizon` does, when no threshold leaves a horizon.
+        """
+        found, last = [], None
+        for threshold in self.thresholds:
+            tables = replay_agreement(done_by(threshold), true, length, horizons)
+            try:
+                found.append(Trusted(threshold, trusted_horizon(tables, self.most)))
+            except UserError as error:
+                last = error
+        if not found:
+            raise last or UserError("no threshold was given, so no dream could be a success; give at least one.")
+        return max(found, key=lambda one: (one.table.horizon, one.table.accuracy.success))
 
 
 def policy_agreement(imagined: ArrayLike, true: ArrayLike) -> PolicyAgreement:

@@ -93,7 +93,8 @@ class Traces:
         path.parent.mkdir(parents=True, exist_ok=True)
         images = {f"images/{name}": image for name, image in self.images.items()}
         unfinished = path.with_suffix(".part.npz")
-        np.savez_compressed(unfinished, **images, **{name: getattr(self, name) for name in _NAMES})
+        arrays = images | {name: getattr(self, name) for name in _NAMES}
+        np.savez_compressed(unfinished, allow_pickle=False, **arrays)
         unfinished.replace(path)
 
     @classmethod
@@ -240,12 +241,15 @@ def seen_at(traces: Traces, moments: np.ndarray, frames: int, memory: int) -> di
     }
 
 
-def moves(traces: Traces, table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The first call of every window of ``table``, without pictures: state [N,1+F,S], actions [N,F,D], count [N]."""
+def moves(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
+    """The first call of the windows ``index`` [B] of ``table``, with the picture that it begins with.
+
+    pictures uint8 [B,C,h,w], state [B,1+F,S], actions [B,F,D], count [B]
+    """
     frames = table["ahead"].shape[1] // 2
-    moments = np.concatenate([table["seen"][:, -1:], table["ahead"][:, :frames]], 1)
+    moments = np.concatenate([table["seen"][index, -1:], table["ahead"][index, :frames]], 1)
     made = {"state": traces.state[moments], "actions": traces.action[moments[:, :-1]]}
-    return made | {"count": np.minimum(table["count"], frames)}
+    return made | {"pictures": _pictures(traces, moments[:, 0]), "count": np.minimum(table["count"][index], frames)}
 
 
 def shots(traces: Traces, moments: np.ndarray) -> dict[str, np.ndarray]:

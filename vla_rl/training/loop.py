@@ -100,8 +100,9 @@ class Loop:
     """``source`` -> ``learner`` -> ``store``, with validation seeds deciding which weights are kept.
 
     ``validate() -> Judgement`` plays validation seeds; ``keep(iteration)`` saves the present weights as the best ones;
-    ``prepare(progress)`` is called before every iteration with the share of the run that is behind,
-    ``report(iteration, metrics)`` after it, and then ``save(iteration)``, which may ask for :meth:`state_dict`.
+    ``prepare(progress)`` is called before every iteration with the share of the run that is behind and says whether the
+    world has changed, so that the best weights must be judged anew; ``report(iteration, metrics)`` is called after it,
+    and then ``save(iteration)``, which may ask for :meth:`state_dict`.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Loop:
         config: LoopConfig,
         keep: Callable[[int], None] = lambda iteration: None,
         report: Callable[[int, dict[str, float]], None] = lambda iteration, metrics: None,
-        prepare: Callable[[float], None] = lambda progress: None,
+        prepare: Callable[[float], bool] = lambda progress: False,
         save: Callable[[int], None] = lambda iteration: None,
     ) -> None:
         self.source, self.learner, self.store, self.config = source, learner, store, config
@@ -129,15 +130,15 @@ class Loop:
             self.report(0, {**self._select(0), "env_steps_total": 0.0})
             self.save(0)
         while (progress := self.progress()) < 1:
-            self.prepare(progress)
+            if self.prepare(progress):
+                self._judge_again()
             metrics = self._iterate()
             self.iteration += 1
             if self._due():
                 metrics |= self._select(self.iteration)
             self.report(self.iteration, metrics)
             self.save(self.iteration)
-        self.best.restore(self.learner.parameters)
-        self.store.publish(self.learner.parameters)
+        self._put(self.best)
         return self.best
 
     def progress(self) -> float:
@@ -185,14 +186,25 @@ class Loop:
         self.env_steps += rollout.info["env_steps"]
         return {**rollout.info, **metrics, "env_steps_total": self.env_steps}
 
+    def _judge_again(self) -> None:
+        """Validate the best weights in the world as it is now, and go on with the present ones."""
+        present = Best()
+        present.offer(0.0, self.iteration, self.learner.parameters)
+        self._put(self.best)
+        self.best.score = self.validate().score
+        self._put(present)
+
+    def _put(self, kept: Best) -> None:
+        kept.restore(self.learner.parameters)
+        self.store.publish(self.learner.parameters)
+
     def _select(self, iteration: int) -> dict[str, float]:
         found, self.validated_at = self.validate(), self.env_steps
         collapsed = found.score < self.best.score - self.config.collapse
         if self.best.offer(found.score, iteration, self.learner.parameters):
             self.keep(iteration)
         elif collapsed:
-            self.best.restore(self.learner.parameters)
-            self.store.publish(self.learner.parameters)
+            self._put(self.best)
             self.learner.learning_rate *= self.config.collapse_rate
         return {
             "validation": found.score,

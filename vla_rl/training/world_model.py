@@ -26,7 +26,7 @@ class Learns(Protocol):
     spec: EnvSpec
     config: Any
 
-    def motion_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]: ...
+    def motion_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
 
     def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
 
@@ -36,14 +36,14 @@ class Learns(Protocol):
 
     def pose_parameters(self) -> dict[str, nn.Parameter]: ...
 
-    def other_parameters(self) -> dict[str, nn.Parameter]: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 @dataclass(frozen=True)
 class WorldFit:
-    """How long to learn what the robot does, which needs no picture; how it looks; and then everything else."""
+    """How long to learn where the robot goes, how it looks there, and then everything together."""
 
-    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=1000, batch=512, learning_rate=2e-3))
+    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=128, learning_rate=1e-3))
     pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, learning_rate=2e-3))
     video: FitConfig = field(default_factory=lambda: FitConfig(steps=3000, batch=32, learning_rate=1e-3))
 
@@ -71,15 +71,14 @@ def fit_world(
     def told(step: int, info: dict[str, float]) -> None:
         report(begun + step, info)
 
-    moved = {name: torch.from_numpy(item) for name, item in moves(traces, table).items()}
-    paths = ({name: item[part] for name, item in moved.items()} for part in _parts(count, config.motion, generator))
-    fit(model.motion_parameters(), model.motion_loss, paths, config.motion, told)
+    made = (_tensors(moves(traces, table, part)) for part in _parts(count, config.motion, generator))
+    fit(model.motion_parameters(), lambda batch: model.motion_loss(batch, generator), made, config.motion, told)
     begun += config.motion.steps
     shown = (_tensors(shots(traces, part)) for part in _parts(len(traces.state), config.pose, generator))
     fit(model.pose_parameters(), model.pose_loss, shown, config.pose, told)
     begun += config.pose.steps
     seen = (_tensors(cut(traces, table, part)) for part in _parts(count, config.video, generator))
-    fit(model.other_parameters(), lambda batch: model.loss(batch, generator), seen, config.video, told)
+    fit(dict(model.named_parameters()), lambda batch: model.loss(batch, generator), seen, config.video, told)
 
 
 def _parts(count: int, config: FitConfig, generator: torch.Generator) -> Iterator[np.ndarray]:

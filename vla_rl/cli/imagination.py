@@ -1,0 +1,251 @@
+"""A learned world at work: what it was learnt from, how far it may be trusted, and when it needs more of reality.
+
+Everything lies in the run folder, so a run that was stopped goes on from there:
+
+    episodes/learnt.npz        recorded episodes
+    episodes/bought-1.npz ...  those bought later
+    episodes/calibration.npz   held out: they set the limits of doubt, the threshold of success and the horizon
+    episodes/held_out.npz      held out: agreement is reported on these
+    checkpoints/world          the world model, its limits, threshold and horizon
+    coevolution.json           every decision, and what was usual before it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.cli.dreams import DreamWorld, Gather, Gathered, gather, promise, replayed, starts_of, told, watch
+from vla_rl.cli.method import Method, Setting, Trainee, generator
+from vla_rl.cli.progress import bar, console
+from vla_rl.cli.world import World
+from vla_rl.contract.load import load
+from vla_rl.contract.policy import Policy
+from vla_rl.evaluation import suite
+from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, Trust, replay_agreement
+from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.traces import Traces, trace
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.training.coevolve import Coevolution, CoevolutionConfig, Decision, Signals
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.loop import LoopConfig
+from vla_rl.training.tracking import RunFolder, write_json
+from vla_rl.training.world_model import WorldFit, fit_world, load_world, save_world, statistics
+
+_WATCHED = 128  # dreams for one decision
+
+
+def _little() -> WorldFit:
+    sizes = ((200, 128), (50, 256), (300, 32))
+    return WorldFit(*(FitConfig(steps=steps, batch=batch, learning_rate=5e-4) for steps, batch in sizes))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a world is to be learnt, and how far it is to be trusted."""
+
+    model: Any  # a ``world_models.model:WorldConfig``
+    dream: Any  # a ``world_models.env:DreamConfig``; its horizon is the longest that may be trusted
+    keyframes: Any  # a ``world_models.keyframes:KeyframeConfig``
+    gather: Gather = field(default_factory=Gather)
+    demonstrations: str = ""  # folder of a dataset that is learnt from as well
+    fit: WorldFit = field(default_factory=WorldFit)
+    refit: WorldFit = field(default_factory=_little)  # after episodes were bought
+    trust: Trust = field(default_factory=Trust)
+    quantile: float = 0.95  # of usual doubt, beyond which a dream ends; 1: none does
+    coevolution: CoevolutionConfig = field(default_factory=CoevolutionConfig)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A world model and how far it is trusted."""
+
+    model: Any
+    limits: Any  # of doubt, by depth
+    dream: Any  # the plan's, with the threshold and the horizon that are trusted
+
+    @classmethod
+    def load(cls, folder: Path, dream: Any) -> Trained:
+        """What :meth:`save` kept in ``folder``."""
+        model, kept = load_world(folder)
+        limits = load("world_models.uncertainty:Limits")(tuple(kept["limits"]))
+        return cls(model, limits, replace(dream, done=kept["threshold"], horizon=kept["horizon"]))
+
+    def save(self, folder: Path) -> None:
+        """Keep it all."""
+        kept = {"limits": list(self.limits.values), "threshold": self.dream.done, "horizon": self.dream.horizon}
+        save_world(self.model, folder, kept)
+
+    def agreement(self, traces: Traces) -> tuple[ReplayAgreement, ...]:
+        """Replays of recorded episodes against what was recorded, by horizon."""
+        found = replayed(self.model, traces, self.dream)
+        return replay_agreement(
+            found.done_by(self.dream.done), *truth(traces), horizons(self.model, traces, self.dream)
+        )
+
+
+class Imagination:
+    """The world model of a run, and its dreams."""
+
+    def __init__(self, plan: Plan, world: World, seed: int, folder: RunFolder, policy: TinyVLA) -> None:
+        """Gather with ``policy`` in ``world``, learn and calibrate, as far as an earlier part of the run has not."""
+        self.plan, self.world, self.seed, self.folder = plan, world, seed, folder
+        gathered = Gathered.load(self._episodes)
+        if gathered is None:
+            gathered = gather(world, policy, plan.gather, seed)
+            gathered.save(self._episodes)
+        self.calibration, self.held_out = gathered.calibration, gathered.held_out
+        bought = [Traces.load(path) for path in self._bought()]
+        self.bought = sum(traces.count for traces in bought)
+        self.learnt = Traces.joined([gathered.learnt, *bought, *self._demonstrations(policy.spec.tasks)])
+        kept = folder.checkpoint("world")
+        if (kept / "config.json").exists():
+            self.trained = Trained.load(kept, plan.dream)
+        else:
+            self.trained = self._learn(self._new_model(), plan.fit)
+        self.dreams = DreamWorld(self.trained.model, self._starts(), self.trained.limits, self.trained.dream)
+        self.decisions: list[dict[str, Any]] = self._decided()
+        if not self.decisions:
+            first = self._signals(policy, gathered.own, 0)
+            self._note(Decision(first, first, 0, ()), first, 0)
+
+    @property
+    def _episodes(self) -> Path:
+        return self.folder.path / "episodes"
+
+    def _bought(self) -> list[Path]:
+        return sorted(self._episodes.glob("bought-*.npz"), key=lambda path: int(path.stem.partition("-")[2]))
+
+    def _demonstrations(self, tasks: tuple[str, ...]) -> list[Traces]:
+        """The recorded demonstrations, whose texts are counted as in ``tasks``; none when there are none."""
+        if not self.plan.demonstrations:
+            return []
+        return [Traces.of_episodes(Episodes.load(Path(self.plan.demonstrations)).with_tasks(tasks))]
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def _new_model(self) -> Any:
+        torch.manual_seed(self.seed)  # module initialisation has no generator argument
+        env = self.world.make(1)
+        model = load("world_models.model:WorldModel")(env.spec, self.plan.model, *statistics(self.learnt))
+        env.close()
+        return model
+
+    def _learn(self, model: Any, fit: WorldFit) -> Trained:
+        """Train ``model`` further, on everything that is recorded for it, and see how far it may be trusted."""
+
+        def report(step: int, info: dict[str, float]) -> None:
+            shown = (f"{name} {info[name]:.3f}" for name in ("motion", "pose", "video", "outcome") if name in info)
+            update(step + 1, ", ".join(shown))
+            if (step + 1) % 25 == 0:
+                self.folder.log(f"world after {self.bought} bought", step, info)
+
+        with bar("learn the world", fit.steps) as update:
+            fit_world(model.train(), self.learnt, fit, generator(self.seed, 2000 + self.bought), report)
+        trained = self._calibrated(model.eval())
+        trained.save(self.folder.checkpoint("world"))
+        return trained
+
+    def _calibrated(self, model: Any) -> Trained:
+        """Limits of doubt, threshold and horizon."""
+        plan, traces = self.plan, self.calibration
+        found = replayed(model, traces, plan.dream)
+        trusted = plan.trust.choose(found.done_by, *truth(traces), horizons(model, traces, plan.dream))
+        limits = load("world_models.uncertainty:Limits").calibrate(found.by_depth(), plan.quantile)
+        return Trained(model, limits, replace(plan.dream, done=trusted.threshold, horizon=trusted.table.horizon))
+
+    def _starts(self) -> Any:
+        model = self.trained.model
+        return starts_of(model, self.learnt, promise(model, self.learnt), self.plan.keyframes)
+
+    # -- growing ----------------------------------------------------------------------------------------------------
+
+    def grow(self, policy: Policy, iteration: int) -> bool:
+        """Before ``iteration`` of RL: whether reality is needed; buy it.  Says whether the dreams have changed."""
+        config, last = self.plan.coevolution, self.decisions[-1]
+        if iteration < last["iteration"] + config.every:
+            return False
+        usual = Signals(**last["usual"])
+        signals = self._signals(policy, usual.real, iteration)
+        decision = Coevolution(config, usual, self.bought).decide(signals)
+        if decision.buy:
+            real = self._buy(policy, decision.buy)
+            usual = self._signals(policy, real, iteration)
+        self._note(decision, usual, iteration)
+        return decision.buy > 0
+
+    def _signals(self, policy: Policy, real: float, iteration: int) -> Signals:
+        env, seeds = self.dreams.make(_WATCHED), suite.held_out(suite.VALIDATION, _WATCHED, 10_000)
+        seen = watch(env, self.trained.model, policy, seeds, generator(self.seed, 1000 + iteration))
+        return Signals(seen.success, real, seen.doubt, seen.slip)
+
+    def _buy(self, policy: Policy, count: int) -> float:
+        """Play ``count`` real episodes and learn from them; returns their success."""
+        plan, number = self.plan, len(self._bought()) + 1
+        env = self.world.training(plan.gather.rows)
+        seeds = suite.training_seeds(self.seed, "dreams")[plan.gather.episodes + self.bought :][:count]
+        with bar("buy episodes", count) as update:
+            fresh = trace(env, policy, list(seeds), generator(self.seed, 3000 + number), "sample", told(update))
+        env.close()
+        fresh.save(self._episodes / f"bought-{number}.npz")
+        self.bought += count
+        self.learnt = Traces.joined([self.learnt, fresh])
+        self.trained = self._learn(self.trained.model, plan.refit)
+        self.dreams.renew(self._starts(), self.trained.limits, self.trained.dream)
+        return float(fresh.outcomes.mean())
+
+    def _note(self, decision: Decision, usual: Signals, iteration: int) -> None:
+        """Keep a decision, and ``usual`` after it."""
+        entry = asdict(replace(decision, usual=usual)) | {"iteration": iteration, "bought": self.bought}
+        self.decisions.append(entry)
+        write_json(self.folder.path / "coevolution.json", self.decisions)
+        shown = {f"{name}": value for name, value in asdict(decision.signals).items()}
+        self.folder.log("coevolution", iteration, {**shown, "buy": decision.buy})
+        for reason in decision.reasons:
+            console.print(f"iteration {iteration}: {reason}; bought {decision.buy} real episodes.")
+
+    def _decided(self) -> list[dict[str, Any]]:
+        path = self.folder.path / "coevolution.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+@dataclass(frozen=True)
+class Growing:
+    """``method``, in dreams whose world model grows with the policy."""
+
+    method: Method
+    imagination: Imagination
+
+    @property
+    def loop(self) -> LoopConfig:
+        return self.method.loop
+
+    def assemble(self, setting: Setting) -> Trainee:
+        made = self.method.assemble(setting)
+        made.prepare = self._and_grow(made.prepare, made.policy)
+        return made
+
+    def _and_grow(self, prepare: Callable[[float], bool], policy: Policy) -> Callable[[float], bool]:
+        def both(progress: float) -> bool:
+            changed = prepare(progress)
+            return self.imagination.grow(policy, round(progress * self.loop.iterations)) or changed
+
+        return both
+
+
+def horizons(model: Any, traces: Traces, dream: Any) -> list[int]:
+    """Ends of calls, in control steps, up to the horizon of ``dream`` and the longest of ``traces``."""
+    frames, longest = model.config.frames, int(truth(traces)[1].max())
+    return list(range(frames, min(longest, dream.horizon) + 1, frames))
+
+
+def truth(traces: Traces) -> tuple[np.ndarray, np.ndarray]:
+    """When each of ``traces`` was first a success, in control steps, or NEVER; and how long it is."""
+    length = np.array([end - begin - 1 for begin, end in traces.spans()])
+    return np.where(traces.outcomes, length, NEVER), length

@@ -1,0 +1,164 @@
+"""The page of ``vla-rl imagine``: what dreams gave, how far they can be trusted, and what they look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vla_rl.cli.rows import rows, watched
+from vla_rl.cli.story import percent
+from vla_rl.evaluation.report import Point, Report, Series, Tile
+from vla_rl.evaluation.stats import Rate
+
+
+def write_page(out: Path, summary: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Write ``report.html`` into ``out``, which holds the runs "dreams" and "simulator"."""
+    before, after = summary["imitation"]["success"], summary["imagined_rl"]["success"]
+    report = Report(
+        f"{before:.0%} by imitation, {after:.0%} after reinforcement learning in dreams",
+        "A small vision-language-action policy that gets better in a learned video model, on two CPU cores",
+    )
+    _headline(report, summary)
+    _learning(report, out)
+    _decisions(report, out / "dreams")
+    _replays(report, found)
+    _policies(report, found)
+    _fine_print(report, summary, found)
+    report.write(out / "report.html")
+
+
+def _headline(report: Report, summary: Mapping[str, Any]) -> None:
+    ways = {"Imitation": "imitation", "RL in dreams": "imagined_rl", "RL in the simulator": "simulator_rl"}
+    tiles = []
+    for title, name in ways.items():
+        way = summary[name]
+        note = f"{way['simulator_episodes']:,} simulated episodes after imitation"
+        tone: Any = "good" if name == "imagined_rl" else ""
+        tiles.append(Tile(title, way["success"], way["low"], way["high"], note=note, tone=tone))
+    report.tiles(tiles)
+    gain, dreams, simulator = summary["gain"], summary["imagined_rl"], summary["simulator_rl"]
+    needed = simulator["episodes_to_imagined_success"]
+    beside = (
+        f"The same PPO in the simulator was first seen as good after **{needed:,}** episodes."
+        if needed
+        else f"The same PPO in the simulator was never seen as good in {simulator['simulator_episodes']:,} episodes."
+    )
+    interval = f"[{100 * gain['low']:.1f}, {100 * gain['high']:.1f}]"
+    report.text(
+        f"The policy gained **{100 * gain['mean']:.1f} points** {interval} on {dreams['episodes']} test scenes of the "
+        f"simulator (same scenes, paired bootstrap; McNemar's exact test: p = {gain['mcnemar_p']:.2g}). For that "
+        f"**{dreams['simulator_episodes']:,}** episodes were simulated, whatever for; all else was dreamt. {beside} "
+        "All intervals are 95 %."
+    )
+
+
+def _learning(report: Report, out: Path) -> None:
+    report.section("While it learned", "Dreams are judged by dreams; what they are worth is what the test says.")
+    checks = [row for row in rows(out / "dreams", "rl") if "validation" in row]
+    deployed = Series(
+        "in dreams",
+        [row["step"] for row in checks],
+        [row["validation"] for row in checks],
+        [row["validation_low"] for row in checks],
+        [row["validation_high"] for row in checks],
+    )
+    exploring = [row for row in rows(out / "dreams", "rl") if row.get("episodes")]
+    tried = Series(
+        "exploring", [row["step"] for row in exploring], [row["successes"] / row["episodes"] for row in exploring]
+    )
+    report.curves("Success in dreams", "iteration", "success", [deployed, tried], percent=True)
+    curve = watched(out / "simulator")
+    episodes, success, low, high = ([row[name] for row in curve] for name in ("episodes", "success", "low", "high"))
+    simulator = Series("PPO in the simulator", episodes, success, low, high)
+    report.curves("The same PPO in the simulator", "simulated episodes", "success", [simulator], percent=True)
+    stages = sorted({row["stage"] for row in rows(out / "dreams") if row["stage"].startswith("world")})
+    for name, title in (("video", "Pictures"), ("outcome", "Outcome"), ("state", "Where the robot will be")):
+        lines = [_trained(out / "dreams", stage, name) for stage in stages]
+        report.curves(f"World model: {title.lower()}", "step", "loss", [line for line in lines if line.x])
+
+
+def _trained(run: Path, stage: str, name: str) -> Series:
+    lines = [row for row in rows(run, stage) if name in row]
+    return Series(stage.removeprefix("world "), [row["step"] for row in lines], [row[name] for row in lines])
+
+
+def _decisions(report: Report, run: Path) -> None:
+    decisions = json.loads((run / "coevolution.json").read_text(encoding="utf-8"))
+    report.section(
+        "When reality was needed",
+        "Now and then it was asked whether the dreams still hold; every decision is here, with its reasons.",
+    )
+    asked = [one["iteration"] for one in decisions]
+    signals = {name: [one["signals"][name] for one in decisions] for name in ("imagined", "real", "doubt", "slip")}
+    pair = [Series("in dreams", asked, signals["imagined"]), Series("in reality, as last seen", asked, signals["real"])]
+    report.curves("Success of the exploring policy", "iteration", "success", pair, percent=True)
+    doubt = [Series("dreams", asked, signals["doubt"])]
+    report.curves("Dreams that end in doubt", "iteration", "share", doubt, percent=True)
+    report.curves("Inverse-dynamics residual", "iteration", "half ranges", [Series("dreams", asked, signals["slip"])])
+    table = [
+        [
+            one["iteration"],
+            f"{one['signals']['imagined']:.0%}",
+            f"{one['signals']['real']:.0%}",
+            f"{one['signals']['doubt']:.0%}",
+            f"{one['signals']['slip']:.3f}",
+            one["buy"],
+            "; ".join(one["reasons"]) or "none",
+        ]
+        for one in decisions
+    ]
+    report.table(["iteration", "dreamt", "real", "doubt", "residual", "episodes bought", "reasons"], table)
+
+
+def _replays(report: Report, found: Mapping[str, Any]) -> None:
+    count = sum(found["replays"][-1][name] for name in ("tp", "fp", "fn", "tn"))
+    report.section(
+        "The same actions, dreamt and true",
+        f"{count} recorded episodes that the world model has not seen, dreamt from their first picture with the "
+        f"actions that were made. RL used dreams of {found['horizon']} control steps.",
+    )
+    table = [
+        [
+            one["horizon"],
+            one["tp"],
+            one["fp"],
+            one["fn"],
+            one["tn"],
+            percent(Rate(**one["accuracy"])),
+            percent(Rate(**one["hallucinated"])) if one["hallucinated"] else None,
+            f"{one['kappa']:.2f}",
+        ]
+        for one in found["replays"]
+    ]
+    header = ["steps", "both", "dreamt only", "true only", "neither", "agreement", "hallucinated", "kappa"]
+    report.table(header, table, "Hallucinated: failures that the dream takes for successes.")
+
+
+def _policies(report: Report, found: Mapping[str, Any]) -> None:
+    agreed = found["policies"]
+    report.section(
+        "Does a dream rate policies as the truth does?",
+        f"{agreed['policies']} policies, fixed beforehand, on the same scenes: r = {agreed['r']:.2f} "
+        f"[{agreed['r_low']:.2f}, {agreed['r_high']:.2f}], Kendall's tau {agreed['tau']:.2f}, MMRV "
+        f"{agreed['mmrv']:.3f} (gaps of the true rates, strict order), slope {agreed['slope']:.2f}; dreams are "
+        f"{100 * agreed['optimism']:+.1f} points too kind on average, and leaving out one policy changes r by at most "
+        f"{agreed['leverage']:.2f}.",
+    )
+    points = [Point(one["name"], Rate(**one["true"]), Rate(**one["imagined"])) for one in found["rated"]]
+    report.scatter("Success", "true", "dreamt", points)
+    report.table(["policy", "true", "dreamt"], [[one.name, percent(one.x), percent(one.y)] for one in points])
+
+
+def _fine_print(report: Report, summary: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    report.section(
+        "How it was done",
+        "Simulated episodes are all those after the imitation policy exists: to learn the world from, to calibrate, to "
+        "hold out, and bought later. Only the final test is not among them: "
+        f"{summary['imagined_rl']['episodes']} scenes for each policy, and {found['test_episodes']:,} episodes to "
+        "compare dreams of policies with the truth, after everything was learnt and chosen.",
+    )
+    ways = ("imitation", "imagined_rl", "simulator_rl")
+    report.table(["what", "seconds"], [[name.replace("_", " "), round(summary[name]["seconds"])] for name in ways])
+    report.command("vla-rl imagine")

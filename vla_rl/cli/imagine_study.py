@@ -1,0 +1,108 @@
+"""``vla-rl imagine study``: RL in dreams without one part at a time, on several training seeds, unattended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vla_rl.cli.cells import Cell, run_cells
+from vla_rl.cli.configs import load_config, override
+from vla_rl.cli.progress import console
+from vla_rl.cli.rows import watched
+from vla_rl.cli.story import percent
+from vla_rl.evaluation.report import Bar, Report
+from vla_rl.evaluation.stats import Rate
+from vla_rl.training.tracking import write_json
+
+
+@dataclass(frozen=True)
+class ImagineStudy:
+    """The cells are separate processes, one per core; those whose ``summary.json`` exists are not run again."""
+
+    ways: tuple[str, ...] = (
+        "lift",
+        "no_keyframes",
+        "no_uncertainty",
+        "no_second_dream",
+        "no_coevolution",
+        "residual_td3",
+    )
+    config: str = "imagine.py"
+    imitation: str = "demo.py:imitate"
+    seeds: tuple[int, ...] = (1, 2, 3)
+    processes: int = 2
+    out: str = "runs/imagine-study"
+
+
+def study(arguments: Sequence[str]) -> None:
+    """Imitate once per seed, improve in every way, write ``results.json`` and ``report.html``."""
+    config: ImagineStudy = override(ImagineStudy(), arguments, "vla-rl imagine study")
+    for function in (config.imitation, *(f"{config.config}:{way}" for way in config.ways)):
+        load_config(function)  # an unknown name should be known before hours of work
+    out = Path(config.out)
+    first = [Cell(_imitation(out, seed), config.imitation, ("--seed", str(seed))) for seed in config.seeds]
+    try:
+        run_cells(first, config.processes, "imitate")
+        cells = [_cell(config, way, seed) for seed in config.seeds for way in config.ways]
+        run_cells(cells, config.processes, "improve")
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
+    rows = [_row(out, way, seed) for way in config.ways for seed in config.seeds]
+    write_json(out / "results.json", rows)
+    _report(out, rows, config)
+    console.print(f"{out}/results.json, {out}/report.html")
+
+
+def _imitation(out: Path, seed: int) -> Path:
+    return out / f"imitation-{seed}"
+
+
+def _cell(config: ImagineStudy, way: str, seed: int) -> Cell:
+    out = Path(config.out)
+    function, start = f"{config.config}:{way}", _imitation(out, seed)
+    given = ["--seed", str(seed), "--policy", str(start / "checkpoints" / "imitation")]
+    if hasattr(load_config(function), "demonstrations"):  # recipes in the simulator may learn from them
+        given += ["--demonstrations", str(start / "demonstrations")]
+    return Cell(out / f"{way}-{seed}", function, tuple(given))
+
+
+def _row(out: Path, way: str, seed: int) -> dict[str, Any]:
+    """Recipes in dreams and in the simulator say in their own words what they reached and what it took."""
+    found = json.loads((out / f"{way}-{seed}" / "summary.json").read_text(encoding="utf-8"))
+    if "imagined_rl" in found:
+        after, episodes = found["imagined_rl"], found["simulator_episodes"]
+    else:
+        validated = sum(row["played"] for row in watched(out / f"{way}-{seed}"))
+        after, episodes = found["rl"], found["episodes"] + validated
+    seconds = round(sum(found["seconds"].values()), 1)
+    return {"way": way, "seed": seed, **after, "simulator_episodes": episodes, "seconds": seconds}
+
+
+def _report(out: Path, rows: list[dict[str, Any]], config: ImagineStudy) -> None:
+    report = Report(
+        "Reinforcement learning in dreams, without one part at a time",
+        "The same imitation policies; success on test scenes of the simulator",
+    )
+    before = {
+        seed: json.loads((_imitation(out, seed) / "summary.json").read_text(encoding="utf-8"))["validation"]
+        for seed in config.seeds
+    }
+    table = [["imitation (validation)", *(percent(Rate(**before[seed])) for seed in config.seeds), None, 0, None]]
+    for way in config.ways:
+        mine = [row for row in rows if row["way"] == way]
+        rates = [percent(Rate(row["success"], row["low"], row["high"], row["episodes"])) for row in mine]
+        mean, episodes, seconds = (
+            sum(row[name] for row in mine) / len(mine) for name in ("success", "simulator_episodes", "seconds")
+        )
+        table.append([way, *rates, f"{mean:.1%}", round(episodes), round(seconds)])
+    header = ["way", *(f"seed {seed}" for seed in config.seeds), "mean", "simulated episodes", "seconds"]
+    report.table(header, table, "Simulated episodes are all that were played after imitation, but the test's.")
+    for seed in config.seeds:
+        mine = [row for row in rows if row["seed"] == seed]
+        bars = [Bar(row["way"], row["success"], row["low"], row["high"]) for row in mine]
+        report.bars(f"Test success, seed {seed}", bars)
+    report.command("vla-rl imagine study")
+    report.write(out / "report.html")
