@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -9,46 +10,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class Proprioception(nn.Module):
-    """Where the robot will be, told from its state, what it sees and what it does: a few candidates with their odds.
+class Motion(nn.Module):
+    """Where the robot goes by what it does alone, without a look at the world."""
 
-    What matters most about the future is often one of two things, and the robot feels which: fingers stop at a cube or
-    close.  One candidate of them all would be their mean, which never happens; pictures are painted of one that does.
-    """
-
-    def __init__(self, picture: tuple[int, int, int], state: int, told: int, frames: int, candidates: int) -> None:
-        """``picture`` (C, h, w); ``told``: entries that tell the actions; ``frames`` F."""
+    def __init__(self, state: int, told: int, frames: int, width: int = 384) -> None:
+        """``told``: entries that tell the actions; ``frames`` F."""
         super().__init__()
-        self.shape = (candidates, frames * state + 1)
         self.frames = frames
-        sizes = [(picture[0] + 2, 32, 5), (32, 64, 3), (64, 64, 3)]
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, size, 2, size // 2) for a, b, size in sizes)
-        cells = 64 * math.prod(-(-side // 8) for side in picture[1:])
-        self.look = nn.Linear(cells, 128)
-        self.think = nn.Sequential(nn.Linear(128 + state + told, 384), nn.SiLU(), nn.Linear(384, 384), nn.SiLU())
-        self.leave = nn.Linear(384, math.prod(self.shape))
+        sizes = [state + told, width, width, width]
+        layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.SiLU())]
+        self.think = nn.Sequential(*layers, nn.Linear(width, frames * state))
         self.straight = nn.Linear(state + told, frames * state)  # most of it is linear
 
-    def forward(self, picture: Tensor, state: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
-        """States [B,K,F,S] and their log-odds [B,K], from ``picture`` [B,C,h,w], ``state`` [B,S], ``told`` [B,A]."""
-        cells = picture
-        for i, conv in enumerate(self.convs):
-            cells = functional.silu(conv(with_places(cells) if i == 0 else cells))
+    def forward(self, state: Tensor, told: Tensor) -> Tensor:
+        """The state [B,F,S] expected from ``state`` [B,S] under ``told`` [B,A]."""
         known = torch.cat([state, told], 1)
-        seen = functional.silu(self.look(cells.flatten(1)))
-        out = self.leave(self.think(torch.cat([seen, known], 1))).unflatten(1, self.shape)
-        change = (out[..., 1:] + self.straight(known)[:, None]).unflatten(2, (self.frames, -1))
-        return state[:, None, None] + change, out[..., 0].log_softmax(1)
-
-    def loss(self, candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor, spread: float = 0.25) -> Tensor:
-        """Negative log-likelihood of ``wanted`` [B,F,S] under a mixture of Gaussians around the candidates.
-
-        Their common standard deviation is ``spread``, so that the nearest candidate learns from what happened;
-        ``counts`` [B,F] is 1 for steps that did.
-        """
-        off = ((candidates - wanted[:, None]) / spread).square().sum(-1)
-        nll = -(odds - 0.5 * (off * counts[:, None]).sum(2)).logsumexp(1)
-        return nll.mean()
+        expected: Tensor = state[:, None] + (self.think(known) + self.straight(known)).unflatten(1, (self.frames, -1))
+        return expected
 
 
 def with_places(cells: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ before it only, because a call is made for as many actions as are known.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -24,8 +23,8 @@ from torch import Tensor, nn
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
-from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoModel
-from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps, Proprioception
+from world_models.backbones.video_model import Autoencoded, Guess, Moves, Seen, VideoModel
+from world_models.heads import InverseDynamics, Motion, OutcomeHead, PoseMaps
 from world_models.uncertainty import disagreement
 
 
@@ -43,7 +42,6 @@ class WorldConfig:
     pictures: int = 1  # P: painted in a call, at equal distances, the last one at the last known control step
     memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
     steps: int = 2  # denoising steps, at least 2: the first gives the mean of all futures, the others choose one
-    candidates: int = 4  # of where the robot will be
     maps: int = 16  # learned maps of where in the picture the robot is, now and then
     backbone: UNetConfig = field(default_factory=UNetConfig)
     context_noise: float = 0.1  # highest level of noise in the memory while training: dreams are not clean, either
@@ -120,12 +118,16 @@ class WorldModel(nn.Module):
         self.register_buffer("action_middle", (high + low) / 2, persistent=False)
         self.register_buffer("action_reach", (high - low) / 2, persistent=False)
         frames = config.frames
-        self.motion = Proprioception(self.picture, size, frames * (actions + 1), frames, config.candidates)
+        told = frames * (actions + 1)
+        self.motion = Motion(size, told, frames)
         moves = self.stride * (actions + 1) + 2 * size
         self.video: VideoModel = config.backbone.build(
             self.picture, 1 + config.memory, self.config.pictures, moves, 2 * config.maps
         )
         self.poses = PoseMaps(size, config.maps, self.video.latent)
+        self.settle = nn.Linear(self.video.width + size, frames * size)  # what the pictures say about the state
+        nn.init.zeros_(self.settle.weight)
+        nn.init.zeros_(self.settle.bias)
         self.outcome = OutcomeHead(self.video.width, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
 
@@ -141,22 +143,22 @@ class WorldModel(nn.Module):
             return self._predicted(now, self.normalised(actions), known, noise)
 
     def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor) -> Future:
-        seen, flag = self._seen(now.pictures), self._flag(known)
-        before = self.normalise(now.state)
-        candidates, odds = self.motion(_floats(now.pictures[:, -1]), before, _told(told, flag).flatten(1))
-        state = _at(candidates.float(), _chosen(odds.float(), noise[:, 0, 0, 0, 0]))
-        moves = self._moves(before, state, told, known)
+        seen, before = self._seen(now.pictures), self.normalise(now.state)
+        expected = self._expected(before, told, self._flag(known))
+        moves = self._moves(before, expected, told, known)
         noisy, level, guesses = noise, 1.0, []
         for step in range(self.config.steps):
-            guess = self.video(noisy, noise.new_full(noise.shape[:2], level), seen, moves)
+            guesses.append(self.video(noisy, noise.new_full(noise.shape[:2], level), seen, moves))
             following = 1.0 - (step + 1) / self.config.steps
-            noisy = guess.clean + following / level * (noisy - guess.clean)
+            noisy = guesses[-1].clean + following / level * (noisy - guesses[-1].clean)
             level = following
-            guesses.append(_at(guess.clean, self.slot(known)))
-        outcome = self.outcome(guess.features, _at(state, known - 1), now.task, known - 1).sigmoid()
-        pictures = ((self.video.decode(guess.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        doubt = disagreement(guesses[0], guesses[-1])
-        return Future(pictures, self.state_mean + self.state_std * state, outcome.float(), doubt.float())
+        first, last = guesses[0], guesses[-1]
+        state = self._settled(expected, first, known).float()
+        outcome = self.outcome(first.features, _at(state, known - 1), now.task, known - 1).sigmoid().float()
+        pictures = ((self.video.decode(last.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        slot = self.slot(known)
+        doubt = disagreement(_at(first.clean, slot).float(), _at(last.clean, slot).float())
+        return Future(pictures, self.state_mean + self.state_std * state, outcome, doubt)
 
     @torch.no_grad()
     def slip(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
@@ -195,20 +197,24 @@ class WorldModel(nn.Module):
         return {f"poses.{name}": item for name, item in self.poses.named_parameters()}
 
     def motion_loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        """How unexpected the robot's way is: cheap, so it is learnt before, and from larger batches.
+        """How far the blind expectation of the state is off: cheap, so it is learnt first, and from large batches.
 
-        ``batch``: pictures uint8 [B,C,h,w], state [B,1+F,S], actions [B,F,D] and count [B], how many of these count.
+        ``batch``: state [B,1+F,S], actions [B,F,D] and count [B], how many of these count.
         """
-        known = _some(batch["count"], generator)
-        with self._products():
-            told, state = self.normalised(batch["actions"]), self.normalise(batch["state"])
-            loss = self._surprise(_floats(batch["pictures"]), state[:, 0], told, state[:, 1:], known)
+        flag = self._flag(_some(batch["count"], generator))
+        state = self.normalise(batch["state"])
+        expected = self.motion(state[:, 0], _told(self.normalised(batch["actions"]), flag).flatten(1))
+        loss = ((expected - state[:, 1:]).square().mean(-1) * flag).sum() / flag.sum()
         return loss, {"motion": float(loss.detach())}
 
-    def _surprise(self, picture: Tensor, state: Tensor, told: Tensor, wanted: Tensor, known: Tensor) -> Tensor:
-        flag = self._flag(known)
-        candidates, odds = self.motion(picture, state, _told(told, flag).flatten(1))
-        return self.motion.loss(candidates.float(), odds.float(), wanted, flag) / math.prod(wanted.shape[1:])
+    def other_parameters(self) -> dict[str, nn.Parameter]:
+        """What :meth:`loss` trains: all but the motion, which small batches would only spoil."""
+        return {name: item for name, item in self.named_parameters() if not name.startswith("motion.")}
+
+    def _expected(self, state: Tensor, told: Tensor, flag: Tensor) -> Tensor:
+        """Where the normalised ``state`` [B,S] leads blindly, [B,F,S]; not trained here."""
+        with torch.no_grad(), torch.autocast(state.device.type, enabled=False):
+            return self.motion(state, _told(told, flag).flatten(1))
 
     def pose_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """How much of a picture is not told by the robot's state: learnt first, so that the video model need not.
@@ -247,9 +253,9 @@ class WorldModel(nn.Module):
             return self._loss(now, aim, generator)
 
     def _level(self, count: int, generator: torch.Generator) -> Tensor:
-        """Levels of noise [count] that sampling meets: half of them 1, where everything is decided."""
+        """Levels of noise [count] that sampling meets: most of them 1, where everything is decided."""
         later = torch.randint(1, self.config.steps, (count,), generator=generator) / self.config.steps
-        return torch.where(torch.rand(count, generator=generator) < 0.5, 1.0, 1.0 - later)
+        return torch.where(torch.rand(count, generator=generator) < 0.7, 1.0, 1.0 - later)
 
     def _dreamt(self, now: Now, batch: Mapping[str, Tensor], later: Tensor, generator: torch.Generator) -> Now:
         """``now`` with the rows ``later`` moved on by a whole call, by the model itself."""
@@ -267,8 +273,9 @@ class WorldModel(nn.Module):
         config, count = self.config, len(aim.known)
         told = self.normalised(aim.actions)
         before, wanted = self.normalise(now.state), self.normalise(aim.state)
-        state = self._surprise(_floats(now.pictures[:, -1]), before, told, wanted, aim.known)
-        moves = self._moves(before, wanted, told, aim.known)
+        flag = self._flag(aim.known)
+        expected = self._expected(before, told, flag)
+        moves = self._moves(before, expected, told, aim.known)
         clean = self.video.encode(_floats(aim.pictures))
         level = self._level(count, generator)
         noise = torch.randn(clean.shape, generator=generator)
@@ -281,9 +288,13 @@ class WorldModel(nn.Module):
         per_frame = ((1.0 + config.changed * moved) * error).mean((2, 3, 4))
         painted = self._painted_at(aim.known)[1].float()
         video = (per_frame * painted).sum() / painted.sum()
-        logits = self.outcome(guess.features, _at(wanted, aim.known - 1), now.task, aim.known - 1)
+        blind = (level == 1.0).float()  # with less noise, what comes could be read off the target
+        settled = self._settled(expected, guess, aim.known)
+        off = (settled - wanted).square().mean(-1)
+        state = (off * flag * blind[:, None]).sum() / (flag * blind[:, None]).sum().clamp_min(1.0)
+        logits = self.outcome(guess.features, _at(settled, aim.known - 1).detach(), now.task, aim.known - 1)
         right = nn.functional.binary_cross_entropy_with_logits(logits, aim.outcome, reduction="none").mean(1)
-        outcome = ((1.0 - 0.9 * level) * right).mean()  # little can be seen in noise
+        outcome = (right * blind).sum() / blind.sum().clamp_min(1.0)
         whole = aim.known == config.frames
         inverse = video.new_zeros(())
         if whole.any():
@@ -313,6 +324,11 @@ class WorldModel(nn.Module):
             share = level[..., None, None, None]
             frames = (1.0 - share) * frames + share * torch.randn(frames.shape, generator=generator)
         return Seen(frames, level)
+
+    def _settled(self, expected: Tensor, guess: Guess, known: Tensor) -> Tensor:
+        """``expected`` [B,F,S] corrected by what the guess shows: a gripper does not close through a cube."""
+        change = self.settle(torch.cat([guess.features.mean(1), _at(expected, known - 1)], -1))
+        return expected + change.unflatten(-1, expected.shape[1:])
 
     def _moves(self, before: Tensor, state: Tensor, actions: Tensor, known: Tensor) -> Moves:
         """What the backbone is told: the normalised state [B,S], where it leads [B,F,S], and the known actions."""
@@ -355,12 +371,6 @@ def _some(count: Tensor, generator: torch.Generator) -> Tensor:
     """How many of ``count`` [B] control steps a call is made for: all of them or, as often, some."""
     some = 1 + (torch.rand(len(count), generator=generator) * count).long()
     return torch.where(torch.rand(len(count), generator=generator) < 0.5, count, some)
-
-
-def _chosen(odds: Tensor, noise: Tensor) -> Tensor:
-    """One of the candidates with log-odds [B,K], int64 [B], by ``noise`` [B] from a standard normal."""
-    share = torch.special.ndtr(noise)[:, None]
-    return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)
 
 
 def _at(items: Tensor, index: Tensor) -> Tensor:

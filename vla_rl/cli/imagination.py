@@ -42,7 +42,7 @@ _WATCHED = 128  # dreams for one decision
 
 
 def _little() -> WorldFit:
-    sizes = ((200, 128), (50, 256), (300, 32))
+    sizes = ((200, 512), (50, 256), (300, 32))
     return WorldFit(*(FitConfig(steps=steps, batch=batch, learning_rate=5e-4) for steps, batch in sizes))
 
 

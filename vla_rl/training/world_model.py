@@ -30,27 +30,29 @@ class Learns(Protocol):
 
     def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
 
+    def touch_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
+
     def pose_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]: ...
 
     def motion_parameters(self) -> dict[str, nn.Parameter]: ...
 
     def pose_parameters(self) -> dict[str, nn.Parameter]: ...
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def other_parameters(self) -> dict[str, nn.Parameter]: ...
 
 
 @dataclass(frozen=True)
 class WorldFit:
     """How long to learn where the robot goes, how it looks there, and then everything together."""
 
-    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=128, learning_rate=1e-3))
+    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=1000, batch=512, learning_rate=2e-3))
     pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, learning_rate=2e-3))
     video: FitConfig = field(default_factory=lambda: FitConfig(steps=3000, batch=32, learning_rate=1e-3))
 
     @property
     def steps(self) -> int:
         """Of all."""
-        return self.motion.steps + self.pose.steps + self.video.steps
+        return sum(part.steps for part in (self.motion, self.pose, self.video))
 
 
 def fit_world(
@@ -78,7 +80,7 @@ def fit_world(
     fit(model.pose_parameters(), model.pose_loss, shown, config.pose, told)
     begun += config.pose.steps
     seen = (_tensors(cut(traces, table, part)) for part in _parts(count, config.video, generator))
-    fit(dict(model.named_parameters()), lambda batch: model.loss(batch, generator), seen, config.video, told)
+    fit(model.other_parameters(), lambda batch: model.loss(batch, generator), seen, config.video, told)
 
 
 def _parts(count: int, config: FitConfig, generator: torch.Generator) -> Iterator[np.ndarray]:
