@@ -125,8 +125,8 @@ FAULTS = (
     Fault(
         "the noise that is kept is added twice",
         _MODEL,
-        "guess.clean + following / level * (noisy - guess.clean)",
-        "guess.clean + (noisy - guess.clean)",
+        "guesses[-1].clean + following / level * (noisy - guesses[-1].clean)",
+        "guesses[-1].clean + (noisy - guesses[-1].clean)",
         (f"{_ON_MODEL}test_a_step_keeps_the_noise_of_its_level",),
     ),
     Fault(
@@ -139,8 +139,8 @@ FAULTS = (
     Fault(
         "actions beyond the known ones are told",
         _MODEL,
-        "told = torch.cat([actions * flag, flag], -1)",
-        "told = torch.cat([actions, flag], -1)",
+        "return torch.cat([actions * flag[..., None], flag[..., None]], -1)",
+        "return torch.cat([actions, flag[..., None]], -1)",
         (f"{_ON_MODEL}test_actions_beyond_the_known_ones_change_nothing",),
     ),
     Fault(

@@ -99,6 +99,20 @@ def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():
     assert [("validation" in found.reports[i]) for i in range(6)] == [True, False, True, False, True, True]
 
 
+def test_the_best_weights_are_judged_again_when_the_world_has_changed():
+    """Before the third iteration; the weights that were best in the old world are worth 0.1 in the new one."""
+    fake, seen = Fake([0.2, 0.8, 0.5, 0.1, 0.3, 0.2]), []
+
+    def changed(progress: float) -> bool:
+        seen.append(fake.parameters["w"][0].item())
+        return progress == 0.5
+
+    loop = Loop(fake, fake, SharedStore(fake), fake.validate, LoopConfig(4, 1, collapse=1.0), prepare=changed)
+    best = loop.run()
+    assert fake.weights_at == [0.0, 1.0, 2.0, 1.0, 3.0, 4.0] and seen == [0.0, 1.0, 2.0, 3.0]
+    assert (best.score, best.iteration) == (0.3, 3) and fake.parameters["w"].tolist() == [3.0, 3.0]
+
+
 def test_the_run_ends_when_its_actions_are_used_up():
     found = run([0.1] * 3, iterations=100, validate_every=2, env_steps=25)
     assert sorted(found.reports) == [0, 1, 2, 3] and found.reports[3]["env_steps_total"] == 30

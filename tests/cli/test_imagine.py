@@ -1,0 +1,199 @@
+"""``vla-rl imagine``: a world model is trained, gone on with, judged and told about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import save_untrained
+from tests.world_models.dreams import SMALL
+from vla_rl.cli import imagine as command
+from vla_rl.cli.closed_loop import CLUMSINESS, Rated, closed_loop, first_looks
+from vla_rl.cli.dreaming import Imagine, opened
+from vla_rl.cli.dreams import Gather
+from vla_rl.cli.imagination import Plan
+from vla_rl.cli.imagine import agreed, judged, summarised
+from vla_rl.cli.imagine_page import write_page
+from vla_rl.cli.method import RLConfig
+from vla_rl.cli.rows import watched
+from vla_rl.cli.stages import EvaluationConfig, collect
+from vla_rl.cli.world import World
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.agreement import Trust
+from vla_rl.evaluation.stats import Rate
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.training.coevolve import CoevolutionConfig
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.loop import LoopConfig
+from vla_rl.training.tracking import RunFolder
+from vla_rl.training.world_model import WorldFit
+from world_models.env import DreamConfig
+from world_models.keyframes import KeyframeConfig
+from world_models.model import WorldConfig
+
+WORLD = World(options={"deadline": 7})
+SCENES = [1_100_000_000 + i for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Imagine:
+    folder = tmp_path_factory.mktemp("before")
+    collect(World(), 2, seed=1).save(folder / "demonstrations", video="never")
+    plan = Plan(
+        WorldConfig(backbone=SMALL),
+        DreamConfig(horizon=5, deadline=5, part=4),
+        KeyframeConfig(),
+        Gather(own=2, clumsy=1, random=2, calibration=1, held_out=2, rows=4),
+        demonstrations=str(folder / "demonstrations"),
+        fit=WorldFit(*[FitConfig(steps=2, batch=4)] * 3),
+        trust=Trust(most=1.0),
+        coevolution=CoevolutionConfig(budget=0),
+    )
+    method = RLConfig(
+        FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 1), loop=LoopConfig(1, validate_every=1)
+    )
+    judged_by = EvaluationConfig(validation=4, test=4, sanity=4, rows=4)
+    return Imagine(method, plan, str(save_untrained(folder / "policy")), world=WORLD, evaluation=judged_by)
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory) -> Path:
+    """A world model was trained, the process ended, and RL went on in it."""
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / "dreams", recipe)
+    recipe.prepare(folder)
+    folder.close()
+    before = (folder.checkpoint("world") / "model.safetensors").read_bytes()
+    command.imagine(["improve", str(folder.path)])
+    assert (folder.checkpoint("world") / "model.safetensors").read_bytes() == before, "nothing was learnt again"
+    return folder.path
+
+
+def test_what_was_trained_is_gone_on_with(run):
+    found = json.loads((run / "summary.json").read_text())
+    assert found["simulator_episodes"] == 5 and found["horizon"] == 5
+    with pytest.raises(UserError, match="is finished"):
+        command.imagine(["improve", str(run)])
+
+
+def test_a_world_model_comes_back_with_what_it_is_trusted_for(run, recipe):
+    again, trained = opened(run)
+    kept = json.loads((run / "checkpoints" / "world" / "config.json").read_text())
+    assert again == recipe
+    assert (trained.dream.done, trained.dream.horizon) == (kept["threshold"], kept["horizon"])
+    assert list(trained.limits.values) == kept["limits"]
+
+
+def test_dreams_begin_with_the_pictures_of_the_scenes():
+    seen = first_looks(WORLD, SCENES, memory=2)
+    env = WORLD.make(1)
+    for i, scene in enumerate(SCENES):
+        obs = env.reset(np.array([0]), np.array([scene]))
+        picture = np.moveaxis(np.concatenate([obs.images[name][0] for name in sorted(obs.images)], -1), -1, 0)
+        assert all(np.array_equal(picture, past) for past in seen.pictures[i])
+        assert np.array_equal(obs.state[0], seen.state[i]) and obs.task[0] == seen.task[i]
+    env.close()
+
+
+def test_every_policy_is_played_in_both_worlds_more_and_less_clumsily(run):
+    recipe, trained = opened(run)
+    policy = TinyVLA.from_pretrained(run / "checkpoints" / "start")
+    rated = closed_loop(trained, recipe.world, {"one": policy, "other": policy}, SCENES, rows=2, seed=1)
+    assert [one.name for one in rated[: len(CLUMSINESS)]] == ["one", *(f"one, {s:.0%} random" for s in CLUMSINESS[1:])]
+    assert len(rated) == 2 * len(CLUMSINESS) >= 12
+    assert all(one.imagined.episodes == one.true.episodes == len(SCENES) for one in rated)
+    assert [asdict(one) for one in rated[:6]] == [
+        asdict(replace(one, name=one.name.replace("other", "one"))) for one in rated[6:]
+    ]
+
+
+def rated() -> list[Rated]:
+    rates = [(0.1, 0.0), (0.3, 0.2), (0.5, 0.6), (0.8, 0.9)]
+    return [Rated(f"policy {i}", Rate(x, 0.0, 1.0, 10), Rate(y, 0.0, 1.0, 10)) for i, (x, y) in enumerate(rates)]
+
+
+def test_the_story_is_told_from_what_the_runs_left(run, monkeypatch):
+    """A policy that is never seen as good in the simulator, and one that is."""
+    monkeypatch.setattr(command, "closed_loop", lambda *given: rated())
+    out = run.parent
+    found = judged(run, scenes=3)
+    assert found["test_episodes"] == 12 and found["policies"]["policies"] == 4
+    (out / "simulator").mkdir(exist_ok=True)
+    lines = [
+        {
+            "stage": "rl",
+            "step": 0,
+            "validation": 0.0,
+            "validation_low": 0,
+            "validation_high": 1,
+            "validation_episodes": 4,
+        },
+        {"stage": "imitation", "step": 0, "episodes": 1000},
+        {"stage": "rl", "step": 1, "episodes": 30, "successes": 3},
+        {
+            "stage": "rl",
+            "step": 2,
+            "episodes": 20,
+            "validation": 0.5,
+            "validation_low": 0,
+            "validation_high": 1,
+            "validation_episodes": 4,
+        },
+    ]
+    (out / "simulator" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = {"rl": asdict(Rate(0.5, 0.0, 1.0, 4)), "episodes": 50, "seconds": {"rl": 2.0, "evaluation": 1.0}}
+    (out / "simulator" / "summary.json").write_text(json.dumps(result))
+    assert [(row["episodes"], row["played"]) for row in watched(out / "simulator")] == [(0, 4), (50, 4)]
+    summary = summarised(out, found)
+    assert set(summary) == {"imitation", "imagined_rl", "simulator_rl", "gain", "agreement"}
+    for way in ("imitation", "imagined_rl", "simulator_rl"):
+        assert {"success", "low", "high", "episodes", "simulator_episodes", "seconds"} <= set(summary[way])
+    assert summary["imagined_rl"]["simulator_episodes"] == 5 and summary["imitation"]["simulator_episodes"] == 0
+    assert summary["simulator_rl"]["simulator_episodes"] == 50 and summary["simulator_rl"]["validation_episodes"] == 8
+    assert summary["simulator_rl"]["episodes_to_imagined_success"] == (
+        0 if summary["imagined_rl"]["success"] == 0 else 50
+    )
+    write_page(out, summary, found)
+    page = (out / "report.html").read_text()
+    assert "after reinforcement learning in dreams" in page and "r = " in page
+
+
+def test_the_table_of_the_horizon_that_rl_used_is_the_one_told():
+    tables = [
+        {
+            "horizon": h,
+            "accuracy": {"success": h / 10},
+            "hallucinated": None if h == 5 else {"success": 0.1, "high": 0.2},
+        }
+        for h in (5, 10)
+    ]
+    policies = {"policies": 12, "r": 0.9, "r_low": 0.8, "r_high": 1.0}
+    assert agreed({"replays": tables, "horizon": 10, "policies": policies})["accuracy"] == 1.0
+    found = agreed({"replays": tables, "horizon": 5, "policies": policies})
+    assert found["hallucinated"] is None and found["hallucinated_high"] == 1.0  # nothing speaks for less
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["impove"], "did you mean 'improve'"),
+        (["improve"], "needs one run folder"),
+        (["agreement", "nowhere"], "holds no run that could be read"),
+        (["agreement", "nowhere", "--scenes", "many"], "is no number of scenes"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(arguments, sentence):
+    with pytest.raises(UserError, match=sentence):
+        command.imagine(arguments)
+
+
+def test_another_kind_of_run_has_no_dreams(tmp_path):
+    RunFolder(tmp_path / "run", EvaluationConfig()).close()
+    with pytest.raises(UserError, match="is a run of EvaluationConfig, which has no world model"):
+        opened(tmp_path / "run")

@@ -1,0 +1,99 @@
+"""Faults in how a run trusts its dreams, buys reality and tells of both."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_BUY, _TRUST, _RUN = "vla_rl/training/coevolve.py", "vla_rl/evaluation/agreement.py", "vla_rl/cli/imagination.py"
+_REPLAY, _LOOP, _ROWS = "world_models/replay.py", "vla_rl/training/loop.py", "vla_rl/cli/rows.py"
+_ON_BUY, _ON_TRUST = "tests/training/test_coevolve.py::", "tests/evaluation/test_trust.py::"
+_SIGN = f"{_ON_BUY}test_each_sign_alone_buys_and_says_why"
+_WHOLE = "tests/cli/test_dreams.py::test_a_policy_is_improved_in_dreams_and_judged_in_the_truth"
+_STORY = "tests/cli/test_imagine.py::test_the_story_is_told_from_what_the_runs_left"
+
+FAULTS = (
+    Fault(
+        "dreams may outrun reality",
+        _BUY,
+        "signals.imagined > signals.real + config.gap",
+        "signals.real > signals.imagined + config.gap",
+        (_SIGN,),
+    ),
+    Fault(
+        "more doubt than at first is no sign",
+        _BUY,
+        "signals.doubt > usual.doubt + config.doubt",
+        "signals.doubt > 1.0 + config.doubt",
+        (_SIGN,),
+    ),
+    Fault(
+        "the budget is for every decision",
+        _BUY,
+        "min(config.batch, config.budget - self.spent)",
+        "min(config.batch, config.budget)",
+        (f"{_ON_BUY}test_the_budget_is_never_exceeded_and_reasons_stay",),
+    ),
+    Fault(
+        "what was usual stays what it was at first",
+        _BUY,
+        "replace(self, usual=signals, spent=self.spent + bought)",
+        "replace(self, spent=self.spent + bought)",
+        (f"{_ON_BUY}test_what_was_bought_sets_what_is_usual",),
+    ),
+    Fault(
+        "the most accurate threshold, however short its dreams",
+        _TRUST,
+        "key=lambda one: (one.table.horizon, one.table.accuracy.success)",
+        "key=lambda one: (-one.table.horizon, one.table.accuracy.success)",
+        (f"{_ON_TRUST}test_a_strict_threshold_saves_the_long_horizon",),
+    ),
+    Fault(
+        "a dream is a success when it ends as one",
+        _REPLAY,
+        "first = self.step[np.arange(len(won)), won.argmax(1)].astype(float)",
+        "first = self.step.max(1).astype(float)",
+        ("tests/world_models/test_replay.py::test_a_replay_is_the_dream_of_its_actions_alone",),
+    ),
+    Fault(
+        "bought episodes are not counted",
+        _RUN,
+        "self.bought += count",
+        "self.bought += 0",
+        (_WHOLE,),
+    ),
+    Fault(
+        "a decision before every iteration",
+        _RUN,
+        'if iteration < last["iteration"] + config.every:',
+        "if False:",
+        (_WHOLE,),
+    ),
+    Fault(
+        "a run that goes on learns its world again",
+        _RUN,
+        'if (kept / "config.json").exists():',
+        "if False:",
+        ("tests/cli/test_imagine.py::test_what_was_trained_is_gone_on_with",),
+    ),
+    Fault(
+        "the best weights keep the score that they had in another world",
+        _LOOP,
+        "self.best.score = self.validate().score",
+        "self.validate()",
+        ("tests/training/test_loop.py::test_the_best_weights_are_judged_again_when_the_world_has_changed",),
+    ),
+    Fault(
+        "the present weights are lost when the best are judged again",
+        _LOOP,
+        "self._put(present)",
+        "self._put(self.best)",
+        ("tests/training/test_loop.py::test_the_best_weights_are_judged_again_when_the_world_has_changed",),
+    ),
+    Fault(
+        "episodes of every stage count as simulated",
+        _ROWS,
+        'for row in rows(run, "rl"):',
+        "for row in rows(run):",
+        (_STORY,),
+    ),
+)
