@@ -18,7 +18,7 @@ from vla_rl.training.world_model import load_world
 
 @dataclass(frozen=True)
 class Dreamt:
-    """One run: ``dream`` is its ``DreamConfig``, ``limits`` its ``Limits``, ``held_out`` what the model is judged by."""
+    """One run: ``dream`` is its ``DreamConfig``, ``limits`` its ``Limits``, ``held_out`` what judges the model."""
 
     folder: Path
     dream: Any

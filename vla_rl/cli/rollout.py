@@ -22,7 +22,7 @@ from vla_rl.cli.progress import bar, console
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.evaluation.agreement import ReplayAgreement
-from vla_rl.evaluation.report import Report, Tile
+from vla_rl.evaluation.report import Cell, Report, Tile
 from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.video import Clip, encode
 from vla_rl.experience.traces import Traces
@@ -74,7 +74,7 @@ def rollout(arguments: Sequence[str]) -> None:
 
 
 def clips(model: Any, limits: Any, traces: Traces, dream: Any, count: int) -> list[Clip]:
-    """Up to ``count`` episodes of ``traces`` as clips: truth on the left, ``model``'s dream of their actions on the right.
+    """Up to ``count`` episodes of ``traces`` as clips: the truth on the left, ``model``'s dream on the right.
 
     ``limits`` is a ``Limits``, ``dream`` a ``DreamConfig``.  The kinds of ``KINDS`` take turns, each with its first
     episodes, so errors are shown more often than they are made.  A clip counts as a success where dream and truth
@@ -146,7 +146,7 @@ def _clips(model: Any, limits: Any, traces: Traces, dream: Any, found: Any, chos
 
 
 def _dreamt(model: Any, limits: Any, traces: Traces, dream: Any, chosen: np.ndarray) -> _Seen:
-    """Dream the actions of the ``chosen`` episodes, as the replay did (a dream follows from its seed), looking always."""
+    """Dream the actions of the ``chosen`` episodes, as the replay did (a dream follows from its seed)."""
     spans = [traces.spans()[i] for i in chosen]
     longest = max(end - begin - 1 for begin, end in spans)
     actions = np.zeros((len(spans), longest, model.spec.action_dim), np.float32)
@@ -216,12 +216,13 @@ def _page(run: Dreamt, kinds: np.ndarray, chosen: np.ndarray, shown: Sequence[Cl
         tiles.append(_tile("Successes not dreamt", table.missed, "successes"))
     report.tiles(tiles)
     report.text(
-        f"Every one of {len(kinds)} episodes that the model has not learnt from was dreamt again from its first picture "
-        "to its last action. **Left is the truth, right the dream**, every control step, slowed down. A green line lies "
-        "over a picture once the task is done there. The bar below is the dream's doubt: its middle is the limit beyond "
-        "which a dream is not believed, and it is red beyond that; a replay goes on all the same. Intervals are 95 %."
+        f"Every one of {len(kinds)} episodes that the model has not learnt from was dreamt again from its first "
+        "picture to its last action. **Left is the truth, right the dream**, every control step, slowed down. A green "
+        "line lies over a picture once the task is done there. The bar below is the dream's doubt: its middle is the "
+        "limit beyond which a dream is not believed, and it is red beyond that; a replay goes on all the same. "
+        "Intervals are 95 %."
     )
-    rows = [[name, made[kind], picked[kind]] for kind, name in enumerate(KINDS)]
+    rows: list[list[Cell]] = [[name, made[kind], picked[kind]] for kind, name in enumerate(KINDS)]
     report.table(
         ["replays", "of all", "shown"],
         rows,
