@@ -118,7 +118,7 @@ _BODY = """
 <div class="card"><p class="instruction" id="instruction"></p><div class="soft" id="step"></div>
 <div class="meter"><div><span>the task is done</span><b id="done"></b></div>
 <div class="track good"><i id="done-bar"></i></div></div>
-<div class="meter"><div><span>will be done, by those who recorded</span><b id="promise"></b></div>
+<div class="meter"><div><span>will be done, if it goes on as in the recordings</span><b id="promise"></b></div>
 <div class="track"><i id="promise-bar"></i></div></div>
 <div class="meter"><div><span>doubt, and its limit in the middle</span><b id="doubt"></b></div>
 <div class="track" id="doubt-track"><i id="doubt-bar"></i><u></u></div></div>

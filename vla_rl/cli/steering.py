@@ -70,11 +70,7 @@ def idle_action(action: ArraySpec, first: np.ndarray) -> np.ndarray:
     """float32 [D]: what no key changes: nothing, but the gripper as in most of the recorded ``first`` [N,D] actions."""
     low, high = _bounds(action)
     idle = np.clip(np.zeros_like(low), low, high)
-    entry = _entry(action, "grip")
-    if entry is not None:
-        usual = np.median(first[:, entry])
-        idle[entry] = low[entry] if usual - low[entry] <= high[entry] - usual else high[entry]
-    return idle
+    return _gripping(idle, action, np.median(first, 0))
 
 
 @dataclass(frozen=True)
@@ -175,7 +171,8 @@ class Steering:
             stored, plan = look(self.policy, self._obs, self._plan, generator)
             out, plan = self.policy.act(stored, plan, "eval", generator)
         chunk = np.asarray(out.action, np.float32)[:, : self.env.spec.max_chunk]
-        return self._step(chunk, plan, self._idle)
+        # What the policy holds is not let go of by the next key.
+        return self._step(chunk, plan, _gripping(self._idle, self.env.spec.action, chunk[0, -1]))
 
     def _act(self, key: Key, share: float) -> View:
         if key.entry is None:
@@ -234,6 +231,17 @@ def _beyond(doubt: float, limit: float | None) -> bool:
 def _bounds(action: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
     shape = action.shape
     return tuple(np.broadcast_to(np.asarray(b, np.float32), shape).copy() for b in (action.low, action.high))  # type: ignore[return-value]
+
+
+def _gripping(idle: np.ndarray, action: ArraySpec, like: np.ndarray) -> np.ndarray:
+    """``idle`` [D] with the gripper at the bound that it is nearer to in the action ``like`` [D]."""
+    entry = _entry(action, "grip")
+    if entry is None:
+        return idle
+    low, high = _bounds(action)
+    held = idle.copy()
+    held[entry] = low[entry] if like[entry] - low[entry] <= high[entry] - like[entry] else high[entry]
+    return held
 
 
 def _entry(action: ArraySpec, axis: str) -> int | None:
