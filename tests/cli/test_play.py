@@ -21,6 +21,7 @@ import pytest
 from tests.cli.dreamt import run_folder, steered
 from tests.world_models.dreams import SIDE
 from vla_rl.cli.dreamt import Dreamt
+from vla_rl.cli.main import main
 from vla_rl.cli.play import play, serve
 from vla_rl.cli.steering import Steering
 from vla_rl.contract.errors import UserError
@@ -80,7 +81,7 @@ def test_a_key_sent_over_a_socket_is_pressed_and_what_is_to_be_seen_comes_back(r
         assert answer.status == 200 and told["step"] == 2 and told["shape"] == [SIDE, SIDE]
         pictures = [np.frombuffer(base64.b64decode(text), np.uint8).reshape(SIDE, SIDE, 3) for text in told["pictures"]]
         np.testing.assert_array_equal(pictures, hands.view.pictures)
-        assert told["doubt"] == pytest.approx(hands.view.doubt) and told["limit"] == 1e3
+        assert told["doubt"] == pytest.approx(hands.view.doubt) and told["limit"] == 1e9
         now = browser.view()
         assert now["pictures"] == told["pictures"][-1:] and now["step"] == 2
         answer, body = browser.press("x")
@@ -154,7 +155,7 @@ def test_keys_pressed_at_once_come_one_after_the_other(run):
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_serves_until_ctrl_c_and_frees_the_port(run):
+def test_the_command_serves_until_ctrl_c_and_frees_the_port(run, capsys):
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} cannot be served on .*in use.*--port {port + 1}"):
@@ -173,8 +174,9 @@ def test_the_command_serves_until_ctrl_c_and_frees_the_port(run):
 
     thread = threading.Thread(target=use)
     thread.start()
-    with pytest.raises(KeyboardInterrupt, match=r"stopped playing; nothing in .*run was changed\."):
-        play([str(run.folder), "--port", str(port)])
+    with pytest.raises(SystemExit, match="130"):
+        main(["imagine", "play", str(run.folder), "--port", str(port)])
+    assert re.search(r"vla-rl: stopped playing; nothing in .*run was changed\.\n$", capsys.readouterr().err)
     thread.join()
     assert seen == [1]
     socket.create_server(("127.0.0.1", port)).close()
@@ -183,7 +185,7 @@ def test_the_command_serves_until_ctrl_c_and_frees_the_port(run):
 def test_what_cannot_be_played_is_refused_in_a_sentence(run, tmp_path):
     with pytest.raises(UserError, match="imagine play needs a run folder"):
         play(["--port", "1"])
-    with pytest.raises(UserError, match="there is no run to dream of"):
+    with pytest.raises(UserError, match="holds no run that could be read"):
         play([str(tmp_path / "none")])
     with pytest.raises(UserError, match="there is no such port"):
         play([str(run.folder), "--port", "70000"])

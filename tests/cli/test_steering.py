@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.dreamt import CALM, push, run_folder, steered, world_model
+from tests.cli.dreamt import CALM, FAR, changed, push, run_folder, steered, world_model
 from vla_rl.cli.dreamt import Dreamt, beginnings
 from vla_rl.cli.play import steering_of
 from vla_rl.cli.steering import Steering, View, idle_action, keys_of
@@ -93,25 +93,31 @@ def test_every_key_is_one_control_step_of_the_action_it_stands_for(run, hands):
         (" ", (0.0, OPEN)),
     ]
     env = ImaginedEnv(
-        run.model, beginnings(run.model, run.held_out), 1, None, replace(CALM, horizon=8, part=1, again=0)
+        run.trained.model,
+        beginnings(run.trained.model, run.held_out),
+        1,
+        None,
+        replace(CALM, horizon=8, part=1, again=0),
     )
     env.reset(np.zeros(1, int), [0])
     np.testing.assert_array_equal(hands.view.pictures[0], run.held_out.images["front"][0])
-    assert hands.view.instruction == run.model.spec.tasks[run.held_out.task[0]] and hands.view.doubt is None
+    assert hands.view.instruction == run.trained.model.spec.tasks[run.held_out.task[0]] and hands.view.doubt is None
     for i, (key, action) in enumerate(presses):
         view = hands.press(key)
         obs = env.step(np.array(action, np.float32)[None, None]).obs
         np.testing.assert_array_equal(view.pictures, obs.images["front"])
         assert (view.done, view.promise, view.doubt) == (*env.outcome[0, [0, 2]].tolist(), float(env.doubt[0]))
         assert (view.step, view.steps, view.cause) == (i + 1, 8, "")
-        assert view.limit == (1e3 if i < 3 else 2e3)  # of the call that the step belongs to; three steps are one
+        assert view.limit == (1e9 if i < 3 else 2e9)  # of the call that the step belongs to; three steps are one
         assert view.grip == action[1]
 
 
 def test_each_direction_has_its_own_bound_and_shift_a_share_of_it(tmp_path):
     run = Dreamt.load(run_folder(tmp_path / "run", names=("yaw", "x"), policy=False))
-    hands = steering_of(replace(run, limits=limits(1e3)), 8)[0]
-    env = ImaginedEnv(run.model, beginnings(run.model, run.held_out), 1, None, replace(CALM, part=1, again=0))
+    hands = steering_of(changed(run, limits=FAR), 8)[0]
+    env = ImaginedEnv(
+        run.trained.model, beginnings(run.trained.model, run.held_out), 1, None, replace(CALM, part=1, again=0)
+    )
     env.reset(np.zeros(1, int), [0])
     for key, action in (("a", -2.0), ("d", 1.0), ("shift+a", -0.5), ("shift+d", 0.25)):
         view = hands.press(key)
@@ -156,14 +162,18 @@ def test_the_next_dream_begins_like_the_next_episode_and_after_the_last_the_firs
         begin = run.held_out.spans()[i][0]
         assert (view.dream, view.step, view.doubt, view.grip) == (i, 0, None, OPEN)
         np.testing.assert_array_equal(view.pictures[0], run.held_out.images["front"][begin])
-        assert view.instruction == run.model.spec.tasks[run.held_out.task[begin]]
+        assert view.instruction == run.trained.model.spec.tasks[run.held_out.task[begin]]
         assert hands.press("b").told.startswith("There is nothing to take back")  # nor the dream before
 
 
 def test_the_policy_decides_once_and_is_shown_step_by_step(run, hands):
     """On what the dream shows; the gripper stays as the policy left it."""
     env = ImaginedEnv(
-        run.model, beginnings(run.model, run.held_out), 1, None, replace(CALM, horizon=8, part=1, again=0)
+        run.trained.model,
+        beginnings(run.trained.model, run.held_out),
+        1,
+        None,
+        replace(CALM, horizon=8, part=1, again=0),
     )
     obs = env.reset(np.zeros(1, int), [0])
     for _ in range(2):
@@ -190,8 +200,8 @@ class Dicing(FunctionPolicy):
 
 def test_a_decision_that_was_taken_back_is_made_again(run):
     """The policy's memory goes back as well, and its noise is that of the moment: new in every one."""
-    made = steering_of(replace(run, limits=limits(1e3)), 12)[0]
-    hands = Steering(made.env, 10, np.array([0.0, OPEN], np.float32), Dicing(run.model.spec, push))
+    made = steering_of(changed(run, limits=FAR), 12)[0]
+    hands = Steering(made.env, 10, np.array([0.0, OPEN], np.float32), Dicing(run.trained.model.spec, push))
     made.env.step, seen = _overheard(made.env.step)
     views = [hands.press("p") for _ in range(3)]
     assert (
@@ -224,7 +234,7 @@ def test_without_a_policy_nobody_else_acts(tmp_path):
 
 
 def test_a_dream_that_doubts_itself_ends_at_its_call_and_back_goes_on(run):
-    hands = steering_of(replace(run, limits=limits(1e3, 1e-6)), 8)[0]
+    hands = steering_of(changed(run, limits=limits(1e9, 1e-6)), 8)[0]
     views = [hands.press("d") for _ in range(6)]
     assert [view.cause for view in views] == [""] * 5 + ["uncertainty"]
     assert views[3].doubt > views[3].limit == 1e-6 and "doubts itself" in views[5].end
@@ -243,7 +253,7 @@ def test_a_dream_that_doubts_itself_ends_at_its_call_and_back_goes_on(run):
     ],
 )
 def test_an_end_is_told_in_words(run, numbers, cause, says):
-    hands = steering_of(replace(run, dream=replace(CALM, **numbers, deadline=2), limits=limits(1e3)), 4)[0]
+    hands = steering_of(changed(run, dream=replace(CALM, **numbers, deadline=2), limits=FAR), 4)[0]
     views = [hands.press("d") for _ in range(4)]
     last = next(view for view in views if view.cause)
     # The deadline that a learner has is not for people: at the end of the first call, or of the time.
@@ -252,18 +262,18 @@ def test_an_end_is_told_in_words(run, numbers, cause, says):
 
 def test_a_success_that_flips_is_not_blamed_on_the_bar(run, monkeypatch):
     monkeypatch.setattr(ImaginedEnv, "_confirmed", lambda self, rows: np.zeros(len(rows), bool))
-    hands = steering_of(replace(run, dream=replace(CALM, done=0.0), limits=limits(1e3)))[0]
+    hands = steering_of(changed(run, dream=replace(CALM, done=0.0), limits=FAR))[0]
     view = [hands.press("d") for _ in range(3)][-1]
     assert view.cause == "uncertainty" and view.doubt < view.limit and "Dreamt again with other noise" in view.end
 
 
 def test_a_dream_lasts_as_long_as_an_episode_or_as_told(run):
-    assert steering_of(run)[0].view.steps == run.model.spec.time_limit == 12
+    assert steering_of(run)[0].view.steps == run.trained.model.spec.time_limit == 12
     assert steering_of(run, 30)[0].view.steps == 30
     with pytest.raises(UserError, match="leave nothing to imagine"):
         steering_of(run, -1)
 
 
 def test_where_there_is_no_limit_none_is_shown(run):
-    view = steering_of(replace(run, limits=limits(np.inf)))[0].press("d")
+    view = steering_of(changed(run, limits=limits(np.inf)))[0].press("d")
     assert view.limit is None and view.doubt > 0

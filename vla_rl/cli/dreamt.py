@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.config import from_json
+from vla_rl.cli.dreaming import opened
+from vla_rl.cli.imagination import Trained
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.experience.traces import Traces, seen_at
-from vla_rl.training.world_model import load_world
 
 
 @dataclass(frozen=True)
 class Dreamt:
-    """One run: ``dream`` is its ``DreamConfig``, ``limits`` its ``Limits``, ``held_out`` what judges the model."""
+    """One run: its world model with limits and ``DreamConfig``, and the episodes that judge it."""
 
     folder: Path
-    dream: Any
-    model: Any
-    limits: Any
+    trained: Trained
     held_out: Traces
 
     @classmethod
     def load(cls, run: str | Path) -> Dreamt:
-        """Read the run folder ``run``.
+        """Read the run folder ``run``, finished or not.
 
         Raises UserError when there is no run, one without a world, or one that kept no episodes.
         """
         folder = Path(run)
-        dream = _recipe(folder).dream
-        world, episodes = folder / "checkpoints" / "world", folder / "episodes" / "held_out.npz"
-        for path, what in ((world, "world model"), (episodes, "held-out episodes")):
-            if not path.exists():
+        episodes = folder / "episodes" / "held_out.npz"
+        for path, what in ((folder / "checkpoints" / "world", "world model"), (episodes, "held-out episodes")):
+            if (folder / "config.json").exists() and not path.exists():
                 raise UserError(
                     f"the run in {str(folder)!r} has no {what} ({path.relative_to(folder)} is missing), so there is "
-                    "nothing to dream of; name a run of vla-rl imagine that got as far as reinforcement learning."
+                    "nothing to dream of; name a run of vla-rl imagine whose world model is learnt."
                 )
-        model, saved = load_world(world)
-        limits = load("world_models.uncertainty:Limits")(tuple(saved["limits"]))
-        return cls(folder, dream, model, limits, Traces.load(episodes))
+        return cls(folder, opened(folder)[1], Traces.load(episodes))
 
 
 def beginnings(model: Any, traces: Traces) -> Any:
@@ -61,23 +55,3 @@ def run_of(arguments: list[str], command: str) -> str:
             "RUN, for example runs/imagine."
         )
     return arguments[0]
-
-
-def _recipe(folder: Path) -> Any:
-    path = folder / "config.json"
-    try:
-        recipe = from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(
-            f"{str(folder)!r} has no config.json, so there is no run to dream of; name a run folder of vla-rl imagine."
-        ) from error
-    except (ValueError, ModuleNotFoundError) as error:
-        raise UserError(
-            f"{str(path)!r} cannot be read ({error}), so the run's dream is unknown; name a run of this version."
-        ) from error
-    if not hasattr(recipe, "dream"):
-        raise UserError(
-            f"the run in {str(folder)!r} is one of {type(recipe).__name__}, which learns no world model, so there is "
-            "nothing to dream of; name a run of vla-rl imagine."
-        )
-    return recipe

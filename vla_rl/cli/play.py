@@ -28,7 +28,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.policies.pretrained import load_policy
 
-_POLICIES = ("best", "imitation")  # who acts on P: the first of these checkpoints that there is
+_POLICIES = ("best", "start")  # who acts on P: the first of these checkpoints that there is
 _LONGEST = 200  # bytes of a key
 _HOSTS = ("localhost", "127.0.0.1")
 
@@ -69,10 +69,12 @@ def steering_of(run: Dreamt, steps: int = 0) -> tuple[Steering, str]:
 
     Raises UserError when the policy was trained for another world.
     """
-    spec = run.model.spec
+    trained, spec = run.trained, run.trained.model.spec
     # One row, so nothing is to be gained from predicting several together.
-    config = replace(run.dream, horizon=steps or spec.time_limit, deadline=None, keyframes=0.0, part=1)
-    env = load("world_models.env:ImaginedEnv")(run.model, beginnings(run.model, run.held_out), 1, run.limits, config)
+    config = replace(trained.dream, horizon=steps or spec.time_limit, deadline=None, keyframes=0.0, part=1)
+    env = load("world_models.env:ImaginedEnv")(
+        trained.model, beginnings(trained.model, run.held_out), 1, trained.limits, config
+    )
     first = run.held_out.action[[begin for begin, _ in run.held_out.spans()]]
     name = next((name for name in _POLICIES if (run.folder / "checkpoints" / name).exists()), "")
     policy = load_policy(Path(run.folder, "checkpoints", name), env.spec) if name else None

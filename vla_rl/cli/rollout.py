@@ -50,14 +50,15 @@ def rollout(arguments: Sequence[str]) -> None:
     if given[:1] in (["-h"], ["--help"]):
         override(Rollout(), given, "vla-rl imagine rollout RUN")
     run = Dreamt.load(run_of(given, "rollout"))
+    trained = run.trained
     config: Rollout = override(Rollout(), given[1:], "vla-rl imagine rollout RUN")
     _require_some(config.episodes)
     if config.video:
         _mp4([Clip(np.zeros((1, 2, 2, 3), np.uint8), "try")])  # what cannot be written is known before the replays
-    found = replayed(run.model, run.held_out, run.dream)
-    kinds = _kinds(run.held_out, found)
+    found = replayed(trained.model, run.held_out, trained.dream)
+    kinds = _kinds(run.held_out, found, trained.dream)
     chosen = _mixture(kinds, config.episodes)
-    shown = _clips(run.model, run.limits, run.held_out, run.dream, found, chosen)
+    shown = _clips(trained.model, trained.limits, run.held_out, trained.dream, found, chosen)
     out = Path(config.out) if config.out else run.folder / "rollout.html"
     try:
         _page(run, kinds, chosen, shown).write(out)
@@ -85,7 +86,7 @@ def clips(model: Any, limits: Any, traces: Traces, dream: Any, count: int) -> li
     """
     _require_some(count)
     found = replayed(model, traces, dream)
-    return _clips(model, limits, traces, dream, found, _mixture(_kinds(traces, found), count))
+    return _clips(model, limits, traces, dream, found, _mixture(_kinds(traces, found, dream), count))
 
 
 # -- choosing --------------------------------------------------------------------------------------------------------
@@ -96,9 +97,9 @@ def _require_some(count: int) -> None:
         raise UserError(f"{count} episodes show nothing; give --episodes at least 1.")
 
 
-def _kinds(traces: Traces, found: Any) -> np.ndarray:
+def _kinds(traces: Traces, found: Any, dream: Any) -> np.ndarray:
     """int [N]: which of ``KINDS`` every episode is; ``found`` is its ``Replayed``."""
-    dreamt, true = np.isfinite(found.done), traces.outcomes
+    dreamt, true = np.isfinite(found.done_by(dream.done)), traces.outcomes
     return np.select([dreamt & ~true, true & ~dreamt, dreamt & true], [0, 1, 2], 3)
 
 
@@ -126,8 +127,8 @@ class _Seen:
 
 
 def _clips(model: Any, limits: Any, traces: Traces, dream: Any, found: Any, chosen: np.ndarray) -> list[Clip]:
-    spans, kinds = [traces.spans()[i] for i in chosen], _kinds(traces, found)
-    seen = _dreamt(model, limits, traces, dream, chosen)
+    spans, kinds = [traces.spans()[i] for i in chosen], _kinds(traces, found, dream)
+    done, seen = found.done_by(dream.done), _dreamt(model, limits, traces, dream, chosen)
     made = []
     for row, (episode, (begin, end)) in enumerate(zip(chosen, spans, strict=True)):
         won, length = bool(traces.outcomes[episode]), end - begin - 1
@@ -135,13 +136,13 @@ def _clips(model: Any, limits: Any, traces: Traces, dream: Any, found: Any, chos
         truth = _stacked({name: image[begin:end] for name, image in traces.images.items()})
         frames = np.stack(
             [
-                _frame(truth[t], seen.pictures[row, t], t >= true_at, t >= found.done[episode], seen.doubt[row, t])
+                _frame(truth[t], seen.pictures[row, t], t >= true_at, t >= done[episode], seen.doubt[row, t])
                 for t in [*range(length + 1), *[length] * _LINGER]
             ]
         )
-        told = _told(won, length, float(found.done[episode])), _doubted(found, limits, int(episode))
+        told = _told(won, length, float(done[episode])), _doubted(found, limits, int(episode))
         label = f"{KINDS[kinds[episode]]}: {model.spec.tasks[int(traces.task[begin])]}; {'; '.join(told)}"
-        made.append(Clip(frames, label, won == bool(np.isfinite(found.done[episode])), _SPEED))
+        made.append(Clip(frames, label, won == bool(np.isfinite(done[episode])), _SPEED))
     return made
 
 
@@ -220,7 +221,7 @@ def _page(run: Dreamt, kinds: np.ndarray, chosen: np.ndarray, shown: Sequence[Cl
         "picture to its last action. **Left is the truth, right the dream**, every control step, slowed down. A green "
         "line lies over a picture once the task is done there. The bar below is the dream's doubt: its middle is the "
         "limit beyond which a dream is not believed, and it is red beyond that; a replay goes on all the same. "
-        "Intervals are 95 %."
+        f"Policies learn in dreams of up to {run.trained.dream.horizon} control steps. Intervals are 95 %."
     )
     rows: list[list[Cell]] = [[name, made[kind], picked[kind]] for kind, name in enumerate(KINDS)]
     report.table(
