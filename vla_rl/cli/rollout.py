@@ -221,7 +221,8 @@ def _page(run: Dreamt, kinds: np.ndarray, chosen: np.ndarray, shown: Sequence[Cl
         "picture to its last action. **Left is the truth, right the dream**, every control step, slowed down. A green "
         "line lies over a picture once the task is done there. The bar below is the dream's doubt: its middle is the "
         "limit beyond which a dream is not believed, and it is red beyond that; a replay goes on all the same. "
-        f"Policies learn in dreams of up to {run.trained.dream.horizon} control steps. Intervals are 95 %."
+        f"A dream counts as a success once it is {run.trained.dream.done:.0%} sure; policies learn in dreams of up to "
+        f"{run.trained.dream.horizon} control steps. Intervals are 95 %."
     )
     rows: list[list[Cell]] = [[name, made[kind], picked[kind]] for kind, name in enumerate(KINDS)]
     report.table(
