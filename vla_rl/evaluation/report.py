@@ -102,7 +102,8 @@ class Report:
     def videos(self, title: str, clips: Sequence[Clip]) -> None:
         """A grid of looping clips, framed green for a success and red for a failure."""
         heading = f"<h2>{escape(title)}</h2>" if title else ""
-        self._add(f'{heading}<div class="clips">{"".join(map(_clip, clips))}</div>')
+        wide = any(clip.frames.shape[2] > 1.5 * clip.frames.shape[1] for clip in clips)
+        self._add(f'{heading}<div class="clips{" wide" * wide}">{"".join(map(_clip, clips))}</div>')
 
     def _add(self, html: str, figure: bool = False) -> None:
         self._parts.append((html, figure))

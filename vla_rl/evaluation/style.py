@@ -110,6 +110,7 @@ th.n, td.n { text-align: right; }
 /* clips */
 .clips { display: grid; gap: 0.9rem; margin: 1rem 0;
   grid-template-columns: repeat(auto-fill, minmax(min(46%, 10.5rem), 1fr)); }
+.clips.wide { grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
 .clips figure { margin: 0; }
 .clips video, .clips img { display: block; width: 100%; border-radius: 10px; border: 3px solid var(--line);
   background: var(--line); }

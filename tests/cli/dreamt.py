@@ -1,0 +1,71 @@
+"""What a run of ``Imagine`` leaves, made of small parts that nobody trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.world_models import dreams, pushing
+from vla_rl.cli.configs import load_config
+from vla_rl.cli.dreamt import Dreamt
+from vla_rl.cli.imagination import Trained
+from vla_rl.cli.play import steering_of
+from vla_rl.cli.steering import Steering
+from vla_rl.contract.env import Observation
+from vla_rl.policies.function import FunctionPolicy
+from vla_rl.training.tracking import RunFolder
+from world_models.env import DreamConfig
+from world_models.model import WorldModel
+from world_models.uncertainty import Limits
+
+NAMES = ("dx", "grip")  # from -0.5 to 0.5, and from -2 to 1
+FAR = Limits((1e9, 2e9))  # no doubt comes near
+CALM = DreamConfig(horizon=12, part=4, done=2.0, failed=2.0)  # nothing but time and doubt ends a dream
+
+
+def world_model(names: tuple[str, ...] = NAMES, cameras: tuple[str, ...] = ("front",)) -> WorldModel:
+    """Weights so small that probabilities are neither 0 nor 1."""
+    made = dreams.model(cameras)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(0.7)
+    made.spec = replace(made.spec, action=replace(made.spec.action, names=names, unit="m,1"))
+    return made
+
+
+def run_folder(
+    path: Path,
+    dream: DreamConfig = CALM,
+    limits: tuple[float, ...] = (np.inf,),
+    names: tuple[str, ...] = NAMES,
+    policy: bool = True,
+) -> Path:
+    """A run in ``path`` with ten held-out episodes and, unless told otherwise, a policy."""
+    recipe, model = load_config("configs/imagine.py:lift"), world_model(names)
+    folder = RunFolder(path, replace(recipe, plan=replace(recipe.plan, dream=dream)))
+    Trained(model, Limits(limits), dream).save(folder.checkpoint("world"))
+    (path / "episodes").mkdir()
+    pushing.played(10, seed=11).save(path / "episodes" / "held_out.npz")
+    if policy:
+        FunctionPolicy(model.spec, push, "tests.cli.dreamt:push").save_pretrained(folder.checkpoint("best"))
+    return path
+
+
+def steered(run: Dreamt, steps: int) -> Steering:
+    """A dream of ``run`` under limits that it never reaches: it is of a model that nobody trained."""
+    return steering_of(changed(run, limits=FAR), steps)[0]
+
+
+def changed(run: Dreamt, **parts: Any) -> Dreamt:
+    """``run`` with other limits or another dream."""
+    return replace(run, trained=replace(run.trained, **parts))
+
+
+def push(obs: Observation) -> np.ndarray:
+    """[E,2,2]: two control steps that depend on what is seen, the gripper nearly closed at last."""
+    along = np.asarray(obs.images["front"], float).mean((1, 2, 3)) / 255 - 0.5
+    return np.stack([np.stack([along, 0 * along], 1), np.stack([-along, 0 * along + 0.9], 1)], 1)

@@ -1,0 +1,183 @@
+"""Dream beside truth: what a clip shows is what was recorded and what the dream shows, and the choice is as told."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.cli.dreamt import CALM, run_folder
+from tests.world_models.dreams import SIDE
+from vla_rl.cli import rollout as command
+from vla_rl.cli.dreams import replayed
+from vla_rl.cli.dreamt import Dreamt, beginnings
+from vla_rl.cli.imagination import Trained
+from vla_rl.cli.rollout import KINDS, clips, rollout
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.video import Media
+from world_models.env import ImaginedEnv
+from world_models.uncertainty import Limits
+
+# Episodes are longer, and still replayed to the end.
+DREAM = replace(CALM, horizon=5, deadline=4, again=1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Dreamt:
+    """Six of ten dreams succeed, and every other doubt is beyond its limit."""
+    made = Dreamt.load(run_folder(tmp_path_factory.mktemp("runs") / "run", DREAM))
+    found = replayed(made.trained.model, made.held_out, DREAM)
+    done = float(np.sort(np.nanmax(found.sure, 1))[4])
+    limits = Limits.calibrate(found.by_depth(), 0.5)
+    Trained(made.trained.model, limits, replace(DREAM, done=done)).save(made.folder / "checkpoints" / "world")
+    return Dreamt.load(made.folder)
+
+
+@pytest.fixture(scope="module")
+def by_hand(run):
+    """Every episode dreamt alone, a control step at a time: pictures, probability of "done" and doubt after each."""
+    env = ImaginedEnv(run.trained.model, beginnings(run.trained.model, run.held_out), 1, None, replace(CALM, again=0))
+    found = []
+    for episode, (begin, end) in enumerate(run.held_out.spans()):
+        pictures = [env.reset(np.zeros(1, int), [episode]).images["front"][0]]
+        done, doubt = [0.0], [0.0]
+        for action in run.held_out.action[begin : end - 1]:
+            pictures.append(env.step(action[None, None]).obs.images["front"][0])
+            done.append(float(env.outcome[0, 0]))
+            doubt.append(float(env.doubt[0]))
+        found.append((np.stack(pictures), np.array(done), np.array(doubt)))
+    return found
+
+
+def first_done(run: Dreamt, done: np.ndarray) -> float:
+    """The control step at which a dream is first asked and says yes: every third, and the last."""
+    asked = [t for t in range(1, len(done)) if t % 3 == 0 or t == len(done) - 1]
+    return min((t for t in asked if done[t] >= run.trained.dream.done), default=np.inf)
+
+
+def kinds_by_hand(run, by_hand) -> list[int]:
+    said = [np.isfinite(first_done(run, done)) for _, done, _ in by_hand]
+    table = {(True, False): 0, (False, True): 1, (True, True): 2, (False, False): 3}
+    return [table[bool(yes), bool(won)] for yes, won in zip(said, run.held_out.outcomes, strict=True)]
+
+
+def test_a_clip_shows_what_was_recorded_beside_what_is_dreamt_of_it(run, by_hand):
+    """Every control step, the beginning included; green lines and the bar say what came of it, and when."""
+    made = clips(run.trained.model, run.trained.limits, run.held_out, run.trained.dream, 10)
+    kinds = kinds_by_hand(run, by_hand)
+    assert set(kinds) == {0, 1, 2, 3}, "these episodes no longer show every kind; take others"
+    order = sorted(range(10), key=lambda i: (kinds[i], i))
+    side, width = 4 * SIDE, 8 * SIDE + 8
+    for clip, episode in zip(made, order, strict=True):
+        (begin, end), (pictures, done, doubt) = run.held_out.spans()[episode], by_hand[episode]
+        length = end - begin - 1
+        assert clip.frames.shape == (length + 1 + 6, 4 + side + 8 + 8, width, 3)
+        for t, frame in enumerate(clip.frames):
+            t = min(t, length)  # the end stays for a while
+            np.testing.assert_array_equal(frame[4 : 4 + side : 4, :side:4], run.held_out.images["front"][begin + t])
+            np.testing.assert_array_equal(frame[4 : 4 + side : 4, side + 8 :: 4], pictures[t])
+            won = run.held_out.outcomes[episode] and t == length
+            assert (frame[0, 0].tolist() == [63, 195, 128]) == won
+            assert (frame[0, -1].tolist() == [63, 195, 128]) == (t >= first_done(run, done))
+            share = doubt[t] / run.trained.limits.values[max(t - 1, 0) // 3]
+            filled = round(min(share / 2, 1) * width)
+            colours = {tuple(pixel) for pixel in frame[-1, :filled].tolist()} - {(233, 234, 238)}
+            assert colours == (set() if not filled else {(242, 114, 108)} if share > 1 else {(63, 195, 128)})
+            rest = {tuple(pixel) for pixel in frame[-1, filled:].tolist()} - {(233, 234, 238)}
+            assert rest <= {(62, 67, 76)}
+
+
+def test_a_label_tells_kind_instruction_outcomes_and_doubt(run, by_hand):
+    made = clips(run.trained.model, run.trained.limits, run.held_out, run.trained.dream, 10)
+    kinds = kinds_by_hand(run, by_hand)
+    for clip, episode in zip(made, sorted(range(10), key=lambda i: (kinds[i], i)), strict=True):
+        (begin, end), (_, done, doubt) = run.held_out.spans()[episode], by_hand[episode]
+        length, when = end - begin - 1, first_done(run, done)
+        asked = [t for t in range(1, length + 1) if t % 3 == 0 or t == length]
+        shares = {t: doubt[t] / run.trained.limits.values[(t - 1) // 3] for t in asked}
+        over = [t for t, share in shares.items() if share > 1]
+        truth = f"success at step {length}" if run.held_out.outcomes[episode] else f"no success in {length} steps"
+        dream = f"success at step {when}" if np.isfinite(when) else "no success"
+        told = f"beyond its limit at step {over[0]}" if over else f"at most {max(shares.values()):.0%} of its limit"
+        text = run.trained.model.spec.tasks[run.held_out.task[begin]]
+        assert clip.label == f"{KINDS[kinds[episode]]}: {text}; truth: {truth}, dream: {dream}; doubt {told}"
+        assert clip.success == (kinds[episode] >= 2)
+
+
+def test_without_a_limit_there_is_no_doubt_to_show(run):
+    clip = clips(run.trained.model, Limits((np.inf,)), run.held_out, run.trained.dream, 1)[0]
+    assert clip.label.endswith("doubt at most 0% of its limit") and (clip.frames[:, -1, 0] == (62, 67, 76)).all()
+
+
+def test_cameras_are_above_each_other_in_the_order_of_their_names():
+    images = {"wrist": np.ones((1, 2, 3, 3), np.uint8), "front": np.zeros((1, 2, 3, 3), np.uint8)}
+    stacked = command._stacked(images)
+    assert stacked.shape == (1, 4, 3, 3) and stacked[0, :, 0, 0].tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count", "taken"),
+    [
+        ([3, 3, 2, 0, 3, 2, 1, 2], 4, [3, 6, 2, 0]),  # one of each, though failures come first
+        ([3, 3, 2, 0, 3, 2, 1, 2], 6, [3, 6, 2, 5, 0, 1]),  # the errors are used up
+        ([3, 3, 2, 0, 3, 2, 1, 2], 2, [3, 6]),
+        ([3, 3, 3], 2, [0, 1]),
+        ([2, 2], 9, [0, 1]),
+    ],
+)
+def test_kinds_take_turns_as_long_as_there_are_any(kinds, count, taken):
+    assert command._mixture(np.array(kinds), count).tolist() == taken
+
+
+def test_the_command_writes_a_page_of_its_own_and_a_video(run, tmp_path, by_hand):
+    av = pytest.importorskip("av")
+    video = tmp_path / "deep" / "clips.mp4"
+    rollout([str(run.folder), "--episodes", "3", "--video", str(video)])
+    html = (run.folder / "rollout.html").read_text()
+    assert html.count('src="data:video/mp4;base64,') == 3 and not re.search(r'(src|href)="(?!data:)', html)
+    kinds = kinds_by_hand(run, by_hand)
+    table = re.search(r"<tbody>(.*?)</tbody>", html, re.S).group(1)
+    assert re.findall(r"<td class=n>(\d+)</td><td class=n>\d+</td>", table) == [str(kinds.count(i)) for i in range(4)]
+    assert sum(map(int, re.findall(r"<td class=n>\d+</td><td class=n>(\d+)</td>", table))) == 3
+    with av.open(io.BytesIO(video.read_bytes())) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    longest = max(
+        len(clip.frames) for clip in clips(run.trained.model, run.trained.limits, run.held_out, run.trained.dream, 3)
+    )
+    assert len(frames) == longest and frames[0].shape[0] >= 2 * (4 * SIDE + 20)  # two lines of two
+
+
+def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(run, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="0 episodes show nothing; give --episodes at least 1"):
+        rollout([str(run.folder), "--episodes", "0"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"could not be written .*; choose another place"):
+        rollout([str(run.folder), "--episodes", "1", "--out", str(tmp_path / "file" / "page.html")])
+    monkeypatch.setattr(command, "encode", lambda clip: Media("image/webp", b""))
+    monkeypatch.setattr(command, "replayed", lambda *given: pytest.fail("replayed before it was known"))
+    with pytest.raises(UserError, match="no mp4 can be written"):
+        rollout([str(run.folder), "--video", str(tmp_path / "clips.mp4")])
+
+
+def test_what_is_no_run_of_imagine_is_refused_by_what_it_lacks(run, tmp_path):
+    def refused(folder, sentence):
+        with pytest.raises(UserError, match=sentence):
+            Dreamt.load(folder)
+
+    refused(tmp_path / "none", "holds no run that could be read")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text((run.folder / "config.json").read_text())
+    refused(other, r"has no world model \(checkpoints/world is missing\)")
+    (other / "checkpoints").mkdir()
+    (other / "checkpoints" / "world").symlink_to((run.folder / "checkpoints" / "world").resolve())
+    refused(other, r"has no held-out episodes \(episodes/held_out.npz is missing\)")
+    (other / "episodes").symlink_to((run.folder / "episodes").resolve())
+    (other / "config.json").write_text(json.dumps({"class": "vla_rl.cli.world:World"}))
+    refused(other, "is a run of World")
+    with pytest.raises(UserError, match="rollout needs a run folder"):
+        rollout([])

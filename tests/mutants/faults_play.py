@@ -1,0 +1,152 @@
+"""Faults in dreams that people look at and steer."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_ROLLOUT, _STEERING, _PLAY = "vla_rl/cli/rollout.py", "vla_rl/cli/steering.py", "vla_rl/cli/play.py"
+_ON_ROLLOUT, _ON_PLAY, _ON_STEERING = (f"tests/cli/test_{name}.py::" for name in ("rollout", "play", "steering"))
+_CLIP = f"{_ON_ROLLOUT}test_a_clip_shows_what_was_recorded_beside_what_is_dreamt_of_it"
+_LABEL = f"{_ON_ROLLOUT}test_a_label_tells_kind_instruction_outcomes_and_doubt"
+_BACK = f"{_ON_STEERING}test_back_takes_steps_back_so_that_the_same_keys_give_the_same_again"
+_AGAIN = f"{_ON_STEERING}test_a_decision_that_was_taken_back_is_made_again"
+_STEP = f"{_ON_STEERING}test_every_key_is_one_control_step_of_the_action_it_stands_for"
+_OTHERS = f"{_ON_PLAY}test_pages_of_other_sites_press_no_key"
+
+FAULTS = (
+    Fault(
+        "the dream is passed off as the truth",
+        _ROLLOUT,
+        "((truth, won, 0), (dream, dreamt, width + _GAP))",
+        "((dream, dreamt, 0), (truth, won, width + _GAP))",
+        (_CLIP,),
+    ),
+    Fault(
+        "a clip has the dream of another episode",
+        _ROLLOUT,
+        "env.reset(np.arange(len(spans)), chosen)",
+        "env.reset(np.arange(len(spans)), np.arange(len(spans)))",
+        (_CLIP,),
+    ),
+    Fault(
+        "a clip stands still once its dream has succeeded",
+        _ROLLOUT,
+        "deadline=None, done=2.0, failed=2.0, again=0)",
+        "deadline=None, again=0)",
+        (_CLIP,),
+    ),
+    Fault(
+        "the bar shows doubt over the first limit",
+        _ROLLOUT,
+        "np.array([t // model.config.frames])",
+        "np.array([0])",
+        (_CLIP,),
+    ),
+    Fault("the bar is full at the limit", _ROLLOUT, "min(doubt / 2.0, 1.0)", "min(doubt, 1.0)", (_CLIP,)),
+    Fault(
+        "a missed success is called hallucinated",
+        _ROLLOUT,
+        "[dreamt & ~true, true & ~dreamt, dreamt & true]",
+        "[true & ~dreamt, dreamt & ~true, dreamt & true]",
+        (_LABEL,),
+    ),
+    Fault(
+        "clips are of one kind as long as there are any",
+        _ROLLOUT,
+        "for i in range(len(kinds)) for column in waiting if i < len(column)]",
+        "for column in waiting for i in range(len(column))]",
+        (f"{_ON_ROLLOUT}test_kinds_take_turns_as_long_as_there_are_any",),
+    ),
+    Fault(
+        "doubt is told of the first call beyond, not of its step",
+        _ROLLOUT,
+        "{step[np.argmax(doubt > limit)]}",
+        "{1 + np.argmax(doubt > limit)}",
+        (_LABEL,),
+    ),
+    Fault(
+        "going back leaves the dream where it is",
+        _STEERING,
+        "self._obs = self.env.restore(np.zeros(1, int), moment.snapshot)",
+        "self._obs = self._obs",
+        (_BACK,),
+    ),
+    Fault(
+        "going back leaves the gripper as it is",
+        _STEERING,
+        "self._idle, self._plan = moment.idle, moment.plan",
+        "self._plan = moment.plan",
+        (_BACK,),
+    ),
+    Fault(
+        "going back leaves the policy's memory as it is",
+        _STEERING,
+        "self._idle, self._plan = moment.idle, moment.plan",
+        "self._idle = moment.idle",
+        (_AGAIN,),
+    ),
+    Fault(
+        "every decision of a dream has the same noise",
+        _STEERING,
+        "(1 + self.view.dream) + self.view.step",
+        "(1 + self.view.dream)",
+        (_AGAIN,),
+    ),
+    Fault(
+        "the next key lets go of what the policy holds",
+        _STEERING,
+        "return self._step(chunk, plan, _gripping(self._idle, self.env.spec.action, chunk[0, -1]))",
+        "return self._step(chunk, plan, self._idle)",
+        (f"{_ON_STEERING}test_the_policy_decides_once_and_is_shown_step_by_step",),
+    ),
+    Fault(
+        "a call's last step is compared with the next limit",
+        _STEERING,
+        "(time - 1) // self.env.model.config.frames",
+        "time // self.env.model.config.frames",
+        (_STEP,),
+    ),
+    Fault(
+        "the bounds of a move are symmetric",
+        _STEERING,
+        "            bound = (high if key.sign > 0 else low)[key.entry]",
+        "            bound = key.sign * high[key.entry]",
+        (f"{_ON_STEERING}test_each_direction_has_its_own_bound_and_shift_a_share_of_it",),
+    ),
+    Fault(
+        "the gripper opens again with the next key",
+        _STEERING,
+        "return self._step(action[None, None], self._plan, idle)",
+        "return self._step(action[None, None], self._plan, self._idle)",
+        (_STEP,),
+    ),
+    Fault(
+        "a learner's deadline ends what a person does",
+        _PLAY,
+        "deadline=None, keyframes=0.0",
+        "keyframes=0.0",
+        (f"{_ON_STEERING}test_an_end_is_told_in_words",),
+    ),
+    Fault(
+        "the page is served to the whole network",
+        _PLAY,
+        'ThreadingHTTPServer(("127.0.0.1", port), Bound)',
+        'ThreadingHTTPServer(("0.0.0.0", port), Bound)',
+        (f"{_ON_PLAY}test_a_key_sent_over_a_socket_is_pressed_and_what_is_to_be_seen_comes_back",),
+    ),
+    Fault(
+        "names that begin like this machine's are answered",
+        _PLAY,
+        "if name in _HOSTS and",
+        "if name.startswith(_HOSTS) and",
+        (f"{_ON_PLAY}test_other_names_of_this_machine_are_refused",),
+    ),
+    Fault("pages of other sites press keys", _PLAY, ' and origin == f"http://{host}":', ":", (_OTHERS,)),
+    Fault(
+        "forms of other sites press keys",
+        _PLAY,
+        'self.headers.get_content_type() != "application/json"',
+        "not self.headers.get_content_type()",
+        (_OTHERS,),
+    ),
+)

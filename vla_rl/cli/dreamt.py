@@ -1,0 +1,57 @@
+"""What a run of ``Imagine`` left to dream with: its world model, limits of doubt, and episodes that it never learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl.cli.dreaming import opened
+from vla_rl.cli.imagination import Trained
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
+from vla_rl.experience.traces import Traces, seen_at
+
+
+@dataclass(frozen=True)
+class Dreamt:
+    """One run: its world model with limits and ``DreamConfig``, and the episodes that judge it."""
+
+    folder: Path
+    trained: Trained
+    held_out: Traces
+
+    @classmethod
+    def load(cls, run: str | Path) -> Dreamt:
+        """Read the run folder ``run``, finished or not.
+
+        Raises UserError when there is no run, one without a world, or one that kept no episodes.
+        """
+        folder = Path(run)
+        episodes = folder / "episodes" / "held_out.npz"
+        for path, what in ((folder / "checkpoints" / "world", "world model"), (episodes, "held-out episodes")):
+            if (folder / "config.json").exists() and not path.exists():
+                raise UserError(
+                    f"the run in {str(folder)!r} has no {what} ({path.relative_to(folder)} is missing), so there is "
+                    "nothing to dream of; name a run of vla-rl imagine whose world model is learnt."
+                )
+        return cls(folder, opened(folder)[1], Traces.load(episodes))
+
+
+def beginnings(model: Any, traces: Traces) -> Any:
+    """The first moments of ``traces`` in their order: seed ``i`` dreams from episode ``i`` (``InOrder``)."""
+    begins = np.array([begin for begin, _ in traces.spans()])
+    seen = seen_at(traces, begins, model.config.frames, model.config.memory)
+    return load("world_models.starts:InOrder")(load("world_models.starts:Start")(**seen))
+
+
+def run_of(arguments: list[str], command: str) -> str:
+    """The run folder that ``command`` was given; raises UserError without one."""
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError(
+            f"imagine {command} needs a run folder, so it knows whose dream to show; write vla-rl imagine {command} "
+            "RUN, for example runs/imagine."
+        )
+    return arguments[0]

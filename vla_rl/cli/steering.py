@@ -1,0 +1,261 @@
+"""A dream steered key by key: what the keys of one environment mean, and everything that happens between two of them.
+
+Keys are named as browsers name them, in small letters ("arrowright", "w", " "); "shift+" before a key that moves makes
+the move small.  What a key does follows from the names of the action's entries: x, y, z (also as dx, delta_x) and one
+that begins with "grip".  Right is +x, up (away) is +y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.contract.env import Observation, Snapshot
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.policy import Policy, State, look
+from vla_rl.contract.spec import ArraySpec
+
+FINE = 0.25  # of a whole move, with Shift
+_MOVES = (
+    (("arrowright", "d"), "x", 1),
+    (("arrowleft", "a"), "x", -1),
+    (("arrowup", "w"), "y", 1),
+    (("arrowdown", "s"), "y", -1),
+    (("q", "pageup"), "z", 1),
+    (("e", "pagedown"), "z", -1),
+)
+_PREFIXES = ("delta_", "d_", "d")
+_ENDS = {
+    "success": "The task is done.",
+    "failed": "The task has failed.",
+    "too_late": "Time is up: the task has failed.",
+    "time_limit": "Time is up.",
+    "uncertainty": "The dream doubts itself more than it usually does, so it is not believed any further.",
+}
+_FLIPPED = "Dreamt again with other noise, the same actions do not succeed: a success that is not believed."
+
+
+@dataclass(frozen=True)
+class Key:
+    """``keys`` that do the same: ``entry`` of the action to its bound in the direction ``sign``; None: nothing."""
+
+    keys: tuple[str, ...]
+    does: str
+    entry: int | None = None
+    sign: int = 0
+
+
+def keys_of(action: ArraySpec) -> tuple[Key, ...]:
+    """What the keys for moves do to an ``action``, the one that toggles the gripper (sign 0) last."""
+    low, high = _bounds(action)
+    units = action.unit.split(",") if "," in action.unit else [action.unit] * len(low)
+    found = []
+    for keys, axis, sign in _MOVES:
+        entry = _entry(action, axis)
+        if entry is None:
+            found.append(Key(keys, f"nothing: no action is called {axis}"))
+            continue
+        size, unit = (high if sign > 0 else low)[entry], units[entry] if entry < len(units) else ""
+        found.append(Key(keys, f"{action.names[entry]} {size:+g} {unit}".rstrip(), entry, sign))
+    entry = _entry(action, "grip")
+    does = "nothing: no action is called grip" if entry is None else f"{action.names[entry]}: the other way"
+    return (*found, Key((" ",), does, entry))
+
+
+def idle_action(action: ArraySpec, first: np.ndarray) -> np.ndarray:
+    """float32 [D]: what no key changes: nothing, but the gripper as in most of the recorded ``first`` [N,D] actions."""
+    low, high = _bounds(action)
+    idle = np.clip(np.zeros_like(low), low, high)
+    return _gripping(idle, action, np.median(first, 0))
+
+
+@dataclass(frozen=True)
+class View:
+    """What is to be seen after a key; a dream that has not taken a step has no outcome and no doubt.
+
+    pictures  uint8 [n,h,w,3]  since the key was pressed, the present one last; cameras beside each other
+    done      probability that the task is done, promise that whoever acted in the data would yet do it
+    doubt     and limit        beyond which the dream ends when it is asked: at the end of a call of ``frames`` steps
+    cause     why the dream ended, "" while it goes on; ``end`` says it in words
+    told      what the last key did not do
+    grip      the gripper's part of the next action, None without one
+    """
+
+    pictures: np.ndarray
+    instruction: str
+    dream: int
+    step: int
+    steps: int
+    done: float | None = None
+    promise: float | None = None
+    doubt: float | None = None
+    limit: float | None = None
+    cause: str = ""
+    end: str = ""
+    told: str = ""
+    grip: float | None = None
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """What going back restores."""
+
+    snapshot: Snapshot
+    view: View
+    idle: np.ndarray
+    plan: State
+
+
+class Steering:
+    """One dream under somebody's hands.  ``press`` is all there is; not for several threads at once."""
+
+    def __init__(self, env: Any, dreams: int, idle: np.ndarray, policy: Policy | None = None) -> None:
+        """``env``: an ``ImaginedEnv`` of one row whose seeds 0 to ``dreams`` - 1 are its starts; ``idle`` see above."""
+        self.env, self.policy, self.keys = env, policy, keys_of(env.spec.action)
+        self._dreams, self._open = dreams, idle
+        self._actions = {name: key for key in self.keys for name in key.keys}
+        self.view = self._begin(0)
+
+    def press(self, key: str) -> View:
+        """What is to be seen after ``key``; an action key makes one control step, "p" one decision of the policy.
+
+        Raises UserError for a key that means nothing here; then nothing has happened.
+        """
+        name = key.lower()
+        other = {"r": self._next, "b": self._back, "p": self._decide}
+        if name in other:
+            self.view = other[name]()
+            return self.view
+        known = self._actions.get(name.removeprefix("shift+"))
+        if known is None:
+            raise UserError(f"the key {key!r} means nothing here; {did_you_mean(name, {*other, *self._actions})}")
+        self.view = self._act(known, FINE if name.startswith("shift+") else 1.0)
+        return self.view
+
+    # -- what keys do ------------------------------------------------------------------------------------------------
+
+    def _begin(self, dream: int) -> View:
+        obs = self.env.reset(np.zeros(1, int), np.array([dream % self._dreams]))
+        self._obs, self._idle, self._past = obs, self._open.copy(), list[_Moment]()
+        self._plan: State = {}
+        if self.policy is not None:
+            self._plan = self.policy.reset_state(self.policy.initial_state(1), np.zeros(1, int))
+        text = self.env.spec.tasks[int(obs.task[0])]
+        view = View(_picture(obs)[None], text, dream % self._dreams, 0, self.env.spec.time_limit)
+        return replace(view, grip=self._grip())
+
+    def _next(self) -> View:
+        return self._begin(self.view.dream + 1)
+
+    def _back(self) -> View:
+        if not self._past:
+            return self._said("There is nothing to take back: this is where the dream began.")
+        moment = self._past.pop()
+        self._obs = self.env.restore(np.zeros(1, int), moment.snapshot)
+        self._idle, self._plan = moment.idle, moment.plan
+        return replace(moment.view, pictures=moment.view.pictures[-1:], told="")
+
+    def _decide(self) -> View:
+        if self.policy is None:
+            return self._said("There is no policy in this run, so nobody else can act.")
+        if self.view.cause:
+            return self._over()
+        # Of the moment alone, so that a decision that was taken back is made again.
+        seed = 1_000_003 * (1 + self.view.dream) + self.view.step
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            stored, plan = look(self.policy, self._obs, self._plan, generator)
+            out, plan = self.policy.act(stored, plan, "eval", generator)
+        chunk = np.asarray(out.action, np.float32)[:, : self.env.spec.max_chunk]
+        # What the policy holds is not let go of by the next key.
+        return self._step(chunk, plan, _gripping(self._idle, self.env.spec.action, chunk[0, -1]))
+
+    def _act(self, key: Key, share: float) -> View:
+        if key.entry is None:
+            return self._said(f"That key does {key.does}.")
+        if self.view.cause:
+            return self._over()
+        low, high = _bounds(self.env.spec.action)
+        idle, action = self._idle.copy(), self._idle.copy()
+        if key.sign:
+            bound = (high if key.sign > 0 else low)[key.entry]
+            action[key.entry] += share * (bound - action[key.entry])
+        else:
+            idle[key.entry] = low[key.entry] + high[key.entry] - idle[key.entry]
+            action = idle
+        return self._step(action[None, None], self._plan, idle)
+
+    def _step(self, chunk: np.ndarray, plan: State, idle: np.ndarray) -> View:
+        """Dream through ``chunk`` [1,H,D]; afterwards ``plan`` and ``idle`` are the policy's state and the hand's."""
+        self._past.append(_Moment(self.env.snapshot(np.zeros(1, int)), self.view, self._idle, self._plan))
+        step = self.env.step(chunk, observe="all")
+        self._obs, self._plan, self._idle = step.obs, plan, idle
+        made = int(np.sum(step.valid))
+        pictures = np.stack([_picture(frame) for frame in step.frames[:made]])
+        done, _, promise = (float(item) for item in self.env.outcome[0])
+        time, doubt = int(step.obs.time[0]), float(self.env.doubt[0])
+        view = replace(self.view, pictures=pictures, step=time, done=done, promise=promise, doubt=doubt)
+        cause, limit = str(step.cause[0]), self._limit(time)
+        end = _FLIPPED if cause == "uncertainty" and not _beyond(doubt, limit) else _ENDS.get(cause, cause)
+        return replace(view, limit=limit, cause=cause, end=end, told="", grip=self._grip())
+
+    # -- what is to be seen ------------------------------------------------------------------------------------------
+
+    def _limit(self, time: int) -> float | None:
+        """The limit of doubt of the call that step ``time``, from 1, belongs to; None where there is none."""
+        if self.env.limits is None:
+            return None
+        limit = float(self.env.limits.at(np.array([(time - 1) // self.env.model.config.frames]))[0])
+        return limit if np.isfinite(limit) else None
+
+    def _grip(self) -> float | None:
+        entry = self.keys[-1].entry
+        return None if entry is None else float(self._idle[entry])
+
+    def _said(self, told: str) -> View:
+        """The same view with a remark."""
+        return replace(self.view, pictures=self.view.pictures[-1:], told=told)
+
+    def _over(self) -> View:
+        return self._said("This dream has ended: R begins the next one, B takes the last step back.")
+
+
+def _beyond(doubt: float, limit: float | None) -> bool:
+    return limit is not None and doubt > limit
+
+
+def _bounds(action: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
+    shape = action.shape
+    return tuple(np.broadcast_to(np.asarray(b, np.float32), shape).copy() for b in (action.low, action.high))  # type: ignore[return-value]
+
+
+def _gripping(idle: np.ndarray, action: ArraySpec, like: np.ndarray) -> np.ndarray:
+    """``idle`` [D] with the gripper at the bound that it is nearer to in the action ``like`` [D]."""
+    entry = _entry(action, "grip")
+    if entry is None:
+        return idle
+    low, high = _bounds(action)
+    held = idle.copy()
+    held[entry] = low[entry] if like[entry] - low[entry] <= high[entry] - like[entry] else high[entry]
+    return held
+
+
+def _entry(action: ArraySpec, axis: str) -> int | None:
+    """Which entry of the ``action`` is called ``axis``."""
+    for i, name in enumerate(action.names):
+        plain = name.lower()
+        if axis == "grip" and plain.startswith("grip"):
+            return i
+        if plain == axis or any(plain == prefix + axis for prefix in _PREFIXES):
+            return i
+    return None
+
+
+def _picture(obs: Observation) -> np.ndarray:
+    """uint8 [h,w,3] of the only row."""
+    images: Mapping[str, Any] = obs.images
+    return np.concatenate([np.asarray(images[name])[0] for name in sorted(images)], 1)
