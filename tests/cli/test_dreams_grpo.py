@@ -45,6 +45,10 @@ def moments(model: WorldModel, count: int, chooser: np.random.Generator) -> Star
 
 @pytest.fixture(scope="module")
 def world() -> DreamWorld:
+    return dreams_of_lift()
+
+
+def dreams_of_lift() -> DreamWorld:
     """Dreams by random weights, half of whose calls succeed and a quarter of which are doubted."""
     env, chooser = make("lift", num_envs=1), np.random.default_rng(0)
     torch.manual_seed(0)

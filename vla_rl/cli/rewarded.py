@@ -49,5 +49,9 @@ class Rewarded:
 
     def assemble(self, setting: Setting) -> Trainee:
         """What the method makes in the rewarded world; raises UserError for a folder without a reward model."""
-        world = RewardedWorld(setting.world, load_reward(self.reward), self.weights)
-        return self.method.assemble(replace(setting, world=world))
+        return self.method.assemble(replace(setting, world=RewardedWorld(setting.world, self.model(), self.weights)))
+
+    def model(self) -> Reward:
+        """The reward model; raises UserError for a folder without one."""
+        model: Reward = load_reward(self.reward)
+        return model
