@@ -27,27 +27,24 @@ LONG = [seed for seed in range(200) if episode_length(np.array(seed)) > 15]
 
 
 class Watching:
-    """Follows ``of(pictures)``; a frame is done when it and ``hold - 1`` before it reach ``limit`` (a ``Reward``)."""
+    """Follows ``of(pictures)``; done from an episode's ``hold``-th frame on that reaches ``limit`` (a ``Reward``)."""
 
     def __init__(self, of: Callable[[np.ndarray], np.ndarray], limit: float = 1.0, hold: int = 1) -> None:
         self.of, self.limit, self.hold = of, limit, hold
         self.texts: list[list[str]] = []
 
     def initial_state(self, rows):
-        return {"streak": np.zeros(rows, np.int64)}
+        return {"count": np.zeros(rows, np.int64)}
 
     def reset_state(self, state, rows):
-        return reset(state, self.initial_state(len(state["streak"])), rows)
+        return reset(state, self.initial_state(len(state["count"])), rows)
 
     def judge(self, frames, text, valid, state):
         self.texts.append(list(text))
         (pictures,) = frames.values()
-        progress, streak = self.of(pictures).astype(np.float32), state["streak"].copy()
-        done = np.zeros(valid.shape, bool)
-        for t in range(valid.shape[1]):
-            streak = np.where(valid[:, t], np.where(progress[:, t] >= self.limit, streak + 1, 0), streak)
-            done[:, t] = streak >= self.hold
-        return Judgement(progress, done), {"streak": streak}
+        progress = self.of(pictures).astype(np.float32)
+        count = state["count"][:, None] + ((progress >= self.limit) & valid).cumsum(1)
+        return Judgement(progress, count >= self.hold), {"count": count[:, -1]}
 
 
 def course(pictures: np.ndarray) -> np.ndarray:
@@ -206,13 +203,30 @@ def test_done_ends_an_episode_inside_a_chunk_and_the_row_idles():
 
 
 def test_done_takes_as_many_frames_as_the_model_wants_and_is_forgotten_with_the_episode():
-    env = counting(hold=3)
+    """The sixth action and all after it reach the end; the fourth such frame is the first to be done."""
+    env = counting(hold=4)
     env.reset(np.arange(3), LONG[:3])
     env.step(zeros(env, 7))
     env.reset([1], LONG[4:5])
     step = env.step(zeros(env, 8))
-    assert step.obs.time.tolist() == [8, 8, 8] and step.terminated.all()
-    assert step.valid.sum(1).tolist() == [1, 8, 1]
+    assert step.obs.time.tolist() == [9, 8, 9] and step.terminated.tolist() == [True, False, True]
+    step = env.step(zeros(env, 8))
+    assert step.valid.sum(1).tolist() == [0, 1, 0] and step.terminated.all()
+
+
+def test_what_a_model_says_of_frames_that_only_repeat_is_not_heard():
+    class Late(Watching):
+        """Has everything for done that is no longer played."""
+
+        def judge(self, frames, text, valid, state):
+            judgement, state = super().judge(frames, text, valid, state)
+            return replace(judgement, done=judgement.done | ~valid), state
+
+    odd = [seed for seed in range(1, 500, 2) if episode_length(np.array(seed)) == 4][:2]
+    env = rewarded(CountingEnv(2), Late(course))
+    env.reset([0, 1], odd)
+    step = env.step(zeros(env, 8))
+    assert step.truncated.all() and not step.success.any() and step.cause == ("time_limit",) * 2
 
 
 def test_done_at_the_time_limit_is_a_success_and_ends_of_the_environment_stay():
@@ -263,19 +277,19 @@ def test_a_snapshot_goes_on_in_another_row_and_another_environment():
     env.reset(np.arange(3), LONG[:3])
     env.step(zeros(env, 7))
     env.reset([1], LONG[4:5])
-    env.step(zeros(env, 1))  # row 0 and 2 are done now, row 1 has begun
+    env.step(zeros(env, 7))  # rows 0 and 2 are done after the first, row 1 will be after the next
     saved = env.snapshot([0, 1])
     assert {item.dtype.kind for item in saved.values()} <= set("biuf")
     expected = env.step(zeros(env, 7), observe="all")
     other = counting(hold=3)
     obs = other.restore([2, 0], saved)
-    assert obs.time[[2, 0]].tolist() == [8, 1] and other.progress[[2, 0]].tolist() == pytest.approx([1.0, 0.3])
+    assert obs.time[[2, 0]].tolist() == [8, 7] and other.progress[[2, 0]].tolist() == [1.0, 1.0]
     other.reset([1], LONG[:1])
     found = other.step(zeros(other, 7), observe="all")
     for name in ("reward", "valid", "terminated", "truncated", "success", "executed"):
         assert np.array_equal(getattr(found, name)[[2, 0]], getattr(expected, name)[[0, 1]]), name
     assert np.array_equal(found.obs.images["audit"][[2, 0]], expected.obs.images["audit"][[0, 1]])
-    assert found.obs.time[[2, 0]].tolist() == [8, 8] and found.valid[[2, 0]].sum(1).tolist() == [0, 7]
+    assert found.obs.time[[2, 0]].tolist() == [8, 8] and found.valid[[2, 0]].sum(1).tolist() == [0, 1]
 
 
 def test_a_snapshot_that_does_not_fit_changes_nothing():
@@ -285,7 +299,7 @@ def test_a_snapshot_that_does_not_fit_changes_nothing():
     saved = env.snapshot([0, 1])
     env.step(zeros(env, 3))
     for wrong in (
-        {name: item for name, item in saved.items() if name != "reward/streak"},
+        {name: item for name, item in saved.items() if name != "reward/count"},
         {name: item for name, item in saved.items() if name != "time"},
         saved | {"reward/other": np.zeros(2)},
     ):
