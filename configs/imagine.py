@@ -99,6 +99,6 @@ def lift_wovr() -> Imagine:
 
 
 def _grouped(algorithm: GRPOConfig) -> Imagine:
-    # PPO's control steps, 80 x 64 rows x 5 decisions x 5 actions, in about half as many iterations.
+    # PPO's control steps: 80 x 64 rows x 5 decisions x 5 actions.
     loop = replace(RL.loop, validate_every=5, env_steps=128_000)
     return replace(lift(), rl=replace(RL, experience=GroupConfig(), algorithm=algorithm, loop=loop))

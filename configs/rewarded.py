@@ -1,8 +1,8 @@
 """Lift by what a progress critic sees, not by what a simulator or a world model says; train the critic first:
 ``vla-rl train configs/rewards.py:progress`` (``--rl.reward FOLDER`` for another reward model)."""
 
-from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.cli.imagine import Imagine
+from vla_rl.cli.dreaming import Imagine
+from vla_rl.cli.imagination import Plan
 from vla_rl.cli.method import RLConfig
 from vla_rl.cli.recipes import Improve
 from vla_rl.cli.rewarded import Rewarded
@@ -19,6 +19,7 @@ from world_models.model import WorldConfig
 # As in demo.py and imagine.py.
 WORLD = World(training_options={"deadline": 25})
 SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
+PLAN = Plan(WorldConfig(precision="bfloat16"), DreamConfig(horizon=25, deadline=25), KeyframeConfig())
 # The way there, and as much again for having arrived.
 WEIGHTS = RewardWeights(progress=1.0, done=1.0)
 
@@ -31,11 +32,5 @@ def lift() -> Improve:
 
 def dreams() -> Imagine:
     """The same in dreams, otherwise as ``imagine.py:lift``."""
-    method = RLConfig(
-        SAMPLER,
-        WindowConfig(rows=64, decisions=5),
-        loop=LoopConfig(iterations=60, validate_every=10),
-        algorithm=PPOConfig(),
-    )
-    dream = DreamConfig(horizon=25, deadline=25)
-    return Imagine(Rewarded(method, weights=WEIGHTS), WorldConfig(), dream, KeyframeConfig(), world=WORLD)
+    method = RLConfig(SAMPLER, WindowConfig(rows=64, decisions=5), loop=LoopConfig(iterations=80, validate_every=10))
+    return Imagine(Rewarded(method, weights=WEIGHTS), PLAN, world=WORLD)

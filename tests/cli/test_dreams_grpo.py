@@ -77,9 +77,9 @@ def test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept(policy, worl
     for _ in range(4):
         rollout = trainee.source.next()
         assert rollout.valid.any(-1)[0].all() and (rollout.terminated | rollout.truncated).sum(0).tolist() == [1] * 6
-        for item in rollout.stored.values():
-            begin = item[0].unflatten(0, (2, 3))
-            assert torch.equal(begin, begin[:, :1].expand_as(begin))
+        state, features = (rollout.stored[name][0].unflatten(0, (2, 3)) for name in ("state", "features"))
+        assert torch.equal(state, state[:, :1].expand_as(state)) and not torch.equal(state[0], state[1])
+        torch.testing.assert_close(features, features[:, :1].expand_as(features), rtol=0, atol=1e-6)
         cut_off += len(rollout.final_index)
         found = trainee.learner.update(rollout)
         assert found["truncated"] == len(rollout.final_index) / 6

@@ -69,7 +69,7 @@ def test_every_method_learns_from_it_and_is_judged_by_the_world(world, policy, c
     trainee = recipe.assemble(setting)
     assert isinstance(trainee.env, RewardedEnv) and not isinstance(setting.world.make(2), RewardedEnv)
     paid = trainee.source.next().reward
-    assert paid.unique().numel() > 5 and (paid < 0).any() and (paid > 0).any()
+    assert (paid < 0).any() and (paid > 0).any()  # forwards and back, which neither world pays itself
     trainee.env.close()
     folder = RunFolder(tmp_path / "run", {})
     improve(recipe, setting, EvaluationConfig(validation=4, test=4, sanity=4, rows=4), folder)

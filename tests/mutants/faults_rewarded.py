@@ -39,8 +39,8 @@ _PAID = (
     Fault(
         "all differences are from the chunk's first frame",
         _ENV,
-        '            before = self._judged["progress"]\n',
-        '            before = self._judged["progress"] if not i else before\n',
+        'before = self._judged["progress"]',
+        'before = self._judged["progress"] if not i else before',
         (_DIFFERENCES,),
     ),
     Fault(
@@ -60,8 +60,8 @@ _PAID = (
     Fault(
         "the first frame of an episode is not seen",
         _ENV,
-        "            self._judge(obs, fresh)\n",
-        "",
+        "self._judge(obs, fresh)",
+        "fresh.any()",
         (_FRESH, _DIFFERENCES),
     ),
     Fault(
@@ -84,15 +84,15 @@ _ENDED = (
     Fault(
         "what follows done in a chunk is valid",
         _ENV,
-        '            valid[:, i] &= ~self._judged["done"]\n',
-        "",
+        'valid[:, i] &= ~self._judged["done"]',
+        "valid[:, i] &= True",
         (_INSIDE, _WEIGHTS),
     ),
     Fault(
         "a row that is done shows what goes on",
         _ENV,
-        "                item[held] = self._shown[name][held]\n",
-        "                pass\n",
+        "item[held] = self._shown[name][held]",
+        "item[held] = item[held]",
         (_INSIDE,),
     ),
     Fault(
