@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from vla_rl.algorithms.group_relative import Mean, PerTrajectory
+from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.cli.dreaming import Imagine
 from vla_rl.cli.imagination import Plan
@@ -9,6 +11,7 @@ from vla_rl.cli.method import MemoryConfig, OffPolicyRL, RLConfig
 from vla_rl.cli.recipes import Improve
 from vla_rl.cli.subjects import TD3Residual
 from vla_rl.cli.world import World
+from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
@@ -77,3 +80,25 @@ def residual_td3() -> Improve:
 
 def _with(plan: Plan) -> Imagine:
     return replace(lift(), plan=plan)
+
+
+def lift_grpo() -> Imagine:
+    """As :func:`lift`, by GRPO: groups of eight dreams with one start and one noise, no critic, as many control steps.
+
+    A dream that is cut off stays in its group with what it has earned: no calibrated value of it exists.
+    """
+    return _grouped(GRPOConfig())
+
+
+def lift_wovr() -> Imagine:
+    """As :func:`lift_grpo` with the objective of WoVR (arXiv 2602.13977): every dream weighs the same, however long.
+
+    That is no policy gradient of success (see ``PerTrajectory``); it is here for comparisons.
+    """
+    return _grouped(GRPOConfig(baseline=Mean(), averaging=PerTrajectory(), clip_high=0.2))
+
+
+def _grouped(algorithm: GRPOConfig) -> Imagine:
+    # PPO's control steps: 80 x 64 rows x 5 decisions x 5 actions.
+    loop = replace(RL.loop, validate_every=5, env_steps=128_000)
+    return replace(lift(), rl=replace(RL, experience=GroupConfig(), algorithm=algorithm, loop=loop))

@@ -119,6 +119,7 @@ def test_counters_tell_what_was_played_thrown_away_and_carried():
         lengths = episode_length(np.array(played))
         assert info["env_steps"] == SMALL.size * lengths.sum() and info["episodes"] == SMALL.size * len(played)
         assert info["successes"] == SMALL.size * sum(seed % 2 == 0 for seed in played)
+        assert info["truncations"] == info["episodes"] - info["successes"]
         assert info["groups_refilled"] == sum(not mixed(seed) for seed in played) and info["groups_uniform"] == 0
         assert info["groups_old"] == carried
         carried = info["groups_carried"]

@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _RELATIVE, _GRPO = "vla_rl/algorithms/group_relative.py", "vla_rl/algorithms/grpo.py"
 _GROUPS, _COLUMNS = "vla_rl/experience/groups.py", "vla_rl/experience/columns.py"
+_MEMBERS = "vla_rl/experience/members.py"
 _ADVANTAGES, _LEARNT = "tests/algorithms/test_grpo_advantages.py::", "tests/algorithms/test_grpo.py::"
 _ON_GROUPS = "tests/experience/test_groups.py::"
 _GOLDEN = f"{_ADVANTAGES}test_golden_advantages"
@@ -130,9 +131,9 @@ _COLLECTING = (
     ),
     Fault(
         "mixed means a success rate between .1 and .9",
-        _GROUPS,
-        "return self.ended and any(episode.value != self.episodes[0].value for episode in self.episodes)",
-        "return self.ended and 0.1 <= sum(e.value for e in self.episodes) / len(self.episodes) <= 0.9",
+        _MEMBERS,
+        "return self.ended and any(episode.worth != self.episodes[0].worth for episode in self.episodes)",
+        "return self.ended and 0.1 <= sum(e.worth for e in self.episodes) / len(self.episodes) <= 0.9",
         (f"{_ON_GROUPS}test_one_that_differs_among_many_is_enough",),
     ),
     Fault(

@@ -1,7 +1,8 @@
 """Advantages relative to a group, without a critic: ``n`` episodes from one start, each judged by the others.
 
 A group is what was reset with one seed: the same task, scene and start.  ``R_i`` is the undiscounted sum of an
-episode's rewards, ``m`` the mean of its group's, and every decision of the episode has its advantage ``A_i``:
+episode's rewards (if it was cut off, with what the source says it would still have earned: it is never left out), ``m``
+the mean of its group's, and every decision of the episode has its advantage ``A_i``:
 
     LeaveOneOut    A_i = R_i - mean of the others' R = n/(n-1) (R_i - m)    E[ grad ] = grad J
     Mean           A_i = R_i - m                                           (1 - 1/n) grad J: the same direction
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.policy_gradient import Decisions, PolicyGradient, PolicyGradientConfig, by_row, largest
-from vla_rl.contract.batch import Reducer, Rollout
+from vla_rl.contract.batch import BEYOND, Reducer, Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
 
@@ -157,7 +158,8 @@ class GroupRelative(PolicyGradient[_Batch]):
     Only what the policy did itself until an episode's first success, that decision included, is learnt from: neither
     idle nor intervened decisions, nor those after it.  Decisions of a version older than the rollout's newest are
     anchored at the present policy and weighted by how much likelier it makes them, at most ``most_correction``
-    (decoupled PPO, Hilton et al., arXiv 2110.00641), so that the clip holds the step and not the age.
+    (decoupled PPO, Hilton et al., arXiv 2110.00641), so that the clip holds the step and not the age.  Among the
+    metrics is ``truncated``, the share of episodes that were cut off.
     """
 
     config: GroupRelativeConfig
@@ -175,8 +177,8 @@ class GroupRelative(PolicyGradient[_Batch]):
     @torch.no_grad()
     def _prepare(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
         require_whole_episodes(rollout)
-        returns = torch.where(rollout.valid, rollout.reward.double(), 0.0).sum((0, 2))
-        advantage = relative(returns, rollout.seeds[0], self.baseline)
+        earned = torch.where(rollout.valid, rollout.reward.double(), 0.0).sum((0, 2))
+        advantage = relative(earned + beyond(rollout), rollout.seeds[0], self.baseline)
         learnt = _learnt(rollout)
         weight = self.config.averaging.weights(learnt.sum(0), self.reducer)
         used = learnt & (advantage != 0)
@@ -190,7 +192,8 @@ class GroupRelative(PolicyGradient[_Batch]):
             by_row(weight.expand_as(used), used).to(rollout.logprob.dtype),
             by_row(rollout.version, used) < rollout.version.max(),
         )
-        telling = {"return": float(returns.mean()), "stale": float(batch.stale.double().mean()) if used.any() else 0.0}
+        telling = {"return": float(earned.mean()), "truncated": float(rollout.truncated.any(0).double().mean())}
+        telling["stale"] = float(batch.stale.double().mean()) if used.any() else 0.0
         return batch, {"decisions": float(used.sum()), **telling}
 
     def _anchored(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
@@ -207,6 +210,14 @@ def _learnt(rollout: Rollout) -> Tensor:
     success = rollout.success.long()
     after = success.cumsum(0) - success > 0
     return rollout.valid.any(-1) & ~rollout.intervened.any(-1) & ~after
+
+
+def beyond(rollout: Rollout) -> Tensor:
+    """float64 [C]: what each episode would still have earned; 0 unless it was truncated and its source knows."""
+    found = torch.zeros(rollout.valid.shape[1], dtype=torch.float64, device=rollout.valid.device)
+    if BEYOND in rollout.final_stored:
+        found[rollout.final_index[:, 1]] = rollout.final_stored[BEYOND].to(found)
+    return found
 
 
 def require_whole_episodes(rollout: Rollout) -> None:

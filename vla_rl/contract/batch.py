@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from vla_rl.contract.env import Array
 
+BEYOND = "privileged/beyond"  # in ``Rollout.final_stored``
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -23,7 +25,8 @@ class Rollout:
     terminated, truncated, success  bool [T,E]  True only at the decision in which the row ended
     version       int [T,E]            policy version that acted
     final_index   int [F,2]            (t,e) of decisions that ended by truncation
-    final_stored  {name: [F,...]}      what was kept of the last observation of those episodes
+    final_stored  {name: [F,...]}      what was kept of the last observation of those episodes; beside it, from sources
+                                       that know, ``BEYOND`` float64 [F]: what each would still have earned
     seeds         int [T,E]            seed of the episode a decision belongs to
     info          counters and seconds of the collection
     """

@@ -7,15 +7,19 @@ due up to one constant, provided that **which** groups are kept depends on nothi
 
 - a seed is played once, never again until it is mixed (that would multiply hard tasks by ``1 / P``);
 - groups are delivered in the order in which they were launched, not in that in which they ended (which would favour
-  short episodes), and what one rollout does not need opens the next one instead of being dropped.
+  short episodes), and what one rollout does not need opens the next one instead of being dropped;
+- a member that was cut off is a member, with what it has earned and ``GroupConfig.unfinished`` (see there).
+
+All members have one seed, hence one task, scene and start.  In a dream a seed chooses the start, the pictures that the
+model is shown before it, and the model's noise: members differ by what the policy does and by nothing else.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +29,10 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, Step, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Policy, State, Stored, look
-from vla_rl.experience.columns import Moment, beside, column, to_state
+from vla_rl.experience.columns import Moment, beside, to_state
+from vla_rl.experience.members import Group, Member
 from vla_rl.experience.rollout import SeedStream, check_finite, to_env, to_tensor
+from vla_rl.experience.unfinished import NothingMore, Unfinished
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class GroupConfig:
     ahead: int = 4  # less than ``groups``
     limit: int = 64  # groups played for one rollout at most; with ``limit = groups`` these are it, mixed or not
     rows: int = 64  # environments; the more, the more of them idle while the last groups end
+    unfinished: Unfinished = NothingMore()  # what members that were cut off would still have earned
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> GroupSource:
         """The source with these numbers."""
@@ -66,41 +73,6 @@ class GroupConfig:
     def most_rows(self) -> int:
         """More than these can never be of use."""
         return min(self.groups + self.ahead, self.limit) * self.size
-
-
-@dataclass
-class _Episode:
-    """One member of a group: where it is played and, so far, what it earned."""
-
-    row: int
-    start: int  # its first decision, as an index into the moments
-    stop: int | None = None  # one after its last decision
-    value: float = 0.0  # sum of its rewards
-    success: bool = False
-    last: Stored | None = None  # what was kept of its last observation, if it was truncated
-
-
-@dataclass
-class _Group:
-    seed: int
-    size: int
-    episodes: list[_Episode] = field(default_factory=list)
-
-    @property
-    def full(self) -> bool:
-        return len(self.episodes) == self.size
-
-    @property
-    def ended(self) -> bool:
-        return self.full and all(episode.stop is not None for episode in self.episodes)
-
-    @property
-    def mixed(self) -> bool:
-        return self.ended and any(episode.value != self.episodes[0].value for episode in self.episodes)
-
-    def cut(self, moments: Sequence[Moment]) -> Rollout:
-        """Its episodes as columns, in the order in which they were launched."""
-        return beside([column(moments[e.start : e.stop], e.row, self.seed, e.last) for e in self.episodes])
 
 
 class GroupSource:
@@ -130,8 +102,8 @@ class GroupSource:
         self._clear()
 
     def _clear(self) -> None:
-        self._groups: list[_Group] = []  # launched for this rollout, in order
-        self._playing: dict[int, _Episode] = {}  # row -> the episode in it
+        self._groups: list[Group] = []  # launched for this rollout, in order
+        self._playing: dict[int, Member] = {}  # row -> the episode in it
         self._moments: list[Moment] = []
         self._steps = 0.0
         self._seconds = {"env_s": 0.0, "perception_s": 0.0, "act_s": 0.0}
@@ -139,8 +111,8 @@ class GroupSource:
     def next(self) -> Rollout:
         """Play until the rollout is complete.
 
-        ``info`` counts what was played: ``env_steps``, ``episodes``, ``successes`` and ``groups_played`` of everything,
-        thrown away or not; ``groups_refilled`` uniform groups thrown away and replaced, ``groups_uniform`` delivered
+        ``info`` counts what was played, thrown away or not: ``env_steps``, ``episodes``, ``successes``, ``truncations``
+        and ``groups_played``; ``groups_refilled`` uniform groups thrown away and replaced, ``groups_uniform`` delivered
         ones, ``groups_old`` delivered ones from the rollout before and ``groups_carried`` for the next one.
 
         Raises NonFiniteError when the policy produced a NaN: that decision moved nothing, and a next call with mended
@@ -178,14 +150,14 @@ class GroupSource:
             group = self._open_group()
             if group is None:
                 break
-            self._playing[row] = _Episode(row, len(self._moments))
+            self._playing[row] = Member(row, len(self._moments))
             group.episodes.append(self._playing[row])
             launched[row] = group.seed
         if launched:
             with self._clock("env_s"):
                 self._reset(np.array(list(launched)), np.array(list(launched.values()), np.int64))
 
-    def _open_group(self) -> _Group | None:
+    def _open_group(self) -> Group | None:
         """The group that the next member belongs to, None when no more are wanted."""
         if self._groups and not self._groups[-1].full:
             return self._groups[-1]
@@ -194,7 +166,7 @@ class GroupSource:
         missing = self.config.groups - mixed
         if missing <= 0 or running >= missing + self.config.ahead or len(self._groups) == self.config.limit:
             return None
-        self._groups.append(_Group(self._new_seed(), self.config.size))
+        self._groups.append(Group(self._new_seed(), self.config.size))
         return self._groups[-1]
 
     def _new_seed(self) -> int:
@@ -243,12 +215,13 @@ class GroupSource:
             episode.stop, episode.success = len(self._moments), succeeded[row]
         self._keep_last(step, {row: episode for row, episode in ended.items() if step.truncated[row]})
 
-    def _keep_last(self, step: Step, truncated: dict[int, _Episode]) -> None:
+    def _keep_last(self, step: Step, truncated: dict[int, Member]) -> None:
         if truncated:
             rows = np.array(list(truncated))
             last, _ = self._look(step.obs.rows(rows), {name: item[rows] for name, item in self._state.items()})
+            beyond = self.config.unfinished.beyond(last).tolist()
             for i, episode in enumerate(truncated.values()):
-                episode.last = {name: item[i] for name, item in last.items()}
+                episode.last, episode.beyond = {name: item[i] for name, item in last.items()}, beyond[i]
 
     def _look(self, obs: Observation, state: State) -> tuple[Stored, State]:
         with self._clock("perception_s"):
@@ -274,6 +247,7 @@ class GroupSource:
             "env_steps": self._steps,
             "episodes": float(len(played)),
             "successes": float(sum(episode.success for episode in played)),
+            "truncations": float(sum(episode.last is not None for episode in played)),
             "groups_played": float(len(self._groups)),
             "groups_refilled": float(len(uniform) - len(filling)),
             "groups_uniform": float(len(filling)),

@@ -1,0 +1,36 @@
+"""Lift by what a progress critic sees, not by what a simulator or a world model says; train the critic first:
+``vla-rl train configs/rewards.py:progress`` (``--rl.reward FOLDER`` for another reward model)."""
+
+from vla_rl.cli.dreaming import Imagine
+from vla_rl.cli.imagination import Plan
+from vla_rl.cli.method import RLConfig
+from vla_rl.cli.recipes import Improve
+from vla_rl.cli.rewarded import Rewarded
+from vla_rl.cli.world import World
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.rewards.env import RewardWeights
+from vla_rl.training.loop import LoopConfig
+from world_models.env import DreamConfig
+from world_models.keyframes import KeyframeConfig
+from world_models.model import WorldConfig
+
+# As in demo.py and imagine.py.
+WORLD = World(training_options={"deadline": 25})
+SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
+PLAN = Plan(WorldConfig(precision="bfloat16"), DreamConfig(horizon=25, deadline=25), KeyframeConfig())
+# The way there, and as much again for having arrived.
+WEIGHTS = RewardWeights(progress=1.0, done=1.0)
+
+
+def lift() -> Improve:
+    """The demo's PPO in the simulator, from the checkpoint ``--policy``."""
+    method = RLConfig(SAMPLER, loop=LoopConfig(iterations=200, validate_every=20))
+    return Improve(Rewarded(method, weights=WEIGHTS), world=WORLD)
+
+
+def dreams() -> Imagine:
+    """The same in dreams, otherwise as ``imagine.py:lift``."""
+    method = RLConfig(SAMPLER, WindowConfig(rows=64, decisions=5), loop=LoopConfig(iterations=80, validate_every=10))
+    return Imagine(Rewarded(method, weights=WEIGHTS), PLAN, world=WORLD)

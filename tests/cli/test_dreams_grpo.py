@@ -1,0 +1,112 @@
+"""GRPO and WoVR's form of it in dreams: the groups of ``configs/imagine.py``, small."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from tests.cli.conftest import save_untrained
+from tests.world_models.dreams import SMALL
+from vla_rl.algorithms.group_relative import Global, PerTrajectory
+from vla_rl.cli.configs import load_config, override
+from vla_rl.cli.dreams import DreamWorld
+from vla_rl.cli.method import RLConfig, Setting
+from vla_rl.cli.stages import EvaluationConfig, improve
+from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.check import random_actions
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.experience.groups import GroupConfig
+from vla_rl.experience.unfinished import NothingMore
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.training.tracking import RunFolder
+from world_models.env import DreamConfig
+from world_models.model import WorldConfig, WorldModel
+from world_models.starts import Start, Starts
+from world_models.uncertainty import Limits
+
+GROUPS = GroupConfig(groups=2, size=3, ahead=1, limit=8, rows=6)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> TinyVLA:
+    return TinyVLA.from_pretrained(save_untrained(tmp_path_factory.mktemp("policy") / "untrained"))
+
+
+def moments(model: WorldModel, count: int, chooser: np.random.Generator) -> Start:
+    pictures = chooser.integers(0, 256, (count, 1 + model.config.memory, *model.picture), np.uint8)
+    state = chooser.uniform(model.spec.state.low, model.spec.state.high, (count, model.spec.state.shape[0]))
+    return Start(pictures, state.astype(np.float32), chooser.integers(0, len(model.spec.tasks), count))
+
+
+@pytest.fixture(scope="module")
+def world() -> DreamWorld:
+    return dreams_of_lift()
+
+
+def dreams_of_lift() -> DreamWorld:
+    """Dreams by random weights, half of whose calls succeed and a quarter of which are doubted."""
+    env, chooser = make("lift", num_envs=1), np.random.default_rng(0)
+    torch.manual_seed(0)
+    model = WorldModel(env.spec, WorldConfig(backbone=SMALL))
+    env.close()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    starts = Starts(moments(model, 20, chooser), moments(model, 20, chooser))
+    config = DreamConfig(horizon=10, part=6, done=2.0, failed=2.0, again=0)
+    dreams = DreamWorld(model, starts, Limits((np.inf,)), config).training(30)
+    dreams.reset(np.arange(30), np.arange(30))
+    dreams.step(random_actions(dreams, 5, chooser))
+    usual, limit = np.median(dreams.outcome[:, 0]), np.quantile(dreams.doubt, 0.75)
+    return DreamWorld(model, starts, Limits((float(limit),)), replace(config, done=float(usual)))
+
+
+def small(name: str) -> RLConfig:
+    """The method of a config with a few short groups."""
+    method: RLConfig = load_config(f"configs/imagine.py:{name}").rl
+    return replace(method, experience=GROUPS, loop=replace(method.loop, iterations=2, validate_every=1))
+
+
+def test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept(policy, world):
+    trainee = small("lift_grpo").assemble(Setting(world, deepcopy(policy), 1, OneProcess()))
+    cut_off = 0
+    for _ in range(4):
+        rollout = trainee.source.next()
+        assert rollout.valid.any(-1)[0].all() and (rollout.terminated | rollout.truncated).sum(0).tolist() == [1] * 6
+        state, features = (rollout.stored[name][0].unflatten(0, (2, 3)) for name in ("state", "features"))
+        assert torch.equal(state, state[:, :1].expand_as(state)) and not torch.equal(state[0], state[1])
+        torch.testing.assert_close(features, features[:, :1].expand_as(features), rtol=0, atol=1e-6)
+        cut_off += len(rollout.final_index)
+        found = trainee.learner.update(rollout)
+        assert found["truncated"] == len(rollout.final_index) / 6
+        assert not torch.equal(rollout.sample[0, 0], rollout.sample[0, 1])  # and differ by what the policy does
+        assert 0 < rollout.info["truncations"] < rollout.info["episodes"]
+    assert cut_off > 0
+    trainee.env.close()
+
+
+@pytest.mark.parametrize("name", ["lift_grpo", "lift_wovr"])
+def test_the_recipe_learns_in_a_dream(policy, world, tmp_path, name):
+    folder, setting = RunFolder(tmp_path / "run", {}), Setting(world, deepcopy(policy), 1, OneProcess())
+    improve(small(name), setting, EvaluationConfig(validation=4, test=4, sanity=4, rows=4), folder)
+    rows = folder.metrics("rl")
+    assert len(rows) == 3 and rows[-1]["env_steps_total"] > 0
+    assert all(0 <= row["truncated"] <= 1 and row["truncations"] <= row["episodes"] for row in rows[1:])
+    assert any(row["decisions"] > 0 and row["grad_norm"] > 0 for row in rows[1:])
+
+
+def test_both_recipes_are_that_of_ppo_but_for_the_groups():
+    ppo, grpo, wovr = (load_config(f"configs/imagine.py:{name}") for name in ("lift", "lift_grpo", "lift_wovr"))
+    for recipe in (grpo, wovr):
+        assert replace(recipe, rl=ppo.rl) == ppo
+        assert recipe.rl.sampler == ppo.rl.sampler and from_json(to_json(recipe)) == recipe
+        window = ppo.rl.experience
+        assert recipe.rl.loop.env_steps == ppo.rl.loop.iterations * window.rows * window.decisions * 5
+    assert grpo.rl.algorithm.averaging == Global() and wovr.rl.algorithm.averaging == PerTrajectory()
+    assert grpo.rl.experience.unfinished == NothingMore()
+    changed = override(grpo, ["--rl.algorithm.clip-high", "0.3", "--rl.experience.size", "4"], "vla-rl")
+    assert changed.rl.algorithm.clip_high == 0.3 and changed.rl.experience.size == 4

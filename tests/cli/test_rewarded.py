@@ -1,0 +1,100 @@
+"""Any method in a simulator or a dream, paid for what a reward model in a folder sees."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.cli.conftest import save_untrained
+from tests.cli.test_dreams_grpo import GROUPS, dreams_of_lift
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.cli.configs import load_config
+from vla_rl.cli.method import RLConfig, Setting
+from vla_rl.cli.rewarded import Rewarded, RewardedWorld
+from vla_rl.cli.stages import EvaluationConfig, improve
+from vla_rl.cli.world import Playground, World
+from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.rewards.encoder import words_of
+from vla_rl.rewards.env import RewardedEnv, RewardWeights
+from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
+from vla_rl.training.loop import LoopConfig
+from vla_rl.training.tracking import RunFolder
+
+SDE = FlowSampler(FlowSde(0.5), LastStep(), 4)
+LOOP = LoopConfig(2, validate_every=1)
+PPO = RLConfig(SDE, WindowConfig(4, 2), loop=LOOP, algorithm=PPOConfig(critic_warmup=0))
+GRPO = RLConfig(SDE, replace(GROUPS, groups=1, ahead=0, rows=3), loop=LOOP, algorithm=GRPOConfig())
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> TinyVLA:
+    return TinyVLA.from_pretrained(save_untrained(tmp_path_factory.mktemp("policy") / "untrained"))
+
+
+@pytest.fixture(scope="module")
+def critic(tmp_path_factory) -> str:
+    """An untrained progress critic for lift, which takes nothing for done."""
+    env = World().make(1)
+    cameras = {name: item.shape for name, item in env.spec.images.items()}
+    torch.manual_seed(0)
+    model = ProgressCritic(cameras, words_of(env.spec.tasks), ProgressConfig(width=8, stem=4, looks=2))
+    env.close()
+    model.threshold = 1e9
+    folder = tmp_path_factory.mktemp("reward") / "progress"
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", params=["simulator", "dream"])
+def world(request) -> Playground:
+    return World(options={"deadline": 5}) if request.param == "simulator" else dreams_of_lift()
+
+
+@pytest.mark.parametrize("method", [PPO, GRPO], ids=["ppo", "grpo"])
+def test_every_method_learns_from_it_and_is_judged_by_the_world(world, policy, critic, tmp_path, method):
+    recipe = Rewarded(method, critic, RewardWeights(progress=3.0))
+    assert recipe.loop == method.loop
+    setting = Setting(world, deepcopy(policy), 1, OneProcess())
+    trainee = recipe.assemble(setting)
+    assert isinstance(trainee.env, RewardedEnv) and not isinstance(setting.world.make(2), RewardedEnv)
+    paid = trainee.source.next().reward
+    assert (paid < 0).any() and (paid > 0).any()  # forwards and back, which neither world pays itself
+    trainee.env.close()
+    folder = RunFolder(tmp_path / "run", {})
+    improve(recipe, setting, EvaluationConfig(validation=4, test=4, sanity=4, rows=4), folder)
+    rows = folder.metrics("rl")
+    assert len(rows) == 3 and rows[-1]["grad_norm"] > 0 and {0.0, 0.25, 0.5, 0.75, 1.0} >= {rows[0]["validation"]}
+
+
+def test_only_what_is_learnt_in_is_rewarded(critic):
+    world = RewardedWorld(World(training_options={"deadline": 3}), Rewarded(PPO, critic).model(), RewardWeights())
+    judged, learnt = world.make(1), world.training(1)
+    assert judged.spec.name == "lift" and learnt.spec.name == "rewarded lift"
+    learnt.reset(np.zeros(1, int), np.zeros(1, int))
+    assert learnt.step(np.zeros((1, 4, learnt.spec.action_dim))).valid.sum() == 3  # its training options hold
+    judged.close()
+    learnt.close()
+
+
+def test_a_folder_without_a_reward_model_is_named(policy, tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        Rewarded(PPO, str(tmp_path / "nowhere")).assemble(Setting(World(), policy, 1, OneProcess()))
+
+
+@pytest.mark.parametrize("name", ["lift", "dreams"])
+def test_its_configs_survive_json_and_can_be_overridden(name):
+    recipe = load_config(f"configs/rewarded.py:{name}")
+    assert from_json(to_json(recipe)) == recipe and isinstance(recipe.rl, Rewarded)
+    plain = load_config({"lift": "configs/demo.py:last_step", "dreams": "configs/imagine.py:lift"}[name])
+    assert recipe.rl.method == plain.rl and replace(recipe, rl=plain.rl) == plain

@@ -1,0 +1,148 @@
+"""Dreams that doubt themselves stay in their groups: the toy in which leaving them out teaches to seek doubt."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.world_models.dreams import spec, starts
+from vla_rl.algorithms.group_relative import Mean, Standardised
+from vla_rl.algorithms.grpo import GRPO, GRPOConfig
+from vla_rl.contract.batch import BEYOND, Rollout
+from vla_rl.contract.policy import ActionOut, Likelihood
+from vla_rl.experience.groups import GroupConfig
+from vla_rl.experience.rollout import SeedStream
+from vla_rl.experience.unfinished import NothingMore, OnAverage
+from world_models.env import DreamConfig, ImaginedEnv
+from world_models.model import Future, WorldConfig
+from world_models.uncertainty import Limits
+
+ARMS, LUCK = 2, 2
+# (arm, luck), all equally likely: the first arm wins or loses, the second wins or is cut off.
+WON, LOST, WON_TOO, CUT_OFF = range(4)
+EVERYTHING, WITHOUT_DOUBT = (WON, LOST, WON_TOO, CUT_OFF), (WON, LOST, WON_TOO)
+SIZE = 2
+
+
+class TwoArms:
+    """A world model, as far as dreams ask: the first entry of an action is the arm, the second the luck."""
+
+    def __init__(self) -> None:
+        self.spec, self.config = spec(), WorldConfig(frames=1)
+        self.cameras, self.picture = ("front",), (3, 16, 16)
+        self.video = SimpleNamespace(latent=(1, 1, 1))
+
+    def eval(self) -> TwoArms:
+        return self
+
+    def slot(self, known: np.ndarray) -> np.ndarray:
+        return known - 1
+
+    def predict(self, now: object, actions: Tensor, known: Tensor, noise: Tensor) -> Future:
+        second, unlucky = actions[:, 0, 0] > 0, actions[:, 0, 1] < 0
+        outcome = torch.stack([~unlucky, unlucky & ~second, torch.zeros_like(second)], -1).float()
+        rows = len(actions)
+        pictures = torch.zeros(rows, 1, *self.picture, dtype=torch.uint8)
+        return Future(pictures, torch.zeros(rows, 1, 3), outcome, (unlucky & second).float())
+
+
+class Enumerated(nn.Module):
+    """Chooses between the arms by two logits; row by row it tries every combination that a group can consist of."""
+
+    version = 0
+
+    def __init__(self, outcomes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(ARMS, dtype=torch.float64))
+        tries = torch.tensor(list(product(outcomes, repeat=SIZE))).flatten()
+        self.tries = torch.stack([tries // LUCK, tries % LUCK], -1)[:, None]
+
+    def precompute(self, obs):
+        return {"state": torch.as_tensor(obs.state)}
+
+    def initial_state(self, rows):
+        return {}
+
+    def reset_state(self, state, rows):
+        return state
+
+    def act(self, stored, state, mode, generator):
+        action = torch.tensor([-0.5, 1.0]) + self.tries * torch.tensor([1.0, -2.0])
+        logprob = self.log_prob(stored, self.tries, {}).logprob.detach()
+        return ActionOut(action, self.tries, logprob, {}, self.version), state
+
+    def log_prob(self, stored, sample, aux) -> Likelihood:
+        chosen = self.logits.log_softmax(-1)[sample[:, 0, 0]]
+        return Likelihood(chosen, torch.zeros_like(chosen), {})
+
+    def kl(self, old, new) -> Tensor:
+        return torch.zeros(())
+
+
+def played(unfinished, outcomes=EVERYTHING, **changes) -> tuple[Enumerated, Rollout]:
+    """Every group of two that can come about, once, in a dream."""
+    policy, model = Enumerated(outcomes), TwoArms()
+    rows = len(policy.tries)
+    config = DreamConfig(horizon=4, part=4, again=0)
+    env = ImaginedEnv(model, starts(model), rows, Limits((0.5,)), config)  # type: ignore[arg-type]
+    groups = rows // SIZE
+    plan = {"groups": groups, "limit": groups, "ahead": 0} | changes
+    maker = GroupConfig(**plan, size=SIZE, rows=rows, unfinished=unfinished).build(
+        env, policy, SeedStream(0, 10**6), torch.Generator()
+    )
+    return policy, maker.next()
+
+
+def push(policy: Enumerated, rollout: Rollout, **changes) -> float:
+    """The expected gradient of the objective with respect to the second arm's logit."""
+    grpo = GRPO(policy, dict(policy.named_parameters()), GRPOConfig(**changes), torch.Generator())
+    batch, _ = grpo._prepare(rollout)
+    grpo.policy_loss(batch, policy.log_prob(batch.stored, batch.sample, batch.aux))[0].backward()
+    return -float(policy.logits.grad[1])
+
+
+@pytest.mark.parametrize(
+    ("unfinished", "outcomes", "expected"),
+    [
+        (NothingMore(), EVERYTHING, 0.0),
+        (OnAverage(0.5), EVERYTHING, 1 / 16),
+        (OnAverage(-1.0), EVERYTHING, -1 / 8),
+        (NothingMore(), WITHOUT_DOUBT, 1 / 9),  # what not to do: cut off, dropped and drawn anew
+    ],
+    ids=["nothing-more", "half-a-success", "a-punishment", "dropped"],
+)
+def test_the_expected_gradient_towards_the_arm_that_is_cut_off(unfinished, outcomes, expected):
+    """Both arms win half of the time: only with ``V = 0`` is neither preferred."""
+    assert push(*played(unfinished, outcomes)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("baseline", "expected"), [(Mean(), 1 / 32), (Standardised(), 0.5**0.5 / 16)])
+def test_the_same_with_other_baselines(baseline, expected):
+    """The group's mean halves it; of two members, the std only leaves which is ahead."""
+    assert push(*played(OnAverage(0.5)), baseline=baseline) == pytest.approx(expected, rel=1e-5)
+    assert push(*played(NothingMore()), baseline=baseline) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_cut_off_members_stay_in_their_groups_and_are_counted():
+    policy, rollout = played(OnAverage(0.5))
+    which = torch.tensor(list(product(EVERYTHING, repeat=SIZE))).flatten()
+    assert torch.equal(rollout.truncated[0], which == CUT_OFF) and torch.equal(rollout.success[0], which % LUCK == 0)
+    assert torch.equal(rollout.final_index[:, 1], (which == CUT_OFF).nonzero()[:, 0])
+    assert rollout.final_stored[BEYOND].tolist() == [0.5] * 8 and rollout.final_stored["state"].shape == (8, 3)
+    assert rollout.seeds[0].reshape(-1, SIZE).unique(dim=1).shape == (16, 1)
+    assert (rollout.info["truncations"], rollout.info["successes"], rollout.info["episodes"]) == (8, 16, 32)
+    grpo = GRPO(policy, dict(policy.named_parameters()), GRPOConfig(), torch.Generator())
+    metrics = grpo._prepare(rollout)[1]
+    assert metrics["truncated"] == 1 / 4 and metrics["return"] == 1 / 2
+
+
+@pytest.mark.parametrize(("unfinished", "uniform"), [(NothingMore(), 8), (OnAverage(0.5), 6), (OnAverage(1.0), 10)])
+def test_groups_are_mixed_by_what_their_members_are_worth(unfinished, uniform):
+    """What is cut off is worth as much as what is lost, as what is won, or something between them."""
+    _, rollout = played(unfinished)
+    assert rollout.info["groups_uniform"] == uniform

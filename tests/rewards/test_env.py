@@ -1,0 +1,310 @@
+"""Simulators and dreams under the eyes of a reward model: what is paid, where it ends, and the contract is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.toy.counting import CountingEnv, episode_length
+from tests.world_models.dreams import dream
+from vla_rl.contract.check import check_env, random_actions
+from vla_rl.contract.env import Snapshots, VecEnv
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.rewards.env import RewardedEnv, RewardWeights, rewarded
+from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
+from vla_rl.rewards.reward import Judgement, Reward
+from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
+from vla_rl.rewards.trained import reset
+
+# Half-way, back, waiting, all of the way, by actions since the reset; 1 for ever after.
+COURSE = np.array([0.1, 0.3, 0.6, 0.4, 0.4, 0.9, 1.0], np.float32)
+LONG = [seed for seed in range(200) if episode_length(np.array(seed)) > 15]
+
+
+class Watching:
+    """Follows ``of(pictures)``; done from an episode's ``hold``-th frame on that reaches ``limit`` (a ``Reward``)."""
+
+    def __init__(self, of: Callable[[np.ndarray], np.ndarray], limit: float = 1.0, hold: int = 1) -> None:
+        self.of, self.limit, self.hold = of, limit, hold
+        self.texts: list[list[str]] = []
+
+    def initial_state(self, rows):
+        return {"count": np.zeros(rows, np.int64)}
+
+    def reset_state(self, state, rows):
+        return reset(state, self.initial_state(len(state["count"])), rows)
+
+    def judge(self, frames, text, valid, state):
+        self.texts.append(list(text))
+        (pictures,) = frames.values()
+        progress = self.of(pictures).astype(np.float32)
+        count = state["count"][:, None] + ((progress >= self.limit) & valid).cumsum(1)
+        return Judgement(progress, count >= self.hold), {"count": count[:, -1]}
+
+
+def course(pictures: np.ndarray) -> np.ndarray:
+    """What ``COURSE`` says of the counting environment's pictures [E,T,4,4,3], which show the number of actions."""
+    return COURSE[np.minimum(pictures[:, :, 0, 0, 0], len(COURSE) - 1)]
+
+
+def brightness(pictures: np.ndarray) -> np.ndarray:
+    return pictures.mean((2, 3, 4)) / 255
+
+
+def counting(rows: int = 3, weights: RewardWeights | None = None, limit: float = 1.0, hold: int = 1) -> RewardedEnv:
+    return rewarded(CountingEnv(rows), Watching(course, limit, hold), weights)
+
+
+def zeros(env: VecEnv, actions: int) -> np.ndarray:
+    return np.zeros((env.num_envs, actions, env.spec.action_dim), np.float32)
+
+
+# -- the contract -----------------------------------------------------------------------------------------------------
+
+
+def seen(env: VecEnv) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Pictures of eight actions in some episodes, and their instructions."""
+    frames, every = [], np.arange(env.num_envs)
+    for first in range(0, 40, env.num_envs):
+        env.reset(every, first + every)
+        frames += env.step(random_actions(env, 8, np.random.default_rng(first)), observe="all").frames
+    images = {name: np.concatenate([frame.images[name] for frame in frames]) for name in env.spec.images}
+    return images, [env.spec.tasks[task] for frame in frames for task in frame.task]
+
+
+def watched(env: VecEnv, kind: str) -> Reward:
+    """Reward models that take three in ten of the frames of ``env`` for done, and wait for two such."""
+    images, text = seen(env)
+    if kind == "brightness":
+        return Watching(brightness, float(np.quantile(brightness(next(iter(images.values()))[:, None]), 0.7)), hold=2)
+    cameras, words = {name: item.shape for name, item in env.spec.images.items()}, " ".join(env.spec.tasks).split()
+    sizes = {"width": 8, "stem": 4, "looks": 2, "hold": 2}
+    torch.manual_seed(0)
+    model = (
+        ProgressCritic(cameras, sorted(set(words)), ProgressConfig(**sizes, stride=2))
+        if kind == "progress"
+        else SuccessClassifier(cameras, sorted(set(words)), SuccessConfig(**sizes))
+    )
+    model.threshold = float(model.score(model.see(images, text)).detach().quantile(0.7))
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["brightness", "progress", "success"])
+@pytest.mark.parametrize("world", ["counting", "dream"])
+def test_simulators_and_dreams_keep_the_contract(world, kind):
+    inner = CountingEnv(4) if world == "counting" else dream(4)
+    env = rewarded(inner, watched(inner, kind), RewardWeights(1.0, 0.5, 0.25))
+    assert len(check_env(env, seed=11)) == 7 and isinstance(env, Snapshots)
+    ends: list[int] = []
+    for first in range(0, 40, 4):
+        seeds = first + np.arange(4)
+        limit = episode_length(seeds) if world == "counting" else np.full(4, 12)
+        env.reset(np.arange(4), seeds)
+        while not (step := env.step(random_actions(env, 3, np.random.default_rng(first)))).done.all():
+            pass
+        early = step.obs.time < limit
+        assert step.success[early].all() and not step.truncated[early].any()
+        ends += step.obs.time[early].tolist()
+    assert 3 < len(ends) < 40, "the model has ended some, and not all"
+
+
+def test_what_has_no_snapshots_or_no_camera():
+    class Forgetful:
+        """The counting environment without snapshots."""
+
+        def __init__(self) -> None:
+            self._env = CountingEnv(2)
+            self.spec, self.num_envs = replace(self._env.spec, can_snapshot=False), 2
+            self.reset, self.step, self.close = self._env.reset, self._env.step, self._env.close
+
+    env = rewarded(Forgetful(), Watching(course))
+    assert not isinstance(env, Snapshots) and len(check_env(env)) == 7
+    with pytest.raises(UserError, match="'point_mass' has no camera, so a reward model cannot look at it"):
+        rewarded(make("point_mass", num_envs=1), Watching(course))
+
+
+# -- what is paid -----------------------------------------------------------------------------------------------------
+
+
+def test_progress_is_paid_by_its_differences_with_steps_back_and_waiting():
+    env = counting(limit=2.0)
+    env.reset(np.arange(3), LONG[:3])
+    assert env.progress.tolist() == pytest.approx([0.1] * 3)
+    step = env.step(zeros(env, 4))
+    assert step.reward.tolist() == [pytest.approx([0.2, 0.3, -0.2, 0.0])] * 3
+    step = env.step(zeros(env, 4))
+    assert step.reward.tolist() == [pytest.approx([0.5, 0.1, 0.0, 0.0])] * 3 and not step.done.any()
+    assert env.progress.tolist() == [1.0] * 3
+
+
+def test_weights_of_progress_of_done_and_of_what_the_environment_pays_itself():
+    """The sixth action reaches 1.0 and ends it; the environment's own reward is the number of the action."""
+    env = counting(weights=RewardWeights(progress=2.0, done=5.0, own=10.0))
+    env.reset(np.arange(3), LONG[:3])
+    first, second = env.step(zeros(env, 4)), env.step(zeros(env, 4))
+    assert first.reward.tolist() == [pytest.approx([10.4, 20.6, 29.6, 40.0])] * 3
+    assert second.reward.tolist() == [pytest.approx([51.0, 65.2, 0.0, 0.0])] * 3
+
+
+def test_an_episode_earns_what_lies_between_its_first_frame_and_its_last():
+    env, rng = rewarded(dream(5), Watching(brightness, 2.0)), np.random.default_rng(0)
+    obs = env.reset(np.arange(5), np.arange(5))
+    first, total = brightness(obs.images["front"][:, None])[:, 0], np.zeros(5)
+    for _ in range(4):
+        step = env.step(random_actions(env, 3, rng))
+        total += step.reward.sum(1)
+    last = brightness(step.obs.images["front"][:, None])[:, 0]
+    assert step.truncated.all() and np.abs(last - first).min() > 1e-4
+    np.testing.assert_allclose(total, last - first, atol=1e-6)
+
+
+def test_a_new_episode_begins_at_its_own_first_frame_and_the_others_go_on():
+    env = counting(limit=2.0)
+    env.reset(np.arange(3), LONG[:3])
+    env.step(zeros(env, 5))
+    env.reset([1], [LONG[5]])
+    assert env.progress.tolist() == pytest.approx([0.9, 0.1, 0.9])
+    assert env.step(zeros(env, 2)).reward.tolist() == [pytest.approx(r) for r in ([0.1, 0.0], [0.2, 0.3], [0.1, 0.0])]
+
+
+def test_the_instruction_is_that_of_each_row():
+    env = counting()
+    env.reset(np.arange(3), [LONG[0], LONG[0] + 1, LONG[0]])
+    parity = [env.spec.tasks[seed % 2] for seed in (LONG[0], LONG[0] + 1, LONG[0])]
+    assert env.reward.texts == [parity]
+
+
+# -- where it ends ----------------------------------------------------------------------------------------------------
+
+
+def test_done_ends_an_episode_inside_a_chunk_and_the_row_idles():
+    env = counting()
+    env.reset([0, 1, 2], LONG[:3])
+    env.step(zeros(env, 4))
+    env.reset([2], LONG[3:4])
+    step = env.step(zeros(env, 4), observe="all")
+    assert step.valid.tolist() == [[True, True, False, False]] * 2 + [[True] * 4]
+    assert step.terminated.tolist() == step.success.tolist() == [True, True, False] and not step.truncated.any()
+    assert step.cause == ("success", "success", "") and step.obs.time.tolist() == [6, 6, 4]
+    assert [frame.time.tolist() for frame in step.frames] == [[5, 5, 1], [6, 6, 2], [6, 6, 3], [6, 6, 4]]
+    assert step.obs.images["audit"][:, 0, 0, 0].tolist() == [6, 6, 4]
+    while not (later := env.step(zeros(env, 3))).done.all():  # meanwhile the environment's own clock runs out
+        assert not later.valid[:2].any() and not later.reward[:2].any()
+    for _ in range(5):
+        later = env.step(zeros(env, 8))
+    assert later.cause == ("success",) * 3 and not later.truncated.any() and later.obs.time.tolist() == [6, 6, 6]
+    obs = env.reset([0], LONG[6:7])
+    assert obs.time.tolist() == [0, 6, 6] and env.step(zeros(env, 1)).valid[:, 0].tolist() == [True, False, False]
+
+
+def test_done_takes_as_many_frames_as_the_model_wants_and_is_forgotten_with_the_episode():
+    """The sixth action and all after it reach the end; the fourth such frame is the first to be done."""
+    env = counting(hold=4)
+    env.reset(np.arange(3), LONG[:3])
+    env.step(zeros(env, 7))
+    env.reset([1], LONG[4:5])
+    step = env.step(zeros(env, 8))
+    assert step.obs.time.tolist() == [9, 8, 9] and step.terminated.tolist() == [True, False, True]
+    step = env.step(zeros(env, 8))
+    assert step.valid.sum(1).tolist() == [0, 1, 0] and step.terminated.all()
+
+
+def test_what_a_model_says_of_frames_that_only_repeat_is_not_heard():
+    class Late(Watching):
+        """Has everything for done that is no longer played."""
+
+        def judge(self, frames, text, valid, state):
+            judgement, state = super().judge(frames, text, valid, state)
+            return replace(judgement, done=judgement.done | ~valid), state
+
+    odd = [seed for seed in range(1, 500, 2) if episode_length(np.array(seed)) == 4][:2]
+    env = rewarded(CountingEnv(2), Late(course))
+    env.reset([0, 1], odd)
+    step = env.step(zeros(env, 8))
+    assert step.truncated.all() and not step.success.any() and step.cause == ("time_limit",) * 2
+
+
+def test_done_at_the_time_limit_is_a_success_and_ends_of_the_environment_stay():
+    """Odd seeds of the counting environment are cut off, even ones succeed."""
+    odd = next(seed for seed in range(1, 500, 2) if episode_length(np.array(seed)) == 6)
+    short = next(seed for seed in range(1, 500, 2) if episode_length(np.array(seed)) == 4)
+    even = next(seed for seed in range(0, 500, 2) if episode_length(np.array(seed)) == 4)
+    env = counting(weights=RewardWeights(0.0, 1.0))
+    env.reset(np.arange(3), [odd, short, even])
+    step = env.step(zeros(env, 8))
+    assert step.cause == ("success", "time_limit", "success") and step.valid.sum(1).tolist() == [6, 4, 4]
+    assert step.terminated.tolist() == step.success.tolist() == [True, False, True]
+    assert step.truncated.tolist() == [False, True, False]
+    assert step.reward.sum(1).tolist() == [1.0, 0.0, 0.0]  # the model has seen but one of the two successes
+
+
+def test_what_was_executed_and_who_intervened_are_told_up_to_the_end():
+    class Helped(CountingEnv):
+        """Somebody else acts in every second action, and ``given`` is what arrives."""
+
+        def step(self, chunk, observe="last"):
+            self.given = np.asarray(chunk).copy()
+            step = super().step(chunk, observe)
+            return replace(step, intervened=step.valid & (np.arange(step.valid.shape[1]) % 2 == 1))
+
+    inner = Helped(2)
+    env = rewarded(inner, Watching(course))
+    env.reset([0, 1], LONG[:2])
+    step = env.step(np.full((2, 8, 2), 3.0))
+    assert step.executed[0].tolist() == [[3.0, 3.0]] * 6 + [[0.0, 0.0]] * 2
+    assert step.intervened[0].tolist() == [False, True] * 3 + [False] * 2
+    env.reset([1], LONG[3:4])
+    wrong = np.full((2, 1, 2), 3.0)
+    wrong[0] = np.nan  # counts in rows that run only
+    step = env.step(wrong)
+    assert inner.given.tolist() == [[[0.0, 0.0]], [[3.0, 3.0]]] and step.valid[:, 0].tolist() == [False, True]
+    for shape in ((2, 2), (1, 1, 2), (2, 1, 3), (2, 9, 2)):
+        with pytest.raises(ContractError, match="nothing was executed"):
+            env.step(np.zeros(shape))
+
+
+# -- snapshots --------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_goes_on_in_another_row_and_another_environment():
+    """With all that the model remembers, and what a row that is done shows."""
+    env = counting(hold=3)
+    env.reset(np.arange(3), LONG[:3])
+    env.step(zeros(env, 7))
+    env.reset([1], LONG[4:5])
+    env.step(zeros(env, 7))  # rows 0 and 2 are done after the first, row 1 will be after the next
+    saved = env.snapshot([0, 1])
+    assert {item.dtype.kind for item in saved.values()} <= set("biuf")
+    expected = env.step(zeros(env, 7), observe="all")
+    other = counting(hold=3)
+    obs = other.restore([2, 0], saved)
+    assert obs.time[[2, 0]].tolist() == [8, 7] and other.progress[[2, 0]].tolist() == [1.0, 1.0]
+    other.reset([1], LONG[:1])
+    found = other.step(zeros(other, 7), observe="all")
+    for name in ("reward", "valid", "terminated", "truncated", "success", "executed"):
+        assert np.array_equal(getattr(found, name)[[2, 0]], getattr(expected, name)[[0, 1]]), name
+    assert np.array_equal(found.obs.images["audit"][[2, 0]], expected.obs.images["audit"][[0, 1]])
+    assert found.obs.time[[2, 0]].tolist() == [8, 8] and found.valid[[2, 0]].sum(1).tolist() == [0, 1]
+
+
+def test_a_snapshot_that_does_not_fit_changes_nothing():
+    env = counting(limit=2.0)
+    env.reset(np.arange(3), LONG[:3])
+    env.step(zeros(env, 2))
+    saved = env.snapshot([0, 1])
+    env.step(zeros(env, 3))
+    for wrong in (
+        {name: item for name, item in saved.items() if name != "reward/count"},
+        {name: item for name, item in saved.items() if name != "time"},
+        saved | {"reward/other": np.zeros(2)},
+    ):
+        with pytest.raises(ContractError, match="nothing was restored"):
+            env.restore([0, 1], wrong)
+        assert env.progress.tolist() == pytest.approx([0.9] * 3)
+    assert env.restore([0, 1], saved).time.tolist() == [2, 2, 5]
+    assert env.step(zeros(env, 1)).reward[:, 0].tolist() == pytest.approx([-0.2, -0.2, 0.1])
