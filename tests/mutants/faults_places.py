@@ -1,4 +1,4 @@
-"""Faults in where objects are seen, in the truth and in dreams, and in what world models are learnt from and loaded as."""
+"""Faults in where objects are seen, in truth and dreams, and in what world models are learnt from and loaded as."""
 
 from __future__ import annotations
 
@@ -89,33 +89,37 @@ FAULTS = (
     Fault(
         "the place is that of the step after",
         _LIKENESS,
-        "else positions[rows, horizon - 1]",
-        "else positions[rows, min(horizon, positions.shape[1] - 1)]",
+        "else positions[lasting, horizon - 1]",
+        "else positions[lasting, min(horizon, positions.shape[1] - 1)]",
         (_BY_HAND,),
     ),
     Fault(
         "the dream is compared with what the probe sees",
         _LIKENESS,
-        "rows.size, _apart(dreamt, place)",
-        "rows.size, _apart(dreamt, seen)",
+        "lasting.size, _apart(dreamt, place)",
+        "lasting.size, _apart(dreamt, seen)",
         (_BY_HAND,),
     ),
     Fault(
         "the copied frame is that of other replays",
         _LIKENESS,
-        "_apart(begun[rows], place)",
-        "_apart(begun[: rows.size], place[::-1])",
+        "_apart(begun[lasting], place)",
+        "_apart(begun[: lasting.size], place[::-1])",
         (_BY_HAND,),
     ),
     Fault(
         "replays that ended earlier count",
         _LIKENESS,
-        "rows = np.flatnonzero(steps >= horizon)\n        dreamt",
-        "rows = np.flatnonzero(steps >= 1)\n        dreamt",
+        "lasting = np.flatnonzero(steps >= horizon)",
+        "lasting = np.flatnonzero(steps >= 1)",
         (_BY_HAND,),
     ),
     Fault(
-        "the probe looks for another task", _LIKENESS, "named[rows]) for item", "0 * named[rows]) for item", (_BY_HAND,)
+        "the probe looks for another task",
+        _LIKENESS,
+        "named[lasting]) for item",
+        "0 * named[lasting]) for item",
+        (_BY_HAND,),
     ),
     Fault(
         "a world of other action bounds is taken",
@@ -125,7 +129,7 @@ FAULTS = (
         (_OTHER,),
     ),
     Fault(
-        "a world of other control steps is taken", _WORLD, '    parts["control steps"] = "control_dt"\n', "", (_OTHER,)
+        "a world of other control steps is taken", _WORLD, 'parts["control steps"] = "control_dt"', "pass", (_OTHER,)
     ),
     Fault(
         "anything may be loaded as a world model",
@@ -137,15 +141,15 @@ FAULTS = (
     Fault(
         "one outcome is enough",
         _WORLD,
-        "    require_both_outcomes(traces)\n",
-        "",
+        "require_both_outcomes(traces)",
+        "pass",
         (f"{_ON_WORLD}test_episodes_that_all_ended_alike_teach_no_outcome",),
     ),
     Fault(
         "episodes of another world are learnt from",
         _WORLD,
-        "    require_world_of(model.spec, traces)\n",
-        "",
+        "require_world_of(model.spec, traces)",
+        "pass",
         (f"{_ON_WORLD}test_episodes_of_another_world_are_refused",),
     ),
     Fault("what was judged is counted in calls", _DOUBT, "len(self.values) * frames", "len(self.values)", (_WARNED,)),

@@ -123,11 +123,13 @@ def object_error(
     begun = probe.locate(first, named)
     results = []
     for horizon in asked:
-        rows = np.flatnonzero(steps >= horizon)
-        dreamt, seen = (probe.locate(item[rows, horizon - 1], named[rows]) for item in (imagined, true))
-        place = seen if positions is None else positions[rows, horizon - 1]
+        lasting = np.flatnonzero(steps >= horizon)
+        dreamt, seen = (probe.locate(item[lasting, horizon - 1], named[lasting]) for item in (imagined, true))
+        place = seen if positions is None else positions[lasting, horizon - 1]
         own = None if positions is None else _apart(seen, place)
-        results.append(ObjectAgreement(horizon, rows.size, _apart(dreamt, place), _apart(begun[rows], place), own))
+        results.append(
+            ObjectAgreement(horizon, lasting.size, _apart(dreamt, place), _apart(begun[lasting], place), own)
+        )
     return tuple(results)
 
 
