@@ -41,19 +41,33 @@ def test_the_named_cube_is_where_the_picture_shows_its_colour(seen):
     assert (nearest == seen.tasks).mean() > 0.85 and len(set(seen.tasks)) > 1
 
 
-def test_the_expert_lifts_and_every_frame_is_there_once(seen):
-    """One more frame than control steps in each episode; rows that idle or repeat the last seed are not kept."""
-    env, lengths = make("lift", num_envs=1), []
-    for seed in range(11, 16):
-        obs, steps = env.reset(np.zeros(1, int), np.array([seed])), 0
-        while True:
-            step = env.step(LiftExpert(5).act(obs))
-            obs, steps = step.obs, steps + int(step.valid.sum())
-            if step.done.all():
+def by_hand(seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The expert's chunks played one action at a time: every picture and the place that belongs to it."""
+    env = make("lift", num_envs=1)
+    obs, done = env.reset(np.zeros(1, int), np.array([seed])), False
+    pictures, places = [obs.images["front"][0]], [obs.extras[TARGET][0]]
+    while not done:
+        for action in LiftExpert(5).act(obs)[0]:
+            step = env.step(action[None, None])
+            obs, done = step.obs, bool(step.done[0])
+            pictures.append(obs.images["front"][0])
+            places.append(obs.extras[TARGET][0])
+            if done:
                 break
-        lengths.append(steps + 1)
     env.close()
-    assert len(seen) == sum(lengths) and seen.positions.dtype == np.float32
+    return pictures, places
+
+
+def test_every_frame_is_there_once_with_the_place_of_its_moment(seen):
+    """Rows that idle or repeat the last seed are not kept."""
+    episodes = [by_hand(seed) for seed in range(11, 16)]
+    assert len(seen) == sum(len(places) for _, places in episodes) and seen.positions.dtype == np.float32
+    alone = looked([11], rows=1)
+    for found, wanted in zip((alone.pictures, alone.positions), episodes[0], strict=True):
+        assert np.array_equal(found, np.stack(wanted))
+
+
+def test_the_expert_lifts(seen):
     assert 0.1 < (seen.positions[:, 2] >= LIFT_HEIGHT).mean() < 0.6
 
 

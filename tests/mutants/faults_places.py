@@ -9,7 +9,7 @@ _WORLD, _DOUBT, _ENV = "vla_rl/training/world_model.py", "world_models/uncertain
 _ON_PLACES, _ON_PROBE = "tests/evaluation/test_places.py::", "tests/evaluation/test_probe.py::"
 _ON_LIKENESS, _ON_WORLD = "tests/evaluation/test_likeness.py::", "tests/training/test_world_model.py::"
 _REPEATED = f"{_ON_PLACES}test_a_repeated_episode_has_its_objects_where_they_were"
-_ONCE = f"{_ON_PLACES}test_the_expert_lifts_and_every_frame_is_there_once"
+_ONCE = f"{_ON_PLACES}test_every_frame_is_there_once_with_the_place_of_its_moment"
 _SHOWN = f"{_ON_PLACES}test_the_named_cube_is_where_the_picture_shows_its_colour"
 _FINDS = f"{_ON_PROBE}test_it_finds_what_is_named"
 _BY_HAND = f"{_ON_LIKENESS}test_millimetres_by_hand"
@@ -24,7 +24,7 @@ FAULTS = (
         "Sightings.of(frame, kept & step.valid[:, h])",
         "Sightings.of(type(frame)(frame.images, frame.state, frame.task, frame.time, step.obs.extras), "
         "kept & step.valid[:, h])",
-        (_SHOWN,),
+        (_ONCE,),
     ),
     Fault(
         "the first frame is not seen", _PLACES, "[Sightings.of(obs, kept)], True", "list[Sightings](), True", (_ONCE,)
@@ -58,6 +58,13 @@ FAULTS = (
         (f"{_ON_PLACES}test_an_episode_of_another_environment_is_noticed",),
     ),
     Fault(
+        "the place is that of another object",
+        _PLACES,
+        "obs.extras[TARGET][rows])",
+        'obs.extras["privileged/cubes"][rows, :3])',
+        (_SHOWN,),
+    ),
+    Fault(
         "the probe does not hear the task",
         _PROBE,
         "self.gate(tasks)[..., None, None]",
@@ -65,11 +72,11 @@ FAULTS = (
         (_FINDS,),
     ),
     Fault(
-        "the probe tells spreads, not metres",
+        "the threshold of the loss is in metres",
         _PROBE,
-        "self.middle + self.spread * self.tell",
-        "self.middle + self.tell",
-        (_FINDS,),
+        "off / self.spread, torch.zeros_like(off), beta=_EXACT)",
+        "off, torch.zeros_like(off), beta=_EXACT)",
+        (f"{_ON_PROBE}test_the_loss_is_smooth_l1_in_spreads_and_the_error_is_in_millimetres",),
     ),
     Fault(
         "an outlier weighs as its square",
