@@ -116,8 +116,9 @@ def object_error(
     played = np.arange(true.shape[1]) < steps[:, None]
     known = positions is None or (positions.shape == (*true.shape[:2], 3) and np.isfinite(positions[played]).all())
     if named.shape != steps.shape or not known:
+        given = None if positions is None else list(positions.shape)
         raise ContractError(
-            f"tasks {list(named.shape)} and positions {list(np.shape(positions))} do not say where the objects of "
+            f"tasks {list(named.shape)} and positions {given} do not say where the objects of "
             f"{steps.size} replays were, so no error can be told; give [n], and finite metres [n,T,3] or None."
         )
     begun = probe.locate(first, named)
