@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from tests.benchmarks.__main__ import BENCHMARKS, main
+from tests.benchmarks.imagination import PUBLISHED, call, some_call, wan
 from tests.benchmarks.measure import Contender, interleave
 
 EXPECTED = {
@@ -17,6 +19,8 @@ EXPECTED = {
     "update_stored_vs_recomputed": 2,
     "iteration_parts": 6,
     "ppo_vs_rsl_rl": 1,
+    "imagined_vs_simulator": 2,
+    "wan_frames": 2,
 }
 
 
@@ -60,3 +64,21 @@ def test_contenders_take_turns_and_the_first_round_does_not_count():
     seconds = interleave(contenders, repeats=2)
     assert seen == ["A", "a", "B", "b"] * 3
     assert set(seconds) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "latent"), [("5B", (5.00, 0.705), (48, 16, 16)), ("1.3B", (1.42, 0.127), (16, 32, 32))]
+)
+def test_the_shapes_of_wan_are_those_that_are_published(name, billions, latent):
+    """By their numbers of weights, counted without allocating any; a whole call goes through them."""
+    video = wan(PUBLISHED[name], 256, torch.device("meta"))
+    counts = [sum(item.numel() for item in part.parameters()) / 1e9 for part in (video.network, video.vae)]
+    assert counts == [pytest.approx(count, rel=0.01) for count in billions] and video.latent == latent
+    assert all(item.dtype == torch.bfloat16 for item in video.parameters())
+    assert call(video, some_call(video, 256, 2)).shape == (2, 8, 3, 256, 256)
+
+
+def test_without_a_gpu_the_large_model_is_said_to_be_missing(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["wan_frames"]) == []
+    assert "wan_frames: not measured, it needs a GPU" in capsys.readouterr().out

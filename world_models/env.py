@@ -57,12 +57,17 @@ class ImaginedEnv:
         limits: Limits | None = None,
         config: DreamConfig | None = None,
     ) -> None:
-        """``limits``: how much doubt ends a dream; none does without.  Raises UserError for a horizon of nothing."""
+        """``limits``: how much doubt ends a dream; none does without.
+
+        Raises UserError for a horizon of nothing, and warns of one beyond what ``limits`` were calibrated for.
+        """
         self.model, self.starts, self.limits, self.config = model.eval(), starts, limits, config or DreamConfig()
         if self.config.horizon < 1 or num_envs < 1:
             raise UserError(
                 f"{num_envs} dreams of {self.config.horizon} control steps leave nothing to imagine; give at least 1."
             )
+        if limits is not None:
+            limits.warn_beyond(self.config.horizon, model.config.frames)
         self.spec: EnvSpec = replace(
             model.spec,
             name=f"imagined {model.spec.name}",

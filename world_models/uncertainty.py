@@ -10,6 +10,7 @@ that are like the recorded ones is ended at each depth, and more of those that a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,18 @@ class Limits:
         if not 0.0 < quantile <= 1.0:
             raise UserError(f"a quantile of {quantile} leaves no limit; choose one above 0, up to 1.")
         return cls(tuple(_conformal(np.sort(np.asarray(part, float)), quantile) for part in doubts))
+
+    def warn_beyond(self, horizon: int, frames: int) -> None:
+        """A UserWarning when dreams of ``horizon`` control steps, ``frames`` in a call, go deeper than calibrated."""
+        judged = len(self.values) * frames
+        if judged < horizon:
+            warnings.warn(
+                f"a dream horizon of {horizon} control steps is beyond the {judged} that the model was judged for, so "
+                "beyond that nobody knows how wrong dreams are and the last limit of doubt stands for all deeper ones; "
+                f"take a horizon of at most {judged}, or calibrate on longer held-out episodes.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def at(self, depth: np.ndarray) -> np.ndarray:
         """The limit [R] of calls at ``depth`` int [R], counted from 0."""

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env_vs_rollout
+from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rendering import render_vs_mujoco
@@ -34,6 +35,8 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         update_stored_vs_recomputed,
         iteration_parts,
         ppo_vs_rsl_rl,
+        imagined_vs_simulator,
+        wan_frames,
     )
 }
 RESULTS = Path("runs/bench/results.json")
@@ -50,7 +53,10 @@ def main(names: Sequence[str], quick: bool = False, results: Path = RESULTS) -> 
     rows: list[Row] = []
     for name in names or BENCHMARKS:
         console.print(f"{name} ...", style="dim")
-        rows += BENCHMARKS[name](quick)
+        found = BENCHMARKS[name](quick)
+        rows += found
+        if not found:
+            console.print(f"{name}: not measured, it needs a GPU")
     machine = {**_machine(), "load_before": before, "seconds": round(time.perf_counter() - start, 1)}
     console.print(_table(rows))
     for row in (row for row in rows if row.detail):

@@ -111,7 +111,7 @@ def test_the_same_ppo_learns_in_a_dream(policy, gathered, tmp_path):
     """The policy that was trained in it is the one that plays in the simulator."""
     made = world_model(gathered.learnt)
     starts = starts_of(made, gathered.learnt, np.zeros(len(gathered.learnt.state)), KeyframeConfig())
-    world = DreamWorld(made, starts, Limits((np.inf,)), DreamConfig(horizon=10, deadline=10, part=4))
+    world = DreamWorld(made, starts, Limits((np.inf, np.inf)), DreamConfig(horizon=10, deadline=10, part=4))
     method = RLConfig(
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(2, validate_every=1)
     )

@@ -1,4 +1,4 @@
-"""PSNR by hand, at the asked step of the replays that last so long, beside that of the copied first frame."""
+"""PSNR and object position by hand, at the asked step of replays that last so long, beside the copied first frame."""
 
 import json
 import math
@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation.likeness import FrameAgreement, frame_agreement, psnr
+from vla_rl.evaluation.likeness import (
+    FrameAgreement,
+    Millimetres,
+    ObjectAgreement,
+    frame_agreement,
+    object_error,
+    psnr,
+)
 
 
 def grey(*levels: int) -> np.ndarray:
@@ -88,3 +95,81 @@ def test_frames_that_do_not_belong_together_are_refused(change):
 def test_a_horizon_nobody_reaches_is_refused():
     with pytest.raises(ContractError, match=r"horizon 3 is outside 1\.\.2"):
         frame_agreement(*replays(), length=[1, 2], horizons=[3])
+
+
+class Levels:
+    """Sees an object at as many millimetres to the right as its picture is bright, and a task's number away."""
+
+    def locate(self, pictures: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+        bright = pictures.mean((1, 2, 3)) / 1e3
+        return np.stack([bright, 0.001 * tasks, 0 * bright], -1).astype(np.float32)
+
+
+PLACES = np.zeros((2, 3, 3))
+PLACES[0, :, 0] = [0.012, 0.021, 0.030]
+PLACES[1, :, 0] = [0.040, 0.048, np.nan]  # beyond the replay's end nobody knows
+PLACES[1, :, 1] = 0.007  # task 7
+
+
+def test_millimetres_by_hand():
+    """The dream shows 11, 22, 34 and 43, 56, the eyes see 10, 20, 30 and 40, 50 in the truth, and 5 and 40 at first."""
+    found = object_error(Levels(), *replays(), tasks=[0, 7], length=[3, 2], horizons=[1, 2, 3], positions=PLACES)
+    dream, copied, eyes = ((1, 3), (1, 8), (4,)), ((7, 0), (16, 8), (25,)), ((2, 0), (1, 2), (0,))
+    for item, rows, *errors in zip(found, (2, 2, 1), dream, copied, eyes, strict=True):
+        assert item.replays == rows
+        for told, off in zip((item.dream, item.copied, item.probe), errors, strict=True):
+            assert told.median == pytest.approx(sum(off) / len(off), abs=1e-4)
+            assert told.p90 == pytest.approx(min(off) + 0.9 * (max(off) - min(off)), abs=1e-4)
+    assert [item.horizon for item in found] == [1, 2, 3]
+
+
+def test_a_distance_has_three_axes():
+    """3, 4 and 12 mm are 13."""
+    places = np.tile(np.array([0.003, 0.004, 0.012]), (1, 1, 1))
+    black = np.zeros((1, 1, 2, 3, 3), np.uint8)
+    (item,) = object_error(Levels(), black, black, black[:, 0], [0], [1], [1], places)
+    assert item.dream.median == item.copied.p90 == item.probe.median == pytest.approx(13.0)
+
+
+def test_without_true_places_the_eyes_stand_for_them_and_say_so():
+    (item,) = object_error(Levels(), *replays(), tasks=[0, 7], length=[3, 2], horizons=[2])
+    assert item.probe is None
+    assert (item.dream.median, item.copied.median) == (pytest.approx(4.0), pytest.approx(12.5))
+
+
+def test_a_copying_model_errs_like_the_copy():
+    _, true, first = replays()
+    still = np.repeat(first[:, None], 3, axis=1)
+    for item in object_error(Levels(), still, true, first, [0, 7], [3, 2], [1, 2, 3], PLACES):
+        assert item.dream == item.copied
+    assert item.dream == Millimetres(pytest.approx(25.0, abs=1e-4), pytest.approx(25.0, abs=1e-4))
+
+
+def test_object_errors_are_strict_json():
+    (item,) = object_error(Levels(), *replays(), [0, 7], [3, 2], [1], PLACES)
+    back = json.loads(json.dumps(asdict(item), allow_nan=False))
+    parts = {name: Millimetres(**back.pop(name)) for name in ("dream", "copied", "probe")}
+    assert ObjectAgreement(**back, **parts) == item
+
+
+@pytest.mark.parametrize(
+    ("tasks", "positions"),
+    [
+        ([0], PLACES),
+        ([0, 7], PLACES[:1]),
+        ([0, 7], PLACES[:, :2]),
+        ([0, 7], PLACES[..., :2]),
+        ([0, 7], PLACES * np.nan),
+    ],
+)
+def test_tasks_and_places_of_other_replays_are_refused(tasks, positions):
+    with pytest.raises(ContractError, match="do not say where the objects of 2 replays were"):
+        object_error(Levels(), *replays(), tasks, [3, 2], [1], positions)
+
+
+def test_object_errors_refuse_what_frames_do():
+    imagined, true, first = replays()
+    with pytest.raises(ContractError, match="do not belong together"):
+        object_error(Levels(), imagined[:, :2], true, first, [0, 7], [3, 2], [1], PLACES)
+    with pytest.raises(ContractError, match=r"horizon 3 is outside 1\.\.2"):
+        object_error(Levels(), imagined, true, first, [0, 7], [1, 2], [3], PLACES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +31,7 @@ def test_a_dream_with_ends_keeps_it_too():
     usual.reset(np.arange(6), np.arange(6))
     usual.step(random_actions(usual, 3, np.random.default_rng(0)))
     limit = float(np.median(usual.doubt))
-    env = dream(6, done=0.6, failed=0.6, deadline=9, limits=Limits((1.05 * limit, limit)))
+    env = dream(6, done=0.6, failed=0.6, deadline=9, limits=Limits((1.05 * limit, limit, limit, limit)))
     check_env(env, seed=11)
     causes = set()
     for seed in range(0, 60, 6):
@@ -118,7 +120,7 @@ def test_the_first_frame_is_always_seen():
 
 
 def test_doubt_truncates_and_is_no_failure():
-    env, rows = dream(4, limits=Limits((1e9, 0.0))), np.arange(4)
+    env, rows = dream(4, limits=Limits((1e9, 0.0, 0.0, 0.0))), np.arange(4)
     env.reset(rows, rows)
     actions = random_actions(env, 3, np.random.default_rng(5))
     first = env.step(actions)
@@ -131,7 +133,7 @@ def test_doubt_truncates_and_is_no_failure():
 
 def test_doubt_comes_before_success():
     """A success that the model itself does not believe in earns nothing."""
-    env, rows = dream(3, done=0.0, limits=Limits((0.0,))), np.arange(3)
+    env, rows = dream(3, done=0.0, limits=Limits((0.0,) * 4)), np.arange(3)
     env.reset(rows, rows)
     step = env.step(random_actions(env, 3, np.random.default_rng(5)))
     assert set(step.cause) == {"uncertainty"} and not step.success.any() and not step.reward.any()
@@ -206,3 +208,22 @@ def test_seeds_choose_where_dreams_begin(share, kinds):
 def test_a_dream_of_nothing_is_refused():
     with pytest.raises(UserError, match="nothing to imagine"):
         dream(2, horizon=0)
+
+
+@pytest.mark.parametrize("horizon, judged, warned", [(12, 4, False), (13, 4, True), (12, 3, True), (2, 1, False)])
+def test_a_horizon_beyond_what_was_judged_is_warned_of(horizon, judged, warned):
+    """Calls of three control steps; the rows that repeat successes have no limits and say nothing of their own."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dream(2, horizon=horizon, limits=Limits((1.0,) * judged))
+    told = [str(item.message) for item in caught if item.category is UserWarning]
+    assert len(told) == warned
+    if warned:
+        wanted = f"horizon of {horizon} control steps is beyond the {3 * judged} .* at most {3 * judged}, or calibrate"
+        assert re.search(wanted, told[0]) and caught[-1].filename.endswith("dreams.py")
+
+
+def test_without_limits_nothing_is_warned_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dream(2, horizon=99)

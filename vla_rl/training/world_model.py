@@ -64,8 +64,10 @@ def fit_world(
 ) -> None:
     """Train ``model`` on windows of ``traces``, in place.
 
-    Raises UserError when all episodes ended alike: what tells success from failure could not be learnt.
+    Raises UserError for episodes of another world, and when all of them ended alike: what tells success from failure
+    could not be learnt.
     """
+    require_world_of(model.spec, traces)
     require_both_outcomes(traces)
     table = windows(traces, model.config.frames, model.config.memory)
     count, begun = len(table["count"]), 0
@@ -91,6 +93,20 @@ def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(item) for name, item in arrays.items()}
 
 
+def require_world_of(spec: EnvSpec, traces: Traces) -> None:
+    """Raise UserError unless ``traces`` have the cameras, sizes and instructions of ``spec``."""
+    wanted = {name: tuple(item.shape) for name, item in spec.images.items()}
+    given = {name: image.shape[1:] for name, image in traces.images.items()}
+    sizes = (spec.state.shape[0], spec.action_dim), (traces.state.shape[1], traces.action.shape[1])
+    known = bool(((traces.task >= 0) & (traces.task < len(spec.tasks))).all())
+    if wanted != given or sizes[0] != sizes[1] or not known:
+        raise UserError(
+            f"the episodes have cameras {given}, {sizes[1][0]} state and {sizes[1][1]} action entries and task "
+            f"{traces.task.max(initial=0)}, but {spec.name!r} has {wanted}, {sizes[0][0]}, {sizes[0][1]} and "
+            f"{len(spec.tasks)} tasks, so a world model of it cannot learn from them; record episodes of this world."
+        )
+
+
 def require_both_outcomes(traces: Traces) -> None:
     """Raise UserError when ``traces`` hold successes only, or none."""
     won = int(traces.outcomes.sum())
@@ -113,19 +129,25 @@ def load_world(folder: Path, spec: EnvSpec | None = None) -> tuple[Any, dict[str
     """The world model in ``folder`` and its ``config.json``.
 
     Raises UserError for a damaged or foreign one and, given the ``spec`` of the world that it is to stand for, when it
-    was trained for other cameras, states or action bounds.
+    was trained for other cameras, states, action bounds, instructions or lengths of a control step.
     """
     saved = read_config(folder, "world")
     trained = EnvSpec.from_json(saved["spec"])
     if spec is not None:
         _require_same(trained, spec, folder)
-    model = load(saved["world"])(trained, from_json(saved["config"]))
+    made_by = load(saved["world"])
+    if not isinstance(made_by, type) or not issubclass(made_by, nn.Module):
+        raise UserError(
+            f"{saved['world']!r} is not a world model, so {str(folder)!r} cannot be loaded; check its config.json."
+        )
+    model = made_by(trained, from_json(saved["config"]))
     load_weights(model, folder)
     return model.eval(), saved
 
 
 def _require_same(trained: EnvSpec, spec: EnvSpec, folder: Path) -> None:
     parts = {"cameras": "images", "state": "state", "actions": "action", "instructions": "tasks"}
+    parts["control steps"] = "control_dt"
     for what, name in parts.items():
         if getattr(trained, name) != getattr(spec, name):
             raise UserError(

@@ -1,0 +1,218 @@
+"""Dreaming: the small world model against the simulator that it stands for, and frames of a Wan-sized one on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sims.catalog import make
+from tests.benchmarks.measure import COMMAND, Contender, Row, interleave, rate_row
+from world_models.backbones.video_model import Moves, Seen
+from world_models.backbones.wan import WanConfig, WanVideo
+from world_models.backbones.wan_weights import WanSizes, WanWeights
+from world_models.env import DreamConfig, ImaginedEnv
+from world_models.model import WorldConfig, WorldModel
+from world_models.starts import Start, Starts
+
+CHUNK = 5
+WOVR = 23.0  # frames/s at 256 x 256 that WoVR publishes (arXiv 2602.13977): Wan2.2-5B, 5 denoising steps
+WOVR_STEPS, WOVR_FRAMES = 5, 8
+TOLD, MAPS, SEEN = 22, 32, 3  # per frame: entries of a move on lift, and maps; frames seen: the first and two more
+
+
+def imagined_vs_simulator(quick: bool = False) -> list[Row]:
+    """Control steps per second, pictures of 64x64 included, of dreams against lift in MuJoCo: one thread each.
+
+    Both play the same random chunks of five; weights are random, which costs what trained ones do; no dream is ended or
+    dreamt again.  The simulator has ``threads=1`` and renders one picture a chunk, as a dream paints one.
+    """
+    rows, chunks, repeats = (2, 1, 1) if quick else (64, 5, 7)
+    env = make("lift", num_envs=rows, threads=1)
+    every, shape = np.arange(rows), (chunks, rows, CHUNK, env.spec.action_dim)
+    actions = np.random.default_rng(0).uniform(env.spec.action.low, env.spec.action.high, shape).astype(np.float32)
+    dreams = {name: _dreams(env, WorldConfig(precision=name), chunks) for name in ("float32", "bfloat16")}  # type: ignore[arg-type]
+    contenders = {
+        name: Contender(partial(_play, world, actions), partial(world.reset, every, every))
+        for name, world in {"simulator": env, **dreams}.items()
+    }
+    with closing(env):
+        seconds = interleave(contenders, repeats)
+    steps = rows * chunks * CHUNK
+    return [
+        rate_row(
+            f"imagined_vs_simulator, {name}",
+            "imagined_vs_simulator",
+            steps,
+            (seconds[name], seconds["simulator"]),
+            "steps/s",
+            rows=rows,
+            chunk=CHUNK,
+            denoising_steps=world.model.config.steps,
+            parameters=sum(item.numel() for item in world.model.parameters()),
+        )
+        for name, world in dreams.items()
+    ]
+
+
+def _play(env: Any, actions: np.ndarray) -> None:
+    for chunk in actions:
+        step = env.step(chunk)
+    assert step.valid.all(), "a row ended, so less work was done; take fewer chunks"
+
+
+def _dreams(env: Any, config: WorldConfig, chunks: int) -> ImaginedEnv:
+    """As many dreams as ``env`` has rows, from its own first moments, which nothing ends."""
+    torch.manual_seed(0)
+    model, every = WorldModel(env.spec, config), np.arange(env.num_envs)
+    obs = env.reset(every, every)
+    pictures = np.moveaxis(np.concatenate([obs.images[name] for name in model.cameras], -1), -1, 1)
+    first = Start(np.repeat(pictures[:, None], 1 + config.memory, 1), obs.state, obs.task)
+    # Doubts and outcomes of random weights mean nothing: no limits, and thresholds that no probability reaches.
+    endless = DreamConfig(horizon=chunks * CHUNK + 1, done=2.0, failed=2.0, again=0)
+    return ImaginedEnv(model, Starts(first, first.rows(every[:0])), env.num_envs, None, endless)
+
+
+def wan_frames(quick: bool = False) -> list[Row]:
+    """Frames per second at 256x256 of a Wan-sized video model on a GPU beside WoVR's; nothing where there is no GPU.
+
+    One call, as a dream makes it: three pictures are encoded, eight frames denoised in five steps and decoded; all in
+    bfloat16, neither compiled nor quantised.  The shape of Wan2.2-5B where memory allows, else of Wan2.1-1.3B; random
+    weights.  WoVR's rate is the published one of its machine, not measured here.  ``quick``: a tiny one on the CPU.
+    """
+    if quick:
+        return wan_rows("tiny", WanSizes(), 16, (1, 2), torch.device("cpu"), 1)
+    if not torch.cuda.is_available():
+        return []
+    device = torch.device("cuda")
+    free = torch.cuda.mem_get_info(device)[0] / 2**30
+    name = next(name for name, shape in PUBLISHED.items() if free >= shape.gibibytes)
+    return wan_rows(name, PUBLISHED[name], 256, (1, 2, 4, 8, 16, 32), device, 5)
+
+
+def wan_rows(
+    name: str, weights: WanWeights, side: int, batches: Sequence[int], device: torch.device, repeats: int
+) -> list[Row]:
+    """One row for each of ``batches`` that fits the memory of ``device``."""
+    video = wan(weights, side, device)
+    calls = {batch: partial(call, video, some_call(video, side, batch)) for batch in batches}
+    fitting = {str(batch): Contender(once) for batch, once in calls.items() if _fits(once)}
+    detail = {
+        "side": side,
+        "parameters": sum(item.numel() for item in video.parameters()),
+        "frames": WOVR_FRAMES,
+        "denoising_steps": WOVR_STEPS,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "other_is": "WoVR as published",
+    }
+    rates = {batch: int(batch) * WOVR_FRAMES / seconds for batch, seconds in interleave(fitting, repeats).items()}
+    label, command = f"wan_frames, {name}", f"{COMMAND} wan_frames"
+    return [
+        Row(f"{label}, batch {batch}", rate, WOVR, rate / WOVR, "frames/s", command, detail)
+        for batch, rate in rates.items()
+    ]
+
+
+def wan(weights: WanWeights, side: int, device: torch.device) -> WanVideo:
+    """The video model on ``device`` in bfloat16; made there: as float32 it may not fit elsewhere."""
+    torch.manual_seed(0)
+    with device:
+        made = WanConfig(weights, lora=None).build((3, side, side), SEEN, WOVR_FRAMES, TOLD, MAPS)
+    return made.to(torch.bfloat16).eval()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a call of ``B`` dreams is given."""
+
+    pictures: Tensor  # [B,M,3,h,w]
+    noise: Tensor  # [B,F,c,y,x]
+    moves: Moves
+
+
+def some_call(video: WanVideo, side: int, batch: int) -> Given:
+    """Random numbers of the right shapes, where the weights are."""
+    like, generator = video.mean, torch.Generator().manual_seed(batch)
+
+    def some(*shape: int) -> Tensor:
+        return torch.rand(batch, *shape, generator=generator).to(like)
+
+    moves = Moves(some(WOVR_FRAMES, TOLD), some(WOVR_FRAMES, MAPS, *video.latent[1:]))
+    return Given(2 * some(SEEN, 3, side, side) - 1, some(WOVR_FRAMES, *video.latent), moves)
+
+
+@torch.no_grad()
+def call(video: WanVideo, given: Given) -> Tensor:
+    """Pictures [B,F,3,h,w] by Euler steps, as ``WorldModel.predict`` takes them; waits until they are there."""
+    noisy, rows = given.noise, len(given.noise)
+    seen = Seen(video.encode(given.pictures), given.noise.new_zeros(rows, SEEN))
+    for step in range(WOVR_STEPS):
+        level, following = (1.0 - (step + i) / WOVR_STEPS for i in (0, 1))
+        clean = video(noisy, noisy.new_full((rows, WOVR_FRAMES), level), seen, given.moves).clean
+        noisy = clean + following / level * (noisy - clean)
+    pictures = video.decode(clean)
+    if pictures.device.type == "cuda":
+        torch.cuda.synchronize(pictures.device)
+    return pictures
+
+
+def _fits(once: Callable[[], object]) -> bool:
+    try:
+        once()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Published:
+    """Random networks in the shape of a published Wan: what its ``config.json`` files say."""
+
+    heads: int
+    hidden: int
+    depth: int
+    autoencoder: tuple[tuple[str, Any], ...]
+    gibibytes: float  # of free memory that it takes while it is made, and a batch
+
+    def load(self) -> tuple[Any, Any]:
+        """A ``WanTransformer3DModel`` and an ``AutoencoderKLWan``."""
+        import diffusers
+
+        vae = diffusers.AutoencoderKLWan(**dict(self.autoencoder))
+        channels = vae.config.z_dim
+        network = diffusers.WanTransformer3DModel(
+            num_attention_heads=self.heads,
+            attention_head_dim=128,
+            in_channels=channels,
+            out_channels=channels,
+            ffn_dim=self.hidden,
+            num_layers=self.depth,
+        )
+        return network, vae
+
+
+_WAN_22 = {
+    "base_dim": 160,
+    "decoder_base_dim": 256,
+    "z_dim": 48,
+    "is_residual": True,
+    "in_channels": 12,
+    "out_channels": 12,
+    "patch_size": 2,
+    "scale_factor_spatial": 16,
+    "temperal_downsample": [False, True, True],
+    "latents_mean": [0.0] * 48,
+    "latents_std": [1.0] * 48,
+}
+# Largest first.
+PUBLISHED = {
+    "5B": Published(24, 14336, 30, tuple(_WAN_22.items()), 40.0),
+    "1.3B": Published(12, 8960, 30, (("z_dim", 16),), 0.0),
+}

@@ -1,0 +1,130 @@
+"""A probe learns to find what a task names: on squares whose place is known to a fraction of a pixel, and on lift."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.mujoco.tasks.lift_expert import LiftExpert
+from vla_rl.contract.errors import ContractError
+from vla_rl.evaluation.places import watch
+from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.probe import fit_probe
+
+SIDE, MIDDLE, METRES = 24, np.array([0.3, -0.2, 0.05]), 0.12
+SMALL = ProbeConfig(width=16, stem=8, looks=2, hidden=32)
+SHORT = FitConfig(steps=250, batch=64, learning_rate=1e-2)
+
+
+def squares(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A red and a blue square with soft edges; task 0 names the red one.  The third axis is how large it is."""
+    chooser = np.random.default_rng(seed)
+    places, halves = chooser.uniform(-0.6, 0.6, (count, 2, 2)), chooser.uniform(0.15, 0.35, (count, 2))
+    at = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
+    inside = [np.clip((halves - np.abs(at[:, None, None] - places[..., i])) * SIDE / 2 + 0.5, 0, 1) for i in (0, 1)]
+    shade = np.einsum("xnk,ynk->nkyx", *inside)
+    pictures = 30 + 200 * np.stack([shade[:, 0], 0 * shade[:, 0], shade[:, 1]], -1)
+    tasks = chooser.integers(0, 2, count)
+    rows = np.arange(count)
+    told = np.concatenate([places[rows, tasks], 5 * (halves[rows, tasks, None] - 0.25)], 1)
+    return pictures.round().astype(np.uint8), tasks, (MIDDLE + METRES * told).astype(np.float32)
+
+
+def fitted(seed: int = 0, report=lambda step, info: None) -> ObjectProbe:
+    torch.manual_seed(seed)
+    return fit_probe(*squares(2000, seed=1), torch.Generator().manual_seed(seed), SHORT, SMALL, report)
+
+
+@pytest.fixture(scope="module")
+def probe():
+    return fitted()
+
+
+def millimetres(told: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    return 1e3 * np.linalg.norm(told - positions, axis=1)
+
+
+def test_it_finds_what_is_named(probe):
+    """To about a pixel (10 mm), where squares lie up to 72 mm from the middle in each axis."""
+    pictures, tasks, positions = squares(400, seed=2)
+    told = probe.locate(pictures, tasks)
+    assert told.shape == (400, 3) and told.dtype == np.float32
+    assert np.median(millimetres(told, positions)) < 12
+    assert np.median(np.abs(told - positions)[:, 2]) < 0.5 * np.median(np.abs(positions - MIDDLE)[:, 2])
+
+
+def test_the_other_task_names_the_other_square(probe):
+    pictures, tasks, positions = squares(400, seed=2)
+    assert np.median(millimetres(probe.locate(pictures, 1 - tasks), positions)) > 40
+
+
+def test_the_loss_is_smooth_l1_in_spreads_and_the_error_is_in_millimetres(probe):
+    """By hand, for a probe that is off by 0.6, 0, 0.8 mm and by 100 mm in one axis; 5 % of a spread are 2 mm."""
+    pictures, tasks, _ = squares(2, seed=3)
+    shown = torch.from_numpy(pictures), torch.from_numpy(tasks)
+    off = torch.tensor([[0.0006, 0.0, 0.0008], [0.0, 0.1, 0.0]])
+    with torch.no_grad():
+        loss, info = probe.loss({"pictures": shown[0], "tasks": shown[1], "positions": probe(*shown) - off})
+    spread = float(probe.spread)
+    assert spread == pytest.approx(float(squares(2000, seed=1)[2].std(0).max()), rel=1e-4)
+    small, large = ((off[0] / spread) ** 2 / 0.1).sum(), 0.1 / spread - 0.025
+    assert float(loss) == pytest.approx(float(small + large) / 6, rel=1e-3)
+    assert info["error_mm"] == pytest.approx((1 + 100) / 2, rel=1e-3)
+
+
+def test_the_same_seeds_give_the_same_probe():
+    infos: list[list[float]] = [[], []]
+    pictures, tasks, _ = squares(8, seed=4)
+    one, two = (fitted(3, lambda step, info, kept=kept: kept.append(info["loss"])) for kept in infos)
+    assert infos[0] == infos[1] and np.array_equal(one.locate(pictures, tasks), two.locate(pictures, tasks))
+
+
+def test_any_number_of_pictures_is_looked_at(probe):
+    pictures, tasks, _ = squares(300, seed=5)
+    told = probe.locate(pictures, tasks)
+    np.testing.assert_allclose(told[290:], probe.locate(pictures[290:], tasks[290:]), atol=1e-5)
+    assert probe.locate(pictures[:0], tasks[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda p, t: (p.astype(np.float32), t), "are not what the probe looks at"),
+        (lambda p, t: (p[:, :12], t), "are not what the probe looks at"),
+        (lambda p, t: (p[..., :1], t), "are not what the probe looks at"),
+        (lambda p, t: (p, t[:1]), "are not what the probe looks at"),
+        (lambda p, t: (p[0], t[:1]), "are not what the probe looks at"),
+        (lambda p, t: (p, t + 2), "are not among the probe's 2"),
+        (lambda p, t: (p, t - 2), "are not among the probe's 2"),
+    ],
+)
+def test_pictures_it_was_not_made_for_are_refused(probe, change, error):
+    pictures, tasks, _ = squares(3, seed=6)
+    with pytest.raises(ContractError, match=error):
+        probe.locate(*change(pictures, tasks))
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:2], lambda x: x[:, :2], lambda x: x * np.nan])
+def test_positions_that_teach_nothing_are_refused(change):
+    pictures, tasks, positions = squares(3, seed=6)
+    with pytest.raises(ContractError, match="do not say where each object was"):
+        fit_probe(pictures, tasks, change(positions), torch.Generator(), SHORT, SMALL)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_on_lift_it_errs_by_less_than_5_mm_in_the_median():
+    env, random = make("lift", num_envs=32), np.random.default_rng(1)
+    learnt, held_out = (
+        watch(env, LiftExpert(5).act, list(range(first, first + count)), 0.3, random)
+        for first, count in ((910_000, 300), (920_000, 64))
+    )
+    env.close()
+    torch.manual_seed(1)
+    probe = fit_probe(learnt.pictures, learnt.tasks, learnt.positions, torch.Generator().manual_seed(1))
+    off = millimetres(probe.locate(held_out.pictures, held_out.tasks), held_out.positions)
+    print(f"median {np.median(off):.1f} mm, 90th percentile {np.percentile(off, 90):.1f} mm of {len(off)} frames")
+    assert np.median(off) < 5 and np.percentile(off, 90) < 30

@@ -1,0 +1,131 @@
+"""What a world model must not be learnt from, and what it must not be loaded as."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.world_models.dreams import SIDE, model, spec
+from tests.world_models.pushing import played
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.traces import Traces
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.world_model import WorldFit, fit_world, load_world, require_world_of, save_world
+
+FIT = WorldFit(*[FitConfig(steps=1, batch=2)] * 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("worlds") / "world"
+    save_world(model(), path)
+    return path
+
+
+def changed(what: str):
+    """The spec that :func:`model` was made for, with one part of it another."""
+    table = spec()
+    return {
+        "cameras": spec(("side",)),
+        "cameras, one more": spec(("front", "side")),
+        "cameras, larger": replace(table, images={"front": replace(table.images["front"], shape=(32, SIDE, 3))}),
+        "state": replace(table, state=replace(table.state, shape=(4,))),
+        "state, wider": replace(table, state=replace(table.state, high=2.0)),
+        "actions": replace(table, action=replace(table.action, shape=(3,), low=-1.0, high=1.0)),
+        "actions, wider": replace(table, action=replace(table.action, high=(0.5, 1.5))),
+        "actions, other unit": replace(table, action=replace(table.action, unit="m")),
+        "instructions": replace(table, tasks=("pull", "push")),
+        "instructions, one more": replace(table, tasks=("push", "pull", "turn")),
+        "control steps": replace(table, control_dt=0.2),
+    }[what]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "cameras",
+        "cameras, one more",
+        "cameras, larger",
+        "state",
+        "state, wider",
+        "actions",
+        "actions, wider",
+        "actions, other unit",
+        "instructions",
+        "instructions, one more",
+        "control steps",
+    ],
+)
+def test_a_world_model_stands_for_no_other_world(folder, what):
+    part = what.split(",")[0]
+    with pytest.raises(UserError, match=f"trained for other {part} than 'table' has.*train one on episodes"):
+        load_world(folder, changed(what))
+    load_world(folder)
+
+
+def test_what_it_does_not_depend_on_may_differ(folder):
+    made, _ = load_world(folder, replace(spec(), name="elsewhere", time_limit=99, max_chunk=2, can_snapshot=True))
+    assert made.spec == spec() and not made.training
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "error"),
+    [
+        ("spec", None, "has no 'spec'"),
+        ("config", None, "has no 'config'"),
+        ("world", "builtins:print", "'builtins:print' is not a world model"),
+        ("world", "world_models.model:Now", "is not a world model"),
+        ("world", "world_models.model:Nothing", "has no 'Nothing'"),
+    ],
+)
+def test_a_damaged_or_foreign_folder_is_refused(folder, tmp_path, entry, value, error):
+    saved = json.loads((folder / "config.json").read_text())
+    saved = {name: item for name, item in saved.items() if name != entry} | ({entry: value} if value else {})
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match=error):
+        load_world(tmp_path)
+
+
+def test_weights_of_another_size_are_refused(folder, tmp_path):
+    save_world(model(maps=4), tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"does not fit the model that its config\.json describes"):
+        load_world(tmp_path / "other")
+
+
+@pytest.mark.parametrize(("won", "which"), [(True, "all"), (False, "none")])
+def test_episodes_that_all_ended_alike_teach_no_outcome(won, which):
+    traces = played(30, seed=1)
+    alike = traces.chosen(np.flatnonzero(traces.outcomes == won))
+    assert 0 < alike.count < traces.count
+    made = model()
+    before = [item.clone() for item in made.parameters()]
+    with pytest.raises(UserError, match=f"{which} of {alike.count} episodes succeeded.*add episodes of the other kind"):
+        fit_world(made, alike, FIT, torch.Generator().manual_seed(0))
+    assert all(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True))
+
+
+def wrong(what: str, traces: Traces) -> Traces:
+    front = traces.images["front"]
+    return {
+        "camera": replace(traces, images={"side": front}),
+        "more": replace(traces, images={"front": front, "side": front}),
+        "size": replace(traces, images={"front": front[:, :, :8]}),
+        "state": replace(traces, state=traces.state[:, :2]),
+        "action": replace(traces, action=traces.action[:, :1]),
+        "task": replace(traces, task=traces.task + 1),
+        "unknown task": replace(traces, task=traces.task - 1),
+    }[what]
+
+
+@pytest.mark.parametrize("what", ["camera", "more", "size", "state", "action", "task", "unknown task"])
+def test_episodes_of_another_world_are_refused(what):
+    traces = played(6, seed=1)
+    require_world_of(spec(), traces)
+    with pytest.raises(UserError, match="a world model of it cannot learn from them; record"):
+        fit_world(model(), wrong(what, traces), FIT, torch.Generator().manual_seed(0))
