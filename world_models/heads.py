@@ -70,6 +70,49 @@ class PoseMaps(nn.Module):
         return (self.paint(self(state)) - latents.detach()).square().mean()
 
 
+class Touch(nn.Module):
+    """How the world changes where the robot goes: candidates, with their odds, for where it will be.
+
+    What matters most about the future is often one of two things, and the robot feels which: fingers stop at a cube or
+    close.  A single answer would be their mean, which never happens and which the next call could make nothing of.
+    """
+
+    def __init__(self, width: int, state: int, told: int, frames: int, candidates: int, heads: int = 4) -> None:
+        """``width`` of the features; ``told`` and ``frames`` as for :class:`Motion`."""
+        super().__init__()
+        self.shape, self.frames, self.norm = (candidates, frames * state + 1), frames, nn.LayerNorm(width)
+        self.queries = nn.Parameter(torch.randn(heads, width))
+        known = (heads + 1) * width + state + told + frames * state
+        self.think = nn.Sequential(nn.Linear(known, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU())
+        self.leave = nn.Linear(256, math.prod(self.shape))
+        with torch.no_grad():
+            self.leave.weight.mul_(0.1)
+
+    def forward(self, features: Tensor, state: Tensor, told: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+        """States [B,K,F,S] and their log-odds [B,K], from features [B,N,d] and ``expected`` [B,F,S]."""
+        seen = attended(self.norm(features), self.queries.expand(len(features), -1, -1))
+        out = self.think(torch.cat([seen, state, told, expected.flatten(1)], 1))
+        out = self.leave(out).unflatten(1, self.shape).float()
+        return expected[:, None] + out[..., 1:].unflatten(2, (self.frames, -1)), out[..., 0].log_softmax(1)
+
+
+def attended(cells: Tensor, queries: Tensor) -> Tensor:
+    """[B,(H+1)d]: what ``queries`` [B,H,d] find in ``cells`` [B,N,d], and their mean."""
+    weight = (queries @ cells.transpose(1, 2) / cells.shape[-1] ** 0.5).softmax(-1)
+    return torch.cat([(weight @ cells).flatten(1), cells.mean(1)], -1)
+
+
+def surprise(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor, spread: float = 0.1) -> Tensor:
+    """Negative log-likelihood [B], per entry, of ``wanted`` [B,F,S] under Gaussians around ``candidates`` [B,K,F,S].
+
+    Their common standard deviation is ``spread``, so that the nearest candidate learns from what happened; ``counts``
+    [B,F] is 1 for control steps that did.
+    """
+    off = ((candidates - wanted[:, None]) / spread).square().sum(-1)
+    nll = -(odds - 0.5 * (off * counts[:, None]).sum(2)).logsumexp(1)
+    return nll / math.prod(wanted.shape[1:])
+
+
 class OutcomeHead(nn.Module):
     """Logits of "the task is done", "the episode has failed" and "it will be done in the end", at one frame.
 
@@ -88,12 +131,9 @@ class OutcomeHead(nn.Module):
 
     def forward(self, features: Tensor, state: Tensor, task: Tensor, frame: Tensor) -> Tensor:
         """[B,3] from ``features`` [B,N,d] and the robot's ``state`` [B,S], for ``task`` [B], at ``frame`` [B]."""
-        cells = self.norm(features)
-        queries = self.queries(task).unflatten(-1, (self.heads, -1))
-        weight = (queries @ cells.transpose(1, 2) / cells.shape[-1] ** 0.5).softmax(-1)
+        seen = attended(self.norm(features), self.queries(task).unflatten(-1, (self.heads, -1)))
         told = [functional.one_hot(task, self.tasks), functional.one_hot(frame, self.frames)]
-        seen = torch.cat([(weight @ cells).flatten(1), cells.mean(1), state, *(item.to(state) for item in told)], -1)
-        logits: Tensor = self.out(seen)
+        logits: Tensor = self.out(torch.cat([seen, state, *(item.to(state) for item in told)], -1))
         return logits
 
 

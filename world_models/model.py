@@ -24,7 +24,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Autoencoded, Guess, Moves, Seen, VideoModel
-from world_models.heads import InverseDynamics, Motion, OutcomeHead, PoseMaps
+from world_models.heads import InverseDynamics, Motion, OutcomeHead, PoseMaps, Touch, surprise
 from world_models.uncertainty import disagreement
 
 
@@ -41,7 +41,8 @@ class WorldConfig:
     frames: int = 5  # F: control steps in a call
     pictures: int = 1  # P: painted in a call, at equal distances, the last one at the last known control step
     memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
-    steps: int = 2  # denoising steps, at least 2: the first gives the mean of all futures, the others choose one
+    steps: int = 2  # passes, at least 2: the first decides where the robot will be, the others paint what is seen then
+    candidates: int = 4  # among which the first decides
     maps: int = 16  # learned maps of where in the picture the robot is, now and then
     backbone: UNetConfig = field(default_factory=UNetConfig)
     context_noise: float = 0.1  # highest level of noise in the memory while training: dreams are not clean, either
@@ -120,14 +121,12 @@ class WorldModel(nn.Module):
         frames = config.frames
         told = frames * (actions + 1)
         self.motion = Motion(size, told, frames)
-        moves = self.stride * (actions + 1) + 2 * size
+        moves = self.stride * (actions + 1) + 2 * size + 1
         self.video: VideoModel = config.backbone.build(
             self.picture, 1 + config.memory, self.config.pictures, moves, 2 * config.maps
         )
         self.poses = PoseMaps(size, config.maps, self.video.latent)
-        self.settle = nn.Linear(self.video.width + size, frames * size)  # what the pictures say about the state
-        nn.init.zeros_(self.settle.weight)
-        nn.init.zeros_(self.settle.bias)
+        self.touch = Touch(self.video.width, size, told, frames, config.candidates)
         self.outcome = OutcomeHead(self.video.width, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
 
@@ -145,20 +144,28 @@ class WorldModel(nn.Module):
     def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor) -> Future:
         seen, before = self._seen(now.pictures), self.normalise(now.state)
         expected = self._expected(before, told, self._flag(known))
-        moves = self._moves(before, expected, told, known)
-        noisy, level, guesses = noise, 1.0, []
-        for step in range(self.config.steps):
-            guesses.append(self.video(noisy, noise.new_full(noise.shape[:2], level), seen, moves))
-            following = 1.0 - (step + 1) / self.config.steps
-            noisy = guesses[-1].clean + following / level * (noisy - guesses[-1].clean)
-            level = following
-        first, last = guesses[0], guesses[-1]
-        state = self._settled(expected, first, known).float()
-        outcome = self.outcome(first.features, _at(state, known - 1), now.task, known - 1).sigmoid().float()
+        first = self._paint(noise, 1.0, seen, self._moves(before, expected, told, known, decided=False))
+        candidates, odds = self._candidates(first, before, told, expected, known)
+        state = _at(candidates, _chosen(odds, noise[:, 0, 0, 0, 0]))
+        moves, noisy, level = self._moves(before, state, told, known, decided=True), noise, 1.0
+        for step in range(1, self.config.steps):
+            last = self._paint(noisy, level, seen, moves)
+            following = 1.0 - step / (self.config.steps - 1)
+            noisy, level = last.clean + following / level * (noisy - last.clean), following
+        outcome = self.outcome(last.features, _at(state, known - 1), now.task, known - 1).sigmoid().float()
         pictures = ((self.video.decode(last.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
         slot = self.slot(known)
         doubt = disagreement(_at(first.clean, slot).float(), _at(last.clean, slot).float())
         return Future(pictures, self.state_mean + self.state_std * state, outcome, doubt)
+
+    def _paint(self, noisy: Tensor, level: float, seen: Seen, moves: Moves) -> Guess:
+        return self.video(noisy, noisy.new_full(noisy.shape[:2], level), seen, moves)
+
+    def _candidates(
+        self, guess: Guess, before: Tensor, told: Tensor, expected: Tensor, known: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`Touch`; all normalised."""
+        return self.touch(guess.features, before, _told(told, self._flag(known)).flatten(1), expected)
 
     @torch.no_grad()
     def slip(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
@@ -253,9 +260,9 @@ class WorldModel(nn.Module):
             return self._loss(now, aim, generator)
 
     def _level(self, count: int, generator: torch.Generator) -> Tensor:
-        """Levels of noise [count] that sampling meets: most of them 1, where everything is decided."""
-        later = torch.randint(1, self.config.steps, (count,), generator=generator) / self.config.steps
-        return torch.where(torch.rand(count, generator=generator) < 0.7, 1.0, 1.0 - later)
+        """Levels of noise [count] that painting meets."""
+        passes = self.config.steps - 1
+        return 1.0 - torch.randint(0, passes, (count,), generator=generator) / passes
 
     def _dreamt(self, now: Now, batch: Mapping[str, Tensor], later: Tensor, generator: torch.Generator) -> Now:
         """``now`` with the rows ``later`` moved on by a whole call, by the model itself."""
@@ -275,9 +282,10 @@ class WorldModel(nn.Module):
         before, wanted = self.normalise(now.state), self.normalise(aim.state)
         flag = self._flag(aim.known)
         expected = self._expected(before, told, flag)
-        moves = self._moves(before, expected, told, aim.known)
         clean = self.video.encode(_floats(aim.pictures))
-        level = self._level(count, generator)
+        decided = torch.rand(count, generator=generator) < 0.5
+        level = torch.where(decided, self._level(count, generator), 1.0)
+        moves = self._moves(before, torch.where(decided[:, None, None], wanted, expected), told, aim.known, decided)
         noise = torch.randn(clean.shape, generator=generator)
         share = level[:, None, None, None, None]
         noisy = (1.0 - share) * clean + share * noise
@@ -288,13 +296,11 @@ class WorldModel(nn.Module):
         per_frame = ((1.0 + config.changed * moved) * error).mean((2, 3, 4))
         painted = self._painted_at(aim.known)[1].float()
         video = (per_frame * painted).sum() / painted.sum()
-        blind = (level == 1.0).float()  # with less noise, what comes could be read off the target
-        settled = self._settled(expected, guess, aim.known)
-        off = (settled - wanted).square().mean(-1)
-        state = (off * flag * blind[:, None]).sum() / (flag * blind[:, None]).sum().clamp_min(1.0)
-        logits = self.outcome(guess.features, _at(settled, aim.known - 1).detach(), now.task, aim.known - 1)
-        right = nn.functional.binary_cross_entropy_with_logits(logits, aim.outcome, reduction="none").mean(1)
-        outcome = (right * blind).sum() / blind.sum().clamp_min(1.0)
+        candidates, odds = self._candidates(guess, before, told, expected, aim.known)
+        state = _mean(surprise(candidates, odds, wanted, flag), ~decided)
+        logits = self.outcome(guess.features, _at(wanted, aim.known - 1), now.task, aim.known - 1)
+        right = nn.functional.binary_cross_entropy_with_logits(logits.float(), aim.outcome, reduction="none")
+        outcome = _mean(right.mean(1), decided)
         whole = aim.known == config.frames
         inverse = video.new_zeros(())
         if whole.any():
@@ -325,20 +331,19 @@ class WorldModel(nn.Module):
             frames = (1.0 - share) * frames + share * torch.randn(frames.shape, generator=generator)
         return Seen(frames, level)
 
-    def _settled(self, expected: Tensor, guess: Guess, known: Tensor) -> Tensor:
-        """``expected`` [B,F,S] corrected by what the guess shows: a gripper does not close through a cube."""
-        change = self.settle(torch.cat([guess.features.mean(1), _at(expected, known - 1)], -1))
-        return expected + change.unflatten(-1, expected.shape[1:])
+    def _moves(self, before: Tensor, state: Tensor, actions: Tensor, known: Tensor, decided: Tensor | bool) -> Moves:
+        """What the backbone is told: the normalised state [B,S], where it leads [B,F,S], and the known actions.
 
-    def _moves(self, before: Tensor, state: Tensor, actions: Tensor, known: Tensor) -> Moves:
-        """What the backbone is told: the normalised state [B,S], where it leads [B,F,S], and the known actions."""
+        ``decided`` [B]: that is where it will be, and not only what is blindly expected.
+        """
         steps, counts = self._painted_at(known)
         sure = state[torch.arange(len(known))[:, None], steps] * counts[..., None]  # later ones mean nothing
         told = _told(actions, self._flag(known)).unflatten(1, (self.config.pictures, -1)).flatten(2)
-        vector = torch.cat([told, sure, before[:, None].expand_as(sure)], -1)
+        certain = torch.as_tensor(decided, device=sure.device).float().expand(len(sure))[:, None, None]
+        parts = [told, sure, before[:, None].expand_as(sure), certain.expand(-1, sure.shape[1], -1)]
         then = self.poses(sure.flatten(0, 1)).unflatten(0, sure.shape[:2])
         now = self.poses(before)[:, None]
-        return Moves(vector, torch.cat([then * counts[..., None, None, None], now.expand_as(then)], 2))
+        return Moves(torch.cat(parts, -1), torch.cat([then * counts[..., None, None, None], now.expand_as(then)], 2))
 
     def _flag(self, known: Tensor) -> Tensor:
         """1.0 for the ``known`` [B] control steps of a call, [B,F]."""
@@ -371,6 +376,17 @@ def _some(count: Tensor, generator: torch.Generator) -> Tensor:
     """How many of ``count`` [B] control steps a call is made for: all of them or, as often, some."""
     some = 1 + (torch.rand(len(count), generator=generator) * count).long()
     return torch.where(torch.rand(len(count), generator=generator) < 0.5, count, some)
+
+
+def _chosen(odds: Tensor, noise: Tensor) -> Tensor:
+    """One of the candidates with log-odds [B,K], int64 [B], by ``noise`` [B] from a standard normal."""
+    share = torch.special.ndtr(noise)[:, None]
+    return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)
+
+
+def _mean(items: Tensor, counted: Tensor) -> Tensor:
+    """The mean of those of ``items`` [B] that are ``counted`` [B]; 0 of none."""
+    return (items * counted).sum() / counted.sum().clamp_min(1)
 
 
 def _at(items: Tensor, index: Tensor) -> Tensor:

@@ -125,8 +125,8 @@ FAULTS = (
     Fault(
         "the noise that is kept is added twice",
         _MODEL,
-        "guesses[-1].clean + following / level * (noisy - guesses[-1].clean)",
-        "guesses[-1].clean + (noisy - guesses[-1].clean)",
+        "last.clean + following / level * (noisy - last.clean)",
+        "last.clean + (noisy - last.clean)",
         (f"{_ON_MODEL}test_a_step_keeps_the_noise_of_its_level",),
     ),
     Fault(
@@ -144,10 +144,31 @@ FAULTS = (
         (f"{_ON_MODEL}test_actions_beyond_the_known_ones_change_nothing",),
     ),
     Fault(
+        "the most likely candidate, always",
+        _MODEL,
+        "return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)",
+        "return odds.argmax(1)",
+        (f"{_ON_MODEL}test_odds_choose_by_the_share_of_a_normal",),
+    ),
+    Fault(
+        "pictures are painted of what is blindly expected",
+        _MODEL,
+        "moves, noisy, level = self._moves(before, state, told, known, decided=True), noise, 1.0",
+        "moves, noisy, level = self._moves(before, expected, told, known, decided=False), noise, 1.0",
+        (_BETTER,),
+    ),
+    Fault(
+        "what did not happen surprises",
+        "world_models/heads.py",
+        "(off * counts[:, None]).sum(2)",
+        "off.sum(2)",
+        (f"{_ON_MODEL}test_surprise_is_the_likelihood_of_a_mixture_by_hand",),
+    ),
+    Fault(
         "the instruction is not heard",
         "world_models/heads.py",
-        "queries = self.queries(task)",
-        "task = torch.zeros_like(task)\n        queries = self.queries(task)",
+        "seen = attended(self.norm(features), self.queries(task)",
+        "task = torch.zeros_like(task)\n        seen = attended(self.norm(features), self.queries(task)",
         (f"{_ON_MODEL}test_success_is_told_under_the_instruction_that_was_given",),
     ),
     Fault(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,8 @@ from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldFit, fit_world, statistics
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Guess
-from world_models.model import Future, Now, WorldConfig, WorldModel
+from world_models.heads import surprise
+from world_models.model import Future, Now, WorldConfig, WorldModel, _chosen
 from world_models.uncertainty import disagreement
 
 FRAMES = 3
@@ -107,8 +111,9 @@ def test_actions_beyond_the_known_ones_change_nothing(learnt, held_out):
     assert torch.equal(one.state[:, :2], two.state[:, :2])
 
 
-def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
-    """The second of two steps sees the first guess and half of what was beside it."""
+def test_a_step_keeps_the_noise_of_its_level(learnt, held_out, monkeypatch):
+    """The second of two passes that paint sees the first one's guess and half of what was beside it."""
+    monkeypatch.setattr(learnt, "config", replace(learnt.config, steps=3))
     inputs: list[torch.Tensor] = []
     guesses: list[torch.Tensor] = []
 
@@ -119,7 +124,38 @@ def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
     watch = learnt.video.register_forward_hook(note)
     predicted(learnt, held_out)
     watch.remove()
-    torch.testing.assert_close(inputs[1], 0.5 * (inputs[0] + guesses[0]))
+    assert torch.equal(inputs[0], inputs[1]), "where the robot will be is decided from noise, and so is what is painted"
+    torch.testing.assert_close(inputs[2], 0.5 * (inputs[1] + guesses[1]))
+
+
+def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
+    """One of the candidates, as often as its odds say, and never their mean."""
+    told: list[tuple[torch.Tensor, torch.Tensor]] = []
+    watch = learnt.touch.register_forward_hook(lambda module, given, made: told.append(made))
+    state = learnt.normalise(predicted(learnt, held_out).state)
+    watch.remove()
+    candidates, odds = told[0]
+    far = (candidates - state[:, None]).abs().amax((2, 3))
+    assert (far.amin(1) < 1e-5).all()
+    chosen = torch.nn.functional.one_hot(far.argmin(1), far.shape[1]).float().mean(0)
+    torch.testing.assert_close(chosen, odds.exp().mean(0), atol=0.1, rtol=0.0)
+
+
+def test_odds_choose_by_the_share_of_a_normal():
+    """Half of a standard normal is below 0."""
+    odds = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(4, 3)
+    noise = torch.tensor([-0.1, 0.1, 0.7, 9.0])
+    assert _chosen(odds, noise).tolist() == [0, 1, 2, 2]
+
+
+def test_surprise_is_the_likelihood_of_a_mixture_by_hand():
+    """One entry, two candidates at 0 and 1, standard deviation 0.5, odds 3 to 1; an entry that did not happen."""
+    candidates = torch.tensor([[[[0.0], [5.0]], [[1.0], [9.0]]]])
+    found = surprise(
+        candidates, torch.tensor([[0.75, 0.25]]).log(), torch.zeros(1, 2, 1), torch.tensor([[1.0, 0.0]]), 0.5
+    )
+    by_hand = -math.log(0.75 + 0.25 * math.exp(-0.5 * (1.0 / 0.5) ** 2)) / 2
+    torch.testing.assert_close(found, torch.tensor([by_hand]))
 
 
 def test_the_same_noise_gives_the_same_frames(learnt, held_out):

@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vla_rl.cli.alike import likeness
 from vla_rl.cli.cells import Cell, run_cells
 from vla_rl.cli.closed_loop import closed_loop
 from vla_rl.cli.configs import load_config, override
 from vla_rl.cli.dreaming import opened
+from vla_rl.cli.dreamt import Dreamt
 from vla_rl.cli.imagine_page import write_page
 from vla_rl.cli.progress import console
 from vla_rl.cli.rows import watched
@@ -91,16 +93,18 @@ def agreement(arguments: Sequence[str]) -> None:
 
 def judged(run: Path, scenes: int) -> dict[str, Any]:
     """Open and closed loop, for the world model of a finished or unfinished run."""
-    recipe, trained = opened(run)
-    held_out = Traces.load(run / "episodes" / "held_out.npz")
+    recipe, dreamt = opened(run)[0], Dreamt.load(run)
+    trained = dreamt.trained
     names = {"imitation": "start", "imagined RL": "best"}
     kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
     policies = {name: TinyVLA.from_pretrained(at) for name, at in kept.items() if at.exists()}
     seeds = suite.held_out(suite.TEST, scenes)
     rated = closed_loop(trained, recipe.world, policies, seeds, recipe.evaluation.rows, recipe.seed)
     rates = [one.imagined.success for one in rated], [one.true.success for one in rated]
+    learnt = Traces.load(run / "episodes" / "learnt.npz")
     return {
-        "replays": [asdict(table) for table in trained.agreement(held_out)],
+        "replays": [asdict(table) for table in trained.agreement(dreamt.held_out)],
+        "likeness": likeness(trained, recipe.world, learnt, dreamt.held_out, recipe.seed),
         "horizon": trained.dream.horizon,
         "policies": asdict(policy_agreement(*rates)),
         "rated": [asdict(one) for one in rated],

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vla_rl.cli.dreamt import Dreamt
+from vla_rl.cli.rollout import clips
 from vla_rl.cli.rows import rows, watched
 from vla_rl.cli.story import percent
 from vla_rl.evaluation.report import Point, Report, Series, Tile
 from vla_rl.evaluation.stats import Rate
+
+_CLIPS = 6
 
 
 def write_page(out: Path, summary: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -24,6 +28,8 @@ def write_page(out: Path, summary: Mapping[str, Any], found: Mapping[str, Any]) 
     _learning(report, out)
     _decisions(report, out / "dreams")
     _replays(report, found)
+    _likeness(report, found)
+    _clips(report, out / "dreams")
     _policies(report, found)
     _fine_print(report, summary, found)
     report.write(out / "report.html")
@@ -134,6 +140,35 @@ def _replays(report: Report, found: Mapping[str, Any]) -> None:
     ]
     header = ["steps", "both", "dreamt only", "true only", "neither", "agreement", "hallucinated", "kappa"]
     report.table(header, table, "Hallucinated: failures that the dream takes for successes.")
+
+
+def _likeness(report: Report, found: Mapping[str, Any]) -> None:
+    report.section(
+        "How alike they look",
+        "PSNR is flattered by a still background, so that of a copied first picture stands beside it; what counts is "
+        "where the named object is. A probe that learnt from true pictures tells, and errs a little itself.",
+    )
+    rows = []
+    for one in found["likeness"]:
+        shown = [one["horizon"], one["replays"], f"{one['psnr']:.1f} dB", f"{one['copied']:.1f} dB"]
+        errors = one.get("object", {})
+        rows.append([*shown, *(_millimetres(errors.get(name)) for name in ("dream", "copied", "probe"))])
+    header = ["steps", "replays", "dream", "copied", "object in the dream", "copied", "probe on true pictures"]
+    report.table(header, rows, "Object: median and 90th percentile of the error.")
+
+
+def _millimetres(error: Any) -> str | None:
+    return None if error is None else f"{error['median']:.0f} / {error['p90']:.0f} mm"
+
+
+def _clips(report: Report, run: Path) -> None:
+    dreamt = Dreamt.load(run)
+    report.section(
+        "What it looks like",
+        "Held-out episodes, the truth on the left and the dream of the same actions on the right; errors are shown "
+        "more often than they are made. A green line: the task is done; the bar below: doubt, its limit in the middle.",
+    )
+    report.videos("", clips(dreamt.trained.model, dreamt.trained.limits, dreamt.held_out, dreamt.trained.dream, _CLIPS))
 
 
 def _policies(report: Report, found: Mapping[str, Any]) -> None:

@@ -1,0 +1,79 @@
+"""How alike dreams and the truth look: PSNR, and where the named object is, beside a copy of the first picture."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.cli.dreams import replayed
+from vla_rl.cli.imagination import Trained
+from vla_rl.cli.method import generator
+from vla_rl.cli.progress import bar
+from vla_rl.cli.world import World
+from vla_rl.evaluation.likeness import frame_agreement, object_error
+from vla_rl.evaluation.places import TARGET, replayed_positions
+from vla_rl.experience.traces import Traces
+from vla_rl.training.probe import FIT, fit_probe
+
+_LEARNT = 400  # episodes that the probe learns from
+
+
+def likeness(trained: Trained, world: World, learnt: Traces, held_out: Traces, seed: int) -> list[dict[str, Any]]:
+    """One row for each number of control steps: PSNR in dB and, where the simulator knows places, errors in metres.
+
+    The probe that finds the object learns from ``learnt`` episodes, the dreams are of ``held_out`` ones.
+    """
+    frames = trained.model.config.frames
+    found = replayed(trained.model, held_out, trained.dream)
+    spans = held_out.spans()
+    calls = np.array([(end - begin - 1) // frames for begin, end in spans])
+    kept = np.flatnonzero(calls)
+    imagined = np.moveaxis(found.pictures, 2, -1)[kept]
+    pictures = _side_by_side(held_out)
+    true = np.zeros_like(imagined)
+    for row, i in enumerate(kept):
+        at = spans[i][0] + frames * np.arange(1, calls[i] + 1)
+        true[row, : calls[i]] = pictures[at]
+    first = pictures[[spans[i][0] for i in kept]]
+    asked = range(1, int(calls.max()) + 1)
+    rows = [asdict(one) for one in frame_agreement(imagined, true, first, calls[kept], asked)]
+    env = world.make(32, **{**world.training_options, "render": False})
+    if TARGET in env.spec.extras:
+        probe = _probe(env, learnt, seed)
+        positions = np.zeros((*true.shape[:2], 3), np.float32)
+        for row, (i, where) in enumerate(zip(kept, _positions(env, held_out.chosen(kept)), strict=True)):
+            positions[row, : calls[i]] = where[frames : frames * calls[i] + 1 : frames]
+        tasks = held_out.task[[spans[i][0] for i in kept]]
+        errors = object_error(probe, imagined, true, first, tasks, calls[kept], asked, positions)
+        rows = [row | {"object": asdict(error)} for row, error in zip(rows, errors, strict=True)]
+    env.close()
+    return [row | {"horizon": frames * row["horizon"]} for row in rows]
+
+
+def _probe(env: Any, learnt: Traces, seed: int) -> Any:
+    chosen = np.random.default_rng([seed, 36]).permutation(learnt.count)[:_LEARNT]
+    known = learnt.chosen([i for i in chosen if learnt.seed[learnt.spans()[i][0]] >= 0])
+    positions = np.concatenate(_positions(env, known))
+    torch.manual_seed(seed)  # module initialisation has no generator argument
+    with bar("learn to find", FIT.steps) as update:
+        return fit_probe(
+            _side_by_side(known),
+            known.task,
+            positions,
+            generator(seed, 37),
+            report=lambda step, info: update(step + 1, "objects"),
+        )
+
+
+def _positions(env: Any, traces: Traces) -> list[np.ndarray]:
+    spans = traces.spans()
+    seeds = [int(traces.seed[begin]) for begin, _ in spans]
+    return replayed_positions(env, seeds, [traces.action[begin : end - 1] for begin, end in spans])
+
+
+def _side_by_side(traces: Traces) -> np.ndarray:
+    """uint8 [M,h,w,c], cameras in the order of their names."""
+    return np.concatenate([traces.images[name] for name in sorted(traces.images)], -1)
