@@ -77,12 +77,14 @@ class Touch(nn.Module):
     close.  A single answer would be their mean, which never happens and which the next call could make nothing of.
     """
 
-    def __init__(self, width: int, state: int, told: int, frames: int, candidates: int, heads: int = 4) -> None:
-        """``width`` of the features; ``told`` and ``frames`` as for :class:`Motion`."""
+    def __init__(
+        self, width: int, sides: tuple[int, int], state: int, told: int, frames: int, candidates: int, heads: int = 8
+    ) -> None:
+        """``width`` of the features, at ``sides`` (y, x) places; ``told`` and ``frames`` as for :class:`Motion`."""
         super().__init__()
         self.shape, self.frames, self.norm = (candidates, frames * state + 1), frames, nn.LayerNorm(width)
-        self.queries = nn.Parameter(torch.randn(heads, width))
-        known = (heads + 1) * width + state + told + frames * state
+        self.queries, self.sides = nn.Parameter(torch.randn(heads, width)), sides
+        known = (heads + 1) * width + 2 * heads + state + told + frames * state
         self.think = nn.Sequential(nn.Linear(known, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU())
         self.leave = nn.Linear(256, math.prod(self.shape))
         with torch.no_grad():
@@ -90,16 +92,22 @@ class Touch(nn.Module):
 
     def forward(self, features: Tensor, state: Tensor, told: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
         """States [B,K,F,S] and their log-odds [B,K], from features [B,N,d] and ``expected`` [B,F,S]."""
-        seen = attended(self.norm(features), self.queries.expand(len(features), -1, -1))
+        seen = attended(self.norm(features), self.queries.expand(len(features), -1, -1), self.sides)
         out = self.think(torch.cat([seen, state, told, expected.flatten(1)], 1))
         out = self.leave(out).unflatten(1, self.shape).float()
         return expected[:, None] + out[..., 1:].unflatten(2, (self.frames, -1)), out[..., 0].log_softmax(1)
 
 
-def attended(cells: Tensor, queries: Tensor) -> Tensor:
-    """[B,(H+1)d]: what ``queries`` [B,H,d] find in ``cells`` [B,N,d], and their mean."""
+def attended(cells: Tensor, queries: Tensor, sides: tuple[int, int]) -> Tensor:
+    """[B,H(d+2)+d]: what ``queries`` [B,H,d] find in ``cells`` [B,N,d], where that is, and the mean of all.
+
+    The places, means over the weights (spatial softmax, Levine et al. 2016, arXiv 1504.00702), are finer than a cell:
+    whether fingers are around a cube is a matter of less than that.  ``sides`` (y, x) with ``y x = N``.
+    """
     weight = (queries @ cells.transpose(1, 2) / cells.shape[-1] ** 0.5).softmax(-1)
-    return torch.cat([(weight @ cells).flatten(1), cells.mean(1)], -1)
+    y, x = (torch.linspace(-1, 1, side, device=cells.device) for side in sides)
+    places = torch.cartesian_prod(y, x).to(weight)
+    return torch.cat([(weight @ cells).flatten(1), (weight @ places).flatten(1), cells.mean(1)], -1)
 
 
 def surprise(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor, spread: float = 0.1) -> Tensor:
@@ -120,18 +128,18 @@ class OutcomeHead(nn.Module):
     and a failure for another.
     """
 
-    def __init__(self, width: int, state: int, tasks: int, frames: int, heads: int = 4) -> None:
+    def __init__(self, width: int, sides: tuple[int, int], state: int, tasks: int, frames: int, heads: int = 4) -> None:
         super().__init__()
-        self.heads, self.norm = heads, nn.LayerNorm(width)
+        self.heads, self.sides, self.norm = heads, sides, nn.LayerNorm(width)
         self.queries = nn.Embedding(tasks, heads * width)
         self.out = nn.Sequential(
-            nn.Linear((heads + 1) * width + state + frames + tasks, width), nn.SiLU(), nn.Linear(width, 3)
+            nn.Linear((heads + 1) * width + 2 * heads + state + frames + tasks, width), nn.SiLU(), nn.Linear(width, 3)
         )
         self.tasks, self.frames = tasks, frames
 
     def forward(self, features: Tensor, state: Tensor, task: Tensor, frame: Tensor) -> Tensor:
         """[B,3] from ``features`` [B,N,d] and the robot's ``state`` [B,S], for ``task`` [B], at ``frame`` [B]."""
-        seen = attended(self.norm(features), self.queries(task).unflatten(-1, (self.heads, -1)))
+        seen = attended(self.norm(features), self.queries(task).unflatten(-1, (self.heads, -1)), self.sides)
         told = [functional.one_hot(task, self.tasks), functional.one_hot(frame, self.frames)]
         logits: Tensor = self.out(torch.cat([seen, state, *(item.to(state) for item in told)], -1))
         return logits

@@ -13,9 +13,9 @@ before it only, because a call is made for as many actions as are known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -126,8 +126,9 @@ class WorldModel(nn.Module):
             self.picture, 1 + config.memory, self.config.pictures, moves, 2 * config.maps
         )
         self.poses = PoseMaps(size, config.maps, self.video.latent)
-        self.touch = Touch(self.video.width, size, told, frames, config.candidates)
-        self.outcome = OutcomeHead(self.video.width, size, len(spec.tasks), frames)
+        sides = self.video.latent[1:]
+        self.touch = Touch(self.video.width, sides, size, told, frames, config.candidates)
+        self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
 
     # -- predicting -------------------------------------------------------------------------------------------------
@@ -139,14 +140,14 @@ class WorldModel(nn.Module):
         ``noise`` float32 [B,P,c,y,x] is all the randomness there is.
         """
         with self._products():
-            return self._predicted(now, self.normalised(actions), known, noise)
+            return self._predicted(now, self.normalised(actions), known, noise, by_chance)
 
-    def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor) -> Future:
+    def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor, choose: Choose) -> Future:
         seen, before = self._seen(now.pictures), self.normalise(now.state)
         expected = self._expected(before, told, self._flag(known))
         first = self._paint(noise, 1.0, seen, self._moves(before, expected, told, known, decided=False))
         candidates, odds = self._candidates(first, before, told, expected, known)
-        state = _at(candidates, _chosen(odds, noise[:, 0, 0, 0, 0]))
+        state = _at(candidates, choose(candidates, odds, noise[:, 0, 0, 0, 0]))
         moves, noisy, level = self._moves(before, state, told, known, decided=True), noise, 1.0
         for step in range(1, self.config.steps):
             last = self._paint(noisy, level, seen, moves)
@@ -265,12 +266,22 @@ class WorldModel(nn.Module):
         return 1.0 - torch.randint(0, passes, (count,), generator=generator) / passes
 
     def _dreamt(self, now: Now, batch: Mapping[str, Tensor], later: Tensor, generator: torch.Generator) -> Now:
-        """``now`` with the rows ``later`` moved on by a whole call, by the model itself."""
+        """``now`` with the rows ``later`` moved on by a whole call, by the model itself.
+
+        Of its candidates it takes the one that came true: what is learnt next happened to no other.
+        """
         rows = later.nonzero()[:, 0]
         first = Now(now.pictures[rows], now.state[rows], now.task[rows])
         frames = self.config.frames
         noise = torch.randn(len(rows), self.config.pictures, *self.video.latent, generator=generator)
-        future = self.predict(first, batch["actions"][rows, :frames], torch.full((len(rows),), frames), noise)
+        came = self.normalise(batch["state"][rows, 1 : 1 + frames])
+
+        def choose(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
+            return (candidates - came[:, None]).square().sum((2, 3)).argmin(1)
+
+        told, known = self.normalised(batch["actions"][rows, :frames]), torch.full((len(rows),), frames)
+        with torch.no_grad(), self._products():
+            future = self._predicted(first, told, known, noise, choose)
         pictures, state = now.pictures.clone(), now.state.clone()
         pictures[rows] = torch.cat([first.pictures[:, :1], first.pictures[:, 2:], future.pictures[:, -1:]], 1)
         state[rows] = future.state[:, -1]
@@ -378,9 +389,13 @@ def _some(count: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(torch.rand(len(count), generator=generator) < 0.5, count, some)
 
 
-def _chosen(odds: Tensor, noise: Tensor) -> Tensor:
-    """One of the candidates with log-odds [B,K], int64 [B], by ``noise`` [B] from a standard normal."""
-    share = torch.special.ndtr(noise)[:, None]
+# Which of the candidates [B,K,F,S] with log-odds [B,K], int64 [B], given chance [B] from a standard normal.
+Choose: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def by_chance(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
+    """Each as often as its odds say."""
+    share = torch.special.ndtr(chance)[:, None]
     return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)
 
 

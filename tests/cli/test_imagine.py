@@ -13,7 +13,7 @@ from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
 from vla_rl.cli import imagine as command
 from vla_rl.cli.closed_loop import CLUMSINESS, Rated, closed_loop, first_looks
-from vla_rl.cli.dreaming import Imagine, opened
+from vla_rl.cli.dreaming import Imagine, located, opened
 from vla_rl.cli.dreams import Gather
 from vla_rl.cli.imagination import Plan
 from vla_rl.cli.imagine import agreed, judged, summarised
@@ -159,6 +159,7 @@ def test_the_story_is_told_from_what_the_runs_left(run, monkeypatch):
     assert summary["simulator_rl"]["episodes_to_imagined_success"] == (
         0 if summary["imagined_rl"]["success"] == 0 else 50
     )
+    assert located(out) == located(run) == run  # commands take the story's folder as well
     write_page(out, summary, found)
     page = (out / "report.html").read_text()
     assert "after reinforcement learning in dreams" in page and "r = " in page

@@ -16,7 +16,7 @@ from vla_rl.training.world_model import WorldFit, fit_world, statistics
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Guess
 from world_models.heads import surprise
-from world_models.model import Future, Now, WorldConfig, WorldModel, _chosen
+from world_models.model import Future, Now, WorldConfig, WorldModel, by_chance
 from world_models.uncertainty import disagreement
 
 FRAMES = 3
@@ -145,7 +145,7 @@ def test_odds_choose_by_the_share_of_a_normal():
     """Half of a standard normal is below 0."""
     odds = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(4, 3)
     noise = torch.tensor([-0.1, 0.1, 0.7, 9.0])
-    assert _chosen(odds, noise).tolist() == [0, 1, 2, 2]
+    assert by_chance(torch.zeros(4, 3, 1, 1), odds, noise).tolist() == [0, 1, 2, 2]
 
 
 def test_surprise_is_the_likelihood_of_a_mixture_by_hand():

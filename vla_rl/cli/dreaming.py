@@ -82,6 +82,12 @@ class Imagine:
         return stages.play(self.world, policy, scenes, self.evaluation, self.seed, f"test {name}")
 
 
+def located(run: str | Path) -> Path:
+    """The run with a world model that ``run`` is, or that the story in ``run`` holds."""
+    inner = Path(run) / "dreams"
+    return inner if (inner / "config.json").exists() else Path(run)
+
+
 def opened(run: Path) -> tuple[Imagine, Trained]:
     """The recipe and the world model of a run, finished or not; raises UserError when there is none."""
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.dreaming import opened
+from vla_rl.cli.dreaming import located, opened
 from vla_rl.cli.imagination import Trained
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
@@ -25,11 +25,11 @@ class Dreamt:
 
     @classmethod
     def load(cls, run: str | Path) -> Dreamt:
-        """Read the run folder ``run``, finished or not.
+        """Read the run folder ``run``, finished or not, or that of the story in ``run``.
 
         Raises UserError when there is no run, one without a world, or one that kept no episodes.
         """
-        folder = Path(run)
+        folder = located(run)
         episodes = folder / "episodes" / "held_out.npz"
         for path, what in ((folder / "checkpoints" / "world", "world model"), (episodes, "held-out episodes")):
             if (folder / "config.json").exists() and not path.exists():

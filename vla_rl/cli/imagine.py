@@ -15,7 +15,7 @@ from vla_rl.cli.alike import likeness
 from vla_rl.cli.cells import Cell, run_cells
 from vla_rl.cli.closed_loop import closed_loop
 from vla_rl.cli.configs import load_config, override
-from vla_rl.cli.dreaming import opened
+from vla_rl.cli.dreaming import located, opened
 from vla_rl.cli.dreamt import Dreamt
 from vla_rl.cli.imagine_page import write_page
 from vla_rl.cli.progress import console
@@ -186,7 +186,7 @@ def _named(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:
 def _run(command: str, arguments: Sequence[str]) -> Path:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UserError(f"imagine {command} needs one run folder, so it knows where to dream; write its path.")
-    return Path(arguments[0])
+    return located(arguments[0])
 
 
 _COMMANDS = {
