@@ -13,9 +13,9 @@ before it only, because a call is made for as many actions as are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
-from world_models.backbones.video_model import Autoencoded, Guess, Moves, Seen, VideoModel
-from world_models.heads import InverseDynamics, Motion, OutcomeHead, PoseMaps, Touch, surprise
+from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoModel
+from world_models.heads import Choose, InverseDynamics, Motion, OutcomeHead, PoseMaps, Touch, by_chance, surprise
 from world_models.uncertainty import disagreement
 
 
@@ -41,8 +41,8 @@ class WorldConfig:
     frames: int = 5  # F: control steps in a call
     pictures: int = 1  # P: painted in a call, at equal distances, the last one at the last known control step
     memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
-    steps: int = 2  # passes, at least 2: the first decides where the robot will be, the others paint what is seen then
-    candidates: int = 4  # among which the first decides
+    candidates: int = 4  # for where the robot will be
+    steps: int = 2  # denoising steps that paint what is seen then
     maps: int = 16  # learned maps of where in the picture the robot is, now and then
     backbone: UNetConfig = field(default_factory=UNetConfig)
     context_noise: float = 0.1  # highest level of noise in the memory while training: dreams are not clean, either
@@ -94,15 +94,9 @@ class WorldModel(nn.Module):
     def __init__(self, spec: EnvSpec, config: WorldConfig, state_mean: Any = 0.0, state_std: Any = 1.0) -> None:
         """``spec`` of what is imagined; statistics [S] of its state, saved with the weights.
 
-        Raises UserError for fewer than two denoising steps, since it could not doubt itself, and for pictures that
-        cannot lie at equal distances.
+        Raises UserError for pictures that cannot lie at equal distances.
         """
         super().__init__()
-        if config.steps < 2:
-            raise UserError(
-                f"a world model with {config.steps} denoising steps has nothing to compare its guess with, so it could "
-                "not know when it is guessing; give it at least 2."
-            )
         if config.frames % config.pictures:
             raise UserError(
                 f"{config.pictures} pictures cannot lie at equal distances in {config.frames} control steps, so a call "
@@ -121,13 +115,13 @@ class WorldModel(nn.Module):
         frames = config.frames
         told = frames * (actions + 1)
         self.motion = Motion(size, told, frames)
-        moves = self.stride * (actions + 1) + 2 * size + 1
+        moves = self.stride * (actions + 1) + 2 * size
         self.video: VideoModel = config.backbone.build(
             self.picture, 1 + config.memory, self.config.pictures, moves, 2 * config.maps
         )
         self.poses = PoseMaps(size, config.maps, self.video.latent)
         sides = self.video.latent[1:]
-        self.touch = Touch(self.video.width, sides, size, told, frames, config.candidates)
+        self.touch = Touch(self.picture, size, told, frames, config.candidates)
         self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
 
@@ -144,29 +138,23 @@ class WorldModel(nn.Module):
 
     def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor, choose: Choose) -> Future:
         seen, before = self._seen(now.pictures), self.normalise(now.state)
-        expected = self._expected(before, told, self._flag(known))
-        first = self._paint(noise, 1.0, seen, self._moves(before, expected, told, known, decided=False))
-        candidates, odds = self._candidates(first, before, told, expected, known)
+        candidates, odds = self._candidates(now.pictures[:, -1], before, told, known)
         state = _at(candidates, choose(candidates, odds, noise[:, 0, 0, 0, 0]))
-        moves, noisy, level = self._moves(before, state, told, known, decided=True), noise, 1.0
-        for step in range(1, self.config.steps):
-            last = self._paint(noisy, level, seen, moves)
-            following = 1.0 - step / (self.config.steps - 1)
-            noisy, level = last.clean + following / level * (noisy - last.clean), following
-        outcome = self.outcome(last.features, _at(state, known - 1), now.task, known - 1).sigmoid().float()
-        pictures = ((self.video.decode(last.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        slot = self.slot(known)
-        doubt = disagreement(_at(first.clean, slot).float(), _at(last.clean, slot).float())
+        moves, noisy, level = self._moves(before, state, told, known), noise, 1.0
+        for step in range(self.config.steps):
+            guess = self.video(noisy, noisy.new_full(noisy.shape[:2], level), seen, moves)
+            following = 1.0 - (step + 1) / self.config.steps
+            noisy, level = guess.clean + following / level * (noisy - guess.clean), following
+        outcome = self.outcome(guess.features, _at(state, known - 1), now.task, known - 1).sigmoid().float()
+        pictures = ((self.video.decode(guess.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
+        doubt = disagreement(_at(candidates.transpose(1, 2), known - 1), odds)
         return Future(pictures, self.state_mean + self.state_std * state, outcome, doubt)
 
-    def _paint(self, noisy: Tensor, level: float, seen: Seen, moves: Moves) -> Guess:
-        return self.video(noisy, noisy.new_full(noisy.shape[:2], level), seen, moves)
-
-    def _candidates(
-        self, guess: Guess, before: Tensor, told: Tensor, expected: Tensor, known: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """See :class:`Touch`; all normalised."""
-        return self.touch(guess.features, before, _told(told, self._flag(known)).flatten(1), expected)
+    def _candidates(self, picture: Tensor, before: Tensor, told: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Touch`; ``picture`` uint8, the others normalised."""
+        flag = self._flag(known)
+        expected, given = self._expected(before, told, flag), _told(told, flag).flatten(1)
+        return self.touch(_floats(picture), before, given, expected, _at(expected, known - 1))
 
     @torch.no_grad()
     def slip(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
@@ -215,6 +203,22 @@ class WorldModel(nn.Module):
         loss = ((expected - state[:, 1:]).square().mean(-1) * flag).sum() / flag.sum()
         return loss, {"motion": float(loss.detach())}
 
+    def touch_parameters(self) -> dict[str, nn.Parameter]:
+        """What :meth:`touch_loss` trains."""
+        return {f"touch.{name}": item for name, item in self.touch.named_parameters()}
+
+    def touch_loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
+        """How unexpected the robot's way is, given what it sees; learnt next.
+
+        ``batch``: as for :meth:`motion_loss`, and pictures uint8 [B,C,h,w].
+        """
+        known, state = _some(batch["count"], generator), self.normalise(batch["state"])
+        with self._products():
+            told = self.normalised(batch["actions"])
+            candidates, odds = self._candidates(batch["pictures"], state[:, 0], told, known)
+        loss = surprise(candidates, odds, state[:, 1:], self._flag(known)).mean()
+        return loss, {"touch": float(loss.detach())}
+
     def other_parameters(self) -> dict[str, nn.Parameter]:
         """What :meth:`loss` trains: all but the motion, which small batches would only spoil."""
         return {name: item for name, item in self.named_parameters() if not name.startswith("motion.")}
@@ -261,9 +265,8 @@ class WorldModel(nn.Module):
             return self._loss(now, aim, generator)
 
     def _level(self, count: int, generator: torch.Generator) -> Tensor:
-        """Levels of noise [count] that painting meets."""
-        passes = self.config.steps - 1
-        return 1.0 - torch.randint(0, passes, (count,), generator=generator) / passes
+        """Levels of noise [count] that sampling meets."""
+        return 1.0 - torch.randint(0, self.config.steps, (count,), generator=generator) / self.config.steps
 
     def _dreamt(self, now: Now, batch: Mapping[str, Tensor], later: Tensor, generator: torch.Generator) -> Now:
         """``now`` with the rows ``later`` moved on by a whole call, by the model itself.
@@ -292,11 +295,11 @@ class WorldModel(nn.Module):
         told = self.normalised(aim.actions)
         before, wanted = self.normalise(now.state), self.normalise(aim.state)
         flag = self._flag(aim.known)
-        expected = self._expected(before, told, flag)
+        candidates, odds = self._candidates(now.pictures[:, -1], before, told, aim.known)
+        state = surprise(candidates, odds, wanted, flag).mean()
         clean = self.video.encode(_floats(aim.pictures))
-        decided = torch.rand(count, generator=generator) < 0.5
-        level = torch.where(decided, self._level(count, generator), 1.0)
-        moves = self._moves(before, torch.where(decided[:, None, None], wanted, expected), told, aim.known, decided)
+        level = self._level(count, generator)
+        moves = self._moves(before, wanted, told, aim.known)
         noise = torch.randn(clean.shape, generator=generator)
         share = level[:, None, None, None, None]
         noisy = (1.0 - share) * clean + share * noise
@@ -307,11 +310,9 @@ class WorldModel(nn.Module):
         per_frame = ((1.0 + config.changed * moved) * error).mean((2, 3, 4))
         painted = self._painted_at(aim.known)[1].float()
         video = (per_frame * painted).sum() / painted.sum()
-        candidates, odds = self._candidates(guess, before, told, expected, aim.known)
-        state = _mean(surprise(candidates, odds, wanted, flag), ~decided)
         logits = self.outcome(guess.features, _at(wanted, aim.known - 1), now.task, aim.known - 1)
         right = nn.functional.binary_cross_entropy_with_logits(logits.float(), aim.outcome, reduction="none")
-        outcome = _mean(right.mean(1), decided)
+        outcome = right.mean()
         whole = aim.known == config.frames
         inverse = video.new_zeros(())
         if whole.any():
@@ -342,19 +343,15 @@ class WorldModel(nn.Module):
             frames = (1.0 - share) * frames + share * torch.randn(frames.shape, generator=generator)
         return Seen(frames, level)
 
-    def _moves(self, before: Tensor, state: Tensor, actions: Tensor, known: Tensor, decided: Tensor | bool) -> Moves:
-        """What the backbone is told: the normalised state [B,S], where it leads [B,F,S], and the known actions.
-
-        ``decided`` [B]: that is where it will be, and not only what is blindly expected.
-        """
+    def _moves(self, before: Tensor, state: Tensor, actions: Tensor, known: Tensor) -> Moves:
+        """What the backbone is told: the normalised state [B,S], where it leads [B,F,S], and the known actions."""
         steps, counts = self._painted_at(known)
         sure = state[torch.arange(len(known))[:, None], steps] * counts[..., None]  # later ones mean nothing
         told = _told(actions, self._flag(known)).unflatten(1, (self.config.pictures, -1)).flatten(2)
-        certain = torch.as_tensor(decided, device=sure.device).float().expand(len(sure))[:, None, None]
-        parts = [told, sure, before[:, None].expand_as(sure), certain.expand(-1, sure.shape[1], -1)]
+        vector = torch.cat([told, sure, before[:, None].expand_as(sure)], -1)
         then = self.poses(sure.flatten(0, 1)).unflatten(0, sure.shape[:2])
         now = self.poses(before)[:, None]
-        return Moves(torch.cat(parts, -1), torch.cat([then * counts[..., None, None, None], now.expand_as(then)], 2))
+        return Moves(vector, torch.cat([then * counts[..., None, None, None], now.expand_as(then)], 2))
 
     def _flag(self, known: Tensor) -> Tensor:
         """1.0 for the ``known`` [B] control steps of a call, [B,F]."""
@@ -387,21 +384,6 @@ def _some(count: Tensor, generator: torch.Generator) -> Tensor:
     """How many of ``count`` [B] control steps a call is made for: all of them or, as often, some."""
     some = 1 + (torch.rand(len(count), generator=generator) * count).long()
     return torch.where(torch.rand(len(count), generator=generator) < 0.5, count, some)
-
-
-# Which of the candidates [B,K,F,S] with log-odds [B,K], int64 [B], given chance [B] from a standard normal.
-Choose: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def by_chance(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
-    """Each as often as its odds say."""
-    share = torch.special.ndtr(chance)[:, None]
-    return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)
-
-
-def _mean(items: Tensor, counted: Tensor) -> Tensor:
-    """The mean of those of ``items`` [B] that are ``counted`` [B]; 0 of none."""
-    return (items * counted).sum() / counted.sum().clamp_min(1)
 
 
 def _at(items: Tensor, index: Tensor) -> Tensor:

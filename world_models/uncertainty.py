@@ -1,7 +1,7 @@
 """How much a model doubts its own guess, and how much doubt is usual: limits beyond which a dream ends.
 
-The doubt is how far the guess moves between the first denoising step, which sees only noise and so tells the mean of
-all futures, and the last, which has settled on one.  It costs nothing.
+The doubt is how far apart the places are where the robot may be next, weighed by how likely each is: a grasp that may
+hold or slip.  It costs nothing.
 
 The limits are calibrated on recorded episodes: a model replays recorded actions from recorded starts, deeper and deeper
 into its own dream, and at every depth the limit is a quantile of the doubts it had.  So a known share of the dreams
@@ -20,13 +20,11 @@ from torch import Tensor
 from vla_rl.contract.errors import UserError
 
 
-def disagreement(first: Tensor, last: Tensor, places: int = 8) -> Tensor:
-    """[B]: root mean square difference of two guesses [B,c,y,x] at the ``places`` where they differ most.
-
-    A cube that is elsewhere, or gone, is a matter of few places.
-    """
-    apart = (first - last).square().mean(1).flatten(1)
-    return apart.topk(min(places, apart.shape[1]), -1).values.mean(-1).sqrt()
+def disagreement(candidates: Tensor, odds: Tensor) -> Tensor:
+    """[B]: root mean square distance of the ``candidates`` [B,K,S] from their mean, weighed by log-odds [B,K]."""
+    share = odds.exp()[..., None]
+    apart = candidates - (share * candidates).sum(1, keepdim=True)
+    return (share * apart.square()).sum(1).mean(-1).sqrt()
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,8 @@ def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy
         DreamConfig(horizon=10, deadline=10, part=4),
         KeyframeConfig(),
         GATHER,
-        fit=WorldFit(*[FitConfig(steps=3, batch=4)] * 3),
-        refit=WorldFit(*[FitConfig(steps=1, batch=4)] * 3),
+        fit=WorldFit(*[FitConfig(steps=3, batch=4)] * 4),
+        refit=WorldFit(*[FitConfig(steps=1, batch=4)] * 4),
         trust=Trust(most=1.0),
         coevolution=CoevolutionConfig(budget=3, batch=2, every=1, doubt=-1.0),  # doubt is always said to have risen
     )

@@ -52,7 +52,7 @@ def recipe(tmp_path_factory) -> Imagine:
         KeyframeConfig(),
         Gather(own=2, clumsy=1, random=2, calibration=1, held_out=2, rows=4),
         demonstrations=str(folder / "demonstrations"),
-        fit=WorldFit(*[FitConfig(steps=2, batch=4)] * 3),
+        fit=WorldFit(*[FitConfig(steps=2, batch=4)] * 4),
         trust=Trust(most=1.0),
         coevolution=CoevolutionConfig(budget=0),
     )

@@ -116,17 +116,17 @@ FAULTS = (
         (f"{_ON_DOUBT}test_a_limit_is_the_conformal_quantile",),
     ),
     Fault(
-        "doubt is that of the whole picture",
+        "every candidate is as likely for doubt",
         _DOUBT,
-        "apart.topk(min(places, apart.shape[1]), -1).values.mean(-1)",
-        "apart.mean(-1)",
-        (f"{_ON_DOUBT}test_disagreement_is_that_of_the_places_that_differ_most",),
+        "share = odds.exp()[..., None]",
+        "share = odds.exp().mean(1, keepdim=True).expand_as(odds)[..., None]",
+        (f"{_ON_DOUBT}test_disagreement_is_the_weighed_spread_of_the_candidates",),
     ),
     Fault(
         "the noise that is kept is added twice",
         _MODEL,
-        "last.clean + following / level * (noisy - last.clean)",
-        "last.clean + (noisy - last.clean)",
+        "guess.clean + following / level * (noisy - guess.clean)",
+        "guess.clean + (noisy - guess.clean)",
         (f"{_ON_MODEL}test_a_step_keeps_the_noise_of_its_level",),
     ),
     Fault(
@@ -145,7 +145,7 @@ FAULTS = (
     ),
     Fault(
         "the most likely candidate, always",
-        _MODEL,
+        "world_models/heads.py",
         "return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)",
         "return odds.argmax(1)",
         (f"{_ON_MODEL}test_odds_choose_by_the_share_of_a_normal",),
@@ -153,8 +153,8 @@ FAULTS = (
     Fault(
         "pictures are painted of what is blindly expected",
         _MODEL,
-        "moves, noisy, level = self._moves(before, state, told, known, decided=True), noise, 1.0",
-        "moves, noisy, level = self._moves(before, expected, told, known, decided=False), noise, 1.0",
+        "moves, noisy, level = self._moves(before, state, told, known), noise, 1.0",
+        "moves, noisy, level = self._moves(before, candidates.mean(1), told, known), noise, 1.0",
         (_BETTER,),
     ),
     Fault(

@@ -16,7 +16,7 @@ from vla_rl.experience.traces import Traces
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldFit, fit_world, load_world, require_world_of, save_world
 
-FIT = WorldFit(*[FitConfig(steps=1, batch=2)] * 3)
+FIT = WorldFit(*[FitConfig(steps=1, batch=2)] * 4)
 
 
 @pytest.fixture(scope="module")

@@ -120,11 +120,11 @@ def test_the_first_frame_is_always_seen():
 
 
 def test_doubt_truncates_and_is_no_failure():
-    env, rows = dream(4, limits=Limits((1e9, 0.0, 0.0, 0.0))), np.arange(4)
+    env, rows = dream(4, limits=Limits((1e9, -1.0, -1.0, -1.0))), np.arange(4)
     env.reset(rows, rows)
     actions = random_actions(env, 3, np.random.default_rng(5))
     first = env.step(actions)
-    assert not first.done.any() and (env.doubt > 0).all()
+    assert not first.done.any() and (env.doubt >= 0).all()
     second = env.step(actions)
     assert second.truncated.all() and not second.terminated.any() and set(second.cause) == {"uncertainty"}
     assert not second.success.any() and not second.reward.any()
@@ -133,7 +133,7 @@ def test_doubt_truncates_and_is_no_failure():
 
 def test_doubt_comes_before_success():
     """A success that the model itself does not believe in earns nothing."""
-    env, rows = dream(3, done=0.0, limits=Limits((0.0,) * 4)), np.arange(3)
+    env, rows = dream(3, done=0.0, limits=Limits((-1.0,) * 4)), np.arange(3)
     env.reset(rows, rows)
     step = env.step(random_actions(env, 3, np.random.default_rng(5)))
     assert set(step.cause) == {"uncertainty"} and not step.success.any() and not step.reward.any()

@@ -42,7 +42,7 @@ _WATCHED = 128  # dreams for one decision
 
 
 def _little() -> WorldFit:
-    sizes = ((200, 512), (50, 256), (300, 32))
+    sizes = ((200, 512), (200, 128), (50, 256), (300, 32))
     return WorldFit(*(FitConfig(steps=steps, batch=batch, learning_rate=5e-4) for steps, batch in sizes))
 
 
@@ -141,7 +141,9 @@ class Imagination:
         """Train ``model`` further, on everything that is recorded for it, and see how far it may be trusted."""
 
         def report(step: int, info: dict[str, float]) -> None:
-            shown = (f"{name} {info[name]:.3f}" for name in ("motion", "pose", "video", "outcome") if name in info)
+            shown = (
+                f"{name} {info[name]:.3f}" for name in ("motion", "touch", "pose", "video", "outcome") if name in info
+            )
             update(step + 1, ", ".join(shown))
             if (step + 1) % 25 == 0:
                 self.folder.log(f"world after {self.bought} bought", step, info)

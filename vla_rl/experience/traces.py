@@ -242,11 +242,14 @@ def seen_at(traces: Traces, moments: np.ndarray, frames: int, memory: int) -> di
 
 
 def moves(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
-    """The first call of the windows ``index`` [B] of ``table``: state [B,1+F,S], actions [B,F,D], count [B]."""
+    """The first call of the windows ``index`` [B] of ``table``, with the picture that it begins with.
+
+    pictures uint8 [B,C,h,w], state [B,1+F,S], actions [B,F,D], count [B]
+    """
     frames = table["ahead"].shape[1] // 2
     moments = np.concatenate([table["seen"][index, -1:], table["ahead"][index, :frames]], 1)
     made = {"state": traces.state[moments], "actions": traces.action[moments[:, :-1]]}
-    return made | {"count": np.minimum(table["count"][index], frames)}
+    return made | {"pictures": _pictures(traces, moments[:, 0]), "count": np.minimum(table["count"][index], frames)}
 
 
 def shots(traces: Traces, moments: np.ndarray) -> dict[str, np.ndarray]:

@@ -36,6 +36,8 @@ class Learns(Protocol):
 
     def motion_parameters(self) -> dict[str, nn.Parameter]: ...
 
+    def touch_parameters(self) -> dict[str, nn.Parameter]: ...
+
     def pose_parameters(self) -> dict[str, nn.Parameter]: ...
 
     def other_parameters(self) -> dict[str, nn.Parameter]: ...
@@ -46,13 +48,14 @@ class WorldFit:
     """How long to learn where the robot goes, how it looks there, and then everything together."""
 
     motion: FitConfig = field(default_factory=lambda: FitConfig(steps=1000, batch=512, learning_rate=2e-3))
+    touch: FitConfig = field(default_factory=lambda: FitConfig(steps=1000, batch=128, learning_rate=1e-3))
     pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, learning_rate=2e-3))
     video: FitConfig = field(default_factory=lambda: FitConfig(steps=3000, batch=32, learning_rate=1e-3))
 
     @property
     def steps(self) -> int:
         """Of all."""
-        return sum(part.steps for part in (self.motion, self.pose, self.video))
+        return sum(part.steps for part in (self.motion, self.touch, self.pose, self.video))
 
 
 def fit_world(
@@ -78,6 +81,9 @@ def fit_world(
     made = (_tensors(moves(traces, table, part)) for part in _parts(count, config.motion, generator))
     fit(model.motion_parameters(), lambda batch: model.motion_loss(batch, generator), made, config.motion, told)
     begun += config.motion.steps
+    felt = (_tensors(moves(traces, table, part)) for part in _parts(count, config.touch, generator))
+    fit(model.touch_parameters(), lambda batch: model.touch_loss(batch, generator), felt, config.touch, told)
+    begun += config.touch.steps
     shown = (_tensors(shots(traces, part)) for part in _parts(len(traces.state), config.pose, generator))
     fit(model.pose_parameters(), model.pose_loss, shown, config.pose, told)
     begun += config.pose.steps
