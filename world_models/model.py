@@ -238,7 +238,7 @@ class WorldModel(nn.Module):
         return loss, {"pose": float(loss.detach())}
 
     def loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        """The loss of ``batch``, windows of two calls as ``windows.py`` cuts them, and metrics.
+        """The loss of ``batch``, windows of two calls as ``traces.py`` cuts them, and metrics.
 
         Half of the rows whose first call is whole are trained on the second one, from what the model itself predicts
         for the first (Huang et al. 2025, arXiv 2506.08009, in one step): that is what it meets in a dream.

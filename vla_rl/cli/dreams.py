@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -193,7 +194,7 @@ class DreamWorld:
     def __init__(self, model: Any, starts: Any, limits: Any, config: Any) -> None:
         """``config``: a ``DreamConfig``, of dreams to learn from."""
         self.model, self.starts, self.limits, self.config = model, starts, limits, config
-        self._made: list[Any] = []
+        self._made: WeakSet[Any] = WeakSet()  # dreams that somebody still has
 
     def make(self, rows: int) -> VecEnv:
         """Dreams of whole episodes, to judge by."""
@@ -212,5 +213,5 @@ class DreamWorld:
     def _env(self, rows: int, **changed: Any) -> VecEnv:
         config = replace(self.config, **changed)
         env: VecEnv = load("world_models.env:ImaginedEnv")(self.model, self.starts, rows, self.limits, config)
-        self._made.append(env)
+        self._made.add(env)
         return env

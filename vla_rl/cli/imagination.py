@@ -207,8 +207,7 @@ class Imagination:
         entry = asdict(replace(decision, usual=usual)) | {"iteration": iteration, "bought": self.bought}
         self.decisions.append(entry)
         write_json(self.folder.path / "coevolution.json", self.decisions)
-        shown = {f"{name}": value for name, value in asdict(decision.signals).items()}
-        self.folder.log("coevolution", iteration, {**shown, "buy": decision.buy})
+        self.folder.log("coevolution", iteration, {**asdict(decision.signals), "buy": decision.buy})
         for reason in decision.reasons:
             console.print(f"iteration {iteration}: {reason}; bought {decision.buy} real episodes.")
 
