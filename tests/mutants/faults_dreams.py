@@ -151,11 +151,11 @@ FAULTS = (
         (f"{_ON_MODEL}test_odds_choose_by_the_share_of_a_normal",),
     ),
     Fault(
-        "pictures are painted of what is blindly expected",
+        "pictures are painted of all candidates at once",
         _MODEL,
         "moves, noisy, level = self._moves(before, state, told, known), noise, 1.0",
         "moves, noisy, level = self._moves(before, candidates.mean(1), told, known), noise, 1.0",
-        (_BETTER,),
+        (f"{_ON_MODEL}test_the_robot_is_where_it_was_decided_to_be",),
     ),
     Fault(
         "what did not happen surprises",

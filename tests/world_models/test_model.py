@@ -130,9 +130,16 @@ def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
 def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
     """One of the candidates, as often as its odds say, and never their mean."""
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
-    watch = learnt.touch.register_forward_hook(lambda module, given, made: told.append(made))
+    painted: list[torch.Tensor] = []
+    watches = [
+        learnt.touch.register_forward_hook(lambda module, given, made: told.append(made)),
+        learnt.video.register_forward_hook(lambda module, given, made: painted.append(given[3].vector)),
+    ]
     state = learnt.normalise(predicted(learnt, held_out).state)
-    watch.remove()
+    for watch in watches:
+        watch.remove()
+    begin = learnt.spec.action_dim + 1
+    torch.testing.assert_close(painted[0][..., begin : begin + state.shape[-1]], state)
     candidates, odds = told[0]
     far = (candidates - state[:, None]).abs().amax((2, 3))
     assert (far.amin(1) < 1e-5).all()
