@@ -1,34 +1,12 @@
-"""Small networks beside the backbone: where the robot is, how the task stands, and which actions were made."""
+"""Small networks beside the backbone: how a robot looks, how the task stands, and which actions were made."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-
-class Motion(nn.Module):
-    """Where the robot goes by what it does alone, without a look at the world."""
-
-    def __init__(self, state: int, told: int, frames: int, width: int = 384) -> None:
-        """``told``: entries that tell the actions; ``frames`` F."""
-        super().__init__()
-        self.frames = frames
-        sizes = [state + told, width, width, width]
-        layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.SiLU())]
-        self.think = nn.Sequential(*layers, nn.Linear(width, frames * state))
-        self.straight = nn.Linear(state + told, frames * state)  # most of it is linear
-
-    def forward(self, state: Tensor, told: Tensor) -> Tensor:
-        """The state [B,F,S] expected from ``state`` [B,S] under ``told`` [B,A]."""
-        known = torch.cat([state, told], 1)
-        expected: Tensor = state[:, None] + (self.think(known) + self.straight(known)).unflatten(1, (self.frames, -1))
-        return expected
 
 
 def with_places(cells: Tensor) -> Tensor:
@@ -72,69 +50,6 @@ class PoseMaps(nn.Module):
         return (self.paint(self(state)) - latents.detach()).square().mean()
 
 
-class Touch(nn.Module):
-    """How the world changes where the robot goes: candidates, with their odds, for where it will be.
-
-    What matters most about the future is often one of two things, and the robot feels which: fingers stop at a cube or
-    close.  A single answer would be their mean, which never happens and which the next call could make nothing of.
-
-    It looks closely at two places of the picture only, where the robot is and where it will be; the places are linear
-    layers and learnt with the rest (a spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).  So
-    what was learnt about a grasp in one place holds in all of them.
-    """
-
-    def __init__(
-        self, picture: tuple[int, int, int], state: int, told: int, frames: int, candidates: int, side: int = 24
-    ) -> None:
-        """``picture`` (C, h, w); ``told`` and ``frames`` as for :class:`Motion`; ``side``: pixels looked at."""
-        super().__init__()
-        channels, height, width = picture
-        self.shape, self.frames = (candidates, frames * state + 1), frames
-        self.camera = nn.Sequential(nn.Linear(state, 32), nn.SiLU(), _nowhere(nn.Linear(32, 2)))
-        self.straight = _nowhere(nn.Linear(state, 2))  # a camera is nearly linear
-        sizes = ((channels, 32, 1), (32, 32, 2), (32, 64, 2))
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride, 1) for a, b, stride in sizes)
-        self.look = nn.Linear(64 * (-(-side // 4)) ** 2, 128)
-        known = 2 * 128 + state + told + frames * state
-        self.think = nn.Sequential(nn.Linear(known, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU())
-        self.leave = nn.Linear(256, math.prod(self.shape))
-        with torch.no_grad():
-            self.leave.weight.mul_(0.1)
-        steps = torch.arange(side) - (side - 1) / 2
-        near = torch.stack(torch.meshgrid(2 * steps / width, 2 * steps / height, indexing="xy"), -1)
-        self.register_buffer("near", near, persistent=False)
-
-    near: Tensor
-
-    def forward(
-        self, picture: Tensor, state: Tensor, told: Tensor, expected: Tensor, last: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """States [B,K,F,S] and their log-odds [B,K].
-
-        From ``picture`` [B,C,h,w], ``state`` [B,S], what is ``expected`` [B,F,S] and, of it, the ``last`` [B,S] known.
-        """
-        seen = [self._glimpse(picture, at) for at in (state, last)]
-        out = self.leave(self.think(torch.cat([*seen, state, told, expected.flatten(1)], 1)))
-        out = out.unflatten(1, self.shape).float()
-        return expected[:, None] + out[..., 1:].unflatten(2, (self.frames, -1)), out[..., 0].log_softmax(1)
-
-    def _glimpse(self, picture: Tensor, state: Tensor) -> Tensor:
-        """[B,128]: what is around the place where a robot in ``state`` [B,S] would be."""
-        place = (self.straight(state) + self.camera(state)).float()[:, None, None]
-        cells = functional.grid_sample(picture, self.near + place, align_corners=False, padding_mode="border")
-        for conv in self.convs:
-            cells = functional.silu(conv(cells))
-        found: Tensor = functional.silu(self.look(cells.flatten(1)))
-        return found
-
-
-def _nowhere(layer: nn.Linear) -> nn.Linear:
-    """``layer`` with 0 for all inputs: the middle of the picture."""
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 def attended(cells: Tensor, queries: Tensor, sides: tuple[int, int]) -> Tensor:
     """[B,H(d+2)+d]: what ``queries`` [B,H,d] find in ``cells`` [B,N,d], where that is, and the mean of all.
 
@@ -145,27 +60,6 @@ def attended(cells: Tensor, queries: Tensor, sides: tuple[int, int]) -> Tensor:
     y, x = (torch.linspace(-1, 1, side, device=cells.device) for side in sides)
     places = torch.cartesian_prod(y, x).to(weight)
     return torch.cat([(weight @ cells).flatten(1), (weight @ places).flatten(1), cells.mean(1)], -1)
-
-
-# Which of the candidates [B,K,F,S] with log-odds [B,K], int64 [B], given chance [B] from a standard normal.
-Choose: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def by_chance(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
-    """Each as often as its odds say."""
-    share = torch.special.ndtr(chance)[:, None]
-    return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)
-
-
-def surprise(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor, spread: float = 0.1) -> Tensor:
-    """Negative log-likelihood [B], per entry, of ``wanted`` [B,F,S] under Gaussians around ``candidates`` [B,K,F,S].
-
-    Their common standard deviation is ``spread``, so that the nearest candidate learns from what happened; ``counts``
-    [B,F] is 1 for control steps that did.
-    """
-    off = ((candidates - wanted[:, None]) / spread).square().sum(-1)
-    nll = -(odds - 0.5 * (off * counts[:, None]).sum(2)).logsumexp(1)
-    return nll / math.prod(wanted.shape[1:])
 
 
 class OutcomeHead(nn.Module):

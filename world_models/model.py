@@ -24,7 +24,9 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoModel
-from world_models.heads import Choose, InverseDynamics, Motion, OutcomeHead, PoseMaps, Touch, by_chance, surprise
+from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
+from world_models.places import register
+from world_models.robot import Choose, Motion, Touch, by_chance, surprise
 from world_models.uncertainty import disagreement
 
 
@@ -114,14 +116,14 @@ class WorldModel(nn.Module):
         self.register_buffer("action_reach", (high - low) / 2, persistent=False)
         frames = config.frames
         told = frames * (actions + 1)
-        self.motion = Motion(size, told, frames)
+        self.motion = Motion(size, told, frames, config.candidates)
         moves = self.stride * (actions + 1) + 2 * size
         self.video: VideoModel = config.backbone.build(
             self.picture, 1 + config.memory, self.config.pictures, moves, 2 * config.maps
         )
         self.poses = PoseMaps(size, config.maps, self.video.latent)
         sides = self.video.latent[1:]
-        self.touch = Touch(self.picture, size, told, frames, config.candidates)
+        self.touch = Touch(len(self.cameras), (height, width), size, told, frames, config.candidates)
         self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
 
@@ -152,9 +154,10 @@ class WorldModel(nn.Module):
 
     def _candidates(self, picture: Tensor, before: Tensor, told: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Touch`; ``picture`` uint8, the others normalised."""
-        flag = self._flag(known)
-        expected, given = self._expected(before, told, flag), _told(told, flag).flatten(1)
-        return self.touch(_floats(picture), before, given, expected, _at(expected, known - 1))
+        given = _told(told, self._flag(known)).flatten(1)
+        with torch.no_grad(), torch.autocast(before.device.type, enabled=False):
+            candidates, odds = self.motion(before, given)  # learnt by itself
+        return candidates, self.touch(_floats(picture), before, given, candidates, odds)
 
     @torch.no_grad()
     def slip(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
@@ -193,22 +196,30 @@ class WorldModel(nn.Module):
         return {f"poses.{name}": item for name, item in self.poses.named_parameters()}
 
     def motion_loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        """How far the blind expectation of the state is off: cheap, so it is learnt first, and from large batches.
+        """How unexpected the robot's way is to the blind: cheap, so it is learnt first, and from large batches.
 
         ``batch``: state [B,1+F,S], actions [B,F,D] and count [B], how many of these count.
         """
         flag = self._flag(_some(batch["count"], generator))
         state = self.normalise(batch["state"])
-        expected = self.motion(state[:, 0], _told(self.normalised(batch["actions"]), flag).flatten(1))
-        loss = ((expected - state[:, 1:]).square().mean(-1) * flag).sum() / flag.sum()
+        candidates, odds = self.motion(state[:, 0], _told(self.normalised(batch["actions"]), flag).flatten(1))
+        loss = surprise(candidates, odds, state[:, 1:], flag).mean()
         return loss, {"motion": float(loss.detach())}
+
+    @torch.no_grad()
+    def aim(self, batch: Mapping[str, Tensor]) -> None:
+        """Find where to look: ``batch`` as for :meth:`pose_loss`."""
+        state = self.normalise(batch["state"])
+        found = [register(item, state) for item in _floats(batch["pictures"]).split(3, 1)]
+        self.touch.places.weight.copy_(torch.cat([weight for weight, _ in found]))
+        self.touch.places.bias.copy_(torch.cat([bias for _, bias in found]))
 
     def touch_parameters(self) -> dict[str, nn.Parameter]:
         """What :meth:`touch_loss` trains."""
         return {f"touch.{name}": item for name, item in self.touch.named_parameters()}
 
     def touch_loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        """How unexpected the robot's way is, given what it sees; learnt next.
+        """How unexpected it is after a look; learnt next.
 
         ``batch``: as for :meth:`motion_loss`, and pictures uint8 [B,C,h,w].
         """
@@ -222,11 +233,6 @@ class WorldModel(nn.Module):
     def other_parameters(self) -> dict[str, nn.Parameter]:
         """What :meth:`loss` trains: all but the motion, which small batches would only spoil."""
         return {name: item for name, item in self.named_parameters() if not name.startswith("motion.")}
-
-    def _expected(self, state: Tensor, told: Tensor, flag: Tensor) -> Tensor:
-        """Where the normalised ``state`` [B,S] leads blindly, [B,F,S]; not trained here."""
-        with torch.no_grad(), torch.autocast(state.device.type, enabled=False):
-            return self.motion(state, _told(told, flag).flatten(1))
 
     def pose_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """How much of a picture is not told by the robot's state: learnt first, so that the video model need not.

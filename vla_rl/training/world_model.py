@@ -19,6 +19,8 @@ from vla_rl.experience.traces import Traces, cut, moves, shots, windows
 from vla_rl.pretrained import load_weights, read_config, save_folder
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
+_REGISTERED = 500  # pictures that say where the robot is
+
 
 class Learns(Protocol):
     """A world model as training sees it."""
@@ -31,6 +33,8 @@ class Learns(Protocol):
     def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
 
     def touch_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
+
+    def aim(self, batch: dict[str, Tensor]) -> None: ...
 
     def pose_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]: ...
 
@@ -48,7 +52,7 @@ class WorldFit:
     """How long to learn where the robot goes, how it looks there, and then everything together."""
 
     motion: FitConfig = field(default_factory=lambda: FitConfig(steps=1000, batch=512, learning_rate=2e-3))
-    touch: FitConfig = field(default_factory=lambda: FitConfig(steps=1000, batch=128, learning_rate=1e-3))
+    touch: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, learning_rate=1e-3))
     pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, learning_rate=2e-3))
     video: FitConfig = field(default_factory=lambda: FitConfig(steps=3000, batch=32, learning_rate=1e-3))
 
@@ -81,6 +85,8 @@ def fit_world(
     made = (_tensors(moves(traces, table, part)) for part in _parts(count, config.motion, generator))
     fit(model.motion_parameters(), lambda batch: model.motion_loss(batch, generator), made, config.motion, told)
     begun += config.motion.steps
+    chosen = torch.randperm(len(traces.state), generator=generator)[:_REGISTERED]
+    model.aim(_tensors(shots(traces, chosen.numpy())))
     felt = (_tensors(moves(traces, table, part)) for part in _parts(count, config.touch, generator))
     fit(model.touch_parameters(), lambda batch: model.touch_loss(batch, generator), felt, config.touch, told)
     begun += config.touch.steps

@@ -1,0 +1,53 @@
+"""Where in a picture a robot is, found without being told: its pictures are shifted until they cover each other.
+
+What moves as the robot's state does is the robot; everything else moves otherwise, or not at all.  So the shift of each
+picture against a template, by cross-correlation over all shifts (Kuglin & Hines 1975, without whitening), is fitted by
+least squares as linear in the state, which leaves out what does not follow it; the pictures, moved back by that, make
+a sharper template; and so on (congealing, Learned-Miller 2006, for shifts).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def register(pictures: Tensor, state: Tensor, rounds: int = 8) -> tuple[Tensor, Tensor]:
+    """``(weight [2,S], bias [2])`` with ``weight @ s + bias`` the place (x, y) of a robot in state ``s``.
+
+    From ``pictures`` [N,C,h,w] and the normalised ``state`` [N,S]; places are from -1 to 1 over the picture's sides, as
+    for ``grid_sample``.  The first template is the picture of the state nearest to 0.
+    """
+    moving = pictures - pictures.mean(0)
+    known = torch.cat([state, torch.ones_like(state[:, :1])], 1)
+    template = moving[state.square().sum(1).argmin()]
+    for _ in range(rounds):
+        fitted = torch.linalg.lstsq(known, _shifts(moving, template)).solution
+        template = _moved_back(moving, known @ fitted).mean(0)
+    return fitted[:-1].T, fitted[-1] + _middle(template)
+
+
+def _shifts(moving: Tensor, template: Tensor) -> Tensor:
+    """How far ``moving`` [N,C,h,w] are from ``template`` [C,h,w], [N,2] (x, y), where both are most alike."""
+    height, width = sides = moving.shape[-2:]
+    size = (2 * height, 2 * width)  # so that what leaves on one side does not return on the other
+    there = torch.fft.rfft2(template, s=size).conj()
+    alike = torch.fft.irfft2((torch.fft.rfft2(moving, s=size) * there).sum(1), s=size)
+    best = alike.flatten(1).argmax(1)
+    y, x = best // size[1], best % size[1]
+    pixels = torch.stack([x - (x >= width) * size[1], y - (y >= height) * size[0]], 1)
+    return 2.0 * pixels / torch.tensor(sides[::-1])
+
+
+def _moved_back(moving: Tensor, shift: Tensor) -> Tensor:
+    grid = functional.affine_grid(torch.eye(2, 3).expand(len(moving), 2, 3), list(moving.shape), align_corners=False)
+    return functional.grid_sample(moving, grid + shift[:, None, None], align_corners=False)
+
+
+def _middle(template: Tensor) -> Tensor:
+    """Where most of what moves is in ``template``, [2] (x, y)."""
+    share = template.square().sum(0)
+    share = share / share.sum().clamp_min(1e-12)
+    y, x = (torch.linspace(1 / side - 1, 1 - 1 / side, side) for side in share.shape)
+    return torch.stack([(share.sum(0) * x).sum(), (share.sum(1) * y).sum()])

@@ -1,0 +1,116 @@
+"""Where the robot will be: candidates from what it does, and which of them, from a close look.
+
+What matters most about the future is often one of two things, and the robot feels which: fingers stop at a cube or
+close.  A single answer would be their mean, which never happens and which the next call could make nothing of.  So
+there are candidates, with odds (a mixture density network, Bishop 1994).
+
+The candidates come from the movement alone and the odds from the picture, because a network that learns both learns
+the odds hardly at all: the gradient of a place is larger than that of a choice by the inverse of the spread, squared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+# Which of the candidates [B,K,F,S] with log-odds [B,K], int64 [B], given chance [B] from a standard normal.
+Choose: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Motion(nn.Module):
+    """Where the robot may be by what it does alone, without a look at the world."""
+
+    def __init__(self, state: int, told: int, frames: int, candidates: int, width: int = 384) -> None:
+        """``told``: entries that tell the actions; ``frames`` F; ``candidates`` K."""
+        super().__init__()
+        self.shape, self.frames = (candidates, frames * state + 1), frames
+        sizes = [state + told, width, width, width]
+        layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.SiLU())]
+        self.think = nn.Sequential(*layers, nn.Linear(width, math.prod(self.shape)))
+        self.straight = nn.Linear(state + told, frames * state)  # most of it is linear
+
+    def forward(self, state: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
+        """States [B,K,F,S] and their log-odds [B,K], from ``state`` [B,S] under ``told`` [B,A]."""
+        known = torch.cat([state, told], 1)
+        middle = state[:, None] + self.straight(known).unflatten(1, (self.frames, -1))
+        out = self.think(known).unflatten(1, self.shape)
+        return middle[:, None] + out[..., 1:].unflatten(2, (self.frames, -1)), out[..., 0].log_softmax(1)
+
+
+class Touch(nn.Module):
+    """Which of the candidates it will be, from a close look at where the robot is.
+
+    What was learnt about a grasp in one place of the picture so holds in all of them.  The place is linear in the state
+    where :func:`world_models.places.register` puts it, and both that and a correction are learnt with the rest
+    (a spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).  Learnt from nothing, it is found
+    or not depending on the seed.
+    """
+
+    near: Tensor
+
+    def __init__(
+        self, cameras: int, sides: tuple[int, int], state: int, told: int, frames: int, candidates: int, side: int = 24
+    ) -> None:
+        """``sides`` (h, w) of a picture; the others as for :class:`Motion`; ``side``: pixels looked at."""
+        super().__init__()
+        self.cameras = cameras
+        self.places = _nothing(nn.Linear(state, 2 * cameras))
+        self.correction = nn.Sequential(nn.Linear(state, 32), nn.SiLU(), _nothing(nn.Linear(32, 2 * cameras)))
+        sizes = ((3, 32, 1), (32, 32, 2), (32, 64, 2))
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride, 1) for a, b, stride in sizes)
+        self.look = nn.Linear(cameras * 64 * (-(-side // 4)) ** 2, 128)
+        known = 128 + state + told + candidates * (frames * state + 1)
+        self.think = nn.Sequential(nn.Linear(known, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU())
+        self.leave = _nothing(nn.Linear(256, candidates))
+        steps = torch.arange(side) - (side - 1) / 2
+        near = torch.stack(torch.meshgrid(2 * steps / sides[1], 2 * steps / sides[0], indexing="xy"), -1)
+        self.register_buffer("near", near, persistent=False)
+
+    def forward(self, picture: Tensor, state: Tensor, told: Tensor, candidates: Tensor, odds: Tensor) -> Tensor:
+        """Log-odds [B,K] of ``candidates`` [B,K,F,S], whose ``odds`` without a look are [B,K].
+
+        From ``picture`` [B,C,h,w], cameras side by side in ``C``, and ``state`` [B,S] under ``told`` [B,A].
+        """
+        known = [self._glimpse(picture, state), state, told, candidates.flatten(1), odds]
+        seen: Tensor = self.leave(self.think(torch.cat(known, 1))).float()
+        return (odds + seen).log_softmax(1)
+
+    def _glimpse(self, picture: Tensor, state: Tensor) -> Tensor:
+        """[B,128]: what is around the places where a robot in ``state`` [B,S] is."""
+        place = (self.places(state) + self.correction(state)).float().view(-1, 1, 1, 2)
+        cells = picture.unflatten(1, (self.cameras, 3)).flatten(0, 1)
+        cells = functional.grid_sample(cells, self.near + place, align_corners=False, padding_mode="border")
+        for conv in self.convs:
+            cells = functional.silu(conv(cells))
+        found: Tensor = functional.silu(self.look(cells.view(len(picture), -1)))
+        return found
+
+
+def _nothing(layer: nn.Linear) -> nn.Linear:
+    """``layer`` with 0 for all inputs."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def by_chance(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
+    """Each as often as its odds say."""
+    share = torch.special.ndtr(chance)[:, None]
+    return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)
+
+
+def surprise(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor, spread: float = 0.1) -> Tensor:
+    """Negative log-likelihood [B], per entry, of ``wanted`` [B,F,S] under Gaussians around ``candidates`` [B,K,F,S].
+
+    Their common standard deviation is ``spread``, so that the nearest candidate learns from what happened; ``counts``
+    [B,F] is 1 for control steps that did.
+    """
+    off = ((candidates - wanted[:, None]) / spread).square().sum(-1)
+    nll = -(odds - 0.5 * (off * counts[:, None]).sum(2)).logsumexp(1)
+    return nll / math.prod(wanted.shape[1:])
