@@ -25,7 +25,8 @@ from vla_rl.contract.env import Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.spec import EnvSpec
-from world_models.model import Future, Now, WorldModel
+from world_models.calls import Future, Now
+from world_models.model import WorldModel
 from world_models.starts import Pool, Start
 from world_models.uncertainty import Limits
 

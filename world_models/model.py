@@ -24,9 +24,10 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoModel
+from world_models.calls import Aim, Future, Now, at, flagged, floats, some
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
 from world_models.places import register
-from world_models.robot import Choose, Motion, Touch, by_chance, surprise
+from world_models.robot import Choose, Motion, Touch, by_chance, lesson, surprise
 from world_models.uncertainty import disagreement
 
 
@@ -53,36 +54,6 @@ class WorldConfig:
     outcome_weight: float = 1.0
     inverse_weight: float = 0.1
     precision: Literal["float32", "bfloat16"] = "float32"  # of the products; weights and sums stay float32
-
-
-@dataclass(frozen=True)
-class Now:
-    """Where a prediction starts.
-
-    pictures  uint8 [B,1+memory,C,h,w]  the episode's first, then the latest ones in order
-    state     float32 [B,S]
-    task      int64 [B]
-    """
-
-    pictures: Tensor
-    state: Tensor
-    task: Tensor
-
-
-@dataclass(frozen=True)
-class Future:
-    """What a call predicts at the last known control step, and the way there.
-
-    pictures  uint8 [B,P,C,h,w]     the last one that counts is :meth:`WorldModel.slot`
-    state     float32 [B,F,S]
-    outcome   [B,3]                 probabilities of "done", "failed" and, for whoever acted in the data, "will be done"
-    doubt     [B]                   see :func:`world_models.uncertainty.disagreement`
-    """
-
-    pictures: Tensor
-    state: Tensor
-    outcome: Tensor
-    doubt: Tensor
 
 
 class WorldModel(nn.Module):
@@ -141,23 +112,23 @@ class WorldModel(nn.Module):
     def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor, choose: Choose) -> Future:
         seen, before = self._seen(now.pictures), self.normalise(now.state)
         candidates, odds = self._candidates(now.pictures[:, -1], before, told, known)
-        state = _at(candidates, choose(candidates, odds, noise[:, 0, 0, 0, 0]))
+        state = at(candidates, choose(candidates, odds, noise[:, 0, 0, 0, 0]))
         moves, noisy, level = self._moves(before, state, told, known), noise, 1.0
         for step in range(self.config.steps):
             guess = self.video(noisy, noisy.new_full(noisy.shape[:2], level), seen, moves)
             following = 1.0 - (step + 1) / self.config.steps
             noisy, level = guess.clean + following / level * (noisy - guess.clean), following
-        outcome = self.outcome(guess.features, _at(state, known - 1), now.task, known - 1).sigmoid().float()
+        outcome = self.outcome(guess.features, at(state, known - 1), now.task, known - 1).sigmoid().float()
         pictures = ((self.video.decode(guess.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
-        doubt = disagreement(_at(candidates.transpose(1, 2), known - 1), odds)
+        doubt = disagreement(at(candidates.transpose(1, 2), known - 1), odds)
         return Future(pictures, self.state_mean + self.state_std * state, outcome, doubt)
 
     def _candidates(self, picture: Tensor, before: Tensor, told: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Touch`; ``picture`` uint8, the others normalised."""
-        given = _told(told, self._flag(known)).flatten(1)
+        given = flagged(told, self._flag(known)).flatten(1)
         with torch.no_grad(), torch.autocast(before.device.type, enabled=False):
             candidates, odds = self.motion(before, given)  # learnt by itself
-        return candidates, self.touch(_floats(picture), before, given, candidates, odds)
+        return candidates, self.touch(floats(picture), before, given, candidates, odds)
 
     @torch.no_grad()
     def slip(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
@@ -165,7 +136,7 @@ class WorldModel(nn.Module):
 
         Root mean square, in units of half the action range.
         """
-        told = self.inverse(_floats(before), _floats(after))
+        told = self.inverse(floats(before), floats(after))
         return (told - self.normalised(actions).flatten(1)).square().mean(1).sqrt()
 
     @property
@@ -200,17 +171,17 @@ class WorldModel(nn.Module):
 
         ``batch``: state [B,1+F,S], actions [B,F,D] and count [B], how many of these count.
         """
-        flag = self._flag(_some(batch["count"], generator))
+        flag = self._flag(some(batch["count"], generator))
         state = self.normalise(batch["state"])
-        candidates, odds = self.motion(state[:, 0], _told(self.normalised(batch["actions"]), flag).flatten(1))
-        loss = surprise(candidates, odds, state[:, 1:], flag).mean()
+        candidates, odds = self.motion(state[:, 0], flagged(self.normalised(batch["actions"]), flag).flatten(1))
+        loss = lesson(candidates, odds, state[:, 1:], flag).mean()
         return loss, {"motion": float(loss.detach())}
 
     @torch.no_grad()
     def aim(self, batch: Mapping[str, Tensor]) -> None:
         """Find where to look: ``batch`` as for :meth:`pose_loss`."""
         state = self.normalise(batch["state"])
-        found = [register(item, state) for item in _floats(batch["pictures"]).split(3, 1)]
+        found = [register(item, state) for item in floats(batch["pictures"]).split(3, 1)]
         self.touch.places.weight.copy_(torch.cat([weight for weight, _ in found]))
         self.touch.places.bias.copy_(torch.cat([bias for _, bias in found]))
 
@@ -223,7 +194,7 @@ class WorldModel(nn.Module):
 
         ``batch``: as for :meth:`motion_loss`, and pictures uint8 [B,C,h,w].
         """
-        known, state = _some(batch["count"], generator), self.normalise(batch["state"])
+        known, state = some(batch["count"], generator), self.normalise(batch["state"])
         with self._products():
             told = self.normalised(batch["actions"])
             candidates, odds = self._candidates(batch["pictures"], state[:, 0], told, known)
@@ -240,7 +211,7 @@ class WorldModel(nn.Module):
         ``batch``: state [B,S] and pictures uint8 [B,C,h,w].
         """
         with self._products():
-            loss = self.poses.loss(self.normalise(batch["state"]), self.video.encode(_floats(batch["pictures"])))
+            loss = self.poses.loss(self.normalise(batch["state"]), self.video.encode(floats(batch["pictures"])))
         return loss, {"pose": float(loss.detach())}
 
     def loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
@@ -258,7 +229,7 @@ class WorldModel(nn.Module):
         part = torch.where(later, frames, 0)[:, None] + torch.arange(frames)
         rows = torch.arange(len(count))[:, None]
         left = (count - torch.where(later, frames, 0)).clamp_max(frames)
-        known = _some(left, generator)
+        known = some(left, generator)
         steps, _ = self._painted_at(known)
         aim = Aim(
             future[rows, part[:, :1] + steps],
@@ -303,7 +274,7 @@ class WorldModel(nn.Module):
         flag = self._flag(aim.known)
         candidates, odds = self._candidates(now.pictures[:, -1], before, told, aim.known)
         state = surprise(candidates, odds, wanted, flag).mean()
-        clean = self.video.encode(_floats(aim.pictures))
+        clean = self.video.encode(floats(aim.pictures))
         level = self._level(count, generator)
         moves = self._moves(before, wanted, told, aim.known)
         noise = torch.randn(clean.shape, generator=generator)
@@ -316,19 +287,19 @@ class WorldModel(nn.Module):
         per_frame = ((1.0 + config.changed * moved) * error).mean((2, 3, 4))
         painted = self._painted_at(aim.known)[1].float()
         video = (per_frame * painted).sum() / painted.sum()
-        logits = self.outcome(guess.features, _at(wanted, aim.known - 1), now.task, aim.known - 1)
+        logits = self.outcome(guess.features, at(wanted, aim.known - 1), now.task, aim.known - 1)
         right = nn.functional.binary_cross_entropy_with_logits(logits.float(), aim.outcome, reduction="none")
         outcome = right.mean()
         whole = aim.known == config.frames
         inverse = video.new_zeros(())
         if whole.any():
-            shown = self.inverse(_floats(now.pictures[whole, -1]), _floats(aim.pictures[whole, -1]))
+            shown = self.inverse(floats(now.pictures[whole, -1]), floats(aim.pictures[whole, -1]))
             inverse = (shown - told[whole].flatten(1)).square().mean()
         loss = video + config.state_weight * state + config.outcome_weight * outcome
         loss = loss + config.inverse_weight * inverse
         parts = {"video": video, "state": state, "outcome": outcome, "inverse": inverse}
         if isinstance(self.video, Autoencoded):
-            parts["latents"] = self.video.reconstruction(_floats(_at(aim.pictures, self.slot(aim.known))))
+            parts["latents"] = self.video.reconstruction(floats(at(aim.pictures, self.slot(aim.known))))
             loss = loss + parts["latents"]
         return loss, {name: float(part.detach()) for name, part in parts.items()}
 
@@ -341,7 +312,7 @@ class WorldModel(nn.Module):
 
     def _seen(self, pictures: Tensor, noise: float = 0.0, generator: torch.Generator | None = None) -> Seen:
         """What is seen; the reference stays clean, the others get noise of a level up to ``noise`` that is told."""
-        frames = self.video.encode(_floats(pictures))
+        frames = self.video.encode(floats(pictures))
         level = torch.zeros(frames.shape[:2], device=frames.device)
         if noise:
             level[:, 1:] = noise * torch.rand(level[:, 1:].shape, generator=generator)
@@ -353,7 +324,7 @@ class WorldModel(nn.Module):
         """What the backbone is told: the normalised state [B,S], where it leads [B,F,S], and the known actions."""
         steps, counts = self._painted_at(known)
         sure = state[torch.arange(len(known))[:, None], steps] * counts[..., None]  # later ones mean nothing
-        told = _told(actions, self._flag(known)).unflatten(1, (self.config.pictures, -1)).flatten(2)
+        told = flagged(actions, self._flag(known)).unflatten(1, (self.config.pictures, -1)).flatten(2)
         vector = torch.cat([told, sure, before[:, None].expand_as(sure)], -1)
         then = self.poses(sure.flatten(0, 1)).unflatten(0, sure.shape[:2])
         now = self.poses(before)[:, None]
@@ -367,39 +338,6 @@ class WorldModel(nn.Module):
         """At which control step of a call, from 0, each picture [B,P] is, and whether it counts."""
         first = torch.arange(0, self.config.frames, self.stride, device=known.device)
         return torch.minimum(first + self.stride, known[:, None]) - 1, first < known[:, None]
-
-
-@dataclass(frozen=True)
-class Aim:
-    """What came: pictures uint8 [B,P,C,h,w], state [B,F,S], the actions [B,F,D] that led there, how many of them count
-    [B], and whether the task was done and had failed [B,2] after these."""
-
-    pictures: Tensor
-    state: Tensor
-    actions: Tensor
-    known: Tensor
-    outcome: Tensor
-
-
-def _told(actions: Tensor, flag: Tensor) -> Tensor:
-    """[B,F,D+1]: ``actions``, 0 where unknown, and ``flag`` [B,F], whether they are known."""
-    return torch.cat([actions * flag[..., None], flag[..., None]], -1)
-
-
-def _some(count: Tensor, generator: torch.Generator) -> Tensor:
-    """How many of ``count`` [B] control steps a call is made for: all of them or, as often, some."""
-    some = 1 + (torch.rand(len(count), generator=generator) * count).long()
-    return torch.where(torch.rand(len(count), generator=generator) < 0.5, count, some)
-
-
-def _at(items: Tensor, index: Tensor) -> Tensor:
-    """Of every row of ``items`` [B,F,...] the entry at its ``index`` [B], [B,...]."""
-    return items[torch.arange(len(index), device=index.device), index]
-
-
-def _floats(pictures: Tensor) -> Tensor:
-    """uint8 pictures from -1 to 1."""
-    return pictures.float() / 127.5 - 1.0
 
 
 def _bounds(spec: EnvSpec) -> tuple[Any, Any]:

@@ -114,3 +114,12 @@ def surprise(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor, s
     off = ((candidates - wanted[:, None]) / spread).square().sum(-1)
     nll = -(odds - 0.5 * (off * counts[:, None]).sum(2)).logsumexp(1)
     return nll / math.prod(wanted.shape[1:])
+
+
+def lesson(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor) -> Tensor:
+    """What candidates are taught by: :func:`surprise` [B], and a little of it as seen from afar.
+
+    A candidate far from everything that happens is as good as never meant, so it would learn nothing and another one
+    become the mean of two things that happen.
+    """
+    return surprise(candidates, odds, wanted, counts) + 0.1 * surprise(candidates, odds, wanted, counts, spread=1.0)

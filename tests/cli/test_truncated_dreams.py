@@ -18,8 +18,9 @@ from vla_rl.contract.policy import ActionOut, Likelihood
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.experience.unfinished import NothingMore, OnAverage
+from world_models.calls import Future
 from world_models.env import DreamConfig, ImaginedEnv
-from world_models.model import Future, WorldConfig
+from world_models.model import WorldConfig
 from world_models.uncertainty import Limits
 
 ARMS, LUCK = 2, 2

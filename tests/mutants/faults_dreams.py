@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _ENV, _MODEL, _UNET = "world_models/env.py", "world_models/model.py", "world_models/backbones/unet.py"
+_ROBOT, _ON_ROBOT = "world_models/robot.py", "tests/world_models/test_robot.py::"
+_PLACES, _ON_PLACES = "world_models/places.py", "tests/world_models/test_places.py::"
 _DOUBT, _KEYFRAMES, _STARTS = "world_models/uncertainty.py", "world_models/keyframes.py", "world_models/starts.py"
 _TRACES, _ROWS = "vla_rl/experience/traces.py", "vla_rl/contract/rows.py"
 _ON_ENV, _ON_MODEL = "tests/world_models/test_env.py::", "tests/world_models/test_model.py::"
@@ -138,17 +140,17 @@ FAULTS = (
     ),
     Fault(
         "actions beyond the known ones are told",
-        _MODEL,
+        "world_models/calls.py",
         "return torch.cat([actions * flag[..., None], flag[..., None]], -1)",
         "return torch.cat([actions, flag[..., None]], -1)",
         (f"{_ON_MODEL}test_actions_beyond_the_known_ones_change_nothing",),
     ),
     Fault(
         "the most likely candidate, always",
-        "world_models/heads.py",
+        _ROBOT,
         "return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)",
         "return odds.argmax(1)",
-        (f"{_ON_MODEL}test_odds_choose_by_the_share_of_a_normal",),
+        (f"{_ON_ROBOT}test_odds_choose_by_the_share_of_a_normal",),
     ),
     Fault(
         "pictures are painted of all candidates at once",
@@ -159,10 +161,66 @@ FAULTS = (
     ),
     Fault(
         "what did not happen surprises",
-        "world_models/heads.py",
+        _ROBOT,
         "(off * counts[:, None]).sum(2)",
         "off.sum(2)",
-        (f"{_ON_MODEL}test_surprise_is_the_likelihood_of_a_mixture_by_hand",),
+        (f"{_ON_ROBOT}test_surprise_is_the_likelihood_of_a_mixture_by_hand",),
+    ),
+    Fault(
+        "a candidate far from everything learns nothing",
+        _ROBOT,
+        " + 0.1 * surprise(candidates, odds, wanted, counts, spread=1.0)",
+        "",
+        (f"{_ON_ROBOT}test_candidates_are_the_two_things_that_happen_and_not_their_mean",),
+    ),
+    Fault(
+        "a look forgets what was known without it",
+        _ROBOT,
+        "return (odds + seen).log_softmax(1)",
+        "return seen.log_softmax(1)",
+        (f"{_ON_ROBOT}test_before_it_is_learnt_a_look_changes_no_odds",),
+    ),
+    Fault(
+        "every camera is looked at in the first one's place",
+        _ROBOT,
+        "place = (self.places(state) + self.correction(state)).float().view(-1, 1, 1, 2)",
+        "place = self.places(state)[:, :2].repeat(1, self.cameras).float().view(-1, 1, 1, 2)",
+        (f"{_ON_ROBOT}test_every_camera_is_looked_at_where_the_robot_is_in_it_and_nowhere_else",),
+    ),
+    Fault(
+        "a look goes the other way",
+        _ROBOT,
+        "self.near + place, align_corners=False",
+        "self.near - place, align_corners=False",
+        (f"{_ON_ROBOT}test_a_look_moves_with_the_robot",),
+    ),
+    Fault(
+        "shifts are taken the wrong way round",
+        _PLACES,
+        "there = torch.fft.rfft2(template, s=size).conj()",
+        "there = torch.fft.rfft2(template, s=size)",
+        (f"{_ON_PLACES}test_it_is_found_within_a_pixel",),
+    ),
+    Fault(
+        "height and width of a shift are swapped",
+        _PLACES,
+        "torch.tensor(sides[::-1])",
+        "torch.tensor(sides)",
+        (f"{_ON_PLACES}test_it_is_found_within_a_pixel",),
+    ),
+    Fault(
+        "pictures are moved away instead of back",
+        _PLACES,
+        "grid + shift[:, None, None]",
+        "grid - shift[:, None, None]",
+        (f"{_ON_PLACES}test_it_is_found_within_a_pixel",),
+    ),
+    Fault(
+        "what leaves a picture on one side returns on the other",
+        _PLACES,
+        "size = (2 * height, 2 * width)",
+        "size = (height, width)",
+        (f"{_ON_PLACES}test_it_is_found_within_a_pixel",),
     ),
     Fault(
         "the instruction is not heard",

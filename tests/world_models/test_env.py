@@ -15,8 +15,8 @@ from tests.world_models.dreams import dream
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
+from world_models.calls import Future
 from world_models.env import ImaginedEnv
-from world_models.model import Future
 from world_models.uncertainty import Limits
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -14,8 +12,8 @@ from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldFit, fit_world, statistics
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Guess
-from world_models.heads import by_chance, surprise
-from world_models.model import Future, Now, WorldConfig, WorldModel
+from world_models.calls import Future, Now
+from world_models.model import WorldConfig, WorldModel
 from world_models.uncertainty import disagreement
 
 FRAMES = 3
@@ -87,7 +85,7 @@ def test_what_will_be_done_is_told_before_it_is(learnt, held_out):
 def test_doubt_is_how_far_apart_the_robot_may_be(learnt, held_out):
     """At the last known control step."""
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
-    watch = learnt.touch.register_forward_hook(lambda module, given, made: told.append(made))
+    watch = learnt.touch.register_forward_hook(lambda module, given, made: told.append((given[3], made)))
     future = predicted(learnt, held_out, known=2)
     watch.remove()
     candidates, odds = told[0]
@@ -132,7 +130,7 @@ def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
     painted: list[torch.Tensor] = []
     watches = [
-        learnt.touch.register_forward_hook(lambda module, given, made: told.append(made)),
+        learnt.touch.register_forward_hook(lambda module, given, made: told.append((given[3], made))),
         learnt.video.register_forward_hook(lambda module, given, made: painted.append(given[3].vector)),
     ]
     state = learnt.normalise(predicted(learnt, held_out).state)
@@ -145,23 +143,6 @@ def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
     assert (far.amin(1) < 1e-5).all()
     chosen = torch.nn.functional.one_hot(far.argmin(1), far.shape[1]).float().mean(0)
     torch.testing.assert_close(chosen, odds.exp().mean(0), atol=0.1, rtol=0.0)
-
-
-def test_odds_choose_by_the_share_of_a_normal():
-    """Half of a standard normal is below 0."""
-    odds = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(4, 3)
-    noise = torch.tensor([-0.1, 0.1, 0.7, 9.0])
-    assert by_chance(torch.zeros(4, 3, 1, 1), odds, noise).tolist() == [0, 1, 2, 2]
-
-
-def test_surprise_is_the_likelihood_of_a_mixture_by_hand():
-    """One entry, two candidates at 0 and 1, standard deviation 0.5, odds 3 to 1; an entry that did not happen."""
-    candidates = torch.tensor([[[[0.0], [5.0]], [[1.0], [9.0]]]])
-    found = surprise(
-        candidates, torch.tensor([[0.75, 0.25]]).log(), torch.zeros(1, 2, 1), torch.tensor([[1.0, 0.0]]), 0.5
-    )
-    by_hand = -math.log(0.75 + 0.25 * math.exp(-0.5 * (1.0 / 0.5) ** 2)) / 2
-    torch.testing.assert_close(found, torch.tensor([by_hand]))
 
 
 def test_the_same_noise_gives_the_same_frames(learnt, held_out):

@@ -1,0 +1,46 @@
+"""The place of a robot in its pictures is found, whatever else is in them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from world_models.places import register
+
+SIDES = (32, 48)
+
+
+def scenes(count: int, speed: tuple[float, float] = (0.4, 0.3)) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pictures of a hand whose place is linear in its state, over a block that lies anywhere; states and places."""
+    generator = torch.Generator().manual_seed(0)
+    state = torch.rand(count, 3, generator=generator) * 2 - 1
+    place = state[:, :2] * torch.tensor(speed) + torch.tensor([0.1, -0.2])
+    block = torch.rand(count, 2, generator=generator) * 1.8 - 0.9
+    y, x = torch.meshgrid(*(torch.linspace(1 / side - 1, 1 - 1 / side, side) for side in SIDES), indexing="ij")
+
+    def spot(at: torch.Tensor, size: float) -> torch.Tensor:
+        return (-((x - at[:, 0, None, None]) ** 2 + (y - at[:, 1, None, None]) ** 2) / size**2).exp()
+
+    pictures = torch.stack([0.3 + spot(place, 0.2), spot(block, 0.15), -spot(place, 0.2)], 1)
+    return pictures, state, place
+
+
+def test_it_is_found_within_a_pixel():
+    pictures, state, place = scenes(200)
+    weight, bias = register(pictures, state)
+    pixels = (state @ weight.T + bias - place).abs() * torch.tensor([SIDES[1] / 2, SIDES[0] / 2])
+    assert pixels.mean() < 1.0
+
+
+def test_what_it_does_not_depend_on_has_no_weight():
+    pictures, state, _ = scenes(200)
+    weight, _ = register(pictures, state)
+    assert weight[:, 2].abs().max() < 0.05 and weight[0, 1].abs() < 0.05 and weight[1, 0].abs() < 0.05
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_robot_that_never_moves_is_looked_for_in_the_middle(count):
+    """As with a camera at its hand; a handful of pictures will do."""
+    pictures = torch.ones(count, 3, *SIDES)
+    weight, bias = register(pictures, torch.randn(count, 3, generator=torch.Generator().manual_seed(0)))
+    torch.testing.assert_close((weight, bias), (torch.zeros(2, 3), torch.zeros(2)), atol=1e-3, rtol=0.0)

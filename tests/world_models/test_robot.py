@@ -1,0 +1,91 @@
+"""Where a robot will be: candidates, and the odds that a close look gives them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from vla_rl.training.fit import FitConfig, fit
+from world_models.robot import Motion, Touch, by_chance, lesson, surprise
+
+
+def test_odds_choose_by_the_share_of_a_normal():
+    """Half of a standard normal is below 0."""
+    odds = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(4, 3)
+    noise = torch.tensor([-0.1, 0.1, 0.7, 9.0])
+    assert by_chance(torch.zeros(4, 3, 1, 1), odds, noise).tolist() == [0, 1, 2, 2]
+
+
+def test_surprise_is_the_likelihood_of_a_mixture_by_hand():
+    """One entry, two candidates at 0 and 1, standard deviation 0.5, odds 3 to 1; an entry that did not happen."""
+    candidates = torch.tensor([[[[0.0], [5.0]], [[1.0], [9.0]]]])
+    found = surprise(
+        candidates, torch.tensor([[0.75, 0.25]]).log(), torch.zeros(1, 2, 1), torch.tensor([[1.0, 0.0]]), 0.5
+    )
+    by_hand = -math.log(0.75 + 0.25 * math.exp(-0.5 * (1.0 / 0.5) ** 2)) / 2
+    torch.testing.assert_close(found, torch.tensor([by_hand]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_candidates_are_the_two_things_that_happen_and_not_their_mean(seed):
+    """A finger goes to 1 or stops at 0.5, a coin's toss: two candidates, half and half."""
+    torch.manual_seed(seed)
+    motion, generator = Motion(1, 1, 1, candidates=2, width=32), torch.Generator().manual_seed(1)
+
+    def coins():
+        while True:
+            end = 0.5 + 0.5 * torch.randint(0, 2, (64, 1, 1), generator=generator)
+            yield end
+
+    def loss(end):
+        value = lesson(*motion(torch.zeros(64, 1), torch.ones(64, 1)), end, torch.ones(64, 1)).mean()
+        return value, {}
+
+    fit(dict(motion.named_parameters()), loss, coins(), FitConfig(steps=300, learning_rate=1e-2))
+    candidates, odds = motion(torch.zeros(1, 1), torch.ones(1, 1))
+    torch.testing.assert_close(candidates.flatten().sort().values, torch.tensor([0.5, 1.0]), atol=0.02, rtol=0.0)
+    torch.testing.assert_close(odds.exp(), torch.full((1, 2), 0.5), atol=0.1, rtol=0.0)
+
+
+def looks(cameras: int = 1) -> tuple[Touch, list[torch.Tensor]]:
+    """Eyes on pictures of 16 pixels, and what one call of them is given."""
+    torch.manual_seed(0)
+    touch = Touch(cameras, (16, 16), state=2, told=1, frames=1, candidates=2, side=4)
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2)]
+    return touch, [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def test_before_it_is_learnt_a_look_changes_no_odds():
+    touch, given = looks()
+    torch.testing.assert_close(touch(*given), given[-1].log_softmax(1))
+
+
+@pytest.mark.parametrize("camera", [0, 1])
+def test_every_camera_is_looked_at_where_the_robot_is_in_it_and_nowhere_else(camera):
+    touch, (pictures, state, told, candidates, odds) = looks(cameras=2)
+    torch.nn.init.normal_(touch.leave.weight)
+    with torch.no_grad():  # (x, y) in the first camera, then in the second: pixels 6 to 9 and, there, 10 to 13
+        touch.places.bias.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
+    begin = (6, 10)[camera]
+    seen = touch(pictures, state, told, candidates, odds)
+    inside, outside = pictures.clone(), pictures.clone()
+    near = (slice(None), slice(3 * camera, 3 * camera + 3), slice(begin, begin + 4), slice(begin, begin + 4))
+    inside[near] += 1.0
+    outside[:, 3 * camera : 3 * camera + 3] += 1.0
+    outside[near] -= 1.0
+    assert (touch(inside, state, told, candidates, odds) - seen).abs().max() > 1e-3
+    torch.testing.assert_close(touch(outside, state, told, candidates, odds), seen)
+
+
+def test_a_look_moves_with_the_robot():
+    """The same around another place is the same."""
+    touch, (pictures, state, told, candidates, odds) = looks()
+    torch.nn.init.normal_(touch.leave.weight)
+    there = pictures.roll((2, 5), (2, 3))
+    seen = touch(pictures, state, told, candidates, odds)
+    with torch.no_grad():
+        touch.places.bias.copy_(torch.tensor([5 / 8, 2 / 8]))
+    torch.testing.assert_close(touch(there, state, told, candidates, odds), seen)
