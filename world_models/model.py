@@ -27,7 +27,7 @@ from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoMo
 from world_models.calls import Aim, Future, Now, at, flagged, floats, some
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
 from world_models.places import register
-from world_models.robot import Choose, Motion, Touch, by_chance, lesson, surprise
+from world_models.robot import Choose, Guessed, Motion, Touch, by_chance, lesson, surprise
 from world_models.uncertainty import disagreement
 
 
@@ -44,7 +44,7 @@ class WorldConfig:
     frames: int = 5  # F: control steps in a call
     pictures: int = 1  # P: painted in a call, at equal distances, the last one at the last known control step
     memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
-    candidates: int = 4  # for where the robot will be
+    candidates: int = 8  # for where the robot will be
     steps: int = 2  # denoising steps that paint what is seen then
     maps: int = 16  # learned maps of where in the picture the robot is, now and then
     backbone: UNetConfig = field(default_factory=UNetConfig)
@@ -123,12 +123,15 @@ class WorldModel(nn.Module):
         doubt = disagreement(at(candidates.transpose(1, 2), known - 1), odds)
         return Future(pictures, self.state_mean + self.state_std * state, outcome, doubt)
 
-    def _candidates(self, picture: Tensor, before: Tensor, told: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Touch`; ``picture`` uint8, the others normalised."""
+    def _candidates(
+        self, picture: Tensor, before: Tensor, told: Tensor, known: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Where the robot may be and the log-odds of that; ``picture`` uint8, the others normalised.  See `Touch`."""
         given = flagged(told, self._flag(known)).flatten(1)
         with torch.no_grad(), torch.autocast(before.device.type, enabled=False):
             candidates, odds = self.motion(before, given)  # learnt by itself
-        return candidates, self.touch(floats(picture), before, given, candidates, odds)
+            guess = Guessed.of(candidates, odds, known)
+        return guess.candidates, self.touch(floats(picture), before, given, guess, generator)
 
     @torch.no_grad()
     def slip(self, before: Tensor, after: Tensor, actions: Tensor) -> Tensor:
@@ -182,8 +185,8 @@ class WorldModel(nn.Module):
         """Find where to look: ``batch`` as for :meth:`pose_loss`."""
         state = self.normalise(batch["state"])
         found = [register(item, state) for item in floats(batch["pictures"]).split(3, 1)]
-        self.touch.places.weight.copy_(torch.cat([weight for weight, _ in found]))
-        self.touch.places.bias.copy_(torch.cat([bias for _, bias in found]))
+        self.touch.where.copy_(torch.cat([weight for weight, _ in found]))
+        self.touch.middle.copy_(torch.cat([bias for _, bias in found]))
 
     def touch_parameters(self) -> dict[str, nn.Parameter]:
         """What :meth:`touch_loss` trains."""
@@ -197,7 +200,7 @@ class WorldModel(nn.Module):
         known, state = some(batch["count"], generator), self.normalise(batch["state"])
         with self._products():
             told = self.normalised(batch["actions"])
-            candidates, odds = self._candidates(batch["pictures"], state[:, 0], told, known)
+            candidates, odds = self._candidates(batch["pictures"], state[:, 0], told, known, generator)
         loss = surprise(candidates, odds, state[:, 1:], self._flag(known)).mean()
         return loss, {"touch": float(loss.detach())}
 
@@ -272,7 +275,7 @@ class WorldModel(nn.Module):
         told = self.normalised(aim.actions)
         before, wanted = self.normalise(now.state), self.normalise(aim.state)
         flag = self._flag(aim.known)
-        candidates, odds = self._candidates(now.pictures[:, -1], before, told, aim.known)
+        candidates, odds = self._candidates(now.pictures[:, -1], before, told, aim.known, generator)
         state = surprise(candidates, odds, wanted, flag).mean()
         clean = self.video.encode(floats(aim.pictures))
         level = self._level(count, generator)

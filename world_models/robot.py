@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -44,15 +45,17 @@ class Motion(nn.Module):
 
 
 class Touch(nn.Module):
-    """Which of the candidates it will be, from a close look at where the robot is.
+    """Which of the candidates it will be, from a close look at where the robot is about to be.
 
     What was learnt about a grasp in one place of the picture so holds in all of them.  The place is linear in the state
-    where :func:`world_models.places.register` puts it, and both that and a correction are learnt with the rest
-    (a spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).  Learnt from nothing, it is found
-    or not depending on the seed.
+    where :func:`world_models.places.register` puts it; a correction of it is learnt with the rest (a spatial
+    transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025), slowly, because the first gradients come from a
+    network that has seen nothing and would lead it away for good.
     """
 
     near: Tensor
+    where: Tensor
+    middle: Tensor
 
     def __init__(
         self, cameras: int, sides: tuple[int, int], state: int, told: int, frames: int, candidates: int, side: int = 24
@@ -60,36 +63,64 @@ class Touch(nn.Module):
         """``sides`` (h, w) of a picture; the others as for :class:`Motion`; ``side``: pixels looked at."""
         super().__init__()
         self.cameras = cameras
-        self.places = _nothing(nn.Linear(state, 2 * cameras))
+        self.register_buffer("where", torch.zeros(2 * cameras, state))
+        self.register_buffer("middle", torch.zeros(2 * cameras))
         self.correction = nn.Sequential(nn.Linear(state, 32), nn.SiLU(), _nothing(nn.Linear(32, 2 * cameras)))
         sizes = ((3, 32, 1), (32, 32, 2), (32, 64, 2))
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride, 1) for a, b, stride in sizes)
         self.look = nn.Linear(cameras * 64 * (-(-side // 4)) ** 2, 128)
-        known = 128 + state + told + candidates * (frames * state + 1)
+        known = 128 + 2 * state + told + candidates * (frames * state + 1)
         self.think = nn.Sequential(nn.Linear(known, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU())
         self.leave = _nothing(nn.Linear(256, candidates))
         steps = torch.arange(side) - (side - 1) / 2
         near = torch.stack(torch.meshgrid(2 * steps / sides[1], 2 * steps / sides[0], indexing="xy"), -1)
         self.register_buffer("near", near, persistent=False)
+        self.pixel = 2.0 / max(sides)
 
-    def forward(self, picture: Tensor, state: Tensor, told: Tensor, candidates: Tensor, odds: Tensor) -> Tensor:
-        """Log-odds [B,K] of ``candidates`` [B,K,F,S], whose ``odds`` without a look are [B,K].
+    def forward(
+        self, picture: Tensor, state: Tensor, told: Tensor, guess: Guessed, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Log-odds [B,K] of the candidates of ``guess``.
 
-        From ``picture`` [B,C,h,w], cameras side by side in ``C``, and ``state`` [B,S] under ``told`` [B,A].
+        From ``picture`` [B,C,h,w], cameras side by side in ``C``, and ``state`` [B,S] under ``told`` [B,A].  With a
+        ``generator``, as for learning, each look is up to a pixel off and a fifth of what is known is lost.
         """
-        known = [self._glimpse(picture, state), state, told, candidates.flatten(1), odds]
-        seen: Tensor = self.leave(self.think(torch.cat(known, 1))).float()
-        return (odds + seen).log_softmax(1)
+        known = [state, guess.last, told, guess.candidates.flatten(1), guess.odds]
+        given = torch.cat([self._glimpse(picture, guess.last, generator), *known], 1)
+        if generator is not None:
+            kept = torch.rand(given.shape, generator=generator, device=given.device) >= 0.2
+            given = given * kept / 0.8
+        seen: Tensor = self.leave(self.think(given)).float()
+        return (guess.odds + seen).log_softmax(1)
 
-    def _glimpse(self, picture: Tensor, state: Tensor) -> Tensor:
-        """[B,128]: what is around the places where a robot in ``state`` [B,S] is."""
-        place = (self.places(state) + self.correction(state)).float().view(-1, 1, 1, 2)
+    def _glimpse(self, picture: Tensor, state: Tensor, generator: torch.Generator | None) -> Tensor:
+        """[B,128]: what is around the places where a robot in ``state`` [B,S] would be."""
+        place = functional.linear(state, self.where, self.middle) + 0.1 * self.correction(state).float()
+        if generator is not None:
+            place = place + self.pixel * (2.0 * torch.rand(place.shape, generator=generator, device=place.device) - 1.0)
         cells = picture.unflatten(1, (self.cameras, 3)).flatten(0, 1)
-        cells = functional.grid_sample(cells, self.near + place, align_corners=False, padding_mode="border")
+        grid = self.near + place.view(-1, 1, 1, 2)
+        cells = functional.grid_sample(cells, grid, align_corners=False, padding_mode="border")
         for conv in self.convs:
             cells = functional.silu(conv(cells))
         found: Tensor = functional.silu(self.look(cells.view(len(picture), -1)))
         return found
+
+
+@dataclass(frozen=True)
+class Guessed:
+    """Where the robot may be: ``candidates`` [B,K,F,S], their log-``odds`` [B,K], and where, on average, it will be at
+    the ``last`` known control step, [B,S]."""
+
+    candidates: Tensor
+    odds: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, candidates: Tensor, odds: Tensor, known: Tensor) -> Guessed:
+        """With ``known`` [B] control steps, 1 to F."""
+        ends = candidates[torch.arange(len(known), device=known.device), :, known - 1]
+        return cls(candidates, odds, (odds.exp()[..., None] * ends).sum(1))
 
 
 def _nothing(layer: nn.Linear) -> nn.Linear:

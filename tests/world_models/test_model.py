@@ -85,7 +85,7 @@ def test_what_will_be_done_is_told_before_it_is(learnt, held_out):
 def test_doubt_is_how_far_apart_the_robot_may_be(learnt, held_out):
     """At the last known control step."""
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
-    watch = learnt.touch.register_forward_hook(lambda module, given, made: told.append((given[3], made)))
+    watch = learnt.touch.register_forward_hook(lambda module, given, made: told.append((given[3].candidates, made)))
     future = predicted(learnt, held_out, known=2)
     watch.remove()
     candidates, odds = told[0]
@@ -130,7 +130,7 @@ def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
     painted: list[torch.Tensor] = []
     watches = [
-        learnt.touch.register_forward_hook(lambda module, given, made: told.append((given[3], made))),
+        learnt.touch.register_forward_hook(lambda module, given, made: told.append((given[3].candidates, made))),
         learnt.video.register_forward_hook(lambda module, given, made: painted.append(given[3].vector)),
     ]
     state = learnt.normalise(predicted(learnt, held_out).state)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from vla_rl.training.fit import FitConfig, fit
-from world_models.robot import Motion, Touch, by_chance, lesson, surprise
+from world_models.robot import Guessed, Motion, Touch, by_chance, lesson, surprise
 
 
 def test_odds_choose_by_the_share_of_a_normal():
@@ -49,43 +50,59 @@ def test_candidates_are_the_two_things_that_happen_and_not_their_mean(seed):
     torch.testing.assert_close(odds.exp(), torch.full((1, 2), 0.5), atol=0.1, rtol=0.0)
 
 
-def looks(cameras: int = 1) -> tuple[Touch, list[torch.Tensor]]:
-    """Eyes on pictures of 16 pixels, and what one call of them is given."""
+def looks(cameras: int = 1) -> tuple[Touch, torch.Tensor, list[Any]]:
+    """Eyes on pictures of 16 pixels, the pictures, and what else a call of them is given."""
     torch.manual_seed(0)
     touch = Touch(cameras, (16, 16), state=2, told=1, frames=1, candidates=2, side=4)
     generator = torch.Generator().manual_seed(1)
     shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2)]
-    return touch, [torch.randn(shape, generator=generator) for shape in shapes]
+    pictures, state, told, candidates, odds = (torch.randn(shape, generator=generator) for shape in shapes)
+    guess = Guessed.of(candidates, odds.log_softmax(1), torch.ones(3, dtype=torch.long))
+    return touch, pictures, [state, told, guess]
 
 
 def test_before_it_is_learnt_a_look_changes_no_odds():
-    touch, given = looks()
-    torch.testing.assert_close(touch(*given), given[-1].log_softmax(1))
+    touch, pictures, given = looks()
+    torch.testing.assert_close(touch(pictures, *given), given[-1].odds)
 
 
 @pytest.mark.parametrize("camera", [0, 1])
 def test_every_camera_is_looked_at_where_the_robot_is_in_it_and_nowhere_else(camera):
-    touch, (pictures, state, told, candidates, odds) = looks(cameras=2)
+    touch, pictures, given = looks(cameras=2)
     torch.nn.init.normal_(touch.leave.weight)
     with torch.no_grad():  # (x, y) in the first camera, then in the second: pixels 6 to 9 and, there, 10 to 13
-        touch.places.bias.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
+        touch.middle.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
     begin = (6, 10)[camera]
-    seen = touch(pictures, state, told, candidates, odds)
+    seen = touch(pictures, *given)
     inside, outside = pictures.clone(), pictures.clone()
     near = (slice(None), slice(3 * camera, 3 * camera + 3), slice(begin, begin + 4), slice(begin, begin + 4))
     inside[near] += 1.0
     outside[:, 3 * camera : 3 * camera + 3] += 1.0
     outside[near] -= 1.0
-    assert (touch(inside, state, told, candidates, odds) - seen).abs().max() > 1e-3
-    torch.testing.assert_close(touch(outside, state, told, candidates, odds), seen)
+    assert (touch(inside, *given) - seen).abs().max() > 1e-3
+    torch.testing.assert_close(touch(outside, *given), seen)
 
 
 def test_a_look_moves_with_the_robot():
     """The same around another place is the same."""
-    touch, (pictures, state, told, candidates, odds) = looks()
+    touch, pictures, given = looks()
     torch.nn.init.normal_(touch.leave.weight)
     there = pictures.roll((2, 5), (2, 3))
-    seen = touch(pictures, state, told, candidates, odds)
+    seen = touch(pictures, *given)
     with torch.no_grad():
-        touch.places.bias.copy_(torch.tensor([5 / 8, 2 / 8]))
-    torch.testing.assert_close(touch(there, state, told, candidates, odds), seen)
+        touch.middle.copy_(torch.tensor([5 / 8, 2 / 8]))
+    torch.testing.assert_close(touch(there, *given), seen)
+
+
+def test_a_look_is_where_the_robot_will_be_on_average():
+    """Two candidates, three control steps of which two are known; odds 3 to 1."""
+    candidates = torch.tensor([[[[0.0], [4.0], [9.0]], [[0.0], [8.0], [9.0]]]])
+    guess = Guessed.of(candidates, torch.tensor([[0.75, 0.25]]).log(), torch.tensor([2]))
+    torch.testing.assert_close(guess.last, torch.tensor([[5.0]]))
+
+
+def test_learning_looks_are_never_twice_the_same_but_repeat_with_their_seed():
+    touch, pictures, given = looks()
+    torch.nn.init.normal_(touch.leave.weight)
+    one, same, other = (touch(pictures, *given, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, same) and not torch.allclose(one, other)
