@@ -18,7 +18,9 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.training.coevolve import CoevolutionConfig
+from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
+from vla_rl.training.world_model import WorldFit
 from world_models.env import DreamConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig
@@ -30,7 +32,13 @@ RL = RLConfig(
     WindowConfig(rows=64, decisions=5),
     loop=LoopConfig(iterations=80, validate_every=10),
 )
-PLAN = Plan(WorldConfig(precision="bfloat16"), DreamConfig(horizon=25, deadline=25), KeyframeConfig())
+PLAN = Plan(
+    WorldConfig(precision="bfloat16"),
+    DreamConfig(horizon=25, deadline=25, again=2),
+    KeyframeConfig(),
+    fit=WorldFit(video=FitConfig(steps=1200, batch=32, learning_rate=1.5e-3)),
+    coevolution=CoevolutionConfig(budget=600, batch=120, every=8, gap=0.03),
+)
 
 
 def lift() -> Imagine:

@@ -95,7 +95,7 @@ def gather(world: World, policy: Policy, plan: Gather, seed: int) -> Gathered:
     traces = Traces.joined(parts)
     order = np.random.default_rng([seed, 31]).permutation(traces.count)
     cuts = np.split(order, [plan.held_out, aside])
-    held_out, calibration, learnt = (traces.chosen(np.sort(part)) for part in cuts)
+    held_out, calibration, learnt = (traces.chosen(part) for part in cuts)
     return Gathered(learnt, calibration, held_out, float(parts[0].outcomes.mean()))
 
 
@@ -105,13 +105,27 @@ def told(update: Callable[[int, str], None]) -> Callable[[int, int], None]:
 
 
 def replayed(model: Any, traces: Traces, dream: Any) -> Any:
-    """The world model's replay of every one of ``traces``, from its first moment to its last action."""
+    """The world model's replay of every one of ``traces``, from its first moment to its last action.
+
+    As often as ``dream`` dreams a success again, with the same noise as it does then; what is seen is that of the first
+    time, and it is as sure of success as the least sure.
+    """
     spans = traces.spans()
     config, begins = model.config, np.array([begin for begin, _ in spans])
     start = load("world_models.starts:Start")(**seen_at(traces, begins, config.frames, config.memory))
-    with bar("replay", len(spans)) as update:
-        actions = [traces.action[begin : end - 1] for begin, end in spans]
-        return load("world_models.replay:replay")(model, start, actions, dream, lambda done: update(done, "episodes"))
+    actions = [traces.action[begin : end - 1] for begin, end in spans]
+    times = 1 + dream.again
+    found = []
+    with bar("replay", times * len(spans)) as update:
+        for again in range(times):
+            other = replace(dream, noise=dream.noise + again)
+            before = again * len(spans)
+            found.append(
+                load("world_models.replay:replay")(
+                    model, start, actions, other, lambda done, before=before: update(before + done, "episodes")
+                )
+            )
+    return replace(found[0], sure=np.min([one.sure for one in found], 0))
 
 
 def promise(model: Any, traces: Traces) -> np.ndarray:

@@ -42,7 +42,7 @@ _WATCHED = 128  # dreams for one decision
 
 
 def _little() -> WorldFit:
-    sizes = ((200, 512), (200, 128), (50, 256), (300, 32))
+    sizes = ((300, 512), (400, 64), (50, 256), (100, 32))
     return WorldFit(*(FitConfig(steps=steps, batch=batch, learning_rate=5e-4) for steps, batch in sizes))
 
 
@@ -58,6 +58,7 @@ class Plan:
     fit: WorldFit = field(default_factory=WorldFit)
     refit: WorldFit = field(default_factory=_little)  # after episodes were bought
     trust: Trust = field(default_factory=Trust)
+    begun: int = 500  # dreams begin in the latest episodes, so many of them
     quantile: float = 0.95  # of usual doubt, beyond which a dream ends; 1: none does
     coevolution: CoevolutionConfig = field(default_factory=CoevolutionConfig)
 
@@ -103,7 +104,7 @@ class Imagination:
         self.calibration, self.held_out = gathered.calibration, gathered.held_out
         bought = [Traces.load(path) for path in self._bought()]
         self.bought = sum(traces.count for traces in bought)
-        self.learnt = Traces.joined([gathered.learnt, *bought, *self._demonstrations(policy.spec.tasks)])
+        self.learnt = Traces.joined([*self._demonstrations(policy.spec.tasks), gathered.learnt, *bought])
         kept = folder.checkpoint("world")
         if (kept / "config.json").exists():
             self.trained = Trained.load(kept, plan.dream)
@@ -163,8 +164,9 @@ class Imagination:
         return Trained(model, limits, replace(plan.dream, done=trusted.threshold, horizon=trusted.table.horizon))
 
     def _starts(self) -> Any:
-        model = self.trained.model
-        return starts_of(model, self.learnt, promise(model, self.learnt), self.plan.keyframes)
+        model, count = self.trained.model, self.learnt.count
+        latest = self.learnt.chosen(np.arange(max(0, count - self.plan.begun), count))
+        return starts_of(model, latest, promise(model, latest), self.plan.keyframes)
 
     # -- growing ----------------------------------------------------------------------------------------------------
 
