@@ -44,7 +44,7 @@ class WorldConfig:
     frames: int = 5  # F: control steps in a call
     pictures: int = 1  # P: painted in a call, at equal distances, the last one at the last known control step
     memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
-    candidates: int = 8  # for where the robot will be
+    candidates: int = 4  # for where the robot will be
     steps: int = 2  # denoising steps that paint what is seen then
     maps: int = 16  # learned maps of where in the picture the robot is, now and then
     backbone: UNetConfig = field(default_factory=UNetConfig)
