@@ -23,7 +23,7 @@ from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
 
 # Episodes are longer, and still replayed to the end.
-DREAM = replace(CALM, horizon=5, deadline=4, again=1)
+DREAM = replace(CALM, horizon=5, deadline=4, again=0)
 
 
 @pytest.fixture(scope="module")
