@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -164,6 +165,8 @@ def test_the_story_is_told_from_what_the_runs_left(run, monkeypatch):
     write_page(out, summary, found)
     page = (out / "report.html").read_text()
     assert "after reinforcement learning in dreams" in page and "r = " in page
+    needed = summary["simulator_rl"]["episodes_to_imagined_success"]  # 0 when the beginning is as good already
+    assert re.search(rf"first seen as good after <[a-z]+>{needed}</[a-z]+> episodes", page)
 
 
 def test_the_table_of_the_horizon_that_rl_used_is_the_one_told():

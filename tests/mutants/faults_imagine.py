@@ -64,6 +64,13 @@ FAULTS = (
         ),
     ),
     Fault(
+        "a simulator that begins as good is said never to be",
+        "vla_rl/cli/imagine_page.py",
+        "if needed is not None",
+        "if needed",
+        ("tests/cli/test_imagine.py::test_the_story_is_told_from_what_the_runs_left",),
+    ),
+    Fault(
         "bought episodes are not counted",
         _RUN,
         "self.bought += count",

@@ -41,20 +41,20 @@ def _headline(report: Report, summary: Mapping[str, Any]) -> None:
     for title, name in ways.items():
         way = summary[name]
         note = f"{way['simulator_episodes']:,} simulated episodes after imitation"
-        tone: Any = "good" if name == "imagined_rl" else ""
+        tone: Any = "good" if name == "imagined_rl" and summary["gain"]["low"] > 0 else ""
         tiles.append(Tile(title, way["success"], way["low"], way["high"], note=note, tone=tone))
     report.tiles(tiles)
     gain, dreams, simulator = summary["gain"], summary["imagined_rl"], summary["simulator_rl"]
     needed = simulator["episodes_to_imagined_success"]
     beside = (
         f"The same PPO in the simulator was first seen as good after **{needed:,}** episodes."
-        if needed
+        if needed is not None
         else f"The same PPO in the simulator was never seen as good in {simulator['simulator_episodes']:,} episodes."
     )
     interval = f"[{100 * gain['low']:.1f}, {100 * gain['high']:.1f}]"
     report.text(
-        f"The policy gained **{100 * gain['mean']:.1f} points** {interval} on {dreams['episodes']} test scenes of the "
-        f"simulator (same scenes, paired bootstrap; McNemar's exact test: p = {gain['mcnemar_p']:.2g}). For that "
+        f"Success changed by **{100 * gain['mean']:+.1f} points** {interval} on {dreams['episodes']} test scenes of the"
+        f" simulator (same scenes, paired bootstrap; McNemar's exact test: p = {gain['mcnemar_p']:.2g}). For that "
         f"**{dreams['simulator_episodes']:,}** episodes were simulated, whatever for; all else was dreamt. {beside} "
         "All intervals are 95 %."
     )
