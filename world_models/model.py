@@ -1,7 +1,8 @@
-"""A world model: dynamics, outcome, doubt and inverse dynamics in one module, trained by one loss.
+"""A world model: dynamics, outcome, doubt and inverse dynamics in one module.
+
+Where the robot goes is learnt by itself (``robot.py``); the rest by one loss, given where it went:
 
     frames     E w |x^ - x|^2 over the frames whose actions are known; pixels that change weigh more
-    state      E |s^ - s|^2, normalised
     outcome    cross-entropy of "done", "failed" and "will be done" at the last known frame
     inverse    E |a^ - a|^2 from two recorded pictures
     latents    E |decode(encode(w)) - w|^2, where the backbone has an autoencoder to teach
@@ -50,7 +51,6 @@ class WorldConfig:
     backbone: UNetConfig = field(default_factory=UNetConfig)
     context_noise: float = 0.1  # highest level of noise in the memory while training: dreams are not clean, either
     changed: float = 9.0  # additional weight of pixels that change
-    state_weight: float = 1.0
     outcome_weight: float = 1.0
     inverse_weight: float = 0.1
     precision: Literal["float32", "bfloat16"] = "float32"  # of the products; weights and sums stay float32
@@ -94,7 +94,7 @@ class WorldModel(nn.Module):
         )
         self.poses = PoseMaps(size, config.maps, self.video.latent)
         sides = self.video.latent[1:]
-        self.touch = Touch(len(self.cameras), (height, width), size, told, frames, config.candidates)
+        self.touch = Touch(len(self.cameras), (height, width), size, told, config.candidates)
         self.outcome = OutcomeHead(self.video.width, sides, size, len(spec.tasks), frames)
         self.inverse = InverseDynamics(self.picture, frames * actions)
 
@@ -122,6 +122,25 @@ class WorldModel(nn.Module):
         pictures = ((self.video.decode(guess.clean) + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8)
         doubt = disagreement(at(candidates.transpose(1, 2), known - 1), odds)
         return Future(pictures, self.state_mean + self.state_std * state, outcome, doubt)
+
+    @torch.no_grad()
+    def follow(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
+        """The picture uint8 [B,C,h,w] at the end of a whole call in which the robot goes as it did go.
+
+        ``batch``: pictures uint8 [B,1+memory,C,h,w], task [B], state [B,1+F,S] and actions [B,F,D].  Of its candidates
+        the model takes the one that came true: what is learnt next happened to no other.
+        """
+        now = Now(batch["pictures"], batch["state"][:, 0], batch["task"])
+        return self._followed(now, batch["actions"], batch["state"][:, 1:], generator).pictures[:, -1]
+
+    def _followed(self, now: Now, actions: Tensor, came: Tensor, generator: torch.Generator) -> Future:
+        def choose(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
+            return (candidates - self.normalise(came)[:, None]).square().sum((2, 3)).argmin(1)
+
+        noise = torch.randn(len(came), self.config.pictures, *self.video.latent, generator=generator)
+        known = torch.full((len(came),), self.config.frames)
+        with self._products():
+            return self._predicted(now, self.normalised(actions), known, noise, choose)
 
     def _candidates(
         self, picture: Tensor, before: Tensor, told: Tensor, known: Tensor, generator: torch.Generator | None = None
@@ -182,7 +201,9 @@ class WorldModel(nn.Module):
 
     @torch.no_grad()
     def aim(self, batch: Mapping[str, Tensor]) -> None:
-        """Find where to look: ``batch`` as for :meth:`pose_loss`."""
+        """Find where to look, unless that is known: ``batch`` as for :meth:`pose_loss`."""
+        if self.touch.where.any():
+            return  # what was learnt since begins there
         state = self.normalise(batch["state"])
         found = [register(item, state) for item in floats(batch["pictures"]).split(3, 1)]
         self.touch.where.copy_(torch.cat([weight for weight, _ in found]))
@@ -193,7 +214,7 @@ class WorldModel(nn.Module):
         return {f"touch.{name}": item for name, item in self.touch.named_parameters()}
 
     def touch_loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        """How unexpected it is after a look; learnt next.
+        """How unexpected it is after a look; learnt last, from pictures and dreams of them.
 
         ``batch``: as for :meth:`motion_loss`, and pictures uint8 [B,C,h,w].
         """
@@ -205,8 +226,8 @@ class WorldModel(nn.Module):
         return loss, {"touch": float(loss.detach())}
 
     def other_parameters(self) -> dict[str, nn.Parameter]:
-        """What :meth:`loss` trains: all but the motion, which small batches would only spoil."""
-        return {name: item for name, item in self.named_parameters() if not name.startswith("motion.")}
+        """What :meth:`loss` trains: all that is not told where the robot goes."""
+        return {name: item for name, item in self.named_parameters() if not name.startswith(("motion.", "touch."))}
 
     def pose_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """How much of a picture is not told by the robot's state: learnt first, so that the video model need not.
@@ -249,22 +270,12 @@ class WorldModel(nn.Module):
         return 1.0 - torch.randint(0, self.config.steps, (count,), generator=generator) / self.config.steps
 
     def _dreamt(self, now: Now, batch: Mapping[str, Tensor], later: Tensor, generator: torch.Generator) -> Now:
-        """``now`` with the rows ``later`` moved on by a whole call, by the model itself.
-
-        Of its candidates it takes the one that came true: what is learnt next happened to no other.
-        """
-        rows = later.nonzero()[:, 0]
+        """``now`` with the rows ``later`` moved on by a whole call, by the model itself."""
+        rows, frames = later.nonzero()[:, 0], self.config.frames
         first = Now(now.pictures[rows], now.state[rows], now.task[rows])
-        frames = self.config.frames
-        noise = torch.randn(len(rows), self.config.pictures, *self.video.latent, generator=generator)
-        came = self.normalise(batch["state"][rows, 1 : 1 + frames])
-
-        def choose(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
-            return (candidates - came[:, None]).square().sum((2, 3)).argmin(1)
-
-        told, known = self.normalised(batch["actions"][rows, :frames]), torch.full((len(rows),), frames)
-        with torch.no_grad(), self._products():
-            future = self._predicted(first, told, known, noise, choose)
+        with torch.no_grad():
+            came = batch["state"][rows, 1 : 1 + frames]
+            future = self._followed(first, batch["actions"][rows, :frames], came, generator)
         pictures, state = now.pictures.clone(), now.state.clone()
         pictures[rows] = torch.cat([first.pictures[:, :1], first.pictures[:, 2:], future.pictures[:, -1:]], 1)
         state[rows] = future.state[:, -1]
@@ -274,9 +285,6 @@ class WorldModel(nn.Module):
         config, count = self.config, len(aim.known)
         told = self.normalised(aim.actions)
         before, wanted = self.normalise(now.state), self.normalise(aim.state)
-        flag = self._flag(aim.known)
-        candidates, odds = self._candidates(now.pictures[:, -1], before, told, aim.known, generator)
-        state = surprise(candidates, odds, wanted, flag).mean()
         clean = self.video.encode(floats(aim.pictures))
         level = self._level(count, generator)
         moves = self._moves(before, wanted, told, aim.known)
@@ -298,9 +306,9 @@ class WorldModel(nn.Module):
         if whole.any():
             shown = self.inverse(floats(now.pictures[whole, -1]), floats(aim.pictures[whole, -1]))
             inverse = (shown - told[whole].flatten(1)).square().mean()
-        loss = video + config.state_weight * state + config.outcome_weight * outcome
+        loss = video + config.outcome_weight * outcome
         loss = loss + config.inverse_weight * inverse
-        parts = {"video": video, "state": state, "outcome": outcome, "inverse": inverse}
+        parts = {"video": video, "outcome": outcome, "inverse": inverse}
         if isinstance(self.video, Autoencoded):
             parts["latents"] = self.video.reconstruction(floats(at(aim.pictures, self.slot(aim.known))))
             loss = loss + parts["latents"]

@@ -1,9 +1,13 @@
 """Where in a picture a robot is, found without being told: its pictures are shifted until they cover each other.
 
 What moves as the robot's state does is the robot; everything else moves otherwise, or not at all.  So the shift of each
-picture against a template, by cross-correlation over all shifts (Kuglin & Hines 1975, without whitening), is fitted by
-least squares as linear in the state, which leaves out what does not follow it; the pictures, moved back by that, make
-a sharper template; and so on (congealing, Learned-Miller 2006, for shifts).
+picture against a template, by cross-correlation over all shifts (Kuglin & Hines 1975, without whitening), is fitted as
+linear in the state, which leaves out what does not follow it; the pictures, moved back by that, make a sharper
+template; and so on (congealing, Learned-Miller 2006, for shifts).
+
+A shift is right within a pixel or quite wrong, and a robot's state often tells a place twice (where it is, and where it
+is told to be), so that least squares would be dragged along by a few and answer with large weights that cancel, for
+now.  Hence Cauchy weights (Holland & Welsch 1977) and a little ridge (Hoerl & Kennard 1970).
 """
 
 from __future__ import annotations
@@ -23,9 +27,22 @@ def register(pictures: Tensor, state: Tensor, rounds: int = 8) -> tuple[Tensor, 
     known = torch.cat([state, torch.ones_like(state[:, :1])], 1)
     template = moving[state.square().sum(1).argmin()]
     for _ in range(rounds):
-        fitted = torch.linalg.lstsq(known, _shifts(moving, template)).solution
+        fitted = _fitted(known, _shifts(moving, template))
         template = _moved_back(moving, known @ fitted).mean(0)
     return fitted[:-1].T, fitted[-1] + _middle(template)
+
+
+def _fitted(known: Tensor, shifts: Tensor, rounds: int = 10, scale: float = 2.0 / 32, ridge: float = 0.03) -> Tensor:
+    """[S+1,2]: ``shifts`` [N,2] as linear in what is ``known`` [N,S+1], the last of it 1; beyond ``scale`` they count
+    little."""
+    light = ridge * torch.eye(known.shape[1])
+    light[-1, -1] = 0.0
+    weight = torch.ones(len(known), 1)
+    for _ in range(rounds):
+        fitted = torch.linalg.solve((weight * known).T @ known + weight.sum() * light, (weight * known).T @ shifts)
+        off = (shifts - known @ fitted).norm(dim=1, keepdim=True)
+        weight = 1.0 / (1.0 + (off / scale).square())
+    return fitted
 
 
 def _shifts(moving: Tensor, template: Tensor) -> Tensor:

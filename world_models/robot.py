@@ -47,10 +47,9 @@ class Motion(nn.Module):
 class Touch(nn.Module):
     """Which of the candidates it will be, from a close look at where the robot is about to be.
 
-    What was learnt about a grasp in one place of the picture so holds in all of them.  The place is linear in the state
-    where :func:`world_models.places.register` puts it; a correction of it is learnt with the rest (a spatial
-    transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025), slowly, because the first gradients come from a
-    network that has seen nothing and would lead it away for good.
+    What was learnt about a grasp in one place of the picture so holds in all of them.  The place begins linear in the
+    state, where :func:`world_models.places.register` puts it; where else to look, such as at the table below, is learnt
+    with the rest (a spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).
     """
 
     near: Tensor
@@ -58,20 +57,18 @@ class Touch(nn.Module):
     middle: Tensor
 
     def __init__(
-        self, cameras: int, sides: tuple[int, int], state: int, told: int, frames: int, candidates: int, side: int = 24
+        self, cameras: int, sides: tuple[int, int], state: int, told: int, candidates: int, side: int = 24
     ) -> None:
         """``sides`` (h, w) of a picture; the others as for :class:`Motion`; ``side``: pixels looked at."""
         super().__init__()
         self.cameras = cameras
         self.register_buffer("where", torch.zeros(2 * cameras, state))
         self.register_buffer("middle", torch.zeros(2 * cameras))
-        self.correction = nn.Sequential(nn.Linear(state, 32), nn.SiLU(), _nothing(nn.Linear(32, 2 * cameras)))
+        self.correction = nn.Sequential(nn.Linear(2 * state, 32), nn.SiLU(), _nothing(nn.Linear(32, 2 * cameras)))
         sizes = ((3, 32, 1), (32, 32, 2), (32, 64, 2))
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride, 1) for a, b, stride in sizes)
-        self.look = nn.Linear(cameras * 64 * (-(-side // 4)) ** 2, 128)
-        known = 128 + 2 * state + told + candidates * (frames * state + 1)
-        self.think = nn.Sequential(nn.Linear(known, 256), nn.SiLU(), nn.Linear(256, 256), nn.SiLU())
-        self.leave = _nothing(nn.Linear(256, candidates))
+        self.think = nn.Linear(cameras * 64 * (-(-side // 4)) ** 2 + 2 * state + told, 128)
+        self.leave = _nothing(nn.Linear(128, candidates))
         steps = torch.arange(side) - (side - 1) / 2
         near = torch.stack(torch.meshgrid(2 * steps / sides[1], 2 * steps / sides[0], indexing="xy"), -1)
         self.register_buffer("near", near, persistent=False)
@@ -83,19 +80,21 @@ class Touch(nn.Module):
         """Log-odds [B,K] of the candidates of ``guess``.
 
         From ``picture`` [B,C,h,w], cameras side by side in ``C``, and ``state`` [B,S] under ``told`` [B,A].  With a
-        ``generator``, as for learning, each look is up to a pixel off and a fifth of what is known is lost.
+        ``generator``, as for learning, each look is up to a pixel off and a fifth of what comes of it is lost.
         """
-        known = [state, guess.last, told, guess.candidates.flatten(1), guess.odds]
-        given = torch.cat([self._glimpse(picture, guess.last, generator), *known], 1)
+        course = torch.cat([guess.last, state], 1)
+        glimpse = self._glimpse(picture, course, generator)
+        thought = functional.silu(self.think(torch.cat([glimpse, course, told], 1)))
         if generator is not None:
-            kept = torch.rand(given.shape, generator=generator, device=given.device) >= 0.2
-            given = given * kept / 0.8
-        seen: Tensor = self.leave(self.think(given)).float()
+            kept = torch.rand(thought.shape, generator=generator, device=thought.device) >= 0.2
+            thought = thought * kept / 0.8
+        seen: Tensor = self.leave(thought).float()
         return (guess.odds + seen).log_softmax(1)
 
-    def _glimpse(self, picture: Tensor, state: Tensor, generator: torch.Generator | None) -> Tensor:
-        """[B,128]: what is around the places where a robot in ``state`` [B,S] would be."""
-        place = functional.linear(state, self.where, self.middle) + 0.1 * self.correction(state).float()
+    def _glimpse(self, picture: Tensor, course: Tensor, generator: torch.Generator | None) -> Tensor:
+        """[B,G]: what is around where a robot on its ``course`` [B,2S], where it will be and is, would be."""
+        end = course[:, : self.where.shape[1]]
+        place = functional.linear(end, self.where, self.middle) + self.correction(course).float()
         if generator is not None:
             place = place + self.pixel * (2.0 * torch.rand(place.shape, generator=generator, device=place.device) - 1.0)
         cells = picture.unflatten(1, (self.cameras, 3)).flatten(0, 1)
@@ -103,8 +102,7 @@ class Touch(nn.Module):
         cells = functional.grid_sample(cells, grid, align_corners=False, padding_mode="border")
         for conv in self.convs:
             cells = functional.silu(conv(cells))
-        found: Tensor = functional.silu(self.look(cells.view(len(picture), -1)))
-        return found
+        return cells.view(len(picture), -1)
 
 
 @dataclass(frozen=True)

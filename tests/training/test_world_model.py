@@ -14,7 +14,7 @@ from tests.world_models.pushing import played
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.traces import Traces
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.world_model import WorldFit, fit_world, load_world, require_world_of, save_world
+from vla_rl.training.world_model import WorldFit, fit_world, followed, load_world, require_world_of, save_world
 
 FIT = WorldFit(*[FitConfig(steps=1, batch=2)] * 4)
 
@@ -129,3 +129,47 @@ def test_episodes_of_another_world_are_refused(what):
     require_world_of(spec(), traces)
     with pytest.raises(UserError, match="a world model of it cannot learn from them; record"):
         fit_world(model(), wrong(what, traces), FIT, torch.Generator().manual_seed(0))
+
+
+def test_dreams_follow_episodes_to_their_ends(monkeypatch):
+    """With a world that grows brighter by one in every call: each call sees the dream so far, and the recorded way."""
+    traces, made = played(8, seed=1), model()
+    dark = {name: item // 2 for name, item in traces.images.items()}
+    traces = replace(traces, images=dark, state=np.arange(traces.state.size, dtype=np.float32).reshape(-1, 3))
+    asked = []
+
+    def brighter(batch, generator):
+        asked.append(batch)
+        return batch["pictures"][:, -1] + 1
+
+    monkeypatch.setattr(made, "follow", brighter)
+    dreamt = followed(made, traces, torch.Generator().manual_seed(0))
+    assert len(asked) > 1
+    for batch in asked:
+        course = (batch["state"][:, :1, 0] / 3).long() + torch.arange(1 + made.config.frames)
+        assert torch.equal(batch["state"], torch.from_numpy(traces.state)[course])
+        assert torch.equal(batch["actions"], torch.from_numpy(traces.action)[course[:, :-1]])
+    offsets = set()
+    for begin, end in traces.spans():
+        moments = np.sort(dreamt.moments[(dreamt.moments >= begin) & (dreamt.moments < end)])
+        offsets.add(int(moments[0] - begin))
+        assert (np.diff(moments) == made.config.frames).all() and moments[-1] + made.config.frames >= end
+        first = traces.images["front"][moments[0]]
+        for depth, moment in enumerate(moments):
+            assert (dreamt.traces.images["front"][moment] == first + depth).all()
+        others = np.setdiff1d(np.arange(begin, end), moments)
+        assert (dreamt.traces.images["front"][others] == traces.images["front"][others]).all()
+    assert offsets == set(range(made.config.frames))
+
+
+def test_half_of_the_looks_that_are_learnt_from_are_dreamt(monkeypatch):
+    made, seen = model(), []
+    monkeypatch.setattr(made, "follow", lambda batch, generator: torch.full_like(batch["pictures"][:, -1], 255))
+    learn = made.touch_loss
+    monkeypatch.setattr(
+        made, "touch_loss", lambda batch, generator: [seen.append(batch["pictures"]), learn(batch, generator)][1]
+    )
+    fit = replace(FIT, touch=FitConfig(steps=5, batch=32))
+    fit_world(made, played(30, seed=1), fit, torch.Generator().manual_seed(0))
+    dreamt = (torch.stack(seen) == 255).flatten(2).all(2)
+    assert not dreamt[:, :16].any() and dreamt[:, 16:].float().mean() > 0.5

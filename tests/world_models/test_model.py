@@ -18,7 +18,7 @@ from world_models.uncertainty import disagreement
 
 FRAMES = 3
 FIT = WorldFit(
-    *(FitConfig(*numbers) for numbers in ((300, 128, 4e-3), (200, 64, 2e-3), (100, 128, 4e-3), (300, 32, 4e-3)))
+    *(FitConfig(*numbers) for numbers in ((300, 128, 4e-3), (100, 128, 4e-3), (300, 32, 4e-3), (200, 64, 2e-3)))
 )
 
 
@@ -149,3 +149,10 @@ def test_the_same_noise_gives_the_same_frames(learnt, held_out):
     frames = predicted(learnt, held_out).pictures
     assert frames.dtype == torch.uint8 and frames.shape[1:] == (FRAMES, *learnt.picture)
     assert torch.equal(frames, predicted(learnt, held_out).pictures)
+
+
+def test_where_to_look_is_found_once(learnt, held_out):
+    """A correction of the place is learnt with what is seen there, so the place must not move under it."""
+    before = learnt.touch.where.clone()
+    learnt.aim({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
+    assert before.abs().max() > 0.1 and torch.equal(learnt.touch.where, before)

@@ -10,10 +10,10 @@ from world_models.places import register
 SIDES = (32, 48)
 
 
-def scenes(count: int, speed: tuple[float, float] = (0.4, 0.3)) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def scenes(count: int, speed: tuple[float, float] = (0.23, 0.17)) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Pictures of a hand whose place is linear in its state, over a block that lies anywhere; states and places."""
     generator = torch.Generator().manual_seed(0)
-    state = torch.rand(count, 3, generator=generator) * 2 - 1
+    state = 3**0.5 * (torch.rand(count, 3, generator=generator) * 2 - 1)  # of standard deviation 1
     place = state[:, :2] * torch.tensor(speed) + torch.tensor([0.1, -0.2])
     block = torch.rand(count, 2, generator=generator) * 1.8 - 0.9
     y, x = torch.meshgrid(*(torch.linspace(1 / side - 1, 1 - 1 / side, side) for side in SIDES), indexing="ij")
@@ -36,6 +36,25 @@ def test_what_it_does_not_depend_on_has_no_weight():
     pictures, state, _ = scenes(200)
     weight, _ = register(pictures, state)
     assert weight[:, 2].abs().max() < 0.05 and weight[0, 1].abs() < 0.05 and weight[1, 0].abs() < 0.05
+
+
+def test_a_place_that_is_told_twice_is_believed_half_each():
+    """Where it is and where it is told to be: weights that cancel would be wrong as soon as these differ."""
+    pictures, state, _ = scenes(200)
+    told = state[:, :2] + 0.01 * torch.randn(200, 2, generator=torch.Generator().manual_seed(1))
+    weight, _ = register(pictures, torch.cat([state, told], 1))
+    wanted = torch.tensor([[0.115, 0.0, 0.0, 0.115, 0.0], [0.0, 0.085, 0.0, 0.0, 0.085]])
+    torch.testing.assert_close(weight, wanted, atol=0.03, rtol=0.0)
+
+
+def test_pictures_of_something_else_do_not_drag_it_along():
+    """In every fourth the hand is not there, and its double is seen at one place whatever the state."""
+    pictures, state, place = scenes(240)
+    pictures[::4] = pictures[:1]
+    weight, bias = register(pictures, state)
+    off = state @ weight.T + bias - place
+    pixels = (off - off.mean(0)).abs() * torch.tensor([SIDES[1] / 2, SIDES[0] / 2])
+    assert pixels.mean() < 0.3
 
 
 @pytest.mark.parametrize("count", [1, 2])

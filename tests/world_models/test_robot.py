@@ -53,7 +53,7 @@ def test_candidates_are_the_two_things_that_happen_and_not_their_mean(seed):
 def looks(cameras: int = 1) -> tuple[Touch, torch.Tensor, list[Any]]:
     """Eyes on pictures of 16 pixels, the pictures, and what else a call of them is given."""
     torch.manual_seed(0)
-    touch = Touch(cameras, (16, 16), state=2, told=1, frames=1, candidates=2, side=4)
+    touch = Touch(cameras, (16, 16), state=2, told=1, candidates=2, side=4)
     generator = torch.Generator().manual_seed(1)
     shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2)]
     pictures, state, told, candidates, odds = (torch.randn(shape, generator=generator) for shape in shapes)

@@ -42,7 +42,7 @@ _WATCHED = 128  # dreams for one decision
 
 
 def _little() -> WorldFit:
-    sizes = ((300, 512), (400, 64), (50, 256), (100, 32))
+    sizes = ((300, 512), (50, 256), (100, 32), (400, 64))
     return WorldFit(*(FitConfig(steps=steps, batch=batch, learning_rate=5e-4) for steps, batch in sizes))
 
 

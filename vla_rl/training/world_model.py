@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,11 +15,12 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.traces import Traces, cut, moves, shots, windows
+from vla_rl.experience.traces import Traces, cut, moves, seen_at, shots, windows
 from vla_rl.pretrained import load_weights, read_config, save_folder
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
 _REGISTERED = 500  # pictures that say where the robot is
+_TOGETHER = 64  # dreamt at once
 
 
 class Learns(Protocol):
@@ -42,6 +43,8 @@ class Learns(Protocol):
 
     def touch_parameters(self) -> dict[str, nn.Parameter]: ...
 
+    def follow(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor: ...
+
     def pose_parameters(self) -> dict[str, nn.Parameter]: ...
 
     def other_parameters(self) -> dict[str, nn.Parameter]: ...
@@ -49,17 +52,29 @@ class Learns(Protocol):
 
 @dataclass(frozen=True)
 class WorldFit:
-    """How long to learn where the robot goes, how it looks there, and then everything together."""
+    """How long to learn where the robot may go, how it looks there, what all looks like, and where it does go.
+
+    The last comes last because it is told from pictures, and in dreams from dreamt ones: dreams along the episodes,
+    where the robot goes as it did, are half of what it is learnt from.
+    """
 
     motion: FitConfig = field(default_factory=lambda: FitConfig(steps=1000, batch=512, learning_rate=2e-3))
-    touch: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, learning_rate=1e-3))
     pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, learning_rate=2e-3))
     video: FitConfig = field(default_factory=lambda: FitConfig(steps=3000, batch=32, learning_rate=1e-3))
+    touch: FitConfig = field(default_factory=lambda: FitConfig(3000, 64, 1e-3, weight_decay=1e-2))
 
     @property
     def steps(self) -> int:
         """Of all."""
-        return sum(part.steps for part in (self.motion, self.touch, self.pose, self.video))
+        return sum(part.steps for part in (self.motion, self.pose, self.video, self.touch))
+
+
+@dataclass(frozen=True)
+class Dreamt:
+    """``traces`` whose pictures at ``moments`` [N] are dreamt, but where dreams begin."""
+
+    traces: Traces
+    moments: np.ndarray
 
 
 def fit_world(
@@ -85,16 +100,49 @@ def fit_world(
     made = (_tensors(moves(traces, table, part)) for part in _parts(count, config.motion, generator))
     fit(model.motion_parameters(), lambda batch: model.motion_loss(batch, generator), made, config.motion, told)
     begun += config.motion.steps
-    chosen = torch.randperm(len(traces.state), generator=generator)[:_REGISTERED]
-    model.aim(_tensors(shots(traces, chosen.numpy())))
-    felt = (_tensors(moves(traces, table, part)) for part in _parts(count, config.touch, generator))
-    fit(model.touch_parameters(), lambda batch: model.touch_loss(batch, generator), felt, config.touch, told)
-    begun += config.touch.steps
     shown = (_tensors(shots(traces, part)) for part in _parts(len(traces.state), config.pose, generator))
     fit(model.pose_parameters(), model.pose_loss, shown, config.pose, told)
     begun += config.pose.steps
     seen = (_tensors(cut(traces, table, part)) for part in _parts(count, config.video, generator))
     fit(model.other_parameters(), lambda batch: model.loss(batch, generator), seen, config.video, told)
+    begun += config.video.steps
+    chosen = torch.randperm(len(traces.state), generator=generator)[:_REGISTERED]
+    model.aim(_tensors(shots(traces, chosen.numpy())))
+    felt = _felt(traces, table, followed(model, traces, generator), config.touch, generator)
+    fit(model.touch_parameters(), lambda batch: model.touch_loss(batch, generator), felt, config.touch, told)
+
+
+def followed(model: Learns, traces: Traces, generator: torch.Generator) -> Dreamt:
+    """Dreams along ``traces``: each goes where its episode went, to the end, in calls that begin at any offset."""
+    frames, memory = model.config.frames, model.config.memory
+    begins, ends = (np.array(side) for side in zip(*traces.spans(), strict=True))
+    now = np.minimum(begins + torch.randint(0, frames, (len(begins),), generator=generator).numpy(), ends - 1)
+    dreamt = replace(traces, images={name: item.copy() for name, item in traces.images.items()})
+    moments = [now]
+    while (whole := now + frames < ends).any():
+        for part in np.array_split(now[whole], -(-int(whole.sum()) // _TOGETHER)):
+            ahead = part[:, None] + np.arange(1 + frames)
+            batch = seen_at(dreamt, part, frames, memory) | {"state": traces.state[ahead]}
+            picture = model.follow(_tensors(batch | {"actions": traces.action[ahead[:, :-1]]}), generator)
+            for name, camera in zip(
+                sorted(dreamt.images), np.split(picture.numpy(), len(dreamt.images), 1), strict=True
+            ):
+                dreamt.images[name][ahead[:, -1]] = np.moveaxis(camera, 1, -1)
+            moments.append(ahead[:, -1])
+        now = now + frames
+    return Dreamt(dreamt, np.concatenate(moments))
+
+
+def _felt(
+    traces: Traces, table: dict[str, np.ndarray], dreamt: Dreamt, config: FitConfig, generator: torch.Generator
+) -> Iterator[dict[str, Tensor]]:
+    """Batches of which half begin with recorded pictures and half with dreams of them."""
+    half = replace(config, batch=config.batch // 2)
+    there = np.flatnonzero(np.isin(table["seen"][:, -1], dreamt.moments))
+    true, false = _parts(len(table["count"]), half, generator), _parts(len(there), half, generator)
+    for one, other in zip(true, false, strict=True):
+        seen, imagined = moves(traces, table, one), moves(dreamt.traces, table, there[other])
+        yield _tensors({name: np.concatenate([item, imagined[name]]) for name, item in seen.items()})
 
 
 def _parts(count: int, config: FitConfig, generator: torch.Generator) -> Iterator[np.ndarray]:
