@@ -74,7 +74,8 @@ def test_every_method_learns_from_it_and_is_judged_by_the_world(world, policy, c
     folder = RunFolder(tmp_path / "run", {})
     improve(recipe, setting, EvaluationConfig(validation=4, test=4, sanity=4, rows=4), folder)
     rows = folder.metrics("rl")
-    assert len(rows) == 3 and rows[-1]["grad_norm"] > 0 and {0.0, 0.25, 0.5, 0.75, 1.0} >= {rows[0]["validation"]}
+    learnt = [row["grad_norm"] for row in rows if "grad_norm" in row]  # none where a group's members all earn the same
+    assert len(rows) == 3 and max(learnt) > 0 and {0.0, 0.25, 0.5, 0.75, 1.0} >= {rows[0]["validation"]}
 
 
 def test_only_what_is_learnt_in_is_rewarded(critic):
