@@ -33,8 +33,10 @@ def register(pictures: Tensor, state: Tensor, rounds: int = 8) -> tuple[Tensor, 
 
 
 def _fitted(known: Tensor, shifts: Tensor, rounds: int = 10, scale: float = 2.0 / 32, ridge: float = 0.03) -> Tensor:
-    """[S+1,2]: ``shifts`` [N,2] as linear in what is ``known`` [N,S+1], the last of it 1; beyond ``scale`` they count
-    little."""
+    """[S+1,2]: ``shifts`` [N,2] as linear in what is ``known`` [N,S+1], the last of it 1.
+
+    Those further off than ``scale``, two of 64 pixels, count little.
+    """
     light = ridge * torch.eye(known.shape[1])
     light[-1, -1] = 0.0
     weight = torch.ones(len(known), 1)

@@ -265,6 +265,13 @@ FAULTS = (
         ("tests/training/test_world_model.py::test_dreams_follow_episodes_to_their_ends",),
     ),
     Fault(
+        "cameras of a followed dream are mixed up",
+        "vla_rl/training/world_model.py",
+        "sorted(dreamt.images), np.split(",
+        "dreamt.images, np.split(",
+        ("tests/training/test_world_model.py::test_dreams_follow_episodes_to_their_ends",),
+    ),
+    Fault(
         "looks are learnt from recorded pictures alone",
         "vla_rl/training/world_model.py",
         "imagined = moves(traces, table, one), moves(dreamt.traces, table, there[other])",

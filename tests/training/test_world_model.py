@@ -131,10 +131,12 @@ def test_episodes_of_another_world_are_refused(what):
         fit_world(model(), wrong(what, traces), FIT, torch.Generator().manual_seed(0))
 
 
-def test_dreams_follow_episodes_to_their_ends(monkeypatch):
+@pytest.mark.parametrize("cameras", [("front",), ("side", "front")])
+def test_dreams_follow_episodes_to_their_ends(monkeypatch, cameras):
     """With a world that grows brighter by one in every call: each call sees the dream so far, and the recorded way."""
-    traces, made = played(8, seed=1), model()
-    dark = {name: item // 2 for name, item in traces.images.items()}
+    traces, made = played(8, seed=1), model(cameras)
+    front = traces.images["front"]
+    dark = {name: front // 2 if name == "front" else front[:, ::-1] // 4 for name in cameras}
     traces = replace(traces, images=dark, state=np.arange(traces.state.size, dtype=np.float32).reshape(-1, 3))
     asked = []
 
@@ -154,11 +156,12 @@ def test_dreams_follow_episodes_to_their_ends(monkeypatch):
         moments = np.sort(dreamt.moments[(dreamt.moments >= begin) & (dreamt.moments < end)])
         offsets.add(int(moments[0] - begin))
         assert (np.diff(moments) == made.config.frames).all() and moments[-1] + made.config.frames >= end
-        first = traces.images["front"][moments[0]]
-        for depth, moment in enumerate(moments):
-            assert (dreamt.traces.images["front"][moment] == first + depth).all()
         others = np.setdiff1d(np.arange(begin, end), moments)
-        assert (dreamt.traces.images["front"][others] == traces.images["front"][others]).all()
+        for camera, recorded in traces.images.items():
+            seen = dreamt.traces.images[camera]
+            for depth, moment in enumerate(moments):
+                assert (seen[moment] == recorded[moments[0]] + depth).all()
+            assert (seen[others] == recorded[others]).all()
     assert offsets == set(range(made.config.frames))
 
 
