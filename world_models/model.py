@@ -28,7 +28,7 @@ from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoMo
 from world_models.calls import Aim, Future, Now, at, flagged, floats, some
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
 from world_models.places import register
-from world_models.robot import Choose, Guessed, Motion, Touch, by_chance, lesson, surprise
+from world_models.robot import Choose, Guessed, Motion, Touch, by_chance, lesson, of_them, surprise
 from world_models.uncertainty import disagreement
 
 
@@ -45,7 +45,7 @@ class WorldConfig:
     frames: int = 5  # F: control steps in a call
     pictures: int = 1  # P: painted in a call, at equal distances, the last one at the last known control step
     memory: int = 2  # latest frames seen, F control steps apart; the episode's first is always seen as well
-    candidates: int = 4  # for where the robot will be
+    candidates: int = 3  # for each entry of where the robot will be: freely, stopped, and one more
     steps: int = 2  # denoising steps that paint what is seen then
     maps: int = 16  # learned maps of where in the picture the robot is, now and then
     backbone: UNetConfig = field(default_factory=UNetConfig)
@@ -112,7 +112,8 @@ class WorldModel(nn.Module):
     def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor, choose: Choose) -> Future:
         seen, before = self._seen(now.pictures), self.normalise(now.state)
         candidates, odds = self._candidates(now.pictures[:, -1], before, told, known)
-        state = at(candidates, choose(candidates, odds, noise[:, 0, 0, 0, 0]))
+        chance = noise[:, 0].flatten(1)[:, : before.shape[1]]
+        state = of_them(candidates, choose(candidates, odds, chance))
         moves, noisy, level = self._moves(before, state, told, known), noise, 1.0
         for step in range(self.config.steps):
             guess = self.video(noisy, noisy.new_full(noisy.shape[:2], level), seen, moves)
@@ -135,7 +136,7 @@ class WorldModel(nn.Module):
 
     def _followed(self, now: Now, actions: Tensor, came: Tensor, generator: torch.Generator) -> Future:
         def choose(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
-            return (candidates - self.normalise(came)[:, None]).square().sum((2, 3)).argmin(1)
+            return (candidates - self.normalise(came)[:, None]).square().sum(2).argmin(1)
 
         noise = torch.randn(len(came), self.config.pictures, *self.video.latent, generator=generator)
         known = torch.full((len(came),), self.config.frames)
@@ -198,6 +199,16 @@ class WorldModel(nn.Module):
         candidates, odds = self.motion(state[:, 0], flagged(self.normalised(batch["actions"]), flag).flatten(1))
         loss = lesson(candidates, odds, state[:, 1:], flag).mean()
         return loss, {"motion": float(loss.detach())}
+
+    @torch.no_grad()
+    def unsure(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """How much the blind doubt where they will be, [B], at the end of what counts: where a look can tell most.
+
+        ``batch``: as for :meth:`motion_loss`.
+        """
+        before, known = self.normalise(batch["state"][:, 0]), batch["count"]
+        candidates, odds = self.motion(before, flagged(self.normalised(batch["actions"]), self._flag(known)).flatten(1))
+        return disagreement(at(candidates.transpose(1, 2), known - 1), odds)
 
     @torch.no_grad()
     def aim(self, batch: Mapping[str, Tensor]) -> None:

@@ -2,7 +2,8 @@
 
 What matters most about the future is often one of two things, and the robot feels which: fingers stop at a cube or
 close.  A single answer would be their mean, which never happens and which the next call could make nothing of.  So
-there are candidates, with odds (a mixture density network, Bishop 1994).
+there are candidates, with odds (a mixture density network, Bishop 1994), for each entry of the state by itself: what
+stops a hand is not what stops its fingers, and candidates for all entries at once would be all pairs of the two.
 
 The candidates come from the movement alone and the odds from the picture, because a network that learns both learns
 the odds hardly at all: the gradient of a place is larger than that of a choice by the inverse of the spread, squared.
@@ -20,28 +21,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Which of the candidates [B,K,F,S] with log-odds [B,K], int64 [B], given chance [B] from a standard normal.
+# Which of the candidates [B,K,F,S] with log-odds [B,K,S], int64 [B,S], given chance [B,S] from a standard normal.
 Choose: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Motion(nn.Module):
     """Where the robot may be by what it does alone, without a look at the world."""
 
-    def __init__(self, state: int, told: int, frames: int, candidates: int, width: int = 384) -> None:
+    def __init__(self, state: int, told: int, frames: int, candidates: int, width: int = 256) -> None:
         """``told``: entries that tell the actions; ``frames`` F; ``candidates`` K."""
         super().__init__()
-        self.shape, self.frames = (candidates, frames * state + 1), frames
+        self.shape = (candidates, frames + 1, state)
         sizes = [state + told, width, width, width]
         layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.SiLU())]
         self.think = nn.Sequential(*layers, nn.Linear(width, math.prod(self.shape)))
         self.straight = nn.Linear(state + told, frames * state)  # most of it is linear
 
     def forward(self, state: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
-        """States [B,K,F,S] and their log-odds [B,K], from ``state`` [B,S] under ``told`` [B,A]."""
+        """States [B,K,F,S] and their log-odds [B,K,S], from ``state`` [B,S] under ``told`` [B,A]."""
         known = torch.cat([state, told], 1)
-        middle = state[:, None] + self.straight(known).unflatten(1, (self.frames, -1))
+        middle = state[:, None] + self.straight(known).unflatten(1, (-1, state.shape[1]))
         out = self.think(known).unflatten(1, self.shape)
-        return middle[:, None] + out[..., 1:].unflatten(2, (self.frames, -1)), out[..., 0].log_softmax(1)
+        return middle[:, None] + out[:, :, 1:], out[:, :, 0].log_softmax(1)
 
 
 class Touch(nn.Module):
@@ -68,7 +69,7 @@ class Touch(nn.Module):
         sizes = ((3, 32, 1), (32, 32, 2), (32, 64, 2))
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride, 1) for a, b, stride in sizes)
         self.think = nn.Linear(cameras * 64 * (-(-side // 4)) ** 2 + 2 * state + told, 128)
-        self.leave = _nothing(nn.Linear(128, candidates))
+        self.leave = _nothing(nn.Linear(128, candidates * state))
         steps = torch.arange(side) - (side - 1) / 2
         near = torch.stack(torch.meshgrid(2 * steps / sides[1], 2 * steps / sides[0], indexing="xy"), -1)
         self.register_buffer("near", near, persistent=False)
@@ -77,7 +78,7 @@ class Touch(nn.Module):
     def forward(
         self, picture: Tensor, state: Tensor, told: Tensor, guess: Guessed, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Log-odds [B,K] of the candidates of ``guess``.
+        """Log-odds [B,K,S] of the candidates of ``guess``.
 
         From ``picture`` [B,C,h,w], cameras side by side in ``C``, and ``state`` [B,S] under ``told`` [B,A].  With a
         ``generator``, as for learning, each look is up to a pixel off and a fifth of what comes of it is lost.
@@ -88,7 +89,7 @@ class Touch(nn.Module):
         if generator is not None:
             kept = torch.rand(thought.shape, generator=generator, device=thought.device) >= 0.2
             thought = thought * kept / 0.8
-        seen: Tensor = self.leave(thought).float()
+        seen = self.leave(thought).float().view_as(guess.odds)
         return (guess.odds + seen).log_softmax(1)
 
     def _glimpse(self, picture: Tensor, course: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -107,8 +108,8 @@ class Touch(nn.Module):
 
 @dataclass(frozen=True)
 class Guessed:
-    """Where the robot may be: ``candidates`` [B,K,F,S], their log-``odds`` [B,K], and where, on average, it will be at
-    the ``last`` known control step, [B,S]."""
+    """Where the robot may be: ``candidates`` [B,K,F,S], their log-``odds`` [B,K,S], and where, on average, it will be
+    at the ``last`` known control step, [B,S]."""
 
     candidates: Tensor
     odds: Tensor
@@ -118,7 +119,7 @@ class Guessed:
     def of(cls, candidates: Tensor, odds: Tensor, known: Tensor) -> Guessed:
         """With ``known`` [B] control steps, 1 to F."""
         ends = candidates[torch.arange(len(known), device=known.device), :, known - 1]
-        return cls(candidates, odds, (odds.exp()[..., None] * ends).sum(1))
+        return cls(candidates, odds, (odds.exp() * ends).sum(1))
 
 
 def _nothing(layer: nn.Linear) -> nn.Linear:
@@ -134,15 +135,20 @@ def by_chance(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
     return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)
 
 
+def of_them(candidates: Tensor, choice: Tensor) -> Tensor:
+    """The states [B,F,S] that are chosen, int64 [B,S], among ``candidates`` [B,K,F,S]."""
+    index = choice[:, None, None].expand(-1, 1, candidates.shape[2], -1)
+    return candidates.gather(1, index)[:, 0]
+
+
 def surprise(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor, spread: float = 0.1) -> Tensor:
     """Negative log-likelihood [B], per entry, of ``wanted`` [B,F,S] under Gaussians around ``candidates`` [B,K,F,S].
 
     Their common standard deviation is ``spread``, so that the nearest candidate learns from what happened; ``counts``
     [B,F] is 1 for control steps that did.
     """
-    off = ((candidates - wanted[:, None]) / spread).square().sum(-1)
-    nll = -(odds - 0.5 * (off * counts[:, None]).sum(2)).logsumexp(1)
-    return nll / math.prod(wanted.shape[1:])
+    off = ((candidates - wanted[:, None]) / spread).square() * counts[:, None, :, None]
+    return -(odds - 0.5 * off.sum(2)).logsumexp(1).sum(1) / math.prod(wanted.shape[1:])
 
 
 def lesson(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor) -> Tensor:

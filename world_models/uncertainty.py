@@ -21,8 +21,8 @@ from vla_rl.contract.errors import UserError
 
 
 def disagreement(candidates: Tensor, odds: Tensor) -> Tensor:
-    """[B]: root mean square distance of the ``candidates`` [B,K,S] from their mean, weighed by log-odds [B,K]."""
-    share = odds.exp()[..., None]
+    """[B]: root mean square distance of the ``candidates`` [B,K,S] from their mean, weighed by log-odds [B,K,S]."""
+    share = odds.exp()
     apart = candidates - (share * candidates).sum(1, keepdim=True)
     return (share * apart.square()).sum(1).mean(-1).sqrt()
 

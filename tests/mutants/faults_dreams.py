@@ -160,10 +160,31 @@ FAULTS = (
         (f"{_ON_MODEL}test_the_robot_is_where_it_was_decided_to_be",),
     ),
     Fault(
+        "all entries of the state take the candidate of the first",
+        _MODEL,
+        "chance = noise[:, 0].flatten(1)[:, : before.shape[1]]",
+        "chance = noise[:, 0, 0, 0, :1].expand_as(before)",
+        (f"{_ON_MODEL}test_the_robot_is_where_it_was_decided_to_be",),
+    ),
+    Fault(
+        "the candidates of one entry surprise all",
+        _ROBOT,
+        "return -(odds - 0.5 * off.sum(2)).logsumexp(1).sum(1)",
+        "return -(odds - 0.5 * off.sum((2, 3))[..., None]).logsumexp(1).sum(1)",
+        (f"{_ON_ROBOT}test_entries_surprise_each_by_itself",),
+    ),
+    Fault(
+        "looks are learnt at any moment",
+        "vla_rl/training/world_model.py",
+        "true, false = weighted(unsure, half, generator)",
+        "true, false = weighted(torch.ones_like(unsure), half, generator)",
+        ("tests/training/test_world_model.py::test_looks_are_learnt_where_the_way_is_unsure",),
+    ),
+    Fault(
         "what did not happen surprises",
         _ROBOT,
-        "(off * counts[:, None]).sum(2)",
-        "off.sum(2)",
+        ".square() * counts[:, None, :, None]",
+        ".square()",
         (f"{_ON_ROBOT}test_surprise_is_the_likelihood_of_a_mixture_by_hand",),
     ),
     Fault(
@@ -190,7 +211,7 @@ FAULTS = (
     Fault(
         "a look goes to the first candidate",
         _ROBOT,
-        "(odds.exp()[..., None] * ends).sum(1)",
+        "(odds.exp() * ends).sum(1)",
         "ends[:, 0]",
         (f"{_ON_ROBOT}test_a_look_is_where_the_robot_will_be_on_average",),
     ),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.training.fit import FitConfig, fit, rate, shuffled
+from vla_rl.training.fit import FitConfig, fit, rate, shuffled, weighted
 
 TARGET = torch.tensor([[2.0, -1.0, 0.5]])
 
@@ -120,3 +120,9 @@ def test_training_ends_with_the_data():
     weight = nn.Parameter(torch.zeros(2))
     fit({"w": weight}, lambda _: (weight.sum(), {}), range(4), FitConfig(steps=9), lambda step, info: seen.append(step))
     assert seen == [0, 1, 2, 3]
+
+
+def test_weighted_batches_take_each_as_often_as_its_share():
+    batches = weighted(torch.tensor([1.0, 0.0, 3.0]), 100, seeded())
+    counts = sum(torch.bincount(next(batches), minlength=3) for _ in range(40)) / 4000
+    torch.testing.assert_close(counts, torch.tensor([0.25, 0.0, 0.75]), atol=0.03, rtol=0.0)

@@ -93,6 +93,19 @@ def test_doubt_is_how_far_apart_the_robot_may_be(learnt, held_out):
     assert (future.doubt > 0).all()
 
 
+def test_looks_are_wanted_where_the_blind_are_unsure(learnt, held_out):
+    """At the last control step that counts, given how many do."""
+    batch = {"state": held_out["state"][:, : 1 + FRAMES], "actions": held_out["actions"][:, :FRAMES]}
+    known = torch.full((len(batch["state"]),), 2)
+    told: list[tuple[torch.Tensor, torch.Tensor]] = []
+    watch = learnt.motion.register_forward_hook(lambda module, given, made: told.append(made))
+    unsure = learnt.unsure(batch | {"count": known})
+    predicted(learnt, held_out, known=2)
+    watch.remove()
+    candidates, odds = told[1]
+    torch.testing.assert_close(unsure, disagreement(candidates[:, :, 1], odds))
+
+
 def test_the_actions_that_were_not_made_are_found_out(learnt, held_out):
     before, after = (held_out["pictures"][:, learnt.config.memory + i] for i in (0, FRAMES))
     right = held_out["actions"][:, :FRAMES]
@@ -126,7 +139,7 @@ def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
 
 
 def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
-    """One of the candidates, as often as its odds say, and never their mean."""
+    """In every entry one of the candidates, as often as its odds say, and never their mean."""
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
     painted: list[torch.Tensor] = []
     watches = [
@@ -139,10 +152,13 @@ def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
     begin = learnt.spec.action_dim + 1
     torch.testing.assert_close(painted[0][..., begin : begin + state.shape[-1]], state)
     candidates, odds = told[0]
-    far = (candidates - state[:, None]).abs().amax((2, 3))
+    far = (candidates - state[:, None]).abs().amax(2)
     assert (far.amin(1) < 1e-5).all()
-    chosen = torch.nn.functional.one_hot(far.argmin(1), far.shape[1]).float().mean(0)
+    chosen = torch.nn.functional.one_hot(far.argmin(1), far.shape[1]).float().mean(0).T
     torch.testing.assert_close(chosen, odds.exp().mean(0), atol=0.1, rtol=0.0)
+    apart = (candidates - candidates[:, :1]).abs().amax((1, 2)) > 1e-3
+    other = far.argmin(1)[:, :1] != far.argmin(1)
+    assert (other & apart).any(), "all entries were decided by one throw"
 
 
 def test_the_same_noise_gives_the_same_frames(learnt, held_out):

@@ -9,24 +9,38 @@ import pytest
 import torch
 
 from vla_rl.training.fit import FitConfig, fit
-from world_models.robot import Guessed, Motion, Touch, by_chance, lesson, surprise
+from world_models.robot import Guessed, Motion, Touch, by_chance, lesson, of_them, surprise
 
 
 def test_odds_choose_by_the_share_of_a_normal():
-    """Half of a standard normal is below 0."""
-    odds = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(4, 3)
-    noise = torch.tensor([-0.1, 0.1, 0.7, 9.0])
-    assert by_chance(torch.zeros(4, 3, 1, 1), odds, noise).tolist() == [0, 1, 2, 2]
+    """Half of a standard normal is below 0; the second entry has the odds the other way round."""
+    odds = torch.tensor([[0.5, 0.25], [0.25, 0.25], [0.25, 0.5]]).log().expand(4, 3, 2)
+    noise = torch.tensor([-0.1, 0.1, 0.7, 9.0])[:, None].expand(4, 2)
+    assert by_chance(torch.zeros(4, 3, 1, 2), odds, noise).tolist() == [[0, 1], [1, 2], [2, 2], [2, 2]]
+
+
+def test_every_entry_has_its_own_candidate():
+    """The first entry of the second candidate, the second one of the first, at both control steps."""
+    candidates = torch.arange(8.0).view(1, 2, 2, 2)
+    assert of_them(candidates, torch.tensor([[1, 0]])).tolist() == [[[4.0, 1.0], [6.0, 3.0]]]
 
 
 def test_surprise_is_the_likelihood_of_a_mixture_by_hand():
     """One entry, two candidates at 0 and 1, standard deviation 0.5, odds 3 to 1; an entry that did not happen."""
     candidates = torch.tensor([[[[0.0], [5.0]], [[1.0], [9.0]]]])
-    found = surprise(
-        candidates, torch.tensor([[0.75, 0.25]]).log(), torch.zeros(1, 2, 1), torch.tensor([[1.0, 0.0]]), 0.5
-    )
+    odds = torch.tensor([[[0.75], [0.25]]]).log()
+    found = surprise(candidates, odds, torch.zeros(1, 2, 1), torch.tensor([[1.0, 0.0]]), 0.5)
     by_hand = -math.log(0.75 + 0.25 * math.exp(-0.5 * (1.0 / 0.5) ** 2)) / 2
     torch.testing.assert_close(found, torch.tensor([by_hand]))
+
+
+def test_entries_surprise_each_by_itself():
+    """As much as two robots of one entry each, on average."""
+    generator = torch.Generator().manual_seed(0)
+    candidates, wanted = torch.randn(5, 3, 4, 2, generator=generator), torch.randn(5, 4, 2, generator=generator)
+    odds, counts = torch.randn(5, 3, 2, generator=generator).log_softmax(1), torch.ones(5, 4)
+    alone = [surprise(candidates[..., i : i + 1], odds[..., i : i + 1], wanted[..., i : i + 1], counts) for i in (0, 1)]
+    torch.testing.assert_close(surprise(candidates, odds, wanted, counts), (alone[0] + alone[1]) / 2)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -47,7 +61,7 @@ def test_candidates_are_the_two_things_that_happen_and_not_their_mean(seed):
     fit(dict(motion.named_parameters()), loss, coins(), FitConfig(steps=300, learning_rate=1e-2))
     candidates, odds = motion(torch.zeros(1, 1), torch.ones(1, 1))
     torch.testing.assert_close(candidates.flatten().sort().values, torch.tensor([0.5, 1.0]), atol=0.02, rtol=0.0)
-    torch.testing.assert_close(odds.exp(), torch.full((1, 2), 0.5), atol=0.1, rtol=0.0)
+    torch.testing.assert_close(odds.exp(), torch.full((1, 2, 1), 0.5), atol=0.1, rtol=0.0)
 
 
 def looks(cameras: int = 1) -> tuple[Touch, torch.Tensor, list[Any]]:
@@ -55,7 +69,7 @@ def looks(cameras: int = 1) -> tuple[Touch, torch.Tensor, list[Any]]:
     torch.manual_seed(0)
     touch = Touch(cameras, (16, 16), state=2, told=1, candidates=2, side=4)
     generator = torch.Generator().manual_seed(1)
-    shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2)]
+    shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2, 2)]
     pictures, state, told, candidates, odds = (torch.randn(shape, generator=generator) for shape in shapes)
     guess = Guessed.of(candidates, odds.log_softmax(1), torch.ones(3, dtype=torch.long))
     return touch, pictures, [state, told, guess]
@@ -97,7 +111,7 @@ def test_a_look_moves_with_the_robot():
 def test_a_look_is_where_the_robot_will_be_on_average():
     """Two candidates, three control steps of which two are known; odds 3 to 1."""
     candidates = torch.tensor([[[[0.0], [4.0], [9.0]], [[0.0], [8.0], [9.0]]]])
-    guess = Guessed.of(candidates, torch.tensor([[0.75, 0.25]]).log(), torch.tensor([2]))
+    guess = Guessed.of(candidates, torch.tensor([[[0.75], [0.25]]]).log(), torch.tensor([2]))
     torch.testing.assert_close(guess.last, torch.tensor([[5.0]]))
 
 

@@ -13,9 +13,11 @@ from world_models.uncertainty import Limits, disagreement
 def test_disagreement_is_the_weighed_spread_of_the_candidates():
     """Of two entries, 0 and 4 with odds 3 to 1 have the mean 1, 3/4 1^2 + 1/4 3^2 = 3; the other entry agrees."""
     candidates = torch.tensor([[[0.0, 7.0], [4.0, 7.0]]])
-    found = disagreement(candidates, torch.tensor([[0.75, 0.25]]).log())
+    found = disagreement(candidates, torch.tensor([[[0.75, 0.5], [0.25, 0.5]]]).log())
     torch.testing.assert_close(found, torch.tensor([1.5]).sqrt())
-    assert disagreement(candidates, torch.tensor([[0.0, -100.0]])).item() == pytest.approx(0.0, abs=1e-6)
+    assert disagreement(candidates, torch.tensor([[[0.0, 0.0], [-100.0, -100.0]]])).item() == pytest.approx(
+        0.0, abs=1e-6
+    )
 
 
 def test_a_limit_is_the_conformal_quantile():

@@ -67,3 +67,9 @@ def shuffled(count: int, batch: int, generator: torch.Generator) -> Iterator[Ten
     while True:
         order = torch.randperm(count, generator=generator)
         yield from (part for part in order.split(batch) if len(part) == min(batch, count))
+
+
+def weighted(weights: Tensor, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Endless minibatches of indices, each as often as its share of ``weights`` [N] says."""
+    while True:
+        yield torch.multinomial(weights, batch, replacement=True, generator=generator)

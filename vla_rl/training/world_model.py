@@ -17,10 +17,11 @@ from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.traces import Traces, cut, moves, seen_at, shots, windows
 from vla_rl.pretrained import load_weights, read_config, save_folder
-from vla_rl.training.fit import FitConfig, fit, shuffled
+from vla_rl.training.fit import FitConfig, fit, shuffled, weighted
 
 _REGISTERED = 500  # pictures that say where the robot is
 _TOGETHER = 64  # dreamt at once
+_SURE = 0.1  # share of looks that are taken at any moment, sure or not
 
 
 class Learns(Protocol):
@@ -34,6 +35,8 @@ class Learns(Protocol):
     def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
 
     def touch_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
+
+    def unsure(self, batch: dict[str, Tensor]) -> Tensor: ...
 
     def aim(self, batch: dict[str, Tensor]) -> None: ...
 
@@ -55,10 +58,11 @@ class WorldFit:
     """How long to learn where the robot may go, how it looks there, what all looks like, and where it does go.
 
     The last comes last because it is told from pictures, and in dreams from dreamt ones: dreams along the episodes,
-    where the robot goes as it did, are half of what it is learnt from.
+    where the robot goes as it did, are half of what it is learnt from.  Of both, moments count as their way is
+    unsure without a look: most of what a robot does is as sure as its motors.
     """
 
-    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=1000, batch=512, learning_rate=2e-3))
+    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=4000, batch=512, learning_rate=2e-3))
     pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, learning_rate=2e-3))
     video: FitConfig = field(default_factory=lambda: FitConfig(steps=3000, batch=32, learning_rate=1e-3))
     touch: FitConfig = field(default_factory=lambda: FitConfig(3000, 64, 1e-3, weight_decay=1e-2))
@@ -108,7 +112,9 @@ def fit_world(
     begun += config.video.steps
     chosen = torch.randperm(len(traces.state), generator=generator)[:_REGISTERED]
     model.aim(_tensors(shots(traces, chosen.numpy())))
-    felt = _felt(traces, table, followed(model, traces, generator), config.touch, generator)
+    felt = _felt(
+        traces, table, _unsure(model, traces, table), followed(model, traces, generator), config.touch, generator
+    )
     fit(model.touch_parameters(), lambda batch: model.touch_loss(batch, generator), felt, config.touch, told)
 
 
@@ -133,15 +139,30 @@ def followed(model: Learns, traces: Traces, generator: torch.Generator) -> Dream
     return Dreamt(dreamt, np.concatenate(moments))
 
 
+def _unsure(model: Learns, traces: Traces, table: dict[str, np.ndarray]) -> Tensor:
+    """[N]: how often to look at each window of ``table``, 1 on average."""
+    parts = np.arange(len(table["count"]))
+    doubt = [
+        model.unsure(_tensors(moves(traces, table, part))) for part in np.array_split(parts, 1 + len(parts) // 1024)
+    ]
+    share = torch.cat(doubt)
+    return _SURE + (1.0 - _SURE) * share / share.mean().clamp_min(1e-12)
+
+
 def _felt(
-    traces: Traces, table: dict[str, np.ndarray], dreamt: Dreamt, config: FitConfig, generator: torch.Generator
+    traces: Traces,
+    table: dict[str, np.ndarray],
+    unsure: Tensor,
+    dreamt: Dreamt,
+    config: FitConfig,
+    generator: torch.Generator,
 ) -> Iterator[dict[str, Tensor]]:
-    """Batches of which half begin with recorded pictures and half with dreams of them."""
-    half = replace(config, batch=config.batch // 2)
-    there = np.flatnonzero(np.isin(table["seen"][:, -1], dreamt.moments))
-    true, false = _parts(len(table["count"]), half, generator), _parts(len(there), half, generator)
+    """Batches of which half begin with recorded pictures and half with dreams of them, as often as ``unsure`` says."""
+    half = config.batch // 2
+    there = torch.from_numpy(np.isin(table["seen"][:, -1], dreamt.moments))
+    true, false = weighted(unsure, half, generator), weighted(unsure * there, half, generator)
     for one, other in zip(true, false, strict=True):
-        seen, imagined = moves(traces, table, one), moves(dreamt.traces, table, there[other])
+        seen, imagined = moves(traces, table, one.numpy()), moves(dreamt.traces, table, other.numpy())
         yield _tensors({name: np.concatenate([item, imagined[name]]) for name, item in seen.items()})
 
 
