@@ -18,9 +18,7 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.training.coevolve import CoevolutionConfig
-from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
-from vla_rl.training.world_model import WorldFit
 from world_models.env import DreamConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig
@@ -30,14 +28,12 @@ WORLD = World(training_options={"deadline": 25})
 RL = RLConfig(
     FlowSampler(FlowSde(0.6), LastStep(), 4),
     WindowConfig(rows=128, decisions=5),
-    loop=LoopConfig(iterations=32, validate_every=8),
+    loop=LoopConfig(iterations=56, validate_every=14),
 )
 PLAN = Plan(
     WorldConfig(precision="bfloat16"),
     DreamConfig(horizon=25, deadline=25, again=1),
     KeyframeConfig(),
-    fit=WorldFit(video=FitConfig(steps=1200, batch=32, learning_rate=1.5e-3)),
-    coevolution=CoevolutionConfig(budget=600, batch=150, every=8, gap=0.03),
 )
 
 
@@ -79,8 +75,8 @@ def residual_td3() -> Improve:
         target_rate=0.01,
         value_bounds=(0.0, 1.0),
     )
-    # 1950 episodes of some 21 control steps, and 256 to validate before and after.
-    loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=41_000)
+    # 1350 episodes of some 21 control steps, and 256 to validate before and after.
+    loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_400)
     subject = TD3Residual(ResidualConfig(head=small))
     method = OffPolicyRL(subject, memory=MemoryConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
     return Improve(method, world=WORLD)
@@ -107,6 +103,6 @@ def lift_wovr() -> Imagine:
 
 
 def _grouped(algorithm: GRPOConfig) -> Imagine:
-    # PPO's control steps: 32 x 128 rows x 5 decisions x 5 actions.
-    loop = replace(RL.loop, validate_every=5, env_steps=102_400)
+    # PPO's control steps: 56 x 128 rows x 5 decisions x 5 actions.
+    loop = replace(RL.loop, validate_every=5, env_steps=179_200)
     return replace(lift(), rl=replace(RL, experience=GroupConfig(), algorithm=algorithm, loop=loop))

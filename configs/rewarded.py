@@ -11,10 +11,7 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.rewards.env import RewardWeights
-from vla_rl.training.coevolve import CoevolutionConfig
-from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
-from vla_rl.training.world_model import WorldFit
 from world_models.env import DreamConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig
@@ -26,8 +23,6 @@ PLAN = Plan(
     WorldConfig(precision="bfloat16"),
     DreamConfig(horizon=25, deadline=25, again=1),
     KeyframeConfig(),
-    fit=WorldFit(video=FitConfig(steps=1200, batch=32, learning_rate=1.5e-3)),
-    coevolution=CoevolutionConfig(budget=600, batch=150, every=8, gap=0.03),
 )
 # The way there, and as much again for having arrived.
 WEIGHTS = RewardWeights(progress=1.0, done=1.0)
@@ -41,5 +36,5 @@ def lift() -> Improve:
 
 def dreams() -> Imagine:
     """The same in dreams, otherwise as ``imagine.py:lift``."""
-    method = RLConfig(SAMPLER, WindowConfig(rows=128, decisions=5), loop=LoopConfig(iterations=32, validate_every=8))
+    method = RLConfig(SAMPLER, WindowConfig(rows=128, decisions=5), loop=LoopConfig(iterations=56, validate_every=14))
     return Imagine(Rewarded(method, weights=WEIGHTS), PLAN, world=WORLD)

@@ -37,6 +37,7 @@ from world_models.uncertainty import Limits
 
 WORLD = World(options={"deadline": 7})
 GATHER = Gather(own=4, clumsy=2, random=2, calibration=1, held_out=2, rows=4)
+SCENES = [1_100_000_000 + i for i in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def policy(tmp_path_factory) -> TinyVLA:
 
 @pytest.fixture(scope="module")
 def gathered(policy) -> Gathered:
-    return gather(WORLD, policy, GATHER, seed=1)
+    return gather(WORLD, policy, GATHER, 1, SCENES)
 
 
 def world_model(traces: Traces) -> WorldModel:
@@ -58,10 +59,16 @@ def world_model(traces: Traces) -> WorldModel:
 
 
 def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(gathered):
-    parts = gathered.learnt, gathered.calibration, gathered.held_out
-    assert [part.count for part in parts] == [5, 1, 2] and gathered.own == 0.0
+    parts = gathered.learnt, gathered.calibration
+    assert [part.count for part in parts] == [7, 1] and gathered.own == 0.0
     seeds = [int(part.seed[begin]) for part in parts for begin, _ in part.spans()]
     assert len(set(seeds)) == 8 and min(seeds) == 18_000_000 and max(seeds) == 18_000_007
+
+
+def test_agreement_is_told_by_the_test_of_the_policy_which_is_played_once(gathered):
+    held_out = gathered.held_out
+    assert [int(held_out.seed[begin]) for begin, _ in held_out.spans()] == SCENES[:2]
+    assert len(gathered.tested) == 3 and list(gathered.tested[:2]) == held_out.outcomes.tolist()
 
 
 def test_what_was_gathered_is_kept_to_the_last_pixel_or_not_at_all(gathered, tmp_path):
@@ -78,9 +85,10 @@ def test_what_was_gathered_is_kept_to_the_last_pixel_or_not_at_all(gathered, tmp
         Gathered.load(tmp_path)
 
 
-def test_nothing_left_to_learn_from_is_refused(policy):
+@pytest.mark.parametrize("numbers", [{"calibration": 8}, {"calibration": 0}, {"held_out": 4}, {"held_out": 0}])
+def test_nothing_left_to_learn_from_is_refused(policy, numbers):
     with pytest.raises(UserError, match="leave nothing to learn from"):
-        gather(WORLD, policy, Gather(own=2, clumsy=0, random=0, calibration=1, held_out=1), seed=1)
+        gather(WORLD, policy, replace(GATHER, **numbers), 1, SCENES)
 
 
 def test_a_replay_knows_every_episode(gathered):

@@ -5,7 +5,8 @@ Everything lies in the run folder, so a run that was stopped goes on from there:
     episodes/learnt.npz        recorded episodes
     episodes/bought-1.npz ...  those bought later
     episodes/calibration.npz   held out: they set the limits of doubt, the threshold of success and the horizon
-    episodes/held_out.npz      held out: agreement is reported on these
+    episodes/held_out.npz      of the policy's test: agreement is reported on these
+    episodes/success.json      of the policy before RL: when it explored, and in its test
     checkpoints/world          the world model, its limits, threshold and horizon
     coevolution.json           every decision, and what was usual before it
 """
@@ -13,7 +14,7 @@ Everything lies in the run folder, so a run that was stopped goes on from there:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,9 @@ _WATCHED = 128  # dreams for one decision
 
 
 def _little() -> WorldFit:
-    sizes = ((300, 512), (50, 256), (100, 32), (400, 64))
-    return WorldFit(*(FitConfig(steps=steps, batch=batch, learning_rate=5e-4) for steps, batch in sizes))
+    sizes = ((300, 512), (30, 256), (60, 32))
+    touch = FitConfig(steps=800, batch=64, learning_rate=5e-4, weight_decay=1e-2)
+    return WorldFit(*(FitConfig(steps=steps, batch=batch, learning_rate=5e-4) for steps, batch in sizes), touch)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Plan:
     refit: WorldFit = field(default_factory=_little)  # after episodes were bought
     trust: Trust = field(default_factory=Trust)
     begun: int = 500  # dreams begin in the latest episodes, so many of them
-    quantile: float = 0.95  # of usual doubt, beyond which a dream ends; 1: none does
+    quantile: float = 0.99  # of usual doubt, beyond which a dream ends; 1: none does
     coevolution: CoevolutionConfig = field(default_factory=CoevolutionConfig)
 
 
@@ -94,14 +96,17 @@ class Trained:
 class Imagination:
     """The world model of a run, and its dreams."""
 
-    def __init__(self, plan: Plan, world: World, seed: int, folder: RunFolder, policy: TinyVLA) -> None:
-        """Gather with ``policy`` in ``world``, learn and calibrate, as far as an earlier part of the run has not."""
+    def __init__(
+        self, plan: Plan, world: World, seed: int, folder: RunFolder, policy: TinyVLA, scenes: Sequence[int]
+    ) -> None:
+        """Gather with ``policy`` in ``world``, test it in ``scenes``, learn and calibrate, as far as an earlier part of
+        the run has not."""
         self.plan, self.world, self.seed, self.folder = plan, world, seed, folder
         gathered = Gathered.load(self._episodes)
         if gathered is None:
-            gathered = gather(world, policy, plan.gather, seed)
+            gathered = gather(world, policy, plan.gather, seed, scenes)
             gathered.save(self._episodes)
-        self.calibration, self.held_out = gathered.calibration, gathered.held_out
+        self.calibration, self.held_out, self.tested = gathered.calibration, gathered.held_out, gathered.tested
         bought = [Traces.load(path) for path in self._bought()]
         self.bought = sum(traces.count for traces in bought)
         self.learnt = Traces.joined([*self._demonstrations(policy.spec.tasks), gathered.learnt, *bought])
