@@ -11,6 +11,7 @@ from vla_rl.cli.method import MemoryConfig, OffPolicyRL, RLConfig
 from vla_rl.cli.recipes import Improve
 from vla_rl.cli.subjects import TD3Residual
 from vla_rl.cli.world import World
+from vla_rl.evaluation.agreement import Trust
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -28,11 +29,11 @@ WORLD = World(training_options={"deadline": 25})
 RL = RLConfig(
     FlowSampler(FlowSde(0.6), LastStep(), 4),
     WindowConfig(rows=128, decisions=5),
-    loop=LoopConfig(iterations=56, validate_every=14),
+    loop=LoopConfig(iterations=48, validate_every=12),
 )
 PLAN = Plan(
     WorldConfig(precision="bfloat16"),
-    DreamConfig(horizon=25, deadline=25, again=1),
+    DreamConfig(horizon=25, deadline=25, again=2),
     KeyframeConfig(),
 )
 
@@ -49,7 +50,7 @@ def no_keyframes() -> Imagine:
 
 def no_uncertainty() -> Imagine:
     """No dream ends in doubt."""
-    return _with(replace(PLAN, quantile=1.0))
+    return _with(replace(PLAN, trust=Trust(quantiles=(1.0,))))
 
 
 def no_second_dream() -> Imagine:
@@ -103,6 +104,6 @@ def lift_wovr() -> Imagine:
 
 
 def _grouped(algorithm: GRPOConfig) -> Imagine:
-    # PPO's control steps: 56 x 128 rows x 5 decisions x 5 actions.
-    loop = replace(RL.loop, validate_every=5, env_steps=179_200)
+    # PPO's control steps: 48 x 128 rows x 5 decisions x 5 actions.
+    loop = replace(RL.loop, validate_every=5, env_steps=153_600)
     return replace(lift(), rl=replace(RL, experience=GroupConfig(), algorithm=algorithm, loop=loop))

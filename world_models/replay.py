@@ -10,6 +10,7 @@ import numpy as np
 from world_models.env import DreamConfig, ImaginedEnv
 from world_models.model import WorldModel
 from world_models.starts import InOrder, Start
+from world_models.uncertainty import Limits
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class Replayed:
         first = self.step[np.arange(len(won)), won.argmax(1)].astype(float)
         done: np.ndarray = np.where(won.any(1), first, np.inf)
         return done
+
+    def within(self, limits: Limits) -> Replayed:
+        """As dreams with ``limits`` are: none is sure of anything once it has doubted more than that."""
+        beyond = self.doubt > limits.at(np.arange(self.doubt.shape[1]))
+        return replace(self, sure=np.where(np.logical_or.accumulate(beyond, 1), np.nan, self.sure))
 
     def by_depth(self) -> list[np.ndarray]:
         """The doubts at every depth that at least one replay reaches."""

@@ -66,9 +66,9 @@ class Touch(nn.Module):
         self.register_buffer("where", torch.zeros(2 * cameras, state))
         self.register_buffer("middle", torch.zeros(2 * cameras))
         self.correction = nn.Sequential(nn.Linear(2 * state, 32), nn.SiLU(), _nothing(nn.Linear(32, 2 * cameras)))
-        sizes = ((3, 32, 1), (32, 32, 2), (32, 64, 2))
+        sizes = ((3, 16, 1), (16, 16, 2), (16, 32, 2))
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride, 1) for a, b, stride in sizes)
-        self.think = nn.Linear(cameras * 64 * (-(-side // 4)) ** 2 + 2 * state + told, 128)
+        self.think = nn.Linear(cameras * 32 * (-(-side // 4)) ** 2 + 2 * state + told, 128)
         self.leave = _nothing(nn.Linear(128, candidates * state))
         steps = torch.arange(side) - (side - 1) / 2
         near = torch.stack(torch.meshgrid(2 * steps / sides[1], 2 * steps / sides[0], indexing="xy"), -1)

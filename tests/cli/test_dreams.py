@@ -183,7 +183,7 @@ def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy
         world=WORLD,
         evaluation=EvaluationConfig(validation=4, test=4, sanity=4, rows=4),
     )
-    with pytest.raises(UserError, match="none of 5 episodes succeeded"):
+    with pytest.raises(UserError, match="none of 7 episodes succeeded"):
         recipe.run(RunFolder(tmp_path / "failures", recipe))
     shown = replace(recipe, plan=replace(plan, demonstrations=str(demonstrations)))
     folder = RunFolder(tmp_path / "run", shown)

@@ -174,6 +174,20 @@ FAULTS = (
         (f"{_ON_ROBOT}test_entries_surprise_each_by_itself",),
     ),
     Fault(
+        "looks are wanted where the way is unsure in the end, whatever counts",
+        _MODEL,
+        "return disagreement(at(candidates.transpose(1, 2), known - 1), odds)",
+        "return disagreement(candidates[:, :, -1], odds)",
+        (f"{_ON_MODEL}test_looks_are_wanted_where_the_blind_are_unsure",),
+    ),
+    Fault(
+        "weighted batches are not",
+        "vla_rl/training/fit.py",
+        "yield torch.multinomial(weights, batch",
+        "yield torch.multinomial(torch.ones_like(weights), batch",
+        ("tests/training/test_fit.py::test_weighted_batches_take_each_as_often_as_its_share",),
+    ),
+    Fault(
         "looks are learnt at any moment",
         "vla_rl/training/world_model.py",
         "true, false = weighted(unsure, half, generator)",

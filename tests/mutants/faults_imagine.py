@@ -55,6 +55,27 @@ FAULTS = (
         ("tests/world_models/test_replay.py::test_a_replay_is_the_dream_of_its_actions_alone",),
     ),
     Fault(
+        "agreement is told by episodes that were learnt from",
+        "vla_rl/cli/dreams.py",
+        "held_out, won = tested.chosen(range(plan.held_out))",
+        "held_out, won = traces.chosen(range(plan.held_out))",
+        ("tests/cli/test_dreams.py::test_agreement_is_told_by_the_test_of_the_policy_which_is_played_once",),
+    ),
+    Fault(
+        "a dream that doubted once is sure again later",
+        "world_models/replay.py",
+        "np.logical_or.accumulate(beyond, 1)",
+        "beyond",
+        ("tests/world_models/test_replay.py::test_what_was_doubted_is_no_success_from_then_on",),
+    ),
+    Fault(
+        "no limits of doubt are tried",
+        "vla_rl/evaluation/agreement.py",
+        "itertools.product(self.thresholds, self.quantiles)",
+        "itertools.product(self.thresholds, self.quantiles[:1])",
+        ("tests/evaluation/test_trust.py::test_limits_of_doubt_save_the_long_horizon",),
+    ),
+    Fault(
         "a success in the first of the dreams is enough to agree",
         "vla_rl/cli/dreams.py",
         "sure=np.min([one.sure for one in found], 0)",

@@ -8,8 +8,9 @@ import pytest
 from tests.world_models.dreams import model, starts
 from vla_rl.contract.errors import UserError
 from world_models.env import DreamConfig, ImaginedEnv
-from world_models.replay import replay
+from world_models.replay import Replayed, replay
 from world_models.starts import InOrder
+from world_models.uncertainty import Limits
 
 LENGTHS = [7, 3, 6, 5, 1, 8, 4]
 CONFIG = DreamConfig(part=4, done=0.5)
@@ -25,6 +26,7 @@ def test_a_replay_is_the_dream_of_its_actions_alone():
     made = model()
     first = starts(made, count=len(LENGTHS)).first
     found = replay(made, first, recorded(), CONFIG)
+    sure = float(np.nanmedian(found.sure))
     for i, actions in enumerate(recorded()):
         alone = DreamConfig(horizon=len(actions), part=4, done=2.0, failed=2.0, again=0)
         env = ImaginedEnv(made, Only(first, i), 1, None, alone)
@@ -37,9 +39,9 @@ def test_a_replay_is_the_dream_of_its_actions_alone():
             np.testing.assert_array_equal(found.pictures[i, k], np.moveaxis(obs.images["front"][0], -1, 0))
             np.testing.assert_array_equal(found.state[i, k], obs.state[0])
             assert found.doubt[i, k] == env.doubt[0]
-            successes += [stop] if env.outcome[0, 0] >= 0.5 else []
-        assert found.done_by(0.5)[i] == min(successes, default=np.inf)
-    assert np.isfinite(found.done_by(0.5)).any()
+            successes += [stop] if env.outcome[0, 0] >= sure else []
+        assert found.done_by(sure)[i] == min(successes, default=np.inf)
+    assert 0 < np.isfinite(found.done_by(sure)).sum() < len(LENGTHS)
 
 
 class Only:
@@ -63,3 +65,15 @@ def test_a_seed_beyond_the_starts_is_refused():
     made = model()
     with pytest.raises(UserError, match="no start 5 among 5"):
         InOrder(starts(made, count=5).first).draw(np.array([5]), 0.0)
+
+
+def test_what_was_doubted_is_no_success_from_then_on():
+    """Three replays that are sure of success at the second and the third call; one ends before the third."""
+    step = np.array([[3, 6, 9], [3, 6, 9], [3, 6, 0]])
+    sure = np.array([[0.1, 0.9, 0.9], [0.1, 0.9, 0.9], [0.1, 0.9, np.nan]], np.float32)
+    doubt = np.array([[0.0, 0.0, 0.5], [0.5, 0.0, 0.0], [0.0, 0.25, np.nan]], np.float32)
+    empty = np.zeros((3, 3, 0))
+    found = Replayed(step, sure, doubt, empty, empty)
+    assert found.done_by(0.5).tolist() == [6, 6, 6]
+    assert found.within(Limits((0.4, 0.2, 0.2))).done_by(0.5).tolist() == [6, np.inf, np.inf]
+    assert found.within(Limits((0.5, 0.25, 0.5))).done_by(0.5).tolist() == [6, 6, 6]

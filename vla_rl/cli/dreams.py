@@ -35,8 +35,8 @@ class Gather:
     Those that agreement is told by cost nothing more: they are the first of the policy's test, which is played anyway.
     """
 
-    own: int = 550  # the policy itself, with the noise that it explores with
-    clumsy: int = 250  # with a share of its decisions at random: near-successes, and failures of all kinds
+    own: int = 750  # the policy itself, with the noise that it explores with
+    clumsy: int = 300  # with a share of its decisions at random: near-successes, and failures of all kinds
     random: int = 100  # random play: what things do when nobody means anything
     clumsiness: float = 0.3
     calibration: int = 200  # of all of them, held out to set limits of doubt, the threshold of success and the horizon

@@ -43,9 +43,10 @@ _WATCHED = 128  # dreams for one decision
 
 
 def _little() -> WorldFit:
-    sizes = ((300, 512), (30, 256), (60, 32))
-    touch = FitConfig(steps=800, batch=64, learning_rate=5e-4, weight_decay=1e-2)
-    return WorldFit(*(FitConfig(steps=steps, batch=batch, learning_rate=5e-4) for steps, batch in sizes), touch)
+    rate = 5e-4
+    return WorldFit(
+        FitConfig(300, 512, rate), FitConfig(30, 256, rate), FitConfig(60, 32, rate), FitConfig(600, 64, rate, 1e-2)
+    )
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class Plan:
     refit: WorldFit = field(default_factory=_little)  # after episodes were bought
     trust: Trust = field(default_factory=Trust)
     begun: int = 500  # dreams begin in the latest episodes, so many of them
-    quantile: float = 0.99  # of usual doubt, beyond which a dream ends; 1: none does
     coevolution: CoevolutionConfig = field(default_factory=CoevolutionConfig)
 
 
@@ -86,8 +86,8 @@ class Trained:
         save_world(self.model, folder, kept)
 
     def agreement(self, traces: Traces) -> tuple[ReplayAgreement, ...]:
-        """Replays of recorded episodes against what was recorded, by horizon."""
-        found = replayed(self.model, traces, self.dream)
+        """Replays of recorded episodes, as dreams are that end in doubt, against what was recorded, by horizon."""
+        found = replayed(self.model, traces, self.dream).within(self.limits)
         return replay_agreement(
             found.done_by(self.dream.done), *truth(traces), horizons(self.model, traces, self.dream)
         )
@@ -164,9 +164,17 @@ class Imagination:
         """Limits of doubt, threshold and horizon."""
         plan, traces = self.plan, self.calibration
         found = replayed(model, traces, plan.dream)
-        trusted = plan.trust.choose(found.done_by, *truth(traces), horizons(model, traces, plan.dream))
-        limits = load("world_models.uncertainty:Limits").calibrate(found.by_depth(), plan.quantile)
-        return Trained(model, limits, replace(plan.dream, done=trusted.threshold, horizon=trusted.table.horizon))
+
+        def limits(quantile: float) -> Any:
+            return load("world_models.uncertainty:Limits").calibrate(found.by_depth(), quantile)
+
+        def done_by(threshold: float, quantile: float) -> np.ndarray:
+            done: np.ndarray = found.within(limits(quantile)).done_by(threshold)
+            return done
+
+        trusted = plan.trust.choose(done_by, *truth(traces), horizons(model, traces, plan.dream))
+        dream = replace(plan.dream, done=trusted.threshold, horizon=trusted.table.horizon)
+        return Trained(model, limits(trusted.quantile), dream)
 
     def _starts(self) -> Any:
         model, count = self.trained.model, self.learnt.count

@@ -7,6 +7,7 @@ dataclasses of finite numbers, so ``dataclasses.asdict`` of one is strict JSON.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -125,32 +126,38 @@ def trusted_horizon(tables: Sequence[ReplayAgreement], most: float = 0.10) -> Re
 
 @dataclass(frozen=True)
 class Trusted:
-    """How sure a dream must be of a success for it to count, and the table of the longest horizon trusted then."""
+    """How sure a dream must be of a success for it to count, how usual its doubts, and the table of the longest horizon
+    trusted then."""
 
     threshold: float
+    quantile: float
     table: ReplayAgreement
 
 
 @dataclass(frozen=True)
 class Trust:
-    """How the threshold of success and the horizon of dreams are chosen, on replays kept for that."""
+    """How the threshold of success, the limits of doubt and the horizon of dreams are chosen, on replays kept for that.
+
+    ``quantiles`` of usual doubt are where a dream may be ended: 1 is never.
+    """
 
     most: float = 0.10  # of the upper bound of the hallucinated share
-    thresholds: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+    thresholds: tuple[float, ...] = (0.5, 0.7, 0.9)
+    quantiles: tuple[float, ...] = (1.0, 0.99, 0.95, 0.9, 0.85, 0.8)
 
     def choose(
-        self, done_by: Callable[[float], ArrayLike], true: ArrayLike, length: ArrayLike, horizons: Sequence[int]
+        self, done_by: Callable[[float, float], ArrayLike], true: ArrayLike, length: ArrayLike, horizons: Sequence[int]
     ) -> Trusted:
-        """The longest trusted horizon under any threshold, then the highest accuracy; see :func:`replay_agreement`.
+        """The longest trusted horizon under any threshold and limits, then the highest accuracy.
 
-        ``done_by(threshold)`` [n] says when dreams are first a success to it.  Raises UserError, as
-        :func:`trusted_horizon` does, when no threshold leaves a horizon.
+        ``done_by(threshold, quantile)`` [n] says when dreams are first a success to them; the others as for
+        :func:`replay_agreement`.  Raises UserError, as :func:`trusted_horizon` does, when none leaves a horizon.
         """
         found, last = [], None
-        for threshold in self.thresholds:
-            tables = replay_agreement(done_by(threshold), true, length, horizons)
+        for threshold, quantile in itertools.product(self.thresholds, self.quantiles):
+            tables = replay_agreement(done_by(threshold, quantile), true, length, horizons)
             try:
-                found.append(Trusted(threshold, trusted_horizon(tables, self.most)))
+                found.append(Trusted(threshold, quantile, trusted_horizon(tables, self.most)))
             except UserError as error:
                 last = error
         if not found:

@@ -19,9 +19,9 @@ from vla_rl.contract.errors import UserError
 class CoevolutionConfig:
     """How much reality may be bought, and what for."""
 
-    budget: int = 450  # real episodes in all
-    batch: int = 150  # of them at a time
-    every: int = 14  # iterations of RL from one decision to the next
+    budget: int = 200  # real episodes in all
+    batch: int = 100  # of them at a time
+    every: int = 12  # iterations of RL from one decision to the next
     gap: float = 0.03  # imagined success may be so far above real success, as last seen
     doubt: float = 0.05  # the share of dreams that doubt ends may rise so far above what it was at first
     slip: float = 1.15  # the inverse-dynamics residual may be so many times what it was at first

@@ -65,7 +65,7 @@ class WorldFit:
     motion: FitConfig = field(default_factory=lambda: FitConfig(steps=4000, batch=512, learning_rate=2e-3))
     pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, learning_rate=2e-3))
     video: FitConfig = field(default_factory=lambda: FitConfig(steps=1200, batch=32, learning_rate=1.5e-3))
-    touch: FitConfig = field(default_factory=lambda: FitConfig(3000, 64, 1e-3, weight_decay=1e-2))
+    touch: FitConfig = field(default_factory=lambda: FitConfig(2000, 64, 1e-3, weight_decay=1e-2))
 
     @property
     def steps(self) -> int:
