@@ -39,7 +39,7 @@ class Gather:
     clumsy: int = 300  # with a share of its decisions at random: near-successes, and failures of all kinds
     random: int = 100  # random play: what things do when nobody means anything
     clumsiness: float = 0.3
-    calibration: int = 200  # of all of them, held out to set limits of doubt, the threshold of success and the horizon
+    calibration: int = 350  # of all of them, held out to set limits of doubt, the threshold of success and the horizon
     held_out: int = 300  # of the test, to tell agreement by
     rows: int = 32
 
