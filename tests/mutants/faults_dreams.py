@@ -120,8 +120,8 @@ FAULTS = (
     Fault(
         "every candidate is as likely for doubt",
         _DOUBT,
-        "share = odds.exp()[..., None]",
-        "share = odds.exp().mean(1, keepdim=True).expand_as(odds)[..., None]",
+        "share = odds.exp()\n",
+        "share = odds.exp().mean(1, keepdim=True).expand_as(odds)\n",
         (f"{_ON_DOUBT}test_disagreement_is_the_weighed_spread_of_the_candidates",),
     ),
     Fault(
@@ -309,8 +309,8 @@ FAULTS = (
     Fault(
         "looks are learnt from recorded pictures alone",
         "vla_rl/training/world_model.py",
-        "imagined = moves(traces, table, one), moves(dreamt.traces, table, there[other])",
-        "imagined = moves(traces, table, one), moves(traces, table, there[other])",
+        "moves(dreamt.traces, table, other.numpy())",
+        "moves(traces, table, other.numpy())",
         ("tests/training/test_world_model.py::test_half_of_the_looks_that_are_learnt_from_are_dreamt",),
     ),
     Fault(

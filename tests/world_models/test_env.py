@@ -157,12 +157,12 @@ class Judge:
 
 def test_a_success_that_flips_in_a_second_dream_is_none():
     """Both are told by playing the same actions from the same start with either noise."""
-    rows, causes, flipped = np.arange(24), {}, dream(24, keyframes=0.0)
+    rows, causes, flipped = np.arange(60), {}, dream(60, keyframes=0.0)
     flipped.reset(rows, rows)
     actions = random_actions(flipped, 6, np.random.default_rng(9))
     limit = float(np.median(flipped.step(actions).obs.images["front"].mean((1, 2, 3))))
     for name, numbers in {"first": {"again": 0}, "second": {"again": 0, "noise": 1}, "both": {"again": 1}}.items():
-        env = dream(24, keyframes=0.0, done=0.5, **numbers)
+        env = dream(60, keyframes=0.0, done=0.5, **numbers)
         env.model.predict = Judge(env, limit)  # the second dream's model is the same
         env.reset(rows, rows)
         step = env.step(actions)
