@@ -120,8 +120,8 @@ FAULTS = (
     Fault(
         "every candidate is as likely for doubt",
         _DOUBT,
-        "share = odds.exp()\n",
-        "share = odds.exp().mean(1, keepdim=True).expand_as(odds)\n",
+        "share = odds.exp()",
+        "share = odds.exp().mean(1, keepdim=True).expand_as(odds)",
         (f"{_ON_DOUBT}test_disagreement_is_the_weighed_spread_of_the_candidates",),
     ),
     Fault(
