@@ -164,7 +164,7 @@ FAULTS = (
         _MODEL,
         "chance = noise[:, 0].flatten(1)[:, : before.shape[1]]",
         "chance = noise[:, 0, 0, 0, :1].expand_as(before)",
-        (f"{_ON_MODEL}test_the_robot_is_where_it_was_decided_to_be",),
+        (f"{_ON_MODEL}test_every_entry_of_the_state_is_decided_by_a_throw_of_its_own",),
     ),
     Fault(
         "the candidates of one entry surprise all",
