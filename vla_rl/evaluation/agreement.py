@@ -138,7 +138,8 @@ class Trusted:
 class Trust:
     """How the threshold of success, the limits of doubt and the horizon of dreams are chosen, on replays kept for that.
 
-    ``quantiles`` of usual doubt are where a dream may be ended: 1 is never.
+    ``quantiles`` of usual doubt are where a dream may be ended: 1 is never.  The best of many pairs is chosen, so its
+    bound is kinder than that of a pair named beforehand: what is to be reported comes from other replays.
     """
 
     most: float = 0.10  # of the upper bound of the hallucinated share
