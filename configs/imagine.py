@@ -29,11 +29,11 @@ WORLD = World(training_options={"deadline": 25})
 RL = RLConfig(
     FlowSampler(FlowSde(0.6), LastStep(), 4),
     WindowConfig(rows=128, decisions=5),
-    loop=LoopConfig(iterations=48, validate_every=12),
+    loop=LoopConfig(iterations=60, validate_every=12),
 )
 PLAN = Plan(
     WorldConfig(precision="bfloat16"),
-    DreamConfig(horizon=25, deadline=25, again=2),
+    DreamConfig(horizon=25, deadline=25),
     KeyframeConfig(),
 )
 
@@ -76,8 +76,8 @@ def residual_td3() -> Improve:
         target_rate=0.01,
         value_bounds=(0.0, 1.0),
     )
-    # 1350 episodes of some 21 control steps, and 256 to validate before and after.
-    loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_400)
+    # 1375 episodes of some 21 control steps, and 256 to validate before and after.
+    loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_900)
     subject = TD3Residual(ResidualConfig(head=small))
     method = OffPolicyRL(subject, memory=MemoryConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
     return Improve(method, world=WORLD)
@@ -104,6 +104,6 @@ def lift_wovr() -> Imagine:
 
 
 def _grouped(algorithm: GRPOConfig) -> Imagine:
-    # PPO's control steps: 48 x 128 rows x 5 decisions x 5 actions.
-    loop = replace(RL.loop, validate_every=5, env_steps=153_600)
+    # PPO's control steps: 60 x 128 rows x 5 decisions x 5 actions.
+    loop = replace(RL.loop, validate_every=5, env_steps=192_000)
     return replace(lift(), rl=replace(RL, experience=GroupConfig(), algorithm=algorithm, loop=loop))

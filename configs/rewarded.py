@@ -21,7 +21,7 @@ WORLD = World(training_options={"deadline": 25})
 SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
 PLAN = Plan(
     WorldConfig(precision="bfloat16"),
-    DreamConfig(horizon=25, deadline=25, again=2),
+    DreamConfig(horizon=25, deadline=25),
     KeyframeConfig(),
 )
 # The way there, and as much again for having arrived.
@@ -36,5 +36,5 @@ def lift() -> Improve:
 
 def dreams() -> Imagine:
     """The same in dreams, otherwise as ``imagine.py:lift``."""
-    method = RLConfig(SAMPLER, WindowConfig(rows=128, decisions=5), loop=LoopConfig(iterations=48, validate_every=12))
+    method = RLConfig(SAMPLER, WindowConfig(rows=128, decisions=5), loop=LoopConfig(iterations=60, validate_every=12))
     return Imagine(Rewarded(method, weights=WEIGHTS), PLAN, world=WORLD)

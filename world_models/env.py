@@ -6,7 +6,9 @@ a chunk of five equals five chunks of one.  How the task stands is asked when a 
 
 A dream that doubts itself ends: truncated with the cause "uncertainty", so that its value is bootstrapped and it is no
 failure.  So does one whose success is not there when the same actions are dreamt again with other noise (Dual-Noise
-Verification, RAW-Dream; there the episode is dropped, which favours steering doomed dreams into the uncertain).
+Verification, RAW-Dream; there the episode is dropped, which favours steering doomed dreams into the uncertain).  What
+it shows last is what it showed before the call that it doubts.  No dream goes on from the doubtful, so nothing would
+correct what a critic makes of its pictures, and a cube that seems lifted would be worth a success.
 
 All noise is drawn from a row's seed and clock; equal seeds and actions give equal dreams, bit for bit, in any row and
 among any neighbours (calls are padded to one size, because kernels differ with it).
@@ -191,6 +193,8 @@ class ImaginedEnv:
         self._state[rows] = np.clip(future.state.numpy()[last], low, high)
         self._outcome[rows], self._doubt[rows] = future.outcome.numpy(), future.doubt.numpy()
         self._judge(ripe)
+        doubted = ripe[self._book.cause[ripe] == _DOUBT]
+        self._picture[doubted], self._state[doubted] = self._seen[doubted, -1], self._origin[doubted]
         whole = ripe[self._known[ripe] == self.model.config.frames]
         self._seen[whole, 1:-1] = self._seen[whole, 2:]
         self._seen[whole, -1], self._origin[whole] = self._picture[whole], self._state[whole]

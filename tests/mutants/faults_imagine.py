@@ -57,9 +57,16 @@ FAULTS = (
     Fault(
         "agreement is told by episodes that were learnt from",
         "vla_rl/cli/dreams.py",
-        "held_out, won = tested.chosen(range(plan.held_out))",
-        "held_out, won = traces.chosen(range(plan.held_out))",
-        ("tests/cli/test_dreams.py::test_agreement_is_told_by_the_test_of_the_policy_which_is_played_once",),
+        "cuts = np.split(order, [plan.held_out, aside])",
+        "cuts = [order[: plan.held_out], order[plan.held_out : aside], order]",
+        ("tests/cli/test_dreams.py::test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out",),
+    ),
+    Fault(
+        "a dream that ended in doubt seems not to have moved",
+        "vla_rl/cli/dreams.py",
+        "active & np.asarray(step.valid).all(1) & ~doubted)",
+        "active & np.asarray(step.valid).all(1))",
+        ("tests/cli/test_dreams.py::test_a_dream_that_ends_in_doubt_tells_nothing_of_inverse_dynamics",),
     ),
     Fault(
         "a dream that doubted once is sure again later",

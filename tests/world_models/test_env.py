@@ -131,6 +131,27 @@ def test_doubt_truncates_and_is_no_failure():
     assert second.obs.time.tolist() == [6] * 4
 
 
+def test_what_is_doubted_is_not_shown():
+    """Nobody goes on from a doubtful picture, so a critic asked about it would only guess: it is asked about the last
+    that was trusted, of the same row."""
+    free, rows = dream(6), np.arange(6)
+    free.reset(rows, rows)
+    actions = random_actions(free, 3, np.random.default_rng(5))
+    first, second = free.step(actions).obs, free.step(actions).obs
+    limit = float(np.median(free.doubt))
+    env = dream(6, limits=Limits((1e9, limit, limit, limit)))
+    env.reset(rows, rows)
+    env.step(actions)
+    step = env.step(actions)
+    doubted = np.array(step.cause) == "uncertainty"
+    assert 0 < doubted.sum() < 6 and not (first.images["front"] == second.images["front"]).all((1, 2, 3)).any()
+    for shown, before, after in [
+        (step.obs.images["front"], first.images["front"], second.images["front"]),
+        (step.obs.state, first.state, second.state),
+    ]:
+        assert np.array_equal(shown[doubted], before[doubted]) and np.array_equal(shown[~doubted], after[~doubted])
+
+
 def test_doubt_comes_before_success():
     """A success that the model itself does not believe in earns nothing."""
     env, rows = dream(3, done=0.0, limits=Limits((-1.0,) * 4)), np.arange(3)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from vla_rl.cli import stages
 from vla_rl.cli.imagination import Growing, Imagination, Plan, Trained
@@ -17,7 +16,8 @@ from vla_rl.cli.world import World
 from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation import suite
-from vla_rl.evaluation.stats import Rate, mcnemar_exact, paired_bootstrap
+from vla_rl.evaluation.run import Outcomes
+from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.training.distributed import this_process
 from vla_rl.training.tracking import RunFolder
@@ -44,15 +44,16 @@ class Imagine:
         seconds: dict[str, float] = {}
         with clock(seconds, "world"):
             policy, mind = self.prepare(folder)
+        before = copy.deepcopy(policy)
         with clock(seconds, "rl"):
             setting = Setting(mind.dreams, policy, self.seed, this_process())
             trained, best = stages.improve(Growing(self.rl, mind), setting, self.evaluation, folder)
         with clock(seconds, "agreement"):
             tables = mind.trained.agreement(mind.held_out)
         with clock(seconds, "test"):
-            tested = stages.play(self.world, trained, self._scenes, self.evaluation, self.seed, "test imagined RL")
+            played = {name: self.test(one, name) for name, one in (("imitation", before), ("imagined RL", trained))}
         return {
-            **_compared(np.array(mind.tested), tested.success, self.seed),
+            **_compared(played["imitation"], played["imagined RL"], self.seed),
             "agreement": [asdict(table) for table in tables],
             "horizon": mind.trained.dream.horizon,
             "threshold": mind.trained.dream.done,
@@ -73,11 +74,12 @@ class Imagine:
         env.close()
         if not start.exists():
             policy.save_pretrained(start)
-        return policy, Imagination(self.plan, self.world, self.seed, folder, policy, self._scenes)
+        return policy, Imagination(self.plan, self.world, self.seed, folder, policy)
 
-    @property
-    def _scenes(self) -> list[int]:
-        return suite.held_out(suite.TEST, self.evaluation.test)
+    def test(self, policy: Any, name: str) -> Outcomes:
+        """``policy`` on the test scenes of the simulator."""
+        scenes = suite.held_out(suite.TEST, self.evaluation.test)
+        return stages.play(self.world, policy, scenes, self.evaluation, self.seed, f"test {name}")
 
 
 def located(run: str | Path) -> Path:
@@ -103,8 +105,9 @@ def opened(run: Path) -> tuple[Imagine, Trained]:
     return recipe, Trained.load(run / "checkpoints" / "world", recipe.plan.dream)
 
 
-def _compared(one: np.ndarray, two: np.ndarray, seed: int) -> dict[str, Any]:
-    """Both rates and the gain on the same scenes, of whose episodes bool [n] say which succeeded."""
+def _compared(before: Outcomes, after: Outcomes, seed: int) -> dict[str, Any]:
+    """Both rates and the gain on the same scenes."""
+    one, two = before.success, after.success
     won, lost = int((two & ~one).sum()), int((one & ~two).sum())
     gain = asdict(paired_bootstrap(two, one, seed, 10_000)) | {"mcnemar_p": mcnemar_exact(won, lost)}
-    return {"imitation": asdict(Rate.of(one)), "imagined_rl": asdict(Rate.of(two)), "gain": gain}
+    return {"imitation": asdict(before.rate), "imagined_rl": asdict(after.rate), "gain": gain}

@@ -21,7 +21,7 @@ from vla_rl.cli.world import World
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import Mode, Policy, look
+from vla_rl.contract.policy import Policy, look
 from vla_rl.evaluation import suite
 from vla_rl.experience.traces import Traces, seen_at, trace
 from vla_rl.policies.clumsy import ClumsyPolicy
@@ -30,17 +30,14 @@ from vla_rl.training.tracking import write_json
 
 @dataclass(frozen=True)
 class Gather:
-    """Episodes of the simulator that a world model learns from; every one is paid for.
+    """Episodes of the simulator that a world model learns from; every one is paid for."""
 
-    Those that agreement is told by cost nothing more: they are the first of the policy's test, which is played anyway.
-    """
-
-    own: int = 750  # the policy itself, with the noise that it explores with
-    clumsy: int = 300  # with a share of its decisions at random: near-successes, and failures of all kinds
-    random: int = 100  # random play: what things do when nobody means anything
+    own: int = 830  # the policy itself, with the noise that it explores with
+    clumsy: int = 330  # with a share of its decisions at random: near-successes, and failures of all kinds
+    random: int = 115  # random play: what things do when nobody means anything
     clumsiness: float = 0.3
-    calibration: int = 350  # of all of them, held out to set limits of doubt, the threshold of success and the horizon
-    held_out: int = 300  # of the test, to tell agreement by
+    calibration: int = 300  # of all of them, held out to set limits of doubt, the threshold of success and the horizon
+    held_out: int = 300  # and to tell agreement by
     rows: int = 32
 
     @property
@@ -51,62 +48,55 @@ class Gather:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What was played, the success of the policy when it explored, and with which of the scenes it succeeded in its
-    test, of which some are held out."""
+    """What was played, and the success of those episodes that the policy played by itself."""
 
     learnt: Traces
     calibration: Traces
     held_out: Traces
     own: float
-    tested: tuple[bool, ...]
 
     def save(self, folder: Path) -> None:
-        """Keep it in ``folder``, the successes last: with them, everything is there."""
+        """Keep it in ``folder``, the number last: with it, everything is there."""
         for name in ("learnt", "calibration", "held_out"):
             getattr(self, name).save(folder / f"{name}.npz")
-        write_json(folder / "success.json", {"own": self.own, "tested": self.tested})
+        write_json(folder / "own.json", self.own)
 
     @classmethod
     def load(cls, folder: Path) -> Gathered | None:
         """What :meth:`save` kept; None when it did not get to the end."""
-        if not (folder / "success.json").exists():
+        if not (folder / "own.json").exists():
             return None
         parts = {name: Traces.load(folder / f"{name}.npz") for name in ("learnt", "calibration", "held_out")}
-        success = json.loads((folder / "success.json").read_text(encoding="utf-8"))
-        return cls(**parts, own=success["own"], tested=tuple(success["tested"]))
+        return cls(**parts, own=json.loads((folder / "own.json").read_text(encoding="utf-8")))
 
 
-def gather(world: World, policy: Policy, plan: Gather, seed: int, scenes: Sequence[int]) -> Gathered:
-    """Play what ``plan`` says, and the test ``scenes``; learnt from and calibrated on are equal mixtures.
+def gather(world: World, policy: Policy, plan: Gather, seed: int) -> Gathered:
+    """Play what ``plan`` says; learnt from, calibrated on and held out are equal mixtures.
 
-    Raises UserError when nothing would be left to learn from, or to judge by.
+    Raises UserError when nothing would be left to learn from.
     """
-    if not (0 < plan.calibration < plan.episodes and 0 < plan.held_out <= len(scenes)):
+    aside = plan.calibration + plan.held_out
+    if not (plan.calibration and plan.held_out and aside < plan.episodes):
         raise UserError(
-            f"{plan.calibration} of {plan.episodes} episodes to calibrate on and {plan.held_out} of {len(scenes)} "
-            "tested ones held out leave nothing to learn from, or to judge by; change one of the numbers."
+            f"{plan.calibration} of {plan.episodes} episodes to calibrate on and {plan.held_out} held out leave "
+            "nothing to learn from, or to judge by; change one of the numbers."
         )
+    env = world.training(plan.rows)
     seeds = iter(suite.training_seeds(seed, "dreams"))
     shares = (("own", plan.own, 0.0), ("clumsy", plan.clumsy, plan.clumsiness), ("random", plan.random, 1.0))
-    env, parts = world.training(plan.rows), []
+    parts = []
     for name, count, share in shares:
         if count:
             player = ClumsyPolicy(policy, env.spec, share) if share else policy
-            parts.append(_recorded(env, player, [next(seeds) for _ in range(count)], seed, f"play {name}", "sample"))
+            with bar(f"play {name}", count) as update:
+                chosen = [next(seeds) for _ in range(count)]
+                parts.append(trace(env, player, chosen, generator(seed, 30), "sample", told(update)))
     env.close()
     traces = Traces.joined(parts)
     order = np.random.default_rng([seed, 31]).permutation(traces.count)
-    calibration, learnt = (traces.chosen(part) for part in np.split(order, [plan.calibration]))
-    env = world.make(plan.rows)
-    tested = _recorded(env, policy, scenes, seed, "test imitation", "eval")
-    env.close()
-    held_out, won = tested.chosen(range(plan.held_out)), tuple(tested.outcomes.tolist())
-    return Gathered(learnt, calibration, held_out, float(parts[0].outcomes.mean()), won)
-
-
-def _recorded(env: VecEnv, player: Policy, seeds: Sequence[int], seed: int, what: str, mode: Mode) -> Traces:
-    with bar(what, len(seeds)) as update:
-        return trace(env, player, seeds, generator(seed, 30), mode, told(update))
+    cuts = np.split(order, [plan.held_out, aside])
+    held_out, calibration, learnt = (traces.chosen(part) for part in cuts)
+    return Gathered(learnt, calibration, held_out, float(parts[0].outcomes.mean()))
 
 
 def told(update: Callable[[int, str], None]) -> Callable[[int, int], None]:
@@ -198,12 +188,13 @@ def watch(env: VecEnv, model: Any, policy: Policy, seeds: Sequence[int], noise: 
         out, state = policy.act(stored, state, "sample", noise)
         step = env.step(np.asarray(out.action))
         obs, done = step.obs, np.asarray(step.done)
-        whole = torch.from_numpy(active & np.asarray(step.valid).all(1))
+        doubted = np.array([cause == "uncertainty" for cause in step.cause])  # shows what was before
+        whole = torch.from_numpy(active & np.asarray(step.valid).all(1) & ~doubted)
         if whole.any() and step.executed.shape[1] == model.config.frames:
             executed = torch.as_tensor(step.executed)
             slips.append(model.slip(before[whole], _channels(model, obs)[whole], executed[whole]))
-    doubt = np.mean([cause == "uncertainty" for cause in step.cause])
-    return Watched(float(np.mean(step.success)), float(doubt), float(torch.cat(slips).mean()) if slips else 0.0)
+    slip = float(torch.cat(slips).mean()) if slips else 0.0
+    return Watched(float(np.mean(step.success)), float(np.mean(doubted)), slip)
 
 
 def _channels(model: Any, obs: Observation) -> torch.Tensor:

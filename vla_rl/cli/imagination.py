@@ -5,8 +5,8 @@ Everything lies in the run folder, so a run that was stopped goes on from there:
     episodes/learnt.npz        recorded episodes
     episodes/bought-1.npz ...  those bought later
     episodes/calibration.npz   held out: they set the limits of doubt, the threshold of success and the horizon
-    episodes/held_out.npz      of the policy's test: agreement is reported on these
-    episodes/success.json      of the policy before RL: when it explored, and in its test
+    episodes/held_out.npz      held out: agreement is reported on these
+    episodes/own.json          how often the policy succeeded before RL, exploring
     checkpoints/world          the world model, its limits, threshold and horizon
     coevolution.json           every decision, and what was usual before it
 """
@@ -14,7 +14,7 @@ Everything lies in the run folder, so a run that was stopped goes on from there:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -96,17 +96,14 @@ class Trained:
 class Imagination:
     """The world model of a run, and its dreams."""
 
-    def __init__(
-        self, plan: Plan, world: World, seed: int, folder: RunFolder, policy: TinyVLA, scenes: Sequence[int]
-    ) -> None:
-        """Gather with ``policy`` in ``world``, test it in ``scenes``, learn and calibrate, as far as an earlier part of
-        the run has not."""
+    def __init__(self, plan: Plan, world: World, seed: int, folder: RunFolder, policy: TinyVLA) -> None:
+        """Gather with ``policy`` in ``world``, learn and calibrate, as far as an earlier part of the run has not."""
         self.plan, self.world, self.seed, self.folder = plan, world, seed, folder
         gathered = Gathered.load(self._episodes)
         if gathered is None:
-            gathered = gather(world, policy, plan.gather, seed, scenes)
+            gathered = gather(world, policy, plan.gather, seed)
             gathered.save(self._episodes)
-        self.calibration, self.held_out, self.tested = gathered.calibration, gathered.held_out, gathered.tested
+        self.calibration, self.held_out = gathered.calibration, gathered.held_out
         bought = [Traces.load(path) for path in self._bought()]
         self.bought = sum(traces.count for traces in bought)
         self.learnt = Traces.joined([*self._demonstrations(policy.spec.tasks), gathered.learnt, *bought])

@@ -139,12 +139,13 @@ class Trust:
     """How the threshold of success, the limits of doubt and the horizon of dreams are chosen, on replays kept for that.
 
     ``quantiles`` of usual doubt are where a dream may be ended: 1 is never.  The best of many pairs is chosen, so its
-    bound is kinder than that of a pair named beforehand: what is to be reported comes from other replays.
+    bound is kinder than that of a pair named beforehand: what is to be reported comes from other replays, and for that
+    to be at most 10 %, less is asked for here.
     """
 
-    most: float = 0.10  # of the upper bound of the hallucinated share
+    most: float = 0.08  # of the upper bound of the hallucinated share
     thresholds: tuple[float, ...] = (0.5, 0.7, 0.9)
-    quantiles: tuple[float, ...] = (1.0, 0.99, 0.95, 0.9, 0.85, 0.8)
+    quantiles: tuple[float, ...] = (1.0, 0.99, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 
     def choose(
         self, done_by: Callable[[float, float], ArrayLike], true: ArrayLike, length: ArrayLike, horizons: Sequence[int]

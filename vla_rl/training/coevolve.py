@@ -19,7 +19,7 @@ from vla_rl.contract.errors import UserError
 class CoevolutionConfig:
     """How much reality may be bought, and what for."""
 
-    budget: int = 200  # real episodes in all
+    budget: int = 100  # real episodes in all
     batch: int = 100  # of them at a time
     every: int = 12  # iterations of RL from one decision to the next
     gap: float = 0.03  # imagined success may be so far above real success, as last seen
