@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
@@ -27,6 +29,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import Trust
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.rollout import WindowConfig
+from vla_rl.experience.traces import Traces
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
@@ -82,6 +85,27 @@ def test_what_was_trained_is_gone_on_with(run):
     assert found["simulator_episodes"] == 5 and found["horizon"] == 5
     with pytest.raises(UserError, match="is finished"):
         command.imagine(["improve", str(run)])
+
+
+def test_a_run_may_begin_with_what_another_gathered_and_learnt(run, recipe, tmp_path, monkeypatch):
+    """How far it trusts that world is its own affair."""
+    monkeypatch.setattr("vla_rl.cli.imagination.gather", None)  # nothing is played
+    other = replace(recipe, plan=replace(recipe.plan, begin_with=str(run), trust=Trust(1.0, (0.3,), (1.0,))))
+    folder = RunFolder(tmp_path / "other", other)
+    mind = other.prepare(folder)[1]
+    folder.close()
+    for name in ("learnt", "calibration", "held_out"):
+        one, two = (Traces.load(path / "episodes" / f"{name}.npz") for path in (run, folder.path))
+        assert np.array_equal(one.state, two.state) and one.state.size
+    first, mine = (load_file(path / "checkpoints" / "first" / "model.safetensors") for path in (run, folder.path))
+    assert all(torch.equal(item, mine[name]) for name, item in first.items())
+    assert mind.trained.dream.done == 0.3 and all(limit == np.inf for limit in mind.trained.limits.values)
+
+
+def test_a_run_that_gathered_nothing_is_not_begun_with(recipe, tmp_path):
+    lost = replace(recipe, plan=replace(recipe.plan, begin_with=str(tmp_path / "nowhere")))
+    with pytest.raises(UserError, match="nowhere' holds no gathered episodes"):
+        lost.prepare(RunFolder(tmp_path / "run", lost))
 
 
 def test_a_world_model_comes_back_with_what_it_is_trusted_for(run, recipe):

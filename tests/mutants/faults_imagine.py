@@ -62,6 +62,27 @@ FAULTS = (
         ("tests/cli/test_dreams.py::test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out",),
     ),
     Fault(
+        "every way learns its own world",
+        "vla_rl/cli/imagine_study.py",
+        "if learnt[other] == learnt[way]) for way in config.ways}",
+        "if other == way) for way in config.ways}",
+        ("tests/cli/test_imagine_study.py::test_ways_that_learn_the_same_world_begin_with_it",),
+    ),
+    Fault(
+        "validation in the simulator is not paid for",
+        "vla_rl/cli/imagine_study.py",
+        'found["episodes"] + validated',
+        'found["episodes"]',
+        ("tests/cli/test_imagine_study.py::test_every_way_is_tabled_over_its_seeds",),
+    ),
+    Fault(
+        "a world that was begun with is trusted as far as it was",
+        "vla_rl/cli/imagination.py",
+        "            trained = self._calibrated(model)",
+        '            trained = Trained.load(Path(self.plan.begin_with) / "checkpoints" / "first", self.plan.dream)',
+        ("tests/cli/test_imagine.py::test_a_run_may_begin_with_what_another_gathered_and_learnt",),
+    ),
+    Fault(
         "a dream that ended in doubt seems not to have moved",
         "vla_rl/cli/dreams.py",
         "active & np.asarray(step.valid).all(1) & ~doubted)",

@@ -7,7 +7,8 @@ Everything lies in the run folder, so a run that was stopped goes on from there:
     episodes/calibration.npz   held out: they set the limits of doubt, the threshold of success and the horizon
     episodes/held_out.npz      held out: agreement is reported on these
     episodes/own.json          how often the policy succeeded before RL, exploring
-    checkpoints/world          the world model, its limits, threshold and horizon
+    checkpoints/first          the world model before anything was bought, its limits, threshold and horizon
+    checkpoints/world          and as it is now
     coevolution.json           every decision, and what was usual before it
 """
 
@@ -26,6 +27,7 @@ from vla_rl.cli.dreams import DreamWorld, Gather, Gathered, gather, promise, rep
 from vla_rl.cli.method import Method, Setting, Trainee, generator
 from vla_rl.cli.progress import bar, console
 from vla_rl.cli.world import World
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
@@ -57,6 +59,7 @@ class Plan:
     dream: Any  # a ``world_models.env:DreamConfig``; its horizon is the longest that may be trusted
     keyframes: Any  # a ``world_models.keyframes:KeyframeConfig``
     gather: Gather = field(default_factory=Gather)
+    begin_with: str = ""  # a run whose gathered episodes and first world model are taken; without one, they are made
     demonstrations: str = ""  # folder of a dataset that is learnt from as well
     fit: WorldFit = field(default_factory=WorldFit)
     refit: WorldFit = field(default_factory=_little)  # after episodes were bought
@@ -99,10 +102,7 @@ class Imagination:
     def __init__(self, plan: Plan, world: World, seed: int, folder: RunFolder, policy: TinyVLA) -> None:
         """Gather with ``policy`` in ``world``, learn and calibrate, as far as an earlier part of the run has not."""
         self.plan, self.world, self.seed, self.folder = plan, world, seed, folder
-        gathered = Gathered.load(self._episodes)
-        if gathered is None:
-            gathered = gather(world, policy, plan.gather, seed)
-            gathered.save(self._episodes)
+        gathered = Gathered.load(self._episodes) or self._gather(policy)
         self.calibration, self.held_out = gathered.calibration, gathered.held_out
         bought = [Traces.load(path) for path in self._bought()]
         self.bought = sum(traces.count for traces in bought)
@@ -111,7 +111,7 @@ class Imagination:
         if (kept / "config.json").exists():
             self.trained = Trained.load(kept, plan.dream)
         else:
-            self.trained = self._learn(self._new_model(), plan.fit)
+            self.trained = self._first()
         self.dreams = DreamWorld(self.trained.model, self._starts(), self.trained.limits, self.trained.dream)
         self.decisions: list[dict[str, Any]] = self._decided()
         if not self.decisions:
@@ -133,6 +133,35 @@ class Imagination:
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
+    def _gather(self, policy: TinyVLA) -> Gathered:
+        """Episodes of this run, or of the one that it begins with."""
+        begun = self.plan.begin_with
+        found = (
+            Gathered.load(Path(begun) / "episodes")
+            if begun
+            else gather(self.world, policy, self.plan.gather, self.seed)
+        )
+        if found is None:
+            raise UserError(
+                f"{begun!r} holds no gathered episodes, so nothing could be begun with; name a folder that vla-rl "
+                "imagine made."
+            )
+        found.save(self._episodes)
+        return found
+
+    def _first(self) -> Trained:
+        """The world model as it is learnt at first, by this run or the one that it begins with: trust is its own."""
+        if self.plan.begin_with:
+            env = self.world.make(1)
+            model, _ = load_world(Path(self.plan.begin_with) / "checkpoints" / "first", env.spec)
+            env.close()
+            trained = self._calibrated(model)
+        else:
+            trained = self._learn(self._new_model(), self.plan.fit)
+        for name in ("first", "world"):
+            trained.save(self.folder.checkpoint(name))
+        return trained
+
     def _new_model(self) -> Any:
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
         env = self.world.make(1)
@@ -153,9 +182,7 @@ class Imagination:
 
         with bar("learn the world", fit.steps) as update:
             fit_world(model.train(), self.learnt, fit, generator(self.seed, 2000 + self.bought), report)
-        trained = self._calibrated(model.eval())
-        trained.save(self.folder.checkpoint("world"))
-        return trained
+        return self._calibrated(model.eval())
 
     def _calibrated(self, model: Any) -> Trained:
         """Limits of doubt, threshold and horizon."""
@@ -211,6 +238,7 @@ class Imagination:
         self.bought += count
         self.learnt = Traces.joined([self.learnt, fresh])
         self.trained = self._learn(self.trained.model, plan.refit)
+        self.trained.save(self.folder.checkpoint("world"))
         self.dreams.renew(self._starts(), self.trained.limits, self.trained.dream)
         return float(fresh.outcomes.mean())
 

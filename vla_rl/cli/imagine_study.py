@@ -1,4 +1,7 @@
-"""``vla-rl imagine study``: RL in dreams without one part at a time, on several training seeds, unattended."""
+"""``vla-rl imagine study``: RL in dreams without one part at a time, on several training seeds, unattended.
+
+Ways that learn the same world model from the same episodes share it, so that they differ in one part alone.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 from vla_rl.cli.cells import Cell, run_cells
 from vla_rl.cli.configs import load_config, override
+from vla_rl.cli.dreaming import Imagine
 from vla_rl.cli.progress import console
 from vla_rl.cli.rows import watched
 from vla_rl.cli.story import percent
@@ -46,8 +50,9 @@ def study(arguments: Sequence[str]) -> None:
     first = [Cell(_imitation(out, seed), config.imitation, ("--seed", str(seed))) for seed in config.seeds]
     try:
         run_cells(first, config.processes, "imitate")
-        cells = [_cell(config, way, seed) for seed in config.seeds for way in config.ways]
-        run_cells(cells, config.processes, "improve")
+        for ways in _in_turn(config):
+            cells = [_cell(config, way, ways[way], seed) for seed in config.seeds for way in ways]
+            run_cells(cells, config.processes, "improve")
     except KeyboardInterrupt as stop:
         raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
     rows = [_row(out, way, seed) for way in config.ways for seed in config.seeds]
@@ -60,12 +65,33 @@ def _imitation(out: Path, seed: int) -> Path:
     return out / f"imitation-{seed}"
 
 
-def _cell(config: ImagineStudy, way: str, seed: int) -> Cell:
+def _in_turn(config: ImagineStudy) -> tuple[dict[str, str], dict[str, str]]:
+    """The ways that learn a world of their own, and those that begin with one: way -> whose world.
+
+    Ways that would learn the same from the same episodes differ in nothing but how it is used then.
+    """
+    learnt = {way: _learnt(load_config(f"{config.config}:{way}")) or way for way in config.ways}
+    whose = {way: next(other for other in config.ways if learnt[other] == learnt[way]) for way in config.ways}
+    own = {way: one for way, one in whose.items() if way == one}
+    return own, {way: one for way, one in whose.items() if way != one}
+
+
+def _learnt(recipe: Any) -> Any:
+    """What a recipe's world model is learnt from, and how; None for one without."""
+    if not isinstance(recipe, Imagine):
+        return None
+    plan = recipe.plan
+    return plan.model, plan.gather, plan.demonstrations, plan.fit
+
+
+def _cell(config: ImagineStudy, way: str, whose: str, seed: int) -> Cell:
     out = Path(config.out)
     function, start = f"{config.config}:{way}", _imitation(out, seed)
     given = ["--seed", str(seed), "--policy", str(start / "checkpoints" / "imitation")]
     if hasattr(load_config(function), "demonstrations"):  # recipes in the simulator may learn from them
         given += ["--demonstrations", str(start / "demonstrations")]
+    if way != whose:
+        given += ["--plan.begin-with", str(out / f"{whose}-{seed}")]
     return Cell(out / f"{way}-{seed}", function, tuple(given))
 
 
@@ -99,7 +125,12 @@ def _report(out: Path, rows: list[dict[str, Any]], config: ImagineStudy) -> None
         )
         table.append([way, *rates, f"{mean:.1%}", round(episodes), round(seconds)])
     header = ["way", *(f"seed {seed}" for seed in config.seeds), "mean", "simulated episodes", "seconds"]
-    report.table(header, table, "Simulated episodes are all that were played after imitation, but the test's.")
+    report.table(
+        header,
+        table,
+        "Simulated episodes are all that were played after imitation, but the test's. "
+        "Ways that share a world model count its episodes, but not the seconds that it took the first of them.",
+    )
     for seed in config.seeds:
         mine = [row for row in rows if row["seed"] == seed]
         bars = [Bar(row["way"], row["success"], row["low"], row["high"]) for row in mine]

@@ -1,0 +1,72 @@
+"""``vla-rl imagine study``: who learns a world of their own, what each is asked, and what is told in the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_rl.cli import imagine_study
+from vla_rl.cli.cells import Cell
+from vla_rl.cli.imagine_study import ImagineStudy, study
+
+SHARING = "no_keyframes", "no_uncertainty", "no_second_dream"
+SUCCESS = {"lift": 0.7, "no_coevolution": 0.6, "residual_td3": 0.9}
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[list[Cell]]:
+    """What is to be run, in turn; each cell leaves at once what a real one leaves after minutes."""
+    turns: list[list[Cell]] = []
+
+    def run(cells: list[Cell], processes: int, what: str) -> None:
+        turns.append(cells)
+        for cell in cells:
+            _leave(cell.out)
+
+    monkeypatch.setattr(imagine_study, "run_cells", run)
+    return turns
+
+
+def _leave(out: Path) -> None:
+    way, _, seed = out.name.rpartition("-")
+    success = SUCCESS.get(way, 0.5) + int(seed) / 100
+    rate = {"success": success, "low": success - 0.1, "high": success + 0.1, "episodes": 512}
+    found = {"seconds": {"world": 100.0, "rl": 20.04}, "validation": rate}
+    if way == "residual_td3":
+        found |= {"rl": rate, "episodes": 1000}
+    elif way != "imitation":
+        found |= {"imagined_rl": rate, "simulator_episodes": 1375}
+    out.mkdir(parents=True)
+    (out / "summary.json").write_text(json.dumps(found))
+    seen = {"validation": 0.5, "validation_low": 0.4, "validation_high": 0.6, "validation_episodes": 256}
+    (out / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "episodes": 0, **seen}))
+
+
+def test_ways_that_learn_the_same_world_begin_with_it(asked, tmp_path):
+    study(["--out", str(tmp_path)])
+    imitation, own, rest = asked
+    assert {cell.out.name for cell in imitation} == {f"imitation-{seed}" for seed in (1, 2, 3)}
+    assert {cell.out.name for cell in own} == {f"{way}-{seed}" for way in SUCCESS for seed in (1, 2, 3)}
+    assert {cell.out.name for cell in rest} == {f"{way}-{seed}" for way in SHARING for seed in (1, 2, 3)}
+    for cell in own + rest:
+        way, _, seed = cell.out.name.rpartition("-")
+        given = dict(zip(cell.arguments[::2], cell.arguments[1::2], strict=True))
+        assert cell.config == f"imagine.py:{way}" and given["--seed"] == seed
+        assert given["--policy"] == str(tmp_path / f"imitation-{seed}" / "checkpoints" / "imitation")
+        assert given.get("--plan.begin-with") == (str(tmp_path / f"lift-{seed}") if way in SHARING else None)
+        assert ("--demonstrations" in given) == (way == "residual_td3")
+
+
+def test_every_way_is_tabled_over_its_seeds(asked, tmp_path):
+    study(["--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "results.json").read_text())
+    assert [row["way"] for row in rows[::3]] == list(ImagineStudy().ways)
+    assert [row["seed"] for row in rows] == [1, 2, 3] * 6
+    found = {(row["way"], row["seed"]): row for row in rows}
+    assert found["lift", 2]["success"] == 0.72 and found["lift", 2]["simulator_episodes"] == 1375
+    assert found["residual_td3", 1]["simulator_episodes"] == 1000 + 256, "validation is paid for as well"
+    assert found["no_keyframes", 3]["seconds"] == 120.0
+    page = (tmp_path / "report.html").read_text()
+    assert "72.0%" in page and "62.0 % " not in page and "92.0%" in page
