@@ -15,6 +15,12 @@ from vla_rl.evaluation.report import Point, Report, Series, Tile
 from vla_rl.evaluation.stats import Rate
 
 _CLIPS = 6
+_LOSSES = {
+    "motion": "Where the robot may be",
+    "touch": "Which of it, after a close look",
+    "video": "Pictures",
+    "outcome": "Outcome",
+}
 
 
 def write_page(out: Path, summary: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -80,14 +86,15 @@ def _learning(report: Report, out: Path) -> None:
     simulator = Series("PPO in the simulator", episodes, success, low, high)
     report.curves("The same PPO in the simulator", "simulated episodes", "success", [simulator], percent=True)
     stages = sorted({row["stage"] for row in rows(out / "dreams") if row["stage"].startswith("world")})
-    for name, title in (("video", "Pictures"), ("outcome", "Outcome"), ("state", "Where the robot will be")):
+    for name, title in _LOSSES.items():
         lines = [_trained(out / "dreams", stage, name) for stage in stages]
         report.curves(f"World model: {title.lower()}", "step", "loss", [line for line in lines if line.x])
 
 
 def _trained(run: Path, stage: str, name: str) -> Series:
     lines = [row for row in rows(run, stage) if name in row]
-    return Series(stage.removeprefix("world "), [row["step"] for row in lines], [row[name] for row in lines])
+    steps = [row["step"] - lines[0]["step"] for row in lines]
+    return Series(stage.removeprefix("world "), steps, [row[name] for row in lines])
 
 
 def _decisions(report: Report, run: Path) -> None:
@@ -178,8 +185,8 @@ def _policies(report: Report, found: Mapping[str, Any]) -> None:
         f"{agreed['policies']} policies, fixed beforehand, on the same scenes: r = {agreed['r']:.2f} "
         f"[{agreed['r_low']:.2f}, {agreed['r_high']:.2f}], Kendall's tau {agreed['tau']:.2f}, MMRV "
         f"{agreed['mmrv']:.3f} (gaps of the true rates, strict order), slope {agreed['slope']:.2f}; dreams are "
-        f"{100 * agreed['optimism']:+.1f} points too kind on average, and leaving out one policy changes r by at most "
-        f"{agreed['leverage']:.2f}.",
+        f"{100 * abs(agreed['optimism']):.1f} points too {'kind' if agreed['optimism'] > 0 else 'strict'} on average, "
+        f"and leaving out one policy changes r by at most {agreed['leverage']:.2f}.",
     )
     points = [Point(one["name"], Rate(**one["true"]), Rate(**one["imagined"])) for one in found["rated"]]
     report.scatter("Success", "true", "dreamt", points)
