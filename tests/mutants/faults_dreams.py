@@ -88,20 +88,6 @@ FAULTS = (
         "self._book.end(rows, success, cause)",
         (f"{_ON_ENV}test_a_success_that_flips_in_a_second_dream_is_none",),
     ),
-    Fault(
-        "the doubtful is shown",
-        _ENV,
-        "doubted = ripe[self._book.cause[ripe] == _DOUBT]",
-        "doubted = ripe[:0]",
-        (f"{_ON_ENV}test_what_is_doubted_is_not_shown",),
-    ),
-    Fault(
-        "the state that is doubted is told",
-        _ENV,
-        "self._seen[doubted, -1], self._origin[doubted]",
-        "self._seen[doubted, -1], self._state[doubted]",
-        (f"{_ON_ENV}test_what_is_doubted_is_not_shown",),
-    ),
     Fault("doubt is a failure", _ROWS, "| (cause >= self._first_cut)", "", (_DOUBTS,)),
     Fault(
         "doubt is compared with the limit of the depth before",

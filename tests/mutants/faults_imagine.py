@@ -62,6 +62,20 @@ FAULTS = (
         ("tests/cli/test_dreams.py::test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out",),
     ),
     Fault(
+        "the doubtful is shown",
+        "world_models/env.py",
+        "doubted = ripe[self._book.cause[ripe] == _DOUBT]",
+        "doubted = ripe[:0]",
+        ("tests/world_models/test_env.py::test_what_is_doubted_is_not_shown",),
+    ),
+    Fault(
+        "the state that is doubted is told",
+        "world_models/env.py",
+        "self._seen[doubted, -1], self._origin[doubted]",
+        "self._seen[doubted, -1], self._state[doubted]",
+        ("tests/world_models/test_env.py::test_what_is_doubted_is_not_shown",),
+    ),
+    Fault(
         "every way learns its own world",
         "vla_rl/cli/imagine_study.py",
         "if learnt[other] == learnt[way]) for way in config.ways}",
