@@ -8,7 +8,7 @@ A dream that doubts itself ends: truncated with the cause "uncertainty", so that
 failure.  So does one whose success is not there when the same actions are dreamt again with other noise (Dual-Noise
 Verification, RAW-Dream; there the episode is dropped, which favours steering doomed dreams into the uncertain).  What
 it shows last is what it showed before the call that it doubts.  No dream goes on from the doubtful, so nothing would
-correct what a critic makes of its pictures, and a cube that seems lifted would be worth a success.
+correct what a critic makes of its pictures, and a cube that seems lifted could be worth a success.
 
 All noise is drawn from a row's seed and clock; equal seeds and actions give equal dreams, bit for bit, in any row and
 among any neighbours (calls are padded to one size, because kernels differ with it).

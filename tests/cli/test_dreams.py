@@ -78,9 +78,10 @@ def test_what_was_gathered_is_kept_to_the_last_pixel_or_not_at_all(gathered, tmp
         Gathered.load(tmp_path)
 
 
-def test_nothing_left_to_learn_from_is_refused(policy):
+@pytest.mark.parametrize("numbers", [{"calibration": 6}, {"held_out": 7}, {"calibration": 0}, {"held_out": 0}])
+def test_nothing_left_to_learn_from_is_refused(policy, numbers):
     with pytest.raises(UserError, match="leave nothing to learn from"):
-        gather(WORLD, policy, Gather(own=2, clumsy=0, random=0, calibration=1, held_out=1), seed=1)
+        gather(WORLD, policy, replace(GATHER, **numbers), seed=1)
 
 
 def test_a_replay_knows_every_episode(gathered):

@@ -20,7 +20,7 @@ from vla_rl.cli.dreaming import Imagine, located, opened
 from vla_rl.cli.dreams import Gather
 from vla_rl.cli.imagination import Plan
 from vla_rl.cli.imagine import agreed, judged, summarised
-from vla_rl.cli.imagine_page import write_page
+from vla_rl.cli.imagine_page import _LOSSES, write_page
 from vla_rl.cli.method import RLConfig
 from vla_rl.cli.rows import watched
 from vla_rl.cli.stages import EvaluationConfig, collect
@@ -37,7 +37,7 @@ from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import WorldFit
+from vla_rl.training.world_model import WorldFit, fit_world
 from world_models.env import DreamConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig
@@ -191,6 +191,22 @@ def test_the_story_is_told_from_what_the_runs_left(run, monkeypatch):
     assert "after reinforcement learning in dreams" in page and "r = " in page
     needed = summary["simulator_rl"]["episodes_to_imagined_success"]  # 0 when the beginning is as good already
     assert re.search(rf"first seen as good after <[a-z]+>{needed}</[a-z]+> episodes", page)
+    found["policies"]["optimism"] = -0.087
+    write_page(out, summary, found)
+    assert "dreams are 8.7 points too strict on average" in (out / "report.html").read_text()
+
+
+def test_the_page_plots_losses_that_there_are(run, recipe, tmp_path):
+    again = replace(recipe, plan=replace(recipe.plan, begin_with=str(run)))
+    mind, said = again.prepare(RunFolder(tmp_path / "run", again))[1], set()
+    fit_world(
+        mind.trained.model,
+        mind.learnt,
+        recipe.plan.fit,
+        torch.Generator().manual_seed(0),
+        lambda step, info: said.update(info),
+    )
+    assert set(_LOSSES) <= said
 
 
 def test_the_table_of_the_horizon_that_rl_used_is_the_one_told():

@@ -76,6 +76,27 @@ FAULTS = (
         ("tests/world_models/test_env.py::test_what_is_doubted_is_not_shown",),
     ),
     Fault(
+        "the page plots a loss that nobody tells",
+        "vla_rl/cli/imagine_page.py",
+        '"motion": "Where the robot may be"',
+        '"state": "Where the robot may be"',
+        ("tests/cli/test_imagine.py::test_the_page_plots_losses_that_there_are",),
+    ),
+    Fault(
+        "strict dreams are called kind",
+        "vla_rl/cli/imagine_page.py",
+        "'kind' if agreed['optimism'] > 0 else 'strict'",
+        "'kind' if agreed['optimism'] < 0 else 'strict'",
+        ("tests/cli/test_imagine.py::test_the_story_is_told_from_what_the_runs_left",),
+    ),
+    Fault(
+        "nothing to judge by is fine",
+        "vla_rl/cli/dreams.py",
+        "if not (plan.calibration and plan.held_out and aside < plan.episodes):",
+        "if not (plan.calibration and aside < plan.episodes):",
+        ("tests/cli/test_dreams.py::test_nothing_left_to_learn_from_is_refused",),
+    ),
+    Fault(
         "every way learns its own world",
         "vla_rl/cli/imagine_study.py",
         "if learnt[other] == learnt[way]) for way in config.ways}",
