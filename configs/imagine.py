@@ -5,8 +5,8 @@ from dataclasses import replace
 from vla_rl.algorithms.group_relative import Mean, PerTrajectory
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.cli.dreaming import Imagine
-from vla_rl.cli.imagination import Plan
+from vla_rl.cli.imagine.growing import Plan
+from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.cli.method import MemoryConfig, OffPolicyRL, RLConfig
 from vla_rl.cli.recipes import Improve
 from vla_rl.cli.subjects import TD3Residual

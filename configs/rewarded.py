@@ -1,8 +1,8 @@
 """Lift by what a progress critic sees, not by what a simulator or a world model says; train the critic first:
 ``vla-rl train configs/rewards.py:progress`` (``--rl.reward FOLDER`` for another reward model)."""
 
-from vla_rl.cli.dreaming import Imagine
-from vla_rl.cli.imagination import Plan
+from vla_rl.cli.imagine.growing import Plan
+from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.cli.method import RLConfig
 from vla_rl.cli.recipes import Improve
 from vla_rl.cli.rewarded import Rewarded

@@ -34,6 +34,11 @@ def test_wilson(successes, n, low, high):
     assert wilson(successes, n) == pytest.approx((low, high), abs=1e-5)
 
 
+@pytest.mark.parametrize("n", [1, 3, 77, 128, 512])
+def test_wilson_is_exact_where_nothing_or_everything_succeeds(n):
+    assert wilson(0, n)[0] == 0.0 and wilson(n, n)[1] == 1.0
+
+
 @pytest.mark.parametrize("bad", [(-1, 5), (6, 5)])
 def test_wilson_refuses_what_is_no_proportion(bad):
     with pytest.raises(ValueError, match="no proportion"):

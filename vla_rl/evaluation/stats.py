@@ -88,7 +88,8 @@ def wilson(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
     scale = 1.0 + z**2 / n
     centre = (p + z**2 / (2 * n)) / scale
     half = z * math.sqrt(p * (1.0 - p) / n + z**2 / (4 * n**2)) / scale
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # Exact at the ends, where rounding would leave 1e-17 of a success.
+    return (centre - half if successes else 0.0), (centre + half if successes < n else 1.0)
 
 
 def mcnemar_exact(b: int, c: int) -> float:

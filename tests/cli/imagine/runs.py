@@ -11,10 +11,10 @@ import torch
 
 from tests.world_models import dreams, pushing
 from vla_rl.cli.configs import load_config
-from vla_rl.cli.dreamt import Dreamt
-from vla_rl.cli.imagination import Trained
-from vla_rl.cli.play import steering_of
-from vla_rl.cli.steering import Steering
+from vla_rl.cli.imagine.growing import Trained
+from vla_rl.cli.imagine.play import steering_of
+from vla_rl.cli.imagine.run import DreamRun
+from vla_rl.cli.imagine.steering import Steering
 from vla_rl.contract.env import Observation
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.training.tracking import RunFolder
@@ -51,16 +51,16 @@ def run_folder(
     (path / "episodes").mkdir()
     pushing.played(10, seed=11).save(path / "episodes" / "held_out.npz")
     if policy:
-        FunctionPolicy(model.spec, push, "tests.cli.dreamt:push").save_pretrained(folder.checkpoint("best"))
+        FunctionPolicy(model.spec, push, "tests.cli.imagine.runs:push").save_pretrained(folder.checkpoint("best"))
     return path
 
 
-def steered(run: Dreamt, steps: int) -> Steering:
+def steered(run: DreamRun, steps: int) -> Steering:
     """A dream of ``run`` under limits that it never reaches: it is of a model that nobody trained."""
     return steering_of(changed(run, limits=FAR), steps)[0]
 
 
-def changed(run: Dreamt, **parts: Any) -> Dreamt:
+def changed(run: DreamRun, **parts: Any) -> DreamRun:
     """``run`` with other limits or another dream."""
     return replace(run, trained=replace(run.trained, **parts))
 

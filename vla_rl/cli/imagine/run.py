@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.dreaming import located, opened
-from vla_rl.cli.imagination import Trained
+from vla_rl.cli.imagine.growing import Trained
+from vla_rl.cli.imagine.recipe import Imagine
+from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.experience.traces import Traces, seen_at
 
 
 @dataclass(frozen=True)
-class Dreamt:
+class DreamRun:
     """One run: its world model with limits and ``DreamConfig``, and the episodes that judge it."""
 
     folder: Path
@@ -24,7 +26,7 @@ class Dreamt:
     held_out: Traces
 
     @classmethod
-    def load(cls, run: str | Path) -> Dreamt:
+    def load(cls, run: str | Path) -> DreamRun:
         """Read the run folder ``run``, finished or not, or that of the story in ``run``.
 
         Raises UserError when there is no run, one without a world, or one that kept no episodes.
@@ -38,6 +40,29 @@ class Dreamt:
                     "nothing to dream of; name a run of vla-rl imagine whose world model is learnt."
                 )
         return cls(folder, opened(folder)[1], Traces.load(episodes))
+
+
+def located(run: str | Path) -> Path:
+    """The run with a world model that ``run`` is, or that the story in ``run`` holds."""
+    inner = Path(run) / "dreams"
+    return inner if (inner / "config.json").exists() else Path(run)
+
+
+def opened(run: Path) -> tuple[Imagine, Trained]:
+    """The recipe and the world model of a run, finished or not; raises UserError when there is none."""
+    try:
+        recipe = from_json(json.loads((run / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{str(run)!r} holds no run that could be read ({error}), so there is nothing to dream with; name a folder "
+            "that vla-rl imagine made."
+        ) from error
+    if not isinstance(recipe, Imagine):
+        raise UserError(
+            f"{str(run)!r} is a run of {type(recipe).__name__}, which has no world model, so there is nothing to dream "
+            "with; name a folder that vla-rl imagine made."
+        )
+    return recipe, Trained.load(run / "checkpoints" / "world", recipe.plan.dream)
 
 
 def beginnings(model: Any, traces: Traces) -> Any:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vla_rl.cli import stages
-from vla_rl.cli.imagination import Growing, Imagination, Plan, Trained
+from vla_rl.cli.imagine.growing import Growing, GrowingWorld, Plan
 from vla_rl.cli.method import Method, Setting
 from vla_rl.cli.stages import EvaluationConfig, clock
 from vla_rl.cli.world import World
-from vla_rl.contract.config import from_json
-from vla_rl.contract.errors import UserError
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
@@ -66,7 +62,7 @@ class Imagine:
             "seed": self.seed,
         }
 
-    def prepare(self, folder: RunFolder) -> tuple[TinyVLA, Imagination]:
+    def prepare(self, folder: RunFolder) -> tuple[TinyVLA, GrowingWorld]:
         """The policy to begin with, kept as the checkpoint "start", and a world model of what it does."""
         start = folder.checkpoint("start")
         env = self.world.make(1)
@@ -74,35 +70,12 @@ class Imagine:
         env.close()
         if not start.exists():
             policy.save_pretrained(start)
-        return policy, Imagination(self.plan, self.world, self.seed, folder, policy)
+        return policy, GrowingWorld(self.plan, self.world, self.seed, folder, policy)
 
     def test(self, policy: Any, name: str) -> Outcomes:
         """``policy`` on the test scenes of the simulator."""
         scenes = suite.held_out(suite.TEST, self.evaluation.test)
         return stages.play(self.world, policy, scenes, self.evaluation, self.seed, f"test {name}")
-
-
-def located(run: str | Path) -> Path:
-    """The run with a world model that ``run`` is, or that the story in ``run`` holds."""
-    inner = Path(run) / "dreams"
-    return inner if (inner / "config.json").exists() else Path(run)
-
-
-def opened(run: Path) -> tuple[Imagine, Trained]:
-    """The recipe and the world model of a run, finished or not; raises UserError when there is none."""
-    try:
-        recipe = from_json(json.loads((run / "config.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{str(run)!r} holds no run that could be read ({error}), so there is nothing to dream with; name a folder "
-            "that vla-rl imagine made."
-        ) from error
-    if not isinstance(recipe, Imagine):
-        raise UserError(
-            f"{str(run)!r} is a run of {type(recipe).__name__}, which has no world model, so there is nothing to dream "
-            "with; name a folder that vla-rl imagine made."
-        )
-    return recipe, Trained.load(run / "checkpoints" / "world", recipe.plan.dream)
 
 
 def _compared(before: Outcomes, after: Outcomes, seed: int) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.dreamt import CALM, FAR, changed, push, run_folder, steered, world_model
-from vla_rl.cli.dreamt import Dreamt, beginnings
-from vla_rl.cli.play import steering_of
-from vla_rl.cli.steering import Steering, View, idle_action, keys_of
+from tests.cli.imagine.runs import CALM, FAR, changed, push, run_folder, steered, world_model
+from vla_rl.cli.imagine.play import steering_of
+from vla_rl.cli.imagine.run import DreamRun, beginnings
+from vla_rl.cli.imagine.steering import Steering, View, idle_action, keys_of
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.contract.spec import ArraySpec
@@ -24,8 +24,8 @@ OPEN, CLOSED = -2.0, 1.0  # of "grip" in these runs; most recordings begin neare
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Dreamt:
-    return Dreamt.load(run_folder(tmp_path_factory.mktemp("runs") / "run"))
+def run(tmp_path_factory) -> DreamRun:
+    return DreamRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run"))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_every_key_is_one_control_step_of_the_action_it_stands_for(run, hands):
 
 
 def test_each_direction_has_its_own_bound_and_shift_a_share_of_it(tmp_path):
-    run = Dreamt.load(run_folder(tmp_path / "run", names=("yaw", "x"), policy=False))
+    run = DreamRun.load(run_folder(tmp_path / "run", names=("yaw", "x"), policy=False))
     hands = steering_of(changed(run, limits=FAR), 8)[0]
     env = ImaginedEnv(
         run.trained.model, beginnings(run.trained.model, run.held_out), 1, None, replace(CALM, part=1, again=0)
@@ -225,7 +225,7 @@ def _overheard(step: Any) -> tuple[Any, list[np.ndarray]]:
 
 
 def test_without_a_policy_nobody_else_acts(tmp_path):
-    found, name = steering_of(Dreamt.load(run_folder(tmp_path / "run", policy=False)))
+    found, name = steering_of(DreamRun.load(run_folder(tmp_path / "run", policy=False)))
     view = found.press("p")
     assert name == "" and view.step == 0 and view.told.startswith("There is no policy in this run")
 
@@ -264,7 +264,7 @@ def test_a_success_that_flips_is_not_blamed_on_the_bar(run, monkeypatch):
     monkeypatch.setattr(ImaginedEnv, "_confirmed", lambda self, rows: np.zeros(len(rows), bool))
     hands = steering_of(changed(run, dream=replace(CALM, done=0.0), limits=FAR))[0]
     view = [hands.press("d") for _ in range(3)][-1]
-    assert view.cause == "uncertainty" and view.doubt < view.limit and "Dreamt again with other noise" in view.end
+    assert view.cause == "uncertainty" and view.doubt < view.limit and "DreamRun again with other noise" in view.end
 
 
 def test_a_dream_lasts_as_long_as_an_episode_or_as_told(run):

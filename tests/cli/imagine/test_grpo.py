@@ -14,7 +14,7 @@ from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
 from vla_rl.algorithms.group_relative import Global, PerTrajectory
 from vla_rl.cli.configs import load_config, override
-from vla_rl.cli.dreams import DreamWorld
+from vla_rl.cli.imagine.dream_world import DreamWorld
 from vla_rl.cli.method import RLConfig, Setting
 from vla_rl.cli.stages import EvaluationConfig, improve
 from vla_rl.contract.batch import OneProcess

@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 
 from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
-from vla_rl.cli import imagine as command
-from vla_rl.cli.closed_loop import CLUMSINESS, Rated, closed_loop, first_looks
-from vla_rl.cli.dreaming import Imagine, located, opened
-from vla_rl.cli.dreams import Gather
-from vla_rl.cli.imagination import Plan
-from vla_rl.cli.imagine import agreed, judged, summarised
-from vla_rl.cli.imagine_page import _LOSSES, write_page
+from vla_rl.cli.imagine import command
+from vla_rl.cli.imagine.closed_loop import CLUMSINESS, Rated, closed_loop, first_looks
+from vla_rl.cli.imagine.command import agreed, judged, summarised
+from vla_rl.cli.imagine.gather import Gather
+from vla_rl.cli.imagine.growing import Plan
+from vla_rl.cli.imagine.page import _LOSSES, write_page
+from vla_rl.cli.imagine.recipe import Imagine
+from vla_rl.cli.imagine.run import located, opened
 from vla_rl.cli.method import RLConfig
 from vla_rl.cli.rows import watched
 from vla_rl.cli.stages import EvaluationConfig, collect
@@ -89,7 +90,7 @@ def test_what_was_trained_is_gone_on_with(run):
 
 def test_a_run_may_begin_with_what_another_gathered_and_learnt(run, recipe, tmp_path, monkeypatch):
     """How far it trusts that world is its own affair."""
-    monkeypatch.setattr("vla_rl.cli.imagination.gather", None)  # nothing is played
+    monkeypatch.setattr("vla_rl.cli.imagine.growing.gather", None)  # nothing is played
     other = replace(recipe, plan=replace(recipe.plan, begin_with=str(run), trust=Trust(1.0, (0.3,), (1.0,))))
     folder = RunFolder(tmp_path / "other", other)
     mind = other.prepare(folder)[1]
@@ -100,6 +101,17 @@ def test_a_run_may_begin_with_what_another_gathered_and_learnt(run, recipe, tmp_
     first, mine = (load_file(path / "checkpoints" / "first" / "model.safetensors") for path in (run, folder.path))
     assert all(torch.equal(item, mine[name]) for name, item in first.items())
     assert mind.trained.dream.done == 0.3 and all(limit == np.inf for limit in mind.trained.limits.values)
+
+
+def test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again(recipe, tmp_path, monkeypatch):
+    strict = replace(recipe, plan=replace(recipe.plan, trust=Trust(1e-9)))
+    folder = RunFolder(tmp_path / "strict", strict)
+    with pytest.raises(UserError, match=rf"no dream to trust.*--plan.begin-with {folder.path} asks again"):
+        strict.prepare(folder)
+    assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to dream with"
+    monkeypatch.setattr("vla_rl.cli.imagine.growing.fit_world", None)  # nothing is learnt
+    milder = replace(recipe, plan=replace(recipe.plan, begin_with=str(folder.path)))
+    assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].trained.dream.horizon == 5
 
 
 def test_a_run_that_gathered_nothing_is_not_begun_with(recipe, tmp_path):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.dreamt import Dreamt
-from vla_rl.cli.rollout import clips
+from vla_rl.cli.imagine.rollout import clips
+from vla_rl.cli.imagine.run import DreamRun
 from vla_rl.cli.rows import rows, watched
 from vla_rl.cli.story import percent
 from vla_rl.evaluation.report import Point, Report, Series, Tile
@@ -169,7 +169,7 @@ def _millimetres(error: Any) -> str | None:
 
 
 def _clips(report: Report, run: Path) -> None:
-    dreamt = Dreamt.load(run)
+    dreamt = DreamRun.load(run)
     report.section(
         "What it looks like",
         "Held-out episodes, the truth on the left and the dream of the same actions on the right; errors are shown "

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.dreams import DreamWorld
-from vla_rl.cli.imagination import Trained
+from vla_rl.cli.imagine.dream_world import DreamWorld
+from vla_rl.cli.imagine.growing import Trained
 from vla_rl.cli.method import generator
 from vla_rl.cli.progress import bar
 from vla_rl.cli.world import Playground, World

@@ -11,9 +11,10 @@ import torch
 
 from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
-from vla_rl.cli.dreaming import Imagine
-from vla_rl.cli.dreams import DreamWorld, Gather, Gathered, gather, promise, replayed, starts_of, watch
-from vla_rl.cli.imagination import Plan
+from vla_rl.cli.imagine.dream_world import DreamWorld, promise, replayed, starts_of, watch
+from vla_rl.cli.imagine.gather import Gather, Gathered, gather
+from vla_rl.cli.imagine.growing import Plan
+from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.cli.method import RLConfig, Setting
 from vla_rl.cli.stages import EvaluationConfig, collect, improve
 from vla_rl.cli.world import World

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from vla_rl.cli.configs import override
-from vla_rl.cli.dreams import replayed
-from vla_rl.cli.dreamt import Dreamt, beginnings, run_of
+from vla_rl.cli.imagine.dream_world import replayed
+from vla_rl.cli.imagine.run import DreamRun, beginnings, run_of
 from vla_rl.cli.progress import bar, console
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
@@ -49,7 +49,7 @@ def rollout(arguments: Sequence[str]) -> None:
     given = list(arguments)
     if given[:1] in (["-h"], ["--help"]):
         override(Rollout(), given, "vla-rl imagine rollout RUN")
-    run = Dreamt.load(run_of(given, "rollout"))
+    run = DreamRun.load(run_of(given, "rollout"))
     trained = run.trained
     config: Rollout = override(Rollout(), given[1:], "vla-rl imagine rollout RUN")
     _require_some(config.episodes)
@@ -205,7 +205,7 @@ def _doubted(found: Any, limits: Any, episode: int) -> str:
 # -- showing ---------------------------------------------------------------------------------------------------------
 
 
-def _page(run: Dreamt, kinds: np.ndarray, chosen: np.ndarray, shown: Sequence[Clip]) -> Report:
+def _page(run: DreamRun, kinds: np.ndarray, chosen: np.ndarray, shown: Sequence[Clip]) -> Report:
     made, picked = Counter(kinds.tolist()), Counter(kinds[chosen].tolist())
     fp, fn, tp, tn = (made[kind] for kind in range(len(KINDS)))
     table = ReplayAgreement.of(int(np.diff(run.held_out.spans()).max()) - 1, tp, fp, fn, tn)

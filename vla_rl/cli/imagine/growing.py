@@ -7,8 +7,8 @@ Everything lies in the run folder, so a run that was stopped goes on from there:
     episodes/calibration.npz   held out: they set the limits of doubt, the threshold of success and the horizon
     episodes/held_out.npz      held out: agreement is reported on these
     episodes/own.json          how often the policy succeeded before RL, exploring
-    checkpoints/first          the world model before anything was bought, its limits, threshold and horizon
-    checkpoints/world          and as it is now
+    checkpoints/first          the world model before anything was bought, trusted or not
+    checkpoints/world          and as it is now, with its limits, threshold and horizon
     coevolution.json           every decision, and what was usual before it
 """
 
@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.cli.dreams import DreamWorld, Gather, Gathered, gather, promise, replayed, starts_of, told, watch
+from vla_rl.cli.imagine.dream_world import DreamWorld, promise, replayed, starts_of, watch
+from vla_rl.cli.imagine.gather import Gather, Gathered, gather, told
 from vla_rl.cli.method import Method, Setting, Trainee, generator
 from vla_rl.cli.progress import bar, console
 from vla_rl.cli.world import World
@@ -96,7 +97,7 @@ class Trained:
         )
 
 
-class Imagination:
+class GrowingWorld:
     """The world model of a run, and its dreams."""
 
     def __init__(self, plan: Plan, world: World, seed: int, folder: RunFolder, policy: TinyVLA) -> None:
@@ -150,17 +151,25 @@ class Imagination:
         return found
 
     def _first(self) -> Trained:
-        """The world model as it is learnt at first, by this run or the one that it begins with: trust is its own."""
-        if self.plan.begin_with:
-            env = self.world.make(1)
-            model, _ = load_world(Path(self.plan.begin_with) / "checkpoints" / "first", env.spec)
-            env.close()
+        """The world model as it is learnt at first, by this run or the one that it begins with: trust is its own.
+
+        Raises UserError when no horizon is trusted; what was learnt is kept, for a run that asks for less.
+        """
+        model = self._begun() if self.plan.begin_with else self._learn(self._new_model(), self.plan.fit)
+        save_world(model, self.folder.checkpoint("first"))
+        try:
             trained = self._calibrated(model)
-        else:
-            trained = self._learn(self._new_model(), self.plan.fit)
-        for name in ("first", "world"):
-            trained.save(self.folder.checkpoint(name))
+        except UserError as error:
+            kept = f"The world model is kept: --plan.begin-with {self.folder.path} asks again without learning."
+            raise UserError(f"{error} {kept}") from error
+        trained.save(self.folder.checkpoint("world"))
         return trained
+
+    def _begun(self) -> Any:
+        env = self.world.make(1)
+        model, _ = load_world(Path(self.plan.begin_with) / "checkpoints" / "first", env.spec)
+        env.close()
+        return model
 
     def _new_model(self) -> Any:
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
@@ -169,8 +178,8 @@ class Imagination:
         env.close()
         return model
 
-    def _learn(self, model: Any, fit: WorldFit) -> Trained:
-        """Train ``model`` further, on everything that is recorded for it, and see how far it may be trusted."""
+    def _learn(self, model: Any, fit: WorldFit) -> Any:
+        """Train ``model`` further, on everything that is recorded for it."""
 
         def report(step: int, info: dict[str, float]) -> None:
             shown = (
@@ -182,7 +191,7 @@ class Imagination:
 
         with bar("learn the world", fit.steps) as update:
             fit_world(model.train(), self.learnt, fit, generator(self.seed, 2000 + self.bought), report)
-        return self._calibrated(model.eval())
+        return model.eval()
 
     def _calibrated(self, model: Any) -> Trained:
         """Limits of doubt, threshold and horizon."""
@@ -237,7 +246,7 @@ class Imagination:
         fresh.save(self._episodes / f"bought-{number}.npz")
         self.bought += count
         self.learnt = Traces.joined([self.learnt, fresh])
-        self.trained = self._learn(self.trained.model, plan.refit)
+        self.trained = self._calibrated(self._learn(self.trained.model, plan.refit))
         self.trained.save(self.folder.checkpoint("world"))
         self.dreams.renew(self._starts(), self.trained.limits, self.trained.dream)
         return float(fresh.outcomes.mean())
@@ -261,7 +270,7 @@ class Growing:
     """``method``, in dreams whose world model grows with the policy."""
 
     method: Method
-    imagination: Imagination
+    world: GrowingWorld
 
     @property
     def loop(self) -> LoopConfig:
@@ -275,7 +284,7 @@ class Growing:
     def _and_grow(self, prepare: Callable[[float], bool], policy: Policy) -> Callable[[float], bool]:
         def both(progress: float) -> bool:
             changed = prepare(progress)
-            return self.imagination.grow(policy, round(progress * self.loop.iterations)) or changed
+            return self.world.grow(policy, round(progress * self.loop.iterations)) or changed
 
         return both
 

@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.dreamt import run_folder, steered
+from tests.cli.imagine.runs import run_folder, steered
 from tests.world_models.dreams import SIDE
-from vla_rl.cli.dreamt import Dreamt
+from vla_rl.cli.imagine.play import play, serve
+from vla_rl.cli.imagine.run import DreamRun
+from vla_rl.cli.imagine.steering import Steering
 from vla_rl.cli.main import main
-from vla_rl.cli.play import play, serve
-from vla_rl.cli.steering import Steering
 from vla_rl.contract.errors import UserError
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Dreamt:
-    return Dreamt.load(run_folder(tmp_path_factory.mktemp("runs") / "run"))
+def run(tmp_path_factory) -> DreamRun:
+    return DreamRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run"))
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli import imagine_study
 from vla_rl.cli.cells import Cell
-from vla_rl.cli.imagine_study import ImagineStudy, study
+from vla_rl.cli.imagine import study as command
+from vla_rl.cli.imagine.study import ImagineStudy, study
 
 SHARING = "no_keyframes", "no_uncertainty", "no_second_dream"
 SUCCESS = {"lift": 0.7, "no_coevolution": 0.6, "residual_td3": 0.9}
@@ -25,7 +25,7 @@ def asked(monkeypatch) -> list[list[Cell]]:
         for cell in cells:
             _leave(cell.out)
 
-    monkeypatch.setattr(imagine_study, "run_cells", run)
+    monkeypatch.setattr(command, "run_cells", run)
     return turns
 
 

@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.alike import likeness
 from vla_rl.cli.cells import Cell, run_cells
-from vla_rl.cli.closed_loop import closed_loop
 from vla_rl.cli.configs import load_config, override
-from vla_rl.cli.dreaming import located, opened
-from vla_rl.cli.dreamt import Dreamt
-from vla_rl.cli.imagine_page import write_page
+from vla_rl.cli.imagine.alike import likeness
+from vla_rl.cli.imagine.closed_loop import closed_loop
+from vla_rl.cli.imagine.page import write_page
+from vla_rl.cli.imagine.run import DreamRun, located, opened
 from vla_rl.cli.progress import console
 from vla_rl.cli.rows import watched
 from vla_rl.cli.train import run_in, take_option
@@ -93,7 +92,7 @@ def agreement(arguments: Sequence[str]) -> None:
 
 def judged(run: Path, scenes: int) -> dict[str, Any]:
     """Open and closed loop, for the world model of a finished or unfinished run."""
-    recipe, dreamt = opened(run)[0], Dreamt.load(run)
+    recipe, dreamt = opened(run)[0], DreamRun.load(run)
     trained = dreamt.trained
     names = {"imitation": "start", "imagined RL": "best"}
     kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
@@ -190,10 +189,10 @@ def _run(command: str, arguments: Sequence[str]) -> Path:
 
 
 _COMMANDS = {
-    "train": "vla_rl.cli.imagine:train",
-    "improve": "vla_rl.cli.imagine:improve",
-    "agreement": "vla_rl.cli.imagine:agreement",
-    "rollout": "vla_rl.cli.rollout:rollout",
-    "play": "vla_rl.cli.play:play",
-    "study": "vla_rl.cli.imagine_study:study",
+    "train": "vla_rl.cli.imagine.command:train",
+    "improve": "vla_rl.cli.imagine.command:improve",
+    "agreement": "vla_rl.cli.imagine.command:agreement",
+    "rollout": "vla_rl.cli.imagine.rollout:rollout",
+    "play": "vla_rl.cli.imagine.play:play",
+    "study": "vla_rl.cli.imagine.study:study",
 }

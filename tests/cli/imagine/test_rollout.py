@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.cli.dreamt import CALM, run_folder
+from tests.cli.imagine.runs import CALM, run_folder
 from tests.world_models.dreams import SIDE
-from vla_rl.cli import rollout as command
-from vla_rl.cli.dreams import replayed
-from vla_rl.cli.dreamt import Dreamt, beginnings
-from vla_rl.cli.imagination import Trained
-from vla_rl.cli.rollout import KINDS, clips, rollout
+from vla_rl.cli.imagine import rollout as command
+from vla_rl.cli.imagine.dream_world import replayed
+from vla_rl.cli.imagine.growing import Trained
+from vla_rl.cli.imagine.rollout import KINDS, clips, rollout
+from vla_rl.cli.imagine.run import DreamRun, beginnings
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.video import Media
 from world_models.env import ImaginedEnv
@@ -27,14 +27,14 @@ DREAM = replace(CALM, horizon=5, deadline=4, again=0)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Dreamt:
+def run(tmp_path_factory) -> DreamRun:
     """Six of ten dreams succeed, and every other doubt is beyond its limit."""
-    made = Dreamt.load(run_folder(tmp_path_factory.mktemp("runs") / "run", DREAM))
+    made = DreamRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run", DREAM))
     found = replayed(made.trained.model, made.held_out, DREAM)
     done = float(np.sort(np.nanmax(found.sure, 1))[4])
     limits = Limits.calibrate(found.by_depth(), 0.5)
     Trained(made.trained.model, limits, replace(DREAM, done=done)).save(made.folder / "checkpoints" / "world")
-    return Dreamt.load(made.folder)
+    return DreamRun.load(made.folder)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def by_hand(run):
     return found
 
 
-def first_done(run: Dreamt, done: np.ndarray) -> float:
+def first_done(run: DreamRun, done: np.ndarray) -> float:
     """The control step at which a dream is first asked and says yes: every third, and the last."""
     asked = [t for t in range(1, len(done)) if t % 3 == 0 or t == len(done) - 1]
     return min((t for t in asked if done[t] >= run.trained.dream.done), default=np.inf)
@@ -166,7 +166,7 @@ def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(run, tmp_path, monke
 def test_what_is_no_run_of_imagine_is_refused_by_what_it_lacks(run, tmp_path):
     def refused(folder, sentence):
         with pytest.raises(UserError, match=sentence):
-            Dreamt.load(folder)
+            DreamRun.load(folder)
 
     refused(tmp_path / "none", "holds no run that could be read")
     other = tmp_path / "other"

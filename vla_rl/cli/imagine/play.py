@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from vla_rl.cli.configs import override
-from vla_rl.cli.dreamt import Dreamt, beginnings, run_of
-from vla_rl.cli.play_page import page, security_policy
+from vla_rl.cli.imagine.play_page import page, security_policy
+from vla_rl.cli.imagine.run import DreamRun, beginnings, run_of
+from vla_rl.cli.imagine.steering import Steering, View, idle_action
 from vla_rl.cli.progress import console
 from vla_rl.cli.signals import sigterm_like_ctrl_c
-from vla_rl.cli.steering import Steering, View, idle_action
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.policies.pretrained import load_policy
@@ -49,7 +49,7 @@ def play(arguments: Sequence[str]) -> None:
     given = list(arguments)
     if given[:1] in (["-h"], ["--help"]):
         override(Play(), given, "vla-rl imagine play RUN")
-    run = Dreamt.load(run_of(given, "play"))
+    run = DreamRun.load(run_of(given, "play"))
     config: Play = override(Play(), given[1:], "vla-rl imagine play RUN")
     steering, policy = steering_of(run, config.steps)
     with sigterm_like_ctrl_c(), serve(steering, str(run.folder), policy, config.port) as server:
@@ -64,7 +64,7 @@ def play(arguments: Sequence[str]) -> None:
             raise type(stop)(f"stopped playing; nothing in {run.folder} was changed.") from stop
 
 
-def steering_of(run: Dreamt, steps: int = 0) -> tuple[Steering, str]:
+def steering_of(run: DreamRun, steps: int = 0) -> tuple[Steering, str]:
     """The dream of ``run`` under somebody's hands, ``steps`` long, and the name of its policy, "" for none.
 
     Raises UserError when the policy was trained for another world.

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from html import escape
 
-from vla_rl.cli.steering import Key
+from vla_rl.cli.imagine.steering import Key
 from vla_rl.evaluation.style import CSS
 
 _CSS = """

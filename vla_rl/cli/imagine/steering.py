@@ -36,7 +36,7 @@ _ENDS = {
     "time_limit": "Time is up.",
     "uncertainty": "The dream doubts itself more than it usually does, so it is not believed any further.",
 }
-_FLIPPED = "Dreamt again with other noise, the same actions do not succeed: a success that is not believed."
+_FLIPPED = "DreamRun again with other noise, the same actions do not succeed: a success that is not believed."
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_rl.cli.cells import Cell, run_cells
 from vla_rl.cli.configs import load_config, override
-from vla_rl.cli.dreaming import Imagine
+from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.cli.progress import console
 from vla_rl.cli.rows import watched
 from vla_rl.cli.story import percent
