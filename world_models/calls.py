@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,10 +56,20 @@ def flagged(actions: Tensor, flag: Tensor) -> Tensor:
     return torch.cat([actions * flag[..., None], flag[..., None]], -1)
 
 
+def uniform(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> Tensor:
+    """From 0 to 1, drawn where ``generator`` is and taken to where ``like`` is: a seed means the same on any device."""
+    return torch.rand(shape, generator=generator, device=generator.device).to(like.device)
+
+
+def normal(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> Tensor:
+    """Standard normal, drawn as :func:`uniform` is."""
+    return torch.randn(shape, generator=generator, device=generator.device).to(like.device)
+
+
 def some(count: Tensor, generator: torch.Generator) -> Tensor:
     """How many of ``count`` [B] control steps a call is made for: all of them or, as often, some."""
-    some = 1 + (torch.rand(len(count), generator=generator) * count).long()
-    return torch.where(torch.rand(len(count), generator=generator) < 0.5, count, some)
+    some = 1 + (uniform(count.shape, generator, count) * count).long()
+    return torch.where(uniform(count.shape, generator, count) < 0.5, count, some)
 
 
 def at(items: Tensor, index: Tensor) -> Tensor:

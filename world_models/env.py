@@ -12,24 +12,30 @@ correct what a critic makes of its pictures, and a cube that seems lifted could 
 
 All noise is drawn from a row's seed and clock; equal seeds and actions give equal dreams, bit for bit, in any row and
 among any neighbours (calls are padded to one size, because kernels differ with it).
+
+Dreams are where their model is.  On a GPU pictures and states stay there from call to call, and what is seen is given
+as tensors of that device; clocks, ends, actions and noise are kept on the host, where the noise of a seed is the same
+for every device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
 from vla_rl.contract.spec import EnvSpec
 from world_models.calls import Future, Now
 from world_models.model import WorldModel
-from world_models.starts import Pool, Start
+from world_models.starts import Pool
 from world_models.uncertainty import Limits
 
 _LATE, _FAILED, _DOUBT = FAILURES, FAILURES + 1, FAILURES + 2
@@ -79,19 +85,23 @@ class ImaginedEnv:
             extras={},
             success="once",
             can_snapshot=True,
+            device=str(model.device),
         )
         frames, size = model.config.frames, model.spec.state.shape[0]
+        self._device = model.device
         self._book = RowBook(num_envs, ("too_late", "failed"), ("uncertainty",))
-        self._seen = np.zeros((num_envs, 1 + model.config.memory, *model.picture), np.uint8)
-        self._origin = np.zeros((num_envs, size), np.float32)  # state at the beginning of the call
-        self._picture = np.zeros((num_envs, *model.picture), np.uint8)
-        self._state = np.zeros((num_envs, size), np.float32)
+        self._seen = self._there(np.zeros((num_envs, 1 + model.config.memory, *model.picture), np.uint8))
+        self._origin = self._there(np.zeros((num_envs, size), np.float32))  # state at the beginning of the call
+        self._picture = self._there(np.zeros((num_envs, *model.picture), np.uint8))
+        self._state = self._there(np.zeros((num_envs, size), np.float32))
+        bounds = self.spec.state.low, self.spec.state.high
+        self._bounds = [self._there(np.asarray(bound, np.float32)) for bound in bounds]
         self._task, self._depth = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
         self._known = np.zeros(num_envs, np.int64)
         self._doubt, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 3), np.float32)
         # What a second dream begins with and repeats.
-        self._begun = {name: getattr(self, f"_{name}").copy() for name in ("seen", "origin", "task")}
+        self._begun = {name: deepcopy(getattr(self, f"_{name}")) for name in ("seen", "origin", "task")}
         self._history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)
         other = replace(self.config, again=0)
         self._again = [
@@ -125,12 +135,14 @@ class ImaginedEnv:
         """Begin new dreams in ``rows`` (int [R]): ``seeds`` choose start and noise."""
         index = self._book.index(rows)
         seed = self._book.seeds(index, seeds)
-        self._begin(index, seed, self.starts.draw(seed, self.config.keyframes))
+        start = self.starts.draw(seed, self.config.keyframes)
+        self._begin(index, seed, (self._there(start.pictures), self._there(start.state)), start.task)
         return self._observe()
 
-    def _begin(self, index: np.ndarray, seed: np.ndarray, start: Start) -> None:
-        self._seen[index], self._origin[index], self._task[index] = start.pictures, start.state, start.task
-        self._picture[index], self._state[index] = start.pictures[:, -1], start.state
+    def _begin(self, index: np.ndarray, seed: np.ndarray, seen: tuple[Tensor, Tensor], task: np.ndarray) -> None:
+        """In rows ``index``; ``seen``: pictures and state, as a ``Start`` has them."""
+        self._seen[index], self._origin[index], self._task[index] = *seen, task
+        self._picture[index], self._state[index] = seen[0][:, -1], seen[1]
         self._known[index] = self._depth[index] = 0
         self._actions[index], self._doubt[index], self._outcome[index] = 0.0, 0.0, 0.0
         self._history[index] = 0.0
@@ -140,7 +152,7 @@ class ImaginedEnv:
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Dream through ``chunk`` [E,H,D]; see ``VecEnv.step``.  A reward of 1 comes with success."""
-        action = self._book.chunk(chunk, self.spec)
+        action = self._book.chunk(on_host(chunk), self.spec)
         rows, horizon = action.shape[:2]
         reward, valid = np.zeros((rows, horizon), np.float32), np.zeros((rows, horizon), bool)
         frames: list[Observation] = []
@@ -159,7 +171,7 @@ class ImaginedEnv:
             if observe == "all":
                 frames.append(self._observe())
         obs = frames[-1] if frames else self._observe()
-        return self._book.step(obs, reward, valid, action, frames)
+        return self._book.step(obs, reward, valid, action, frames).mapped(self._told)
 
     def snapshot(self, rows: Any) -> Snapshot:
         """Everything the future of ``rows`` depends on; see ``Snapshots``."""
@@ -187,11 +199,10 @@ class ImaginedEnv:
     def _advance(self, rows: np.ndarray, ripe: np.ndarray) -> None:
         """Show ``rows`` what their known actions lead to, and judge those that are ``ripe`` among them."""
         future = self._predict(rows)
-        last = np.arange(len(rows)), self._known[rows] - 1
-        self._picture[rows] = future.pictures.numpy()[last[0], self.model.slot(self._known[rows])]
-        low, high = (np.asarray(bound, np.float32) for bound in (self.spec.state.low, self.spec.state.high))
-        self._state[rows] = np.clip(future.state.numpy()[last], low, high)
-        self._outcome[rows], self._doubt[rows] = future.outcome.numpy(), future.doubt.numpy()
+        every, known = np.arange(len(rows)), self._known[rows]
+        self._picture[rows] = future.pictures[every, self.model.slot(known)]
+        self._state[rows] = future.state[every, known - 1].clamp(*self._bounds)
+        self._outcome[rows], self._doubt[rows] = future.outcome.cpu().numpy(), future.doubt.cpu().numpy()
         self._judge(ripe)
         doubted = ripe[self._book.cause[ripe] == _DOUBT]
         self._picture[doubted], self._state[doubted] = self._seen[doubted, -1], self._origin[doubted]
@@ -230,8 +241,8 @@ class ImaginedEnv:
         """Dream what ``rows`` [R] of ``dream`` did; returns which of them succeed in as many steps."""
         index = np.concatenate([rows, np.full(self.num_envs - len(rows), rows[0])])
         begun = dream._begun
-        start = Start(begun["seen"][index], begun["origin"][index], begun["task"][index])
-        self._begin(np.arange(self.num_envs), dream._book.seed[index], start)
+        seen = begun["seen"][index], begun["origin"][index]
+        self._begin(np.arange(self.num_envs), dream._book.seed[index], seen, begun["task"][index])
         length = dream._book.time[index]
         for first in range(0, int(length.max()), self.model.config.frames):
             self.step(dream._history[index, first : first + self.model.config.frames])
@@ -247,9 +258,9 @@ class ImaginedEnv:
         """One call for up to ``part`` rows, padded with copies of the first."""
         padded = np.concatenate([rows, np.full(self.config.part - len(rows), rows[0])])
         noise = np.stack([self._noise(int(row)) for row in padded])
-        now = Now(*(torch.from_numpy(item[padded]) for item in (self._seen, self._origin, self._task)))
-        actions, known = torch.from_numpy(self._actions[padded]), torch.from_numpy(self._known[padded])
-        future = self.model.predict(now, actions, known, torch.from_numpy(noise))
+        task, actions, known = (self._there(item[padded]) for item in (self._task, self._actions, self._known))
+        now = Now(self._seen[padded], self._origin[padded], task)
+        future = self.model.predict(now, actions, known, self._there(noise))
         count = len(rows)
         return Future(future.pictures[:count], future.state[:count], future.outcome[:count], future.doubt[:count])
 
@@ -262,14 +273,28 @@ class ImaginedEnv:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def _observe(self) -> Observation:
-        pictures = np.moveaxis(self._picture, 1, -1)
-        images = {name: pictures[..., 3 * i : 3 * i + 3].copy() for i, name in enumerate(self.model.cameras)}
-        return Observation(images, self._state.copy(), self._task.copy(), self._book.time.copy())
+        cameras = self._picture.movedim(1, -1).split(3, -1)
+        images = {name: self._told(picture) for name, picture in zip(self.model.cameras, cameras, strict=True)}
+        return Observation(images, *(self._told(item) for item in (self._state, self._task, self._book.time)))
 
-    def _arrays(self) -> dict[str, np.ndarray]:
+    def _arrays(self) -> dict[str, Any]:
         own = ("seen", "origin", "picture", "state", "task", "depth", "actions", "known", "doubt", "outcome")
-        begun = {f"begun/{name}": item for name, item in self._begun.items()} | {"dream/history": self._history}
-        return self._book.arrays() | {f"dream/{name}": getattr(self, f"_{name}") for name in own} | begun
+        arrays = {f"dream/{name}": getattr(self, f"_{name}") for name in (*own, "history")}
+        arrays |= {f"begun/{name}": item for name, item in self._begun.items()}
+        return self._book.arrays() | {name: self._view(item) for name, item in arrays.items()}
+
+    def _there(self, item: np.ndarray) -> Tensor:
+        """Where the model is."""
+        return torch.from_numpy(item).to(self._device)
+
+    def _view(self, item: Any) -> Any:
+        """The same memory, in the words of the contract: an array on the host, a tensor elsewhere."""
+        return item.numpy() if isinstance(item, Tensor) and self.spec.device == "cpu" else item
+
+    def _told(self, item: Any) -> Any:
+        """A copy in the words of the contract."""
+        there = torch.as_tensor(item, device=self._device)
+        return self._view(there.clone(memory_format=torch.contiguous_format))
 
 
 def _parts(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:

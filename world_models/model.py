@@ -25,7 +25,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoModel
-from world_models.calls import Aim, Future, Now, at, flagged, floats, some
+from world_models.calls import Aim, Future, Now, at, flagged, floats, normal, some, uniform
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
 from world_models.places import register
 from world_models.robot import Choose, Guessed, Motion, Touch, by_chance, lesson, of_them, surprise
@@ -138,8 +138,8 @@ class WorldModel(nn.Module):
         def choose(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
             return (candidates - self.normalise(came)[:, None]).square().sum(2).argmin(1)
 
-        noise = torch.randn(len(came), self.config.pictures, *self.video.latent, generator=generator)
-        known = torch.full((len(came),), self.config.frames)
+        noise = normal((len(came), self.config.pictures, *self.video.latent), generator, came)
+        known = torch.full((len(came),), self.config.frames, device=came.device)
         with self._products():
             return self._predicted(now, self.normalised(actions), known, noise, choose)
 
@@ -161,6 +161,11 @@ class WorldModel(nn.Module):
         """
         told = self.inverse(floats(before), floats(after))
         return (told - self.normalised(actions).flatten(1)).square().mean(1).sqrt()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and so all that is given and predicted."""
+        return self.state_mean.device
 
     @property
     def stride(self) -> int:
@@ -258,11 +263,11 @@ class WorldModel(nn.Module):
         frames = self.config.frames
         now = Now(batch["pictures"][:, : 1 + self.config.memory], batch["state"][:, 0], batch["task"])
         future, count = batch["pictures"][:, 1 + self.config.memory :], batch["count"]
-        later = (count > frames) & (torch.rand(len(count), generator=generator) < 0.5)
+        later = (count > frames) & (uniform(count.shape, generator, count) < 0.5)
         if later.any():
             now = self._dreamt(now, batch, later, generator)
-        part = torch.where(later, frames, 0)[:, None] + torch.arange(frames)
-        rows = torch.arange(len(count))[:, None]
+        part = torch.where(later, frames, 0)[:, None] + torch.arange(frames, device=count.device)
+        rows = torch.arange(len(count), device=count.device)[:, None]
         left = (count - torch.where(later, frames, 0)).clamp_max(frames)
         known = some(left, generator)
         steps, _ = self._painted_at(known)
@@ -276,9 +281,10 @@ class WorldModel(nn.Module):
         with self._products():
             return self._loss(now, aim, generator)
 
-    def _level(self, count: int, generator: torch.Generator) -> Tensor:
-        """Levels of noise [count] that sampling meets."""
-        return 1.0 - torch.randint(0, self.config.steps, (count,), generator=generator) / self.config.steps
+    def _level(self, count: Tensor, generator: torch.Generator) -> Tensor:
+        """Levels of noise that sampling meets, one for each of ``count`` [B]."""
+        step = torch.randint(0, self.config.steps, count.shape, generator=generator, device=generator.device)
+        return 1.0 - step.to(count.device) / self.config.steps
 
     def _dreamt(self, now: Now, batch: Mapping[str, Tensor], later: Tensor, generator: torch.Generator) -> Now:
         """``now`` with the rows ``later`` moved on by a whole call, by the model itself."""
@@ -297,9 +303,9 @@ class WorldModel(nn.Module):
         told = self.normalised(aim.actions)
         before, wanted = self.normalise(now.state), self.normalise(aim.state)
         clean = self.video.encode(floats(aim.pictures))
-        level = self._level(count, generator)
+        level = self._level(aim.known, generator)
         moves = self._moves(before, wanted, told, aim.known)
-        noise = torch.randn(clean.shape, generator=generator)
+        noise = normal(clean.shape, generator, clean)
         share = level[:, None, None, None, None]
         noisy = (1.0 - share) * clean + share * noise
         seen = self._seen(now.pictures, config.context_noise, generator)
@@ -330,22 +336,23 @@ class WorldModel(nn.Module):
     def _products(self) -> torch.autocast:
         """Where products are made with ``config.precision``."""
         half = self.config.precision == "bfloat16"
-        return torch.autocast(self.state_mean.device.type, torch.bfloat16, enabled=half)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
 
     def _seen(self, pictures: Tensor, noise: float = 0.0, generator: torch.Generator | None = None) -> Seen:
         """What is seen; the reference stays clean, the others get noise of a level up to ``noise`` that is told."""
         frames = self.video.encode(floats(pictures))
         level = torch.zeros(frames.shape[:2], device=frames.device)
         if noise:
-            level[:, 1:] = noise * torch.rand(level[:, 1:].shape, generator=generator)
+            level[:, 1:] = noise * uniform(level[:, 1:].shape, generator, level)
             share = level[..., None, None, None]
-            frames = (1.0 - share) * frames + share * torch.randn(frames.shape, generator=generator)
+            frames = (1.0 - share) * frames + share * normal(frames.shape, generator, frames)
         return Seen(frames, level)
 
     def _moves(self, before: Tensor, state: Tensor, actions: Tensor, known: Tensor) -> Moves:
         """What the backbone is told: the normalised state [B,S], where it leads [B,F,S], and the known actions."""
         steps, counts = self._painted_at(known)
-        sure = state[torch.arange(len(known))[:, None], steps] * counts[..., None]  # later ones mean nothing
+        rows = torch.arange(len(known), device=known.device)[:, None]
+        sure = state[rows, steps] * counts[..., None]  # later ones mean nothing
         told = flagged(actions, self._flag(known)).unflatten(1, (self.config.pictures, -1)).flatten(2)
         vector = torch.cat([told, sure, before[:, None].expand_as(sure)], -1)
         then = self.poses(sure.flatten(0, 1)).unflatten(0, sure.shape[:2])

@@ -37,9 +37,9 @@ def _fitted(known: Tensor, shifts: Tensor, rounds: int = 10, scale: float = 2.0 
 
     Those further off than ``scale``, two of 64 pixels, count little.
     """
-    light = ridge * torch.eye(known.shape[1])
+    light = ridge * torch.eye(known.shape[1], device=known.device)
     light[-1, -1] = 0.0
-    weight = torch.ones(len(known), 1)
+    weight = known.new_ones(len(known), 1)
     for _ in range(rounds):
         fitted = torch.linalg.solve((weight * known).T @ known + weight.sum() * light, (weight * known).T @ shifts)
         off = (shifts - known @ fitted).norm(dim=1, keepdim=True)
@@ -49,18 +49,19 @@ def _fitted(known: Tensor, shifts: Tensor, rounds: int = 10, scale: float = 2.0 
 
 def _shifts(moving: Tensor, template: Tensor) -> Tensor:
     """How far ``moving`` [N,C,h,w] are from ``template`` [C,h,w], [N,2] (x, y), where both are most alike."""
-    height, width = sides = moving.shape[-2:]
+    height, width = moving.shape[-2:]
     size = (2 * height, 2 * width)  # so that what leaves on one side does not return on the other
     there = torch.fft.rfft2(template, s=size).conj()
     alike = torch.fft.irfft2((torch.fft.rfft2(moving, s=size) * there).sum(1), s=size)
     best = alike.flatten(1).argmax(1)
     y, x = best // size[1], best % size[1]
-    pixels = torch.stack([x - (x >= width) * size[1], y - (y >= height) * size[0]], 1)
-    return 2.0 * pixels / torch.tensor(sides[::-1])
+    x, y = x - (x >= width) * size[1], y - (y >= height) * size[0]
+    return torch.stack([2.0 * x / width, 2.0 * y / height], 1)
 
 
 def _moved_back(moving: Tensor, shift: Tensor) -> Tensor:
-    grid = functional.affine_grid(torch.eye(2, 3).expand(len(moving), 2, 3), list(moving.shape), align_corners=False)
+    still = torch.eye(2, 3, device=moving.device).expand(len(moving), 2, 3)
+    grid = functional.affine_grid(still, list(moving.shape), align_corners=False)
     return functional.grid_sample(moving, grid + shift[:, None, None], align_corners=False)
 
 
@@ -68,5 +69,5 @@ def _middle(template: Tensor) -> Tensor:
     """Where most of what moves is in ``template``, [2] (x, y)."""
     share = template.square().sum(0)
     share = share / share.sum().clamp_min(1e-12)
-    y, x = (torch.linspace(1 / side - 1, 1 - 1 / side, side) for side in share.shape)
+    y, x = (torch.linspace(1 / side - 1, 1 - 1 / side, side, device=share.device) for side in share.shape)
     return torch.stack([(share.sum(0) * x).sum(), (share.sum(1) * y).sum()])

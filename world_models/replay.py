@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from vla_rl.contract.env import on_host
 from world_models.env import DreamConfig, ImaginedEnv
 from world_models.model import WorldModel
 from world_models.starts import InOrder, Start
@@ -97,7 +98,7 @@ def _dream(env: ImaginedEnv, actions: Sequence[np.ndarray], part: np.ndarray, fo
         obs = env.step(padded[:, first:stop]).obs
         seen = rows[(length >= stop) & ((stop % frames == 0) | (length == stop))]
         at = part[seen], (stop - 1) // frames
-        found.step[at], found.doubt[at], found.state[at] = stop, env.doubt[seen], obs.state[seen]
-        pictures = np.concatenate([obs.images[name][seen] for name in env.model.cameras], -1)
+        found.step[at], found.doubt[at], found.state[at] = stop, env.doubt[seen], on_host(obs.state)[seen]
+        pictures = np.concatenate([on_host(obs.images[name])[seen] for name in env.model.cameras], -1)
         found.pictures[at] = np.moveaxis(pictures, -1, 1)
         found.sure[at] = env.outcome[seen, 0]

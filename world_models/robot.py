@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from world_models.calls import uniform
+
 # Which of the candidates [B,K,F,S] with log-odds [B,K,S], int64 [B,S], given chance [B,S] from a standard normal.
 Choose: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -87,7 +89,7 @@ class Touch(nn.Module):
         glimpse = self._glimpse(picture, course, generator)
         thought = functional.silu(self.think(torch.cat([glimpse, course, told], 1)))
         if generator is not None:
-            kept = torch.rand(thought.shape, generator=generator, device=thought.device) >= 0.2
+            kept = uniform(thought.shape, generator, thought) >= 0.2
             thought = thought * kept / 0.8
         seen = self.leave(thought).float().view_as(guess.odds)
         return (guess.odds + seen).log_softmax(1)
@@ -97,7 +99,7 @@ class Touch(nn.Module):
         end = course[:, : self.where.shape[1]]
         place = functional.linear(end, self.where, self.middle) + self.correction(course).float()
         if generator is not None:
-            place = place + self.pixel * (2.0 * torch.rand(place.shape, generator=generator, device=place.device) - 1.0)
+            place = place + self.pixel * (2.0 * uniform(place.shape, generator, place) - 1.0)
         cells = picture.unflatten(1, (self.cameras, 3)).flatten(0, 1)
         grid = self.near + place.view(-1, 1, 1, 2)
         cells = functional.grid_sample(cells, grid, align_corners=False, padding_mode="border")

@@ -13,8 +13,9 @@ from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
 from tests.auditing import AuditingPolicy, SecretiveEnv
 from vla_rl.contract.batch import Rollout
+from vla_rl.contract.env import to_env
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.experience.rollout import RolloutSource, SeedStream, to_env, to_tensor
+from vla_rl.experience.rollout import RolloutSource, SeedStream, to_tensor
 
 ROWS, START = 5, 300
 CASES = [(1, 40), (4, 9), (8, 7)]  # (horizon, decisions)

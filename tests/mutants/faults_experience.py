@@ -19,8 +19,8 @@ _ROLLOUTS = (
     Fault(
         "last observations of terminated rows as well",
         _ROLLOUT,
-        "np.flatnonzero(_numpy(step.truncated))",
-        "np.flatnonzero(_numpy(step.done))",
+        "np.flatnonzero(on_host(step.truncated))",
+        "np.flatnonzero(on_host(step.done))",
         (_NUMBERS,),
     ),
     Fault(

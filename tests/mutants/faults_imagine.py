@@ -111,6 +111,20 @@ FAULTS = (
         ("tests/cli/imagine/test_study.py::test_every_way_is_tabled_over_its_seeds",),
     ),
     Fault(
+        "a world that is not trusted is lost",
+        _RUN,
+        '        save_world(model, self.folder.checkpoint("first"))',
+        "        pass",
+        ("tests/cli/imagine/test_command.py::test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again",),
+    ),
+    Fault(
+        "a device is looked for when it is needed",
+        _RUN,
+        "        _require(plan.device)",
+        "        pass",
+        ("tests/cli/imagine/test_command.py::test_a_device_that_is_not_there_is_refused_before_anything_is_played",),
+    ),
+    Fault(
         "a world that was begun with is trusted as far as it was",
         "vla_rl/cli/imagine/growing.py",
         "            trained = self._calibrated(model)",
@@ -120,8 +134,8 @@ FAULTS = (
     Fault(
         "a dream that ended in doubt seems not to have moved",
         "vla_rl/cli/imagine/dream_world.py",
-        "active & np.asarray(step.valid).all(1) & ~doubted)",
-        "active & np.asarray(step.valid).all(1))",
+        "active & on_host(step.valid).all(1) & ~doubted)",
+        "active & on_host(step.valid).all(1))",
         ("tests/cli/imagine/test_dream_world.py::test_a_dream_that_ends_in_doubt_tells_nothing_of_inverse_dynamics",),
     ),
     Fault(

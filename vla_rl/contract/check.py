@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv
+from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, LikelihoodPolicy, Policy, Stored, look
 from vla_rl.contract.spec import ArraySpec, EnvSpec
@@ -59,7 +59,7 @@ def check_observation(obs: Observation, spec: EnvSpec, rows: int) -> None:
 
 def check_array(name: str, array: Any, spec: ArraySpec, lead: tuple[int, ...]) -> None:
     """Raise ContractError unless ``array`` has shape ``lead + spec.shape``, the declared dtype and range."""
-    values = _numpy(array)
+    values = on_host(array)
     if values.shape != lead + spec.shape or str(values.dtype) != spec.dtype:
         raise ContractError(
             f"{name} is {values.dtype}{list(values.shape)} but {spec.dtype}{list(lead + spec.shape)} is declared, so "
@@ -87,11 +87,11 @@ def check_step(step: Step, spec: EnvSpec, rows: int, horizon: int) -> None:
     check_array("reward", step.reward, ArraySpec((), "float32", -most, most), (rows, horizon))
     low, high = np.minimum(spec.action.low, 0).tolist(), np.maximum(spec.action.high, 0).tolist()
     check_array("executed", step.executed, replace(spec.action, low=low, high=high), (rows, horizon))
-    terminated, truncated, valid = _numpy(step.terminated), _numpy(step.truncated), _numpy(step.valid)
+    terminated, truncated, valid = on_host(step.terminated), on_host(step.truncated), on_host(step.valid)
     _require(not (terminated & truncated).any(), "a row is terminated and truncated at once, so its value is undefined")
     _require(bool((np.diff(valid.astype(int), axis=1) <= 0).all()), "valid becomes True again inside a chunk")
     _require(bool(valid[~(terminated | truncated)].all()), "a row that runs on has an action that was not executed")
-    _require(not _numpy(step.reward)[~valid].any(), "an action that was not executed earned a reward")
+    _require(not on_host(step.reward)[~valid].any(), "an action that was not executed earned a reward")
     _require(len(step.cause) == rows, f"cause has {len(step.cause)} entries for {rows} rows")
     for row, cause in enumerate(step.cause):
         ended = bool(terminated[row] or truncated[row])
@@ -113,7 +113,7 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
     _check_out(policy.act(stored, state, "eval", generator)[0], env)
     out, _ = policy.act(stored, state, "sample", generator)
     _check_out(out, env)
-    env.step(_numpy(out.action))
+    env.step(on_host(out.action))
     kept = ", ".join(f"{name} {list(value.shape)}" for name, value in stored.items())
     found = [Checked("precompute", kept), Checked("act", "in bounds")]
     if isinstance(policy, LikelihoodPolicy):
@@ -129,19 +129,19 @@ def _check_parity(policy: LikelihoodPolicy, stored: Stored, out: ActionOut) -> s
         if isinstance(error, ContractError):
             raise
         return f"none: {error}"
-    gap = float(np.abs(_numpy(again) - _numpy(out.logprob)).max())
+    gap = float(np.abs(on_host(again) - on_host(out.logprob)).max())
     terms = float(np.prod(out.sample.shape[1:])) * 16.0
     _require(gap <= 1e-5 * terms**0.5, f"log_prob of a fresh sample is off by {gap:.2g}, so PPO's first ratio is not 1")
     return f"{gap:.2g}"
 
 
 def _check_out(out: ActionOut, env: VecEnv) -> None:
-    spec, action = env.spec, _numpy(out.action)
+    spec, action = env.spec, on_host(out.action)
     horizon = action.shape[1] if action.ndim == 3 else 0
     bounds = replace(spec.action, shape=(horizon, *spec.action.shape))
     check_array("action", action.astype(spec.action.dtype), bounds, (env.num_envs,))
     _require(1 <= horizon <= spec.max_chunk, f"the chunk has {horizon} actions but 1..{spec.max_chunk} are possible")
-    _require(_numpy(out.logprob).shape == (env.num_envs,), "logprob needs one number per row")
+    _require(on_host(out.logprob).shape == (env.num_envs,), "logprob needs one number per row")
 
 
 # -- the parts of check_env --------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _check_out(out: ActionOut, env: VecEnv) -> None:
 def _check_reset(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     obs = env.reset(every, seeds)
     check_observation(obs, env.spec, env.num_envs)
-    _require(not _numpy(obs.time).any(), "time is not 0 after a reset")
+    _require(not on_host(obs.time).any(), "time is not 0 after a reset")
     kept = obs.rows(every)  # copies
     env.step(random_actions(env, 1, np.random.default_rng(5)))
     _require(_equal(obs, kept), "an observation that was handed out is overwritten by the next step")
@@ -165,8 +165,8 @@ def _check_episode(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
         horizon, first = int(lengths[i % len(lengths)]), i < len(lengths)
         step = env.step(random_actions(env, horizon, chooser), observe="all" if first else "last")
         check_step(step, env.spec, env.num_envs, horizon)
-        taken += _numpy(step.valid).sum(1)
-        _require(bool((taken == _numpy(step.obs.time)).all()), "time does not count the executed actions")
+        taken += on_host(step.valid).sum(1)
+        _require(bool((taken == on_host(step.obs.time)).all()), "time does not count the executed actions")
         for frame in step.frames:
             check_observation(frame, env.spec, env.num_envs)
         if first:
@@ -174,7 +174,7 @@ def _check_episode(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
             _require(_equal(step.frames[-1], step.obs), "the last frame differs from obs")
         _check_latched(before or step, step)
         before = step
-        if _numpy(step.done).all():
+        if on_host(step.done).all():
             break
     return f"{int(taken.min())}..{int(taken.max())} actions"
 
@@ -182,10 +182,10 @@ def _check_episode(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
 def _check_idle(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     env.reset(every, seeds)
     step, chooser = env.step(random_actions(env, 1, np.random.default_rng(4))), np.random.default_rng(1)
-    while not _numpy(step.done).all():
+    while not on_host(step.done).all():
         step = env.step(random_actions(env, env.spec.max_chunk, chooser))
     later = env.step(random_actions(env, 1, chooser))
-    _require(not _numpy(later.valid).any(), "an idle row executed an action")
+    _require(not on_host(later.valid).any(), "an idle row executed an action")
     _require(_equal(step.obs, later.obs), "an idle row's observation changed")
     _check_latched(step, later)
     if env.num_envs > 1:
@@ -195,7 +195,7 @@ def _check_idle(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
 
 
 def _check_latched(before: Step, after: Step) -> None:
-    for row in map(int, np.flatnonzero(_numpy(before.done))):
+    for row in map(int, np.flatnonzero(on_host(before.done))):
         one, other = ((bool(s.terminated[row]), bool(s.success[row]), s.cause[row]) for s in (before, after))
         _require(one == other, f"how row {row} ended changed while it idled, from {one} to {other}")
 
@@ -268,9 +268,10 @@ def _continue(env: VecEnv, chunks: list[int], reverse: bool = False) -> list[Ste
 
 def _same_course(one: list[Step], other: list[Step], rows: np.ndarray) -> bool:
     """Whether both saw, earned and ended alike, with row ``i`` of ``one`` being row ``rows[i]`` of ``other``."""
-    flags = all(_numpy(getattr(one[-1], n) == getattr(other[-1], n)[rows]).all() for n in ("done", "success"))
+    flags = all(on_host(getattr(one[-1], n) == getattr(other[-1], n)[rows]).all() for n in ("done", "success"))
+    names = ("reward", "valid", "executed")
     per_action = (
-        [np.concatenate([_numpy(getattr(step, name)) for step in steps], 1) for name in ("reward", "valid", "executed")]
+        [np.concatenate([on_host(getattr(step, name)) for step in steps], 1) for name in names]
         for steps in (one, other)
     )
     same = all(np.array_equal(a, b[rows]) for a, b in zip(*per_action, strict=True))
@@ -279,7 +280,7 @@ def _same_course(one: list[Step], other: list[Step], rows: np.ndarray) -> bool:
 
 def _equal(a: Observation, b: Observation) -> bool:
     left, right = _parts(a), _parts(b)
-    return left.keys() == right.keys() and all(np.array_equal(_numpy(left[n]), _numpy(right[n])) for n in left)
+    return left.keys() == right.keys() and all(np.array_equal(on_host(left[n]), on_host(right[n])) for n in left)
 
 
 def _parts(obs: Observation) -> dict[str, Any]:
@@ -293,7 +294,3 @@ def _same_names(what: str, given: Any, declared: Any) -> None:
 def _require(holds: bool, complaint: str) -> None:
     if not holds:
         raise ContractError(f"{complaint}, so experience from it would be wrong; mend the environment or policy.")
-
-
-def _numpy(array: Any) -> np.ndarray:
-    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)

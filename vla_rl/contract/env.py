@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
 
 from vla_rl.contract.spec import EnvSpec
 
@@ -82,6 +84,11 @@ class Step:
         """bool [E]: rows that idle until they are reset."""
         return self.terminated | self.truncated
 
+    def mapped(self, change: Callable[[Array], Array]) -> Step:
+        """The same with ``change`` made to every array but those of observations."""
+        names = ("reward", "valid", "terminated", "truncated", "success", "executed", "intervened")
+        return replace(self, **{name: change(getattr(self, name)) for name in names})
+
 
 @runtime_checkable
 class VecEnv(Protocol):
@@ -119,3 +126,13 @@ class Snapshots(Protocol):
 
     def restore(self, rows: Array, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``rows``: the continuation repeats bit for bit. Returns the observation of all rows."""
+
+
+def on_host(array: Array) -> np.ndarray:
+    """``array`` as numpy, wherever it is; shares memory with one that is on the host."""
+    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)
+
+
+def to_env(action: Array, env: VecEnv) -> Array:
+    """Actions of a policy as ``env`` takes them: numpy on the CPU, tensors on its device otherwise."""
+    return on_host(action) if env.spec.device == "cpu" else action.to(env.spec.device)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Array, Observation, Step, VecEnv
+from vla_rl.contract.env import Array, Observation, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Mode, Policy, look
 from vla_rl.evaluation.stats import Rate
@@ -89,7 +89,7 @@ class _Evaluation:
         while (self.playing >= 0).any():
             stored, state = look(self.policy, self.view(obs), state, generator)
             out, state = self.policy.act(stored, state, mode, generator)
-            step = self.env.step(np.asarray(out.action) if self.env.spec.device == "cpu" else out.action)
+            step = self.env.step(to_env(out.action, self.env))
             obs, state = self._refill(self._book(step), step.obs, state)
         return Outcomes(self.seeds, self.success, tuple(self.cause), self.length, tuple(self.family), self.returns)
 
@@ -98,7 +98,7 @@ class _Evaluation:
         busy = self.playing >= 0
         self.length[self.playing[busy]] += _sum(step.valid)[busy]
         self.returns[self.playing[busy]] += _sum(step.reward)[busy]
-        ended = np.flatnonzero(np.asarray(step.done) & busy)
+        ended = np.flatnonzero(on_host(step.done) & busy)
         for row in ended:
             self.success[self.playing[row]] = bool(step.success[row])
             self.cause[self.playing[row]] = step.cause[int(row)]
@@ -121,4 +121,4 @@ class _Evaluation:
 
 
 def _sum(valid: Array) -> np.ndarray:
-    return np.asarray(valid).sum(1)
+    return on_host(valid).sum(1)

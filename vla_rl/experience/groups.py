@@ -31,7 +31,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Policy, State, Stored, look
 from vla_rl.experience.columns import Moment, beside, to_state
 from vla_rl.experience.members import Group, Member
-from vla_rl.experience.rollout import SeedStream, check_finite, to_env, to_tensor
+from vla_rl.experience.rollout import SeedStream, check_finite, play, to_tensor
 from vla_rl.experience.unfinished import NothingMore, Unfinished
 
 
@@ -194,7 +194,7 @@ class GroupSource:
             out, state = self.policy.act(stored, state, "sample", self.generator)
             check_finite(out)
         with self._clock("env_s"):
-            step = self.env.step(to_env(out.action, self.env))
+            step = play(self.env, out)
         self._state, self._obs = state, step.obs
         self._moments.append(Moment(stored, out, step))
         self._book(step)

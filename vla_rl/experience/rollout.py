@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import PRIVILEGED, Observation, Snapshots, Step, VecEnv
+from vla_rl.contract.env import PRIVILEGED, Observation, Snapshots, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut, Policy, State, Stored, look, public
 from vla_rl.contract.spec import EnvSpec
@@ -151,7 +151,7 @@ class RolloutSource:
         check_finite(out)
         self._state = state
         acted = time.perf_counter()
-        step = self.env.step(to_env(out.action, self.env))
+        step = play(self.env, out)
         window.decisions.append(_Decision(stored, out, step, self._seed.clone()))
         obs = self._restart(window, step)
         stepped = time.perf_counter()
@@ -166,8 +166,8 @@ class RolloutSource:
 
     def _restart(self, window: _Window, step: Step) -> Observation:
         """Reset the rows that ended, after keeping what truncated ones saw last."""
-        done = _numpy(step.done)
-        truncated = np.flatnonzero(_numpy(step.truncated))
+        done = on_host(step.done)
+        truncated = np.flatnonzero(on_host(step.truncated))
         if len(truncated):
             then = {name: item[truncated] for name, item in self._state.items()}
             window.final.append(self._look(step.obs.rows(truncated), then)[0])
@@ -203,18 +203,15 @@ def done_or_chosen(step: Step, out: ActionOut) -> Tensor:
     return torch.where(to_tensor(step.valid).unsqueeze(-1), executed, out.action.to(executed))
 
 
-def to_env(action: Tensor, env: VecEnv) -> Any:
-    """Actions as the environment speaks: numpy on the CPU, tensors on its device otherwise."""
-    return action.numpy() if env.spec.device == "cpu" else action.to(env.spec.device)
+def play(env: VecEnv, out: ActionOut) -> Step:
+    """Do what a policy chose; what comes of it is where the policy is, so that all of a rollout is in one place."""
+    step = env.step(to_env(out.action, env))
+    return step.mapped(lambda item: torch.as_tensor(item, device=out.sample.device))
 
 
 def to_tensor(array: Any) -> Tensor:
     """A tensor that shares memory with ``array``."""
     return torch.as_tensor(array)
-
-
-def _numpy(array: Any) -> np.ndarray:
-    return array.cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
 
 
 def _stack(window: _Window, last: Stored, spec: EnvSpec) -> Rollout:
@@ -261,7 +258,7 @@ def _by_family(steps: Sequence[Step], spec: EnvSpec) -> dict[str, float]:
         return {}
     counts = {f"{what}/{name}": 0.0 for name in sorted(set(spec.families)) for what in ("episodes", "successes")}
     for step in steps:
-        for row in np.flatnonzero(_numpy(step.done & step.valid.any(1))):  # not those that ended earlier and idle
+        for row in np.flatnonzero(on_host(step.done & step.valid.any(1))):  # not those that ended earlier and idle
             name = spec.family(int(step.obs.task[row]))
             counts[f"episodes/{name}"] += 1.0
             counts[f"successes/{name}"] += float(step.success[row])

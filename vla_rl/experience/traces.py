@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.env import Observation, VecEnv, to_env
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Mode, Policy, look
 from vla_rl.experience.episodes import Episodes
@@ -171,7 +171,7 @@ def _play(env: VecEnv, policy: Policy, seeds: list[int], generator: Any, mode: M
     while True:
         stored, state = look(policy, obs, state, generator)
         out, state = policy.act(stored, state, mode, generator)
-        step = env.step(np.asarray(out.action), observe="all")
+        step = env.step(to_env(out.action, env), observe="all")
         for track in tracks:
             for i, frame in enumerate(step.frames):
                 if step.valid[track.row, i]:

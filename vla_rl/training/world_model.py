@@ -30,6 +30,9 @@ class Learns(Protocol):
     spec: EnvSpec
     config: Any
 
+    @property
+    def device(self) -> torch.device: ...
+
     def motion_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
 
     def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
@@ -101,20 +104,19 @@ def fit_world(
     def told(step: int, info: dict[str, float]) -> None:
         report(begun + step, info)
 
-    made = (_tensors(moves(traces, table, part)) for part in _parts(count, config.motion, generator))
+    made = (_tensors(moves(traces, table, part), model.device) for part in _parts(count, config.motion, generator))
     fit(model.motion_parameters(), lambda batch: model.motion_loss(batch, generator), made, config.motion, told)
     begun += config.motion.steps
-    shown = (_tensors(shots(traces, part)) for part in _parts(len(traces.state), config.pose, generator))
+    shown = (_tensors(shots(traces, part), model.device) for part in _parts(len(traces.state), config.pose, generator))
     fit(model.pose_parameters(), model.pose_loss, shown, config.pose, told)
     begun += config.pose.steps
-    seen = (_tensors(cut(traces, table, part)) for part in _parts(count, config.video, generator))
+    seen = (_tensors(cut(traces, table, part), model.device) for part in _parts(count, config.video, generator))
     fit(model.other_parameters(), lambda batch: model.loss(batch, generator), seen, config.video, told)
     begun += config.video.steps
     chosen = torch.randperm(len(traces.state), generator=generator)[:_REGISTERED]
-    model.aim(_tensors(shots(traces, chosen.numpy())))
-    felt = _felt(
-        traces, table, _unsure(model, traces, table), followed(model, traces, generator), config.touch, generator
-    )
+    model.aim(_tensors(shots(traces, chosen.numpy()), model.device))
+    unsure, dreamt = _unsure(model, traces, table), followed(model, traces, generator)
+    felt = (_tensors(batch, model.device) for batch in _felt(traces, table, unsure, dreamt, config.touch, generator))
     fit(model.touch_parameters(), lambda batch: model.touch_loss(batch, generator), felt, config.touch, told)
 
 
@@ -129,10 +131,9 @@ def followed(model: Learns, traces: Traces, generator: torch.Generator) -> Dream
         for part in np.array_split(now[whole], -(-int(whole.sum()) // _TOGETHER)):
             ahead = part[:, None] + np.arange(1 + frames)
             batch = seen_at(dreamt, part, frames, memory) | {"state": traces.state[ahead]}
-            picture = model.follow(_tensors(batch | {"actions": traces.action[ahead[:, :-1]]}), generator)
-            for name, camera in zip(
-                sorted(dreamt.images), np.split(picture.numpy(), len(dreamt.images), 1), strict=True
-            ):
+            batch |= {"actions": traces.action[ahead[:, :-1]]}
+            picture = model.follow(_tensors(batch, model.device), generator).cpu().numpy()
+            for name, camera in zip(sorted(dreamt.images), np.split(picture, len(dreamt.images), 1), strict=True):
                 dreamt.images[name][ahead[:, -1]] = np.moveaxis(camera, 1, -1)
             moments.append(ahead[:, -1])
         now = now + frames
@@ -141,11 +142,9 @@ def followed(model: Learns, traces: Traces, generator: torch.Generator) -> Dream
 
 def _unsure(model: Learns, traces: Traces, table: dict[str, np.ndarray]) -> Tensor:
     """[N]: how often to look at each window of ``table``, 1 on average."""
-    parts = np.arange(len(table["count"]))
-    doubt = [
-        model.unsure(_tensors(moves(traces, table, part))) for part in np.array_split(parts, 1 + len(parts) // 1024)
-    ]
-    share = torch.cat(doubt)
+    every = np.arange(len(table["count"]))
+    parts = (moves(traces, table, part) for part in np.array_split(every, 1 + len(every) // 1024))
+    share = torch.cat([model.unsure(_tensors(part, model.device)).cpu() for part in parts])
     return _SURE + (1.0 - _SURE) * share / share.mean().clamp_min(1e-12)
 
 
@@ -156,22 +155,22 @@ def _felt(
     dreamt: Dreamt,
     config: FitConfig,
     generator: torch.Generator,
-) -> Iterator[dict[str, Tensor]]:
+) -> Iterator[dict[str, np.ndarray]]:
     """Batches of which half begin with recorded pictures and half with dreams of them, as often as ``unsure`` says."""
     half = config.batch // 2
     there = torch.from_numpy(np.isin(table["seen"][:, -1], dreamt.moments))
     true, false = weighted(unsure, half, generator), weighted(unsure * there, half, generator)
     for one, other in zip(true, false, strict=True):
         seen, imagined = moves(traces, table, one.numpy()), moves(dreamt.traces, table, other.numpy())
-        yield _tensors({name: np.concatenate([item, imagined[name]]) for name, item in seen.items()})
+        yield {name: np.concatenate([item, imagined[name]]) for name, item in seen.items()}
 
 
 def _parts(count: int, config: FitConfig, generator: torch.Generator) -> Iterator[np.ndarray]:
     return (part.numpy() for part in shuffled(count, config.batch, generator))
 
 
-def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(item) for name, item in arrays.items()}
+def _tensors(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(item).to(device) for name, item in arrays.items()}
 
 
 def require_world_of(spec: EnvSpec, traces: Traces) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.cli.conftest import save_untrained
+from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.world_models.dreams import SMALL
 from vla_rl.cli.imagine import command
 from vla_rl.cli.imagine.closed_loop import CLUMSINESS, Rated, closed_loop, first_looks
@@ -112,6 +113,23 @@ def test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again(recipe, tmp_
     monkeypatch.setattr("vla_rl.cli.imagine.growing.fit_world", None)  # nothing is learnt
     milder = replace(recipe, plan=replace(recipe.plan, begin_with=str(folder.path)))
     assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].trained.dream.horizon == 5
+
+
+def test_a_world_may_learn_and_dream_on_another_device_than_the_policy(recipe, run, tmp_path):
+    away = replace(recipe, plan=replace(recipe.plan, device=str(ELSEWHERE)))
+    folder = RunFolder(tmp_path / "away", away)
+    with elsewhere():
+        mind = away.prepare(folder)[1]
+        assert mind.trained.model.device == ELSEWHERE and mind.dreams.make(2).spec.device == str(ELSEWHERE)
+        found = away.run(folder)
+    assert found.keys() == json.loads((run / "summary.json").read_text()).keys()
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_played(recipe, tmp_path):
+    nowhere = replace(recipe, plan=replace(recipe.plan, device="cuda:17"))
+    with pytest.raises(UserError, match=r"'cuda:17' is no device that can be used here.*vla-rl inspect lists"):
+        nowhere.prepare(RunFolder(tmp_path / "run", nowhere))
+    assert not (tmp_path / "run" / "episodes").exists()
 
 
 def test_a_run_that_gathered_nothing_is_not_begun_with(recipe, tmp_path):

@@ -155,7 +155,15 @@ def test_keys_pressed_at_once_come_one_after_the_other(run):
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_serves_until_ctrl_c_and_frees_the_port(run, capsys):
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is Python's, though a shell has started the tests in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_command_serves_until_ctrl_c_and_frees_the_port(run, capsys, interruptible):
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} cannot be served on .*in use.*--port {port + 1}"):

@@ -94,6 +94,7 @@ def judged(run: Path, scenes: int) -> dict[str, Any]:
     """Open and closed loop, for the world model of a finished or unfinished run."""
     recipe, dreamt = opened(run)[0], DreamRun.load(run)
     trained = dreamt.trained
+    trained.model.to(recipe.plan.device)
     names = {"imitation": "start", "imagined RL": "best"}
     kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
     policies = {name: TinyVLA.from_pretrained(at) for name, at in kept.items() if at.exists()}

@@ -15,7 +15,7 @@ import torch
 
 from vla_rl.cli.method import generator
 from vla_rl.cli.progress import bar
-from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.env import Observation, VecEnv, on_host, to_env
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy, look
 from vla_rl.experience.traces import Traces, seen_at
@@ -61,11 +61,11 @@ def promise(model: Any, traces: Traces) -> np.ndarray:
     with bar("value", len(now)) as update:
         for first in range(0, len(now), 64):
             part = slice(first, first + 64)
-            items = {name: torch.from_numpy(item[part]) for name, item in start.items()}
-            seen = load("world_models.model:Now")(**items)
-            noise = torch.randn(len(seen.task), config.pictures, *model.video.latent, generator=chooser)
-            actions = torch.from_numpy(traces.action[ahead[part]])
-            hopes.append(model.predict(seen, actions, torch.from_numpy(known[part]), noise).outcome[:, 2].numpy())
+            seen = {name: torch.from_numpy(item[part]).to(model.device) for name, item in start.items()}
+            noise = torch.randn(len(now[part]), config.pictures, *model.video.latent, generator=chooser)
+            told = (torch.from_numpy(traces.action[ahead[part]]), torch.from_numpy(known[part]), noise)
+            future = model.predict(load("world_models.model:Now")(**seen), *(item.to(model.device) for item in told))
+            hopes.append(future.outcome[:, 2].cpu().numpy())
             update(min(first + 64, len(now)), "moments")
     value, seen_value, at = np.zeros(len(traces.state)), np.concatenate(hopes), now + known
     for begin, end in spans:
@@ -103,21 +103,21 @@ def watch(env: VecEnv, model: Any, policy: Policy, seeds: Sequence[int], noise: 
         before, active = _channels(model, obs), ~done
         stored, state = look(policy, obs, state, noise)
         out, state = policy.act(stored, state, "sample", noise)
-        step = env.step(np.asarray(out.action))
-        obs, done = step.obs, np.asarray(step.done)
+        step = env.step(to_env(out.action, env))
+        obs, done = step.obs, on_host(step.done)
         doubted = np.array([cause == "uncertainty" for cause in step.cause])  # shows what was before
-        whole = torch.from_numpy(active & np.asarray(step.valid).all(1) & ~doubted)
-        if whole.any() and step.executed.shape[1] == model.config.frames:
-            executed = torch.as_tensor(step.executed)
+        whole = np.flatnonzero(active & on_host(step.valid).all(1) & ~doubted)
+        if len(whole) and step.executed.shape[1] == model.config.frames:
+            executed = torch.as_tensor(step.executed, device=model.device)
             slips.append(model.slip(before[whole], _channels(model, obs)[whole], executed[whole]))
     slip = float(torch.cat(slips).mean()) if slips else 0.0
-    return Watched(float(np.mean(step.success)), float(np.mean(doubted)), slip)
+    return Watched(float(on_host(step.success).mean()), float(np.mean(doubted)), slip)
 
 
 def _channels(model: Any, obs: Observation) -> torch.Tensor:
     """uint8 [E,C,h,w], cameras side by side."""
-    pictures = np.concatenate([obs.images[name] for name in model.cameras], -1)
-    return torch.from_numpy(np.moveaxis(pictures, -1, 1).copy())
+    pictures = torch.cat([torch.as_tensor(obs.images[name], device=model.device) for name in model.cameras], -1)
+    return pictures.movedim(-1, 1).contiguous()
 
 
 class DreamWorld:

@@ -67,6 +67,7 @@ class Plan:
     trust: Trust = field(default_factory=Trust)
     begun: int = 500  # dreams begin in the latest episodes, so many of them
     coevolution: CoevolutionConfig = field(default_factory=CoevolutionConfig)
+    device: str = "cpu"  # where the world model learns and dreams, such as "cuda"; the policy stays where it is
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,11 @@ class Trained:
     dream: Any  # the plan's, with the threshold and the horizon that are trusted
 
     @classmethod
-    def load(cls, folder: Path, dream: Any) -> Trained:
-        """What :meth:`save` kept in ``folder``."""
+    def load(cls, folder: Path, dream: Any, device: str = "cpu") -> Trained:
+        """What :meth:`save` kept in ``folder``, its model on ``device``."""
         model, kept = load_world(folder)
         limits = load("world_models.uncertainty:Limits")(tuple(kept["limits"]))
-        return cls(model, limits, replace(dream, done=kept["threshold"], horizon=kept["horizon"]))
+        return cls(model.to(device), limits, replace(dream, done=kept["threshold"], horizon=kept["horizon"]))
 
     def save(self, folder: Path) -> None:
         """Keep it all."""
@@ -101,7 +102,11 @@ class GrowingWorld:
     """The world model of a run, and its dreams."""
 
     def __init__(self, plan: Plan, world: World, seed: int, folder: RunFolder, policy: TinyVLA) -> None:
-        """Gather with ``policy`` in ``world``, learn and calibrate, as far as an earlier part of the run has not."""
+        """Gather with ``policy`` in ``world``, learn and calibrate, as far as an earlier part of the run has not.
+
+        Raises UserError, before anything is played, when there is no such device.
+        """
+        _require(plan.device)
         self.plan, self.world, self.seed, self.folder = plan, world, seed, folder
         gathered = Gathered.load(self._episodes) or self._gather(policy)
         self.calibration, self.held_out = gathered.calibration, gathered.held_out
@@ -110,7 +115,7 @@ class GrowingWorld:
         self.learnt = Traces.joined([*self._demonstrations(policy.spec.tasks), gathered.learnt, *bought])
         kept = folder.checkpoint("world")
         if (kept / "config.json").exists():
-            self.trained = Trained.load(kept, plan.dream)
+            self.trained = Trained.load(kept, plan.dream, plan.device)
         else:
             self.trained = self._first()
         self.dreams = DreamWorld(self.trained.model, self._starts(), self.trained.limits, self.trained.dream)
@@ -169,14 +174,14 @@ class GrowingWorld:
         env = self.world.make(1)
         model, _ = load_world(Path(self.plan.begin_with) / "checkpoints" / "first", env.spec)
         env.close()
-        return model
+        return model.to(self.plan.device)
 
     def _new_model(self) -> Any:
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
         env = self.world.make(1)
         model = load("world_models.model:WorldModel")(env.spec, self.plan.model, *statistics(self.learnt))
         env.close()
-        return model
+        return model.to(self.plan.device)
 
     def _learn(self, model: Any, fit: WorldFit) -> Any:
         """Train ``model`` further, on everything that is recorded for it."""
@@ -287,6 +292,16 @@ class Growing:
             return self.world.grow(policy, round(progress * self.loop.iterations)) or changed
 
         return both
+
+
+def _require(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without it
+        raise UserError(
+            f"{device!r} is no device that can be used here ({str(error).splitlines()[0]}), so no world model could "
+            "dream there; choose cpu, or one that vla-rl inspect lists."
+        ) from error
 
 
 def horizons(model: Any, traces: Traces, dream: Any) -> list[int]:

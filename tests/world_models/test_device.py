@@ -1,0 +1,144 @@
+"""Dreams where their model is: those of the host, in the words of the contract, made without the host's tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.elsewhere import ELSEWHERE, elsewhere
+from tests.world_models.dreams import SMALL, model, starts
+from tests.world_models.pushing import played as recorded
+from tests.world_models.pushing import world
+from tests.world_models.test_backbones import CONFIGS, built, call, numbers
+from vla_rl.contract.check import check_env
+from vla_rl.contract.env import Step, on_host
+from vla_rl.experience.rollout import RolloutSource
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.world_model import WorldFit, fit_world, statistics
+from world_models.env import DreamConfig, ImaginedEnv
+from world_models.model import WorldConfig, WorldModel
+from world_models.replay import replay
+from world_models.uncertainty import Limits
+
+CONFIG = DreamConfig(horizon=12, part=4, done=0.5, again=1)
+EVERY = np.arange(5)
+
+
+@pytest.fixture(autouse=True)
+def there() -> Iterator[torch.device]:
+    with elsewhere() as device:
+        yield device
+
+
+def dreams(device: torch.device | str) -> ImaginedEnv:
+    made = model(("front", "wrist"))
+    return ImaginedEnv(made.to(device), starts(made), len(EVERY), Limits((0.8,) * 4), CONFIG)
+
+
+def played(env: ImaginedEnv) -> list[Step]:
+    env.reset(EVERY, EVERY)
+    chooser = np.random.default_rng(0)
+    chunks = [chooser.uniform(-0.5, 0.5, (len(EVERY), n, 2)).astype(np.float32) for n in (2, 3, 1, 4, 2)]
+    there = env.spec.device != "cpu"
+    return [env.step(torch.from_numpy(chunk).to(env.spec.device) if there else chunk, "all") for chunk in chunks]
+
+
+def test_dreams_on_a_device_are_those_of_the_host():
+    env = dreams(ELSEWHERE)
+    assert env.spec.device == "meta"
+    for here, there in zip(played(dreams("cpu")), played(env), strict=True):
+        assert here.cause == there.cause
+        for name in ("reward", "valid", "terminated", "truncated", "success", "executed", "intervened"):
+            given = getattr(there, name)
+            assert given.device == ELSEWHERE and np.array_equal(on_host(given), getattr(here, name))
+        for one, other in zip(here.frames, there.frames, strict=True):
+            for name in ("front", "wrist"):
+                assert other.images[name].device == ELSEWHERE
+                assert np.array_equal(on_host(other.images[name]), one.images[name])
+            for name in ("state", "task", "time"):
+                assert getattr(other, name).device == ELSEWHERE
+                assert np.array_equal(on_host(getattr(other, name)), getattr(one, name))
+
+
+def test_the_contract_holds_there():
+    assert len(check_env(dreams(ELSEWHERE))) >= 5
+
+
+def test_replays_there_are_those_of_the_host():
+    made = model()
+    chooser = np.random.default_rng(1)
+    actions = [chooser.uniform(-0.5, 0.5, (length, 2)).astype(np.float32) for length in (4, 7, 6)]
+    first = starts(made, 3).first
+    here = replay(made, first, actions, CONFIG)
+    there = replay(made.to(ELSEWHERE), first, actions, CONFIG)
+    for name in ("step", "sure", "doubt", "pictures", "state"):
+        assert np.array_equal(getattr(here, name), getattr(there, name), equal_nan=True)
+
+
+def test_a_world_learnt_there_is_the_one_learnt_on_the_host():
+    traces, fitted = recorded(12, seed=1), WorldFit(*[FitConfig(steps=2, batch=4)] * 4)
+    learnt, told = [], []
+    for device in ("cpu", ELSEWHERE):
+        torch.manual_seed(0)
+        made = WorldModel(world(), WorldConfig(3, 3, backbone=SMALL), *statistics(traces)).to(device)
+        losses: list[dict[str, float]] = []
+        fit_world(made, traces, fitted, torch.Generator().manual_seed(1), lambda step, info, to=losses: to.append(info))
+        told.append(losses)
+        learnt.append({name: item.detach().cpu() for name, item in made.state_dict().items()})
+    here, there = learnt
+    assert told[0] == told[1] and len(told[0]) == fitted.steps
+    # Where to look is found by Fourier transforms, whose rounding hangs on how memory lies.
+    assert all(torch.equal(item, there[name]) for name, item in here.items() if not name.startswith("touch."))
+    assert all(item.isfinite().all() for item in there.values())
+
+
+def test_what_is_collected_there_is_where_the_policy_is():
+    """A policy on the host learns from dreams elsewhere as from those on the host."""
+    collected = []
+    for device in ("cpu", ELSEWHERE):
+        env = dreams(device)
+        torch.manual_seed(0)
+        policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=3))
+        source = RolloutSource(env, policy, 6, itertools.count(), torch.Generator().manual_seed(2))
+        collected.append(vars(source.next()))
+    here, there = collected
+    assert here["valid"].any() and here["truncated"].any(), "so there is something to tell apart"
+    for name, item in there.items():
+        parts = item if isinstance(item, dict) else {"": item}
+        for inner, given in parts.items():
+            wanted = here[name][inner] if inner else here[name]
+            assert not isinstance(given, torch.Tensor) or (given.device.type, True) == (
+                "cpu",
+                torch.equal(given, wanted),
+            )
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_larger_backbones_paint_there_what_they_paint_on_the_host(config):
+    video, given = built(config), numbers(built(config))
+    here = call(video, given).clean
+    there = call(video.to(ELSEWHERE), {name: item.to(ELSEWHERE) for name, item in given.items()}).clean
+    assert there.device == ELSEWHERE and torch.allclose(there.cpu(), here, atol=1e-5)
+
+
+def test_two_devices_do_not_mix():
+    """So the tests here can fail."""
+    there, here, first = torch.zeros(3, device=ELSEWHERE), torch.ones(3), np.arange(2)
+    wrong = (
+        lambda: there + here,
+        lambda: torch.stack([here, there]),
+        lambda: here[first.size * torch.ones(1, dtype=torch.long, device=ELSEWHERE)],
+        lambda: there.index_put_((torch.from_numpy(first),), here[:2]),
+    )
+    for mixed in wrong:
+        with pytest.raises(RuntimeError, match="two devices"):
+            mixed()
+    with pytest.raises(RuntimeError, match="numpy"):
+        there.numpy()
+    there[first] = here.to(ELSEWHERE)[first]
+    assert there.cpu().tolist() == [1.0, 1.0, 0.0] and there[first].device == ELSEWHERE
