@@ -9,6 +9,7 @@ from vla_rl.cli.imagine.growing import Plan
 from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.cli.method import MemoryConfig, OffPolicyRL, RLConfig
 from vla_rl.cli.recipes import Improve
+from vla_rl.cli.stages import EvaluationConfig
 from vla_rl.cli.subjects import TD3Residual
 from vla_rl.cli.world import World
 from vla_rl.evaluation.agreement import Trust
@@ -76,11 +77,11 @@ def residual_td3() -> Improve:
         target_rate=0.01,
         value_bounds=(0.0, 1.0),
     )
-    # 1375 episodes of some 21 control steps, and 256 to validate before and after.
-    loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_900)
+    # 1375 episodes: some 1310 of 21 or 22 control steps, and 32 to validate before and after, lest a ruined one is kept.
+    loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_200)
     subject = TD3Residual(ResidualConfig(head=small))
     method = OffPolicyRL(subject, memory=MemoryConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
-    return Improve(method, world=WORLD)
+    return Improve(method, world=WORLD, evaluation=EvaluationConfig(validation=32))
 
 
 def _with(plan: Plan) -> Imagine:
