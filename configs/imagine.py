@@ -77,7 +77,7 @@ def residual_td3() -> Improve:
         target_rate=0.01,
         value_bounds=(0.0, 1.0),
     )
-    # 1375 episodes: some 1310 of 21 or 22 control steps, and 32 to validate before and after, lest a ruined one is kept.
+    # 1375 episodes: some 1310 of 21 or 22 control steps, and 32 to validate before and after, lest ruins are kept.
     loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_200)
     subject = TD3Residual(ResidualConfig(head=small))
     method = OffPolicyRL(subject, memory=MemoryConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
