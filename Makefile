@@ -39,7 +39,7 @@ compare: install ## ten ways to improve the same policies, side by side (hours; 
 imagine: install ## learn a world model, improve a policy in its dreams, and see what it is worth (half an hour)
 	$(BIN)/vla-rl imagine
 
-imagine-study: install ## the same without one part at a time (hours; can be stopped and goes on)
+imagine-study: install ## the same without one part at a time (an hour and a half; can be stopped and goes on)
 	$(BIN)/vla-rl imagine study
 
 test: lint types ## everything that must hold before a merge (six minutes on two cores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,9 @@ def _leave(out: Path) -> None:
     if way == "residual_td3":
         found |= {"rl": rate, "episodes": 1000}
     elif way != "imitation":
-        found |= {"imagined_rl": rate, "simulator_episodes": 1375}
+        gain = {"mean": success - 0.5, "low": success - 0.55, "high": success - 0.45, "mcnemar_p": 0.01}
+        before = {"success": 0.5, "low": 0.4, "high": 0.6, "episodes": 512}
+        found |= {"imagined_rl": rate, "simulator_episodes": 1375, "imitation": before, "gain": gain}
     out.mkdir(parents=True)
     (out / "summary.json").write_text(json.dumps(found))
     seen = {"validation": 0.5, "validation_low": 0.4, "validation_high": 0.6, "validation_episodes": 256}
@@ -69,4 +72,16 @@ def test_every_way_is_tabled_over_its_seeds(asked, tmp_path):
     assert found["residual_td3", 1]["simulator_episodes"] == 1000 + 256, "validation is paid for as well"
     assert found["no_keyframes", 3]["seconds"] == 120.0
     page = (tmp_path / "report.html").read_text()
-    assert "72.0%" in page and "62.0 % " not in page and "92.0%" in page
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+    assert cells[1] == ["imitation", *["50.0% [40.0, 60.0]"] * 3, "50.0%"], (
+        "on the scenes of the test, where it is told"
+    )
+    assert cells[2] == ["lift", "71.0% [61.0, 81.0]", "72.0% [62.0, 82.0]", "73.0% [63.0, 83.0]", "72.0%"]
+    won = {row[0]: row[1:] for row in cells[8:]}
+    assert won["lift"] == ["+21.0 [16.0, 26.0]", "+22.0 [17.0, 27.0]", "+23.0 [18.0, 28.0]", "1375", "120"]
+    assert won["residual td3"] == ["–", "–", "–", "1256", "120"]
+
+
+def test_where_no_dream_was_judged_imitation_is_told_by_its_validation(asked, tmp_path):
+    study(["--out", str(tmp_path), "--ways", "residual_td3"])
+    assert "51.0% [41.0, 61.0]" in (tmp_path / "report.html").read_text()

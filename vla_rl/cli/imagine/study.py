@@ -104,7 +104,8 @@ def _row(out: Path, way: str, seed: int) -> dict[str, Any]:
         validated = sum(row["played"] for row in watched(out / f"{way}-{seed}"))
         after, episodes = found["rl"], found["episodes"] + validated
     seconds = round(sum(found["seconds"].values()), 1)
-    return {"way": way, "seed": seed, **after, "simulator_episodes": episodes, "seconds": seconds}
+    told = {name: found.get(name) for name in ("imitation", "gain")}  # on the same scenes, where dreams were judged
+    return {"way": way, "seed": seed, **after, **told, "simulator_episodes": episodes, "seconds": seconds}
 
 
 def _report(out: Path, rows: list[dict[str, Any]], config: ImagineStudy) -> None:
@@ -112,28 +113,55 @@ def _report(out: Path, rows: list[dict[str, Any]], config: ImagineStudy) -> None
         "Reinforcement learning in dreams, without one part at a time",
         "The same imitation policies; success on test scenes of the simulator",
     )
-    before = {
-        seed: json.loads((_imitation(out, seed) / "summary.json").read_text(encoding="utf-8"))["validation"]
-        for seed in config.seeds
-    }
-    table = [["imitation (validation)", *(percent(Rate(**before[seed])) for seed in config.seeds), None, 0, None]]
-    for way in config.ways:
-        mine = [row for row in rows if row["way"] == way]
-        rates = [percent(Rate(row["success"], row["low"], row["high"], row["episodes"])) for row in mine]
-        mean, episodes, seconds = (
-            sum(row[name] for row in mine) / len(mine) for name in ("success", "simulator_episodes", "seconds")
-        )
-        table.append([way, *rates, f"{mean:.1%}", round(episodes), round(seconds)])
-    header = ["way", *(f"seed {seed}" for seed in config.seeds), "mean", "simulated episodes", "seconds"]
+    ways = {_name(way): [row for row in rows if row["way"] == way] for way in config.ways}
+    seeds = [f"seed {seed}" for seed in config.seeds]
+    reached = {"imitation": [_before(out, rows, seed) for seed in config.seeds]} | ways
+    report.table(["", *seeds, "mean"], [[name, *_told(found)] for name, found in reached.items()])
     report.table(
-        header,
-        table,
-        "Simulated episodes are all that were played after imitation, but the test's. "
-        "Ways that share a world model count its episodes, but not the seconds that it took the first of them.",
+        ["points won", *seeds, "episodes", "seconds"],
+        [[name, *_won(mine)] for name, mine in ways.items()],
+        "Points won on imitation are told of the same scenes, for ways in dreams. Simulated episodes are all that "
+        "were played after imitation, but the test's. Ways that share a world model count its episodes, but not the "
+        "seconds that it took the first of them.",
     )
     for seed in config.seeds:
         mine = [row for row in rows if row["seed"] == seed]
-        bars = [Bar(row["way"], row["success"], row["low"], row["high"]) for row in mine]
+        bars = [Bar(_name(row["way"]), row["success"], row["low"], row["high"]) for row in mine]
         report.bars(f"Test success, seed {seed}", bars)
     report.command("vla-rl imagine study")
     report.write(out / "report.html")
+
+
+def _before(out: Path, rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+    """Imitation on the test scenes, where a way told it, else on the validation scenes."""
+    told = [row["imitation"] for row in rows if row["seed"] == seed and row["imitation"]]
+    if told:
+        return dict(told[0])
+    return dict(json.loads((_imitation(out, seed) / "summary.json").read_text(encoding="utf-8"))["validation"])
+
+
+def _told(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Success on every seed, and its mean."""
+    rates = [Rate(*(one[name] for name in ("success", "low", "high", "episodes"))) for one in found]
+    return [*map(percent, rates), f"{_mean([rate.success for rate in rates]):.1%}"]
+
+
+def _won(mine: Sequence[dict[str, Any]]) -> list[Any]:
+    """Points won on every seed; mean episodes and seconds."""
+    spent = (round(_mean([row[name] for row in mine])) for name in ("simulator_episodes", "seconds"))
+    return [*(_points(row["gain"]) for row in mine), *spent]
+
+
+def _points(gain: dict[str, float] | None) -> str | None:
+    if gain is None:
+        return None
+    mean, low, high = (100 * gain[name] for name in ("mean", "low", "high"))
+    return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
+
+
+def _name(way: str) -> str:
+    return way.replace("_", " ")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
