@@ -342,7 +342,7 @@ class WorldModel(nn.Module):
         """What is seen; the reference stays clean, the others get noise of a level up to ``noise`` that is told."""
         frames = self.video.encode(floats(pictures))
         level = torch.zeros(frames.shape[:2], device=frames.device)
-        if noise:
+        if noise and generator is not None:
             level[:, 1:] = noise * uniform(level[:, 1:].shape, generator, level)
             share = level[..., None, None, None]
             frames = (1.0 - share) * frames + share * normal(frames.shape, generator, frames)
