@@ -36,7 +36,7 @@ class TwoArms:
     def __init__(self) -> None:
         self.spec, self.config = spec(), WorldConfig(frames=1)
         self.cameras, self.picture = ("front",), (3, 16, 16)
-        self.video = SimpleNamespace(latent=(1, 1, 1))
+        self.video, self.device = SimpleNamespace(latent=(1, 1, 1)), torch.device("cpu")
 
     def eval(self) -> TwoArms:
         return self
