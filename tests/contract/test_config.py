@@ -68,3 +68,16 @@ def test_what_does_not_fit_is_named(change, message):
     change(data)
     with pytest.raises(UserError, match=message):
         from_json(data)
+
+
+@pytest.mark.parametrize("name", ["vla_rl.cli.of_another_version:Recipe", "of_another_version:Recipe"])
+def test_what_another_version_wrote_is_told(name):
+    with pytest.raises(UserError, match=f"'{name}' is not there.*use the version of vla-rl that wrote it"):
+        from_json({"class": name, "steps": 3})
+
+
+def test_a_package_that_is_not_installed_stays_visible(tmp_path, monkeypatch):
+    (tmp_path / "wants_more.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        from_json({"class": "wants_more:Config"})

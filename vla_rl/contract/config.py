@@ -29,7 +29,7 @@ def to_json(value: Any) -> Any:
 def from_json(value: Any) -> Any:
     """Rebuild what :func:`to_json` wrote (sequences come back as tuples).
 
-    Raises UserError for an unknown field, naming the nearest known one.
+    Raises UserError for an unknown field, naming the nearest known one, and for what other versions wrote.
     """
     if isinstance(value, list):
         return tuple(from_json(item) for item in value)
@@ -38,7 +38,7 @@ def from_json(value: Any) -> Any:
     fields = {key: from_json(item) for key, item in value.items() if key != _CLASS}
     if _CLASS not in value:
         return fields
-    kind = load(value[_CLASS])
+    kind = _class(value[_CLASS])
     if not dataclasses.is_dataclass(kind) or not isinstance(kind, type):
         raise UserError(f"{value[_CLASS]!r} is not a config class, so this JSON cannot be a config; check its origin.")
     known = {field.name for field in dataclasses.fields(kind)}
@@ -50,4 +50,16 @@ def from_json(value: Any) -> Any:
         raise UserError(
             f"{kind.__name__} cannot be rebuilt from this JSON ({error}), so it is not used; write it again with this "
             "version of vla-rl."
+        ) from error
+
+
+def _class(target: str) -> Any:
+    try:
+        return load(target)
+    except ModuleNotFoundError as error:
+        if not f"{target.partition(':')[0]}.".startswith(f"{error.name}."):
+            raise  # a package that it needs
+        raise UserError(
+            f"{target!r} is not there, so a config that was written with it cannot be read; use the version of vla-rl "
+            "that wrote it, or make it anew."
         ) from error
