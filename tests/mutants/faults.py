@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     faults_agreement,
     faults_backbones,
+    faults_device,
     faults_dppo,
     faults_dreams,
     faults_experience,
@@ -37,6 +38,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_ppo.FAULTS,
     *faults_dppo.FAULTS,
     *faults_dreams.FAULTS,
+    *faults_device.FAULTS,
     *faults_grpo.FAULTS,
     *faults_latent.FAULTS,
     *faults_resume.FAULTS,

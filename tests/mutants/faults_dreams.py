@@ -12,41 +12,12 @@ _TRACES, _ROWS = "vla_rl/experience/traces.py", "vla_rl/contract/rows.py"
 _ON_ENV, _ON_MODEL = "tests/world_models/test_env.py::", "tests/world_models/test_model.py::"
 _ON_DOUBT, _ON_KEYFRAMES = "tests/world_models/test_uncertainty.py::", "tests/world_models/test_keyframes.py::"
 _ON_TRACES = "tests/experience/test_traces.py::"
-_ON_DEVICE = "tests/world_models/test_device.py::"
 _CONTRACT = f"{_ON_ENV}test_a_dream_keeps_the_contract_of_a_simulator"
 _ALONE = f"{_ON_ENV}test_a_reset_of_one_row_touches_no_other"
 _BETTER = f"{_ON_MODEL}test_it_predicts_better_than_that_nothing_changes"
 _DOUBTS = f"{_ON_ENV}test_doubt_truncates_and_is_no_failure"
 
 FAULTS = (
-    Fault(
-        "noise stays where it is drawn",
-        _ENV,
-        "known, self._there(noise))",
-        "known, torch.from_numpy(noise))",
-        (f"{_ON_DEVICE}test_dreams_on_a_device_are_those_of_the_host",),
-    ),
-    Fault(
-        "what a step says stays on the host",
-        _ENV,
-        "action, frames).mapped(self._told)",
-        "action, frames)",
-        (f"{_ON_DEVICE}test_dreams_on_a_device_are_those_of_the_host",),
-    ),
-    Fault(
-        "a rollout lies where the dreams are",
-        "vla_rl/experience/rollout.py",
-        "device=out.sample.device",
-        "device=env.spec.device",
-        (f"{_ON_DEVICE}test_what_is_collected_there_is_where_the_policy_is",),
-    ),
-    Fault(
-        "a world learns from where its episodes are",
-        "vla_rl/training/world_model.py",
-        "torch.from_numpy(item).to(device)",
-        "torch.from_numpy(item)",
-        (f"{_ON_DEVICE}test_a_world_learnt_there_is_the_one_learnt_on_the_host",),
-    ),
     Fault(
         "a reset restarts the call of every row",
         _ENV,
