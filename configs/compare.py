@@ -14,7 +14,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
-from vla_rl.cli.method import MemoryConfig, Method, OffPolicyRL, OnPolicyRL, RLConfig
+from vla_rl.cli.method import Method, OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig
 from vla_rl.cli.recipes import Imitate, Improve
 from vla_rl.cli.subjects import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedSubject, TD3Residual
 from vla_rl.cli.world import World
@@ -46,7 +46,7 @@ SMALL = HeadConfig(width=128)
 # A decision is a chunk of five actions, as the imitation policy's: an episode is a few decisions to explore, and the
 # critics learn from a fifth as many.
 CHUNKS = SquashedSubject(SquashedConfig(horizon=5, head=SMALL))
-CHUNK_MEMORY = MemoryConfig(gamma=0.98, n_step=1)
+CHUNK_REPLAY = ReplayConfig(gamma=0.98, n_step=1)
 
 
 def imitate_lift() -> Imitate:
@@ -86,7 +86,7 @@ def residual_ppo() -> Improve:
     """The same correction, learnt by PPO."""
     return _lift(
         OnPolicyRL(
-            PPOResidual(ResidualConfig(noise=0.5, head=SMALL)), WindowConfig(rows=128, decisions=25), loop=ON_POLICY
+            PPOResidual(ResidualConfig(noise=0.5, head=SMALL)), WindowConfig(num_envs=128, decisions=25), loop=ON_POLICY
         )
     )
 
@@ -98,40 +98,40 @@ def dppo() -> Improve:
 
 def dsrl() -> Improve:
     """SAC chooses the noise that the flow starts from; the flow is frozen."""
-    memory = MemoryConfig(gamma=0.98, n_step=1, share=0.0)  # of a demonstration no noise is known
+    replay = ReplayConfig(gamma=0.98, n_step=1, share=0.0)  # of a demonstration no noise is known
     algorithm = DSRLConfig(
-        update_ratio=0.25,
-        start=1200,  # decisions of nearly the base, as in residual TD3
+        utd_ratio=0.25,
+        learning_starts=1200,  # decisions of nearly the base, as in residual TD3
         critic_warmup=500,
-        actor_every=2,
-        heads=4,
+        policy_delay=2,
+        num_critics=4,
         critic=SMALL,
-        target_rate=0.01,
+        tau=0.01,
         temperature=1e-3,  # returns are at most 1, the entropy of 20 entries begins near 14 in every decision
-        temperature_rate=1e-3,
+        temperature_lr=1e-3,
         value_bounds=(0.0, 1.0),
     )
-    return _lift(OffPolicyRL(SACLatent(), memory=memory, loop=BUDGET, algorithm=algorithm))
+    return _lift(OffPolicyRL(SACLatent(), replay=replay, loop=BUDGET, algorithm=algorithm))
 
 
 def dsrl_na() -> Improve:
     """The same with critics of actions, which demonstrations train as well."""
     algorithm = NoiseAliasedConfig(
         batch=128,  # each of its rows is decoded three times
-        update_ratio=0.125,
-        start=1200,
+        utd_ratio=0.125,
+        learning_starts=1200,
         critic_warmup=250,
-        actor_every=2,
-        heads=4,
+        policy_delay=2,
+        num_critics=4,
         critic=SMALL,
-        target_rate=0.01,
+        tau=0.01,
         temperature=1e-3,
-        temperature_rate=1e-3,
+        temperature_lr=1e-3,
         value_bounds=(0.0, 1.0),
         distillations=2,
     )
-    memory = MemoryConfig(gamma=0.98, n_step=1)
-    return _lift(OffPolicyRL(SACLatent(), memory=memory, loop=BUDGET, algorithm=algorithm))
+    replay = ReplayConfig(gamma=0.98, n_step=1)
+    return _lift(OffPolicyRL(SACLatent(), replay=replay, loop=BUDGET, algorithm=algorithm))
 
 
 def gorl() -> Improve:
@@ -142,15 +142,17 @@ def gorl() -> Improve:
     the flow.  The same noise is worth steering: DSRL, which uses every decision many times, gains by it.
     """
     # The noise has a std of 1 in 20 entries: a smaller KL than this moves it too little in 49 iterations.
-    algorithm = GoRLConfig(target_kl=0.2, learning_rate=1e-3, rate_bounds=(1e-5, 3e-3), iterations=12, window=6)
+    algorithm = GoRLConfig(target_kl=0.2, lr=1e-3, lr_bounds=(1e-5, 3e-3), iterations=12, window=6)
     return _lift(OnPolicyRL(PPOLatent(), loop=ON_POLICY, algorithm=algorithm))
 
 
 def rlpd() -> Improve:
     """A new policy from nothing but demonstrations in every batch; it sees with the imitation policy's eyes."""
     # The entropy of 20 entries must not outweigh a success, which is worth 1 once.
-    algorithm = RLPDConfig(start=600, update_ratio=0.4, actor_every=2, heads=4, critic=SMALL, temperature=0.003)
-    return _lift(OffPolicyRL(CHUNKS, memory=replace(CHUNK_MEMORY, share=0.5), loop=BUDGET, algorithm=algorithm))
+    algorithm = RLPDConfig(
+        learning_starts=600, utd_ratio=0.4, policy_delay=2, num_critics=4, critic=SMALL, temperature=0.003
+    )
+    return _lift(OffPolicyRL(CHUNKS, replay=replace(CHUNK_REPLAY, share=0.5), loop=BUDGET, algorithm=algorithm))
 
 
 def wsrl() -> Improve:
@@ -161,26 +163,26 @@ def wsrl() -> Improve:
     """
     # Without a least std, 30 demonstrations are learnt by heart: 2 % success before the first decision, not 60.
     subject = SquashedSubject(replace(CHUNKS.squashed, std_bounds=(0.2, 7.0)))
-    offline = IQLConfig(subset=2, expectile=0.7, beta=3.0, critic=SMALL, value_bounds=(0.0, 1.0))
+    offline = IQLConfig(num_min_q=2, expectile=0.7, beta=3.0, critic=SMALL, value_bounds=(0.0, 1.0))
     algorithm = WSRLConfig(
         batch=256,
-        start=1000,
-        update_ratio=0.35,
-        actor_every=2,
-        heads=4,
+        learning_starts=1000,
+        utd_ratio=0.35,
+        policy_delay=2,
+        num_critics=4,
         critic=SMALL,
         critic_warmup=3000,  # 1000 of them online: critics that only know successes praise whatever they are shown
         temperature=1e-4,  # 20 entries as sharp as these cost 0.16 of value in every decision with 0.003
         offline_steps=2000,
         offline=offline,
     )
-    return _lift(OffPolicyRL(subject, memory=replace(CHUNK_MEMORY, share=0.5), loop=BUDGET, algorithm=algorithm))
+    return _lift(OffPolicyRL(subject, replay=replace(CHUNK_REPLAY, share=0.5), loop=BUDGET, algorithm=algorithm))
 
 
 def imitate_place() -> Imitate:
     """Place, as in tabletop.py."""
-    grounding = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, learning_rate=2e-3))
-    study = ImitationConfig(200, fit=FitConfig(steps=2000, batch=64, learning_rate=1e-3))
+    grounding = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, lr=2e-3))
+    study = ImitationConfig(200, fit=FitConfig(steps=2000, batch=64, lr=1e-3))
     return Imitate(world=PLACE, grounding=grounding, imitation=study)
 
 
@@ -222,13 +224,13 @@ def _lift(method: Method) -> Improve:
 
 def _residual_td3(subject: TD3Residual) -> OffPolicyRL:
     algorithm = ResidualTD3Config(
-        start=6000,  # decisions of the base with noise, from which the critics learn what it is worth
+        learning_starts=6000,  # decisions of the base with noise, from which the critics learn what it is worth
         critic_warmup=1500,
-        heads=4,
+        num_critics=4,
         critic=SMALL,
-        learning_rate=1e-4,
-        target_rate=0.01,
+        lr=1e-4,
+        tau=0.01,
         value_bounds=(0.0, 1.0),
     )
-    memory = MemoryConfig(gamma=0.98, n_step=5, share=0.25)
-    return OffPolicyRL(subject, memory=memory, loop=BUDGET, algorithm=algorithm)
+    replay = ReplayConfig(gamma=0.98, n_step=5, share=0.25)
+    return OffPolicyRL(subject, replay=replay, loop=BUDGET, algorithm=algorithm)

@@ -13,8 +13,8 @@ from vla_rl.training.loop import LoopConfig
 PPO = PPOConfig(
     epochs=5,
     minibatch=512,
-    learning_rate=1e-3,
-    rate_bounds=(1e-5, 1e-2),
+    lr=1e-3,
+    lr_bounds=(1e-5, 1e-2),
     target_kl=0.02,
     stop_kl=2.0,
     clip_low=0.2,
@@ -29,7 +29,7 @@ def half_cheetah() -> StateBased:
         World("gym", {"id": "HalfCheetah-v5"}),
         policy=GaussianConfig(std=0.6),
         algorithm=replace(PPO, target_kl=0.04),
-        experience=WindowConfig(rows=32, decisions=64),
+        experience=WindowConfig(num_envs=32, decisions=64),
         loop=LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
     )
 
@@ -39,7 +39,7 @@ def inverted_pendulum() -> StateBased:
     return StateBased(
         World("gym", {"id": "InvertedPendulum-v5"}),
         algorithm=PPO,
-        experience=WindowConfig(rows=16, decisions=64),
+        experience=WindowConfig(num_envs=16, decisions=64),
         loop=LoopConfig(iterations=60, validate_every=5, save_every=5, collapse=math.inf),
     )
 
@@ -50,6 +50,6 @@ def asymmetric_hopper() -> StateBased:
         World("gym", {"id": "Hopper-v5", "privileged": {"speed": [5, 6]}}),
         policy=GaussianConfig(std=0.6),
         algorithm=PPO,
-        experience=WindowConfig(rows=32, decisions=64, privileged=("privileged/speed",)),
+        experience=WindowConfig(num_envs=32, decisions=64, privileged=("privileged/speed",)),
         loop=LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
     )

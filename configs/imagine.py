@@ -7,7 +7,7 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.cli.imagine.growing import Plan
 from vla_rl.cli.imagine.recipe import Imagine
-from vla_rl.cli.method import MemoryConfig, OffPolicyRL, RLConfig
+from vla_rl.cli.method import OffPolicyRL, ReplayConfig, RLConfig
 from vla_rl.cli.recipes import Improve
 from vla_rl.cli.stages import EvaluationConfig
 from vla_rl.cli.subjects import TD3Residual
@@ -29,7 +29,7 @@ from world_models.model import WorldConfig
 WORLD = World(training_options={"deadline": 25})
 RL = RLConfig(
     FlowSampler(FlowSde(0.6), LastStep(), 4),
-    WindowConfig(rows=128, decisions=5),
+    WindowConfig(num_envs=128, decisions=5),
     loop=LoopConfig(iterations=60, validate_every=12),
 )
 PLAN = Plan(
@@ -69,18 +69,18 @@ def residual_td3() -> Improve:
     """No dreams: the comparison's best way in the simulator, with as many episodes, validation included."""
     small = HeadConfig(width=128)
     algorithm = ResidualTD3Config(
-        start=6000,
+        learning_starts=6000,
         critic_warmup=1500,
-        heads=4,
+        num_critics=4,
         critic=small,
-        learning_rate=1e-4,
-        target_rate=0.01,
+        lr=1e-4,
+        tau=0.01,
         value_bounds=(0.0, 1.0),
     )
     # 1375 episodes: some 1310 of 21 or 22 control steps, and 32 to validate before and after, lest ruins are kept.
     loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_200)
     subject = TD3Residual(ResidualConfig(head=small))
-    method = OffPolicyRL(subject, memory=MemoryConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
+    method = OffPolicyRL(subject, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
     return Improve(method, world=WORLD, evaluation=EvaluationConfig(validation=32))
 
 

@@ -36,5 +36,7 @@ def lift() -> Improve:
 
 def dreams() -> Imagine:
     """The same in dreams, otherwise as ``imagine.py:lift``."""
-    method = RLConfig(SAMPLER, WindowConfig(rows=128, decisions=5), loop=LoopConfig(iterations=60, validate_every=12))
+    method = RLConfig(
+        SAMPLER, WindowConfig(num_envs=128, decisions=5), loop=LoopConfig(iterations=60, validate_every=12)
+    )
     return Imagine(Rewarded(method, weights=WEIGHTS), PLAN, world=WORLD)

@@ -19,12 +19,12 @@ from vla_rl.training.loop import LoopConfig
 # ... and have fewer episodes in as many decisions: four times the demo's rollout keeps every step worth taking.
 RL = RLConfig(
     FlowSampler(FlowSde(0.5), LastStep(), 4),
-    WindowConfig(rows=256, decisions=10),
+    WindowConfig(num_envs=256, decisions=10),
     loop=LoopConfig(iterations=110, validate_every=10),
     algorithm=PPOConfig(minibatch=1280),
 )
 JUDGED = EvaluationConfig(validation=384, test=1536)  # a third of the seeds for each task
-GROUNDING = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, learning_rate=2e-3))
+GROUNDING = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, lr=2e-3))
 
 # As in the demo, an episode that takes much longer than the expert has failed while learning.
 PLACE = World(
@@ -71,7 +71,7 @@ def push() -> Improve:
 
 def imitate_mixed() -> Imitate:
     """One policy for lift, place and push, by imitation; an episode's seed decides which it is."""
-    grounding = GroundingConfig(scenes=12000, fit=FitConfig(steps=2500, batch=64, learning_rate=2e-3))
+    grounding = GroundingConfig(scenes=12000, fit=FitConfig(steps=2500, batch=64, lr=2e-3))
     return Imitate(world=MIXED, grounding=grounding, imitation=_study(900, 6000), evaluation=JUDGED)
 
 
@@ -82,4 +82,4 @@ def mixed() -> Improve:
 
 
 def _study(demonstrations: int, steps: int) -> ImitationConfig:
-    return ImitationConfig(demonstrations, fit=FitConfig(steps=steps, batch=64, learning_rate=1e-3))
+    return ImitationConfig(demonstrations, fit=FitConfig(steps=steps, batch=64, lr=1e-3))

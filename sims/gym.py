@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, RowBook, put, take
+from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, RowBook, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 
@@ -84,12 +84,12 @@ class GymEnv:
         """Seeds, clocks, ends and the actions since the reset, as numeric arrays [R,...]; see ``Snapshots``."""
         index = self._book.index(rows)
         self._book.require_started(index)
-        return take(self._arrays(), index)
+        return select_rows(self._arrays(), index)
 
     def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``rows`` by playing its actions again."""
         index = self._book.index(rows)
-        put(self._arrays(), index, snapshot)
+        restore_rows(self._arrays(), index, snapshot)
         for row in index.tolist():
             self._seen[row] = self._envs[row].reset(seed=int(self._book.seed[row]))[0]
             for action in self._actions[row, : self._book.time[row]]:

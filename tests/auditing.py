@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sims.toy.counting import CountingEnv, episode_length
 from vla_rl.contract.env import Observation
-from vla_rl.contract.policy import ActionOut, Mode, State, Stored
+from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.contract.spec import ArraySpec
 
 SEED, STEPS, LENGTH, ECHO = range(4)  # columns of the counting environment's state
@@ -32,7 +32,7 @@ class AuditingPolicy:
         self.horizon, self.version = horizon, 0
         self.resets: list[int] = []  # rows, in order
 
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         hidden = [name for name in obs.extras if name.startswith("privileged/")]
         assert not hidden, f"the policy was shown {hidden}"
         state = np.asarray(obs.state)
@@ -58,8 +58,8 @@ class AuditingPolicy:
         fresh[index] = True
         return {**state, "fresh": fresh}
 
-    def act(self, stored: Stored, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        seed, steps = stored["counters"].unbind(1)
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        seed, steps = features["counters"].unbind(1)
         length = _length(seed)
         for row in range(len(seed)):
             if state["fresh"][row]:
@@ -69,8 +69,8 @@ class AuditingPolicy:
                 assert (int(seed[row]), int(steps[row])) == expected, f"row {row} jumped from {expected}"
         number = steps[:, None] + torch.arange(1, self.horizon + 1)
         action = torch.stack([number, seed[:, None].expand_as(number)], -1).float()
-        following = torch.minimum(steps + self.horizon, length)
-        after = {"seed": seed, "steps": following, "fresh": torch.zeros_like(state["fresh"])}
+        next_features = torch.minimum(steps + self.horizon, length)
+        after = {"seed": seed, "steps": next_features, "fresh": torch.zeros_like(state["fresh"])}
         out = ActionOut(action, action, -steps.double(), {"row": torch.arange(len(seed))}, self.version)
         return out, after
 

@@ -9,12 +9,12 @@ from torch import nn
 
 from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
 from vla_rl.contract.batch import Transitions
-from vla_rl.contract.policy import Judgeable
+from vla_rl.contract.policy import CriticAction
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
 
 CONFIG = ResidualTD3Config(
-    batch=32, update_ratio=0.5, start=10, critic_warmup=6, actor_every=2, learning_rate=1e-2, critic_learning_rate=1e-3
+    batch=32, utd_ratio=0.5, learning_starts=10, critic_warmup=6, policy_delay=2, lr=1e-2, critic_lr=1e-3
 )
 
 
@@ -34,12 +34,12 @@ class Line(nn.Module):
     def unused(self, *given):
         raise AssertionError("nobody acts here")
 
-    precompute = initial_state = reset_state = act = unused
+    encode = initial_state = reset_state = act = unused
 
-    def rsample(self, stored, generator):
-        return Judgeable(stored["state"] * self.w, torch.zeros(len(stored["state"])))
+    def rsample(self, features, generator):
+        return CriticAction(features["state"] * self.w, torch.zeros(len(features["state"])))
 
-    def judged(self, stored, sample, executed):
+    def critic_action(self, features, sample, executed):
         return executed.flatten(1)
 
 
@@ -47,12 +47,12 @@ def batch(rows: int = 40, seed: int = 0, **changes) -> Transitions:
     normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     generator = seeded(seed)
     parts = {
-        "stored": {"state": normal(rows, 2), "base_action": normal(rows, 2)},
+        "features": {"state": normal(rows, 2), "base_action": normal(rows, 2)},
         "sample": torch.full((rows, 1, 2), torch.nan),
         "executed": normal(rows, 1, 2),
         "reward": normal(rows),
         "discount": torch.rand(rows, generator=generator) * (torch.rand(rows, generator=generator) < 0.8),
-        "following": {"state": normal(rows, 2), "base_action": normal(rows, 2)},
+        "next_features": {"state": normal(rows, 2), "base_action": normal(rows, 2)},
         "returns": normal(rows),
         "intervened": torch.zeros(rows, dtype=torch.bool),
     }
@@ -81,13 +81,13 @@ class Recorded:
         pass
 
 
-def made(policy=None, memory=None, heads: int = 4, kind=ResidualTD3, **changes):
+def made(policy=None, replay=None, num_critics: int = 4, kind=ResidualTD3, **changes):
     policy = policy or Line()
     torch.manual_seed(0)
-    critic = QEnsemble({"state": 2}, 2, heads, HeadConfig(16, 1))
+    critic = QEnsemble({"state": 2}, 2, num_critics, HeadConfig(16, 1))
     config = replace(CONFIG, **changes)
     return kind(
-        policy, dict(policy.named_parameters()), critic, Recorded() if memory is None else memory, config, seeded(5)
+        policy, dict(policy.named_parameters()), critic, Recorded() if replay is None else replay, config, seeded(5)
     )
 
 

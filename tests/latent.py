@@ -25,7 +25,7 @@ SPEC = EnvSpec(
 class ToyBase(FlowToy):
     """``FlowToy`` with what a base declares."""
 
-    spec, perceived = SPEC, {"state": 1}
+    spec, feature_sizes = SPEC, {"state": 1}
 
     @property
     def config(self) -> Any:

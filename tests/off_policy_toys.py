@@ -12,7 +12,7 @@ from sims.catalog import make
 from sims.toy.point_mass import optimal_return
 from tests.toys import bandit_reward, rollout
 from vla_rl.contract.batch import Rollout, Transitions
-from vla_rl.contract.policy import ActionOut, Judgeable, State, Stored
+from vla_rl.contract.policy import ActionOut, CriticAction, Features, State
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.gaussian import GaussianPolicy
@@ -22,11 +22,11 @@ from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 SMALL = HeadConfig(width=32)
 
 
-class StateEyes(GaussianPolicy):
+class StateEncoder(GaussianPolicy):
     """Eyes that see proprioception and nothing else."""
 
     @property
-    def perceived(self) -> dict[str, int]:
+    def feature_sizes(self) -> dict[str, int]:
         return {"state": self.spec.state.shape[0]}
 
 
@@ -42,12 +42,12 @@ def world(dims: int = 2, low: float = -1.0, high: float = 1.0, chunk: int = 4) -
 
 def squashed(spec: EnvSpec, seed: int = 0, **numbers: Any) -> SquashedPolicy:
     torch.manual_seed(seed)
-    return SquashedPolicy(StateEyes(spec), SquashedConfig(head=SMALL, **numbers))
+    return SquashedPolicy(StateEncoder(spec), SquashedConfig(head=SMALL, **numbers))
 
 
 def critics(policy: SquashedPolicy, heads: int = 2, seed: int = 0) -> QEnsemble:
     torch.manual_seed(seed)
-    return QEnsemble(policy.perceived, policy.horizon * policy.spec.action_dim, heads, SMALL)
+    return QEnsemble(policy.feature_sizes, policy.horizon * policy.spec.action_dim, heads, SMALL)
 
 
 def recorded(rows: int, generator: torch.Generator, width: float = 1.0) -> Rollout:
@@ -71,18 +71,18 @@ def regret(policy: Any) -> tuple[float, float]:
     obs = env.reset(rows, 10_000 + rows)
     missing = optimal_return(obs.state)
     for _ in range(env.spec.time_limit):
-        out, _ = policy.act(policy.precompute(obs), {}, "eval", seeded())
+        out, _ = policy.act(policy.encode(obs), {}, "eval", seeded())
         step = env.step(out.action.numpy())
         obs, missing = step.obs, missing - step.reward[:, 0]
     return float(missing.mean()), float(step.success.mean())
 
 
 class Scripted:
-    """A ``ReparametrisedPolicy`` that decides what was stored for it: ``stored["a"]`` [B,A], ``stored["logp"]`` [B]."""
+    """A ``ReparametrisedPolicy`` whose decision is given: ``features["a"]`` [B,A] and ``features["logp"]`` [B]."""
 
     version = 0
 
-    def precompute(self, obs: Any) -> Stored:
+    def encode(self, obs: Any) -> Features:
         raise NotImplementedError
 
     def initial_state(self, rows: int) -> State:
@@ -91,36 +91,36 @@ class Scripted:
     def reset_state(self, state: State, rows: Any) -> State:
         return state
 
-    def act(self, stored: Stored, state: State, mode: Any, generator: Any) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Any, generator: Any) -> tuple[ActionOut, State]:
         raise NotImplementedError
 
-    def rsample(self, stored: Stored, generator: Any) -> Judgeable:
-        return Judgeable(stored["a"], stored["logp"])
+    def rsample(self, features: Features, generator: Any) -> CriticAction:
+        return CriticAction(features["a"], features["logp"])
 
-    def judged(self, stored: Stored, sample: Tensor, executed: Tensor) -> Tensor:
+    def critic_action(self, features: Features, sample: Tensor, executed: Tensor) -> Tensor:
         return executed.flatten(1)
 
 
 class Table(nn.Module):
-    """Critics whose values are ``stored["q"]`` [B,K], plus the action's first entry times ``slope``."""
+    """Critics whose values are ``features["q"]`` [B,K], plus the action's first entry times ``slope``."""
 
     def __init__(self, heads: int, slope: float = 0.0) -> None:
         super().__init__()
-        self.heads, self.slope, self.bias = heads, slope, nn.Parameter(torch.zeros(heads))
+        self.num_critics, self.slope, self.bias = heads, slope, nn.Parameter(torch.zeros(heads))
 
-    def forward(self, stored: Stored, action: Tensor) -> Tensor:
-        return (stored["q"] + self.bias).T + self.slope * action[:, 0]
+    def forward(self, features: Features, action: Tensor) -> Tensor:
+        return (features["q"] + self.bias).T + self.slope * action[:, 0]
 
 
 def transitions(**parts: Any) -> Transitions:
     """One transition with nothing in it but ``parts``."""
     one: dict[str, Any] = {
-        "stored": {},
+        "features": {},
         "sample": torch.zeros(1, 1, 1),
         "executed": torch.zeros(1, 1, 1),
         "reward": torch.zeros(1),
         "discount": torch.zeros(1),
-        "following": {},
+        "next_features": {},
         "returns": torch.full((1,), -torch.inf),
         "intervened": torch.zeros(1, dtype=torch.bool),
     }

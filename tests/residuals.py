@@ -12,11 +12,11 @@ import torch
 from sims.catalog import make
 from sims.toy.point_mass import optimal_action
 from vla_rl.contract.env import Observation
-from vla_rl.contract.policy import ActionOut, Mode, State, Stored
+from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.heads import HeadConfig
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
@@ -27,22 +27,22 @@ SMALL = ResidualConfig(scale=0.5, plan=2, noise=0.2, correlation=0.5, head=HeadC
 COUNTING, POINT = make("counting", num_envs=1).spec, make("point_mass", num_envs=1).spec
 
 
-class StateEyes:
+class StateEncoder:
     """Sees the state as it is; never acts."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.spec, self.version = spec, 0
-        self.perceived = {"state": spec.state.shape[0]}
+        self.feature_sizes = {"state": spec.state.shape[0]}
 
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         time = torch.as_tensor(obs.time)[:, None].float() / self.spec.time_limit
         return {"state": torch.as_tensor(obs.state), "time": time}
 
     def save_pretrained(self, folder: str | Path) -> None:
-        save_folder(Path(folder), {"policy": "tests.residuals:StateEyes", "spec": self.spec.to_json()}, {})
+        save_folder(Path(folder), {"policy": "tests.residuals:StateEncoder", "spec": self.spec.to_json()}, {})
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, spec: EnvSpec) -> StateEyes:
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec) -> StateEncoder:
         return cls(spec)
 
 
@@ -53,7 +53,7 @@ class PacingBase:
         self.spec, self.version = spec, 0
         self.asked: list[int] = []  # rows, at every call
 
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         return {"time": torch.as_tensor(obs.time)}
 
     def initial_state(self, rows: int) -> State:
@@ -64,10 +64,10 @@ class PacingBase:
         chunks[torch.as_tensor(rows)], last[torch.as_tensor(rows)] = 0, 0.0
         return {"chunks": chunks, "last": last}
 
-    def act(self, stored: Stored, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
         assert mode == "eval" and (state["chunks"] >= 0).all(), "the base acts in an episode that it was not told of"
-        self.asked.append(len(stored["time"]))
-        number = (stored["time"] + 7 * state["chunks"])[:, None] + torch.arange(3)
+        self.asked.append(len(features["time"]))
+        number = (features["time"] + 7 * state["chunks"])[:, None] + torch.arange(3)
         action = torch.stack([number % 11, number % 5], -1) + 0.5 * state["last"][:, None]
         after = {"chunks": state["chunks"] + 1, "last": action[:, -1]}
         return ActionOut(action, action, torch.zeros(len(action))), after

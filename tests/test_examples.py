@@ -131,4 +131,4 @@ def _learning():
 
 def _regret(rollout):
     """How much less than the optimum the rollout's episodes earned: each row plays exactly one of them."""
-    return float((optimal_return(rollout.stored["state"][0].numpy()) - rollout.reward.sum((0, 2)).numpy()).mean())
+    return float((optimal_return(rollout.features["state"][0].numpy()) - rollout.reward.sum((0, 2)).numpy()).mean())

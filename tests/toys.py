@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.diffusion_steps import step_logprob
 from vla_rl.policies.flow import (
@@ -26,7 +26,7 @@ from vla_rl.policies.flow_schedules import Field, Ode
 
 
 class FlowToy(nn.Module):
-    """A flow policy over one action of ``dims`` entries given ``stored["state"]`` [B,1] (``LikelihoodPolicy``)."""
+    """A flow policy over one action of ``dims`` entries given ``features["state"]`` [B,1] (``LikelihoodPolicy``)."""
 
     def __init__(self, dims: int = 2, sampler: FlowSampler | None = None, width: int = 64) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ class FlowToy(nn.Module):
         nn.init.zeros_(last.weight[dims:])
         self.net = nn.Sequential(nn.Linear(dims + 2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), last)
 
-    def field(self, stored: Stored) -> VelocityField:
-        state = stored["state"]
+    def field(self, features: Features) -> VelocityField:
+        state = features["state"]
 
         def velocity(x: Tensor, t: Tensor) -> Field:
             given = state[:, None].expand(-1, x.shape[1], -1)
@@ -44,7 +44,7 @@ class FlowToy(nn.Module):
 
         return velocity
 
-    def precompute(self, obs: Any) -> Stored:
+    def encode(self, obs: Any) -> Features:
         return {"state": torch.as_tensor(obs.state)}
 
     def initial_state(self, rows: int) -> State:
@@ -54,29 +54,29 @@ class FlowToy(nn.Module):
         return state
 
     @torch.no_grad()
-    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
-        rows = len(stored["state"])
+    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        rows = len(features["state"])
         noise = torch.randn(rows, self.dims, generator=generator)
         if mode == "eval":
-            sample = self.sampler.deterministic(self.field(stored), noise)
+            sample = self.sampler.deterministic(self.field(features), noise)
             return ActionOut(sample[:, None], sample[:, None], torch.zeros(rows), {}, self.version), state
-        chain, density = self.sampler.sample(self.field(stored), noise, generator)
-        aux = {"points": chain.points, "noised": chain.noised}
+        chain, density = self.sampler.sample(self.field(features), noise, generator)
+        aux = {"points": chain.points, "noisy_steps": chain.noisy_steps}
         sample = chain.sample[:, None]
         return ActionOut(sample, sample, density.logprob, aux, self.version), state
 
-    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        found = self.sampler.log_prob(self.field(stored), Chain(aux["points"], aux["noised"]))
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        found = self.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
         return Likelihood(found.logprob, found.entropy, {"mean": found.mean, "std": found.std})
 
     def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
-    def imitation_loss(self, stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        return imitation_loss(self.field, stored, chunks, draws, generator)
+    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        return imitation_loss(self.field, features, chunks, draws, generator)
 
     def step_logprob(self, aux: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
-        ends = aux["points"].gather(1, 1 + aux["noised"].unsqueeze(-1).expand(-1, -1, self.dims))
+        ends = aux["points"].gather(1, 1 + aux["noisy_steps"].unsqueeze(-1).expand(-1, -1, self.dims))
         return step_logprob(ends, params["mean"], params["std"])
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -95,10 +95,10 @@ class FlowToy(nn.Module):
         return self
 
 
-class ToyEyes:
-    """Perceive ``stored["state"]`` [B,1], for policies over one action of two entries (``Eyes``)."""
+class ToyEncoder:
+    """Perceive ``features["state"]`` [B,1], for policies over one action of two entries (``ObservationEncoder``)."""
 
-    perceived: ClassVar = {"state": 1}
+    feature_sizes: ClassVar = {"state": 1}
     spec = EnvSpec(
         name="bandit",
         images={},
@@ -110,7 +110,7 @@ class ToyEyes:
         max_chunk=1,
     )
 
-    def precompute(self, obs: Any) -> Stored:
+    def encode(self, obs: Any) -> Features:
         return {"state": torch.as_tensor(obs.state)}
 
     def save_pretrained(self, folder: Any) -> None:
@@ -134,11 +134,11 @@ def bandit(policy: Any, rows: int, generator: torch.Generator) -> Rollout:
     return rollout({"state": torch.stack([state, state])}, out, bandit_reward(state, out.action[:, 0])[None, :, None])
 
 
-def rollout(stored: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes: Any) -> Rollout:
+def rollout(features: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes: Any) -> Rollout:
     """One decision of ``E`` rows with ``reward`` [1,E,H], all valid and terminated unless ``changes`` say otherwise."""
     yes, rows = torch.ones_like(reward, dtype=torch.bool), reward.shape[1]
     parts: dict[str, Any] = {
-        "stored": stored,
+        "features": features,
         "sample": out.sample[None],
         "executed": out.action[None],
         "aux": {name: item[None] for name, item in out.aux.items()},
@@ -151,7 +151,7 @@ def rollout(stored: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes
         "success": ~yes[..., 0],
         "version": torch.zeros(1, rows, dtype=torch.long),
         "final_index": torch.zeros(0, 2, dtype=torch.long),
-        "final_stored": {name: item[0, :0] for name, item in stored.items()},
+        "final_features": {name: item[0, :0] for name, item in features.items()},
         "seeds": torch.zeros(1, rows, dtype=torch.long),
         "info": {"env_steps": float(rows)},
     }

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
+from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, RowBook, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
-from world_models.calls import Future, Now
+from world_models.initial_states import Pool
 from world_models.model import WorldModel
-from world_models.starts import Pool
+from world_models.types import Future, Now
 from world_models.uncertainty import Limits
 
 _LATE, _FAILED, _DOUBT = FAILURES, FAILURES + 1, FAILURES + 2
@@ -177,11 +177,11 @@ class ImaginedEnv:
         """Everything the future of ``rows`` depends on; see ``Snapshots``."""
         index = self._book.index(rows)
         self._book.require_started(index)
-        return take(self._arrays(), index)
+        return select_rows(self._arrays(), index)
 
     def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``rows``, which need not be those it was taken from."""
-        put(self._arrays(), self._book.index(rows), snapshot)
+        restore_rows(self._arrays(), self._book.index(rows), snapshot)
         return self._observe()
 
     def close(self) -> None:

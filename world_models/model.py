@@ -25,10 +25,10 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoModel
-from world_models.calls import Aim, Future, Now, at, flagged, floats, normal, some, uniform
 from world_models.heads import InverseDynamics, OutcomeHead, PoseMaps
-from world_models.places import register
+from world_models.image_registration import register
 from world_models.robot import Choose, Guessed, Motion, Touch, by_chance, lesson, of_them, surprise
+from world_models.types import Aim, Future, Now, at, flagged, floats, normal, some, uniform
 from world_models.uncertainty import disagreement
 
 
@@ -107,10 +107,10 @@ class WorldModel(nn.Module):
         ``noise`` float32 [B,P,c,y,x] is all the randomness there is.
         """
         with self._products():
-            return self._predicted(now, self.normalised(actions), known, noise, by_chance)
+            return self._predicted(now, self.normalized(actions), known, noise, by_chance)
 
     def _predicted(self, now: Now, told: Tensor, known: Tensor, noise: Tensor, choose: Choose) -> Future:
-        seen, before = self._seen(now.pictures), self.normalise(now.state)
+        seen, before = self._seen(now.pictures), self.normalize(now.state)
         candidates, odds = self._candidates(now.pictures[:, -1], before, told, known)
         chance = noise[:, 0].flatten(1)[:, : before.shape[1]]
         state = of_them(candidates, choose(candidates, odds, chance))
@@ -136,12 +136,12 @@ class WorldModel(nn.Module):
 
     def _followed(self, now: Now, actions: Tensor, came: Tensor, generator: torch.Generator) -> Future:
         def choose(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
-            return (candidates - self.normalise(came)[:, None]).square().sum(2).argmin(1)
+            return (candidates - self.normalize(came)[:, None]).square().sum(2).argmin(1)
 
         noise = normal((len(came), self.config.pictures, *self.video.latent), generator, came)
         known = torch.full((len(came),), self.config.frames, device=came.device)
         with self._products():
-            return self._predicted(now, self.normalised(actions), known, noise, choose)
+            return self._predicted(now, self.normalized(actions), known, noise, choose)
 
     def _candidates(
         self, picture: Tensor, before: Tensor, told: Tensor, known: Tensor, generator: torch.Generator | None = None
@@ -160,7 +160,7 @@ class WorldModel(nn.Module):
         Root mean square, in units of half the action range.
         """
         told = self.inverse(floats(before), floats(after))
-        return (told - self.normalised(actions).flatten(1)).square().mean(1).sqrt()
+        return (told - self.normalized(actions).flatten(1)).square().mean(1).sqrt()
 
     @property
     def device(self) -> torch.device:
@@ -176,11 +176,11 @@ class WorldModel(nn.Module):
         """Which of a call's pictures [B] is at the last of its ``known`` [B] control steps; tensors or arrays."""
         return (known - 1) // self.stride
 
-    def normalise(self, state: Tensor) -> Tensor:
+    def normalize(self, state: Tensor) -> Tensor:
         """``state`` [...,S] with mean 0 and standard deviation 1."""
         return (state - self.state_mean) / self.state_std
 
-    def normalised(self, actions: Tensor) -> Tensor:
+    def normalized(self, actions: Tensor) -> Tensor:
         """``actions`` [...,D] in units of the bounds."""
         return (actions - self.action_middle) / self.action_reach
 
@@ -200,8 +200,8 @@ class WorldModel(nn.Module):
         ``batch``: state [B,1+F,S], actions [B,F,D] and count [B], how many of these count.
         """
         flag = self._flag(some(batch["count"], generator))
-        state = self.normalise(batch["state"])
-        candidates, odds = self.motion(state[:, 0], flagged(self.normalised(batch["actions"]), flag).flatten(1))
+        state = self.normalize(batch["state"])
+        candidates, odds = self.motion(state[:, 0], flagged(self.normalized(batch["actions"]), flag).flatten(1))
         loss = lesson(candidates, odds, state[:, 1:], flag).mean()
         return loss, {"motion": float(loss.detach())}
 
@@ -211,8 +211,8 @@ class WorldModel(nn.Module):
 
         ``batch``: as for :meth:`motion_loss`.
         """
-        before, known = self.normalise(batch["state"][:, 0]), batch["count"]
-        candidates, odds = self.motion(before, flagged(self.normalised(batch["actions"]), self._flag(known)).flatten(1))
+        before, known = self.normalize(batch["state"][:, 0]), batch["count"]
+        candidates, odds = self.motion(before, flagged(self.normalized(batch["actions"]), self._flag(known)).flatten(1))
         return disagreement(at(candidates.transpose(1, 2), known - 1), odds)
 
     @torch.no_grad()
@@ -220,7 +220,7 @@ class WorldModel(nn.Module):
         """Find where to look, unless that is known: ``batch`` as for :meth:`pose_loss`."""
         if self.touch.where.any():
             return  # what was learnt since begins there
-        state = self.normalise(batch["state"])
+        state = self.normalize(batch["state"])
         found = [register(item, state) for item in floats(batch["pictures"]).split(3, 1)]
         self.touch.where.copy_(torch.cat([weight for weight, _ in found]))
         self.touch.middle.copy_(torch.cat([bias for _, bias in found]))
@@ -234,9 +234,9 @@ class WorldModel(nn.Module):
 
         ``batch``: as for :meth:`motion_loss`, and pictures uint8 [B,C,h,w].
         """
-        known, state = some(batch["count"], generator), self.normalise(batch["state"])
+        known, state = some(batch["count"], generator), self.normalize(batch["state"])
         with self._products():
-            told = self.normalised(batch["actions"])
+            told = self.normalized(batch["actions"])
             candidates, odds = self._candidates(batch["pictures"], state[:, 0], told, known, generator)
         loss = surprise(candidates, odds, state[:, 1:], self._flag(known)).mean()
         return loss, {"touch": float(loss.detach())}
@@ -251,11 +251,11 @@ class WorldModel(nn.Module):
         ``batch``: state [B,S] and pictures uint8 [B,C,h,w].
         """
         with self._products():
-            loss = self.poses.loss(self.normalise(batch["state"]), self.video.encode(floats(batch["pictures"])))
+            loss = self.poses.loss(self.normalize(batch["state"]), self.video.encode(floats(batch["pictures"])))
         return loss, {"pose": float(loss.detach())}
 
     def loss(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
-        """The loss of ``batch``, windows of two calls as ``traces.py`` cuts them, and metrics.
+        """The loss of ``batch``, windows of two calls as ``trajectories.py`` cuts them, and metrics.
 
         Half of the rows whose first call is whole are trained on the second one, from what the model itself predicts
         for the first (Huang et al. 2025, arXiv 2506.08009, in one step): that is what it meets in a dream.
@@ -300,8 +300,8 @@ class WorldModel(nn.Module):
 
     def _loss(self, now: Now, aim: Aim, generator: torch.Generator) -> tuple[Tensor, dict[str, float]]:
         config, count = self.config, len(aim.known)
-        told = self.normalised(aim.actions)
-        before, wanted = self.normalise(now.state), self.normalise(aim.state)
+        told = self.normalized(aim.actions)
+        before, wanted = self.normalize(now.state), self.normalize(aim.state)
         clean = self.video.encode(floats(aim.pictures))
         level = self._level(aim.known, generator)
         moves = self._moves(before, wanted, told, aim.known)

@@ -9,8 +9,8 @@ import numpy as np
 
 from vla_rl.contract.env import on_host
 from world_models.env import DreamConfig, ImaginedEnv
+from world_models.initial_states import InOrder, Start
 from world_models.model import WorldModel
-from world_models.starts import InOrder, Start
 from world_models.uncertainty import Limits
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from world_models.calls import uniform
+from world_models.types import uniform
 
 # Which of the candidates [B,K,F,S] with log-odds [B,K,S], int64 [B,S], given chance [B,S] from a standard normal.
 Choose: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -51,8 +51,8 @@ class Touch(nn.Module):
     """Which of the candidates it will be, from a close look at where the robot is about to be.
 
     What was learnt about a grasp in one place of the picture so holds in all of them.  The place begins linear in the
-    state, where :func:`world_models.places.register` puts it; where else to look, such as at the table below, is learnt
-    with the rest (a spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).
+    state, where :func:`world_models.image_registration.register` puts it; where else to look, such as at the table
+    below, is learnt with the rest (a spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).
     """
 
     near: Tensor

@@ -12,7 +12,7 @@ from sims.mujoco.render import Renderer
 from sims.mujoco.task import Task
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, RowBook, put, take
+from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, RowBook, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 
@@ -87,12 +87,12 @@ class MujocoEnv:
         """Everything the future of ``rows`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""
         index = self._book.index(rows)
         self._book.require_started(index)
-        return take(self._arrays(), index)
+        return select_rows(self._arrays(), index)
 
     def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``rows``, which need not be those it was taken from."""
         index = self._book.index(rows)
-        put(self._arrays(), index, snapshot)
+        restore_rows(self._arrays(), index, snapshot)
         return self._observe(index)
 
     def render_rows(self, rows: Any, size: int, camera: str = "front") -> np.ndarray:

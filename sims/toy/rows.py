@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
-from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook, put, take
+from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 
 
@@ -55,11 +55,11 @@ class ToyEnv:
         """Everything the future of ``rows`` depends on; see ``Snapshots``."""
         index = self._book.index(rows)
         self._book.require_started(index)
-        return take(self._arrays(), index)
+        return select_rows(self._arrays(), index)
 
     def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``rows``."""
-        put(self._arrays(), self._book.index(rows), snapshot)
+        restore_rows(self._arrays(), self._book.index(rows), snapshot)
         return self._observe()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.advantages import chunk_reward, gae, normalise
+from vla_rl.algorithms.advantages import chunk_reward, gae, normalize
 from vla_rl.contract.batch import OneProcess
 
 NAN = math.nan
@@ -76,7 +76,7 @@ def test_g6_two_rows_and_normalisation():
         [([0.0, 0.0], 2, "term"), ([0.0, 1.0], 1, ""), ([4.0], 2, "term")],
     ]
     advantage = check(rows, [4, 0], [[3 / 8, -3 / 2, 5 / 2], [-2, 1 / 2, 2]], lam=1.0)
-    normal = normalise(advantage, torch.ones(3, 2, dtype=torch.bool), OneProcess())
+    normal = normalize(advantage, torch.ones(3, 2, dtype=torch.bool), OneProcess())
     expected = [0.03791, -1.09951, 1.32699, -1.40282, 0.11374, 1.02368]
     assert normal.T.flatten().tolist() == pytest.approx(expected, abs=1e-5)
 
@@ -138,8 +138,8 @@ def random_row(rng: np.random.Generator, length: int, chunk: int) -> list[dict[s
             row.append({"reward": [], "value": rng.normal(), "end": end if rng.random() < 0.5 else "", "after": NAN})
     row = row[:length]
     live = [d for d in row if d["reward"]]
-    for one, following in pairwise(live):
-        one["after"] = one["after"] if one["end"] else following["value"]
+    for one, next_features in pairwise(live):
+        one["after"] = one["after"] if one["end"] else next_features["value"]
     return row
 
 
@@ -235,11 +235,11 @@ def test_normalisation_does_not_depend_on_processes(cut):
     generator = torch.Generator().manual_seed(0)
     advantage = torch.randn(7, 20, generator=generator) * 3 + 100
     mask = torch.rand(7, 20, generator=generator) < 0.7
-    whole = normalise(advantage, mask, OneProcess())
+    whole = normalize(advantage, mask, OneProcess())
     reducer, parts = TwoProcesses(), {}
 
     def work(columns: slice) -> None:
-        parts[columns.start or 0] = normalise(advantage[:, columns], mask[:, columns], reducer)
+        parts[columns.start or 0] = normalize(advantage[:, columns], mask[:, columns], reducer)
 
     threads = [threading.Thread(target=work, args=(part,)) for part in (slice(0, cut), slice(cut, None))]
     for thread in threads:
@@ -254,6 +254,6 @@ def test_normalisation_does_not_depend_on_processes(cut):
 def test_normalisation_ignores_what_is_masked():
     advantage = torch.tensor([1.0, NAN, 3.0, math.inf])
     mask = torch.tensor([True, False, True, False])
-    assert normalise(advantage, mask, OneProcess()).tolist() == pytest.approx([-1, 0, 1, 0], abs=1e-6)
-    assert normalise(advantage, torch.zeros(4, dtype=torch.bool), OneProcess()).tolist() == [0, 0, 0, 0]
-    assert normalise(torch.full((3,), 0.1), torch.ones(3, dtype=torch.bool), OneProcess()).abs().max().item() < 1e-6
+    assert normalize(advantage, mask, OneProcess()).tolist() == pytest.approx([-1, 0, 1, 0], abs=1e-6)
+    assert normalize(advantage, torch.zeros(4, dtype=torch.bool), OneProcess()).tolist() == [0, 0, 0, 0]
+    assert normalize(torch.full((3,), 0.1), torch.ones(3, dtype=torch.bool), OneProcess()).abs().max().item() < 1e-6

@@ -12,17 +12,17 @@ from tests.off_policy_toys import Scripted, Table, critics, deployed, recorded, 
 from tests.toys import bandit_reward
 from vla_rl.algorithms.cal_ql import CalQL, CalQLConfig, conservative_penalty, repeated
 from vla_rl.algorithms.sac import SAC, SACConfig
-from vla_rl.contract.policy import Judgeable
+from vla_rl.contract.policy import CriticAction
 from vla_rl.experience.replay import Replay
 
 QUICK = CalQLConfig(
     batch=64,
-    heads=2,
-    learning_rate=3e-3,
-    critic_learning_rate=3e-3,
-    target_rate=0.02,
+    num_critics=2,
+    lr=3e-3,
+    critic_lr=3e-3,
+    tau=0.02,
     temperature=0.1,
-    temperature_rate=1e-2,
+    temperature_lr=1e-2,
     conservatism=1.0,
     actions=4,
 )
@@ -76,48 +76,48 @@ def test_the_sum_estimates_the_integral_over_all_actions():
 class Several(Scripted):
     """Decides 1, 2, 3 ... for the copies of a row."""
 
-    def rsample(self, stored: dict[str, torch.Tensor], generator: object) -> Judgeable:
-        order = 1.0 + torch.arange(len(stored["q"])) % 3
-        return Judgeable(order[:, None], stored["logp"])
+    def rsample(self, features: dict[str, torch.Tensor], generator: object) -> CriticAction:
+        order = 1.0 + torch.arange(len(features["q"])) % 3
+        return CriticAction(order[:, None], features["logp"])
 
 
 class Crossed(Table):
     """The first critic's values rise with the action, the second one's fall."""
 
-    def forward(self, stored: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
-        return (stored["q"] + self.bias).T + torch.stack([action[:, 0], -action[:, 0]])
+    def forward(self, features: dict[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
+        return (features["q"] + self.bias).T + torch.stack([action[:, 0], -action[:, 0]])
 
 
 def test_the_target_is_the_best_of_several_actions_by_their_least_value_without_entropy():
     parameters = {"nothing": torch.nn.Parameter(torch.zeros(()))}
-    config = CalQLConfig(heads=2, actions=3)
+    config = CalQLConfig(num_critics=2, actions=3)
     learner = CalQL(Several(), parameters, Crossed(2), Replay(8, 0.9), config, seeded())  # type: ignore[arg-type]
-    following = {"q": torch.tensor([[0.0, 4.5], [0.0, 10.0]]), "logp": torch.full((2,), -50.0)}
-    batch = transitions(reward=torch.zeros(2), discount=torch.tensor([1.0, 0.5]), following=following)
+    next_features = {"q": torch.tensor([[0.0, 4.5], [0.0, 10.0]]), "logp": torch.full((2,), -50.0)}
+    batch = transitions(reward=torch.zeros(2), discount=torch.tensor([1.0, 0.5]), next_features=next_features)
     # Row 1: min(1, 3.5), min(2, 2.5), min(3, 1.5) -> 2.  Row 2: 1, 2, 3 -> 3.
     torch.testing.assert_close(learner.target(batch), torch.tensor([2.0, 1.5]))
 
 
 def offline(config: SACConfig, width: float, rows: int = 512) -> SAC:
-    policy, memory = squashed(world()), Replay(20_000, 0.9)
-    memory.add(recorded(rows, seeded(4), width))
-    return config.build(policy, policy.trainable(), critics(policy), memory, seeded())
+    policy, replay = squashed(world()), Replay(20_000, 0.9)
+    replay.add(recorded(rows, seeded(4), width))
+    return config.build(policy, policy.trainable(), critics(policy), replay, seeded())
 
 
 def test_the_penalty_of_the_regulariser_is_that_of_its_parts():
     """Against the definition, with the same random numbers drawn again, one head and one row at a time."""
     learner = offline(QUICK, 1.0)
-    batch = learner.memory.sample(3, seeded(6))
-    value = learner.critic(batch.stored, learner.policy.judged(batch.stored, batch.sample, batch.executed))
+    batch = learner.replay.sample(3, seeded(6))
+    value = learner.critic(batch.features, learner.policy.critic_action(batch.features, batch.sample, batch.executed))
     learner.generator = seeded(7)
-    found = float(learner.regulariser(batch, value).detach())
+    found = float(learner.regularizer(batch, value).detach())
     again, n = seeded(7), QUICK.actions
-    now = learner.policy.rsample(repeated(batch.stored, n), again)
-    then = learner.policy.rsample(repeated(batch.following, n), again)
+    now = learner.policy.rsample(repeated(batch.features, n), again)
+    then = learner.policy.rsample(repeated(batch.next_features, n), again)
     uniform = 2 * torch.rand(now.action.shape, generator=again) - 1
     total = 0.0
     for b in range(3):
-        seen = {name: item[b : b + 1].expand(n, -1) for name, item in batch.stored.items()}
+        seen = {name: item[b : b + 1].expand(n, -1) for name, item in batch.features.items()}
         rows = slice(b * n, b * n + n)
         q = [learner.critic(seen, part[rows]) for part in (uniform, now.action, then.action)]
         for k in range(2):
@@ -138,15 +138,16 @@ def test_actions_that_nobody_tried_are_not_thought_better_than_recorded_ones():
         made = learner.policy.rsample({"state": torch.linspace(-1, 1, 128)[:, None]}, seeded(8)).action
         strayed.append(float(made.abs().mean()))
     assert strayed[1] < 0.6 * strayed[0]
-    batch = careful.memory.sample(256, seeded(9))
-    data = careful.critic(batch.stored, batch.executed[:, 0]).mean()
-    far = careful.critic(batch.stored, torch.full((256, 2), 0.9)).mean()
+    batch = careful.replay.sample(256, seeded(9))
+    data = careful.critic(batch.features, batch.executed[:, 0]).mean()
+    far = careful.critic(batch.features, torch.full((256, 2), 0.9)).mean()
     assert float(far) < float(data)
     # Calibrated: what is thought of the policy's own actions is not pushed below what was earned.
-    state = batch.stored["state"]
+    state = batch.features["state"]
     earned = float(bandit_reward(state, batch.executed[:, 0]).mean())
     assert (
-        float(careful.critic(batch.stored, careful.policy.rsample(batch.stored, seeded()).action).mean()) > earned - 0.3
+        float(careful.critic(batch.features, careful.policy.rsample(batch.features, seeded()).action).mean())
+        > earned - 0.3
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sims.catalog import make
 from tests.chains import SAMPLERS, compare, draw, network, weights
-from tests.toys import FlowToy, ToyEyes, bandit
+from tests.toys import FlowToy, ToyEncoder, bandit
 from vla_rl.algorithms.dppo import DPPO, DPPOConfig, StepwisePolicy, clip_shares
 from vla_rl.algorithms.ppo import _Batch
 from vla_rl.contract.batch import OneProcess
@@ -22,7 +22,7 @@ from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.diffusion_steps import DiffusionSampler, step_entropy, step_logprob
 from vla_rl.policies.gaussian import GaussianPolicy
 
-CONFIG = DPPOConfig(critic_warmup=0, minibatch=7, learning_rate=3e-3, rate_bounds=(1e-5, 1e-2))
+CONFIG = DPPOConfig(critic_warmup=0, minibatch=7, lr=3e-3, lr_bounds=(1e-5, 1e-2))
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -32,7 +32,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 def toy(sampler: DiffusionSampler | None = None) -> DiffusionPolicy:
     torch.manual_seed(0)
     config = DiffusionConfig(1, condition=8, width=16, blocks=1, sampler=sampler or DiffusionSampler())
-    return DiffusionPolicy(ToyEyes(), config)
+    return DiffusionPolicy(ToyEncoder(), config)
 
 
 def learner(policy, kind=DPPO, **changes) -> DPPO:
@@ -41,15 +41,15 @@ def learner(policy, kind=DPPO, **changes) -> DPPO:
 
 
 class Chain(nn.Module):
-    """The 74-parameter network of ``tests/chains.py`` as a policy; ``stored`` holds nothing it would read."""
+    """The 74-parameter network of ``tests/chains.py`` as a policy; ``features`` holds nothing it would read."""
 
-    precompute = initial_state = reset_state = act = kl = lambda self: None
+    encode = initial_state = reset_state = act = kl = lambda self: None
 
     def __init__(self, sampler: DiffusionSampler) -> None:
         super().__init__()
         self.sampler, self.version, self.theta = sampler, 0, nn.Parameter(weights())
 
-    def log_prob(self, stored, sample, aux) -> Likelihood:
+    def log_prob(self, features, sample, aux) -> Likelihood:
         mean, std = self.sampler.gaussians(network(self.theta), aux["points"])
         params = {"mean": mean, "std": std}
         return Likelihood(self.step_logprob(aux, params).sum(1), step_entropy(std).sum(1), params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.toys import FlowToy, ToyEyes, bandit, bandit_reward
+from tests.toys import FlowToy, ToyEncoder, bandit, bandit_reward
 from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
@@ -20,9 +20,9 @@ from vla_rl.training.imitation import ImitationConfig, imitate
 SHARED = {
     "epochs": 4,
     "minibatch": 256,
-    "learning_rate": 3e-3,
-    "critic_learning_rate": 3e-3,
-    "rate_bounds": (1e-5, 1e-2),
+    "lr": 3e-3,
+    "critic_lr": 3e-3,
+    "lr_bounds": (1e-5, 1e-2),
     "critic_warmup": 1,
     "target_kl": 0.1,
 }
@@ -43,15 +43,15 @@ def seeded(seed: int = 0) -> torch.Generator:
 def imitated():
     """It has learnt actions around 0, whatever the state."""
     torch.manual_seed(0)
-    policy = DiffusionPolicy(ToyEyes(), DiffusionConfig(1, condition=16, width=48, blocks=2))
+    policy = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=16, width=48, blocks=2))
     state, chunks = torch.randn(2000, 1, generator=seeded()), 0.2 * torch.randn(2000, 1, 2, generator=seeded(1))
-    config = ImitationConfig(fit=FitConfig(steps=300, batch=128, learning_rate=3e-3))
+    config = ImitationConfig(fit=FitConfig(steps=300, batch=128, lr=3e-3))
     imitate(policy, {"state": state}, chunks, config, seeded(2))
     return policy.heads.state_dict()
 
 
 def made(imitated, sampler: DiffusionSampler) -> DiffusionPolicy:
-    policy = DiffusionPolicy(ToyEyes(), DiffusionConfig(1, condition=16, width=48, blocks=2))
+    policy = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=16, width=48, blocks=2))
     policy.heads.load_state_dict(imitated)
     return policy.with_sampler(sampler)
 

@@ -23,14 +23,14 @@ from vla_rl.policies.latent_noise import SquashedLatent, SquashedLatentConfig
 HEAD = HeadConfig(width=32)
 SMALL: dict[str, Any] = {
     "batch": 64,
-    "update_ratio": 1.0,
-    "start": 1,
+    "utd_ratio": 1.0,
+    "learning_starts": 1,
     "critic_warmup": 20,
-    "actor_every": 1,
-    "heads": 3,
-    "learning_rate": 3e-3,
-    "critic_learning_rate": 3e-3,
-    "temperature_rate": 1e-2,
+    "policy_delay": 1,
+    "num_critics": 3,
+    "lr": 3e-3,
+    "critic_lr": 3e-3,
+    "temperature_lr": 1e-2,
     "target_entropy": -3.0,
 }
 SAC, ALIASED = DSRLConfig(**SMALL), NoiseAliasedConfig(**SMALL, distillations=2)
@@ -48,52 +48,52 @@ def learner(base, config=SAC) -> Any:
     for name, parameter in policy.named_parameters():
         if name.startswith("actor.last"):
             torch.nn.init.normal_(parameter, std=0.2)
-    critic = QEnsemble({"state": 1}, 2, config.heads, HEAD)
+    critic = QEnsemble({"state": 1}, 2, config.num_critics, HEAD)
     return config.build(policy, policy.trainable(), critic, Replay(4096, 0.9), seeded(2))
 
 
 def batch(rows: int = 32, **changes: Any) -> Transitions:
     g = seeded(5)
     parts: dict[str, Any] = {
-        "stored": {"state": torch.randn(rows, 1, generator=g)},
+        "features": {"state": torch.randn(rows, 1, generator=g)},
         "sample": torch.rand(rows, 1, 2, generator=g) * 3 - 1.5,
         "executed": torch.rand(rows, 1, 2, generator=g) * 2 - 1,
         "reward": torch.randn(rows, generator=g),
         "discount": torch.tensor([0.0, 0.9, 0.81, 0.59049]).repeat(rows // 4),
-        "following": {"state": torch.randn(rows, 1, generator=g)},
+        "next_features": {"state": torch.randn(rows, 1, generator=g)},
         "returns": torch.zeros(rows),
         "intervened": torch.zeros(rows, dtype=torch.bool),
     }
     return Transitions(**{**parts, **changes})
 
 
-def drawn(made: Any, stored: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def drawn(made: Any, features: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The noise, its density and the heads that the learner's generator is about to draw; it is left alone."""
     g = torch.Generator()
     g.set_state(made.generator.get_state())
-    mean, log_std = made.policy.actor.distribution(stored)
+    mean, log_std = made.policy.actor.distribution(features)
     u = mean + log_std.exp() * torch.randn(mean.shape, generator=g)
     normal = torch.distributions.Normal(mean, log_std.exp()).log_prob(u)
     density = (normal - torch.log(1 - torch.tanh(u).square())).sum(-1)
-    return torch.tanh(u), density, torch.randperm(made.critic.heads, generator=g)[:2]
+    return torch.tanh(u), density, torch.randperm(made.critic.num_critics, generator=g)[:2]
 
 
 def test_the_target_by_hand(base):
     made, given = learner(base), batch()
     for parameter in made.target_critic.parameters():
         parameter.data.add_(0.1)  # not those of the critic
-    choice, density, heads = drawn(made, given.following)
-    least = made.target_critic(given.following, choice)[heads].amin(0)
+    choice, density, heads = drawn(made, given.next_features)
+    least = made.target_critic(given.next_features, choice)[heads].amin(0)
     expected = given.reward + given.discount * (least - 0.1 * density)
     torch.testing.assert_close(made.target(given), expected.detach(), atol=1e-4, rtol=1e-4)
 
 
 def test_the_aliased_target_by_hand(base):
     made, given = learner(base, ALIASED), batch()
-    choice, _, heads = drawn(made, given.following)
-    sampler, field = base.sampler, base.field(given.following)
+    choice, _, heads = drawn(made, given.next_features)
+    sampler, field = base.sampler, base.field(given.next_features)
     action = sampler.deterministic(field, 1.5 * choice).clamp(-1, 1)
-    expected = given.reward + given.discount * made.target_critic(given.following, action)[heads].amin(0)
+    expected = given.reward + given.discount * made.target_critic(given.next_features, action)[heads].amin(0)
     torch.testing.assert_close(made.target(given), expected.detach(), atol=1e-5, rtol=1e-5)
 
 
@@ -103,8 +103,8 @@ def test_the_actor_s_gradient_by_hand(base, config):
     critic = made.critic if config is SAC else made.noise_critic
     for parameter in critic.parameters():
         parameter.data.add_(0.05 * torch.randn(parameter.shape, generator=seeded(1)))
-    choice, density, _ = drawn(made, given.stored)
-    loss = (0.1 * density - critic(given.stored, choice).mean(0)).mean()
+    choice, density, _ = drawn(made, given.features)
+    loss = (0.1 * density - critic(given.features, choice).mean(0)).mean()
     expected = torch.autograd.grad(loss, list(made.learnt.values()))
     found, info = made.actor_loss(given)
     torch.testing.assert_close(found, loss, atol=1e-4, rtol=1e-4)
@@ -115,8 +115,8 @@ def test_the_actor_s_gradient_by_hand(base, config):
 
 def test_critics_judge_noise_and_actions(base):
     given = batch()
-    assert torch.equal(learner(base).judged(given), given.sample[:, 0] / 1.5)
-    assert torch.equal(learner(base, ALIASED).judged(given), given.executed[:, 0])
+    assert torch.equal(learner(base).critic_action(given), given.sample[:, 0] / 1.5)
+    assert torch.equal(learner(base, ALIASED).critic_action(given), given.executed[:, 0])
 
 
 def test_critics_of_noise_refuse_what_has_none(base):
@@ -131,7 +131,7 @@ def test_critics_of_noise_refuse_what_has_none(base):
 
 def test_noise_critics_equal_action_critics_after_the_decoder(base):
     """Q^W(o, w) = Q^A(o, g(o, w)) head by head after distillation; Q^A and the actor stay as they were."""
-    made = learner(base, replace(ALIASED, critic_learning_rate=5e-3))
+    made = learner(base, replace(ALIASED, critic_lr=5e-3))
     for parameter in made.critic.parameters():
         parameter.data.mul_(1.5)  # more to learn than a plane
     frozen = copy.deepcopy(made.critic)
@@ -162,7 +162,7 @@ def test_distillation_is_at_noise_that_the_actor_can_choose_its_bounds_included(
 
 def test_every_step_distils_as_often_as_told(base, monkeypatch):
     made, count = learner(base, replace(ALIASED, distillations=4)), []
-    monkeypatch.setattr(made, "distil", lambda stored: count.append(1) or {"distillation_loss": 1.0})
+    monkeypatch.setattr(made, "distil", lambda features: count.append(1) or {"distillation_loss": 1.0})
     made.critic_step(batch())
     assert len(count) == 4
 
@@ -209,7 +209,7 @@ def test_noise_critics_see_what_critics_see(base):
 def test_only_a_policy_that_decodes_can_be_aliased(base):
     class Decided:
         version = 0
-        rsample = judged = act = precompute = initial_state = reset_state = lambda self, *given: None
+        rsample = critic_action = act = encode = initial_state = reset_state = lambda self, *given: None
 
     critic = QEnsemble({"state": 1}, 2, 3, HEAD)
     with pytest.raises(UserError, match=r"Decided does not.*choose DSRL"):

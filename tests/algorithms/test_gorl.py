@@ -25,14 +25,14 @@ from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig
 CONFIG = GoRLConfig(
     epochs=4,
     minibatch=128,
-    learning_rate=3e-3,
-    critic_learning_rate=3e-3,
-    rate_bounds=(1e-5, 1e-2),
+    lr=3e-3,
+    critic_lr=3e-3,
+    lr_bounds=(1e-5, 1e-2),
     critic_warmup=1,
     target_kl=0.1,
     iterations=10,
     window=3,
-    refit=RefitConfig(epochs=25, learning_rate=2e-3),
+    refit=RefitConfig(epochs=25, lr=2e-3),
 )
 
 
@@ -67,9 +67,9 @@ def test_the_penalty_is_the_kl_to_the_prior_and_least_there():
 
 def test_the_loss_is_ppo_s_and_the_penalty(imitated):
     made, plain = learner(imitated, replace(CONFIG, prior=0.5)), learner(imitated, replace(CONFIG, prior=0.0))
-    batch, _ = made._prepare(bandit(made.policy, 16, seeded(1)))
+    batch, _ = made._make_batch(bandit(made.policy, 16, seeded(1)))
     made.policy.actor.last.bias.data.fill_(0.3)
-    new = made.policy.log_prob(batch.stored, batch.sample, {})
+    new = made.policy.log_prob(batch.features, batch.sample, {})
     loss, clipped = made.policy_loss(batch, new)
     alone, _ = plain.policy_loss(batch, new)
     assert (loss - alone).item() == pytest.approx(0.5 * 0.5 * 2 * 0.3**2, rel=1e-4)  # two entries, mean .3, std 1
@@ -95,7 +95,7 @@ def test_the_refit_maps_the_prior_to_what_was_executed(imitated):
     made = learner(imitated, replace(CONFIG, refit=RefitConfig(60, 3e-3), minibatch=256))
     made.policy.actor.last.bias.data.fill_(2.0)
     rollout = bandit(made.policy, 1024, seeded(1))
-    state, g = rollout.stored["state"][0], seeded(3)
+    state, g = rollout.features["state"][0], seeded(3)
     law = torch.stack([0.5 * state[:, 0], -0.4 + 0 * state[:, 0]], -1)
     executed = law + 0.1 * torch.randn(law.shape, generator=g)
     made.window = [made._kept(replace(rollout, executed=executed[None, :, None]))]
@@ -115,8 +115,8 @@ def test_actions_that_were_not_executed_are_not_learnt(imitated):
     corrected = rollout.executed.clone()
     corrected[0, 0] = 0.7  # by a person
     made.window = [made._kept(replace(rollout, valid=~idle, executed=corrected))]
-    stored, chunks = made._data()
-    assert torch.equal(stored["state"], rollout.stored["state"][0, :5])
+    features, chunks = made._data()
+    assert torch.equal(features["state"], rollout.features["state"][0, :5])
     assert torch.equal(chunks[1:], rollout.executed[0, 1:5, 0]) and torch.equal(chunks[0], torch.full((2,), 0.7))
 
 
@@ -132,7 +132,7 @@ def test_stages_take_turns(imitated):
         if i in (2, 5):
             mean, std = made.policy.actor({"state": torch.ones(1, 1)})
             assert not mean.any() and torch.equal(std, torch.ones(1, 2))
-            assert not made.optimiser.state and made.learning_rate == config.learning_rate
+            assert not made.optimizer.state and made.lr == config.lr
     assert refits == [2, 5] and rows == [1, 2, 0, 1, 2, 0, 0, 0]
     assert stages == [0, 0, 1, 1, 1, 2, 2, 2]
 
@@ -184,7 +184,7 @@ def half(rollout: Rollout, rank: int) -> Rollout:
     mine = slice(0, 5) if rank == 0 else slice(5, 8)
     names = ("sample", "executed", "logprob", "reward", "valid", "intervened", "terminated", "truncated", "success")
     parts: dict[str, Any] = {name: getattr(rollout, name)[:, mine] for name in names}
-    return replace(rollout, stored={name: item[:, mine] for name, item in rollout.stored.items()}, **parts)
+    return replace(rollout, features={name: item[:, mine] for name, item in rollout.features.items()}, **parts)
 
 
 def test_two_processes_that_share_the_rows_end_with_the_weights_of_one(imitated):
@@ -213,10 +213,10 @@ def test_two_processes_that_share_the_rows_end_with_the_weights_of_one(imitated)
 
 
 def doubled(rollout: Rollout) -> Rollout:
-    stored = {name: item.double() for name, item in rollout.stored.items()}
+    features = {name: item.double() for name, item in rollout.features.items()}
     numbers = {name: getattr(rollout, name).double() for name in ("sample", "executed", "logprob", "reward")}
-    final = {name: item.double() for name, item in rollout.final_stored.items()}
-    return replace(rollout, stored=stored, final_stored=final, **numbers)
+    final = {name: item.double() for name, item in rollout.final_features.items()}
+    return replace(rollout, features=features, final_features=final, **numbers)
 
 
 def test_what_it_refuses(imitated):

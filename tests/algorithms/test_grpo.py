@@ -67,7 +67,7 @@ def play(policy, episodes=EPISODES, seed=1, horizon=2) -> Rollout:
         reward[count - 1, e] = torch.tensor(last, dtype=torch.float)
     earned = torch.where(valid, reward, 0.0).sum((0, 2)) > 0
     return Rollout(
-        stored={"state": state},
+        features={"state": state},
         sample=torch.stack([out.sample for out in outs]),
         executed=torch.stack([out.action for out in outs]),
         aux={name: torch.stack([out.aux[name] for out in outs]) for name in outs[0].aux},
@@ -80,7 +80,7 @@ def play(policy, episodes=EPISODES, seed=1, horizon=2) -> Rollout:
         success=ends & earned,
         version=torch.zeros(length, columns, dtype=torch.long),
         final_index=(ends & ~earned).nonzero(),
-        final_stored={"state": state[1:][ends & ~earned]},
+        final_features={"state": state[1:][ends & ~earned]},
         seeds=torch.tensor([item[0] for item in episodes]).expand(length, -1),
         info={"env_steps": float(valid.sum())},
     )
@@ -97,7 +97,7 @@ def test_the_first_gradient_is_the_policy_gradient(config, averaging):
     experience = play(grpo.policy)
     experience.intervened[0, 1, 1] = True  # the second episode's first decision does not count
     new = [
-        grpo.policy.log_prob({"state": experience.stored["state"][t]}, *_at(experience, t)).logprob for t in range(4)
+        grpo.policy.log_prob({"state": experience.features["state"][t]}, *_at(experience, t)).logprob for t in range(4)
     ]
     advantage = {0: 1 - 2 / 2, 1: 0 - 3 / 2, 2: 2 - 1 / 2, 3: 1 - 0, 4: 0 - 1, 5: 0, 6: 0}
     counted = [(t, e) for e, (_, count, _) in enumerate(EPISODES) for t in range(count) if (t, e) != (0, 1)]
@@ -109,10 +109,10 @@ def test_the_first_gradient_is_the_policy_gradient(config, averaging):
     }
     loss = -sum(weight[averaging](e) * advantage[e] * new[t][e] for t, e in counted)
     expected = torch.autograd.grad(loss, grpo.parameters.values())
-    batch, metrics = grpo._prepare(experience)
+    batch, metrics = grpo._make_batch(experience)
     assert metrics["decisions"] == len(batch.logprob) == 3 + 3 + 1 + 4  # the first episode is as good as the others
     found = torch.autograd.grad(
-        grpo.policy_loss(batch, grpo.policy.log_prob(batch.stored, batch.sample, batch.aux))[0],
+        grpo.policy_loss(batch, grpo.policy.log_prob(batch.features, batch.sample, batch.aux))[0],
         grpo.parameters.values(),
     )
     for one, other in zip(found, expected, strict=True):
@@ -133,12 +133,12 @@ def test_clipped_and_unclipped_objectives_by_hand():
 
 def anchored(grpo, recorded, now, version, **changes):
     """The batch after anchoring, when decisions ``recorded`` by ``version`` have log-prob ``now``."""
-    batch, _ = grpo._prepare(play(grpo.policy, [(1, 1, (1, 0)), (1, 1, (0, 0))]))
+    batch, _ = grpo._make_batch(play(grpo.policy, [(1, 1, (1, 0)), (1, 1, (0, 0))]))
     stale = torch.tensor(version) < max(version)
     two = torch.ones(2, dtype=torch.float64)
     batch = replace(batch, logprob=two * torch.tensor(recorded), stale=stale, weight=two, advantage=2 * two, **changes)
     metrics: dict[str, float] = {}
-    return grpo._anchored(batch, Likelihood(two * torch.tensor(now), two, {}), metrics), metrics
+    return grpo._with_old_log_probs(batch, Likelihood(two * torch.tensor(now), two, {}), metrics), metrics
 
 
 def test_the_decoupled_objective_of_old_decisions():
@@ -168,7 +168,7 @@ def test_decisions_are_old_by_their_recorded_version():
     grpo = learner()
     experience = play(grpo.policy)
     experience.version[:, 3:] = 1
-    batch, metrics = grpo._prepare(experience)
+    batch, metrics = grpo._make_batch(experience)
     assert batch.stale.sum() == 4 + 3 and metrics["stale"] == pytest.approx(7 / 12)
     assert grpo.update(experience)["parity"] < 1e-4
 
@@ -200,22 +200,22 @@ def test_what_never_enters_is_not_in_the_denominators_either():
     experience = play(grpo.policy)
     experience.success[:, 4] = torch.tensor([False, True, False, False])
     units = 2 + 4 + 3 + 1 + 2 + 2 + 3
-    batch, metrics = grpo._prepare(experience)
+    batch, metrics = grpo._make_batch(experience)
     assert batch.weight.tolist() == pytest.approx([metrics["decisions"] / units] * int(metrics["decisions"]))
 
 
 def test_uniform_groups_stay_in_the_denominators():
     grpo = learner()
-    whole, part = grpo._prepare(play(grpo.policy))[0], grpo._prepare(play(grpo.policy, EPISODES[:5]))[0]
+    whole, part = grpo._make_batch(play(grpo.policy))[0], grpo._make_batch(play(grpo.policy, EPISODES[:5]))[0]
     assert len(whole.logprob) == len(part.logprob) and whole.weight[0] / part.weight[0] == pytest.approx(14 / 19)
 
 
 def test_without_a_mixed_group_nothing_changes():
     grpo = learner()
-    before, rate = weights(grpo.policy), grpo.learning_rate
+    before, rate = weights(grpo.policy), grpo.lr
     metrics = grpo.update(play(grpo.policy, EPISODES[5:]))
     assert metrics["decisions"] == 0 and metrics["return"] == 1 and same(before, weights(grpo.policy))
-    assert grpo.learning_rate == rate
+    assert grpo.lr == rate
 
 
 def test_columns_that_are_no_whole_episodes_are_refused():
@@ -235,16 +235,16 @@ def test_columns_that_are_no_whole_episodes_are_refused():
 def test_the_same_seeds_give_the_same_weights_and_the_rate_follows_the_kl():
     ends = []
     for _ in range(2):
-        grpo = learner(minibatch=4, target_kl=1e-4, learning_rate=1e-2, rate_bounds=(1e-6, 1.0))
+        grpo = learner(minibatch=4, target_kl=1e-4, lr=1e-2, lr_bounds=(1e-6, 1.0))
         metrics = grpo.update(play(grpo.policy))
-        assert metrics["stopped"] == 1 and grpo.learning_rate == pytest.approx(1e-2 / 1.4)
+        assert metrics["stopped"] == 1 and grpo.lr == pytest.approx(1e-2 / 1.4)
         ends.append(weights(grpo.policy))
     assert same(*ends)
 
 
 @pytest.mark.parametrize("averaging", [GLOBAL, CONSTANT, PER_TRAJECTORY])
 def test_two_processes_that_share_the_groups_end_with_the_weights_of_one(averaging):
-    config = {"averaging": averaging, "minibatch": 4, "learning_rate": 1e-3, "stop_kl": 1e9}
+    config = {"averaging": averaging, "minibatch": 4, "lr": 1e-3, "stop_kl": 1e9}
     whole = learner(**config)
     policy, experience = copy.deepcopy(whole.policy), play(whole.policy)
     expected = whole.update(experience)
@@ -274,8 +274,8 @@ def _columns(experience: Rollout, part: slice) -> Rollout:
         "version",
     )
     cut = {name: getattr(experience, name)[:, part] for name in names}
-    stored = {name: item[:, part] for name, item in experience.stored.items()}
-    return replace(experience, stored=stored, aux={k: v[:, part] for k, v in experience.aux.items()}, **cut)
+    features = {name: item[:, part] for name, item in experience.features.items()}
+    return replace(experience, features=features, aux={k: v[:, part] for k, v in experience.aux.items()}, **cut)
 
 
 # -- configs and failures ---------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_configs_build_their_learner_are_json_and_can_be_overridden():
         assert from_json(to_json(config)) == config
         policy = FlowToy(sampler=SDE, width=16)
         built = config.build(policy, policy.trainable(), torch.nn.Linear(1, 1), seeded(), OneProcess())
-        assert built.config == config and built.learning_rate == config.learning_rate
+        assert built.config == config and built.lr == config.lr
     changed = override(GRPOConfig(averaging=CONSTANT), ["--averaging.longest", "9", "--clip-high", "0.4"], "test")
     assert changed == GRPOConfig(averaging=Constant(9), clip_high=0.4)
 

@@ -23,14 +23,14 @@ from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.store import SharedStore
 
-FAST = {"learning_rate": 3e-3, "rate_bounds": (1e-5, 1e-2), "target_kl": 0.1}
+FAST = {"lr": 3e-3, "lr_bounds": (1e-5, 1e-2), "target_kl": 0.1}
 GRPO = replace(GRPOConfig(), epochs=4, minibatch=256, **FAST)
 RLOO = replace(RLOOConfig(), minibatch=64, **FAST)
 CASES = {
     "grpo": (GRPO, AllSteps()),
     "grpo-last-step": (GRPO, LastStep()),
     "grpo-mean": (replace(GRPO, baseline=Mean(), averaging=Constant(1)), AllSteps()),
-    "grpo-standardised": (replace(GRPO, baseline=Standardised()), AllSteps()),
+    "grpo-standardized": (replace(GRPO, baseline=Standardised()), AllSteps()),
     "rloo": (RLOO, AllSteps()),
     "rloo-last-step": (RLOO, LastStep()),
 }
@@ -51,9 +51,9 @@ def grouped(policy, groups, size, generator):
     return rollout({"state": torch.stack([state, state])}, out, reward, seeds=seeds)
 
 
-@pytest.mark.parametrize(("config", "noised"), CASES.values(), ids=CASES)
-def test_a_flow_policy_reaches_the_optimum_of_a_bandit(imitated, config, noised):
-    policy = FlowToy(sampler=FlowSampler(FlowSde(0.5), noised, 4))
+@pytest.mark.parametrize(("config", "noisy_steps"), CASES.values(), ids=CASES)
+def test_a_flow_policy_reaches_the_optimum_of_a_bandit(imitated, config, noisy_steps):
+    policy = FlowToy(sampler=FlowSampler(FlowSde(0.5), noisy_steps, 4))
     policy.load_state_dict(imitated)
     assert deployed(policy) < -0.2
     learner = config.build(policy, policy.trainable(), torch.nn.Identity(), seeded(), OneProcess())

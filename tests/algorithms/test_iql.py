@@ -15,7 +15,7 @@ from vla_rl.contract.batch import Transitions
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.replay import Replay
 
-QUICK = IQLConfig(batch=128, learning_rate=3e-3, critic_learning_rate=3e-3, target_rate=0.02)
+QUICK = IQLConfig(batch=128, lr=3e-3, critic_lr=3e-3, tau=0.02)
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ class ByHand(Scripted):
     def __init__(self) -> None:
         self.nothing = torch.nn.Parameter(torch.tensor(-2.0))
 
-    def log_prob_of(self, stored: object, action: torch.Tensor) -> torch.Tensor:
+    def log_prob_of(self, features: object, action: torch.Tensor) -> torch.Tensor:
         return self.nothing.expand(len(action))
 
 
 class Value(torch.nn.Module):
-    """``V(o) = stored["v"]`` [B]."""
+    """``V(o) = features["v"]`` [B]."""
 
-    def forward(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
-        return stored["v"]
+    def forward(self, features: dict[str, torch.Tensor]) -> torch.Tensor:
+        return features["v"]
 
 
 def by_hand(**numbers: float) -> IQL:
@@ -67,15 +67,15 @@ def by_hand(**numbers: float) -> IQL:
 
 
 def test_critics_are_regressed_on_the_value_of_what_follows():
-    following = {"v": torch.tensor([3.0]), "q": torch.full((1, 2), 99.0)}
-    batch = transitions(reward=torch.tensor([0.5]), discount=torch.tensor([0.81]), following=following)
+    next_features = {"v": torch.tensor([3.0]), "q": torch.full((1, 2), 99.0)}
+    batch = transitions(reward=torch.tensor([0.5]), discount=torch.tensor([0.81]), next_features=next_features)
     torch.testing.assert_close(by_hand().target(batch), torch.tensor([0.5 + 0.81 * 3.0]))
 
 
 @pytest.mark.parametrize(("value", "weight"), [(1.5, 4.481689), (2.5, 0.223130), (-8.0, 100.0)])
 def test_recorded_actions_are_imitated_by_the_exponential_of_their_advantage(value, weight):
     iql = by_hand(beta=3.0)
-    batch = transitions(stored={"v": torch.tensor([value]), "q": torch.tensor([[2.0, 3.0]])})  # advantage 2 - value
+    batch = transitions(features={"v": torch.tensor([value]), "q": torch.tensor([[2.0, 3.0]])})  # advantage 2 - value
     loss, info = iql.actor_loss(batch)
     assert info["weight"] == pytest.approx(weight, rel=1e-5)
     assert float(loss.detach()) == pytest.approx(2.0 * weight, rel=1e-5)
@@ -100,13 +100,13 @@ def test_the_value_sees_what_the_critics_see():
 
 
 def learner(config: IQLConfig = QUICK, rows: int = 1024) -> IQL:
-    policy, memory = squashed(world()), Replay(20_000, 0.9)
-    memory.add(recorded(rows, seeded(4)))
-    return config.build(policy, policy.trainable(), critics(policy), memory, seeded())
+    policy, replay = squashed(world()), Replay(20_000, 0.9)
+    replay.add(recorded(rows, seeded(4)))
+    return config.build(policy, policy.trainable(), critics(policy), replay, seeded())
 
 
 def _batch(iql: IQL) -> Transitions:
-    return iql.memory.sample(64, seeded(6))
+    return iql.replay.sample(64, seeded(6))
 
 
 def test_it_reaches_the_optimum_from_recorded_decisions_alone_and_keeps_it_online():
@@ -118,7 +118,7 @@ def test_it_reaches_the_optimum_from_recorded_decisions_alone_and_keeps_it_onlin
     value = float(iql.value({"state": torch.zeros(64, 1)}).mean().detach())
     assert -0.35 < value < 0.05  # near the best recorded action's 0, far above the mean's -0.76
     generator = seeded(7)
-    iql.config = replace(QUICK, start=1)
+    iql.config = replace(QUICK, learning_starts=1)
     for _ in range(4):
         iql.update(bandit(iql.policy, 32, generator))
     assert iql.steps == 500 + 4 * 32 and deployed(iql.policy) > -0.03

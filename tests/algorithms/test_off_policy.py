@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.by_hand import Line, Recorded, batch, learnt, made, seeded
-from tests.residuals import POINT, SMALL, StateEyes, biased_base
+from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.policies.residual import GaussianResidual
@@ -18,12 +18,12 @@ from vla_rl.policies.residual import GaussianResidual
 
 def test_the_least_is_of_a_random_pair_without_replacement():
     """Of three constant heads the highest is never the least; with replacement it would be one time in nine."""
-    td3 = made(heads=3, subset=2)
+    td3 = made(num_critics=3, num_min_q=2)
     for parameter in learnt(td3.target_critic):
         nn.init.zeros_(parameter)
     with torch.no_grad():
         td3.target_critic.last.bias.copy_(torch.tensor([1.0, 2.0, 3.0])[:, None, None])
-    found = torch.tensor([float(td3.least(batch(1).stored, torch.zeros(1, 2))) for _ in range(900)])
+    found = torch.tensor([float(td3.min_target_q(batch(1).features, torch.zeros(1, 2))) for _ in range(900)])
     assert (found == 3).sum() == 0
     assert float((found == 1).float().mean()) == pytest.approx(2 / 3, abs=0.06)  # four standard errors
 
@@ -31,20 +31,20 @@ def test_the_least_is_of_a_random_pair_without_replacement():
 def test_targets_are_kept_within_what_returns_can_be():
     td3 = made(value_bounds=(-0.1, 0.2))
     td3.target = lambda found: found.reward
-    seen = td3.critic(td3.memory.found.stored, td3.memory.found.executed.flatten(1)).detach()
-    expected = (seen - td3.memory.found.reward.clamp(-0.1, 0.2)).square().mean(1).sum()
-    assert td3.critic_step(td3.memory.found)["critic_loss"] == pytest.approx(float(expected), rel=1e-5)
+    seen = td3.critic(td3.replay.found.features, td3.replay.found.executed.flatten(1)).detach()
+    expected = (seen - td3.replay.found.reward.clamp(-0.1, 0.2)).square().mean(1).sum()
+    assert td3.critic_step(td3.replay.found)["critic_loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_each_head_is_regressed_on_its_own():
     """The gradient of each is that of its own mean squared error: all that couples them is the norm's bound."""
     td3 = made(grad_norm=1e9)
-    target = td3.target(td3.memory.found)
+    target = td3.target(td3.replay.found)
     td3.target = lambda found: target
-    td3.critic_step(td3.memory.found)
+    td3.critic_step(td3.replay.found)
     for head in range(4):
         alone = made()
-        value = alone.critic(td3.memory.found.stored, td3.memory.found.executed.flatten(1))[head]
+        value = alone.critic(td3.replay.found.features, td3.replay.found.executed.flatten(1))[head]
         (value - target).square().mean().backward()
         for one, two in zip(learnt(td3.critic), learnt(alone.critic), strict=True):
             torch.testing.assert_close(one.grad[head], two.grad[head], rtol=1e-4, atol=1e-6)
@@ -53,37 +53,37 @@ def test_each_head_is_regressed_on_its_own():
 class Table(nn.Module):
     """Heads that are one number each."""
 
-    heads = 10
+    num_critics = 10
 
     def __init__(self) -> None:
         super().__init__()
         self.values = nn.Parameter(3 * torch.rand(10, 1, generator=seeded()) - 1)
 
-    def forward(self, stored, action):
+    def forward(self, features, action):
         return self.values.expand(10, len(action))
 
 
 def test_heads_that_begin_apart_end_together():
     """Bernoulli(1/2) targets, heads in [-1, 2] (algorithms.md 7.6): coupled heads would stay .08 to .96 apart."""
     policy, table, generator = Line(), Table(), seeded(1)
-    config = OffPolicyConfig(critic_learning_rate=1e-2)
+    config = OffPolicyConfig(critic_lr=1e-2)
     learner = OffPolicy(policy, {"w": policy.w}, table, Recorded(), config, generator)
     learner.target = lambda found: found.reward
     assert np.ptp(table.values.detach().numpy()) > 2
     for _ in range(1200):
         coin = (torch.rand(256, generator=generator) < 0.5).float()
-        learner.critic_step(SimpleNamespace(stored={}, sample=None, executed=torch.zeros(256, 1, 1), reward=coin))
+        learner.critic_step(SimpleNamespace(features={}, sample=None, executed=torch.zeros(256, 1, 1), reward=coin))
     assert np.ptp(table.values.detach().numpy()) <= 0.05
     assert float(table.values.detach().mean()) == pytest.approx(0.5, abs=0.05)
 
 
 def test_critics_get_nothing_from_the_actor():
     td3 = made()
-    td3.critic_step(td3.memory.found)
+    td3.critic_step(td3.replay.found)
     before = [(p.detach().clone(), p.grad.clone()) for p in learnt(td3.critic)]
     slow = [p.clone() for p in td3.target_critic.parameters()]
     w = td3.policy.w.detach().clone()
-    td3.actor_step(td3.memory.found)
+    td3.actor_step(td3.replay.found)
     assert all(
         torch.equal(p, q) and torch.equal(p.grad, g) for p, (q, g) in zip(learnt(td3.critic), before, strict=True)
     )
@@ -105,10 +105,10 @@ def test_steps_follow_the_decisions_once_there_are_enough():
     assert td3.update(idle)["decisions"] == 5 and td3.steps == 15
     td3.update(decisions(1))
     assert td3.steps == 16
-    empty = made(memory=Recorded(batch(0)))
+    empty = made(replay=Recorded(batch(0)))
     empty.update(decisions(30))
-    assert empty.steps == 0 and empty.owed == 10.5
-    empty.memory.found = batch()
+    assert empty.steps == 0 and empty.update_debt == 10.5
+    empty.replay.found = batch()
     empty.update(decisions(1))
     assert empty.steps == 11
 
@@ -133,20 +133,20 @@ def test_weights_are_lent_within_the_block_only():
 
 def test_a_policy_without_gradient_or_a_subset_too_large_is_refused():
     with pytest.raises(UserError, match=r"needs a policy with rsample and judged .* but GaussianResidual lacks them"):
-        made(GaussianResidual(biased_base(), StateEyes(POINT), SMALL))
-    with pytest.raises(UserError, match="a subset of 5 cannot be drawn from 4 heads; choose 1 to 4"):
-        made(subset=5)
+        made(GaussianResidual(biased_base(), StateEncoder(POINT), SMALL))
+    with pytest.raises(UserError, match=r"num_min_q 5 exceeds the 4 critics.*choose 1 to 4"):
+        made(num_min_q=5)
 
 
 @pytest.mark.parametrize("who", ["critic", "policy"])
 def test_a_nan_is_named_and_its_step_not_taken(who):
     found = batch()
-    td3 = made(memory=Recorded(found), critic_warmup=0)
+    td3 = made(replay=Recorded(found), critic_warmup=0)
     td3.step(), td3.step()
     if who == "critic":
         found.reward[3] = torch.nan
     else:
-        td3.actor_loss = lambda sampled: (td3.policy.rsample(sampled.stored, None).action.sum() * torch.nan, {})
+        td3.actor_loss = lambda sampled: (td3.policy.rsample(sampled.features, None).action.sum() * torch.nan, {})
     module = td3.critic if who == "critic" else td3.policy
     before = [p.detach().clone() for p in module.parameters()]
     with pytest.raises(NonFiniteError, match=rf"the {who} gradient of .* is not finite at step 2"):

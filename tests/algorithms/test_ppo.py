@@ -22,19 +22,19 @@ from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu,
 from vla_rl.policies.gaussian import GaussianPolicy
 
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
-NOISED = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
-EVERY = [FlowSampler(schedule, noised, 4) for schedule in SCHEDULES for noised in NOISED]
+NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
+EVERY = [FlowSampler(schedule, noisy_steps, 4) for schedule in SCHEDULES for noisy_steps in NOISE_PLACEMENTS]
 SDE = FlowSampler(FlowSde(0.5), AllSteps(), 4)
 CONFIG = PPOConfig(
     epochs=4,
     minibatch=64,
-    learning_rate=3e-3,
-    critic_learning_rate=3e-3,
-    rate_bounds=(1e-5, 1e-2),
+    lr=3e-3,
+    critic_lr=3e-3,
+    lr_bounds=(1e-5, 1e-2),
     critic_warmup=0,
     target_kl=0.1,
 )
-name = lambda sampler: f"{type(sampler.schedule).__name__}-{type(sampler.noised).__name__}"  # noqa: E731
+name = lambda sampler: f"{type(sampler.schedule).__name__}-{type(sampler.placement).__name__}"  # noqa: E731
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -76,9 +76,9 @@ class Watching(PPO):
         self.drawn.append([index.clone() for index, _ in drawn])
         yield from drawn
 
-    def _step(self, optimiser, loss, parameters, who):
+    def _step(self, optimizer, loss, parameters, who):
         self.steps.append(who)
-        return super()._step(optimiser, loss, parameters, who)
+        return super()._step(optimizer, loss, parameters, who)
 
 
 @pytest.mark.parametrize("sampler", EVERY, ids=name)
@@ -113,8 +113,8 @@ def test_the_clipped_objective_by_hand():
 def test_the_first_gradient_is_the_policy_gradient():
     """At ratio 1 the objective's gradient is E[A grad log pi], towards better actions."""
     ppo = learner()
-    batch, _ = ppo._prepare(bandit(ppo.policy, 64, seeded(1)))
-    new = ppo.policy.log_prob(batch.stored, batch.sample, batch.aux)
+    batch, _ = ppo._make_batch(bandit(ppo.policy, 64, seeded(1)))
+    new = ppo.policy.log_prob(batch.features, batch.sample, batch.aux)
     found = torch.autograd.grad(ppo.policy_loss(batch, new)[0], ppo.parameters.values(), retain_graph=True)
     expected = torch.autograd.grad(-(batch.advantage * new.logprob).mean(), ppo.parameters.values())
     for one, other in zip(found, expected, strict=True):
@@ -127,12 +127,12 @@ def test_the_first_gradient_is_the_policy_gradient():
 @pytest.mark.parametrize(("truncated", "expected"), [(False, 1.75), (True, 1.75 / (1 - 0.125))])
 def test_the_critic_learns_the_discounted_return_of_chunks(truncated, expected):
     """Three actions that earn 1 each, gamma 1/2, one state: 1 + 1/2 + 1/4, then again if the episode was truncated."""
-    ppo, here = learner(critic_warmup=10**6, gamma=0.5, critic_learning_rate=1e-2), torch.zeros(8, 1)
+    ppo, here = learner(critic_warmup=10**6, gamma=0.5, critic_lr=1e-2), torch.zeros(8, 1)
     out, _ = ppo.policy.act({"state": here}, {}, "sample", seeded())
     yes, final = torch.ones(1, 8, dtype=torch.bool), torch.stack([torch.zeros(8), torch.arange(8)], 1).long()
-    ends = {"truncated": yes, "terminated": ~yes, "final_index": final, "final_stored": {"state": here}}
-    stored = {"state": torch.stack([here, here + 5])}  # the next episode begins elsewhere
-    experience = rollout(stored, out, torch.ones(1, 8, 3), **(ends if truncated else {}))
+    ends = {"truncated": yes, "terminated": ~yes, "final_index": final, "final_features": {"state": here}}
+    features = {"state": torch.stack([here, here + 5])}  # the next episode begins elsewhere
+    experience = rollout(features, out, torch.ones(1, 8, 3), **(ends if truncated else {}))
     for _ in range(150):
         ppo.update(experience)
     assert ppo.critic({"state": here})[0].item() == pytest.approx(expected, abs=0.02)
@@ -141,7 +141,7 @@ def test_the_critic_learns_the_discounted_return_of_chunks(truncated, expected):
 def test_the_critic_is_calibrated_once_and_before_the_first_value():
     ppo = learner()
     experience = bandit(ppo.policy, 64, seeded(1))
-    ppo.update(replace(experience, stored={"state": 100 + 7 * experience.stored["state"]}))
+    ppo.update(replace(experience, features={"state": 100 + 7 * experience.features["state"]}))
     mean = ppo.critic.inputs.mean.clone()
     assert 95 < mean.item() < 105 and 3 < ppo.critic.inputs.std.item() < 5
     ppo.update(experience)
@@ -150,13 +150,13 @@ def test_the_critic_is_calibrated_once_and_before_the_first_value():
 
 def test_first_iterations_train_the_critic_only():
     ppo = learner(critic_warmup=2)
-    policy, rate = weights(ppo.policy), ppo.learning_rate
+    policy, rate = weights(ppo.policy), ppo.lr
     for i in range(3):
         critic = weights(ppo.critic)
         ppo.update(bandit(ppo.policy, 64, seeded(i)))
         assert not same(weights(ppo.critic), critic)
         assert same(weights(ppo.policy), policy) == (i < 2)
-        assert i == 2 or ppo.learning_rate == rate
+        assert i == 2 or ppo.lr == rate
 
 
 # -- what enters ------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_two_processes_that_share_the_data_end_with_the_weights_of_one(cut, in_d
 
     In double precision: where a gradient is nearly zero, Adam makes a step of the order of summation.
     """
-    config = {"minibatch": 24, "learning_rate": 1e-2, "critic_warmup": 0, "target_kl": 0.02, "stop_kl": 2.0}
+    config = {"minibatch": 24, "lr": 1e-2, "critic_warmup": 0, "target_kl": 0.02, "stop_kl": 2.0}
     policy = learner().policy
     whole = learner(copy.deepcopy(policy), **config)
     experience = bandit(policy, 100, seeded(1))
@@ -249,26 +249,26 @@ def test_two_processes_that_share_the_data_end_with_the_weights_of_one(cut, in_d
         for name in ("policy", "critic"):
             for mine, one in zip(weights(getattr(ppo, name)), weights(getattr(whole, name)), strict=True):
                 torch.testing.assert_close(mine, one, rtol=1e-9, atol=1e-9)
-        for name in ("decisions", "kl", "clipped", "policy_loss", "value_loss", "stopped", "learning_rate"):
+        for name in ("decisions", "kl", "clipped", "policy_loss", "value_loss", "stopped", "lr"):
             assert metrics[-1][name] == pytest.approx(expected[-1][name], rel=1e-6, abs=1e-9), name
 
 
 def _columns(experience, part):
     names = ("sample", "logprob", "reward", "valid", "intervened", "terminated", "truncated", "success", "seeds")
     cut = {key: getattr(experience, key)[:, part] for key in names}
-    stored = {key: item[:, part] for key, item in experience.stored.items()}
-    return replace(experience, stored=stored, aux={k: v[:, part] for k, v in experience.aux.items()}, **cut)
+    features = {key: item[:, part] for key, item in experience.features.items()}
+    return replace(experience, features=features, aux={k: v[:, part] for k, v in experience.aux.items()}, **cut)
 
 
 # -- the trust region -------------------------------------------------------------------------------------------------
 
 
 def test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on():
-    ppo = learner(kind=Watching, target_kl=1e-4, learning_rate=1e-2)
+    ppo = learner(kind=Watching, target_kl=1e-4, lr=1e-2)
     metrics = ppo.update(bandit(ppo.policy, 640, seeded(1)))
     assert metrics["stopped"] == 1 and ppo.steps.count("critic") == 40
     assert 1 < ppo.steps.count("policy") < 20
-    assert ppo.learning_rate == pytest.approx(1e-2 / CONFIG.rate_factor)
+    assert ppo.lr == pytest.approx(1e-2 / CONFIG.lr_factor)
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,9 @@ def test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on():
     ],
 )
 def test_the_learning_rate_follows_the_kl_within_its_bounds(kl, stopped, start, expected):
-    ppo = learner(target_kl=0.1, rate_factor=2.0, learning_rate=start)
-    ppo._adapt_rate(kl, stopped)
-    assert ppo.learning_rate == pytest.approx(expected)
+    ppo = learner(target_kl=0.1, lr_factor=2.0, lr=start)
+    ppo._adapt_lr(kl, stopped)
+    assert ppo.lr == pytest.approx(expected)
 
 
 def test_the_entropy_bonus_widens_the_noise():
@@ -329,7 +329,7 @@ def test_a_nan_stops_before_it_enters_the_weights_and_says_where(part, who, tens
 def test_a_policy_without_a_likelihood_is_told_in_one_sentence():
     class NoKl:
         version = 0
-        precompute = initial_state = reset_state = act = log_prob = lambda self: None
+        encode = initial_state = reset_state = act = log_prob = lambda self: None
 
     for policy in (NoKl(), object()):
         with pytest.raises(UserError, match=r"needs a policy with log_prob and kl .* choose an algorithm") as caught:

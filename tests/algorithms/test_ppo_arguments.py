@@ -20,8 +20,8 @@ class Known(nn.Module):
         super().__init__()
         self.unused = nn.Parameter(torch.zeros(1))
 
-    def forward(self, stored):
-        return stored["state"][..., 0]
+    def forward(self, features):
+        return features["state"][..., 0]
 
 
 def learner(**changes):
@@ -42,5 +42,5 @@ def test_an_advantage_is_over_the_value_of_where_the_decision_was_made():
     state = torch.tensor([[[5.0], [1.0]], [[2.0], [8.0]]])  # A = 2/2 - 5, 8/2 - 1
     out, _ = ppo.policy.act({"state": state[0]}, {}, "sample", torch.Generator())
     no = torch.zeros(1, 2, dtype=torch.bool)
-    batch, _ = ppo._prepare(rollout({"state": state}, out, torch.zeros(1, 2, 1), terminated=no, truncated=no))
+    batch, _ = ppo._make_batch(rollout({"state": state}, out, torch.zeros(1, 2, 1), terminated=no, truncated=no))
     assert batch.advantage.tolist() == pytest.approx([-1, 1]) and batch.returns.tolist() == pytest.approx([1, 4])

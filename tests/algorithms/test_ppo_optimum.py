@@ -20,20 +20,20 @@ from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu,
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise(0.08, 0.3)]
-NOISED = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
-EVERY = [FlowSampler(schedule, noised, 4) for schedule in SCHEDULES for noised in NOISED]
+NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
+EVERY = [FlowSampler(schedule, noisy_steps, 4) for schedule in SCHEDULES for noisy_steps in NOISE_PLACEMENTS]
 SOME = [FlowSampler(schedule, AllSteps(), 4) for schedule in SCHEDULES]
-SOME += [FlowSampler(FlowSde(0.5), noised, 4) for noised in NOISED[1:]]
+SOME += [FlowSampler(FlowSde(0.5), noisy_steps, 4) for noisy_steps in NOISE_PLACEMENTS[1:]]
 CONFIG = PPOConfig(
     epochs=4,
     minibatch=256,
-    learning_rate=3e-3,
-    critic_learning_rate=3e-3,
-    rate_bounds=(1e-5, 1e-2),
+    lr=3e-3,
+    critic_lr=3e-3,
+    lr_bounds=(1e-5, 1e-2),
     critic_warmup=1,
     target_kl=0.1,
 )
-name = lambda sampler: f"{type(sampler.schedule).__name__}-{type(sampler.noised).__name__}"  # noqa: E731
+name = lambda sampler: f"{type(sampler.schedule).__name__}-{type(sampler.placement).__name__}"  # noqa: E731
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -79,7 +79,7 @@ def regret(policy: GaussianPolicy) -> tuple[float, float]:
     obs = env.reset(rows, 10_000 + rows)
     missing = optimal_return(obs.state)
     for _ in range(env.spec.time_limit):
-        out, _ = policy.act(policy.precompute(obs), {}, "eval", None)
+        out, _ = policy.act(policy.encode(obs), {}, "eval", None)
         step = env.step(out.action.numpy())
         obs, missing = step.obs, missing - step.reward[:, 0]
     return float(missing.mean()), float(step.success.mean())

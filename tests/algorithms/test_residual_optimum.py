@@ -9,10 +9,10 @@ import torch
 
 from sims.catalog import make
 from sims.toy.point_mass import optimal_return
-from tests.residuals import POINT, StateEyes, biased_base
+from tests.residuals import POINT, StateEncoder, biased_base
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3, ResidualTD3Config
-from vla_rl.contract.policy import look
+from vla_rl.contract.policy import encode_observation
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource
 from vla_rl.policies.critics import QEnsemble, ValueCritic
@@ -33,8 +33,8 @@ def regret(policy) -> tuple[float, float]:
     obs, state = env.reset(rows, 10_000 + rows), policy.reset_state(policy.initial_state(64), rows)
     missing = optimal_return(obs.state)
     for _ in range(env.spec.time_limit):
-        stored, state = look(policy, obs, state, seeded())
-        out, state = policy.act(stored, state, "eval", seeded())
+        features, state = encode_observation(policy, obs, state, seeded())
+        out, state = policy.act(features, state, "eval", seeded())
         step = env.step(out.action.numpy())
         obs, missing = step.obs, missing - step.reward[:, 0]
     return float(missing.mean()), float(step.success.mean())
@@ -43,18 +43,18 @@ def regret(policy) -> tuple[float, float]:
 def test_td3_reaches_the_optimum_of_the_point_mass():
     torch.manual_seed(0)
     config = ResidualConfig(scale=0.5, plan=3, noise=0.2, correlation=0.0, head=HEAD)
-    policy = DeterministicResidual(biased_base(), StateEyes(POINT), config)
+    policy = DeterministicResidual(biased_base(), StateEncoder(POINT), config)
     before = regret(policy)
     assert before[0] > BASE and before[1] == 0
-    critic = QEnsemble(policy.perceived, 2, 3, HEAD)
+    critic = QEnsemble(policy.feature_sizes, 2, 3, HEAD)
     numbers = ResidualTD3Config(
         batch=64,
-        update_ratio=0.15,
-        start=300,
+        utd_ratio=0.15,
+        learning_starts=300,
         critic_warmup=100,
-        learning_rate=2e-3,
-        critic_learning_rate=2e-3,
-        target_rate=0.03,
+        lr=2e-3,
+        critic_lr=2e-3,
+        tau=0.03,
         value_bounds=(-20.0, 0.0),
     )
     td3 = ResidualTD3(policy, policy.trainable(), critic, Replay(20_000, 0.9, 3), numbers, seeded())
@@ -68,14 +68,14 @@ def test_td3_reaches_the_optimum_of_the_point_mass():
 def test_ppo_reaches_the_optimum_of_the_point_mass():
     torch.manual_seed(0)
     config = ResidualConfig(scale=0.5, plan=3, noise=0.3, head=HEAD)
-    policy = GaussianResidual(biased_base(), StateEyes(POINT), config)
-    critic = ValueCritic({**policy.perceived, "time": 1}, width=64)
+    policy = GaussianResidual(biased_base(), StateEncoder(POINT), config)
+    critic = ValueCritic({**policy.feature_sizes, "time": 1}, width=64)
     numbers = PPOConfig(
         epochs=6,
         minibatch=256,
-        learning_rate=3e-3,
-        critic_learning_rate=3e-3,
-        rate_bounds=(1e-5, 1e-2),
+        lr=3e-3,
+        critic_lr=3e-3,
+        lr_bounds=(1e-5, 1e-2),
         critic_warmup=1,
         target_kl=0.05,
         gamma=0.9,

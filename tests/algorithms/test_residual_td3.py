@@ -11,7 +11,7 @@ from torch import nn
 
 from sims.catalog import make
 from tests.by_hand import CONFIG, Line, batch, drift, learnt, made, seeded
-from tests.residuals import POINT, SMALL, StateEyes, biased_base
+from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from vla_rl.algorithms.residual_td3 import ResidualTD3
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource
@@ -31,8 +31,8 @@ def test_the_target_by_hand():
     generator = seeded(5)
     noise = 0.3 * torch.randn(40, 2, generator=generator)
     chosen = torch.randperm(4, generator=generator)[:2]
-    action = np.clip(found.following["state"].numpy() * 0.5 + np.clip(noise.numpy(), -0.4, 0.4), -1, 1)
-    value = td3.target_critic(found.following, torch.from_numpy(action)).detach().numpy()[chosen.numpy()]
+    action = np.clip(found.next_features["state"].numpy() * 0.5 + np.clip(noise.numpy(), -0.4, 0.4), -1, 1)
+    value = td3.target_critic(found.next_features, torch.from_numpy(action)).detach().numpy()[chosen.numpy()]
     expected = found.reward.numpy() + found.discount.numpy() * value.min(0)
     np.testing.assert_allclose(target.numpy(), expected, rtol=1e-5, atol=1e-6)
     assert (found.discount == 0).any() and not target.requires_grad and float(td3.policy.w.detach()[0]) != 0.5
@@ -43,15 +43,15 @@ def test_the_actor_ascends_the_mean_of_all_heads_less_the_penalty():
     td3, found = made(penalty=0.7, grad_norm=1e9), batch()
     td3.actor_step(found)
     line = Line()
-    action = line.rsample(found.stored, None).action
+    action = line.rsample(found.features, None).action
     effort = action.square().sum(1).mean()
-    (-td3.critic(found.stored, action).mean() + 0.7 * effort).backward()
+    (-td3.critic(found.features, action).mean() + 0.7 * effort).backward()
     torch.testing.assert_close(td3.policy.w.grad, line.w.grad)
     assert td3.actor_step(found)["effort"] > 0 and "effort" not in made().actor_step(found)
 
 
 def test_targets_follow_slowly():
-    td3 = made(target_rate=0.25, critic_warmup=0, actor_every=1)
+    td3 = made(tau=0.25, critic_warmup=0, policy_delay=1)
     slow, critics = td3.slow["w"].clone(), [p.clone() for p in learnt(td3.target_critic)]
     td3.step()
     torch.testing.assert_close(td3.slow["w"], 0.75 * slow + 0.25 * td3.policy.w.detach())
@@ -64,9 +64,11 @@ def test_targets_follow_slowly():
 def whole(seed: int):
     """A run on the point mass, all parts of it made anew."""
     torch.manual_seed(seed)
-    policy = DeterministicResidual(biased_base(), StateEyes(POINT), SMALL)
-    critic = QEnsemble(policy.perceived, 2, 4, HeadConfig(16, 1))
-    td3 = ResidualTD3(policy, policy.trainable(), critic, Replay(300, 0.9, 3), replace(CONFIG, start=40), seeded(seed))
+    policy = DeterministicResidual(biased_base(), StateEncoder(POINT), SMALL)
+    critic = QEnsemble(policy.feature_sizes, 2, 4, HeadConfig(16, 1))
+    td3 = ResidualTD3(
+        policy, policy.trainable(), critic, Replay(300, 0.9, 3), replace(CONFIG, learning_starts=40), seeded(seed)
+    )
     return RolloutSource(make("point_mass", num_envs=4), policy, 9, itertools.count(1), seeded(seed + 1)), td3
 
 
@@ -94,15 +96,15 @@ def test_what_is_seen_is_standardised_once_and_only_the_critics_see_what_is_priv
     source, td3 = whole(1)
     shown = []
     for part in (td3.critic, td3.policy):
-        part.calibrate = lambda stored, reducer: shown.append(set(stored))
-    sample = td3.memory.sample
+        part.calibrate = lambda features, reducer: shown.append(set(features))
+    sample = td3.replay.sample
 
     def with_secret(size, generator):
         found = sample(size, generator)
-        both = ({**item, "privileged/mass": torch.zeros(size, 1)} for item in (found.stored, found.following))
-        return replace(found, **dict(zip(("stored", "following"), both, strict=True)))
+        both = ({**item, "privileged/mass": torch.zeros(size, 1)} for item in (found.features, found.next_features))
+        return replace(found, **dict(zip(("features", "next_features"), both, strict=True)))
 
-    td3.memory.sample = with_secret
+    td3.replay.sample = with_secret
     for _ in range(4):
         td3.update(source.next())
     assert len(shown) == 2 and "privileged/mass" in shown[0] and "privileged/mass" not in shown[1]

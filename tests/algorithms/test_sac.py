@@ -35,33 +35,33 @@ from vla_rl.policies.heads import HeadConfig
 
 QUICK = SACConfig(
     batch=128,
-    start=1,
-    learning_rate=3e-3,
-    critic_learning_rate=3e-3,
-    target_rate=0.02,
+    learning_starts=1,
+    lr=3e-3,
+    critic_lr=3e-3,
+    tau=0.02,
     temperature=0.1,
-    temperature_rate=1e-2,
+    temperature_lr=1e-2,
 )
 
 
 def by_hand(heads: int = 2, slope: float = 0.0, **numbers: float) -> SAC:
-    policy, config = Scripted(), replace(SACConfig(heads=heads), **numbers)
+    policy, config = Scripted(), replace(SACConfig(num_critics=heads), **numbers)
     parameters = {"nothing": torch.nn.Parameter(torch.zeros(()))}
     return SAC(policy, parameters, Table(heads, slope), Replay(8, 0.9), config, seeded())  # type: ignore[arg-type]
 
 
 def test_the_target_by_hand():
-    following = {"q": torch.tensor([[2.0, 3.0]]), "a": torch.zeros(1, 1), "logp": torch.tensor([-1.5])}
-    batch = transitions(reward=torch.tensor([0.5]), discount=torch.tensor([0.81]), following=following)
+    next_features = {"q": torch.tensor([[2.0, 3.0]]), "a": torch.zeros(1, 1), "logp": torch.tensor([-1.5])}
+    batch = transitions(reward=torch.tensor([0.5]), discount=torch.tensor([0.81]), next_features=next_features)
     # 0.5 + 0.81 (min(2, 3) + 0.4 * 1.5)
     torch.testing.assert_close(by_hand(temperature=0.4).target(batch), torch.tensor([2.606]))
-    ended = transitions(reward=torch.tensor([0.5]), discount=torch.zeros(1), following=following)
+    ended = transitions(reward=torch.tensor([0.5]), discount=torch.zeros(1), next_features=next_features)
     torch.testing.assert_close(by_hand(temperature=0.4).target(ended), torch.tensor([0.5]))
 
 
 def test_the_actor_loss_by_hand_and_its_entropy_is_per_entry():
-    stored = {"q": torch.tensor([[2.0, 3.0]]), "a": torch.zeros(1, 4), "logp": torch.tensor([-1.5])}
-    loss, info = by_hand(temperature=0.4).actor_loss(transitions(stored=stored))
+    features = {"q": torch.tensor([[2.0, 3.0]]), "a": torch.zeros(1, 4), "logp": torch.tensor([-1.5])}
+    loss, info = by_hand(temperature=0.4).actor_loss(transitions(features=features))
     torch.testing.assert_close(loss, torch.tensor(0.4 * -1.5 - 2.5))
     assert info["entropy"] == pytest.approx(1.5 / 4)
 
@@ -71,7 +71,7 @@ def test_the_temperature_rises_when_the_entropy_is_below_its_target_and_falls_ab
     # Two entries, a target of -0.25 each: the entropy -logp / 2 is below it when logp > 0.5.
     sac = by_hand(temperature=0.4, target_entropy=-0.25)
     made = {"q": torch.zeros(1, 2), "a": torch.zeros(1, 2), "logp": logp + sac.parameters["nothing"][None]}
-    info = sac.actor_step(transitions(stored=made))
+    info = sac.actor_step(transitions(features=made))
     assert (info["temperature"] > 0.4) == wider
     expected = 0.4 * (-logp / 2 + 0.25)
     assert sac.log_temperature.grad is not None and float(sac.log_temperature.grad) == pytest.approx(expected)
@@ -80,13 +80,13 @@ def test_the_temperature_rises_when_the_entropy_is_below_its_target_and_falls_ab
 class Valley(torch.nn.Module):
     """Two critics of one action: ``-(a - 0.3)^2`` and ``a / 2``."""
 
-    heads = 2
+    num_critics = 2
 
     def __init__(self) -> None:
         super().__init__()
         self.unused = torch.nn.Parameter(torch.zeros(()))
 
-    def forward(self, stored: object, action: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: object, action: torch.Tensor) -> torch.Tensor:
         return torch.stack([-(action[:, 0] - 0.3).square(), 0.5 * action[:, 0]])
 
 
@@ -97,7 +97,7 @@ def test_the_actors_gradient_is_that_of_the_expectation():
     config = SACConfig(temperature=0.2)
     sac = SAC(policy, policy.trainable(), Valley(), Replay(8, 0.9), config, seeded(3))  # type: ignore[arg-type]
     seen = {"state": torch.full((40_000, 1), 0.3, dtype=torch.float64)}
-    loss, _ = sac.actor_loss(transitions(stored=seen))
+    loss, _ = sac.actor_loss(transitions(features=seen))
     (gradient,) = torch.autograd.grad(loss, policy.head.last.bias)
 
     mean, log_std = (item[0, 0] for item in policy.head.distribution({"state": seen["state"][:1]}))
@@ -113,10 +113,10 @@ def test_the_actors_gradient_is_that_of_the_expectation():
     torch.testing.assert_close(gradient, expected, rtol=0.05, atol=2e-3)
 
 
-def learner(config: SACConfig = QUICK, memory: object = None) -> SAC:
+def learner(config: SACConfig = QUICK, replay: object = None) -> SAC:
     policy = squashed(world())
-    memory = memory or Replay(20_000, 0.9)
-    return config.build(policy, policy.trainable(), critics(policy, config.heads), memory, seeded())  # type: ignore[arg-type]
+    replay = replay or Replay(20_000, 0.9)
+    return config.build(policy, policy.trainable(), critics(policy, config.num_critics), replay, seeded())  # type: ignore[arg-type]
 
 
 def test_it_reaches_the_optimum_of_a_bandit_with_the_entropy_it_was_told_and_its_temperature():
@@ -135,7 +135,7 @@ def test_it_reaches_the_optimum_of_the_point_mass():
     policy = squashed(env.spec)
     torch.manual_seed(0)
     critic = QEnsemble({"state": 2}, 2, 2, HeadConfig(width=64))
-    config = replace(QUICK, update_ratio=0.25, temperature=0.1)
+    config = replace(QUICK, utd_ratio=0.25, temperature=0.1)
     sac = config.build(policy, policy.trainable(), critic, Replay(20_000, 0.9), seeded())
     source = RolloutSource(env, policy, 16, itertools.count(), seeded(1))
     assert regret(policy)[1] < 0.2
@@ -166,14 +166,12 @@ def test_rlpd_learns_from_recorded_and_new_decisions_alike():
     parts = {"online": Replay(5000, 0.9), "demonstrations": Replay(5000, 0.9)}
     parts["demonstrations"].add(recorded(256, seeded(4)))
     config = RLPDConfig()
-    assert (config.heads, config.subset, config.update_ratio, config.actor_every) == (10, 2, 20.0, 20)
-    quick = replace(
-        config, batch=128, start=1, heads=4, learning_rate=1e-2, critic_learning_rate=3e-3, temperature_rate=1e-2
-    )
-    memory = Mixture(parts, {"online": 0.5, "demonstrations": 0.5})
-    rlpd, generator = learner(replace(quick, update_ratio=4.0, actor_every=4, target_rate=0.02), memory), seeded(1)
+    assert (config.num_critics, config.num_min_q, config.utd_ratio, config.policy_delay) == (10, 2, 20.0, 20)
+    quick = replace(config, batch=128, learning_starts=1, num_critics=4, lr=1e-2, critic_lr=3e-3, temperature_lr=1e-2)
+    replay = Mixture(parts, {"online": 0.5, "demonstrations": 0.5})
+    rlpd, generator = learner(replace(quick, utd_ratio=4.0, policy_delay=4, tau=0.02), replay), seeded(1)
     for _ in range(16):
         rlpd.update(bandit(rlpd.policy, 16, generator))
-    assert memory.counts(128) == {"online": 64, "demonstrations": 64}
+    assert replay.counts(128) == {"online": 64, "demonstrations": 64}
     assert rlpd.steps == 16 * 16 * 4
     assert deployed(rlpd.policy) > -0.03

@@ -17,17 +17,17 @@ from vla_rl.contract.errors import UserError
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.replay import Replay
 
-RATES = {"learning_rate": 3e-3, "critic_learning_rate": 3e-3, "target_rate": 0.02}
-CAL_QL = CalQLConfig(batch=64, heads=2, actions=4, temperature=0.1, temperature_rate=1e-2, **RATES)
+RATES = {"lr": 3e-3, "critic_lr": 3e-3, "tau": 0.02}
+CAL_QL = CalQLConfig(batch=64, num_critics=2, actions=4, temperature=0.1, temperature_lr=1e-2, **RATES)
 IQL = IQLConfig(batch=64, **RATES)
 QUICK = WSRLConfig(
     batch=64,
-    heads=2,
-    start=64,
-    update_ratio=1.0,
-    actor_every=1,
+    num_critics=2,
+    learning_starts=64,
+    utd_ratio=1.0,
+    policy_delay=1,
     temperature=0.7,
-    temperature_rate=1e-2,
+    temperature_lr=1e-2,
     offline=CAL_QL,
     **RATES,
 )
@@ -54,7 +54,7 @@ def test_after_pre_training_the_recorded_data_are_gone_and_all_else_goes_on():
     before, counted = weights(wsrl), []
     wsrl.pretrain(20, lambda step, info: counted.append(step))
     assert counted == list(range(20)) and wsrl.steps == 20
-    assert set(wsrl.memory.parts) == {"online"} and not len(wsrl.memory)
+    assert set(wsrl.replay.parts) == {"online"} and not len(wsrl.replay)
     assert all(not torch.equal(*pair) for pair in zip(before, weights(wsrl), strict=True) if pair[0].numel() > 1)
     assert 0.05 < float(wsrl.temperature) < 0.12  # Cal-QL's, which began at 0.1, and not SAC's 0.7
     # The targets followed slowly: they are neither the critics nor what they were.
@@ -84,7 +84,7 @@ def test_the_frozen_policy_collects_before_anything_is_learnt_online():
     before = weights(wsrl)
     for _ in range(3):
         wsrl.update(bandit(wsrl.policy, 21, generator))
-    assert wsrl.decisions == len(wsrl.memory) == 63 and wsrl.steps == 5
+    assert wsrl.decisions == len(wsrl.replay) == 63 and wsrl.steps == 5
     assert all(torch.equal(*pair) for pair in zip(before, weights(wsrl), strict=True))
     wsrl.update(bandit(wsrl.policy, 21, generator))
     assert wsrl.steps == 5 + 21  # a step for each of the 21 decisions that end the warm-up, none for those in it
@@ -109,7 +109,7 @@ def test_a_run_that_is_resumed_goes_on_the_same_without_the_recorded_data():
     ours.update(bandit(ours.policy, 70, generator))
     theirs = learner()
     theirs.load_state_dict(copy.deepcopy(ours.state_dict()))  # as if it came from the disk
-    assert set(theirs.memory.parts) == {"online"}
+    assert set(theirs.replay.parts) == {"online"}
     for one in (ours, theirs):
         one.update(recorded(8, seeded(5)))
     assert all(torch.equal(*pair) for pair in zip(weights(ours), weights(theirs), strict=True))
@@ -123,8 +123,8 @@ def test_a_memory_that_cannot_tell_recorded_data_apart_is_refused():
 
 
 def test_only_a_part_that_is_there_can_be_kept():
-    memory = mixture()
+    replay = mixture()
     with pytest.raises(UserError, match=r"no memory 'offline' among .'demonstrations', 'online'."):
-        memory.keep_only("offline")
-    memory.keep_only("demonstrations")
-    assert memory.counts(10) == {"demonstrations": 10}
+        replay.keep_only("offline")
+    replay.keep_only("demonstrations")
+    assert replay.counts(10) == {"demonstrations": 10}

@@ -18,8 +18,8 @@ from world_models.backbones.video_model import Moves, Seen
 from world_models.backbones.wan import WanConfig, WanVideo
 from world_models.backbones.wan_weights import WanSizes, WanWeights
 from world_models.env import DreamConfig, ImaginedEnv
+from world_models.initial_states import Start, Starts
 from world_models.model import WorldConfig, WorldModel
-from world_models.starts import Start, Starts
 
 CHUNK = 5
 WOVR = 23.0  # frames/s at 256 x 256 that WoVR publishes (arXiv 2602.13977): Wan2.2-5B, 5 denoising steps
@@ -76,7 +76,7 @@ def _dreams(env: Any, config: WorldConfig, chunks: int) -> ImaginedEnv:
     first = Start(np.repeat(pictures[:, None], 1 + config.memory, 1), obs.state, obs.task)
     # Doubts and outcomes of random weights mean nothing: no limits, and thresholds that no probability reaches.
     endless = DreamConfig(horizon=chunks * CHUNK + 1, done=2.0, failed=2.0, again=0)
-    return ImaginedEnv(model, Starts(first, first.rows(every[:0])), env.num_envs, None, endless)
+    return ImaginedEnv(model, Starts(first, first.select(every[:0])), env.num_envs, None, endless)
 
 
 def wan_frames(quick: bool = False) -> list[Row]:

@@ -17,16 +17,16 @@ from tests.benchmarks.measure import COMMAND, Contender, Row, interleave, time_r
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.env import Observation
-from vla_rl.contract.policy import Likelihood, Stored
+from vla_rl.contract.policy import Features, Likelihood
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, Noised
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, NoisePlacement
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 
-SAMPLERS: dict[str, Noised] = {"last_step": LastStep(), "all_steps": AllSteps()}
+SAMPLERS: dict[str, NoisePlacement] = {"last_step": LastStep(), "all_steps": AllSteps()}
 # Every epoch in full, from the first iteration on.
 CONFIG = PPOConfig(critic_warmup=0, stop_kl=float("inf"))
 
@@ -35,19 +35,21 @@ def update_stored_vs_recomputed(quick: bool = False) -> list[Row]:
     """One PPO update from stored features, against one whose every minibatch runs the frozen backbone on pixels."""
     rows, decisions, repeats = (2, 2, 1) if quick else (64, 12, 3)
     found = []
-    for name, noised in SAMPLERS.items():
+    for name, noisy_steps in SAMPLERS.items():
         env = make("lift", num_envs=rows)
         with closing(env):
-            policy = _policy(env, noised)
+            policy = _policy(env, noisy_steps)
             rollout = _source(env, _Both(policy), decisions).next()
-        stored, pixels = _without(rollout, ("images", "task")), _without(rollout, ("features",))
+        features, pixels = _without(rollout, ("images", "task")), _without(rollout, ("image_features",))
         contenders, metrics = {}, {}
-        for side, data in {"ours": stored, "other": pixels}.items():
+        for side, data in {"ours": features, "other": pixels}.items():
             contenders[side] = _update(policy, data, side, metrics)
         seconds = interleave(contenders, repeats)
         gap = abs(metrics["ours"]["kl"] - metrics["other"]["kl"])
         assert gap <= 1e-3 * metrics["ours"]["kl"], "the two updates learnt something else"
-        detail = {f"{side}_bytes_per_decision": _size(data) for side, data in {"ours": stored, "other": pixels}.items()}
+        detail = {
+            f"{side}_bytes_per_decision": _size(data) for side, data in {"ours": features, "other": pixels}.items()
+        }
         pair = (seconds["ours"], seconds["other"])
         group = "update_stored_vs_recomputed"
         found.append(time_row(f"{group}_{name}", group, pair, rows=rows, decisions=decisions, **detail))
@@ -63,7 +65,7 @@ def iteration_parts(quick: bool = False) -> list[Row]:
         policy = _policy(env, LastStep())
         env._render = _timed(env._render, spent, "rendering")
         env.step, env.reset = (_timed(call, spent, "simulation") for call in (env.step, env.reset))
-        policy.precompute = _timed(policy.precompute, spent, "perception")
+        policy.encode = _timed(policy.encode, spent, "perception")
         policy.act = _timed(policy.act, spent, "acting")
         source = _source(env, policy, decisions)
         learner = _learner(policy)
@@ -93,9 +95,9 @@ class _Both:
         self.act, self.initial_state, self.reset_state = policy.act, policy.initial_state, policy.reset_state
         self.version = 0
 
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         images = {"images": torch.as_tensor(obs.images["front"]), "task": torch.as_tensor(obs.task)}
-        return {**self._policy.precompute(obs), **images}
+        return {**self._policy.encode(obs), **images}
 
 
 class _Perceiver:
@@ -107,14 +109,14 @@ class _Perceiver:
         self._features = torch.empty(0)
 
     @torch.no_grad()
-    def __call__(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        images = stored["images"]
+    def __call__(self, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        images = features["images"]
         if images is not self._images:
             lead = images.shape[:-3]
-            tokens = self._policy.tokens[stored["task"].flatten()]
-            features = self._policy.perceive(images.flatten(0, len(lead) - 1), tokens).features
-            self._images, self._features = images, features.unflatten(0, lead)
-        return {**stored, "features": self._features}
+            tokens = self._policy.tokens[features["task"].flatten()]
+            embedded = self._policy.perceive(images.flatten(0, len(lead) - 1), tokens).features
+            self._images, self._features = images, embedded.unflatten(0, lead)
+        return {**features, "image_features": self._features}
 
 
 class _PixelPolicy:
@@ -122,11 +124,11 @@ class _PixelPolicy:
 
     def __init__(self, policy: TinyVLA, perceive: _Perceiver) -> None:
         self._policy, self._perceive, self.kl, self.version = policy, perceive, policy.kl, 0
-        self.precompute, self.act = policy.precompute, policy.act
+        self.encode, self.act = policy.encode, policy.act
         self.initial_state, self.reset_state = policy.initial_state, policy.reset_state
 
-    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        return self._policy.log_prob(self._perceive(stored), sample, aux)
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        return self._policy.log_prob(self._perceive(features), sample, aux)
 
 
 class _PixelCritic(nn.Module):
@@ -136,11 +138,11 @@ class _PixelCritic(nn.Module):
         super().__init__()
         self.critic, self._perceive = critic, perceive
 
-    def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
-        return self.critic(self._perceive(stored))
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        return self.critic(self._perceive(features))
 
-    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
-        self.critic.calibrate(self._perceive(stored), reducer)
+    def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
+        self.critic.calibrate(self._perceive(features), reducer)
 
 
 def _update(policy: TinyVLA, rollout: Rollout, side: str, metrics: dict[str, dict[str, float]]) -> Contender:
@@ -156,10 +158,10 @@ def _update(policy: TinyVLA, rollout: Rollout, side: str, metrics: dict[str, dic
     return Contender(run, prepare)
 
 
-def _policy(env: Any, noised: Noised) -> TinyVLA:
+def _policy(env: Any, noisy_steps: NoisePlacement) -> TinyVLA:
     """An untrained policy for ``env``; speed does not depend on its weights."""
     torch.manual_seed(0)
-    config = TinyConfig(sampler=FlowSampler(FlowSde(0.5), noised, 4))
+    config = TinyConfig(sampler=FlowSampler(FlowSde(0.5), noisy_steps, 4))
     policy = TinyVLA(env.spec, Vocabulary.of(env.spec.tasks), Affine.from_bounds(env.spec.state), config)
     policy.backbone.eval().requires_grad_(False)
     return policy
@@ -167,7 +169,7 @@ def _policy(env: Any, noised: Noised) -> TinyVLA:
 
 def _learner(policy: TinyVLA, pixels: bool = False) -> PPO:
     torch.manual_seed(0)
-    critic: nn.Module = ValueCritic({"features": policy.backbone.features, "state": policy.spec.state.shape[0]})
+    critic: nn.Module = ValueCritic({"image_features": policy.backbone.features, "state": policy.spec.state.shape[0]})
     actor: Any = policy
     if pixels:
         perceive = _Perceiver(policy)
@@ -180,16 +182,16 @@ def _source(env: Any, policy: Any, decisions: int) -> RolloutSource:
 
 
 def _without(rollout: Rollout, names: tuple[str, ...]) -> Rollout:
-    stored, final = (
+    features, final = (
         {name: item for name, item in part.items() if name not in names}
-        for part in (rollout.stored, rollout.final_stored)
+        for part in (rollout.features, rollout.final_features)
     )
-    return replace(rollout, stored=stored, final_stored=final)
+    return replace(rollout, features=features, final_features=final)
 
 
 def _size(rollout: Rollout) -> int:
     """Bytes kept of one observation."""
-    return sum(item[0, 0].numel() * item.element_size() for item in rollout.stored.values())
+    return sum(item[0, 0].numel() * item.element_size() for item in rollout.features.values())
 
 
 def _timed(call: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:

@@ -58,11 +58,13 @@ def ppo_vs_rsl_rl(quick: bool = False) -> list[Row]:
     total = {"ours": 0.0, "other": 0.0}
     for seed in seeds:
         with closing(make("gym", num_envs=judged, **task)) as held, ExitStack() as stack:
-            envs = [stack.enter_context(closing(make("gym", num_envs=recipe.experience.rows, **task))) for _ in total]
+            envs = [
+                stack.enter_context(closing(make("gym", num_envs=recipe.experience.num_envs, **task))) for _ in total
+            ]
             sides = {"ours": Ours(recipe, envs[0], seed), "other": Theirs(recipe, envs[1], seed)}
             for name, found in race(sides, lambda side, held=held: mean_return(side.act, held), goal).items():
                 total[name] += found.seconds
-                steps = found.iterations * recipe.experience.rows * recipe.experience.decisions
+                steps = found.iterations * recipe.experience.num_envs * recipe.experience.decisions
                 detail[f"{name}_{seed}"] = (
                     f"{found.seconds:.1f} s ({found.cpu_seconds:.1f} CPU), {steps} steps, {found.score:.0f}"
                 )
@@ -71,7 +73,7 @@ def ppo_vs_rsl_rl(quick: bool = False) -> list[Row]:
 
 
 def _small(recipe: StateBased) -> StateBased:
-    return replace(recipe, experience=replace(recipe.experience, rows=2, decisions=4))
+    return replace(recipe, experience=replace(recipe.experience, num_envs=2, decisions=4))
 
 
 class Contender(Protocol):
@@ -122,8 +124,8 @@ class Ours:
             self._learner.update(self._source.next())
 
     def act(self, state: np.ndarray) -> np.ndarray:
-        stored = {"state": torch.as_tensor(state)}
-        return self._policy.act(stored, {}, "eval", None)[0].action[:, 0].numpy()
+        features = {"state": torch.as_tensor(state)}
+        return self._policy.act(features, {}, "eval", None)[0].action[:, 0].numpy()
 
 
 class RslEnv(RslVecEnv):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.cli.method import MemoryConfig, OffPolicyRL, RLConfig
+from vla_rl.cli.method import OffPolicyRL, ReplayConfig, RLConfig
 from vla_rl.cli.recipes import Imitate, Improve
 from vla_rl.cli.stages import EvaluationConfig
 from vla_rl.cli.subjects import TD3Residual
@@ -25,31 +25,31 @@ def improve() -> Improve:
     return Improve(
         RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(4, validate_every=1)),
         world=World(options={"deadline": 5}),
-        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, rows=4),
+        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4),
     )
 
 
 def residual() -> Improve:
     """The same off-policy: TD3 of a residual."""
     small = HeadConfig(16, 1)
-    learning = {"batch": 16, "update_ratio": 0.5, "start": 16, "heads": 2, "critic": small}
+    learning = {"batch": 16, "utd_ratio": 0.5, "learning_starts": 16, "num_critics": 2, "critic": small}
     return Improve(
         OffPolicyRL(
             TD3Residual(ResidualConfig(head=small)),
             WindowConfig(4, 8),
-            MemoryConfig(capacity=60, share=0.0),
+            ReplayConfig(capacity=60, share=0.0),
             LoopConfig(4, validate_every=1),
             ResidualTD3Config(**learning),
         ),
         world=World(options={"deadline": 5}),
-        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, rows=4),
+        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4),
     )
 
 
 def mixed() -> Improve:
     """As :func:`residual`, half of every batch from demonstrations."""
     recipe = residual()
-    return replace(recipe, rl=replace(recipe.rl, memory=MemoryConfig(capacity=60, share=0.5)))
+    return replace(recipe, rl=replace(recipe.rl, replay=ReplayConfig(capacity=60, share=0.5)))
 
 
 def imitate_lift() -> Imitate:
@@ -58,5 +58,5 @@ def imitate_lift() -> Imitate:
         tiny=TinyConfig(width=32, blocks=1),
         grounding=GroundingConfig(scenes=64, fit=FitConfig(steps=2, batch=16)),
         imitation=ImitationConfig(2, fit=FitConfig(steps=2, batch=8)),
-        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, rows=4),
+        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4),
     )

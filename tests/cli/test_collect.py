@@ -13,7 +13,7 @@ import pytest
 
 from vla_rl.cli.main import main
 from vla_rl.evaluation import suite
-from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.reader import DatasetReader
 
 TOY = ("--world.env", "counting", "--world.expert", "tests.cli.test_collect:Echo")
@@ -37,9 +37,9 @@ class Slow(Echo):
         return super().act(obs)
 
 
-def collect(path, *arguments) -> Episodes:
+def collect(path, *arguments) -> Demonstrations:
     main(["collect", "--count", "3", "--out", str(path), *arguments])
-    return Episodes.load(path)
+    return Demonstrations.load(path)
 
 
 def test_demonstrations_are_kept_with_everything_that_imitation_needs(tmp_path, capsys):
@@ -60,11 +60,11 @@ def test_the_seed_decides_and_options_reach_the_environment(tmp_path, capsys):
     assert np.array_equal(one.action, again.action) and np.array_equal(one.images["front"], again.images["front"])
     assert not np.array_equal(one.action[:10], other.action[:10])
     assert "it is now" in capsys.readouterr().err
-    assert np.array_equal(Episodes.load(tmp_path / "e.1").action, one.action), "the earlier ones are still there"
+    assert np.array_equal(Demonstrations.load(tmp_path / "e.1").action, one.action), "the earlier ones are still there"
 
 
 def test_how_many_rows_play_side_by_side_changes_nothing(tmp_path):
-    few, many = (collect(tmp_path / rows, *TOY, "--count", "9", "--rows", rows) for rows in ("2", "16"))
+    few, many = (collect(tmp_path / rows, *TOY, "--count", "9", "--num-envs", rows) for rows in ("2", "16"))
     assert np.array_equal(few.seed, many.seed) and np.array_equal(few.images["audit"], many.images["audit"])
 
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
 def test_a_recording_that_is_stopped_keeps_its_episodes_and_can_be_finished(tmp_path, capsys, blow):
     out = tmp_path / "e"
-    slow = ["--world.env", "counting", "--world.expert", "tests.cli.test_collect:Slow", "--rows", "1"]
+    slow = ["--world.env", "counting", "--world.expert", "tests.cli.test_collect:Slow", "--num-envs", "1"]
     command = [sys.executable, "-m", "vla_rl.cli", "collect", "--count", "500", "--out", str(out), *slow]
     settings = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.getcwd(), "COLUMNS": "500"}
 
@@ -101,10 +101,10 @@ def test_a_recording_that_is_stopped_keeps_its_episodes_and_can_be_finished(tmp_
         time.sleep(0.02)
     process.send_signal(blow)
     said = process.communicate(timeout=60)[1]
-    before = Episodes.load(out)
+    before = Demonstrations.load(out)
     assert before.count >= 3 and (blow == signal.SIGKILL or f"collect --repair {out}" in said.replace("\n", ""))
     main(["collect", "--repair", str(out)])
     assert "finished" in capsys.readouterr().err and not (out / "recording").exists()
-    after = Episodes.load(out)
+    after = Demonstrations.load(out)
     assert np.array_equal(before.state, after.state) and np.array_equal(before.seed, after.seed)
     assert np.array_equal(before.images["audit"], after.images["audit"])

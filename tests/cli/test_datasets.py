@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vla_rl.cli.main import main
-from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyVLA
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "imitate.py") + ":from_dataset"
@@ -36,7 +36,7 @@ def trained(out: Path, *arguments: object) -> TinyVLA:
 
 def test_everything_is_learnt_from_the_dataset(dataset, tmp_path):
     policy = trained(tmp_path / "run", "--dataset", dataset, *SMALL)
-    episodes = Episodes.load(dataset)
+    episodes = Demonstrations.load(dataset)
     spec = policy.spec
     assert spec.tasks == episodes.tasks and spec.control_dt == pytest.approx(0.06, abs=0.001)
     assert spec.images["front"].shape == (64, 64, 3) and spec.state.names == episodes.state_names
@@ -47,8 +47,8 @@ def test_everything_is_learnt_from_the_dataset(dataset, tmp_path):
     begun = TinyVLA(spec, policy.vocabulary, policy.proprioception, policy.config)
     moved = {name for name, item in begun.state_dict().items() if not torch.equal(item, policy.state_dict()[name])}
     assert any(name.startswith("backbone.conv") for name in moved), "perception did not learn"
-    stored = policy.precompute(episodes.observation())
-    out, _ = policy.act(stored, {}, "eval", torch.Generator().manual_seed(0))
+    features = policy.encode(episodes.observation())
+    out, _ = policy.act(features, {}, "eval", torch.Generator().manual_seed(0))
     assert out.action.shape == (len(episodes.state), 5, 4)
 
 
@@ -64,7 +64,7 @@ def test_a_policy_that_sees_keeps_its_perception_and_learns_the_rest(dataset, un
 def test_a_dataset_by_lerobot_is_learnt_from(tmp_path):
     golden = Path(__file__).parents[1] / "golden" / "lerobot" / "dataset"
     policy = trained(tmp_path / "run", "--dataset", golden, *SMALL, "--tiny.horizon", 3)
-    assert policy.spec.tasks == Episodes.load(golden).tasks
+    assert policy.spec.tasks == Demonstrations.load(golden).tasks
 
 
 def test_pictures_are_shrunk_and_episodes_chosen(dataset, tmp_path):
@@ -80,7 +80,7 @@ def test_what_does_not_fit_is_named(dataset, untrained, tmp_path, complaint):
     other = untrained(image_size=32)
     said = complaint("train", CONFIG, "--out", tmp_path / "c", "--dataset", dataset, "--policy", other)
     assert "camera front of shape (32, 32, 3) but the dataset has (64, 64, 3)" in said
-    episodes = Episodes.load(dataset)
+    episodes = Demonstrations.load(dataset)
     texts = tuple(f"{text} now" for text in episodes.tasks)
     replace(episodes, tasks=texts).save(tmp_path / "texts", video="never")
     shutil.rmtree(other)

@@ -16,7 +16,7 @@ from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json
 from vla_rl.contract.env import PRIVILEGED
 from vla_rl.evaluation import suite
-from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyVLA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -56,7 +56,7 @@ def test_the_summary_says_what_it_took(summary):
     assert set(summary["seconds"]) == {"collect", "grounding", "imitation", "rl", "evaluation", "report"}
     assert all(seconds > 0 for seconds in summary["seconds"].values())
     window = config.rl.experience
-    decisions = config.rl.loop.iterations * window.rows * window.decisions
+    decisions = config.rl.loop.iterations * window.num_envs * window.decisions
     assert decisions < summary["env_steps"] <= decisions * config.tiny.horizon
     assert summary["env_steps_at_best"] <= summary["env_steps"]
     assert 0 < summary["episodes"] <= decisions
@@ -98,7 +98,7 @@ def test_rl_changed_what_it_may_and_nothing_else(folder, summary):
 
 
 def test_demonstrations_are_kept_and_used_training_seeds(folder):
-    episodes = Episodes.load(folder / "demonstrations")
+    episodes = Demonstrations.load(folder / "demonstrations")
     assert episodes.count <= load_config(CONFIG).imitation.demonstrations
     assert set(episodes.seed) <= set(suite.training_seeds(1, "demonstrations"))
 
@@ -153,7 +153,7 @@ def test_no_policy_is_given_privileged_extras(folder):
     assert any(name.startswith(PRIVILEGED) for name in obs.extras)
     assert not any(name.startswith(PRIVILEGED) for name in obs.public().extras)
     policy = TinyVLA.from_pretrained(folder / "checkpoints" / "best", env.spec)
-    shown, hidden = policy.precompute(obs), policy.precompute(obs.public())
+    shown, hidden = policy.encode(obs), policy.encode(obs.public())
     env.close()
     assert all(torch.equal(shown[name], hidden[name]) for name in shown)
 

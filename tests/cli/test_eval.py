@@ -9,7 +9,7 @@ import pytest
 from vla_rl.cli.main import main
 from vla_rl.cli.world import world_of
 
-SMALL = ("--episodes", "6", "--rows", "4", "--world.options", '{"deadline": 10}')
+SMALL = ("--episodes", "6", "--num-envs", "4", "--world.options", '{"deadline": 10}')
 
 
 def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_path):
@@ -32,7 +32,7 @@ def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_pa
         (("--seeds", "test"), "eval needs a checkpoint folder"),
         (("{}", "--seeds", "tests"), "no 'tests' seeds; did you mean 'test'?"),
         (("{}", "--episodes", "0"), "measure nothing"),
-        (("{}", "--rows", "0"), "measure nothing"),
+        (("{}", "--num-envs", "0"), "measure nothing"),
         (("{}", "--epsodes", "1"), "no field '--epsodes', so it cannot be set; did you mean '--episodes'?"),
         (("{}", "--world.env", "point_mass"), "trained for images"),
         (("{}", "--world.options", '{"image_size": 48}'), "trained for images"),
@@ -85,12 +85,12 @@ def test_a_damaged_checkpoint_is_said(complaint, untrained, name, damage, senten
 
 def test_a_checkpoint_in_a_run_is_played_in_the_world_of_that_run(capsys, tmp_path):
     """Gymnasium's tasks as well, which are judged by returns."""
-    numbers = ["--loop.iterations", "1", "--loop.validate-every", "1", "--experience.rows", "2"]
+    numbers = ["--loop.iterations", "1", "--loop.validate-every", "1", "--experience.num_envs", "2"]
     numbers += ["--experience.decisions", "8", "--evaluation.validation", "2", "--evaluation.test", "2"]
     run = tmp_path / "pendulum"
     main(["train", "configs/gym.py:inverted_pendulum", *numbers, "--out", str(run)])
     capsys.readouterr()
-    main(["eval", str(run / "checkpoints" / "best"), "--episodes", "3", "--rows", "2"])
+    main(["eval", str(run / "checkpoints" / "best"), "--episodes", "3", "--num-envs", "2"])
     said = capsys.readouterr()
     returns = json.loads(said.out)["returns"]
     assert returns["episodes"] == 3 and returns["low"] <= returns["mean"] <= returns["high"] and returns["mean"] > 0

@@ -16,7 +16,7 @@ from vla_rl.cli.inspect import inspect, main
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 

@@ -34,7 +34,7 @@ from vla_rl.training.tracking import RunFolder
 SDE = FlowSampler(FlowSde(0.5), LastStep(), 4)
 LOOP = LoopConfig(2, validate_every=1)
 PPO = RLConfig(SDE, WindowConfig(4, 2), loop=LOOP, algorithm=PPOConfig(critic_warmup=0))
-GRPO = RLConfig(SDE, replace(GROUPS, groups=1, ahead=0, rows=3), loop=LOOP, algorithm=GRPOConfig())
+GRPO = RLConfig(SDE, replace(GROUPS, groups=1, ahead=0, num_envs=3), loop=LOOP, algorithm=GRPOConfig())
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_every_method_learns_from_it_and_is_judged_by_the_world(world, policy, c
     assert (paid < 0).any() and (paid > 0).any()  # forwards and back, which neither world pays itself
     trainee.env.close()
     folder = RunFolder(tmp_path / "run", {})
-    improve(recipe, setting, EvaluationConfig(validation=4, test=4, sanity=4, rows=4), folder)
+    improve(recipe, setting, EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4), folder)
     rows = folder.metrics("rl")
     learnt = [row["grad_norm"] for row in rows if "grad_norm" in row]  # none where a group's members all earn the same
     assert len(rows) == 3 and max(learnt) > 0 and {0.0, 0.25, 0.5, 0.75, 1.0} >= {rows[0]["validation"]}

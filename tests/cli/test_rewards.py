@@ -90,7 +90,7 @@ def ranking(model, frames: LabelledFrames) -> float:
 def under_the_other_text(frames: LabelledFrames) -> LabelledFrames:
     """The successful frames, each asked about the other cube of its scene that was named."""
     texts = {(int(e), str(t)) for e, t in zip(frames.episode, frames.text, strict=True)}
-    good = frames.rows(frames.label)
+    good = frames.select(frames.label)
     keys = zip(good.episode.tolist(), good.text.tolist(), strict=True)
     others = [next(t for e, t in sorted(texts) if e == episode and t != text) for episode, text in keys]
     return replace(good, text=np.array(others), label=np.zeros(len(good), bool))
@@ -104,13 +104,13 @@ def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
         test=32,
         clumsy=0.2,
         precision=0.9,
-        fit=FitConfig(250, batch=48, learning_rate=8e-3, warmup=30),
+        fit=FitConfig(250, batch=48, lr=8e-3, warmup=30),
     )
     training, calibration, test = recipe.labelled()
     assert not set(training.episode) & set(test.episode) and set(test.episode.tolist()) == set(TEST[:32])
     model = recipe.learn(training)
     assert ranking(model, test) > 0.97
-    own, other = model.scores(test.rows(test.label)), model.scores(under_the_other_text(test))
+    own, other = model.scores(test.select(test.label)), model.scores(under_the_other_text(test))
     assert (own > other).mean() > 0.97, "the same picture, asked about another cube, gets another answer"
     model.calibrate(calibration, 0.9)
     found = judge(model, test)["episodes"]
@@ -220,7 +220,7 @@ def test_the_report_on_progress_by_hand():
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
-QUICK = "--fit.steps 30 --network.width 8 --network.stem 4 --precision 0.05 --rows 4 --clumsy 0"
+QUICK = "--fit.steps 30 --network.width 8 --network.stem 4 --precision 0.05 --num-envs 4 --clumsy 0"
 
 
 def test_the_command_leaves_a_classifier_and_says_how_good_it_is(tmp_path, capsys):

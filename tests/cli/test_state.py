@@ -20,12 +20,12 @@ SMALL = {
     "loop.iterations": 4,
     "loop.validate-every": 2,
     "loop.save-every": 1,
-    "experience.rows": 4,
+    "experience.num_envs": 4,
     "experience.decisions": 16,
     "algorithm.minibatch": 32,
     "evaluation.validation": 2,
     "evaluation.test": 3,
-    "evaluation.rows": 2,
+    "evaluation.num_envs": 2,
 }
 ARGUMENTS = [text for name, value in SMALL.items() for text in (f"--{name}", str(value))]
 
@@ -33,14 +33,16 @@ ARGUMENTS = [text for name, value in SMALL.items() for text in (f"--{name}", str
 def test_it_learns_to_balance(tmp_path):
     recipe = load_config("gym.py:inverted_pendulum")
     recipe = replace(
-        recipe, loop=replace(recipe.loop, iterations=20, validate_every=10), evaluation=EvaluationConfig(4, 4, rows=4)
+        recipe,
+        loop=replace(recipe.loop, iterations=20, validate_every=10),
+        evaluation=EvaluationConfig(4, 4, num_envs=4),
     )
     summary = run(recipe, str(tmp_path / "run"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     validations = [line["validation"] for line in lines if "validation" in line]
     assert validations[0] < 50 and max(validations) > 400
     assert summary["return"]["mean"] > 400 and summary["return"]["episodes"] == 4
-    assert load_policy(tmp_path / "run" / "checkpoints" / "best").standardise.count > 0
+    assert load_policy(tmp_path / "run" / "checkpoints" / "best").standardize.count > 0
 
 
 def digests(out: Path) -> list[str]:

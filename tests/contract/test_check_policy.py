@@ -16,44 +16,44 @@ from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
 
 class Unclipped(GaussianPolicy):
-    def act(self, stored, state, mode, generator):
-        out, state = super().act(stored, state, mode, generator)
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
         return replace(out, action=out.action + 5), state
 
 
 class WildWhenDeployed(GaussianPolicy):
-    def act(self, stored, state, mode, generator):
-        out, state = super().act(stored, state, mode, generator)
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
         return (replace(out, action=out.action * float("nan")) if mode == "eval" else out), state
 
 
 class Flat(GaussianPolicy):
-    def act(self, stored, state, mode, generator):
-        out, state = super().act(stored, state, mode, generator)
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
         return replace(out, action=out.action[:, 0]), state
 
 
 class Talkative(GaussianPolicy):
-    def act(self, stored, state, mode, generator):
-        out, state = super().act(stored, state, mode, generator)
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
         return replace(out, logprob=out.logprob[:, None].expand(-1, 2)), state
 
 
 class MeanLikelihood(GaussianPolicy):
-    def log_prob(self, stored, sample, aux):
-        found = super().log_prob(stored, sample, aux)
+    def log_prob(self, features, sample, aux):
+        found = super().log_prob(features, sample, aux)
         scale = 0.5 if torch.is_grad_enabled() else 1.0
         return Likelihood(scale * found.logprob, found.entropy, found.params)
 
 
 class ScoresClippedActions(GaussianPolicy):
-    def log_prob(self, stored, sample, aux):
-        return super().log_prob(stored, sample.clamp(-1, 1) if torch.is_grad_enabled() else sample, aux)
+    def log_prob(self, features, sample, aux):
+        return super().log_prob(features, sample.clamp(-1, 1) if torch.is_grad_enabled() else sample, aux)
 
 
 class Peeks(GaussianPolicy):
-    def precompute(self, obs):
-        return {**super().precompute(obs), "secret": torch.as_tensor(obs.extras["privileged/seed"])}
+    def encode(self, obs):
+        return {**super().encode(obs), "secret": torch.as_tensor(obs.extras["privileged/seed"])}
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_a_chunk_longer_than_possible_is_found():
 def test_a_sound_policy_passes():
     env = make("point_mass", num_envs=8)
     found = check_policy(GaussianPolicy(env.spec, config=GaussianConfig(3)), env, torch.Generator().manual_seed(0))
-    assert [item.name for item in found] == ["precompute", "act", "log-prob parity"]
+    assert [item.name for item in found] == ["encode", "act", "log-prob parity"]

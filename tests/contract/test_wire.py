@@ -57,13 +57,13 @@ def test_layout_and_byte_order_do_not_matter():
 
 def test_nested_messages_come_back():
     message = {
-        "rollout": {"stored": {"a": np.ones((2, 1), np.uint8)}, "info": {"env_s": 0.25, "steps": 12}},
+        "rollout": {"features": {"a": np.ones((2, 1), np.uint8)}, "info": {"env_s": 0.25, "steps": 12}},
         "list": [1, -(2**63), 2**64 - 1, 1.5, float("inf"), True, None, "grüße", b"\x00\xff", [], {}],
         "tuple": (1, 2),
         "numpy": [np.float64(0.5), np.int32(7), np.bool_(True)],
     }
     back = unpack(pack(message))
-    assert np.array_equal(back["rollout"]["stored"]["a"], np.ones((2, 1), np.uint8))
+    assert np.array_equal(back["rollout"]["features"]["a"], np.ones((2, 1), np.uint8))
     assert back["rollout"]["info"] == message["rollout"]["info"] and back["list"] == message["list"]
     assert back["tuple"] == [1, 2] and back["numpy"] == [0.5, 7, True]
     assert [type(item) for item in back["numpy"]] == [float, int, bool]
@@ -230,7 +230,7 @@ def test_a_handshake_names_the_other_side():
 @pytest.mark.parametrize(
     ("greeting", "message"),
     [
-        ({"contract_version": CONTRACT_VERSION + 1, "name": "robot 7"}, "'robot 7' speaks contract version 2 but 'me'"),
+        ({"contract_version": CONTRACT_VERSION + 1, "name": "robot 7"}, "'robot 7' speaks contract version 3 but 'me'"),
         ({"name": "actor"}, "not greeted"),
         ({"contract_version": "1"}, "not greeted"),
         ([1], "not greeted"),

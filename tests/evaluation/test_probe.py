@@ -9,14 +9,14 @@ import torch
 from sims.catalog import make
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation.places import watch
+from vla_rl.evaluation.object_positions import watch
 from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.probe import fit_probe
 
 SIDE, MIDDLE, METRES = 24, np.array([0.3, -0.2, 0.05]), 0.12
 SMALL = ProbeConfig(width=16, stem=8, looks=2, hidden=32)
-SHORT = FitConfig(steps=250, batch=64, learning_rate=1e-2)
+SHORT = FitConfig(steps=250, batch=64, lr=1e-2)
 
 
 def squares(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

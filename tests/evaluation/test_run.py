@@ -26,7 +26,7 @@ class Auditor:
         self.resets: list[int] = []
         self.seen: list[object] = []
 
-    def precompute(self, obs):
+    def encode(self, obs):
         self.seen.append(obs)
         self.begun += obs.state[obs.time == 0, 0].astype(int).tolist()
         return {"state": obs.state}
@@ -38,7 +38,7 @@ class Auditor:
         self.resets += list(rows)
         return state
 
-    def act(self, stored, state, mode, generator):
+    def act(self, features, state, mode, generator):
         assert mode == "eval"
         action = np.ones((self.rows, self.horizon, 2), np.float32)
         return ActionOut(action, action, np.zeros(self.rows)), state

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, kl_divergence
 
 from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.normalization import Affine, action_limits
 
 
 class LinearGaussian(nn.Module):
@@ -33,9 +33,9 @@ class LinearGaussian(nn.Module):
         nn.init.zeros_(self.linear.bias)
         self.log_std = nn.Parameter(torch.full((spec.action_dim,), std).log())
 
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         """What rollouts keep of an observation: everything that ``distribution`` or a critic reads."""
-        return {"state": self.state_scale.normalise(torch.as_tensor(obs.state))}
+        return {"state": self.state_scale.normalize(torch.as_tensor(obs.state))}
 
     def initial_state(self, rows: int) -> State:
         return {}
@@ -44,8 +44,8 @@ class LinearGaussian(nn.Module):
         return state
 
     @torch.no_grad()
-    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
-        policy = self.distribution(stored)
+    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        policy = self.distribution(features)
         sample, logprob = policy.mean, torch.zeros(len(policy.mean))
         if mode == "sample":
             sample = policy.mean + policy.stddev * torch.randn(policy.mean.shape, generator=generator)
@@ -53,13 +53,13 @@ class LinearGaussian(nn.Module):
         action = torch.clamp(self.action_scale.restore(sample), self.low, self.high)
         return ActionOut(action[:, None], sample[:, None], logprob, {}, self.version), state
 
-    def distribution(self, stored: Stored) -> Independent:
+    def distribution(self, features: Features) -> Independent:
         """Over normalised actions [B,D]."""
-        mean = self.linear(stored["state"])
+        mean = self.linear(features["state"])
         return Independent(Normal(mean, self.log_std.exp().expand_as(mean)), 1)
 
-    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        policy = self.distribution(stored)
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        policy = self.distribution(features)
         return Likelihood(policy.log_prob(sample[:, 0]), policy.entropy(), {"mean": policy.mean, "std": policy.stddev})
 
     def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:

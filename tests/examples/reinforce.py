@@ -6,7 +6,7 @@
 rollout ends and ``V`` from there on (GAE with lambda = 1).  Deviation: the advantages of a rollout are normalised.
 
 It is one file, ``vla_rl/algorithms/reinforce.py``: a ``Learner`` that takes any rollout; its ``parameters`` and
-``learning_rate`` are for the ``Loop``.  One line of a config lets ``vla-rl train`` use it instead of PPO:
+``lr`` are for the ``Loop``.  One line of a config lets ``vla-rl train`` use it instead of PPO:
 
     RLConfig(sampler, algorithm=ReinforceConfig())
 """
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.advantages import gae, normalise
+from vla_rl.algorithms.advantages import gae, normalize
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.policy import LikelihoodPolicy
 
@@ -30,8 +30,8 @@ class ReinforceConfig:
     """One step of the policy per rollout, several of its baseline."""
 
     gamma: float = 0.99
-    learning_rate: float = 0.05
-    critic_learning_rate: float = 0.01
+    lr: float = 0.05
+    critic_lr: float = 0.01
     critic_steps: int = 10
 
     def build(
@@ -59,49 +59,49 @@ class Reinforce:
     ) -> None:
         self.reducer = reducer
         self.policy, self.parameters, self.critic, self.config = policy, dict(parameters), critic, config
-        self.learning_rate = config.learning_rate
-        self.optimiser = torch.optim.Adam(self.parameters.values())
-        self.critic_optimiser = torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate)
+        self.lr = config.lr
+        self.optimizer = torch.optim.Adam(self.parameters.values())
+        self.critic_optimizer = torch.optim.Adam(critic.parameters(), lr=config.critic_lr)
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         advantage, returns = self._returns(rollout)
         used = rollout.valid.any(-1) & ~rollout.intervened.any(-1)  # what the policy itself did
-        advantage = normalise(advantage, used, self.reducer)[used]
-        stored = {name: item[:-1][used] for name, item in rollout.stored.items()}
+        advantage = normalize(advantage, used, self.reducer)[used]
+        features = {name: item[:-1][used] for name, item in rollout.features.items()}
         aux = {name: item[used] for name, item in rollout.aux.items()}
         for _ in range(self.config.critic_steps):
-            value_loss = 0.5 * (self.critic(stored) - returns[used]).square().mean()
-            _step(self.critic_optimiser, value_loss)
-        loss = -(self.policy.log_prob(stored, rollout.sample[used], aux).logprob * advantage).mean()
-        self.optimiser.param_groups[0]["lr"] = self.learning_rate
-        _step(self.optimiser, loss)
+            value_loss = 0.5 * (self.critic(features) - returns[used]).square().mean()
+            _step(self.critic_optimizer, value_loss)
+        loss = -(self.policy.log_prob(features, rollout.sample[used], aux).logprob * advantage).mean()
+        self.optimizer.param_groups[0]["lr"] = self.lr
+        _step(self.optimizer, loss)
         return {"policy_loss": float(loss.detach()), "value_loss": float(value_loss.detach())}
 
     def state_dict(self) -> dict[str, Any]:
         """With this and the next method a run can be resumed; the loop saves what they say after every iteration."""
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        parts = (self.critic, self.optimiser, self.critic_optimiser)
-        return {"weights": weights, "rate": self.learning_rate, "parts": [part.state_dict() for part in parts]}
+        parts = (self.critic, self.optimizer, self.critic_optimizer)
+        return {"weights": weights, "rate": self.lr, "parts": [part.state_dict() for part in parts]}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, parameter in self.parameters.items():
             parameter.copy_(state["weights"][name])
-        self.learning_rate = state["rate"]
-        for part, saved in zip((self.critic, self.optimiser, self.critic_optimiser), state["parts"], strict=True):
+        self.lr = state["rate"]
+        for part, saved in zip((self.critic, self.optimizer, self.critic_optimizer), state["parts"], strict=True):
             part.load_state_dict(saved)
 
     @torch.no_grad()
     def _returns(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """``G - V`` and ``G`` [T,E]; an episode that was cut off goes on with the value of its own last observation."""
-        value = self.critic(rollout.stored)
+        value = self.critic(rollout.features)
         following = value[1:].clone()
-        following[tuple(rollout.final_index.T)] = self.critic(rollout.final_stored)
+        following[tuple(rollout.final_index.T)] = self.critic(rollout.final_features)
         ends = rollout.terminated, rollout.truncated
         return gae(rollout.reward, rollout.valid, *ends, value[:-1], following, self.config.gamma, 1.0, "decision")
 
 
-def _step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimiser.zero_grad()
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
     loss.backward()
-    optimiser.step()
+    optimizer.step()

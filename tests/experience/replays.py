@@ -52,7 +52,7 @@ def ended(rollout: Rollout) -> list[tuple[int, int]]:
 
 def audit(found: Transitions, horizon: int, n_step: int) -> None:
     """Every entry is what the seed and the step of its decision imply."""
-    for b, (seed, begin) in enumerate(found.stored["counters"].tolist()):
+    for b, (seed, begin) in enumerate(found.features["counters"].tolist()):
         length, steps, reward, discount = length_of(seed), begin, 0.0, 1.0
         for _ in range(n_step):
             if steps < length:
@@ -62,7 +62,7 @@ def audit(found: Transitions, horizon: int, n_step: int) -> None:
         np.testing.assert_allclose(found.reward[b], reward, rtol=1e-5)
         np.testing.assert_allclose(found.discount[b], 0.0 if terminated else discount, rtol=1e-5)
         if not terminated:
-            assert found.following["counters"][b].tolist() == [seed, steps]
+            assert found.next_features["counters"][b].tolist() == [seed, steps]
         total = sum(GAMMA**i * (begin + 1 + i) for i in range(length - begin))
         np.testing.assert_allclose(found.returns[b], -np.inf if seed % 2 else total, rtol=1e-5)
         numbers = begin + 1 + np.arange(horizon)

@@ -52,19 +52,19 @@ class Contextual(AuditingPolicy):
         super().__init__(horizon)
         self.looks = 0
 
-    def context(self, stored, state, generator):
-        self.looks += len(stored["counters"])
-        return {**stored, "told": torch.stack([state["seed"], state["steps"], state["fresh"].long()], 1)}, state
+    def context(self, features, state, generator):
+        self.looks += len(features["counters"])
+        return {**features, "told": torch.stack([state["seed"], state["steps"], state["fresh"].long()], 1)}, state
 
 
 def test_every_observation_gets_its_context_the_last_one_that_of_its_own_episode():
     policy = Contextual(4)
     rollout = RolloutSource(make("counting", num_envs=ROWS), policy, 30, count(300), torch.Generator()).next()
-    seen, told = rollout.stored["counters"], rollout.stored["told"]
+    seen, told = rollout.features["counters"], rollout.features["told"]
     fresh = told[..., 2] == 1
     assert torch.equal(told[~fresh][:, :2], seen[~fresh]) and not seen[fresh][:, 1].any()
     ended = rollout.terminated | rollout.truncated
     assert torch.equal(fresh[1:], ended) and fresh[0].all()
-    finals = torch.cat([rollout.final_stored["counters"], torch.zeros(len(rollout.final_index), 1)], 1)
-    assert len(finals) > 5 and torch.equal(rollout.final_stored["told"], finals.long())
+    finals = torch.cat([rollout.final_features["counters"], torch.zeros(len(rollout.final_index), 1)], 1)
+    assert len(finals) > 5 and torch.equal(rollout.final_features["told"], finals.long())
     assert policy.looks == 31 * ROWS + len(finals)

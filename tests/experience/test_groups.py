@@ -58,8 +58,8 @@ def mixed(seed: int, size: int = SMALL.size) -> bool:
     return len({luck(seed, member, size) for member in range(size)}) > 1
 
 
-def source(config=SMALL, rows=7, horizon=4, policy=None, env=None, seeds=None):
-    env = env or LuckyEnv(rows, config.size)
+def source(config=SMALL, num_envs=7, horizon=4, policy=None, env=None, seeds=None):
+    env = env or LuckyEnv(num_envs, config.size)
     seeds = seeds or SeedStream(START, START + 100_000)
     return config.build(env, policy or AuditingPolicy(horizon), seeds, torch.Generator())
 
@@ -85,14 +85,14 @@ def audit(rollout: Rollout, horizon: int, size: int) -> None:
             assert bool(rollout.terminated[t, e]) == bool(rollout.success[t, e]) == (ends and seed % 2 == 0)
             assert bool(rollout.truncated[t, e]) == (ends and seed % 2 == 1)
             if valid.any():
-                assert rollout.stored["counters"][t, e].tolist() == [seed, before]
+                assert rollout.features["counters"][t, e].tolist() == [seed, before]
                 assert rollout.sample[t, e, :, 0].tolist() == number.tolist() and rollout.logprob[t, e] == -before
             truncated += [(t, e, seed, length)] if ends and seed % 2 else []
-        last = rollout.stored["counters"][-1, e].tolist()
+        last = rollout.features["counters"][-1, e].tolist()
         assert last == [seed, length if seed % 2 else (length - 1) // horizon * horizon]
     order = sorted(truncated, key=lambda item: item[1])
     assert rollout.final_index.tolist() == [[t, e] for t, e, _, _ in order]
-    assert rollout.final_stored["counters"].tolist() == [[seed, length] for _, _, seed, length in order]
+    assert rollout.final_features["counters"].tolist() == [[seed, length] for _, _, seed, length in order]
 
 
 # -- nothing lost, doubled or reordered -------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_counters_tell_what_was_played_thrown_away_and_carried():
 
 
 def test_no_row_idles_while_episodes_are_wanted():
-    maker = source(GroupConfig(groups=9, size=4, ahead=0, limit=9), rows=8)
+    maker = source(GroupConfig(groups=9, size=4, ahead=0, limit=9), num_envs=8)
     maker.next()
     launched = [moving for begun, moving in maker.env.acting if begun < 36]
     assert len(launched) > 10 and all(moving == 8 for moving in launched)
@@ -138,7 +138,7 @@ def test_no_row_idles_while_episodes_are_wanted():
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_what_is_carried_over_is_at_most_what_was_ahead_and_one_rollout_old(ahead):
-    maker, most = source(replace(SMALL, ahead=ahead), rows=SMALL.size * (SMALL.groups + ahead)), 0
+    maker, most = source(replace(SMALL, ahead=ahead), num_envs=SMALL.size * (SMALL.groups + ahead)), 0
     for version in range(20):
         maker.policy.version = version
         rollout = maker.next()
@@ -174,7 +174,7 @@ def test_at_the_limit_uniform_groups_fill_the_rollout():
 
 
 def test_mixed_groups_before_the_limit_are_delivered_with_the_first_uniform_ones():
-    maker = source(GroupConfig(groups=4, size=4, ahead=3, limit=5), rows=4)
+    maker = source(GroupConfig(groups=4, size=4, ahead=3, limit=5), num_envs=4)
     rollout = maker.next()  # of 300 to 304 the last three are mixed
     assert [mixed(seed) for seed in range(300, 305)] == [False, False, True, True, True]
     assert seeds_of(rollout) == [300, 302, 303, 304]
@@ -235,9 +235,9 @@ def test_every_launched_row_is_reset_in_the_policy_too_and_nothing_privileged_is
     seen = []
 
     class Watching(AuditingPolicy):
-        def precompute(self, obs):
+        def encode(self, obs):
             seen.append(set(obs.extras))
-            return super().precompute(obs)
+            return super().encode(obs)
 
     maker = source(replace(SMALL, limit=5), policy=Watching(4), env=SecretiveEnv(7))
     rollout = maker.next()
@@ -250,8 +250,8 @@ class Failing(AuditingPolicy):
 
     calls, mended = 0, False
 
-    def act(self, stored, state, mode, generator):
-        out, after = super().act(stored, state, mode, generator)
+    def act(self, features, state, mode, generator):
+        out, after = super().act(features, state, mode, generator)
         self.calls += 1
         if self.calls >= 8 and not self.mended:
             out.action[2, 0, 1] = float("nan")

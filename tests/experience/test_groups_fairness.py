@@ -43,12 +43,12 @@ class Uniform:
     """Draws from [0, 1)."""
 
     version = 0
-    precompute = staticmethod(lambda obs: {"state": torch.as_tensor(obs.state)})
+    encode = staticmethod(lambda obs: {"state": torch.as_tensor(obs.state)})
     initial_state = staticmethod(lambda rows: {})
     reset_state = staticmethod(lambda state, rows: state)
 
-    def act(self, stored, state, mode, generator):
-        sample = torch.rand(len(stored["state"]), 1, 1, generator=generator)
+    def act(self, features, state, mode, generator):
+        sample = torch.rand(len(features["state"]), 1, 1, generator=generator)
         return ActionOut(sample, sample, torch.zeros(len(sample))), state
 
 

@@ -14,7 +14,7 @@ from vla_rl.experience.mixture import Mixture, joined
 from vla_rl.experience.replay import Interventions, Replay
 
 
-def memory(number, filled=True):
+def replay(number, filled=True):
     """Three decisions whose ids are ``number`` and the two after it."""
     replay = Replay(20, 1.0)
     if filled:
@@ -24,12 +24,12 @@ def memory(number, filled=True):
 
 def mixture(filled=(True, True, True), shares=(0.5, 0.25, 0.25)):
     names = ("demonstrations", "online", "person")
-    parts = {name: memory(100 * i, is_filled) for i, (name, is_filled) in enumerate(zip(names, filled, strict=True))}
+    parts = {name: replay(100 * i, is_filled) for i, (name, is_filled) in enumerate(zip(names, filled, strict=True))}
     return Mixture(parts, dict(zip(names, shares, strict=True)))
 
 
 def parts_of(batch):
-    return torch.bincount(batch.stored["id"] // 100, minlength=3).tolist()
+    return torch.bincount(batch.features["id"] // 100, minlength=3).tolist()
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.25, 0.25), (1, 1, 1), (0.2, 0.3, 0.7), (3, 0, 2)])
@@ -56,15 +56,15 @@ def test_the_others_have_the_share_of_an_empty_part():
 
 
 def test_what_is_added_goes_online_and_views_follow():
-    online = memory(0, False)
+    online = replay(0, False)
     mixed = Mixture({"online": online, "person": Interventions(online)}, {"online": 0.5, "person": 0.5})
     assert mixed.add(line([1.0, 2.0], intervened=torch.tensor([False, True])[:, None, None])) == 2
     batch = mixed.sample(10, seeded())
-    assert len(online) == 2 and batch.intervened.sum() >= 5 and batch.stored["id"][5:].tolist() == [1] * 5
+    assert len(online) == 2 and batch.intervened.sum() >= 5 and batch.features["id"][5:].tolist() == [1] * 5
 
 
 def test_a_batch_is_its_parts_one_after_the_other():
-    one, two = memory(0).sample(3, seeded()), memory(100).sample(4, seeded())
+    one, two = replay(0).sample(3, seeded()), replay(100).sample(4, seeded())
     both = joined([one, two])
     for name in type(one).__dataclass_fields__:
         items = [getattr(batch, name) for batch in (one, two, both)]
@@ -72,7 +72,7 @@ def test_a_batch_is_its_parts_one_after_the_other():
             items = [item["id"] for item in items]
         assert torch.equal(items[2], torch.cat(items[:2])), name
     with pytest.raises(ContractError, match=r"\['id'\] and \['id', 'time'\], so they cannot share a batch"):
-        joined([one, replace(two, stored={**two.stored, "time": two.reward})])
+        joined([one, replace(two, features={**two.features, "time": two.reward})])
 
 
 def test_a_saved_mixture_goes_on_bit_for_bit():
@@ -84,9 +84,9 @@ def test_a_saved_mixture_goes_on_bit_for_bit():
 @pytest.mark.parametrize("shares", [{"online": 1.0}, {"online": -1.0, "person": 2.0}, {"online": 0, "person": 0}])
 def test_shares_that_fit_nothing_are_refused(shares):
     with pytest.raises(UserError, match="no batch could be drawn"):
-        Mixture({"online": memory(0), "person": memory(1)}, shares)
+        Mixture({"online": replay(0), "person": replay(1)}, shares)
 
 
 def test_new_decisions_need_a_place():
     with pytest.raises(UserError, match=r"\['demonstrations'\] is called 'online'"):
-        Mixture({"demonstrations": memory(0)}, {"demonstrations": 1.0})
+        Mixture({"demonstrations": replay(0)}, {"demonstrations": 1.0})

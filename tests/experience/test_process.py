@@ -80,7 +80,7 @@ def learn(source, store, policy, iterations):
     """Mean reward of every rollout while PPO learns from ``source``."""
     torch.manual_seed(0)
     critic = ValueCritic({"state": 2, "time": 1}, width=32)
-    config = PPOConfig(epochs=4, minibatch=64, learning_rate=3e-3, rate_bounds=(1e-4, 1e-2), critic_warmup=1)
+    config = PPOConfig(epochs=4, minibatch=64, lr=3e-3, lr_bounds=(1e-4, 1e-2), critic_warmup=1)
     ppo = PPO(policy, policy.trainable(), critic, config, torch.Generator().manual_seed(0))
     rewards = []
     for i in range(iterations):

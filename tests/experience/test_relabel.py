@@ -13,11 +13,11 @@ from sims.catalog import make
 from sims.toy.counting import episode_length
 from tests.auditing import AuditingPolicy
 from tests.experience.replays import GAMMA, audit, seeded
-from tests.experience.test_episodes import count
-from tests.residuals import COUNTING, SMALL, PacingBase, StateEyes, stepping_base
+from tests.experience.test_demonstrations import count
+from tests.residuals import COUNTING, SMALL, PacingBase, StateEncoder, stepping_base
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError
-from vla_rl.experience.episodes import Episodes, record
+from vla_rl.experience.demonstrations import Demonstrations, record
 from vla_rl.experience.relabel import relabelled
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource
@@ -27,11 +27,11 @@ SEEDS = range(300, 316)
 
 
 @pytest.fixture(scope="module")
-def successes() -> Episodes:
+def successes() -> Demonstrations:
     return record(make("counting", num_envs=3), count, list(SEEDS))
 
 
-def everything(flags: str = "next.success") -> Episodes:
+def everything(flags: str = "next.success") -> Demonstrations:
     """Odd episodes as well, which are truncated and not successes; ``flags`` says which of the ends were recorded."""
     env, parts = make("counting", num_envs=1), []
     for seed in SEEDS:
@@ -45,7 +45,7 @@ def everything(flags: str = "next.success") -> Episodes:
                 break
         length = len(kept)
         ends = (np.arange(length) == length - 1) & bool(step.success[0])
-        part = Episodes(
+        part = Demonstrations(
             images={"audit": np.concatenate([item.images["audit"] for item, _ in kept])},
             state=np.concatenate([item.state for item, _ in kept]),
             task=np.concatenate([item.task for item, _ in kept]),
@@ -58,7 +58,7 @@ def everything(flags: str = "next.success") -> Episodes:
             extras={"next.reward": np.array(rewards, np.float32), flags: ends},
         )
         parts.append(part)
-    return Episodes.joined(parts)
+    return Demonstrations.joined(parts)
 
 
 @pytest.mark.parametrize(("horizon", "n_step"), [(1, 3), (4, 2)])
@@ -72,7 +72,7 @@ def test_successes_become_the_experience_that_they_were(successes, horizon, n_st
         assert torch.equal(over, rollout.executed[rollout.valid][-1:].expand_as(over))  # the last action again
         whole = torch.stack(
             [
-                rollout.stored["counters"][:-1, :, 1, None] + 1 + torch.arange(horizon),
+                rollout.features["counters"][:-1, :, 1, None] + 1 + torch.arange(horizon),
                 rollout.seeds[..., None].expand(-1, -1, horizon),
             ],
             -1,
@@ -96,10 +96,10 @@ def test_what_did_not_end_is_truncated_at_its_last_observation(flags):
         assert bool(rollout.truncated[-1]) == seed % 2 != bool(rollout.terminated[-1])
         assert not (rollout.terminated | rollout.truncated)[:-1].any()
         if seed % 2:
-            assert rollout.final_stored["counters"].tolist() == [[seed, length - 1]]
+            assert rollout.final_features["counters"].tolist() == [[seed, length - 1]]
             assert rollout.final_index.tolist() == [[len(rollout.reward) - 1, 0]]
         else:
-            assert not len(rollout.final_index) and not len(rollout.final_stored["counters"])
+            assert not len(rollout.final_index) and not len(rollout.final_features["counters"])
 
 
 def test_without_flags_nothing_is_taken_for_an_end(successes):
@@ -112,26 +112,26 @@ def test_every_offset_is_decided_at(successes):
     """With as many offsets as a chunk has actions, a chunk begins at every step; also in the shortest episode."""
     for horizon in (4, 8):
         found = list(relabelled(successes, AuditingPolicy(horizon), COUNTING, horizon, seeded(), horizon))
-        begun = [line for item in found for line in item.stored["counters"][:-1, 0].tolist()]
+        begun = [line for item in found for line in item.features["counters"][:-1, 0].tolist()]
         steps = [[int(seed), int(time)] for seed, time in zip(successes.seed, successes.time, strict=True)]
         assert sorted(begun) == sorted(steps) and min(np.bincount(successes.episode)) < 8
         assert all(
             int(item.valid.sum())
-            == item.stored["counters"][0, 0, 1].neg() + episode_length(np.array(int(item.seeds[0, 0])))
+            == item.features["counters"][0, 0, 1].neg() + episode_length(np.array(int(item.seeds[0, 0])))
             for item in found
         )
 
 
-def recorded(rollout: Rollout) -> tuple[Episodes, list[list[int]]]:
+def recorded(rollout: Rollout) -> tuple[Demonstrations, list[list[int]]]:
     """The ended episodes of a rollout with one action a decision, as if recorded, and (row, decisions) of each."""
     parts, where = [], []
     for row in range(rollout.reward.shape[1]):
         begin = 0
         for t in (rollout.terminated | rollout.truncated)[:, row].nonzero().flatten().tolist():
             span, length = slice(begin, t + 1), t + 1 - begin
-            state = rollout.stored["state"][span, row].numpy()
+            state = rollout.features["state"][span, row].numpy()
             parts.append(
-                Episodes(
+                Demonstrations(
                     images={"audit": np.zeros((length, 4, 4, 3), np.uint8)},
                     state=state,
                     task=np.zeros(length, np.int64),
@@ -149,19 +149,19 @@ def recorded(rollout: Rollout) -> tuple[Episodes, list[list[int]]]:
             )
             where.append([row, *range(begin, t + 1)])
             begin = t + 1
-    return Episodes.joined(parts), where
+    return Demonstrations.joined(parts), where
 
 
 @pytest.mark.parametrize("base", [stepping_base, lambda: PacingBase(COUNTING)], ids=["function", "own state"])
 def test_the_base_acts_as_in_a_live_rollout_of_the_same_observations(base):
-    policy = DeterministicResidual(base(), StateEyes(COUNTING), SMALL)
+    policy = DeterministicResidual(base(), StateEncoder(COUNTING), SMALL)
     live = RolloutSource(make("counting", num_envs=4), policy, 60, itertools.count(300), seeded()).next()
     episodes, where = recorded(live)
     assert len(where) > 10
     for rollout, (row, *times) in zip(relabelled(episodes, policy, COUNTING, 1, seeded()), where, strict=True):
         ended = bool(rollout.terminated[-1])
         for name in ("base_action", "base_plan", "state", "time"):
-            assert torch.equal(rollout.stored[name][: len(times), 0], live.stored[name][times, row]), name
+            assert torch.equal(rollout.features[name][: len(times), 0], live.features[name][times, row]), name
         assert ended == bool(live.terminated[times[-1], row])
         kept = times if ended else times[:-1]
         assert torch.equal(rollout.executed[:, 0], live.executed[kept, row])
@@ -169,7 +169,7 @@ def test_the_base_acts_as_in_a_live_rollout_of_the_same_observations(base):
 
 
 def test_episodes_that_do_not_fit_are_refused(successes):
-    def first(episodes: Episodes) -> Rollout:
+    def first(episodes: Demonstrations) -> Rollout:
         return next(relabelled(episodes, AuditingPolicy(4), COUNTING, 4, seeded()))
 
     with pytest.raises(ContractError, match=r"have no 'next.reward' but \['next.done', 'next.success'\]"):

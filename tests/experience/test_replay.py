@@ -42,9 +42,9 @@ def test_every_slot_can_be_recomputed_and_none_is_missing(horizon, decisions, n_
             np.testing.assert_allclose(columns["reward"][i], reward, rtol=1e-6)
             over = at + number == length_of(seed)
             assert columns["count"][i] == number and bool(columns["terminated"][i]) == (over and seed % 2 == 0)
-            assert columns["stored/counters"][i].tolist() == [seed, at]
+            assert columns["features/counters"][i].tolist() == [seed, at]
         elif seed % 2:
-            assert columns["stored/counters"][i].tolist() == [seed, length_of(seed)]
+            assert columns["features/counters"][i].tolist() == [seed, length_of(seed)]
     decisions_there = replay.decisions()
     assert decisions_there.tolist() == [i for i, (_, at) in enumerate(slots) if at is not None]
     audit(replay.transitions(decisions_there), horizon, n_step)
@@ -84,7 +84,7 @@ def numbered(generator: torch.Generator) -> tuple[Rollout, Rollout]:
                 terminated=terminated,
                 truncated=over & ~terminated,
                 final_index=final,
-                final_stored={"id": -1 - ids[final[:, 0], final[:, 1]]},
+                final_features={"id": -1 - ids[final[:, 0], final[:, 1]]},
                 seeds=torch.zeros(time, rows, dtype=torch.long),
             )
         )
@@ -96,7 +96,7 @@ def brute_force(parts: tuple[Rollout, ...], gamma: float, n_step: int) -> dict[i
     found = {}
     for row in range(parts[0].reward.shape[1]):
         line = [(part, t) for part in parts for t in range(len(part.reward)) if part.valid[t, row].any()]
-        ids = [int(part.stored["id"][t, row]) for part, t in line]
+        ids = [int(part.features["id"][t, row]) for part, t in line]
         for i in range(len(line)):
             steps, power, total, after, known = [], 0, 0.0, None, None
             for j in range(i, len(line)):
@@ -127,13 +127,13 @@ def test_n_steps_equal_brute_force_on_120_ragged_cases():
         if not expected:
             continue
         found = replay.transitions(replay.decisions())
-        assert sorted(found.stored["id"].tolist()) == sorted(expected)
-        for b, name in enumerate(found.stored["id"].tolist()):
+        assert sorted(found.features["id"].tolist()) == sorted(expected)
+        for b, name in enumerate(found.features["id"].tolist()):
             reward, discount, after, total = expected[name]
             np.testing.assert_allclose(found.reward[b], reward, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(found.discount[b], discount, rtol=1e-5)
             np.testing.assert_allclose(found.returns[b], total, rtol=1e-4, atol=1e-5)
-            assert after is None or found.following["id"][b] == after
+            assert after is None or found.next_features["id"][b] == after
             ends += after is None
     assert ends > 120
 
@@ -156,7 +156,7 @@ def line(rewards: list[float], number: int = 0, seed: int = 0, end: str = "termi
         "terminated": over if end == "terminated" else no[..., 0],
         "truncated": over if end == "truncated" else no[..., 0],
         "final_index": torch.tensor([[length - 1, 0]])[: int(end == "truncated")],
-        "final_stored": {"id": torch.tensor([-1])[: int(end == "truncated")]},
+        "final_features": {"id": torch.tensor([-1])[: int(end == "truncated")]},
         "seeds": torch.full((length, 1), seed),
     }
     return replace(made, **{**parts, **changes})
@@ -167,7 +167,7 @@ def test_golden_three_steps():
     replay.add(line([0.0, 0.0, 1.0], end="truncated"))
     found = replay.transitions(torch.tensor([0]))
     assert found.reward + found.discount * 0.5 == pytest.approx(1.465250, abs=1e-6)
-    assert found.following["id"] == -1 and found.returns == -torch.inf
+    assert found.next_features["id"] == -1 and found.returns == -torch.inf
 
 
 def test_the_last_slots_are_kept_and_tails_of_evicted_episodes_stay_valid():
@@ -207,9 +207,9 @@ def test_groups_of_any_length_side_by_side():
     assert sum(replay.add(part) for part in rollouts) == sum(int(part.valid.any(-1).sum()) for part in rollouts)
     assert idle > 10 and not replay._open
     found = replay.transitions(replay.decisions())
-    for b, (seed, steps) in enumerate(found.stored["counters"].tolist()):
+    for b, (seed, steps) in enumerate(found.features["counters"].tolist()):
         after = min(steps + 12, length_of(seed))
-        assert found.following["counters"][b].tolist() == [seed, after] or not found.discount[b]
+        assert found.next_features["counters"][b].tolist() == [seed, after] or not found.discount[b]
         assert (found.discount[b] == 0) == (after == length_of(seed) and seed % 2 == 0)
 
 
@@ -231,14 +231,17 @@ def test_interventions_are_a_view():
     replay.add(line([1.0, 2.0, 3.0, 4.0], intervened=acted))
     drawn = view.sample(50, seeded())
     assert len(view) == 2 and view.add(line([1.0])) == 0 and len(replay) == 4
-    assert set(drawn.stored["id"].tolist()) == {1, 3} and drawn.intervened.all()
+    assert set(drawn.features["id"].tolist()) == {1, 3} and drawn.intervened.all()
 
 
 def same(one: Transitions, two: Transitions) -> bool:
-    names = [name for name in Transitions.__dataclass_fields__ if name not in ("stored", "following")]
+    names = [name for name in Transitions.__dataclass_fields__ if name not in ("features", "next_features")]
     pairs = [(getattr(one, name), getattr(two, name)) for name in names]
-    pairs += [(one.stored[name], two.stored[name]) for name in one.stored]
-    return all(torch.equal(*pair) for pair in [*pairs, *((one.following[n], two.following[n]) for n in one.following)])
+    pairs += [(one.features[name], two.features[name]) for name in one.features]
+    return all(
+        torch.equal(*pair)
+        for pair in [*pairs, *((one.next_features[n], two.next_features[n]) for n in one.next_features)]
+    )
 
 
 def test_a_saved_replay_goes_on_bit_for_bit(tmp_path):
@@ -274,7 +277,7 @@ def test_what_cannot_be_kept_is_named():
     other = line([1.0])
     with pytest.raises(ContractError, match=r"'executed' of shape \[1, 2\] to a replay that holds \[1, 1\]"):
         replay.add(replace(other, executed=torch.zeros(1, 1, 1, 2)))
-    with pytest.raises(ContractError, match=r"'stored/id' of shape None"):
-        replay.add(replace(other, stored={}))
+    with pytest.raises(ContractError, match=r"'features/id' of shape None"):
+        replay.add(replace(other, features={}))
     with pytest.raises(UserError, match="holds 4 slots but this one has 3"):
         Replay(3, 0.9).load_state_dict(replay.state_dict())

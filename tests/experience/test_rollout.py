@@ -32,14 +32,16 @@ def windows(horizon, decisions, number=4, **options):
 
 
 def join(parts: list[Rollout]) -> Rollout:
-    """One rollout out of consecutive windows; entry ``T`` of ``stored`` is that of the last one."""
+    """One rollout out of consecutive windows; entry ``T`` of ``features`` is that of the last one."""
     last, length = parts[-1], len(parts[0].reward)
     joined = {}
     for field in fields(Rollout):
         values = [getattr(part, field.name) for part in parts]
-        if field.name == "stored":
-            joined["stored"] = {n: torch.cat([v[n][:-1] for v in values] + [last.stored[n][-1:]]) for n in last.stored}
-        elif field.name in ("aux", "final_stored"):
+        if field.name == "features":
+            joined["features"] = {
+                n: torch.cat([v[n][:-1] for v in values] + [last.features[n][-1:]]) for n in last.features
+            }
+        elif field.name in ("aux", "final_features"):
             joined[field.name] = {n: torch.cat([v[n] for v in values]) for n in values[0]}
         elif field.name == "final_index":
             joined["final_index"] = torch.cat([v + torch.tensor([i * length, 0]) for i, v in enumerate(values)])
@@ -71,7 +73,7 @@ def test_every_number_can_be_recomputed(horizon, decisions):
         length = int(episode_length(np.array(seed)))
         number = steps + np.arange(1, horizon + 1)
         valid, over = number <= length, steps + horizon >= length
-        assert rollout.stored["counters"][t, e].tolist() == [seed, steps] and rollout.seeds[t, e] == seed
+        assert rollout.features["counters"][t, e].tolist() == [seed, steps] and rollout.seeds[t, e] == seed
         assert rollout.valid[t, e].tolist() == valid.tolist()
         assert rollout.reward[t, e].tolist() == np.where(valid, expected_reward(number), 0).tolist()
         assert bool(rollout.terminated[t, e]) == bool(rollout.success[t, e]) == (over and seed % 2 == 0)
@@ -80,14 +82,14 @@ def test_every_number_can_be_recomputed(horizon, decisions):
         assert rollout.aux["row"][t, e] == e and not rollout.intervened[t, e].any()
         truncated += [(t, e, seed, length)] if over and seed % 2 else []
     assert len(truncated) > 5 and rollout.final_index.tolist() == [[t, e] for t, e, _, _ in truncated]
-    assert rollout.final_stored["counters"].tolist() == [[seed, length] for _, _, seed, length in truncated]
+    assert rollout.final_features["counters"].tolist() == [[seed, length] for _, _, seed, length in truncated]
 
 
 @pytest.mark.parametrize(("horizon", "decisions"), CASES)
 def test_windows_join_without_loss(horizon, decisions):
     parts = windows(horizon, decisions)
-    for one, following in pairwise(parts):
-        assert all(torch.equal(one.stored[name][-1], following.stored[name][0]) for name in one.stored)
+    for one, next_features in pairwise(parts):
+        assert all(torch.equal(one.features[name][-1], next_features.features[name][0]) for name in one.features)
     joined, whole = join(parts), windows(horizon, 4 * decisions, 1)[0]
     for field in fields(Rollout):
         a, b = getattr(joined, field.name), getattr(whole, field.name)
@@ -125,9 +127,9 @@ def test_nothing_privileged_is_shown_to_the_policy():
     seen = []
 
     class Watching(AuditingPolicy):
-        def precompute(self, obs):
+        def encode(self, obs):
             seen.append(set(obs.extras))
-            return super().precompute(obs)
+            return super().encode(obs)
 
     rollout = source(policy=Watching(4), env=SecretiveEnv(ROWS)).next()
     assert len(rollout.final_index) > 0 and all(names == {"force"} for names in seen)
@@ -138,8 +140,8 @@ class Failing(AuditingPolicy):
 
     calls, mended = 0, False
 
-    def act(self, stored, state, mode, generator):
-        out, after = super().act(stored, state, mode, generator)
+    def act(self, features, state, mode, generator):
+        out, after = super().act(features, state, mode, generator)
         self.calls += 1
         if self.calls >= 8 and not self.mended:
             out.action[2, 0, 1] = float("nan")
@@ -192,7 +194,7 @@ class Tampered:
 @pytest.mark.parametrize(
     ("name", "tamper"),
     [
-        ("rows swapped", lambda obs: obs.rows(np.array([1, 0, 2, 3, 4]))),
+        ("rows swapped", lambda obs: obs.select(np.array([1, 0, 2, 3, 4]))),
         ("an old observation", lambda obs: replace(obs, time=obs.time - 1)),
         ("another picture", lambda obs: replace(obs, images={"audit": obs.images["audit"] + 1})),
     ],

@@ -109,7 +109,7 @@ def test_killed_inside_a_write_there_are_only_whole_decisions(tmp_path, written)
     again = on_disk(tmp_path, 9, 1.0, 1)
     found = again.transitions(again.decisions())
     whole = {number + i: start + i for number, start in ((0, 1.0), (10, 1.0)) for i in range(3)}
-    there = dict(zip(found.stored["id"].tolist(), found.reward.tolist(), strict=True))
+    there = dict(zip(found.features["id"].tolist(), found.reward.tolist(), strict=True))
     assert there.items() <= whole.items() and there.keys() == {10, 11, 12}
     again.add(line([7.0, 8.0, 9.0], 20))
-    assert set(again.transitions(again.decisions()).stored["id"].tolist()) == {10, 11, 12, 20, 21, 22}
+    assert set(again.transitions(again.decisions()).features["id"].tolist()) == {10, 11, 12, 20, 21, 22}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_AGREEMENT, _LIKENESS, _PLOTS = (f"vla_rl/evaluation/{name}.py" for name in ("agreement", "likeness", "plots"))
-_ON_AGREEMENT, _ON_LIKENESS = "tests/evaluation/test_agreement.py::", "tests/evaluation/test_likeness.py::"
+_AGREEMENT, _LIKENESS, _PLOTS = (f"vla_rl/evaluation/{name}.py" for name in ("agreement", "frame_metrics", "plots"))
+_ON_AGREEMENT, _ON_LIKENESS = "tests/evaluation/test_agreement.py::", "tests/evaluation/test_frame_metrics.py::"
 _ON_REPORT = "tests/evaluation/test_report.py::"
 
 _REPLAYS = (

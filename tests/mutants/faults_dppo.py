@@ -133,15 +133,15 @@ _POLICIES = (
     Fault(
         "the eyes' weights are saved twice",
         _POLICY,
-        'config, self.heads.state_dict(), inside={"eyes": self.eyes}',
-        'config, self.state_dict(), inside={"eyes": self.eyes}',
+        'config, self.heads.state_dict(), inside={"encoder": self.encoder}',
+        'config, self.state_dict(), inside={"encoder": self.encoder}',
         (f"{_ON}test_a_checkpoint_restores_the_same_policy_with_its_eyes",),
     ),
     Fault(
         "a diffusion policy of another world is let in",
         _POLICY,
-        'from_pretrained(Path(folder) / "eyes", spec)',
-        'from_pretrained(Path(folder) / "eyes")',
+        'from_pretrained(Path(folder) / "encoder", spec)',
+        'from_pretrained(Path(folder) / "encoder")',
         (f"{_ON}test_a_checkpoint_restores_the_same_policy_with_its_eyes",),
     ),
     Fault(

@@ -6,12 +6,16 @@ from tests.mutants.fault import Fault
 
 _ENV, _MODEL, _UNET = "world_models/env.py", "world_models/model.py", "world_models/backbones/unet.py"
 _ROBOT, _ON_ROBOT = "world_models/robot.py", "tests/world_models/test_robot.py::"
-_PLACES, _ON_PLACES = "world_models/places.py", "tests/world_models/test_places.py::"
-_DOUBT, _KEYFRAMES, _STARTS = "world_models/uncertainty.py", "world_models/keyframes.py", "world_models/starts.py"
-_TRACES, _ROWS = "vla_rl/experience/traces.py", "vla_rl/contract/rows.py"
+_PLACES, _ON_PLACES = "world_models/image_registration.py", "tests/world_models/test_image_registration.py::"
+_DOUBT, _KEYFRAMES, _STARTS = (
+    "world_models/uncertainty.py",
+    "world_models/keyframes.py",
+    "world_models/initial_states.py",
+)
+_TRAJECTORIES, _ROWS = "vla_rl/experience/trajectories.py", "vla_rl/contract/rows.py"
 _ON_ENV, _ON_MODEL = "tests/world_models/test_env.py::", "tests/world_models/test_model.py::"
 _ON_DOUBT, _ON_KEYFRAMES = "tests/world_models/test_uncertainty.py::", "tests/world_models/test_keyframes.py::"
-_ON_TRACES = "tests/experience/test_traces.py::"
+_ON_TRAJECTORIES = "tests/experience/test_trajectories.py::"
 _CONTRACT = f"{_ON_ENV}test_a_dream_keeps_the_contract_of_a_simulator"
 _ALONE = f"{_ON_ENV}test_a_reset_of_one_row_touches_no_other"
 _BETTER = f"{_ON_MODEL}test_it_predicts_better_than_that_nothing_changes"
@@ -140,7 +144,7 @@ FAULTS = (
     ),
     Fault(
         "actions beyond the known ones are told",
-        "world_models/calls.py",
+        "world_models/types.py",
         "return torch.cat([actions * flag[..., None], flag[..., None]], -1)",
         "return torch.cat([actions, flag[..., None]], -1)",
         (f"{_ON_MODEL}test_actions_beyond_the_known_ones_change_nothing",),
@@ -289,7 +293,7 @@ FAULTS = (
         "a followed dream begins anew in every call",
         "vla_rl/training/world_model.py",
         "batch = seen_at(dreamt, part, frames, memory)",
-        "batch = seen_at(traces, part, frames, memory)",
+        "batch = seen_at(trajectories, part, frames, memory)",
         ("tests/training/test_world_model.py::test_dreams_follow_episodes_to_their_ends",),
     ),
     Fault(
@@ -309,8 +313,8 @@ FAULTS = (
     Fault(
         "looks are learnt from recorded pictures alone",
         "vla_rl/training/world_model.py",
-        "moves(dreamt.traces, table, other.numpy())",
-        "moves(traces, table, other.numpy())",
+        "moves(dreamt.trajectories, table, other.numpy())",
+        "moves(trajectories, table, other.numpy())",
         ("tests/training/test_world_model.py::test_half_of_the_looks_that_are_learnt_from_are_dreamt",),
     ),
     Fault(
@@ -322,31 +326,31 @@ FAULTS = (
     ),
     Fault(
         "the outcome is that of the moment before",
-        _TRACES,
-        "np.stack([traces.success[ahead], traces.failed[ahead], won], -1)",
-        "np.stack([traces.success[ahead - 1], traces.failed[ahead - 1], won], -1)",
-        (f"{_ON_TRACES}test_a_window_holds_what_was_seen_done_and_came_of_it",),
+        _TRAJECTORIES,
+        "np.stack([trajectories.success[ahead], trajectories.failed[ahead], won], -1)",
+        "np.stack([trajectories.success[ahead - 1], trajectories.failed[ahead - 1], won], -1)",
+        (f"{_ON_TRAJECTORIES}test_a_window_holds_what_was_seen_done_and_came_of_it",),
     ),
     Fault(
         "an action belongs to the moment after it",
-        _TRACES,
-        "traces.action[np.concatenate([now, ahead[:, :-1]], 1)]",
-        "traces.action[ahead]",
-        (f"{_ON_TRACES}test_a_window_holds_what_was_seen_done_and_came_of_it",),
+        _TRAJECTORIES,
+        "trajectories.action[np.concatenate([now, ahead[:, :-1]], 1)]",
+        "trajectories.action[ahead]",
+        (f"{_ON_TRAJECTORIES}test_a_window_holds_what_was_seen_done_and_came_of_it",),
     ),
     Fault(
         "a window looks into the episode before",
-        _TRACES,
+        _TRAJECTORIES,
         "np.maximum(now[:, None] - back, begin)",
         "np.maximum(now[:, None] - back, 0)",
-        (f"{_ON_TRACES}test_windows_stay_inside_their_episode",),
+        (f"{_ON_TRAJECTORIES}test_windows_stay_inside_their_episode",),
     ),
     Fault(
         "running out of time is a failure",
-        _TRACES,
+        _TRAJECTORIES,
         "failed=last & terminated & (not success)",
         "failed=last & (not success)",
-        (f"{_ON_TRACES}test_an_episode_has_every_moment_and_the_actions_between",),
+        (f"{_ON_TRAJECTORIES}test_an_episode_has_every_moment_and_the_actions_between",),
     ),
     Fault(
         "a dream begins at the event itself",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_ROLLOUT, _EPISODES = "vla_rl/experience/rollout.py", "vla_rl/experience/episodes.py"
-_ON_ROLLOUT, _RECORDED = "tests/experience/test_rollout.py::", "tests/experience/test_episodes.py::"
+_ROLLOUT, _EPISODES = "vla_rl/experience/rollout.py", "vla_rl/experience/demonstrations.py"
+_ON_ROLLOUT, _RECORDED = "tests/experience/test_rollout.py::", "tests/experience/test_demonstrations.py::"
 _NUMBERS = f"{_ON_ROLLOUT}test_every_number_can_be_recomputed"
 
 _ROLLOUTS = (
     Fault(
         "the last observation is the next episode's first",
         _ROLLOUT,
-        "self._look(step.obs.rows(truncated), then)",
-        "self._look(self.env.reset(truncated, self._seed[truncated].numpy()).rows(truncated), then)",
+        "self._encode(step.obs.select(truncated), then)",
+        "self._encode(self.env.reset(truncated, self._seed[truncated].numpy()).select(truncated), then)",
         (_NUMBERS,),
     ),
     Fault(
@@ -40,8 +40,8 @@ _ROLLOUTS = (
     Fault(
         "a decision is paired with the observation after it",
         _ROLLOUT,
-        "[decision.stored for decision in decisions] + [last]",
-        "[last] + [decision.stored for decision in decisions]",
+        "[decision.features for decision in decisions] + [last]",
+        "[last] + [decision.features for decision in decisions]",
         (_NUMBERS,),
     ),
     Fault(
@@ -64,8 +64,8 @@ _ROLLOUTS = (
     Fault(
         "the rollout shows privileged state",
         "vla_rl/contract/policy.py",
-        "policy.precompute(obs.public())",
-        "policy.precompute(obs)",
+        "policy.encode(obs.public())",
+        "policy.encode(obs)",
         (
             f"{_ON_ROLLOUT}test_nothing_privileged_is_shown_to_the_policy",
             "tests/evaluation/test_run.py::test_nothing_privileged_reaches_the_policy",
@@ -91,8 +91,8 @@ _RECORDINGS = (
     Fault(
         "an action is paired with the observation after it",
         _EPISODES,
-        "observations.append(obs.rows(",
-        "observations.append(step.obs.rows(",
+        "observations.append(obs.select(",
+        "observations.append(step.obs.select(",
         (f"{_RECORDED}test_an_action_belongs_to_the_observation_it_was_chosen_on",),
     ),
     Fault(

@@ -96,7 +96,7 @@ FAULTS = (
         "statistics follow what acts, before it is learnt from",
         _GAUSSIAN,
         'return {"state": state, "time":',
-        'return self.standardise.observe(state, __import__("vla_rl.contract.batch").contract.batch.OneProcess()) or '
+        'return self.standardize.observe(state, __import__("vla_rl.contract.batch").contract.batch.OneProcess()) or '
         '{"state": state, "time":',
         (f"{_ON_STATISTICS}test_the_ratio_is_one_before_every_update",),
     ),
@@ -104,7 +104,7 @@ FAULTS = (
         "statistics move before the update",
         _SHARED,
         "old = self._old_likelihood(batch, metrics)",
-        "old = [o.observe(batch.stored, self.reducer) for o in self._observers()] and "
+        "old = [o.observe(batch.features, self.reducer) for o in self._observers()] and "
         "self._old_likelihood(batch, metrics)",
         (_WHEN,),
     ),
@@ -118,22 +118,22 @@ FAULTS = (
     Fault(
         "the policy is shown everything in acting",
         _ROLLOUT,
-        'out, state = self.policy.act(public(stored), self._state, "sample", self.generator)',
-        'out, state = self.policy.act(stored, self._state, "sample", self.generator)',
+        'out, state = self.policy.act(public(features), self._state, "sample", self.generator)',
+        'out, state = self.policy.act(features, self._state, "sample", self.generator)',
         (_SHOWN,),
     ),
     Fault(
         "the policy is shown everything in learning",
         _SHARED,
-        "new = self.policy.log_prob(public(row.stored), row.sample, row.aux)",
-        "new = self.policy.log_prob(row.stored, row.sample, row.aux)",
+        "new = self.policy.log_prob(public(row.features), row.sample, row.aux)",
+        "new = self.policy.log_prob(row.features, row.sample, row.aux)",
         (_SHOWN,),
     ),
     Fault(
         "the policy looks at everything",
         _CONTRACT,
-        "stored = policy.precompute(obs.public())",
-        "stored = policy.precompute(obs)",
+        "features = policy.encode(obs.public())",
+        "features = policy.encode(obs)",
         (_SHOWN,),
     ),
     Fault(

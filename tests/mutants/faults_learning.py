@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _FLOW, _SCHEDULES = "vla_rl/policies/flow.py", "vla_rl/policies/flow_schedules.py"
 _GAE = "vla_rl/algorithms/advantages.py"
-_TOKENS, _NORMALISE = "vla_rl/policies/tokens.py", "vla_rl/policies/normalise.py"
+_TOKENS, _NORMALIZE = "vla_rl/policies/tokens.py", "vla_rl/policies/normalization.py"
 
 _DENSITY = "tests/policies/test_flow.py::test_density_is_the_sum_of_torch_normals"
 _RATIO = "tests/policies/test_flow.py::test_ratio_is_one_before_the_first_update"
@@ -72,15 +72,15 @@ _SAMPLERS = (
     Fault(
         "likelihood on another time grid than sampling",
         _FLOW,
-        "*self._transition(field, starts, chain.noised))",
-        "*self._transition(field, starts, (chain.noised + 1) % self.steps))",
+        "*self._transition(field, starts, chain.noisy_steps))",
+        "*self._transition(field, starts, (chain.noisy_steps + 1) % self.steps))",
         (_RATIO,),
     ),
     Fault(
         "likelihood of the wrong end of a step",
         _FLOW,
-        "_gather(chain.points, chain.noised + 1) - mean",
-        "_gather(chain.points, chain.noised) - mean",
+        "_gather(chain.points, chain.noisy_steps + 1) - mean",
+        "_gather(chain.points, chain.noisy_steps) - mean",
         (_DENSITY,),
     ),
     Fault(
@@ -93,8 +93,8 @@ _SAMPLERS = (
     Fault(
         "noise in steps that should follow the ODE",
         _FLOW,
-        "torch.where((noised == k).any(1, keepdim=True), k, self.steps + k)",
-        "torch.where((noised == k).any(1, keepdim=True), k, k)",
+        "torch.where((noisy_steps == k).any(1, keepdim=True), k, self.steps + k)",
+        "torch.where((noisy_steps == k).any(1, keepdim=True), k, k)",
         ("tests/policies/test_flow.py::test_other_steps_follow_the_ode",),
     ),
     Fault(
@@ -217,14 +217,14 @@ _INPUT = (
     ),
     Fault(
         "bounds become a half",
-        _NORMALISE,
+        _NORMALIZE,
         "tuple((b - a) / 2 for a, b",
         "tuple((b - a) for a, b",
         (f"{_INPUTS}test_bounds_become_one",),
     ),
     Fault(
         "a policy may act at another control rate",
-        _NORMALISE,
+        _NORMALIZE,
         '"action", "control_dt"):',
         '"action"):',
         (f"{_INPUTS}test_a_policy_is_refused_another_world",),

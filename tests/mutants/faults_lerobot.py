@@ -92,10 +92,12 @@ _SAFETY = (
     ),
     Fault(
         "an earlier dataset is overwritten",
-        "vla_rl/experience/episodes.py",
+        "vla_rl/experience/demonstrations.py",
         "            move_aside(path)",
         "            shutil.rmtree(path, ignore_errors=True)",
-        ("tests/experience/test_episodes.py::test_an_earlier_dataset_is_moved_aside_and_other_things_are_left_alone",),
+        (
+            "tests/experience/test_demonstrations.py::test_an_earlier_dataset_is_moved_aside_and_other_things_are_left_alone",
+        ),
     ),
 )
 
@@ -210,10 +212,10 @@ _TRUTH = (
     ),
     Fault(
         "a task keeps its number in another table",
-        "vla_rl/experience/episodes.py",
+        "vla_rl/experience/demonstrations.py",
         "return replace(self, task=numbers[self.task], tasks=tuple(tasks))",
         "return replace(self, tasks=tuple(tasks))",
-        ("tests/experience/test_episodes.py::test_tasks_are_counted_in_another_table",),
+        ("tests/experience/test_demonstrations.py::test_tasks_are_counted_in_another_table",),
     ),
     Fault(
         "a quantile is one value too high",

@@ -21,7 +21,7 @@ _POLICIES = (
         "the recorded sample is the clipped action",
         _GAUSSIAN,
         "return ActionOut(action, sample, logprob, {}, self.version), state",
-        "return ActionOut(action, self.action_scale.normalise(action), logprob, {}, self.version), state",
+        "return ActionOut(action, self.action_scale.normalize(action), logprob, {}, self.version), state",
         (f"{_ON_GAUSSIAN}test_samples_have_the_declared_mean_and_std_and_are_not_clipped",),
     ),
     Fault(
@@ -34,8 +34,8 @@ _POLICIES = (
     Fault(
         "the sample is not the chain's last point",
         _TINY,
-        "self._out(chain.points[:, -1], density.logprob,",
-        "self._out(chain.points[:, 0], density.logprob,",
+        "chain.points[:, -1], density.logprob,",
+        "chain.points[:, 0], density.logprob,",
         ("tests/policies/test_recorded_chain.py::test_the_sample_is_the_end_of_the_chain",),
     ),
     Fault(

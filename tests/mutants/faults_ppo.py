@@ -67,8 +67,8 @@ _LOSSES = (
     Fault(
         "the critic learns advantages",
         _PPO,
-        "(self.critic(row.stored) - row.returns)",
-        "(self.critic(row.stored) - row.advantage)",
+        "(self.critic(row.features) - row.returns)",
+        "(self.critic(row.features) - row.advantage)",
         (_VALUES,),
     ),
     Fault(
@@ -81,8 +81,8 @@ _LOSSES = (
     Fault(
         "the value of a decision is that of the next",
         _PPO,
-        "value, following = values[:-1],",
-        "value, following = values[1:],",
+        "value, next_value = values[:-1],",
+        "value, next_value = values[1:],",
         (f"{_ARGUMENTS}test_an_advantage_is_over_the_value_of_where_the_decision_was_made",),
     ),
     Fault(
@@ -109,15 +109,15 @@ _LOSSES = (
     Fault(
         "log-probs that are off are kept",
         _SHARED,
-        "float(parity > self.config.parity_bound)",
-        "float(parity < -self.config.parity_bound)",
+        "float(parity > self.config.max_logprob_gap)",
+        "float(parity < -self.config.max_logprob_gap)",
         (f"{_TESTS}test_old_log_probs_that_are_off_are_recomputed_and_others_are_not",),
     ),
     Fault(
         "the learning rate flees the KL",
         _SHARED,
-        "self.learning_rate /= self.config.rate_factor",
-        "self.learning_rate *= self.config.rate_factor",
+        "self.lr /= self.config.lr_factor",
+        "self.lr *= self.config.lr_factor",
         (f"{_TESTS}test_the_learning_rate_follows_the_kl_within_its_bounds",),
     ),
     Fault(

@@ -26,8 +26,8 @@ _MEMORY = (
     Fault(
         "what follows a truncation is the next episode's first",
         _REPLAY,
-        "last = {name: item[final] for name, item in rollout.final_stored.items()}",
-        "last = {name: item[end + 1, row] for name, item in rollout.stored.items()}",
+        "last = {name: item[final] for name, item in rollout.final_features.items()}",
+        "last = {name: item[end + 1, row] for name, item in rollout.features.items()}",
         (_GOLDEN, _BRUTE),
     ),
     Fault(
@@ -183,8 +183,8 @@ _RECORDED = (
     Fault(
         "the base's plan is begun anew at every recorded step",
         _RELABEL,
-        "found[i], state = policy.context(stored, state, generator)",
-        "found[i], _ = policy.context(stored, state, generator)",
+        "found[i], state = policy.context(features, state, generator)",
+        "found[i], _ = policy.context(features, state, generator)",
         (f"{_ON_RELABEL}test_the_base_acts_as_in_a_live_rollout_of_the_same_observations",),
     ),
     Fault(

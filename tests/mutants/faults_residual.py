@@ -67,8 +67,8 @@ _POLICIES = (
     Fault(
         "critics judge a correction that the bounds did not let through",
         _RESIDUAL,
-        "total = self.corrected(stored, self.delta(stored)).clamp(-1.0, 1.0)",
-        "total = self.corrected(stored, self.delta(stored))",
+        "total = self.corrected(features, self.delta(features)).clamp(-1.0, 1.0)",
+        "total = self.corrected(features, self.delta(features))",
         (f"{_ON_RESIDUAL}test_it_corrects_by_at_most_its_scale_within_the_bounds",),
     ),
     Fault(
@@ -112,16 +112,16 @@ _LEARNING = (
     Fault(
         "the pair is drawn with replacement",
         _OFF,
-        "torch.randperm(self.critic.heads, generator=self.generator)[: self.config.subset]",
-        "torch.randint(self.critic.heads, (self.config.subset,), generator=self.generator)",
+        "torch.randperm(self.critic.num_critics, generator=self.generator)[: self.config.num_min_q]",
+        "torch.randint(self.critic.num_critics, (self.config.num_min_q,), generator=self.generator)",
         (f"{_ON_OFF}test_the_least_is_of_a_random_pair_without_replacement",),
     ),
     Fault("targets are the mean of the pair", _OFF, "[chosen].amin(0)", "[chosen].mean(0)", (_TARGET,)),
     Fault(
         "targets by the critics themselves",
         _OFF,
-        "self.target_critic(stored, action)[",
-        "self.critic(stored, action)[",
+        "self.target_critic(features, action)[",
+        "self.critic(features, action)[",
         (_TARGET,),
     ),
     Fault(
@@ -141,15 +141,15 @@ _LEARNING = (
     Fault(
         "the actor ascends the least of the heads",
         _TD3,
-        "loss = -self.critic(batch.stored, action).mean()",
-        "loss = -self.critic(batch.stored, action).amin(0).mean()",
+        "loss = -self.critic(batch.features, action).mean()",
+        "loss = -self.critic(batch.features, action).amin(0).mean()",
         (f"{_ON_TD3}test_the_actor_ascends_the_mean_of_all_heads_less_the_penalty",),
     ),
     Fault(
         "the targets never follow",
         _OFF,
-        "slow.lerp_(fast, self.config.target_rate)",
-        "slow.lerp(fast, self.config.target_rate)",
+        "slow.lerp_(fast, self.config.tau)",
+        "slow.lerp(fast, self.config.tau)",
         (f"{_ON_TD3}test_targets_follow_slowly",),
     ),
     Fault(
@@ -162,8 +162,8 @@ _LEARNING = (
     Fault(
         "half steps are lost",
         _OFF,
-        "            self.owed -= 1",
-        "            self.owed = self.owed // 1 - 1",
+        "            self.update_debt -= 1",
+        "            self.update_debt = self.update_debt // 1 - 1",
         (f"{_ON_OFF}test_steps_follow_the_decisions_once_there_are_enough",),
     ),
     Fault(

@@ -32,7 +32,7 @@ FAULTS = (
     Fault(
         "the optimiser starts anew",
         _SHARED,
-        'self.optimiser.load_state_dict(state["optimiser"])',
+        'self.optimizer.load_state_dict(state["optimizer"])',
         "pass",
         (_SAME,),
     ),
@@ -60,8 +60,8 @@ FAULTS = (
     Fault(
         "seeds are played again",
         _SOURCE,
-        'self.seeds.drawn, self._stored = state["seeds"], state["stored"]',
-        'self._stored = state["stored"]',
+        'self.seeds.drawn, self._stored = state["seeds"], state["features"]',
+        'self._stored = state["features"]',
         (_SAME,),
     ),
     Fault(

@@ -53,22 +53,22 @@ _SQUASHED = (
     Fault(
         "critics judge what was drawn, not what was done",
         _POLICY,
-        "return self.action_scale.normalise(executed).flatten(1)",
+        "return self.action_scale.normalize(executed).flatten(1)",
         "return sample.flatten(1)",
         (_UNITS,),
     ),
     Fault(
         "critics judge physical units",
         _POLICY,
-        "return self.action_scale.normalise(executed).flatten(1)",
+        "return self.action_scale.normalize(executed).flatten(1)",
         "return executed.flatten(1)",
         (_UNITS,),
     ),
     Fault(
         "what is deployed explores",
         _POLICY,
-        "flat = self.head.mode(stored)",
-        "flat, _ = self.head(stored, generator)",
+        "flat = self.head.mode(features)",
+        "flat, _ = self.head(features, generator)",
         (f"{_ON_POLICY}test_what_is_deployed_is_the_squashed_mean_without_noise",),
     ),
 )
@@ -77,22 +77,23 @@ _MAXIMUM_ENTROPY = (
     Fault(
         "the entropy is charged for in the target",
         _SAC,
-        "following.action) - self.temperature * following.logprob",
-        "following.action) + self.temperature * following.logprob",
+        "next_decision.action) - self.temperature * next_decision.logprob",
+        "next_decision.action) + self.temperature * next_decision.logprob",
         (_TARGET,),
     ),
     Fault(
         "the entropy of what follows an end counts",
         _SAC,
         "return batch.reward + batch.discount * value",
-        "return batch.reward + batch.discount * value - self.temperature * (batch.discount == 0) * following.logprob",
+        "return batch.reward + batch.discount * value"
+        " - self.temperature * (batch.discount == 0) * next_decision.logprob",
         (_TARGET,),
     ),
     Fault(
         "the actor follows the least head only",
         _SAC,
-        "value: Tensor = self.critic(stored, action).mean(0)",
-        "value: Tensor = self.critic(stored, action).amin(0)",
+        "value: Tensor = self.critic(features, action).mean(0)",
+        "value: Tensor = self.critic(features, action).amin(0)",
         (f"{_ON_SAC}test_the_actor_loss_by_hand_and_its_entropy_is_per_entry",),
     ),
     Fault(
@@ -143,8 +144,8 @@ _OFFLINE = (
     Fault(
         "critics are regressed on the greatest value of what follows",
         _IQL,
-        "following: Tensor = self.value(batch.following)",
-        'following: Tensor = self.critic(batch.following, batch.following["q"]).amax(0)',
+        "next_value: Tensor = self.value(batch.next_features)",
+        'following: Tensor = self.critic(batch.next_features, batch.next_features["q"]).amax(0)',
         (f"{_ON_IQL}test_critics_are_regressed_on_the_value_of_what_follows",),
     ),
     Fault(
@@ -157,8 +158,8 @@ _OFFLINE = (
     Fault(
         "recorded actions are imitated by their value, not their advantage",
         _IQL,
-        "self.least(batch.stored, action) - self.value(batch.stored)",
-        "self.least(batch.stored, action)",
+        "self.min_target_q(batch.features, action) - self.value(batch.features)",
+        "self.min_target_q(batch.features, action)",
         (_WEIGHTS,),
     ),
     Fault(
@@ -171,8 +172,8 @@ _OFFLINE = (
     Fault(
         "the value's inputs are not standardised",
         _IQL,
-        "return [*super().seeing(), self.value]",
-        "return super().seeing()",
+        "return [*super().input_normalizers(), self.value]",
+        "return super().input_normalizers()",
         (f"{_ON_IQL}test_the_value_sees_what_the_critics_see",),
     ),
     Fault(
@@ -227,8 +228,8 @@ _OFFLINE = (
     Fault(
         "data are left behind only in name",
         _WSRL,
-        'self.memory.keep_only("online")',
-        'self.memory.keep_only("demonstrations")',
+        'self.replay.keep_only("online")',
+        'self.replay.keep_only("demonstrations")',
         (_DROPPED,),
     ),
     Fault(
@@ -248,8 +249,8 @@ _OFFLINE = (
     Fault(
         "the warm-up is made up for afterwards",
         "vla_rl/algorithms/off_policy.py",
-        "(self.decisions - max(before, self.config.start - 1))",
-        "(self.decisions - (before if before >= self.config.start else 0))",
+        "(self.decisions - max(before, self.config.learning_starts - 1))",
+        "(self.decisions - (before if before >= self.config.learning_starts else 0))",
         (f"{_ON_WSRL}test_the_frozen_policy_collects_before_anything_is_learnt_online",),
     ),
     Fault(

@@ -7,7 +7,7 @@ from tests.mutants.fault import Fault
 _FIT, _LOOP = "vla_rl/training/fit.py", "vla_rl/training/loop.py"
 _GROUNDING, _IMITATION = "vla_rl/training/grounding.py", "vla_rl/training/imitation.py"
 _FLOW = "vla_rl/policies/flow.py"
-_NORMALISE, _PRETRAINED = "vla_rl/policies/normalise.py", "vla_rl/pretrained.py"
+_NORMALIZE, _PRETRAINED = "vla_rl/policies/normalization.py", "vla_rl/pretrained.py"
 _PROCESS, _ROLLOUT, _RUN = "vla_rl/experience/process.py", "vla_rl/experience/rollout.py", "vla_rl/evaluation/run.py"
 
 _ON_FIT, _ON_LOOP = "tests/training/test_fit.py::", "tests/training/test_loop.py::"
@@ -81,8 +81,8 @@ _SUPERVISED = (
     Fault(
         "a chunk is imitated in another's state",
         _IMITATION,
-        "{name: value[index] for name, value in stored.items()}",
-        "{name: value[index.flip(0)] for name, value in stored.items()}",
+        "{name: value[index] for name, value in features.items()}",
+        "{name: value[index.flip(0)] for name, value in features.items()}",
         (f"{_ON_IMITATION}test_both_modes_have_their_place_share_and_width",),
     ),
 )
@@ -111,9 +111,9 @@ _LOOPS = (
     ),
     Fault(
         "the offset of an action with the wrong sign",
-        _NORMALISE,
-        "normalised.new_tensor(self.scale) + normalised",
-        "normalised.new_tensor(self.scale) - normalised",
+        _NORMALIZE,
+        "normalized.new_tensor(self.scale) + normalized",
+        "normalized.new_tensor(self.scale) - normalized",
         ("tests/policies/test_inputs.py::test_bounds_become_one",),
     ),
     Fault(

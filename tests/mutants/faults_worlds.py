@@ -180,8 +180,8 @@ _EVALUATION = (
     Fault(
         "the view is not applied",
         _RUN,
-        "look(self.policy, self.view(obs), state, generator)",
-        "look(self.policy, obs, state, generator)",
+        "encode_observation(self.policy, self.view(obs), state, generator)",
+        "encode_observation(self.policy, obs, state, generator)",
         (f"{_ON_RUN}test_the_view_is_what_the_policy_sees",),
     ),
     Fault(

@@ -15,11 +15,11 @@ PINS = ("-c", ROOT / "constraints.txt")
 OLDEST = ("numpy==1.26.0", "msgpack==1.0.0", "tyro==0.9.0", "rich==13.0.0")
 # Each command is a stage of the demo, cut down to seconds.
 IMITATE = """train demo.py:imitate --out runs/imitate --grounding.scenes 64 --grounding.fit.steps 4
---imitation.demonstrations 4 --imitation.fit.steps 4 --evaluation.validation 4 --evaluation.rows 4"""
+--imitation.demonstrations 4 --imitation.fit.steps 4 --evaluation.validation 4 --evaluation.num-envs 4"""
 IMPROVE = """train demo.py:last_step --out runs/better --policy runs/imitate/checkpoints/imitation
---rl.experience.rows 4 --rl.loop.iterations 2 --rl.loop.validate-every 1
---evaluation.validation 4 --evaluation.test 4 --evaluation.rows 4"""
-JUDGE = "eval runs/better/checkpoints/best --episodes 4 --rows 4 --out judged.json"
+--rl.experience.num-envs 4 --rl.loop.iterations 2 --rl.loop.validate-every 1
+--evaluation.validation 4 --evaluation.test 4 --evaluation.num-envs 4"""
+JUDGE = "eval runs/better/checkpoints/best --episodes 4 --num-envs 4 --out judged.json"
 
 
 @pytest.fixture(scope="module")

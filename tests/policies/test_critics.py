@@ -38,17 +38,17 @@ def alone(critic: QEnsemble, head: int) -> nn.Sequential:
 
 
 def test_every_head_is_a_network_of_its_own():
-    critic, (stored, action) = made(), seen()
+    critic, (features, action) = made(), seen()
     for parameter in critic.parameters():
         nn.init.normal_(parameter)  # those of the inputs are set next
-    critic.calibrate({name: 2 + 3 * item for name, item in stored.items()}, OneProcess())
-    value = critic(stored, action)
-    given = torch.cat([critic.inputs(stored), action], 1)
+    critic.calibrate({name: 2 + 3 * item for name, item in features.items()}, OneProcess())
+    value = critic(features, action)
+    given = torch.cat([critic.inputs(features), action], 1)
     assert value.shape == (HEADS, 9)
     for head in range(HEADS):
         torch.testing.assert_close(value[head], alone(critic, head)(given)[:, 0])
-    changed = critic(stored, action + 0.1)
-    assert (changed != value).all() and (critic({**stored, "plan": action}, action) != value).all()
+    changed = critic(features, action + 0.1)
+    assert (changed != value).all() and (critic({**features, "plan": action}, action) != value).all()
 
 
 def test_the_loss_of_one_head_moves_no_other():

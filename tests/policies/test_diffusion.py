@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from sims.catalog import make
 from tests.chains import SAMPLERS, compare, draw, network, weights
-from tests.toys import ToyEyes
+from tests.toys import ToyEncoder
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
@@ -24,7 +24,7 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process, denoising_loss, step_logprob
 from vla_rl.policies.gaussian import GaussianPolicy
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
@@ -51,13 +51,13 @@ def seeded(seed: int = 0) -> torch.Generator:
 def made(sampler: DiffusionSampler | None = None) -> DiffusionPolicy:
     torch.manual_seed(0)
     sizes = TinyConfig(queries=2, condition=16, width=16, blocks=1)
-    eyes = TinyVLA(ENV.spec, Vocabulary.of(ENV.spec.tasks), Affine.from_bounds(ENV.spec.state), sizes)
+    encoder = TinyVLA(ENV.spec, Vocabulary.of(ENV.spec.tasks), Affine.from_bounds(ENV.spec.state), sizes)
     config = DiffusionConfig(HORIZON, condition=16, width=32, blocks=1, sampler=sampler or DiffusionSampler())
-    return DiffusionPolicy(eyes, config).eval()
+    return DiffusionPolicy(encoder, config).eval()
 
 
-def stored(policy: DiffusionPolicy) -> dict[str, torch.Tensor]:
-    return policy.precompute(ENV.reset(np.arange(ROWS), np.arange(ROWS)))
+def features(policy: DiffusionPolicy) -> dict[str, torch.Tensor]:
+    return policy.encode(ENV.reset(np.arange(ROWS), np.arange(ROWS)))
 
 
 # -- the steps --------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_less_noise_scales_what_is_ours_to_choose():
 def test_learning_sees_the_density_of_acting(sampler, dtype, bound):
     """Ratio 1 before the first update, at minibatch 1, 7 and full, jointly and step by step."""
     policy = made(sampler).to(dtype)
-    kept = {name: value.to(dtype) for name, value in stored(policy).items()}
+    kept = {name: value.to(dtype) for name, value in features(policy).items()}
     out, _ = policy.act(kept, {}, "sample", seeded(1))
     limit = bound * math.sqrt(sampler.fine_tuned * TERMS) if dtype == torch.float32 else bound
     assert out.aux["points"].shape == (ROWS, sampler.fine_tuned + 1, TERMS) and out.aux["points"].dtype == dtype
@@ -138,7 +138,7 @@ def test_learning_sees_the_density_of_acting(sampler, dtype, bound):
 @pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
 def test_density_entropy_and_kl_are_those_of_torch(sampler):
     policy = made(sampler).double()
-    kept = {name: value.double() for name, value in stored(policy).items()}
+    kept = {name: value.double() for name, value in features(policy).items()}
     out, _ = policy.act(kept, {}, "sample", seeded(1))
     old = policy.log_prob(kept, out.sample, out.aux)
     before = {name: value.detach() for name, value in old.params.items()}
@@ -184,7 +184,7 @@ def test_it_keeps_the_contract(sampler):
 
 def test_samples_are_raw_and_actions_physical_and_within_bounds():
     policy = made(DiffusionSampler(floor=2.0))
-    out, _ = policy.act(stored(policy), {}, "sample", seeded(1))
+    out, _ = policy.act(features(policy), {}, "sample", seeded(1))
     assert out.action.shape == out.sample.shape == (ROWS, HORIZON, ENV.spec.action_dim)
     assert out.sample.abs().max() > 1.5
     low, high = torch.tensor(ENV.spec.action.low), torch.tensor(ENV.spec.action.high)
@@ -194,21 +194,23 @@ def test_samples_are_raw_and_actions_physical_and_within_bounds():
 
 def test_it_acts_on_what_the_eyes_see_and_they_stay_as_they_are():
     policy = made()
-    kept = stored(policy)
-    other = {**kept, "features": kept["features"].flip(0)}
+    kept = features(policy)
+    other = {**kept, "image_features": kept["image_features"].flip(0)}
     one, two = (policy.act(item, {}, "eval", seeded(1))[0].action for item in (kept, other))
     assert not torch.allclose(one, two)
-    assert all(torch.equal(value, policy.eyes.perceive_all(ENV.reset([], []))[key]) for key, value in kept.items())
+    assert all(torch.equal(value, policy.encoder.perceive_all(ENV.reset([], []))[key]) for key, value in kept.items())
     out, _ = policy.act(kept, {}, "sample", seeded(1))
     policy.log_prob(kept, out.sample, out.aux).logprob.sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.trainable().values())
-    assert all(p.grad is None for p in policy.eyes.parameters())
-    assert policy.trainable().keys() == {name for name, _ in policy.named_parameters() if not name.startswith("eyes.")}
+    assert all(p.grad is None for p in policy.encoder.parameters())
+    assert policy.trainable().keys() == {
+        name for name, _ in policy.named_parameters() if not name.startswith("encoder.")
+    }
 
 
 def test_the_first_steps_keep_the_network_of_imitation():
     policy = made().with_sampler(POLICIES["ddim, last two"])
-    kept = stored(policy)
+    kept = features(policy)
     before, _ = policy.act(kept, {}, "sample", seeded(1))
     assert not any(".early." in name for name in policy.trainable())
     with torch.no_grad():
@@ -228,12 +230,12 @@ def test_a_checkpoint_restores_the_same_policy_with_its_eyes(sampler, tmp_path):
     with torch.no_grad():
         policy.heads["late"].leave[1].bias.add_(0.3)
     policy.save_pretrained(tmp_path / "it")
-    assert not any("eyes" in name for name in load_file(tmp_path / "it" / WEIGHTS))
+    assert not any("encoder" in name for name in load_file(tmp_path / "it" / WEIGHTS))
     assert EnvSpec.from_json(read_config(tmp_path / "it")["spec"]) == ENV.spec  # what inspect shows
-    kept = stored(policy)
+    kept = features(policy)
     for again in (load_policy(tmp_path / "it"), copy.deepcopy(policy)):
         assert again.config == policy.config
-        assert all(torch.equal(value, kept[name]) for name, value in stored(again).items())
+        assert all(torch.equal(value, kept[name]) for name, value in features(again).items())
         for mode in ("sample", "eval"):
             one, two = (p.act(kept, {}, mode, seeded(3))[0] for p in (policy, again))
             assert torch.equal(one.action, two.action) and torch.equal(one.logprob, two.logprob)
@@ -269,7 +271,7 @@ def test_the_loss_is_that_of_the_cosine_schedule_by_hand(prediction):
 
 def test_every_chunk_is_drawn_with_several_noises_and_all_timesteps():
     torch.manual_seed(0)
-    policy, seen = DiffusionPolicy(ToyEyes(), DiffusionConfig(1, condition=8, width=8, blocks=1)), []
+    policy, seen = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=8, width=8, blocks=1)), []
     policy._late = lambda given: lambda x, t: (seen.append((given["state"], x, t)), torch.zeros_like(x))[1]
     state = torch.randn(50, 1, generator=seeded())
     policy.imitation_loss({"state": state}, torch.zeros(50, 1, 2), 8, seeded(1))
@@ -287,9 +289,9 @@ def demonstrations(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_imitation_recovers_a_known_distribution():
     torch.manual_seed(0)
-    policy = DiffusionPolicy(ToyEyes(), DiffusionConfig(1, condition=16, width=64, blocks=2))
+    policy = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=16, width=64, blocks=2))
     state, chunks = demonstrations(4000)
-    config = ImitationConfig(fit=FitConfig(steps=600, batch=128, learning_rate=5e-3))
+    config = ImitationConfig(fit=FitConfig(steps=600, batch=128, lr=5e-3))
     imitate(policy, {"state": state}, chunks, config, seeded(2))
     policy.with_sampler(DiffusionSampler(Process(), Ddpm(), 20, 20))
     for here in (-0.7, 0.5):

@@ -31,7 +31,7 @@ from vla_rl.policies.flow_schedules import (
 )
 
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise()]
-NOISED = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
+NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
 name = lambda value: type(value).__name__  # noqa: E731
 
 
@@ -83,34 +83,34 @@ def test_deterministic_is_the_ode_whatever_the_schedule():
         torch.testing.assert_close(sampled, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("noised", NOISED, ids=name)
+@pytest.mark.parametrize("noisy_steps", NOISE_PLACEMENTS, ids=name)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_ratio_is_one_before_the_first_update(schedule, noised, dtype, bound):
-    sampler, network = FlowSampler(schedule, noised, 4), Network(70, dtype)
+def test_ratio_is_one_before_the_first_update(schedule, noisy_steps, dtype, bound):
+    sampler, network = FlowSampler(schedule, noisy_steps, 4), Network(70, dtype)
     noise = torch.randn(64, 70, generator=seeded(), dtype=dtype)
     chain, old = sampler.sample(network, noise, seeded(1))
     terms = old.mean[0].numel()
     limit = bound * math.sqrt(terms) if dtype == torch.float32 else bound
     assert chain.points.dtype == dtype and old.logprob.dtype == torch.float64
     for size in (1, 7, 64):
-        parts = [sampler.log_prob(network, chain.rows(slice(i, i + size))) for i in range(0, 64, size)]
+        parts = [sampler.log_prob(network, chain.select(slice(i, i + size))) for i in range(0, 64, size)]
         new = torch.cat([part.logprob for part in parts])
         assert (new - old.logprob).abs().max().item() <= limit
         mean, std = torch.cat([part.mean for part in parts]), torch.cat([part.std for part in parts])
         assert gaussian_kl(old.mean, old.std, mean, std).abs().max().item() <= limit
 
 
-@pytest.mark.parametrize("noised", NOISED, ids=name)
+@pytest.mark.parametrize("noisy_steps", NOISE_PLACEMENTS, ids=name)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
-def test_density_is_the_sum_of_torch_normals(schedule, noised):
+def test_density_is_the_sum_of_torch_normals(schedule, noisy_steps):
     """Step by step, in the Euler form of 1.2 and not in that of the code."""
-    sampler, network = FlowSampler(schedule, noised, 4), Network(3, torch.float64)
+    sampler, network = FlowSampler(schedule, noisy_steps, 4), Network(3, torch.float64)
     with torch.no_grad():
         chain, density = sampler.sample(network, torch.randn(20, 3, generator=seeded(), dtype=torch.float64), seeded(1))
         for b in range(20):
             logprob, entropy = 0.0, 0.0
-            for k in chain.noised[b].tolist():
+            for k in chain.noisy_steps[b].tolist():
                 x, t, s = chain.points[b, k], 1 - k / 4, 1 - (k + 1) / 4
                 out = network(x[None, None], torch.tensor([[t]], dtype=torch.float64))
                 v = out.velocity[0, 0]
@@ -148,16 +148,16 @@ def test_entropy_per_dimension_of_flow_noise():
 # -- which steps are noised -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noised", [OneRandomStep(), LastStep()], ids=name)
-def test_other_steps_follow_the_ode(noised):
+@pytest.mark.parametrize("noisy_steps", [OneRandomStep(), LastStep()], ids=name)
+def test_other_steps_follow_the_ode(noisy_steps):
     network = Network(3, torch.float64)
     noise = torch.randn(200, 3, generator=seeded(), dtype=torch.float64)
-    chain, _ = FlowSampler(FlowSde(0.5), noised, 4).sample(network, noise, seeded(1))
+    chain, _ = FlowSampler(FlowSde(0.5), noisy_steps, 4).sample(network, noise, seeded(1))
     for k in range(4):
         here = chain.points[:, k]
         step = -network(here[:, None], torch.full((200, 1), 1 - k / 4, dtype=torch.float64)).velocity[:, 0] / 4
         moved = (chain.points[:, k + 1] - here - step).abs().amax(-1)
-        on = (chain.noised == k).any(1)
+        on = (chain.noisy_steps == k).any(1)
         assert (moved[~on] < 1e-12).all() and (moved[on] > 1e-3).all()
 
 
@@ -172,15 +172,15 @@ def test_one_random_step_is_drawn_per_sample_among_noisy_steps():
 def test_all_steps_leave_out_those_without_noise():
     sampler = FlowSampler(FlowCps(0.5), AllSteps(), 4)
     chain, density = sampler.sample(Network(3, torch.float32), torch.ones(2, 3), seeded())
-    assert chain.noised.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert chain.noisy_steps.tolist() == [[0, 1, 2], [0, 1, 2]]
     assert density.mean.shape == density.std.shape == (2, 3, 3)
     assert chain.points.shape == (2, 5, 3)
 
 
-@pytest.mark.parametrize(("noised", "points"), [(AllSteps(), [4]), (OneRandomStep(), [1]), (LastStep(), [1])])
-def test_likelihood_is_one_network_call(noised, points):
+@pytest.mark.parametrize(("noisy_steps", "points"), [(AllSteps(), [4]), (OneRandomStep(), [1]), (LastStep(), [1])])
+def test_likelihood_is_one_network_call(noisy_steps, points):
     network = Network(3, torch.float32)
-    sampler = FlowSampler(FlowSde(0.5), noised, 4)
+    sampler = FlowSampler(FlowSde(0.5), noisy_steps, 4)
     chain, _ = sampler.sample(network, torch.ones(2, 3), seeded())
     network.seen.clear()
     sampler.log_prob(network, chain)
@@ -190,7 +190,7 @@ def test_likelihood_is_one_network_call(noised, points):
 def test_same_generator_same_chain():
     draw = lambda: FlowSampler(FlowSde(), OneRandomStep(), 4).sample(still, torch.ones(9, 2), seeded(7))  # noqa: E731
     (one, first), (two, second) = draw(), draw()
-    assert torch.equal(one.points, two.points) and torch.equal(one.noised, two.noised)
+    assert torch.equal(one.points, two.points) and torch.equal(one.noisy_steps, two.noisy_steps)
     assert torch.equal(first.logprob, second.logprob)
 
 
@@ -211,10 +211,10 @@ def test_flow_matching_loss():
     assert torch.equal(seen["t"], t[:, None])
 
 
-@pytest.mark.parametrize("noised", NOISED, ids=name)
+@pytest.mark.parametrize("noisy_steps", NOISE_PLACEMENTS, ids=name)
 @pytest.mark.parametrize("schedule", [*SCHEDULES, Ode()], ids=name)
-def test_samplers_are_configs(schedule, noised):
-    sampler = FlowSampler(schedule, noised, 4)
+def test_samplers_are_configs(schedule, noisy_steps):
+    sampler = FlowSampler(schedule, noisy_steps, 4)
     assert sampler.table.steps == 4  # cached on the instance, and no field
     assert from_json(to_json(sampler)) == sampler
 

@@ -92,7 +92,7 @@ def gradients(
     gained = reward(chain.sample)
     (true,) = torch.autograd.grad(gained.mean(), theta)
 
-    recorded = Chain(chain.points.detach(), chain.noised)
+    recorded = Chain(chain.points.detach(), chain.noisy_steps)
     density = sampler.log_prob(network(theta), recorded)
     total = density.logprob if logprob is None else logprob(recorded, density)
     baseline = reward(sampler.deterministic(network(theta), noise))  # depends on x_1 only, so it adds no bias
@@ -111,7 +111,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize("sampler", EXACT, ids=lambda s: f"{type(s.schedule).__name__}-{type(s.noised).__name__}")
+@pytest.mark.parametrize("sampler", EXACT, ids=lambda s: f"{type(s.schedule).__name__}-{type(s.placement).__name__}")
 def test_score_gradient_is_the_true_one(sampler, monkeypatch):
     found = compare(*gradients(sampler, monkeypatch))
     assert found.cosine >= 0.999
@@ -120,7 +120,7 @@ def test_score_gradient_is_the_true_one(sampler, monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("sampler", EXACT, ids=lambda s: f"{type(s.schedule).__name__}-{type(s.noised).__name__}")
+@pytest.mark.parametrize("sampler", EXACT, ids=lambda s: f"{type(s.schedule).__name__}-{type(s.placement).__name__}")
 def test_score_gradient_is_the_true_one_for_other_networks(sampler, seed, monkeypatch):
     found = compare(*gradients(sampler, monkeypatch, seed=seed, samples=2**18))
     assert found.cosine >= 0.999
@@ -198,7 +198,9 @@ def within(values: Tensor, expected: float, errors: float, spread: float = 0.0) 
     return abs(values.mean().item() - expected) <= errors * standard
 
 
-@pytest.mark.parametrize("sampler", IMPORTANCE, ids=lambda s: f"{type(s.schedule).__name__}-{type(s.noised).__name__}")
+@pytest.mark.parametrize(
+    "sampler", IMPORTANCE, ids=lambda s: f"{type(s.schedule).__name__}-{type(s.placement).__name__}"
+)
 def test_importance_identity(sampler):
     log_ratio, before, after = importance(sampler)
     spread = after.std().item() / math.sqrt(len(after))

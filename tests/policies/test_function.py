@@ -25,7 +25,7 @@ def test_it_plays_as_the_function_would():
     env = make("point_mass", num_envs=5)
     policy = FunctionPolicy(ENV.spec, lambda obs: optimal_action(obs)[:, None])
     rollout = RolloutSource(env, policy, 16, SeedStream(0, 100), torch.Generator()).next()
-    np.testing.assert_allclose(rollout.reward.sum((0, 2)), optimal_return(rollout.stored["state"][0]), rtol=1e-5)
+    np.testing.assert_allclose(rollout.reward.sum((0, 2)), optimal_return(rollout.features["state"][0]), rtol=1e-5)
     torch.testing.assert_close(rollout.executed, 0.2 * rollout.sample)
     assert rollout.success[-1].all() and not rollout.logprob.any()
 
@@ -51,7 +51,7 @@ def test_what_is_chosen_stays_within_the_bounds_and_has_a_chunk_per_row():
 
     def act(function):
         policy = FunctionPolicy(ENV.spec, function)
-        return policy.act(policy.precompute(obs), {}, "eval", None)[0]
+        return policy.act(policy.encode(obs), {}, "eval", None)[0]
 
     assert act(lambda obs: np.full((5, 3, 2), 9.0)).action.unique().tolist() == [pytest.approx(0.2)]
     for shape in ((5, 2), (4, 1, 2), (5, 1, 3)):
@@ -63,7 +63,7 @@ def test_a_checkpoint_finds_the_function_again(tmp_path):
     biased_base().save_pretrained(tmp_path / "it")
     again = load_policy(tmp_path / "it", ENV.spec)
     obs = ENV.reset(np.arange(5), np.arange(5))
-    one, two = (policy.act(policy.precompute(obs), {}, "eval", None)[0] for policy in (biased_base(), again))
+    one, two = (policy.act(policy.encode(obs), {}, "eval", None)[0] for policy in (biased_base(), again))
     assert torch.equal(one.action, two.action) and one.action.shape == (5, 4, 2)
     assert load_policy(tmp_path / "it").spec == ENV.spec
     for other in (COUNTING, replace(ENV.spec, control_dt=0.2)):

@@ -14,7 +14,7 @@ from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 
 ROWS = 16
@@ -33,14 +33,14 @@ def made(horizon: int = 3, std: float = 1.5) -> GaussianPolicy:
     return policy
 
 
-def stored(policy):
-    return policy.precompute(ENV.reset(np.arange(ROWS), np.arange(ROWS)))
+def features(policy):
+    return policy.encode(ENV.reset(np.arange(ROWS), np.arange(ROWS)))
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
 def test_learning_sees_the_density_of_acting(dtype, bound):
     policy = made().to(dtype)
-    kept = stored(policy)
+    kept = features(policy)
     out, _ = policy.act(kept, {}, "sample", seeded(1))
     limit = bound * (math.sqrt(6) if dtype == torch.float32 else 1)
     assert out.sample.dtype == dtype and out.logprob.dtype == torch.float64
@@ -54,7 +54,7 @@ def test_density_entropy_and_kl_are_those_of_torch():
     one, two = made().double(), made(std=0.7).double()
     with torch.no_grad():
         two.network[-1].bias.add_(0.3)
-    kept = stored(one)
+    kept = features(one)
     out, _ = one.act(kept, {}, "sample", seeded(1))
     found = [policy.log_prob(kept, out.sample, {}) for policy in (one, two)]
     normals = [torch.distributions.Normal(policy.mean(kept), policy.log_std.exp()) for policy in (one, two)]
@@ -79,7 +79,7 @@ def test_samples_have_the_declared_mean_and_std_and_are_not_clipped():
 
 def test_what_is_deployed_is_the_mean():
     policy = made()
-    kept = stored(policy)
+    kept = features(policy)
     out, _ = policy.act(kept, {}, "eval", None)
     torch.testing.assert_close(out.sample.flatten(1), policy.mean(kept))
     assert not out.logprob.any()
@@ -92,7 +92,7 @@ def test_it_keeps_the_contract():
 
 def test_all_weights_get_a_gradient():
     policy = made()
-    kept = stored(policy)
+    kept = features(policy)
     out, _ = policy.act(kept, {}, "sample", seeded(1))
     policy.log_prob(kept, out.sample, {}).logprob.sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.trainable().values())
@@ -102,8 +102,8 @@ def test_a_checkpoint_restores_the_same_policy(tmp_path):
     policy = GaussianPolicy(ENV.spec, Affine((0.1, 0.2), (0.5, 0.7)), GaussianConfig(2, depth=1, std=0.3))
     policy.save_pretrained(tmp_path / "it")
     again = load_policy(tmp_path / "it")
-    kept = stored(policy)
-    assert torch.equal(stored(again)["state"], kept["state"])
+    kept = features(policy)
+    assert torch.equal(features(again)["state"], kept["state"])
     one, two = (p.act(kept, {}, "sample", seeded(3))[0] for p in (policy, again))
     assert torch.equal(one.action, two.action) and torch.equal(one.logprob, two.logprob)
     with pytest.raises(ContractError, match="control_dt"):

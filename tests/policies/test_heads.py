@@ -39,21 +39,21 @@ def made(kind=SquashedHead, outputs: int = 2, std: float = 0.3, **options):
     return head
 
 
-def squashed(head, stored) -> TransformedDistribution:
-    mean, log_std = head.distribution(stored)
+def squashed(head, features) -> TransformedDistribution:
+    mean, log_std = head.distribution(features)
     return TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform()])
 
 
 def test_a_squashed_density_is_that_of_torch():
-    head, stored = made(), seen()
-    expected = squashed(head, stored)
-    action, logprob = head(stored, seeded())
+    head, features = made(), seen()
+    expected = squashed(head, features)
+    action, logprob = head(features, seeded())
     assert action.abs().max() < 1 and action.std() > 0.1
     torch.testing.assert_close(logprob, expected.log_prob(action), rtol=1e-8, atol=1e-8)
     inside = (action.abs() < 1 - 2e-5).all(1)  # others are taken to be just within the bounds
     assert inside.sum() > 50
-    torch.testing.assert_close(head.log_prob(stored, action)[inside], logprob[inside], rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(head.mode(stored), torch.tanh(head.distribution(stored)[0]))
+    torch.testing.assert_close(head.log_prob(features, action)[inside], logprob[inside], rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(head.mode(features), torch.tanh(head.distribution(features)[0]))
 
 
 def test_a_golden_squashed_density():
@@ -65,15 +65,15 @@ def test_a_golden_squashed_density():
 
 def test_squashed_samples_have_the_density_and_its_gradient():
     """E[log p] by samples equals the integral, and its gradient is that of the integral (reparametrisation)."""
-    head, stored = (
+    head, features = (
         made(outputs=1, std=0.8),
         {name: item[:1].expand(200_000, *item.shape[1:]) for name, item in seen().items()},
     )
-    _, logprob = head(stored, seeded())
+    _, logprob = head(features, seeded())
     logprob.mean().backward()
     found = {name: parameter.grad.clone() for name, parameter in head.last.named_parameters()}
     head.zero_grad()
-    one, grid = {name: item[:1] for name, item in stored.items()}, torch.linspace(-8, 8, 20_001).double()
+    one, grid = {name: item[:1] for name, item in features.items()}, torch.linspace(-8, 8, 20_001).double()
     mean, log_std = head.distribution(one)
     u = mean[0] + log_std.exp()[0] * grid
     density = Normal(mean[0], log_std.exp()[0]).log_prob(u)
@@ -87,8 +87,8 @@ def test_squashed_samples_have_the_density_and_its_gradient():
 
 
 def test_actions_at_the_bounds_have_a_finite_density():
-    head, stored = made(), seen(2)
-    assert head.log_prob(stored, torch.tensor([[1.0, -1.0], [1.0, 1.0]]).double()).isfinite().all()
+    head, features = made(), seen(2)
+    assert head.log_prob(features, torch.tensor([[1.0, -1.0], [1.0, 1.0]]).double()).isfinite().all()
 
 
 def test_the_slope_is_stable():
@@ -102,14 +102,14 @@ def test_the_slope_is_stable():
 
 @pytest.mark.parametrize("std", [0.05, 1.0, 3.0])
 def test_at_first_the_choice_is_the_same_everywhere(std):
-    stored = seen()
+    features = seen()
     torch.manual_seed(0)
     squash = SquashedHead(SIZES, 2, CONFIG, std).double()
-    mean, log_std = squash.distribution(stored)
+    mean, log_std = squash.distribution(features)
     assert not mean.any()
     torch.testing.assert_close(log_std.exp(), torch.full_like(mean, std))
-    assert not DeterministicHead(SIZES, 2, CONFIG).double()(stored).any()
-    mean, deviation = GaussianHead(SIZES, 2, CONFIG, std).double()(stored)
+    assert not DeterministicHead(SIZES, 2, CONFIG).double()(features).any()
+    mean, deviation = GaussianHead(SIZES, 2, CONFIG, std).double()(features)
     assert not mean.any()
     torch.testing.assert_close(deviation, torch.full_like(mean, std), rtol=1e-6, atol=0)
 
@@ -127,18 +127,18 @@ def test_a_deterministic_choice_is_within_one():
 
 def test_inputs_are_standardised_whoever_has_the_data():
     """Several axes in front, entries flattened in order; a constant one is not blown up."""
-    stored = {"state": 3 + 2 * torch.randn(6, 5, 3, generator=seeded()), "picture": torch.ones(6, 5, 2, 2)}
+    features = {"state": 3 + 2 * torch.randn(6, 5, 3, generator=seeded()), "picture": torch.ones(6, 5, 2, 2)}
     one, two = Inputs(SIZES), Inputs(SIZES)
-    one.calibrate(stored, OneProcess())
-    raw = torch.cat([stored["state"], stored["picture"].flatten(2)], -1)
+    one.calibrate(features, OneProcess())
+    raw = torch.cat([features["state"], features["picture"].flatten(2)], -1)
     torch.testing.assert_close(one.mean, raw.reshape(-1, 7).mean(0))
     torch.testing.assert_close(one.std[:3], raw.reshape(-1, 7).std(0)[:3])
     assert one.std[3:].tolist() == pytest.approx([1e-2] * 4)
-    torch.testing.assert_close(one(stored), (raw - one.mean) / one.std)
+    torch.testing.assert_close(one(features), (raw - one.mean) / one.std)
 
     first, second = TwoProcesses.pair()
     other = Inputs(SIZES)
-    halves = [{name: item[part] for name, item in stored.items()} for part in (slice(0, 2), slice(2, 6))]
+    halves = [{name: item[part] for name, item in features.items()} for part in (slice(0, 2), slice(2, 6))]
     thread = threading.Thread(target=other.calibrate, args=(halves[1], second))
     thread.start()
     two.calibrate(halves[0], first)
@@ -149,12 +149,12 @@ def test_inputs_are_standardised_whoever_has_the_data():
 
 
 def test_statistics_go_where_weights_go_and_take_no_gradient():
-    one, two, stored = made(), made(), seen()
-    one.trunk.inputs.calibrate(stored, OneProcess())
-    assert not torch.equal(one.mode(stored), two.mode(stored))
+    one, two, features = made(), made(), seen()
+    one.trunk.inputs.calibrate(features, OneProcess())
+    assert not torch.equal(one.mode(features), two.mode(features))
     with torch.no_grad():
         for name, parameter in two.named_parameters():
             parameter.copy_(dict(one.named_parameters())[name])
-    assert torch.equal(one.mode(stored), two.mode(stored))
-    one.mode(stored).sum().backward()
+    assert torch.equal(one.mode(features), two.mode(features))
+    one.mode(features).sum().backward()
     assert one.trunk.inputs.mean.grad is None and one.trunk.inputs.std.grad is None

@@ -10,7 +10,7 @@ import torch
 from sims.catalog import make
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.spec import ArraySpec
-from vla_rl.policies.normalise import Affine, action_limits, check_same_world
+from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.tokens import Vocabulary
 
 TEXTS = ("pick up the red cube", "Put the cube down!")
@@ -32,8 +32,8 @@ def test_what_cannot_be_read_is_refused(text, why):
 def test_bounds_become_one():
     affine = Affine.from_bounds(ArraySpec((2,), "float32", (-0.03, 0.0), (0.03, 4.0)))
     bounds = torch.tensor([[-0.03, 0.0], [0.0, 2.0], [0.03, 4.0]])
-    torch.testing.assert_close(affine.normalise(bounds), torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]]))
-    torch.testing.assert_close(affine.restore(affine.normalise(bounds)), bounds)
+    torch.testing.assert_close(affine.normalize(bounds), torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]]))
+    torch.testing.assert_close(affine.restore(affine.normalize(bounds)), bounds)
     with pytest.raises(ContractError, match="entry 1"):
         Affine.from_bounds(ArraySpec((2,), "float32", 0.0, (1.0, 0.0)))
 
@@ -41,14 +41,14 @@ def test_bounds_become_one():
 def test_data_becomes_standard_and_a_constant_stays_finite():
     values = torch.randn(500, 4, 3, generator=torch.Generator().manual_seed(0)) * 7 + 100
     values[..., 2] = 5.0
-    seen = Affine.from_data(values).normalise(values).reshape(-1, 3)
+    seen = Affine.from_data(values).normalize(values).reshape(-1, 3)
     torch.testing.assert_close(seen.mean(0), torch.zeros(3), rtol=0, atol=1e-4)
     torch.testing.assert_close(seen.std(0), torch.tensor([1.0, 1.0, 0.0]), rtol=0, atol=1e-4)
 
 
 def test_a_policy_is_refused_another_world():
     spec = make("counting", num_envs=1).spec
-    check_same_world(spec, replace(spec, tasks=(*spec.tasks, "a later one"), name="renamed", time_limit=99))
+    check_same_env(spec, replace(spec, tasks=(*spec.tasks, "a later one"), name="renamed", time_limit=99))
     slower = replace(spec, control_dt=0.2)
     wider = replace(spec, action=replace(spec.action, high=(65.0, 7.0)))
     mixed = replace(spec, tasks=spec.tasks[::-1])
@@ -59,6 +59,6 @@ def test_a_policy_is_refused_another_world():
         (replace(spec, images={}), "images"),
     ]:
         with pytest.raises(ContractError, match=part):
-            check_same_world(spec, given)
+            check_same_env(spec, given)
     low, high = action_limits(spec)
     assert low.tolist() == [-64, 0] and high.tolist() == [64, 2**20]

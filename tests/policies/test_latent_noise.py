@@ -37,25 +37,25 @@ def gaussian(dtype: torch.dtype = torch.float32) -> GaussianLatent:
 def test_golden_density():
     """mu=0, sigma=1, u=.3, m=1.5: w=.436969 and log pi=-.875257 without log m."""
     policy = SquashedLatent(ToyBase(), SquashedLatentConfig(HEAD, 1.5))
-    stored = {"state": torch.zeros(1, 1)}
+    features = {"state": torch.zeros(1, 1)}
     w = torch.full((1, 1, 2), 1.5 * math.tanh(0.3))
     assert float(w[0, 0, 0]) == pytest.approx(0.436969, abs=1e-6)
-    judged = policy.judged(stored, w, torch.zeros(1, 1, 2))
-    assert policy.actor.log_prob(stored, judged).item() == pytest.approx(2 * -0.875257, abs=1e-5)
+    critic_action = policy.critic_action(features, w, torch.zeros(1, 1, 2))
+    assert policy.actor.log_prob(features, critic_action).item() == pytest.approx(2 * -0.875257, abs=1e-5)
 
 
 def test_the_density_of_a_sample_is_that_of_the_squashed_normal():
-    policy, stored = squashed(), made().precompute(seen())
-    out, _ = policy.act(stored, {}, "sample", seeded(1))
-    mean, log_std = policy.actor.distribution(stored)
+    policy, features = squashed(), made().encode(seen())
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    mean, log_std = policy.actor.distribution(features)
     law = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform())
-    choice = policy.judged(stored, out.sample, torch.zeros_like(out.sample))
+    choice = policy.critic_action(features, out.sample, torch.zeros_like(out.sample))
     inside = choice.abs().amax(1) < 0.99  # beyond, atanh loses what float32 has
     assert inside.sum() > 4
     expected = law.log_prob(choice.clamp(-0.999, 0.999)).sum(-1)
     torch.testing.assert_close(out.logprob[inside], expected[inside], atol=1e-3, rtol=1e-4)
     assert out.sample.abs().max() <= 1.5 and out.sample.abs().max() > 1.0
-    again = policy.rsample(stored, seeded(1))
+    again = policy.rsample(features, seeded(1))
     torch.testing.assert_close(again.action, choice)
     torch.testing.assert_close(again.logprob, out.logprob)
     assert again.action.requires_grad and again.logprob.requires_grad
@@ -65,44 +65,44 @@ def test_the_density_of_a_sample_is_that_of_the_squashed_normal():
 def test_the_action_is_what_the_base_makes_of_that_noise(make):
     """The base itself, given the recorded noise, does the same; sampling draws no noise besides."""
     policy = make()
-    base, stored = policy.base, made().precompute(seen())
-    out, _ = policy.act(stored, {}, "sample", seeded(1))
+    base, features = policy.base, made().encode(seen())
+    out, _ = policy.act(features, {}, "sample", seeded(1))
     with torch.no_grad():
-        flat = base.config.sampler.deterministic(base.field(stored), out.sample.flatten(1))
+        flat = base.config.sampler.deterministic(base.field(features), out.sample.flatten(1))
     chunk = flat.clamp(-1, 1).unflatten(-1, (HORIZON, SPEC.action_dim))
     assert flat.abs().max() > 1  # some were clipped
     torch.testing.assert_close(out.action, policy.action_scale.restore(chunk))
-    torch.testing.assert_close(policy.normalised(out.action), policy.decode(stored, out.sample.flatten(1)))
+    torch.testing.assert_close(policy.normalized(out.action), policy.decode(features, out.sample.flatten(1)))
     low, high = policy.action_low, policy.action_high
     assert (out.action >= low).all() and (out.action <= high).all()
-    assert not policy.decode(stored, out.sample.flatten(1)).requires_grad
+    assert not policy.decode(features, out.sample.flatten(1)).requires_grad
 
 
 def test_the_gaussian_begins_as_the_imitation_policy():
-    policy, stored = GaussianLatent(made(), LatentConfig(HEAD)), made().precompute(seen())
-    out, _ = policy.act(stored, {}, "sample", seeded(1))
-    base, _ = policy.base.act(stored, {}, "eval", seeded(1))  # draws the same noise
+    policy, features = GaussianLatent(made(), LatentConfig(HEAD)), made().encode(seen())
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    base, _ = policy.base.act(features, {}, "eval", seeded(1))  # draws the same noise
     torch.testing.assert_close(out.action, base.action)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
 def test_ratio_is_one_before_the_first_update(dtype, bound):
     policy = gaussian(dtype)
-    stored = {name: item.to(dtype) for name, item in made().precompute(seen()).items()}
-    out, _ = policy.act(stored, {}, "sample", seeded(1))
+    features = {name: item.to(dtype) for name, item in made().encode(seen()).items()}
+    out, _ = policy.act(features, {}, "sample", seeded(1))
     assert out.sample.dtype == dtype and out.logprob.dtype == torch.float64
     for size in (1, 7, 16):
-        part = {name: item[:size] for name, item in stored.items()}
+        part = {name: item[:size] for name, item in features.items()}
         gap = policy.log_prob(part, out.sample[:size], {}).logprob - out.logprob[:size]
         assert gap.abs().max() <= bound * math.sqrt(N)
 
 
 def test_gaussian_density_entropy_and_kl_equal_torch():
     policy = gaussian(torch.float64)
-    stored = {name: item.double() for name, item in made().precompute(seen()).items()}
-    out, _ = policy.act(stored, {}, "sample", seeded(1))
-    found = policy.log_prob(stored, out.sample, {})
-    law = Normal(*policy.actor(stored))
+    features = {name: item.double() for name, item in made().encode(seen()).items()}
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    found = policy.log_prob(features, out.sample, {})
+    law = Normal(*policy.actor(features))
     torch.testing.assert_close(found.logprob, law.log_prob(out.sample.flatten(1)).sum(-1))
     torch.testing.assert_close(found.entropy, law.entropy().sum(-1))
     other = {"mean": found.params["mean"] + 0.3, "std": 1.5 * found.params["std"]}
@@ -112,17 +112,17 @@ def test_gaussian_density_entropy_and_kl_equal_torch():
 
 def test_deployed_is_the_mean_without_any_chance():
     policy, other = squashed(), gaussian()
-    stored = made().precompute(seen())
-    first, second = (policy.act(stored, {}, "eval", seeded(i))[0] for i in (1, 2))
+    features = made().encode(seen())
+    first, second = (policy.act(features, {}, "eval", seeded(i))[0] for i in (1, 2))
     assert torch.equal(first.action, second.action)
-    torch.testing.assert_close(first.sample.flatten(1), 1.5 * torch.tanh(policy.actor.distribution(stored)[0]))
-    torch.testing.assert_close(other.act(stored, {}, "eval", None)[0].sample.flatten(1), other.actor(stored)[0])
+    torch.testing.assert_close(first.sample.flatten(1), 1.5 * torch.tanh(policy.actor.distribution(features)[0]))
+    torch.testing.assert_close(other.act(features, {}, "eval", None)[0].sample.flatten(1), other.actor(features)[0])
 
 
 def test_restart_is_the_prior_again_and_only_the_actor_is_trainable():
-    policy, stored = gaussian(), made().precompute(seen())
+    policy, features = gaussian(), made().encode(seen())
     policy.restart()
-    mean, std = policy.actor(stored)
+    mean, std = policy.actor(features)
     assert torch.equal(mean, torch.zeros(16, N)) and torch.equal(std, torch.ones(16, N))
     own, theirs = {id(p) for p in policy.trainable().values()}, {id(p) for p in policy.base.parameters()}
     assert own == {id(p) for p in policy.parameters()} and not own & theirs
@@ -130,14 +130,14 @@ def test_restart_is_the_prior_again_and_only_the_actor_is_trainable():
 
 @pytest.mark.parametrize("make", [squashed, gaussian])
 def test_checkpoints_hold_the_base_as_it_is_now(make, tmp_path):
-    policy, stored = make(), made().precompute(seen())
+    policy, features = make(), made().encode(seen())
     with torch.no_grad():
         policy.base.expert.velocity.bias.add_(0.2)  # as a refit does
     policy.save_pretrained(tmp_path / "best")
     again = load_policy(tmp_path / "best", SPEC)
     assert type(again) is type(policy) and again.config == policy.config
     for mode in ("eval", "sample"):
-        mine, theirs = (p.act(stored, {}, mode, seeded(3))[0] for p in (policy, again))
+        mine, theirs = (p.act(features, {}, mode, seeded(3))[0] for p in (policy, again))
         assert torch.equal(mine.action, theirs.action) and torch.equal(mine.logprob, theirs.logprob)
 
 

@@ -16,7 +16,7 @@ from tests.residuals import (
     POINT,
     SMALL,
     PacingBase,
-    StateEyes,
+    StateEncoder,
     biased_base,
     stepping,
     stepping_base,
@@ -25,7 +25,7 @@ from tests.residuals import (
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.policy import ContextPolicy, LikelihoodPolicy, ReparametrisedPolicy, look
+from vla_rl.contract.policy import ContextPolicy, LikelihoodPolicy, ReparametrisedPolicy, encode_observation
 from vla_rl.experience.rollout import RolloutSource
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.function import FunctionPolicy
@@ -43,7 +43,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 def made(kind=DeterministicResidual, base=None, config=SMALL, spec=COUNTING, std: float = 0.0):
     """With ``std`` the residual is no longer 0 but some function of what it sees."""
     torch.manual_seed(1)
-    policy = kind(base or stepping_base(), StateEyes(spec), config)
+    policy = kind(base or stepping_base(), StateEncoder(spec), config)
     if std:
         torch.nn.init.normal_(policy.delta.last.weight, std=std)
     return policy
@@ -56,8 +56,8 @@ def played(policy, seeds, generator) -> list[list[np.ndarray]]:
         state, obs = policy.reset_state(state, np.zeros(1, int)), env.reset([0], [seed])
         episodes.append([])
         while True:
-            stored, state = look(policy, obs, state, generator)
-            out, state = policy.act(stored, state, "eval", generator)
+            features, state = encode_observation(policy, obs, state, generator)
+            out, state = policy.act(features, state, "eval", generator)
             step = env.step(out.action.numpy())
             episodes[-1] += list(np.asarray(step.executed)[step.valid])
             obs = step.obs
@@ -91,7 +91,7 @@ def test_at_first_it_is_the_base_chunk_by_chunk_after_every_kind_of_end(name, ki
 def test_a_residual_can_be_the_base_of_another():
     seeds = range(300, 306)
     inner = made(base=stepping_base(), std=0.3)
-    outer = DeterministicResidual(inner, StateEyes(COUNTING), SMALL)
+    outer = DeterministicResidual(inner, StateEncoder(COUNTING), SMALL)
     for one, two in zip(played(outer, seeds, seeded(3)), played(inner, seeds, seeded(3)), strict=True):
         equal(one, two)
     with pytest.raises(UserError, match=r"DeterministicResidual does not say what it perceives, .*give eyes"):
@@ -126,28 +126,28 @@ def test_what_else_is_in_the_queue_is_seen_and_nothing_beyond_it():
     obs, state = make("counting", num_envs=2).reset([0, 1], [300, 301]), policy.initial_state(2)
     state = policy.reset_state(state, np.arange(2))
     for at in range(16):  # so often that the queue, which is a ring, has gone round
-        seen = policy.precompute(replace(obs, time=obs.time + at))
-        stored, state = policy.context(seen, state, seeded())
+        seen = policy.encode(replace(obs, time=obs.time + at))
+        features, state = policy.context(seen, state, seeded())
         begun = replace(obs, time=obs.time + at - at % 4)
-        chunk = policy.action_scale.normalise(torch.as_tensor(stepping(begun)))
+        chunk = policy.action_scale.normalize(torch.as_tensor(stepping(begun)))
         rest = torch.cat([chunk[:, at % 4 + 1 :], torch.zeros(2, 2 + at % 4, 2)], 1)
-        assert torch.equal(stored["base_action"], chunk[:, at % 4])
-        assert torch.equal(stored["base_plan"], rest.flatten(1))
-        assert {name: item.shape[1] for name, item in stored.items() if name != "time"} == policy.perceived
+        assert torch.equal(features["base_action"], chunk[:, at % 4])
+        assert torch.equal(features["base_plan"], rest.flatten(1))
+        assert {name: item.shape[1] for name, item in features.items() if name != "time"} == policy.feature_sizes
 
 
 def test_it_corrects_by_at_most_its_scale_within_the_bounds():
     policy = made(std=5.0, spec=POINT, base=biased_base())
     base = torch.tensor([[0.9, -0.9], [-0.9, 0.9], [0.9, 0.9], [-0.9, -0.9]])
-    stored = {"state": torch.ones(4, 2), "base_action": base, "base_plan": torch.zeros(4, 4)}
-    u = policy.delta(stored)
-    out, _ = policy.act(stored, policy.initial_state(4), "eval", seeded())
+    features = {"state": torch.ones(4, 2), "base_action": base, "base_plan": torch.zeros(4, 4)}
+    u = policy.delta(features)
+    out, _ = policy.act(features, policy.initial_state(4), "eval", seeded())
     assert 0 < ((base + 0.5 * u).abs() > 1.1).sum() < 8
     assert torch.equal(out.sample[:, 0], u) and not out.logprob.any()
     torch.testing.assert_close(out.action[:, 0], 0.2 * (base + 0.5 * u).clamp(-1, 1))
-    found = policy.rsample(stored, seeded())
+    found = policy.rsample(features, seeded())
     torch.testing.assert_close(base + 0.5 * found.action, (base + 0.5 * u).clamp(-1, 1))  # what the bounds let through
-    torch.testing.assert_close(policy.judged(stored, out.sample, out.action), found.action)
+    torch.testing.assert_close(policy.critic_action(features, out.sample, out.action), found.action)
     found.action.sum().backward()
     assert all(item.grad is not None for item in policy.trainable().values() if item.requires_grad)
 
@@ -160,8 +160,8 @@ def test_learning_leaves_the_base_alone():
     base = tiny_base()
     torch.manual_seed(1)
     policy, before = GaussianResidual(base, config=SMALL), weights(base)
-    critic = ValueCritic({**policy.perceived, "time": 1}, width=16)
-    ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0, learning_rate=1e-2), seeded())
+    critic = ValueCritic({**policy.feature_sizes, "time": 1}, width=16)
+    ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0, lr=1e-2), seeded())
     own = weights(policy.delta)
     ppo.update(RolloutSource(make("counting", num_envs=4), policy, 10, itertools.count(300), seeded()).next())
     assert weights(base) == before and weights(policy.delta) != own
@@ -189,7 +189,7 @@ def test_it_keeps_the_contract(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_holds_base_and_eyes(tmp_path, kind):
-    for name, policy in {"eyes": made(kind, std=0.5), "vla": kind(tiny_base(), config=SMALL)}.items():
+    for name, policy in {"encoder": made(kind, std=0.5), "vla": kind(tiny_base(), config=SMALL)}.items():
         torch.nn.init.normal_(policy.delta.last.weight, std=0.5)
         policy.delta.trunk.inputs.mean.fill_(0.3)
         policy.save_pretrained(tmp_path / name)
@@ -209,10 +209,10 @@ def test_the_noise_is_an_ornstein_uhlenbeck_process():
     rows, config = 20_000, replace(SMALL, noise=0.2, correlation=0.8)
     policy = made(base=biased_base(), spec=POINT, config=config)
     zeros = torch.zeros(rows, 2)
-    stored = {"state": zeros, "base_action": zeros, "base_plan": torch.zeros(rows, 4)}
+    features = {"state": zeros, "base_action": zeros, "base_plan": torch.zeros(rows, 4)}
     state, seen, generator = policy.reset_state(policy.initial_state(rows), np.arange(rows)), [], seeded()
     for t in range(1, 31):
-        out, state = policy.act(stored, state, "sample", generator)
+        out, state = policy.act(features, state, "sample", generator)
         seen.append(state["noise"])
         assert float(seen[-1].std()) == pytest.approx(0.2 * (1 - 0.8 ** (2 * t)) ** 0.5, rel=0.03)
         torch.testing.assert_close(out.action[:, 0], 0.2 * seen[-1].clamp(-1, 1))
@@ -221,19 +221,19 @@ def test_the_noise_is_an_ornstein_uhlenbeck_process():
     assert abs(float((seen[-1][:, 0] * seen[-1][:, 1]).mean() / 0.04)) < 0.03 and abs(float(seen[-1].mean())) < 0.01
     fresh = policy.reset_state(state, np.array([3]))["noise"]
     assert not fresh[3].any() and torch.equal(fresh[4:], state["noise"][4:]) and state["noise"][3].any()
-    quiet, after = policy.act(stored, state, "eval", generator)
+    quiet, after = policy.act(features, state, "eval", generator)
     assert not quiet.action.any() and after["noise"] is state["noise"]
 
 
 def test_the_gaussian_density_is_that_of_torch():
     policy, other = (made(GaussianResidual, biased_base(), spec=POINT, std=std).double() for std in (0.5, 1.5))
-    stored = {name: torch.randn(50, size, generator=seeded(size)) for name, size in policy.perceived.items()}
-    out, _ = policy.act(stored, policy.initial_state(50), "sample", seeded())
+    features = {name: torch.randn(50, size, generator=seeded(size)) for name, size in policy.feature_sizes.items()}
+    out, _ = policy.act(features, policy.initial_state(50), "sample", seeded())
     dists, found = [], []
     for item in (policy, other):
-        mean, std = item.delta(stored)
+        mean, std = item.delta(features)
         dists.append(torch.distributions.Normal(mean, std))
-        found.append(item.log_prob(stored, out.sample, {}))
+        found.append(item.log_prob(features, out.sample, {}))
         torch.testing.assert_close(found[-1].logprob, dists[-1].log_prob(out.sample[:, 0]).sum(1))
         torch.testing.assert_close(found[-1].entropy, dists[-1].entropy().sum(1))
     expected = torch.distributions.kl_divergence(*dists).sum(1)
@@ -245,8 +245,8 @@ def test_the_gaussian_density_is_that_of_torch():
 def test_learning_sees_the_density_of_acting(dtype, bound):
     """Through rollout and PPO, which standardises what the residual sees before it looks at the densities."""
     policy = made(GaussianResidual, biased_base(), spec=POINT).to(dtype)
-    critic = ValueCritic({**policy.perceived, "time": 1}, width=16)
-    ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0, minibatch=7, learning_rate=1e-3), seeded())
+    critic = ValueCritic({**policy.feature_sizes, "time": 1}, width=16)
+    ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0, minibatch=7, lr=1e-3), seeded())
     source = RolloutSource(make("point_mass", num_envs=6), policy, 10, itertools.count(300), seeded())
     for _ in range(3):
         rollout = source.next()

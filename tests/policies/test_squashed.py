@@ -24,7 +24,7 @@ def policy() -> SquashedPolicy:
     return made
 
 
-def stored(rows: int = 5) -> dict[str, torch.Tensor]:
+def features(rows: int = 5) -> dict[str, torch.Tensor]:
     return {"state": torch.rand(rows, 1, generator=seeded(2)), "time": torch.zeros(rows, 1)}
 
 
@@ -34,7 +34,7 @@ def torch_density(policy: SquashedPolicy, seen: dict[str, torch.Tensor]) -> Tran
 
 
 def test_the_density_is_that_of_torch_summed_over_the_whole_chunk(policy):
-    seen = stored()
+    seen = features()
     made = policy.double().rsample({name: item.double() for name, item in seen.items()}, seeded(3))
     assert made.action.shape == (5, 6) and made.logprob.shape == (5,) and (made.action.abs() < 1).all()
     expected = torch_density(policy, seen).log_prob(made.action)
@@ -45,7 +45,7 @@ def test_the_density_is_that_of_torch_summed_over_the_whole_chunk(policy):
 
 def test_a_density_far_outside_stays_finite_with_its_gradient(policy):
     bounds = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0, 1.0]).expand(5, -1)
-    found = policy.log_prob_of(stored(), bounds)
+    found = policy.log_prob_of(features(), bounds)
     found.sum().backward()
     assert found.isfinite().all() and all(
         p.grad.isfinite().all() for p in policy.trainable().values() if p.requires_grad
@@ -56,7 +56,7 @@ def test_the_std_stays_within_its_bounds():
     policy = squashed(world(low=-1.0, high=3.0), std=0.5, std_bounds=(0.4, 0.6))
     with torch.no_grad():
         policy.head.last.bias.copy_(torch.tensor([0.0, 0.0, -50.0, 50.0]))
-    std = policy.head.distribution(stored())[1].exp()
+    std = policy.head.distribution(features())[1].exp()
     torch.testing.assert_close(std, torch.tensor([0.4, 0.6]).expand(5, 2))
 
 
@@ -81,42 +81,42 @@ def test_the_gradient_of_a_sample_is_that_of_its_distribution(policy):
 
 
 def test_samples_are_normalised_chunks_and_actions_physical(policy):
-    out, _ = policy.act(stored(), {}, "sample", seeded(5))
+    out, _ = policy.act(features(), {}, "sample", seeded(5))
     assert out.sample.shape == out.action.shape == (5, 3, 2)
     torch.testing.assert_close(out.action, 2.0 * out.sample + 1.0)  # [-1, 1] onto [-1, 3]
     assert out.logprob.abs().sum() > 0
-    flat = policy.judged(stored(), torch.full_like(out.sample, 9.0), out.action)
+    flat = policy.critic_action(features(), torch.full_like(out.sample, 9.0), out.action)
     torch.testing.assert_close(flat, out.sample.reshape(5, 6), rtol=0, atol=1e-6)
-    torch.testing.assert_close(policy.log_prob_of(stored(), flat), out.logprob, rtol=0, atol=1e-3)
+    torch.testing.assert_close(policy.log_prob_of(features(), flat), out.logprob, rtol=0, atol=1e-3)
 
 
 def test_what_is_deployed_is_the_squashed_mean_without_noise(policy):
-    out, _ = policy.act(stored(), {}, "eval", seeded(6))
-    other, _ = policy.act(stored(), {}, "eval", seeded(7))
-    mean = torch.tanh(policy.head.distribution(stored())[0])
+    out, _ = policy.act(features(), {}, "eval", seeded(6))
+    other, _ = policy.act(features(), {}, "eval", seeded(7))
+    mean = torch.tanh(policy.head.distribution(features())[0])
     assert torch.equal(out.sample.flatten(1), mean) and torch.equal(out.action, other.action)
     assert not out.logprob.any()
 
 
 def test_it_is_what_sac_needs_and_only_its_head_learns(policy):
     assert isinstance(policy, ReparametrisedPolicy) and policy.horizon == 3
-    assert policy.perceived == {"state": 1}
-    policy.rsample(stored(), seeded()).action.sum().backward()
+    assert policy.feature_sizes == {"state": 1}
+    policy.rsample(features(), seeded()).action.sum().backward()
     assert set(map(id, policy.trainable().values())) == set(map(id, policy.parameters()))
-    assert not any(p.grad is not None for p in policy.eyes.parameters())
+    assert not any(p.grad is not None for p in policy.encoder.parameters())
 
 
 def test_a_checkpoint_holds_eyes_statistics_and_weights(policy, tmp_path):
     policy.calibrate({"state": 3.0 + torch.randn(50, 1, generator=seeded(8))}, OneProcess())
     with torch.no_grad():
-        for parameter in policy.eyes.parameters():
+        for parameter in policy.encoder.parameters():
             parameter.add_(1.0)
     policy.save_pretrained(tmp_path / "kept")
     again = load_policy(tmp_path / "kept", policy.spec)
     assert type(again) is SquashedPolicy and again.config == policy.config
-    ours, theirs = (one.act(stored(), {}, "sample", seeded(9))[0] for one in (policy, again))
+    ours, theirs = (one.act(features(), {}, "sample", seeded(9))[0] for one in (policy, again))
     assert torch.equal(ours.action, theirs.action) and torch.equal(ours.logprob, theirs.logprob)
-    for mine, other in zip(policy.eyes.parameters(), again.eyes.parameters(), strict=True):
+    for mine, other in zip(policy.encoder.parameters(), again.encoder.parameters(), strict=True):
         assert torch.equal(mine, other)
 
 

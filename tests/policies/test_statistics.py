@@ -19,7 +19,7 @@ from vla_rl.contract.policy import Observer
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.statistics import Fixed, Running, RunningStandard
 from vla_rl.training.loop import Best
@@ -47,7 +47,7 @@ def state_policy(horizon: int = 2) -> tuple[GaussianPolicy, object]:
 def learner(policy: GaussianPolicy, **changes) -> PPO:
     torch.manual_seed(1)
     critic = RunningCritic({"state": 2, "privileged/velocity": 2}, width=16)
-    config = replace(PPOConfig(minibatch=32, learning_rate=1e-3, critic_warmup=0), **changes)
+    config = replace(PPOConfig(minibatch=32, lr=1e-3, critic_warmup=0), **changes)
     return PPO(policy, policy.trainable(), critic, config, seeded(2))
 
 
@@ -119,7 +119,7 @@ def test_what_never_changed_is_zero_and_nothing_exceeds_ten():
 def test_fixed_statistics_are_those_of_the_affine_and_stay():
     affine = Affine((0.1, -2.0), (0.5, 3.0))
     fixed, values = Fixed(affine), torch.randn(5, 2, generator=seeded())
-    expected = affine.normalise(values)
+    expected = affine.normalize(values)
     fixed.observe(100 * values, OneProcess())
     torch.testing.assert_close(fixed(values), expected)
 
@@ -135,39 +135,39 @@ def test_the_ratio_is_one_before_every_update(dtype, bound):
     for iteration in range(4):
         rollout = made.next()
         assert ppo.update(rollout)["parity"] <= bound
-        assert policy.standardise.count == 8 * ROWS * (iteration + 1), "each decision counts once"
-    assert (policy.standardise.variance < 0.5).all(), "nothing was observed"
+        assert policy.standardize.count == 8 * ROWS * (iteration + 1), "each decision counts once"
+    assert (policy.standardize.variance < 0.5).all(), "nothing was observed"
 
 
 def test_statistics_move_after_the_update_only():
     policy, env = state_policy()
     rollout, ppo = source(policy, env).next(), learner(policy)
-    before, during = policy.standardise.mean.clone(), []
+    before, during = policy.standardize.mean.clone(), []
     exact = policy.log_prob
-    policy.log_prob = lambda *given: (during.append(policy.standardise.mean.clone()), exact(*given))[1]
+    policy.log_prob = lambda *given: (during.append(policy.standardize.mean.clone()), exact(*given))[1]
     ppo.update(rollout)
     assert len(during) > 3 and all(torch.equal(mean, before) for mean in during)
-    expected = rollout.stored["state"][:-1].flatten(0, 1).double()
-    torch.testing.assert_close(policy.standardise.mean.data, expected.mean(0))
-    seen = torch.cat([rollout.stored[name][:-1].flatten(0, 1) for name in ("state", "privileged/velocity")], -1)
+    expected = rollout.features["state"][:-1].flatten(0, 1).double()
+    torch.testing.assert_close(policy.standardize.mean.data, expected.mean(0))
+    seen = torch.cat([rollout.features[name][:-1].flatten(0, 1) for name in ("state", "privileged/velocity")], -1)
     torch.testing.assert_close(ppo.critic.inputs.mean, seen.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_leave_the_statistics_alone():
     policy, env = state_policy()
     ppo = learner(policy)
-    policy.observe = lambda stored, reducer: None
+    policy.observe = lambda features, reducer: None
     kept = {name: item.clone() for name, item in policy.trainable().items()}
     ppo.update(source(policy, env).next())
     for name, item in policy.trainable().items():
-        assert torch.equal(item, kept[name]) == name.startswith("standardise"), name
+        assert torch.equal(item, kept[name]) == name.startswith("standardize"), name
 
 
 def test_statistics_go_wherever_weights_go(tmp_path):
     policy, env = state_policy()
     ppo, made = learner(policy), source(policy, env)
     ppo.update(made.next())
-    best, state = Best(), made.next().stored["state"][0]
+    best, state = Best(), made.next().features["state"][0]
     best.offer(1.0, 1, ppo.parameters)
     saved = {name: item.clone() for name, item in ppo.state_dict()["parameters"].items()}
     expected = policy.mean({"state": state})
@@ -180,7 +180,7 @@ def test_statistics_go_wherever_weights_go(tmp_path):
     again, _ = state_policy()
     learner(again).load_state_dict({**ppo.state_dict(), "parameters": saved})
     assert torch.equal(again.mean({"state": state}), expected), "training state"
-    assert isinstance(policy, Observer) and again.standardise.count == 8 * ROWS
+    assert isinstance(policy, Observer) and again.standardize.count == 8 * ROWS
 
 
 def test_a_policy_with_running_statistics_keeps_the_contract():
@@ -200,17 +200,17 @@ class Watched(GaussianPolicy):
         super().__init__(*given)
         self.given: set[str] = set()
 
-    def precompute(self, obs):
+    def encode(self, obs):
         self.given |= {*obs.extras, *obs.images}
-        return super().precompute(obs)
+        return super().encode(obs)
 
-    def act(self, stored, *rest):
-        self.given |= {*stored}
-        return super().act(stored, *rest)
+    def act(self, features, *rest):
+        self.given |= {*features}
+        return super().act(features, *rest)
 
-    def log_prob(self, stored, sample, aux):
-        self.given |= {*stored}
-        return super().log_prob(stored, sample, aux)
+    def log_prob(self, features, sample, aux):
+        self.given |= {*features}
+        return super().log_prob(features, sample, aux)
 
 
 def test_the_policy_is_never_given_what_is_privileged_and_the_critic_is():
@@ -221,9 +221,9 @@ def test_the_policy_is_never_given_what_is_privileged_and_the_critic_is():
         rollout = made.next()
         ppo.update(rollout)
     assert policy.given == {"state", "time"}
-    assert rollout.stored["privileged/velocity"].shape == (9, ROWS, 2)
-    other = {**rollout.stored, "privileged/velocity": rollout.stored["privileged/velocity"] + 1}
-    assert not torch.equal(ppo.critic(rollout.stored), ppo.critic(other))
+    assert rollout.features["privileged/velocity"].shape == (9, ROWS, 2)
+    other = {**rollout.features, "privileged/velocity": rollout.features["privileged/velocity"] + 1}
+    assert not torch.equal(ppo.critic(rollout.features), ppo.critic(other))
 
 
 def test_what_is_privileged_moves_the_policy_through_advantages_alone():
@@ -232,9 +232,9 @@ def test_what_is_privileged_moves_the_policy_through_advantages_alone():
     for shift in (0.0, 5.0):
         policy, env = state_policy()
         rollout = source(policy, env).next()
-        entry = rollout.stored["privileged/velocity"] + shift * torch.randn(9, ROWS, 2, generator=seeded(7))
-        rollout = replace(rollout, stored={**rollout.stored, "privileged/velocity": entry})
-        learner(policy, critic_learning_rate=0.0).update(rollout)
+        entry = rollout.features["privileged/velocity"] + shift * torch.randn(9, ROWS, 2, generator=seeded(7))
+        rollout = replace(rollout, features={**rollout.features, "privileged/velocity": entry})
+        learner(policy, critic_lr=0.0).update(rollout)
         found.append(policy.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -244,11 +244,11 @@ def test_the_critic_explains_what_only_it_can_see():
     policy, env = state_policy()
     made = source(policy, env)
     rollouts = [worth_what_is_privileged(made.next(), seed) for seed in (3, 4)]
-    policy.observe = lambda stored, reducer: None
+    policy.observe = lambda features, reducer: None
     explained = {}
     for name, sizes in {"blind": {"state": 2}, "seeing": {"state": 2, "privileged/velocity": 2}}.items():
         torch.manual_seed(0)
-        config = PPOConfig(epochs=20, minibatch=32, critic_warmup=100, critic_learning_rate=1e-2)
+        config = PPOConfig(epochs=20, minibatch=32, critic_warmup=100, critic_lr=1e-2)
         ppo = PPO(policy, policy.trainable(), RunningCritic(sizes, width=32), config, seeded())
         for _ in range(3):
             ppo.update(rollouts[0])
@@ -261,5 +261,5 @@ def worth_what_is_privileged(rollout: Rollout, seed: int) -> Rollout:
     hidden = torch.randn(9, ROWS, 2, generator=seeded(seed))
     done, yes = torch.ones_like(rollout.terminated), torch.ones_like(rollout.valid)
     reward = torch.where(torch.arange(2) == 0, hidden[:-1, :, :1], 0.0)
-    stored = {**rollout.stored, "privileged/velocity": hidden}
-    return replace(rollout, stored=stored, reward=reward, terminated=done, truncated=~done, valid=yes)
+    features = {**rollout.features, "privileged/velocity": hidden}
+    return replace(rollout, features=features, reward=reward, terminated=done, truncated=~done, valid=yes)

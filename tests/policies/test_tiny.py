@@ -16,7 +16,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
@@ -35,7 +35,7 @@ SPEC = EnvSpec(
     max_chunk=8,
 )
 SCHEDULES = [FlowSde(0.5), FlowOu(0.5, 0.05), FlowDdim(0.5, 0.05), FlowCps(0.5, 0.05), FlowNoise()]
-NOISED = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
+NOISE_PLACEMENTS = [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()]
 name = lambda value: type(value).__name__  # noqa: E731
 
 
@@ -61,53 +61,53 @@ def seen(rows: int = ROWS, seed: int = 0, **extras: np.ndarray) -> Observation:
 
 
 def outputs(policy: TinyVLA, obs: Observation) -> torch.Tensor:
-    return policy.act(policy.precompute(obs), {}, "eval", seeded())[0].action
+    return policy.act(policy.encode(obs), {}, "eval", seeded())[0].action
 
 
 # -- densities --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noised", NOISED, ids=name)
+@pytest.mark.parametrize("noisy_steps", NOISE_PLACEMENTS, ids=name)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_learning_sees_the_density_of_acting(schedule, noised, dtype, bound):
+def test_learning_sees_the_density_of_acting(schedule, noisy_steps, dtype, bound):
     """Ratio 1 before the first update, at minibatch 1, 7 and full, through all of ``act`` and ``log_prob``."""
-    policy = made(FlowSampler(schedule, noised, 4)).to(dtype)
-    stored = {key: value.to(dtype) for key, value in policy.precompute(seen()).items()}
-    out, _ = policy.act(stored, {}, "sample", seeded(1))
-    terms = out.aux["noised"].shape[1] * HORIZON * SPEC.action_dim
+    policy = made(FlowSampler(schedule, noisy_steps, 4)).to(dtype)
+    features = {key: value.to(dtype) for key, value in policy.encode(seen()).items()}
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    terms = out.aux["noisy_steps"].shape[1] * HORIZON * SPEC.action_dim
     limit = bound * math.sqrt(terms) if dtype == torch.float32 else bound
     assert out.aux["points"].dtype == dtype and torch.equal(out.sample.flatten(1), out.aux["points"][:, -1])
     assert out.logprob.abs().max() > 0.1
     for size in (1, 7, ROWS):
         parts = torch.arange(ROWS).split(size)
-        again = [_likelihood(policy, stored, out, part).logprob for part in parts]
+        again = [_likelihood(policy, features, out, part).logprob for part in parts]
         assert (torch.cat(again) - out.logprob).abs().max().item() <= limit
 
 
-def _likelihood(policy, stored, out, index):
-    rows = {key: value[index] for key, value in stored.items()}
+def _likelihood(policy, features, out, index):
+    rows = {key: value[index] for key, value in features.items()}
     return policy.log_prob(rows, out.sample[index], {key: value[index] for key, value in out.aux.items()})
 
 
 def test_kl_of_the_same_weights_is_zero_and_of_others_is_not():
     policy = made(FlowSampler(FlowSde(0.5), AllSteps(), 4))
-    stored = policy.precompute(seen())
-    out, _ = policy.act(stored, {}, "sample", seeded(1))
-    old = policy.log_prob(stored, out.sample, out.aux)
+    features = policy.encode(seen())
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    old = policy.log_prob(features, out.sample, out.aux)
     params = {key: value.detach() for key, value in old.params.items()}
     assert policy.kl(params, old.params).abs().max() < 1e-6
     with torch.no_grad():
         policy.connector[0].weight.mul_(1.5)
-    assert policy.kl(params, policy.log_prob(stored, out.sample, out.aux).params).min() > 1e-4
+    assert policy.kl(params, policy.log_prob(features, out.sample, out.aux).params).min() > 1e-4
 
 
 def test_gradients_reach_all_but_the_backbone():
     policy = made(FlowSampler(FlowNoise(), AllSteps(), 4))
     policy.backbone.requires_grad_(False)
-    stored = policy.precompute(seen())
-    out, _ = policy.act(stored, {}, "sample", seeded(1))
-    policy.log_prob(stored, out.sample, out.aux).logprob.sum().backward()
+    features = policy.encode(seen())
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    policy.log_prob(features, out.sample, out.aux).logprob.sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.trainable().values())
     assert all(p.grad is None for p in policy.backbone.parameters())
     assert {f"backbone.{key}" for key, _ in policy.backbone.named_parameters()} | policy.trainable().keys() == {
@@ -117,7 +117,7 @@ def test_gradients_reach_all_but_the_backbone():
 
 def test_samples_are_raw_and_actions_physical_and_within_bounds():
     policy = made(FlowSampler(FlowSde(0.5), AllSteps(), 4))
-    out, _ = policy.act(policy.precompute(seen()), {}, "sample", seeded(1))
+    out, _ = policy.act(policy.encode(seen()), {}, "sample", seeded(1))
     assert out.sample.abs().max() > 1  # something had to be clipped
     physical = out.sample * torch.tensor([0.1, 2.5]) + torch.tensor([0.0, 2.5])
     low, high = torch.tensor([-0.1, 0.0]), torch.tensor([0.1, 5.0])
@@ -126,9 +126,9 @@ def test_samples_are_raw_and_actions_physical_and_within_bounds():
 
 def test_what_is_deployed_is_the_ode_and_has_no_density():
     policy = made(FlowSampler(FlowNoise(), AllSteps(), 4))
-    stored = policy.precompute(seen())
-    out, _ = policy.act(stored, {}, "eval", seeded(1))
-    other, _ = policy.with_sampler(FlowSampler(FlowSde(0.9), LastStep(), 4)).act(stored, {}, "eval", seeded(1))
+    features = policy.encode(seen())
+    out, _ = policy.act(features, {}, "eval", seeded(1))
+    other, _ = policy.with_sampler(FlowSampler(FlowSde(0.9), LastStep(), 4)).act(features, {}, "eval", seeded(1))
     assert torch.equal(out.sample, other.sample) and not out.logprob.any() and not out.aux
 
 
@@ -156,12 +156,12 @@ def test_the_clock_is_kept_for_critics_and_not_read():
     policy, plain = made(), seen()
     later = replace(plain, time=np.full(ROWS, 20))
     assert torch.equal(outputs(policy, later), outputs(policy, plain))
-    assert (policy.precompute(later)["time"] == 1).all()
+    assert (policy.encode(later)["time"] == 1).all()
 
 
 def test_a_row_does_not_depend_on_its_neighbours():
     policy, obs = made(), seen()
-    whole, part = policy.precompute(obs), policy.precompute(obs.rows(np.array([3, 1])))
+    whole, part = policy.encode(obs), policy.encode(obs.select(np.array([3, 1])))
     for key in whole:
         torch.testing.assert_close(part[key], whole[key][[3, 1]], rtol=1e-5, atol=1e-6)
 
@@ -181,8 +181,8 @@ def test_a_checkpoint_restores_the_same_policy(saved):
     for again in (TinyVLA.from_pretrained(folder), TinyVLA.from_pretrained(folder, SPEC), load_policy(folder)):
         assert torch.equal(outputs(again, seen()), outputs(policy, seen()))
         assert (again.config, again.spec, again.vocabulary) == (policy.config, policy.spec, policy.vocabulary)
-        stored = policy.precompute(seen())
-        one, two = (p.act(stored, {}, "sample", seeded(3))[0] for p in (policy, again))
+        features = policy.encode(seen())
+        one, two = (p.act(features, {}, "sample", seeded(3))[0] for p in (policy, again))
         assert torch.equal(one.sample, two.sample) and torch.equal(one.logprob, two.logprob)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["checkpoint"]
     assert sorted(path.name for path in folder.iterdir()) == sorted([CONFIG, WEIGHTS])
@@ -244,7 +244,7 @@ BROKEN = {
     "config of another tool": (lambda f: (f / CONFIG).write_text('{"architectures": []}'), "not written by vla-rl"),
     "config is a list": (lambda f: (f / CONFIG).write_text("[]"), "not written by vla-rl"),
     "a later contract": (
-        lambda f: _edit(f, lambda c: c.update(contract_version=2)),
+        lambda f: _edit(f, lambda c: c.update(contract_version=3)),
         "contract version 2 but this is 1",
     ),
     "no vocabulary": (lambda f: _edit(f, lambda c: c.pop("vocabulary")), "no 'vocabulary'"),

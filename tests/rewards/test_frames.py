@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_named(change, named):
 
 def test_no_frames_are_refused():
     with pytest.raises(ContractError, match="there are none"):
-        frames().rows(np.zeros(48, bool))
+        frames().select(np.zeros(48, bool))
 
 
 @pytest.mark.parametrize("shares", [(4, 1, 1), (400, 128, 256), (1000, 1, 1), (1, 1, 1000)])

@@ -131,9 +131,9 @@ def llava(folder: Path, words: list[str] = WORDS, template: str | None = TEMPLAT
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     special = {"unk_token": "<unk>", "pad_token": "<pad>", "additional_special_tokens": ["<image>"]}
     tokenizer = package.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
-    eyes = package.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    encoder = package.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
     package.LlavaProcessor(
-        eyes,
+        encoder,
         tokenizer,
         patch_size=8,
         vision_feature_select_strategy="default",
@@ -177,8 +177,8 @@ def test_the_answer_is_that_of_the_next_token_by_hand(model_folder):
     words = ["user", ":", *["<image>"] * 8, "push", "the", "blue", "cube", "?", "assistant", ":"]  # two of four patches
     index = {word: i for i, word in enumerate(["<unk>", "<pad>", "<image>", *WORDS])}
     ids = torch.tensor([[index[word] for word in words]])
-    eyes = transformers.CLIPImageProcessor.from_pretrained(model_folder)
-    pixels = eyes([images["front"][0], images["wrist"][0]], return_tensors="pt")["pixel_values"]
+    encoder = transformers.CLIPImageProcessor.from_pretrained(model_folder)
+    pixels = encoder([images["front"][0], images["wrist"][0]], return_tensors="pt")["pixel_values"]
     model = transformers.LlavaForConditionalGeneration.from_pretrained(model_folder).eval()
     with torch.no_grad():
         share = model(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels).logits[0, -1].softmax(-1)

@@ -35,7 +35,7 @@ def episodes() -> LabelledFrames:
     picture[:, 0, 0, 0] = np.arange(75)
     frames = LabelledFrames({"front": picture}, np.array(["lift it"] * 75), label, episode)
     # Episodes may be interleaved (rows of an environment are), only the order within each counts.
-    return frames.rows(np.argsort(np.concatenate([np.arange(20), np.arange(30), np.arange(25)]), kind="stable"))
+    return frames.select(np.argsort(np.concatenate([np.arange(20), np.arange(30), np.arange(25)]), kind="stable"))
 
 
 def drawn(near: int, count: int = 4000):
@@ -72,7 +72,7 @@ def test_batches_go_on_and_differ_and_follow_from_the_generator():
 
 def test_without_failures_all_are_successes_and_without_successes_there_is_nothing():
     frames = episodes()
-    pairs = PairSampler(frames.rows(frames.episode < 2), 3, np.random.default_rng(0)).draw(10)
+    pairs = PairSampler(frames.select(frames.episode < 2), 3, np.random.default_rng(0)).draw(10)
     assert (pairs.first.episode < 2).all()
     with pytest.raises(UserError, match="none of the 1 episodes ends in success"):
-        PairSampler(frames.rows(frames.episode == 2), 3, np.random.default_rng(0))
+        PairSampler(frames.select(frames.episode == 2), 3, np.random.default_rng(0))

@@ -71,7 +71,7 @@ def new(frames: LabelledFrames, config: ProgressConfig = SMALL) -> ProgressCriti
 def taught() -> ProgressCritic:
     frames = lessons(60, 1)
     model, sampler = new(frames), PairSampler(frames, SMALL.stride, np.random.default_rng(2))
-    fit(dict(model.named_parameters()), model.loss, sampler.batches(48), FitConfig(250, learning_rate=8e-3, warmup=20))
+    fit(dict(model.named_parameters()), model.loss, sampler.batches(48), FitConfig(250, lr=8e-3, warmup=20))
     return model.eval()
 
 
@@ -264,6 +264,6 @@ def test_other_words_and_cameras_are_refused(taught):
 
 def test_pairs_are_what_the_loss_takes():
     frames = lessons(1, 9)
-    half = FramePairs(frames.rows(np.array([0])), frames.rows(np.array([0])), np.zeros(1), np.zeros(1))
+    half = FramePairs(frames.select(np.array([0])), frames.select(np.array([0])), np.zeros(1), np.zeros(1))
     loss, info = new(frames).loss(half)
     assert info["change"] == 0.0 and info["ordered"] == 1.0 and loss.item() == pytest.approx(info["completion"])

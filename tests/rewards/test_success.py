@@ -45,8 +45,8 @@ def new(frames: LabelledFrames, config: SuccessConfig = SMALL, seed: int = 0) ->
 
 def trained(frames: LabelledFrames, steps: int = 150) -> SuccessClassifier:
     model, generator = new(frames), torch.Generator().manual_seed(1)
-    batches = (frames.rows(index.numpy()) for index in shuffled(len(frames), 48, generator))
-    fit(dict(model.named_parameters()), model.loss, batches, FitConfig(steps, learning_rate=1e-2, warmup=20))
+    batches = (frames.select(index.numpy()) for index in shuffled(len(frames), 48, generator))
+    fit(dict(model.named_parameters()), model.loss, batches, FitConfig(steps, lr=1e-2, warmup=20))
     return model.eval()
 
 

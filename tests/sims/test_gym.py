@@ -11,7 +11,7 @@ from sims.catalog import make
 from sims.gym import GymEnv
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 
 HALF_CHEETAH = {"id": "HalfCheetah-v5", "time_limit": 12}
 

@@ -113,7 +113,7 @@ def test_an_episode_depends_on_seed_and_actions_alone(lift):
     chunk[order] = actions
     again = wide.step(chunk)
     assert first.obs.extras["privileged/target"][:, 2].max() > 0.02  # contacts took part
-    assert same(first.obs, again.obs.rows(order)) and np.array_equal(first.success, again.success[order])
+    assert same(first.obs, again.obs.select(order)) and np.array_equal(first.success, again.success[order])
 
 
 def test_one_chunk_of_five_is_five_chunks_of_one_and_frames_show_every_step(lift):
@@ -143,7 +143,7 @@ def test_restore_continues_bit_for_bit_in_any_row_with_the_cube_in_the_fingers(l
     for row in (1, 2):
         env.restore([row], saved)
         branch = env.step(chunk)
-        assert same(branch.obs.rows([row]), straight.obs.rows([1]))
+        assert same(branch.obs.select([row]), straight.obs.select([1]))
         assert np.array_equal(branch.valid[row], straight.valid[1])
 
 
@@ -181,7 +181,7 @@ def test_rows_end_inside_a_chunk_and_then_idle(lift):
     assert idle.cause == ("success",) * 6 and same(idle.frames[0], step.obs)
     fresh = env.reset([2], [99])
     others = np.array([0, 1, 3, 4, 5])
-    assert same(fresh.rows(others), step.obs.rows(others)) and fresh.time[2] == 0
+    assert same(fresh.select(others), step.obs.select(others)) and fresh.time[2] == 0
 
 
 def held_up(env, which, steps):

@@ -26,7 +26,7 @@ def learn(reducer: Reducer, columns: slice) -> dict[str, torch.Tensor]:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     policy = FlowToy(sampler=FlowSampler(FlowSde(0.5), AllSteps(), 4), width=16)
-    config = PPOConfig(minibatch=24, learning_rate=1e-2, critic_warmup=0, target_kl=0.02, stop_kl=2.0)
+    config = PPOConfig(minibatch=24, lr=1e-2, critic_warmup=0, target_kl=0.02, stop_kl=2.0)
     ppo = PPO(policy, policy.trainable(), ValueCritic({"state": 1}, width=16), config, seeded(0), reducer)
     for i in range(UPDATES):
         ppo.update(cut(bandit(policy, ROWS, seeded(i)), columns))
@@ -43,7 +43,7 @@ def cut(experience: Rollout, columns: slice) -> Rollout:
         return {name: of(item) for name, item in value.items()} if isinstance(value, dict) else value[:, columns]
 
     names = (
-        "stored",
+        "features",
         "sample",
         "aux",
         "logprob",

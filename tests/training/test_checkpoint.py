@@ -16,12 +16,12 @@ from vla_rl.training.checkpoint import latest_state, save_state
 
 def tree():
     generator = torch.Generator().manual_seed(3)
-    optimiser = torch.optim.Adam([torch.nn.Parameter(torch.ones(2, 3))], lr=0.1)
-    optimiser.param_groups[0]["params"][0].grad = torch.full((2, 3), 0.5)
-    optimiser.step()
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2, 3))], lr=0.1)
+    optimizer.param_groups[0]["params"][0].grad = torch.full((2, 3), 0.5)
+    optimizer.step()
     return {
         "generator": generator.get_state(),
-        "optimiser": optimiser.state_dict(),
+        "optimizer": optimizer.state_dict(),
         "numbers": [1, 0.1, True, None, "text", 2**62],
         "arrays": {
             "i8": np.arange(3, dtype=np.int8),
@@ -50,10 +50,10 @@ def test_a_state_comes_back_as_it_was(tmp_path):
     save_state(tmp_path, 3, tree())
     step, state = latest_state(tmp_path)
     assert step == 3 and same(tree(), state)
-    optimiser = torch.optim.Adam([torch.nn.Parameter(torch.ones(2, 3))], lr=0.5)
-    optimiser.load_state_dict(state["optimiser"])
-    assert optimiser.param_groups[0]["lr"] == 0.1 and same(
-        optimiser.state_dict()["state"], tree()["optimiser"]["state"]
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2, 3))], lr=0.5)
+    optimizer.load_state_dict(state["optimizer"])
+    assert optimizer.param_groups[0]["lr"] == 0.1 and same(
+        optimizer.state_dict()["state"], tree()["optimizer"]["state"]
     )
 
 

@@ -41,7 +41,7 @@ def run(model, config, poison=-1, report=lambda step, info: None):
 
 def test_it_fits_and_reports_every_step():
     model, seen = linear(), []
-    run(model, FitConfig(steps=300, learning_rate=5e-2, weight_decay=0.0), report=lambda *line: seen.append(line))
+    run(model, FitConfig(steps=300, lr=5e-2, weight_decay=0.0), report=lambda *line: seen.append(line))
     torch.testing.assert_close(model.weight, TARGET, rtol=0, atol=1e-3)
     torch.testing.assert_close(model.bias, torch.tensor([0.25]), rtol=0, atol=1e-3)
     assert [step for step, _ in seen] == list(range(300)) and all(info["rows"] == 64 for _, info in seen)
@@ -52,7 +52,7 @@ def test_weights_decay_only_when_they_should():
     ends = {}
     for decay in (0.0, 0.5):
         model = linear()
-        run(model, FitConfig(steps=300, learning_rate=5e-2, weight_decay=decay))
+        run(model, FitConfig(steps=300, lr=5e-2, weight_decay=decay))
         ends[decay] = model.weight.norm().item()
     assert ends[0.5] < ends[0.0] - 0.02
 

@@ -87,7 +87,7 @@ def test_a_backbone_learns_to_point_at_what_is_named_and_is_then_frozen():
     vocabulary = Vocabulary.of(f"the {colour} one" for colour in COLOURS)
     policy, errors = Pointer(vocabulary), []
     other = policy.other.weight.detach().clone()
-    config = GroundingConfig(fit=FitConfig(steps=150, batch=32, learning_rate=5e-3))
+    config = GroundingConfig(fit=FitConfig(steps=150, batch=32, lr=5e-3))
     report = lambda step, info: errors.append(info["pointing_error"])  # noqa: E731
     ground(policy, *scenes(300, vocabulary, 1), config, seeded(2), report)
     images, tokens, uv = scenes(100, vocabulary, 3)

@@ -29,7 +29,7 @@ def learnt():
     torch.manual_seed(0)
     policy, losses = FlowToy(1, FlowSampler(Ode(), AllSteps(), 20)), []
     state, chunks = demonstrations(4000)
-    config = ImitationConfig(fit=FitConfig(steps=800, batch=128, learning_rate=5e-3))
+    config = ImitationConfig(fit=FitConfig(steps=800, batch=128, lr=5e-3))
     imitate(policy, {"state": state}, chunks, config, seeded(2), lambda step, info: losses.append(info["loss"]))
     return policy, losses
 
@@ -56,11 +56,11 @@ def test_every_chunk_is_drawn_with_several_noises_and_times():
     seen = []
 
     class Watching(FlowToy):
-        def field(self, stored):
-            inner = super().field(stored)
+        def field(self, features):
+            inner = super().field(features)
 
             def velocity(x, t):
-                seen.append((stored["state"].clone(), x.clone(), t.clone()))
+                seen.append((features["state"].clone(), x.clone(), t.clone()))
                 return inner(x, t)
 
             return velocity

@@ -20,7 +20,7 @@ class Fake:
 
     def __init__(self, rates):
         self.parameters = {"w": nn.Parameter(torch.zeros(2))}
-        self.learning_rate, self.version = 1.0, 0
+        self.lr, self.version = 1.0, 0
         self.rates, self.calls = iter(rates), []
         self.weights_at = []
 
@@ -35,12 +35,12 @@ class Fake:
         return {"kl": 0.5}
 
     def state_dict(self):
-        return {"w": self.parameters["w"].detach().clone(), "rate": self.learning_rate}
+        return {"w": self.parameters["w"].detach().clone(), "rate": self.lr}
 
     def load_state_dict(self, state):
         with torch.no_grad():
             self.parameters["w"].copy_(state["w"])
-        self.learning_rate = state["rate"]
+        self.lr = state["rate"]
 
     def trainable(self):
         return self.parameters
@@ -70,7 +70,7 @@ def test_the_best_validated_weights_are_kept_and_returned():
     found = run([0.2, 0.5, 0.7, 0.6, 0.65])
     assert (found.best.score, found.best.iteration) == (0.7, 2) and found.final == [2.0, 2.0]
     assert found.kept == [(0, 0.0), (1, 1.0), (2, 2.0)]
-    assert found.fake.learning_rate == 1.0  # nothing collapsed
+    assert found.fake.lr == 1.0  # nothing collapsed
 
 
 def test_of_equals_the_later_one_is_kept():
@@ -79,16 +79,16 @@ def test_of_equals_the_later_one_is_kept():
 
 
 def test_a_collapse_goes_back_to_the_best_weights_and_slows_down():
-    found = run([0.2, 0.8, 0.6, 0.7, 0.66], collapse=0.15, collapse_rate=0.25)
+    found = run([0.2, 0.8, 0.6, 0.7, 0.66], collapse=0.15, collapse_lr_factor=0.25)
     assert found.fake.weights_at == [0, 1, 2, 2, 3]  # back to 1 after the third validation
-    assert found.fake.learning_rate == 0.25 and found.final == [1.0, 1.0]
+    assert found.fake.lr == 0.25 and found.final == [1.0, 1.0]
     assert [found.reports[i]["collapsed"] for i in range(5)] == [0, 0, 1, 0, 0]
     assert found.fake.version == 6  # restored weights are published too, and the best ones at the end
 
 
 def test_a_slightly_worse_validation_changes_nothing():
     found = run([0.2, 0.8, 0.66, 0.7, 0.66], collapse=0.15)
-    assert found.fake.weights_at == [0, 1, 2, 3, 4] and found.fake.learning_rate == 1.0
+    assert found.fake.weights_at == [0, 1, 2, 3, 4] and found.fake.lr == 1.0
 
 
 def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():

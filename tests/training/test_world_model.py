@@ -12,7 +12,7 @@ import torch
 from tests.world_models.dreams import SIDE, model, spec
 from tests.world_models.pushing import played
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.traces import Traces
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldFit, fit_world, followed, load_world, require_world_of, save_world
 
@@ -100,9 +100,9 @@ def test_weights_of_another_size_are_refused(folder, tmp_path):
 
 @pytest.mark.parametrize(("won", "which"), [(True, "all"), (False, "none")])
 def test_episodes_that_all_ended_alike_teach_no_outcome(won, which):
-    traces = played(30, seed=1)
-    alike = traces.chosen(np.flatnonzero(traces.outcomes == won))
-    assert 0 < alike.count < traces.count
+    trajectories = played(30, seed=1)
+    alike = trajectories.chosen(np.flatnonzero(trajectories.outcomes == won))
+    assert 0 < alike.count < trajectories.count
     made = model()
     before = [item.clone() for item in made.parameters()]
     with pytest.raises(UserError, match=f"{which} of {alike.count} episodes succeeded.*add episodes of the other kind"):
@@ -110,34 +110,36 @@ def test_episodes_that_all_ended_alike_teach_no_outcome(won, which):
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True))
 
 
-def wrong(what: str, traces: Traces) -> Traces:
-    front = traces.images["front"]
+def wrong(what: str, trajectories: Trajectories) -> Trajectories:
+    front = trajectories.images["front"]
     return {
-        "camera": replace(traces, images={"side": front}),
-        "more": replace(traces, images={"front": front, "side": front}),
-        "size": replace(traces, images={"front": front[:, :, :8]}),
-        "state": replace(traces, state=traces.state[:, :2]),
-        "action": replace(traces, action=traces.action[:, :1]),
-        "task": replace(traces, task=traces.task + 1),
-        "unknown task": replace(traces, task=traces.task - 1),
+        "camera": replace(trajectories, images={"side": front}),
+        "more": replace(trajectories, images={"front": front, "side": front}),
+        "size": replace(trajectories, images={"front": front[:, :, :8]}),
+        "state": replace(trajectories, state=trajectories.state[:, :2]),
+        "action": replace(trajectories, action=trajectories.action[:, :1]),
+        "task": replace(trajectories, task=trajectories.task + 1),
+        "unknown task": replace(trajectories, task=trajectories.task - 1),
     }[what]
 
 
 @pytest.mark.parametrize("what", ["camera", "more", "size", "state", "action", "task", "unknown task"])
 def test_episodes_of_another_world_are_refused(what):
-    traces = played(6, seed=1)
-    require_world_of(spec(), traces)
+    trajectories = played(6, seed=1)
+    require_world_of(spec(), trajectories)
     with pytest.raises(UserError, match="a world model of it cannot learn from them; record"):
-        fit_world(model(), wrong(what, traces), FIT, torch.Generator().manual_seed(0))
+        fit_world(model(), wrong(what, trajectories), FIT, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("cameras", [("front",), ("side", "front")])
 def test_dreams_follow_episodes_to_their_ends(monkeypatch, cameras):
     """With a world that grows brighter by one in every call: each call sees the dream so far, and the recorded way."""
-    traces, made = played(8, seed=1), model(cameras)
-    front = traces.images["front"]
+    trajectories, made = played(8, seed=1), model(cameras)
+    front = trajectories.images["front"]
     dark = {name: front // 2 if name == "front" else front[:, ::-1] // 4 for name in cameras}
-    traces = replace(traces, images=dark, state=np.arange(traces.state.size, dtype=np.float32).reshape(-1, 3))
+    trajectories = replace(
+        trajectories, images=dark, state=np.arange(trajectories.state.size, dtype=np.float32).reshape(-1, 3)
+    )
     asked = []
 
     def brighter(batch, generator):
@@ -145,20 +147,20 @@ def test_dreams_follow_episodes_to_their_ends(monkeypatch, cameras):
         return batch["pictures"][:, -1] + 1
 
     monkeypatch.setattr(made, "follow", brighter)
-    dreamt = followed(made, traces, torch.Generator().manual_seed(0))
+    dreamt = followed(made, trajectories, torch.Generator().manual_seed(0))
     assert len(asked) > 1
     for batch in asked:
         course = (batch["state"][:, :1, 0] / 3).long() + torch.arange(1 + made.config.frames)
-        assert torch.equal(batch["state"], torch.from_numpy(traces.state)[course])
-        assert torch.equal(batch["actions"], torch.from_numpy(traces.action)[course[:, :-1]])
+        assert torch.equal(batch["state"], torch.from_numpy(trajectories.state)[course])
+        assert torch.equal(batch["actions"], torch.from_numpy(trajectories.action)[course[:, :-1]])
     offsets = set()
-    for begin, end in traces.spans():
+    for begin, end in trajectories.spans():
         moments = np.sort(dreamt.moments[(dreamt.moments >= begin) & (dreamt.moments < end)])
         offsets.add(int(moments[0] - begin))
         assert (np.diff(moments) == made.config.frames).all() and moments[-1] + made.config.frames >= end
         others = np.setdiff1d(np.arange(begin, end), moments)
-        for camera, recorded in traces.images.items():
-            seen = dreamt.traces.images[camera]
+        for camera, recorded in trajectories.images.items():
+            seen = dreamt.trajectories.images[camera]
             for depth, moment in enumerate(moments):
                 assert (seen[moment] == recorded[moments[0]] + depth).all()
             assert (seen[others] == recorded[others]).all()
@@ -180,15 +182,17 @@ def test_half_of_the_looks_that_are_learnt_from_are_dreamt(monkeypatch):
 
 def test_looks_are_learnt_where_the_way_is_unsure(monkeypatch):
     """All doubt on one moment, recorded and dreamt: a tenth of the looks are spread over the others."""
-    made, traces, seen = model(), played(30, seed=1), []
+    made, trajectories, seen = model(), played(30, seed=1), []
     there = 5
     monkeypatch.setattr(
-        made, "unsure", lambda batch: (batch["state"][:, 0] == torch.from_numpy(traces.state[there])).all(1).float()
+        made,
+        "unsure",
+        lambda batch: (batch["state"][:, 0] == torch.from_numpy(trajectories.state[there])).all(1).float(),
     )
     learn = made.touch_loss
     monkeypatch.setattr(
         made, "touch_loss", lambda batch, generator: [seen.append(batch["state"][:, 0]), learn(batch, generator)][1]
     )
-    fit_world(made, traces, replace(FIT, touch=FitConfig(steps=10, batch=64)), torch.Generator().manual_seed(0))
-    often = (torch.stack(seen) == torch.from_numpy(traces.state[there])).all(-1).float()
+    fit_world(made, trajectories, replace(FIT, touch=FitConfig(steps=10, batch=64)), torch.Generator().manual_seed(0))
+    often = (torch.stack(seen) == torch.from_numpy(trajectories.state[there])).all(-1).float()
     assert abs(often[:, :32].mean() - 0.9) < 0.06

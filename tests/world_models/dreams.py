@@ -10,8 +10,8 @@ import torch
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from world_models.backbones.unet import UNetConfig
 from world_models.env import DreamConfig, ImaginedEnv
+from world_models.initial_states import Start, Starts
 from world_models.model import WorldConfig, WorldModel
-from world_models.starts import Start, Starts
 from world_models.uncertainty import Limits
 
 SMALL = UNetConfig(patch=4, width=16, deep=16, depth=1, heads=2, embedding=32)

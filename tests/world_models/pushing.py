@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.world_models.dreams import SIDE, spec
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.traces import Traces
+from vla_rl.experience.trajectories import Trajectories
 
 GOAL = 0.25  # the square's x from which on task 0 is done; task 1 asks for the other side
 
@@ -15,14 +15,14 @@ def world() -> EnvSpec:
     return spec()
 
 
-def played(count: int, seed: int, length: int = 9) -> Traces:
+def played(count: int, seed: int, length: int = 9) -> Trajectories:
     """Random episodes: smooth random pushes; an episode ends when its task is done."""
     chooser = np.random.default_rng(seed)
     parts = [_episode(chooser, length) for _ in range(count)]
-    return Traces.joined(parts)
+    return Trajectories.joined(parts)
 
 
-def _episode(chooser: np.random.Generator, length: int) -> Traces:
+def _episode(chooser: np.random.Generator, length: int) -> Trajectories:
     place, task = chooser.uniform(-0.6, 0.6, 2), int(chooser.integers(2))
     low, high = np.array([-0.5, -2.0]), np.array([0.5, 1.0])
     habit = chooser.uniform(low, high)
@@ -35,7 +35,7 @@ def _episode(chooser: np.random.Generator, length: int) -> Traces:
         won = bool(place[0] > GOAL if task == 0 else place[0] < -GOAL)
     state = np.array(states, np.float32)
     last = np.arange(len(state)) == len(state) - 1
-    return Traces(
+    return Trajectories(
         {"front": np.stack([picture(place) for place in state])},
         state=np.concatenate([state, np.zeros((len(state), 1), np.float32)], 1),
         action=np.array([*actions, np.zeros(2, np.float32)], np.float32),

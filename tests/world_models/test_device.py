@@ -81,13 +81,15 @@ def test_replays_there_are_those_of_the_host():
 
 
 def test_a_world_learnt_there_is_the_one_learnt_on_the_host():
-    traces, fitted = recorded(12, seed=1), WorldFit(*[FitConfig(steps=2, batch=4)] * 4)
+    trajectories, fitted = recorded(12, seed=1), WorldFit(*[FitConfig(steps=2, batch=4)] * 4)
     learnt, told = [], []
     for device in ("cpu", ELSEWHERE):
         torch.manual_seed(0)
-        made = WorldModel(world(), WorldConfig(3, 3, backbone=SMALL), *statistics(traces)).to(device)
+        made = WorldModel(world(), WorldConfig(3, 3, backbone=SMALL), *statistics(trajectories)).to(device)
         losses: list[dict[str, float]] = []
-        fit_world(made, traces, fitted, torch.Generator().manual_seed(1), lambda step, info, to=losses: to.append(info))
+        fit_world(
+            made, trajectories, fitted, torch.Generator().manual_seed(1), lambda step, info, to=losses: to.append(info)
+        )
         told.append(losses)
         learnt.append({name: item.detach().cpu() for name, item in made.state_dict().items()})
     here, there = learnt

@@ -11,7 +11,7 @@ import torch
 from tests.world_models import pushing
 from tests.world_models.test_backbones import DIT, FRAMES, MAPS, MEMORY, TOLD, call, numbers, some_pictures
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.traces import cut, windows
+from vla_rl.experience.trajectories import cut, windows
 from world_models.backbones.dit import DiT, preconditioned
 from world_models.backbones.video_model import Moves, Seen
 from world_models.model import WorldConfig, WorldModel
@@ -79,10 +79,10 @@ def world() -> WorldModel:
 
 
 def held_out(made: WorldModel, count: int) -> dict[str, torch.Tensor]:
-    traces = pushing.played(count, seed=2)
-    table = windows(traces, STEPS, made.config.memory)
+    trajectories = pushing.played(count, seed=2)
+    table = windows(trajectories, STEPS, made.config.memory)
     whole = np.flatnonzero(table["count"] >= STEPS)
-    return {name: torch.from_numpy(item) for name, item in cut(traces, table, whole).items()}
+    return {name: torch.from_numpy(item) for name, item in cut(trajectories, table, whole).items()}
 
 
 def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
@@ -101,11 +101,11 @@ def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
 
 def windows_of(count: int, seed: int) -> dict[str, torch.Tensor]:
     """Whole calls: pictures float [R,1+M+F,C,h,w], and ``Moves`` that tell actions and where the square will be."""
-    traces = pushing.played(count, seed)
-    table = windows(traces, STEPS, MEMORY - 1)
+    trajectories = pushing.played(count, seed)
+    table = windows(trajectories, STEPS, MEMORY - 1)
     table = {
         name: torch.from_numpy(item)
-        for name, item in cut(traces, table, np.flatnonzero(table["count"] >= STEPS)).items()
+        for name, item in cut(trajectories, table, np.flatnonzero(table["count"] >= STEPS)).items()
     }
     where = table["state"][:, 1 : 1 + STEPS]
     y, x = torch.meshgrid(*(torch.linspace(-1, 1, 4) for _ in range(2)), indexing="ij")
@@ -141,13 +141,13 @@ def test_it_learns_where_a_square_goes():
     torch.manual_seed(0)
     video = replace(DIT, lens=24, width=48, heads=4).build((3, 16, 16), MEMORY, STEPS, 5, 1)
     batch, held, some = windows_of(120, seed=1), windows_of(30, seed=2), torch.Generator().manual_seed(1)
-    optimiser = torch.optim.Adam(video.parameters(), RATE)
+    optimizer = torch.optim.Adam(video.parameters(), RATE)
     for _ in range(LEARNING):
         rows = torch.randint(len(batch["shown"]), (32,), generator=some)
         level = torch.rand(32, generator=some).clamp_min(0.2)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         step(video, {name: item[rows] for name, item in batch.items()}, (2.0 * level).clamp_max(1.0), some).backward()
-        optimiser.step()
+        optimizer.step()
     came, latest = held["shown"][:, -1], held["shown"][:, MEMORY - 1]
     error = (dreamt(video, held) - came).square().mean()
     assert error < SHARE * (latest - came).square().mean()

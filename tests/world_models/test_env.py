@@ -15,8 +15,8 @@ from tests.world_models.dreams import dream
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
-from world_models.calls import Future
 from world_models.env import ImaginedEnv
+from world_models.types import Future
 from world_models.uncertainty import Limits
 
 
@@ -58,9 +58,9 @@ def test_a_reset_of_one_row_touches_no_other():
             env.reset(np.array([2]), np.array([99]))
         courses.append(env.step(actions[:, 4:]).obs)
     others = np.array([0, 1, 3, 4])
-    assert same(courses[0].rows(others), courses[1].rows(others))
+    assert same(courses[0].select(others), courses[1].select(others))
     assert courses[1].time.tolist() == [7, 7, 3, 7, 7]
-    assert not same(courses[0].rows(np.array([2])), courses[1].rows(np.array([2])))
+    assert not same(courses[0].select(np.array([2])), courses[1].select(np.array([2])))
 
 
 def test_rows_do_not_depend_on_how_many_there_are():
@@ -71,7 +71,7 @@ def test_rows_do_not_depend_on_how_many_there_are():
     for env in (one, many):
         env.reset(np.arange(env.num_envs), 40 + np.arange(env.num_envs))
     alone, among = one.step(actions[:1]).obs, many.step(actions).obs
-    assert same(alone, among.rows(np.arange(1))) and sizes == {4}
+    assert same(alone, among.select(np.arange(1))) and sizes == {4}
 
 
 def test_a_frame_depends_on_the_actions_before_it_alone():

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from tests.world_models.pushing import played, world
-from vla_rl.experience.traces import cut, windows
+from vla_rl.experience.trajectories import cut, windows
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldFit, fit_world, statistics
 from world_models.backbones.unet import UNetConfig
 from world_models.backbones.video_model import Guess
-from world_models.calls import Future, Now
 from world_models.model import WorldConfig, WorldModel
 from world_models.robot import by_chance
+from world_models.types import Future, Now
 from world_models.uncertainty import disagreement
 
 FRAMES = 3
@@ -26,19 +26,19 @@ FIT = WorldFit(
 @pytest.fixture(scope="module")
 def learnt() -> WorldModel:
     torch.manual_seed(0)
-    traces = played(300, seed=1)
+    trajectories = played(300, seed=1)
     config = WorldConfig(FRAMES, FRAMES, backbone=UNetConfig(2, width=16, deep=16, depth=1, heads=2, embedding=64))
-    made = WorldModel(world(), config, *statistics(traces))
-    fit_world(made, traces, FIT, torch.Generator().manual_seed(1))
+    made = WorldModel(world(), config, *statistics(trajectories))
+    fit_world(made, trajectories, FIT, torch.Generator().manual_seed(1))
     return made.eval()
 
 
 @pytest.fixture(scope="module")
 def held_out(learnt) -> dict[str, torch.Tensor]:
-    traces = played(150, seed=2)
-    table = windows(traces, FRAMES, learnt.config.memory)
+    trajectories = played(150, seed=2)
+    table = windows(trajectories, FRAMES, learnt.config.memory)
     whole = np.flatnonzero(table["count"] >= FRAMES)
-    return {name: torch.from_numpy(item) for name, item in cut(traces, table, whole).items()}
+    return {name: torch.from_numpy(item) for name, item in cut(trajectories, table, whole).items()}
 
 
 def present(model: WorldModel, batch: dict[str, torch.Tensor]) -> Now:
@@ -147,7 +147,7 @@ def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
         learnt.touch.register_forward_hook(lambda module, given, made: told.append((given[3].candidates, made))),
         learnt.video.register_forward_hook(lambda module, given, made: painted.append(given[3].vector)),
     ]
-    state = learnt.normalise(predicted(learnt, held_out).state)
+    state = learnt.normalize(predicted(learnt, held_out).state)
     for watch in watches:
         watch.remove()
     begin = learnt.spec.action_dim + 1

@@ -8,8 +8,8 @@ import pytest
 from tests.world_models.dreams import model, starts
 from vla_rl.contract.errors import UserError
 from world_models.env import DreamConfig, ImaginedEnv
+from world_models.initial_states import InOrder
 from world_models.replay import Replayed, replay
-from world_models.starts import InOrder
 from world_models.uncertainty import Limits
 
 LENGTHS = [7, 3, 6, 5, 1, 8, 4]
@@ -51,7 +51,7 @@ class Only:
         self.starts, self.index = starts, index
 
     def draw(self, seeds, share):
-        return self.starts.rows(np.full(len(seeds), self.index))
+        return self.starts.select(np.full(len(seeds), self.index))
 
 
 def test_doubts_are_told_by_depth():

@@ -58,7 +58,7 @@ def test_candidates_are_the_two_things_that_happen_and_not_their_mean(seed):
         value = lesson(*motion(torch.zeros(64, 1), torch.ones(64, 1)), end, torch.ones(64, 1)).mean()
         return value, {}
 
-    fit(dict(motion.named_parameters()), loss, coins(), FitConfig(steps=300, learning_rate=1e-2))
+    fit(dict(motion.named_parameters()), loss, coins(), FitConfig(steps=300, lr=1e-2))
     candidates, odds = motion(torch.zeros(1, 1), torch.ones(1, 1))
     torch.testing.assert_close(candidates.flatten().sort().values, torch.tensor([0.5, 1.0]), atol=0.02, rtol=0.0)
     torch.testing.assert_close(odds.exp(), torch.full((1, 2, 1), 0.5), atol=0.1, rtol=0.0)

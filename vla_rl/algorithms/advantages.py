@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vla_rl.contract.batch import Reducer
 
-LamUnit: TypeAlias = Literal["decision", "action"]
+LambdaPer: TypeAlias = Literal["decision", "action"]
 
 
 def chunk_reward(reward: Tensor, valid: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def gae(
     next_value: Tensor,
     gamma: float,
     lam: float,
-    lam_unit: LamUnit,
+    lambda_per: LambdaPer,
 ) -> tuple[Tensor, Tensor]:
     """Advantage and return, both [T,E] in the dtype of ``value``; computed in float64.
 
@@ -45,14 +45,14 @@ def gae(
     next_value            [T,E]    V of the observation right after it (an episode's last one, not the next episode's
                                    first); ignored where terminated
     gamma                 discount per low-level action
-    lam                   per decision, or per low-level action (then ``lam^n``), as ``lam_unit`` says
+    lam                   per decision, or per low-level action (then ``lam^n``), as ``lambda_per`` says
 
     ``delta = R + gamma^n V_next - V`` and ``A_j = delta_j + gamma^n lam A_{j+1}``, cut after the end of an episode.
     A decision without valid actions has advantage 0 and is passed over; with an end flag it still parts its neighbours.
     """
     chunk, count = chunk_reward(reward, valid, gamma)
     discount = torch.pow(gamma, count.double())
-    decay = torch.pow(lam, count.double()) if lam_unit == "action" else torch.full_like(discount, lam)
+    decay = torch.pow(lam, count.double()) if lambda_per == "action" else torch.full_like(discount, lam)
     bootstrap = torch.where(terminated, 0.0, next_value.double())
     delta = chunk + discount * bootstrap - value.double()
     ended = terminated | truncated
@@ -71,7 +71,7 @@ def _accumulate(delta: Tensor, carry: Tensor, live: Tensor, ended: Tensor) -> Te
     return advantage
 
 
-def normalise(advantage: Tensor, mask: Tensor, reducer: Reducer) -> Tensor:
+def normalize(advantage: Tensor, mask: Tensor, reducer: Reducer) -> Tensor:
     """``(A - mean) / (std + 1e-8)`` where ``mask``, 0 elsewhere; same shape and dtype as ``advantage``.
 
     Mean and population std are those of all processes together, summed in float64 in two passes, so the result does not

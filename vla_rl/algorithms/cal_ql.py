@@ -22,15 +22,15 @@ from torch import Tensor
 
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import Transitions
-from vla_rl.contract.policy import Judgeable
+from vla_rl.contract.policy import CriticAction
 
 
 @dataclass(frozen=True)
 class CalQLConfig(SACConfig):
     """The numbers of Cal-QL; ``offline_steps`` of it, and online the same loss goes on."""
 
-    heads: int = 10
-    learning_rate: float = 1e-4
+    num_critics: int = 10
+    lr: float = 1e-4
     conservatism: float = 5.0  # alpha of the penalty
     actions: int = 10  # n
 
@@ -46,27 +46,27 @@ class CalQL(SAC):
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
-        made = self._draw(batch.following)
-        values = self.least(repeated(batch.following, self.config.actions), made.action)
+        made = self._draw(batch.next_features)
+        values = self.min_target_q(repeated(batch.next_features, self.config.actions), made.action)
         return batch.reward + batch.discount * values.view(-1, self.config.actions).amax(1)
 
-    def regulariser(self, batch: Transitions, value: Tensor) -> Tensor:
+    def regularizer(self, batch: Transitions, value: Tensor) -> Tensor:
         """The penalty, for critics that give the recorded actions ``value`` [K,B]."""
         count, rows = self.config.actions, value.shape[1]
         with torch.no_grad():
-            now, then = self._draw(batch.stored), self._draw(batch.following)
+            now, then = self._draw(batch.features), self._draw(batch.next_features)
             uniform = 2.0 * torch.rand(now.action.shape, generator=self.generator, dtype=now.action.dtype) - 1.0
         entries = uniform.shape[-1]
         actions = torch.cat([part.view(rows, count, entries) for part in (uniform, now.action, then.action)], 1)
-        values = self.critic(repeated(batch.stored, 3 * count), actions.flatten(0, 1)).view(-1, rows, 3 * count)
+        values = self.critic(repeated(batch.features, 3 * count), actions.flatten(0, 1)).view(-1, rows, 3 * count)
         logprob = torch.cat([now.logprob.view(rows, count), then.logprob.view(rows, count)], 1)
         tried, chosen = values.split([count, 2 * count], 2)
         penalty = conservative_penalty(tried, chosen, logprob, value, batch.returns, entries)
         return self.config.conservatism * penalty.mean(1).sum()
 
-    def _draw(self, stored: Mapping[str, Tensor]) -> Judgeable:
+    def _draw(self, features: Mapping[str, Tensor]) -> CriticAction:
         """``n`` decisions for each of ``B`` rows: action [B*n,A], logprob [B*n], those of one row side by side."""
-        return self.policy.rsample(repeated(stored, self.config.actions), self.generator)
+        return self.policy.rsample(repeated(features, self.config.actions), self.generator)
 
 
 def conservative_penalty(
@@ -83,6 +83,6 @@ def conservative_penalty(
     return everything.logsumexp(-1) - recorded
 
 
-def repeated(stored: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+def repeated(features: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     """Every row ``count`` times, side by side."""
-    return {name: item.repeat_interleave(count, 0) for name, item in stored.items()}
+    return {name: item.repeat_interleave(count, 0) for name, item in features.items()}

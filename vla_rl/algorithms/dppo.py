@@ -94,13 +94,13 @@ class DPPO(PPO):
                 "denoising steps have no ratios; choose a diffusion policy, or PPO, which needs the joint density only."
             )
 
-    def _anchored(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
+    def _with_old_log_probs(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
         """``batch`` with the log-probs [B,K'] of its steps before the first epoch.
 
         Recorded is their sum only; ``parity`` says how far it is off.
         """
         steps = self.policy.step_logprob(batch.aux, old.params)
-        return replace(super()._anchored(batch, old, metrics), logprob=steps)
+        return replace(super()._with_old_log_probs(batch, old, metrics), logprob=steps)
 
     def policy_loss(self, row: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
         """The clipped surrogate summed over steps, and the share of a sample's steps that were clipped."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import mean
 from vla_rl.algorithms.sac import SAC, SACConfig
-from vla_rl.contract.batch import Memory, Transitions
+from vla_rl.contract.batch import ReplayBuffer, Transitions
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
@@ -54,7 +54,7 @@ class DSRL(SAC):
 
     config: DSRLConfig
 
-    def judged(self, batch: Transitions) -> Tensor:
+    def critic_action(self, batch: Transitions) -> Tensor:
         """``w / m``; raises UserError for a decision whose noise is not known."""
         nothing = (batch.sample == 0).flatten(1).all(1)  # of a demonstration only the action is known
         unknown = batch.intervened | nothing
@@ -64,7 +64,7 @@ class DSRL(SAC):
                 "which no noise is known, so critics of noise cannot learn from them; set their share to 0, or choose "
                 "the noise-aliased DSRL."
             )
-        return super().judged(batch)
+        return super().critic_action(batch)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class NoiseAliased(DSRL):
         policy: ReparametrisedPolicy,
         parameters: Mapping[str, nn.Parameter],
         critic: QEnsemble,
-        memory: Memory,
+        replay: ReplayBuffer,
         config: NoiseAliasedConfig,
         generator: torch.Generator,
     ) -> None:
@@ -98,36 +98,36 @@ class NoiseAliased(DSRL):
                 f"{type(self).__name__} needs a policy that decodes noise (SquashedLatent) but {type(policy).__name__} "
                 "does not, so values of actions could not be those of noise; choose DSRL or another algorithm."
             )
-        super().__init__(policy, parameters, critic, memory, config, generator)
+        super().__init__(policy, parameters, critic, replay, config, generator)
         self.noise_critic = copy.deepcopy(critic)
         self._of_noise_critic = {
             name: item for name, item in self.noise_critic.named_parameters() if item.requires_grad
         }
-        rate = config.critic_learning_rate
-        self.noise_optimiser = torch.optim.Adam(self._of_noise_critic.values(), lr=rate, fused=True)
+        rate = config.critic_lr
+        self.noise_optimizer = torch.optim.Adam(self._of_noise_critic.values(), lr=rate, fused=True)
 
-    def judged(self, batch: Transitions) -> Tensor:
+    def critic_action(self, batch: Transitions) -> Tensor:
         """What was executed, normalised, whoever chose it."""
-        return self.policy.normalised(batch.executed)
+        return self.policy.normalized(batch.executed)
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
-        choice = self.policy.rsample(batch.following, self.generator).action
-        action = self.policy.decode(batch.following, self.policy.config.magnitude * choice)
-        return batch.reward + batch.discount * self.least(batch.following, action)
+        choice = self.policy.rsample(batch.next_features, self.generator).action
+        action = self.policy.decode(batch.next_features, self.policy.config.magnitude * choice)
+        return batch.reward + batch.discount * self.min_target_q(batch.next_features, action)
 
     def critic_step(self, batch: Transitions) -> dict[str, float]:
         info = super().critic_step(batch)
-        return info | mean([self.distil(batch.stored) for _ in range(self.config.distillations)])
+        return info | mean([self.distil(batch.features) for _ in range(self.config.distillations)])
 
-    def distil(self, stored: Mapping[str, Tensor]) -> dict[str, float]:
+    def distil(self, features: Mapping[str, Tensor]) -> dict[str, float]:
         """One step of every head of Q^W towards its head of Q^A, at noise that is drawn anew."""
-        magnitude, rows = self.policy.config.magnitude, len(next(iter(stored.values())))
+        magnitude, rows = self.policy.config.magnitude, len(next(iter(features.values())))
         w = torch.randn(rows, self.policy.latent, generator=self.generator).clamp(-magnitude, magnitude)
         with torch.no_grad():
-            value = self.critic(stored, self.policy.decode(dict(stored), w))
-        loss = (self.noise_critic(stored, w / magnitude) - value).square().mean(1).sum()
-        self.descend(self.noise_optimiser, loss, self._of_noise_critic, "noise critic")
+            value = self.critic(features, self.policy.decode(dict(features), w))
+        loss = (self.noise_critic(features, w / magnitude) - value).square().mean(1).sum()
+        self.optimizer_step(self.noise_optimizer, loss, self._of_noise_critic, "noise critic")
         return {"distillation_loss": float(loss.detach())}
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
@@ -138,18 +138,18 @@ class NoiseAliased(DSRL):
             parameter.requires_grad_(True)
         return info
 
-    def worth(self, stored: Mapping[str, Tensor], choice: Tensor) -> Tensor:
-        value: Tensor = self.noise_critic(stored, choice).mean(0)
+    def actor_objective(self, features: Mapping[str, Tensor], choice: Tensor) -> Tensor:
+        value: Tensor = self.noise_critic(features, choice).mean(0)
         return value
 
-    def seeing(self) -> list[Any]:
-        return [*super().seeing(), self.noise_critic]
+    def input_normalizers(self) -> list[Any]:
+        return [*super().input_normalizers(), self.noise_critic]
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"noise_critic": self.noise_critic.state_dict(), "noise_optimiser": self.noise_optimiser.state_dict()}
+        own = {"noise_critic": self.noise_critic.state_dict(), "noise_optimizer": self.noise_optimizer.state_dict()}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        for name in ("noise_critic", "noise_optimiser"):
+        for name in ("noise_critic", "noise_optimizer"):
             getattr(self, name).load_state_dict(state[name])

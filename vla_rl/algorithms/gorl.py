@@ -40,14 +40,14 @@ class RefitConfig:
     """How the decoder is fitted; minibatches are as large as PPO's."""
 
     epochs: int = 20
-    learning_rate: float = 3e-4
+    lr: float = 3e-4
 
 
 @dataclass(frozen=True)
 class GoRLConfig(PPOConfig):
     """PPO's numbers are those of the encoder.  After the last stage, PPO goes on without another refit."""
 
-    learning_rate: float = 3e-4
+    lr: float = 3e-4
     prior: float = 1e-3  # weight of the KL between encoder and prior
     stages: int = 4
     iterations: int = 20  # of PPO in a stage
@@ -70,7 +70,7 @@ class GoRLConfig(PPOConfig):
 class _Window:
     """What one rollout contributes to a refit: {name: [T,E,...]}, normalised chunks [T,E,N], which of them [T,E]."""
 
-    stored: dict[str, Tensor]
+    features: dict[str, Tensor]
     chunks: Tensor
     used: Tensor
 
@@ -128,8 +128,8 @@ class GoRL(PPO):
 
     def refit(self) -> float:
         """Fit the decoder to the actions of :attr:`window`; returns the mean loss of the last epoch."""
-        stored, chunks = self._data()
-        optimiser = torch.optim.Adam(self.decoder.values(), lr=self.config.refit.learning_rate)
+        features, chunks = self._data()
+        optimizer = torch.optim.Adam(self.decoder.values(), lr=self.config.refit.lr)
         total, first = self._span(len(chunks))
         mine, loss_of_epoch = slice(first, first + len(chunks)), 0.0
         for _ in range(self.config.refit.epochs):
@@ -140,36 +140,36 @@ class GoRL(PPO):
             for index, share in self._minibatches(len(chunks)):
                 loss = torch.zeros(())
                 if share:
-                    velocity = self.policy.base.field(pick(stored, index))
+                    velocity = self.policy.base.field(pick(features, index))
                     matching = flow_matching_loss(velocity, chunks[index], noise[index], time[index])
                     loss = share * matching.mean()
-                self._step(optimiser, loss, self.decoder, "decoder")
+                self._step(optimizer, loss, self.decoder, "decoder")
                 losses.append(self._sum(float(loss.detach())))
             loss_of_epoch = sum(losses) / len(losses)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         return loss_of_epoch
 
     def _kept(self, rollout: Rollout) -> _Window:
-        stored = {name: item[:-1] for name, item in public(dict(rollout.stored)).items()}
-        chunks = self.policy.normalised(rollout.executed.flatten(0, 1)).clamp(-1.0, 1.0)
-        return _Window(stored, chunks.unflatten(0, rollout.terminated.shape), rollout.valid.any(-1))
+        features = {name: item[:-1] for name, item in public(dict(rollout.features)).items()}
+        chunks = self.policy.normalized(rollout.executed.flatten(0, 1)).clamp(-1.0, 1.0)
+        return _Window(features, chunks.unflatten(0, rollout.terminated.shape), rollout.valid.any(-1))
 
     def _data(self) -> tuple[dict[str, Tensor], Tensor]:
         """What was seen {name: [B,...]} and done [B,N] in the window, one row of environments after the other."""
         used = torch.cat([part.used for part in self.window])
-        names = self.window[0].stored
-        stored = {name: by_row(torch.cat([part.stored[name] for part in self.window]), used) for name in names}
-        return stored, by_row(torch.cat([part.chunks for part in self.window]), used)
+        names = self.window[0].features
+        features = {name: by_row(torch.cat([part.features[name] for part in self.window]), used) for name in names}
+        return features, by_row(torch.cat([part.chunks for part in self.window]), used)
 
     def _begin_stage(self) -> None:
         """The encoder begins anew, and so does its optimiser; the critic's values are still those of the behaviour."""
         self.policy.restart()
-        self.optimiser.state.clear()
-        self.learning_rate = self.config.learning_rate
+        self.optimizer.state.clear()
+        self.lr = self.config.lr
         self.stage, self.played, self.window = self.stage + 1, 0, []
 
     def state_dict(self) -> dict[str, Any]:
-        window = [{"stored": part.stored, "chunks": part.chunks, "used": part.used} for part in self.window]
+        window = [{"features": part.features, "chunks": part.chunks, "used": part.used} for part in self.window]
         return {**super().state_dict(), "stage": self.stage, "played": self.played, "window": window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.policy_gradient import Decisions, PolicyGradient, PolicyGradientConfig, by_row, largest
-from vla_rl.contract.batch import BEYOND, Reducer, Rollout
+from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
 
@@ -175,7 +175,7 @@ class GroupRelative(PolicyGradient[_Batch]):
         return -(row.weight * objective).mean(), clipped
 
     @torch.no_grad()
-    def _prepare(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
+    def _make_batch(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
         require_whole_episodes(rollout)
         earned = torch.where(rollout.valid, rollout.reward.double(), 0.0).sum((0, 2))
         advantage = relative(earned + beyond(rollout), rollout.seeds[0], self.baseline)
@@ -184,7 +184,7 @@ class GroupRelative(PolicyGradient[_Batch]):
         used = learnt & (advantage != 0)
         weight = weight * self._sum(float(used.sum()))
         batch = _Batch(
-            {name: by_row(item[:-1], used) for name, item in rollout.stored.items()},
+            {name: by_row(item[:-1], used) for name, item in rollout.features.items()},
             by_row(rollout.sample, used),
             {name: by_row(item, used) for name, item in rollout.aux.items()},
             by_row(rollout.logprob, used),
@@ -196,10 +196,10 @@ class GroupRelative(PolicyGradient[_Batch]):
         telling["stale"] = float(batch.stale.double().mean()) if used.any() else 0.0
         return batch, {"decisions": float(used.sum()), **telling}
 
-    def _anchored(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
+    def _with_old_log_probs(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
         gap, fresh = old.logprob - batch.logprob, ~batch.stale
         metrics["parity"] = largest(gap[fresh])
-        off = self._off(metrics["parity"])
+        off = self._log_probs_disagree(metrics["parity"])
         anchor = old.logprob if off else torch.where(batch.stale, old.logprob, batch.logprob)
         correction = torch.where(batch.stale, gap.exp().clamp(max=self.config.most_correction), 1.0)
         return replace(batch, logprob=anchor, weight=batch.weight * correction)
@@ -215,8 +215,8 @@ def _learnt(rollout: Rollout) -> Tensor:
 def beyond(rollout: Rollout) -> Tensor:
     """float64 [C]: what each episode would still have earned; 0 unless it was truncated and its source knows."""
     found = torch.zeros(rollout.valid.shape[1], dtype=torch.float64, device=rollout.valid.device)
-    if BEYOND in rollout.final_stored:
-        found[rollout.final_index[:, 1]] = rollout.final_stored[BEYOND].to(found)
+    if TRUNCATION_RETURN in rollout.final_features:
+        found[rollout.final_index[:, 1]] = rollout.final_features[TRUNCATION_RETURN].to(found)
     return found
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from vla_rl.contract.batch import Memory, Transitions
+from vla_rl.contract.batch import ReplayBuffer, Transitions
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import ReparametrisedPolicy, Stored
+from vla_rl.contract.policy import Features, ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble, ValueCritic
 
 
@@ -28,18 +28,18 @@ from vla_rl.policies.critics import QEnsemble, ValueCritic
 class ScoringPolicy(ReparametrisedPolicy, Protocol):
     """A policy that knows how likely recorded decisions are: IQL needs this."""
 
-    def log_prob_of(self, stored: Stored, action: Any) -> Any:
-        """Log-density [B] of decisions [B,A] in the terms of ``judged``, with gradient."""
+    def log_prob_of(self, features: Features, action: Any) -> Any:
+        """Log-density [B] of decisions [B,A] in the terms of ``critic_action``, with gradient."""
 
 
 @dataclass(frozen=True)
 class IQLConfig(OffPolicyConfig):
     """The numbers of IQL; alone, it learns from a dataset in ``offline_steps``."""
 
-    update_ratio: float = 1.0
+    utd_ratio: float = 1.0
     critic_warmup: int = 0
-    actor_every: int = 1
-    heads: int = 2
+    policy_delay: int = 1
+    num_critics: int = 2
     expectile: float = 0.9  # tau
     beta: float = 10.0  # how sharply better actions are preferred
     weight_limit: float = 100.0
@@ -60,11 +60,11 @@ class IQL(OffPolicy):
         policy: ScoringPolicy,
         parameters: Mapping[str, nn.Parameter],
         critic: QEnsemble,
-        memory: Memory,
+        replay: ReplayBuffer,
         config: IQLConfig,
         generator: torch.Generator,
     ) -> None:
-        super().__init__(policy, parameters, critic, memory, config, generator)
+        super().__init__(policy, parameters, critic, replay, config, generator)
         if not isinstance(policy, ScoringPolicy):
             raise UserError(
                 f"IQL needs a policy with log_prob_of (ScoringPolicy) but {type(policy).__name__} lacks it, so no "
@@ -72,40 +72,42 @@ class IQL(OffPolicy):
             )
         self.value = ValueCritic(critic.inputs.sizes, config.critic.width, config.critic.depth)
         self._of_value = {name: item for name, item in self.value.named_parameters() if item.requires_grad}
-        self.value_optimiser = torch.optim.Adam(self._of_value.values(), lr=config.critic_learning_rate, fused=True)
+        self.value_optimizer = torch.optim.Adam(self._of_value.values(), lr=config.critic_lr, fused=True)
 
     def critic_step(self, batch: Transitions) -> dict[str, float]:
         """A step of V, then one of the critics towards it."""
         with torch.no_grad():
-            lowest = self.least(batch.stored, self.policy.judged(batch.stored, batch.sample, batch.executed))
-        loss = expectile_loss(lowest - self.value(batch.stored), self.config.expectile).mean()
-        self.descend(self.value_optimiser, loss, self._of_value, "value")
+            lowest = self.min_target_q(
+                batch.features, self.policy.critic_action(batch.features, batch.sample, batch.executed)
+            )
+        loss = expectile_loss(lowest - self.value(batch.features), self.config.expectile).mean()
+        self.optimizer_step(self.value_optimizer, loss, self._of_value, "value")
         return {"value_loss": float(loss.detach()), **super().critic_step(batch)}
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
-        following: Tensor = self.value(batch.following)
-        return batch.reward + batch.discount * following
+        next_value: Tensor = self.value(batch.next_features)
+        return batch.reward + batch.discount * next_value
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
-        action = self.policy.judged(batch.stored, batch.sample, batch.executed)
+        action = self.policy.critic_action(batch.features, batch.sample, batch.executed)
         with torch.no_grad():
-            advantage = self.least(batch.stored, action) - self.value(batch.stored)
+            advantage = self.min_target_q(batch.features, action) - self.value(batch.features)
             weight = (self.config.beta * advantage).exp().clamp_max(self.config.weight_limit)
-        loss = -(weight * self.policy.log_prob_of(batch.stored, action)).mean()
+        loss = -(weight * self.policy.log_prob_of(batch.features, action)).mean()
         return loss, {"weight": float(weight.mean()), "advantage": float(advantage.mean())}
 
-    def seeing(self) -> list[Any]:
-        return [*super().seeing(), self.value]
+    def input_normalizers(self) -> list[Any]:
+        return [*super().input_normalizers(), self.value]
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"value": self.value.state_dict(), "value_optimiser": self.value_optimiser.state_dict()}
+        own = {"value": self.value.state_dict(), "value_optimizer": self.value_optimizer.state_dict()}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.value.load_state_dict(state["value"])
-        self.value_optimiser.load_state_dict(state["value_optimiser"])
+        self.value_optimizer.load_state_dict(state["value_optimizer"])
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.batch import Memory, OneProcess, Rollout, Transitions
+from vla_rl.contract.batch import OneProcess, ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import ReparametrisedPolicy, public
 from vla_rl.policies.critics import QEnsemble
@@ -28,16 +28,16 @@ class OffPolicyConfig:
     """When and how much is learnt from the memory, and the critics."""
 
     batch: int = 256
-    update_ratio: float = 0.25  # gradient steps of the critics per decision that is collected
-    start: int = 1000  # decisions to collect before the first step
+    utd_ratio: float = 0.25  # gradient steps of the critics per decision that is collected
+    learning_starts: int = 1000  # decisions to collect before the first step
     critic_warmup: int = 500  # first steps, which train the critics only
-    actor_every: int = 2  # steps of the critics per step of the actor
-    heads: int = 10
-    subset: int = 2  # target heads, of which the least value counts
+    policy_delay: int = 2  # steps of the critics per step of the actor
+    num_critics: int = 10
+    num_min_q: int = 2  # target heads, of which the least value counts
     critic: HeadConfig = field(default_factory=HeadConfig)
-    learning_rate: float = 3e-4  # of the actor
-    critic_learning_rate: float = 3e-4
-    target_rate: float = 0.005  # how far the targets follow at every step
+    lr: float = 3e-4  # of the actor
+    critic_lr: float = 3e-4
+    tau: float = 0.005  # how far the targets follow at every step
     grad_norm: float = 10.0
     value_bounds: tuple[float, float] | None = None  # targets are kept within, where the returns are known to be
     offline_steps: int = 0  # steps from recorded data alone, before the first decision is collected
@@ -52,11 +52,11 @@ class OffPolicyConfig:
         policy: ReparametrisedPolicy,
         parameters: Mapping[str, nn.Parameter],
         critic: QEnsemble,
-        memory: Memory,
+        replay: ReplayBuffer,
         generator: torch.Generator,
     ) -> OffPolicy:
         """The learner with these numbers."""
-        return self.learner(policy, parameters, critic, memory, self, generator)
+        return self.learner(policy, parameters, critic, replay, self, generator)
 
 
 class OffPolicy:
@@ -72,7 +72,7 @@ class OffPolicy:
         policy: ReparametrisedPolicy,
         parameters: Mapping[str, nn.Parameter],
         critic: QEnsemble,
-        memory: Memory,
+        replay: ReplayBuffer,
         config: OffPolicyConfig,
         generator: torch.Generator,
     ) -> None:
@@ -82,44 +82,45 @@ class OffPolicy:
                 f"{type(policy).__name__} lacks them, so no gradient could reach it; add them or choose an algorithm "
                 "that needs likelihoods only."
             )
-        if not 1 <= config.subset <= critic.heads:
+        if not 1 <= config.num_min_q <= critic.num_critics:
             raise UserError(
-                f"a subset of {config.subset} cannot be drawn from {critic.heads} heads; choose 1 to {critic.heads}."
+                f"num_min_q {config.num_min_q} exceeds the {critic.num_critics} critics or is below 1, so no target "
+                f"can be formed; choose 1 to {critic.num_critics}."
             )
-        self.policy, self.critic, self.memory, self.config = policy, critic, memory, config
+        self.policy, self.critic, self.replay, self.config = policy, critic, replay, config
         self.parameters, self.generator = dict(parameters), generator
         # The others, statistics, are published and kept like weights but set once.
         self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self._of_critic = {name: item for name, item in critic.named_parameters() if item.requires_grad}
         self.target_critic = copy.deepcopy(critic).requires_grad_(False)
-        self.optimiser = torch.optim.Adam(self.learnt.values(), lr=config.learning_rate, fused=True)
-        self.critic_optimiser = torch.optim.Adam(self._of_critic.values(), lr=config.critic_learning_rate, fused=True)
-        self.decisions, self.steps, self.owed = 0, 0, 0.0
+        self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, fused=True)
+        self.critic_optimizer = torch.optim.Adam(self._of_critic.values(), lr=config.critic_lr, fused=True)
+        self.decisions, self.steps, self.update_debt = 0, 0, 0.0
 
     @property
-    def learning_rate(self) -> float:
+    def lr(self) -> float:
         """The actor's."""
-        return float(self.optimiser.param_groups[0]["lr"])
+        return float(self.optimizer.param_groups[0]["lr"])
 
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self.optimiser.param_groups[0]["lr"] = value
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = value
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Remember ``rollout`` and take the gradient steps that its decisions allow."""
-        self.memory.add(rollout)
+        self.replay.add(rollout)
         new = int(rollout.valid.any(-1).sum())
         before, self.decisions = self.decisions, self.decisions + new
-        if self.decisions >= self.config.start:
-            self.owed += self.config.update_ratio * (self.decisions - max(before, self.config.start - 1))
-        metrics = {"decisions": float(new), "memory": float(len(self.memory))}
-        if not len(self.memory):
+        if self.decisions >= self.config.learning_starts:
+            self.update_debt += self.config.utd_ratio * (self.decisions - max(before, self.config.learning_starts - 1))
+        metrics = {"decisions": float(new), "replay": float(len(self.replay))}
+        if not len(self.replay):
             return metrics
         found = []
-        while self.owed >= 1:
-            self.owed -= 1
+        while self.update_debt >= 1:
+            self.update_debt -= 1
             found.append(self.step())
         return {**metrics, "steps": float(self.steps), **mean(found)}
 
@@ -130,14 +131,14 @@ class OffPolicy:
 
     def step(self) -> dict[str, float]:
         """One gradient step of the critics and, when it is its turn, one of the actor."""
-        batch = self.memory.sample(self.config.batch, self.generator)
+        batch = self.replay.sample(self.config.batch, self.generator)
         if self.steps == 0:
             self._calibrate()
         info = self.critic_step(batch)
-        turn = self.steps % self.config.actor_every == 0
+        turn = self.steps % self.config.policy_delay == 0
         if turn and self.steps >= self.config.critic_warmup:
             info |= self.actor_step(batch)
-        self.follow()
+        self.soft_update()
         self.steps += 1
         return info
 
@@ -146,9 +147,9 @@ class OffPolicy:
         target = self.target(batch)
         if self.config.value_bounds:
             target = target.clamp(*self.config.value_bounds)
-        value = self.critic(batch.stored, self.judged(batch))
-        loss = (value - target).square().mean(1).sum() + self.regulariser(batch, value)
-        self.descend(self.critic_optimiser, loss, self._of_critic, "critic")
+        value = self.critic(batch.features, self.critic_action(batch))
+        loss = (value - target).square().mean(1).sum() + self.regularizer(batch, value)
+        self.optimizer_step(self.critic_optimizer, loss, self._of_critic, "critic")
         spread = value.detach().std(0).mean() if len(value) > 1 else torch.zeros(())
         return {"critic_loss": float(loss.detach()), "value": float(value.detach().mean()), "spread": float(spread)}
 
@@ -159,7 +160,7 @@ class OffPolicy:
         loss, info = self.actor_loss(batch)
         for parameter in self._of_critic.values():
             parameter.requires_grad_(True)
-        self.descend(self.optimiser, loss, self.learnt, "policy")
+        self.optimizer_step(self.optimizer, loss, self.learnt, "policy")
         return {"actor_loss": float(loss.detach()), **info}
 
     # -- what a subclass says ---------------------------------------------------------------------------------------
@@ -172,33 +173,33 @@ class OffPolicy:
         """What the actor minimises, and metrics."""
         raise NotImplementedError
 
-    def judged(self, batch: Transitions) -> Tensor:
+    def critic_action(self, batch: Transitions) -> Tensor:
         """The recorded decisions [B,A] as the critics see them."""
-        return self.policy.judged(batch.stored, batch.sample, batch.executed)
+        return self.policy.critic_action(batch.features, batch.sample, batch.executed)
 
-    def regulariser(self, batch: Transitions, value: Tensor) -> Tensor:
+    def regularizer(self, batch: Transitions, value: Tensor) -> Tensor:
         """What else the critics minimise, given their ``value`` [K,B] of the batch."""
         return value.new_zeros(())
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
-    def least(self, stored: Mapping[str, Tensor], action: Tensor) -> Tensor:
+    def min_target_q(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """The least value [B] of a random subset of the target heads."""
-        chosen = torch.randperm(self.critic.heads, generator=self.generator)[: self.config.subset]
-        lowest: Tensor = self.target_critic(stored, action)[chosen].amin(0)
+        chosen = torch.randperm(self.critic.num_critics, generator=self.generator)[: self.config.num_min_q]
+        lowest: Tensor = self.target_critic(features, action)[chosen].amin(0)
         return lowest
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def soft_update(self) -> None:
         """Move the targets a little towards the critics."""
         for slow, fast in zip(self.target_critic.parameters(), self.critic.parameters(), strict=True):
-            slow.lerp_(fast, self.config.target_rate)
+            slow.lerp_(fast, self.config.tau)
 
-    def descend(
-        self, optimiser: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], who: str
+    def optimizer_step(
+        self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], who: str
     ) -> None:
         """One optimiser step on ``loss``."""
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
         if not torch.isfinite(loss) or norm != norm or norm == float("inf"):
@@ -207,19 +208,19 @@ class OffPolicy:
                 f"the {who} gradient of {bad!r} is not finite at step {self.steps}, so the step was not taken; go on "
                 "from the last checkpoint with a lower learning rate."
             )
-        optimiser.step()
+        optimizer.step()
 
-    def seeing(self) -> list[Any]:
+    def input_normalizers(self) -> list[Any]:
         """What standardises its inputs."""
         return [self.critic, self.target_critic, self.policy]
 
     def _calibrate(self) -> None:
         """Standardise what critics and policy see by what is in the memory."""
-        stored = self.memory.sample(4096, self.generator).stored
-        for part in self.seeing():
+        features = self.replay.sample(4096, self.generator).features
+        for part in self.input_normalizers():
             calibrate = getattr(part, "calibrate", None)
             if callable(calibrate):
-                calibrate(stored if part is not self.policy else public(dict(stored)), OneProcess())
+                calibrate(features if part is not self.policy else public(dict(features)), OneProcess())
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -229,21 +230,21 @@ class OffPolicy:
             "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
             "critic": self.critic.state_dict(),
             "target_critic": self.target_critic.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "critic_optimiser": self.critic_optimiser.state_dict(),
-            "memory": self.memory.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "critic_optimizer": self.critic_optimizer.state_dict(),
+            "replay": self.replay.state_dict(),
             "generator": self.generator.get_state(),
-            "counters": [self.decisions, self.steps, self.owed],
+            "counters": [self.decisions, self.steps, self.update_debt],
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, parameter in self.parameters.items():
             parameter.copy_(state["parameters"][name])
-        for name in ("critic", "target_critic", "optimiser", "critic_optimiser", "memory"):
+        for name in ("critic", "target_critic", "optimizer", "critic_optimizer", "replay"):
             getattr(self, name).load_state_dict(state[name])
         self.generator.set_state(state["generator"])
-        self.decisions, self.steps, self.owed = state["counters"]
+        self.decisions, self.steps, self.update_debt = state["counters"]
 
 
 @contextmanager

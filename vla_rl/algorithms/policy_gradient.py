@@ -25,21 +25,21 @@ class PolicyGradientConfig:
 
     epochs: int = 3
     minibatch: int = 320  # decisions
-    learning_rate: float = 5e-5
+    lr: float = 5e-5
     target_kl: float = 0.04
     stop_kl: float = 4.0  # the policy's epochs end early beyond stop_kl * target_kl
-    rate_factor: float = 1.4  # the learning rate moves by this factor when the last epoch's KL misses the target
-    rate_bounds: tuple[float, float] = (1e-6, 1e-3)
+    lr_factor: float = 1.4  # the learning rate moves by this factor when the last epoch's KL misses the target
+    lr_bounds: tuple[float, float] = (1e-6, 1e-3)
     entropy: float = 0.0  # weight of the chain's summed entropy (Flow-Noise only: elsewhere the noise is fixed)
     grad_norm: float = 1.0
-    parity_bound: float = 1e-2  # beyond this, old log-probs are recomputed in training precision
+    max_logprob_gap: float = 1e-2  # beyond this, old log-probs are recomputed in training precision
 
 
 @dataclass(frozen=True)
 class Decisions:
     """The decisions of one rollout, flattened to [B]; idle and intervened ones are left out."""
 
-    stored: dict[str, Tensor]
+    features: dict[str, Tensor]
     sample: Tensor
     aux: Mapping[str, Tensor]
     logprob: Tensor
@@ -52,7 +52,7 @@ B = TypeVar("B", bound=Decisions)
 class PolicyGradient(Generic[B]):
     """A ``Learner``: ``update(rollout)`` improves ``policy`` in place and returns metrics.
 
-    A subclass says what a rollout's decisions are worth (:meth:`_prepare`) and what is minimised (:meth:`policy_loss`).
+    A subclass computes advantages (:meth:`_make_batch`) and the loss (:meth:`policy_loss`).
     Raises UserError when the policy has no likelihood and NonFiniteError when a loss or gradient is not finite; the
     weights are then still those of the last finite step.
     """
@@ -76,24 +76,24 @@ class PolicyGradient(Generic[B]):
         # The others, statistics, are published and kept like weights but move otherwise.
         self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self.reducer: Reducer = reducer or OneProcess()
-        self.optimiser = torch.optim.Adam(self.learnt.values(), lr=config.learning_rate, eps=1e-5)
+        self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, eps=1e-5)
         self.iteration = 0
 
     @property
-    def learning_rate(self) -> float:
-        """The optimiser's; setting it keeps it within ``rate_bounds``."""
-        return float(self.optimiser.param_groups[0]["lr"])
+    def lr(self) -> float:
+        """The optimiser's; setting it keeps it within ``lr_bounds``."""
+        return float(self.optimizer.param_groups[0]["lr"])
 
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        low, high = self.config.rate_bounds
-        self.optimiser.param_groups[0]["lr"] = min(max(value, low), high)
+    @lr.setter
+    def lr(self, value: float) -> None:
+        low, high = self.config.lr_bounds
+        self.optimizer.param_groups[0]["lr"] = min(max(value, low), high)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser, generator and the number of the iteration (see ``Resumable``)."""
         return {
             "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "iteration": self.iteration,
         }
@@ -102,7 +102,7 @@ class PolicyGradient(Generic[B]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, parameter in self.parameters.items():
             parameter.copy_(state["parameters"][name])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
         self.iteration = state["iteration"]
 
@@ -111,20 +111,20 @@ class PolicyGradient(Generic[B]):
 
         Without a usable decision (all idle or intervened) nothing is learnt and only ``decisions`` = 0 is returned.
         """
-        batch, metrics = self._prepare(rollout)
+        batch, metrics = self._make_batch(rollout)
         metrics["decisions"] = self._sum(metrics["decisions"])
         if not metrics["decisions"]:
             return metrics
         old = self._old_likelihood(batch, metrics)
-        batch = self._anchored(batch, old, metrics)
-        kl, stopped = 0.0, self._resting()
+        batch = self._with_old_log_probs(batch, old, metrics)
+        kl, stopped = 0.0, self._in_warmup()
         resting = stopped
         losses: list[dict[str, float]] = []
         for _ in range(self.config.epochs):
             epoch_kl: list[float] = []
             for index, share in self._minibatches(len(batch.logprob)):
                 row = rows(batch, index)
-                losses.append(self._beside(row, share))
+                losses.append(self._critic_step(row, share))
                 if not stopped:
                     info = self._policy_step(row, pick(old.params, index), share)
                     epoch_kl.append(info["kl"])
@@ -132,16 +132,16 @@ class PolicyGradient(Generic[B]):
                     stopped = info["kl"] > self.config.stop_kl * self.config.target_kl
             kl = sum(epoch_kl) / len(epoch_kl) if epoch_kl else kl
         if not resting:
-            self._adapt_rate(kl, stopped)
+            self._adapt_lr(kl, stopped)
         self.iteration += 1
         for observer in self._observers():
-            observer.observe(batch.stored, self.reducer)
-        state = {"kl_last": kl, "stopped": float(stopped), "learning_rate": self.learning_rate}
+            observer.observe(batch.features, self.reducer)
+        state = {"kl_last": kl, "stopped": float(stopped), "lr": self.lr}
         return {**metrics, **_mean(losses), **state}
 
     # -- what a subclass says ---------------------------------------------------------------------------------------
 
-    def _prepare(self, rollout: Rollout) -> tuple[B, dict[str, float]]:
+    def _make_batch(self, rollout: Rollout) -> tuple[B, dict[str, float]]:
         """What may be learnt from, with its advantages, and metrics; among them ``decisions``, their number."""
         raise NotImplementedError
 
@@ -149,7 +149,7 @@ class PolicyGradient(Generic[B]):
         """What is minimised, and which samples [B] were clipped."""
         raise NotImplementedError
 
-    def _resting(self) -> bool:
+    def _in_warmup(self) -> bool:
         """Whether the policy is left alone in this iteration."""
         return False
 
@@ -157,7 +157,7 @@ class PolicyGradient(Generic[B]):
         """Who keeps statistics of what was seen."""
         return [self.policy] if isinstance(self.policy, Observer) else []
 
-    def _beside(self, row: B, share: float) -> dict[str, float]:
+    def _critic_step(self, row: B, share: float) -> dict[str, float]:
         """What else learns from a minibatch, before the policy does."""
         return {}
 
@@ -165,20 +165,20 @@ class PolicyGradient(Generic[B]):
 
     @torch.no_grad()
     def _old_likelihood(self, batch: B, metrics: dict[str, float]) -> Likelihood:
-        old = self.policy.log_prob(public(batch.stored), batch.sample, batch.aux)
+        old = self.policy.log_prob(public(batch.features), batch.sample, batch.aux)
         metrics["entropy"] = float(old.entropy.mean())
         if "std" in old.params:
             metrics["noise_std"] = float(old.params["std"].mean())
         return old
 
-    def _anchored(self, batch: B, old: Likelihood, metrics: dict[str, float]) -> B:
+    def _with_old_log_probs(self, batch: B, old: Likelihood, metrics: dict[str, float]) -> B:
         """``batch`` with the log-probs that ratios are taken against: the recorded ones, unless they are off."""
         metrics["parity"] = largest(old.logprob - batch.logprob)
-        return replace(batch, logprob=old.logprob) if self._off(metrics["parity"]) else batch
+        return replace(batch, logprob=old.logprob) if self._log_probs_disagree(metrics["parity"]) else batch
 
-    def _off(self, parity: float) -> bool:
+    def _log_probs_disagree(self, parity: float) -> bool:
         """Whether recorded log-probs are too far off, in any process."""
-        return self._sum(float(parity > self.config.parity_bound)) > 0
+        return self._sum(float(parity > self.config.max_logprob_gap)) > 0
 
     def _minibatches(self, size: int) -> Iterator[tuple[Tensor, float]]:
         """A new permutation at every call of all processes' decisions, cut into parts of nearly equal size.
@@ -207,20 +207,20 @@ class PolicyGradient(Generic[B]):
         """One step on the mean over a minibatch, of which ``row`` is this process's ``share``."""
         loss, seen = torch.zeros(()), torch.zeros(3, dtype=torch.float64)
         if share:
-            new = self.policy.log_prob(public(row.stored), row.sample, row.aux)
+            new = self.policy.log_prob(public(row.features), row.sample, row.aux)
             kl = self.policy.kl(old, new.params).mean()
             loss, clipped = self.policy_loss(row, new)
             loss = share * (loss - self.config.entropy * new.entropy.mean())
             seen = torch.stack([share * kl.detach(), share * clipped.mean(), loss.detach()]).double().cpu()
-        norm = self._step(self.optimiser, loss, self.learnt, "policy")
+        norm = self._step(self.optimizer, loss, self.learnt, "policy")
         named = zip(("kl", "clipped", "policy_loss"), self.reducer.sum(seen).tolist(), strict=True)
         return {**dict(named), "grad_norm": norm}
 
     def _step(
-        self, optimiser: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], who: str
+        self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], who: str
     ) -> float:
         """Descend ``loss``, of which every process has a part; one without a gradient has nothing to add."""
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         if loss.requires_grad:
             loss.backward()
         self.reducer.sum_gradients(parameters.values())
@@ -231,14 +231,14 @@ class PolicyGradient(Generic[B]):
                 f"the {who} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
                 "taken; go on from the last checkpoint with a lower learning rate."
             )
-        optimiser.step()
+        optimizer.step()
         return norm
 
-    def _adapt_rate(self, kl: float, stopped: bool) -> None:
+    def _adapt_lr(self, kl: float, stopped: bool) -> None:
         if stopped or kl > 1.5 * self.config.target_kl:
-            self.learning_rate /= self.config.rate_factor
+            self.lr /= self.config.lr_factor
         elif kl < 0.67 * self.config.target_kl:
-            self.learning_rate *= self.config.rate_factor
+            self.lr *= self.config.lr_factor
 
 
 def by_row(item: Tensor, used: Tensor) -> Tensor:

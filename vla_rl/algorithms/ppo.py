@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.advantages import LamUnit, gae, normalise
+from vla_rl.algorithms.advantages import LambdaPer, gae, normalize
 from vla_rl.algorithms.policy_gradient import (
     Decisions,
     PolicyGradient,
@@ -36,10 +36,10 @@ class PPOConfig(PolicyGradientConfig):
 
     gamma: float = 0.99  # per low-level action
     lam: float = 0.95
-    lam_unit: LamUnit = "decision"  # or "action": lam^n for a decision of n actions
+    lambda_per: LambdaPer = "decision"  # or "action": lam^n for a decision of n actions
     clip_low: float = 0.3
     clip_high: float = 0.3
-    critic_learning_rate: float = 1e-3
+    critic_lr: float = 1e-3
     critic_warmup: int = 2  # first iterations that train the critic only
 
     def build(
@@ -78,51 +78,51 @@ class PPO(PolicyGradient[_Batch]):
         super().__init__(policy, parameters, config, generator, reducer)
         self.critic = critic
         self._of_critic = {name: item for name, item in critic.named_parameters() if item.requires_grad}
-        self.critic_optimiser = torch.optim.Adam(self._of_critic.values(), lr=config.critic_learning_rate, eps=1e-5)
+        self.critic_optimizer = torch.optim.Adam(self._of_critic.values(), lr=config.critic_lr, eps=1e-5)
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"critic": self.critic.state_dict(), "critic_optimiser": self.critic_optimiser.state_dict()}
+        own = {"critic": self.critic.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict()}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.critic.load_state_dict(state["critic"])
-        self.critic_optimiser.load_state_dict(state["critic_optimiser"])
+        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
 
     @torch.no_grad()
-    def _prepare(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
+    def _make_batch(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
         if self.iteration == 0:
-            self._calibrate(rollout.stored)
-        values = self.critic(rollout.stored)
-        value, following = values[:-1], values[1:].clone()
+            self._calibrate(rollout.features)
+        values = self.critic(rollout.features)
+        value, next_value = values[:-1], values[1:].clone()
         if len(rollout.final_index):
-            following[rollout.final_index[:, 0], rollout.final_index[:, 1]] = self.critic(rollout.final_stored)
+            next_value[rollout.final_index[:, 0], rollout.final_index[:, 1]] = self.critic(rollout.final_features)
         advantage, returns = gae(
             rollout.reward,
             rollout.valid,
             rollout.terminated,
             rollout.truncated,
             value,
-            following,
+            next_value,
             self.config.gamma,
             self.config.lam,
-            self.config.lam_unit,
+            self.config.lambda_per,
         )
         usable = rollout.valid.any(-1) & ~rollout.intervened.any(-1)
-        normalised = normalise(advantage, usable, self.reducer)
+        normalized = normalize(advantage, usable, self.reducer)
         batch = _Batch(
-            {name: by_row(item[:-1], usable) for name, item in rollout.stored.items()},
+            {name: by_row(item[:-1], usable) for name, item in rollout.features.items()},
             by_row(rollout.sample, usable),
             {name: by_row(item, usable) for name, item in rollout.aux.items()},
             by_row(rollout.logprob, usable),
-            by_row(normalised, usable),
+            by_row(normalized, usable),
             by_row(returns, usable),
         )
         return batch, _quality(batch.returns, by_row(value, usable))
 
-    def _calibrate(self, stored: Mapping[str, Tensor]) -> None:
+    def _calibrate(self, features: Mapping[str, Tensor]) -> None:
         """Standardise what the critic sees, and the policy if its actions stay the same by it."""
-        for part, seen in ((self.critic, stored), (self.policy, public(dict(stored)))):
+        for part, seen in ((self.critic, features), (self.policy, public(dict(features)))):
             calibrate = getattr(part, "calibrate", None)
             if callable(calibrate):
                 calibrate(seen, self.reducer)
@@ -130,14 +130,14 @@ class PPO(PolicyGradient[_Batch]):
     def _observers(self) -> list[Observer]:
         return super()._observers() + ([self.critic] if isinstance(self.critic, Observer) else [])
 
-    def _resting(self) -> bool:
+    def _in_warmup(self) -> bool:
         return self.iteration < self.config.critic_warmup
 
-    def _beside(self, row: _Batch, share: float) -> dict[str, float]:
+    def _critic_step(self, row: _Batch, share: float) -> dict[str, float]:
         loss = torch.zeros(())
         if share:
-            loss = share * 0.5 * (self.critic(row.stored) - row.returns).square().mean()
-        self._step(self.critic_optimiser, loss, self._of_critic, "critic")
+            loss = share * 0.5 * (self.critic(row.features) - row.returns).square().mean()
+        self._step(self.critic_optimizer, loss, self._of_critic, "critic")
         return {"value_loss": self._sum(float(loss.detach()))}
 
     def policy_loss(self, row: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:

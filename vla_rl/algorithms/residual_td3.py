@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
-from vla_rl.contract.batch import Memory, Transitions
+from vla_rl.contract.batch import ReplayBuffer, Transitions
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
 
@@ -47,34 +47,34 @@ class ResidualTD3(OffPolicy):
         policy: ReparametrisedPolicy,
         parameters: Mapping[str, nn.Parameter],
         critic: QEnsemble,
-        memory: Memory,
+        replay: ReplayBuffer,
         config: ResidualTD3Config,
         generator: torch.Generator,
     ) -> None:
-        super().__init__(policy, parameters, critic, memory, config, generator)
+        super().__init__(policy, parameters, critic, replay, config, generator)
         self.slow = {name: parameter.detach().clone() for name, parameter in self.learnt.items()}
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
         with swapped(self.learnt, self.slow):
-            action = self.policy.rsample(batch.following, self.generator).action
+            action = self.policy.rsample(batch.next_features, self.generator).action
         noise = self.config.target_noise * torch.randn(action.shape, generator=self.generator, dtype=action.dtype)
         action = (action + noise.clamp(-self.config.target_clip, self.config.target_clip)).clamp(-1.0, 1.0)
-        return batch.reward + batch.discount * self.least(batch.following, action)
+        return batch.reward + batch.discount * self.min_target_q(batch.next_features, action)
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
-        action = self.policy.rsample(batch.stored, self.generator).action
-        loss = -self.critic(batch.stored, action).mean()
+        action = self.policy.rsample(batch.features, self.generator).action
+        loss = -self.critic(batch.features, action).mean()
         if not self.config.penalty:
             return loss, {}
         effort = action.square().sum(-1).mean()
         return loss + self.config.penalty * effort, {"effort": float(effort.detach())}
 
     @torch.no_grad()
-    def follow(self) -> None:
-        super().follow()
+    def soft_update(self) -> None:
+        super().soft_update()
         for name, parameter in self.learnt.items():
-            self.slow[name].lerp_(parameter, self.config.target_rate)
+            self.slow[name].lerp_(parameter, self.config.tau)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "slow": self.slow}

@@ -23,9 +23,9 @@ class RLPDConfig(SACConfig):
     Deviation: every step of the critics draws a batch of its own, and the actor learns from the last of them.
     """
 
-    heads: int = 10
-    subset: int = 2
-    start: int = 5000
-    update_ratio: float = 20.0
-    actor_every: int = 20
+    num_critics: int = 10
+    num_min_q: int = 2
+    learning_starts: int = 5000
+    utd_ratio: float = 20.0
+    policy_delay: int = 20
     target_entropy: float = -0.5

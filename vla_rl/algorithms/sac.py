@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
-from vla_rl.contract.batch import Memory, Transitions
+from vla_rl.contract.batch import ReplayBuffer, Transitions
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
 
@@ -30,13 +30,13 @@ from vla_rl.policies.critics import QEnsemble
 class SACConfig(OffPolicyConfig):
     """The numbers of SAC; with two heads, of which the least counts, and a step per decision it is the classic one."""
 
-    update_ratio: float = 1.0
+    utd_ratio: float = 1.0
     critic_warmup: int = 0
-    actor_every: int = 1
-    heads: int = 2
+    policy_delay: int = 1
+    num_critics: int = 2
     target_entropy: float = -1.0  # per entry of the action
     temperature: float = 1.0  # alpha at first
-    temperature_rate: float = 3e-4  # its learning rate
+    temperature_lr: float = 3e-4  # its learning rate
 
     @property
     def learner(self) -> type[SAC]:
@@ -53,13 +53,13 @@ class SAC(OffPolicy):
         policy: ReparametrisedPolicy,
         parameters: Mapping[str, nn.Parameter],
         critic: QEnsemble,
-        memory: Memory,
+        replay: ReplayBuffer,
         config: SACConfig,
         generator: torch.Generator,
     ) -> None:
-        super().__init__(policy, parameters, critic, memory, config, generator)
+        super().__init__(policy, parameters, critic, replay, config, generator)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature)))
-        self.temperature_optimiser = torch.optim.Adam([self.log_temperature], lr=config.temperature_rate)
+        self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=config.temperature_lr)
 
     @property
     def temperature(self) -> Tensor:
@@ -68,34 +68,34 @@ class SAC(OffPolicy):
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
-        following = self.policy.rsample(batch.following, self.generator)
-        value = self.least(batch.following, following.action) - self.temperature * following.logprob
+        next_decision = self.policy.rsample(batch.next_features, self.generator)
+        value = self.min_target_q(batch.next_features, next_decision.action) - self.temperature * next_decision.logprob
         return batch.reward + batch.discount * value
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
-        made = self.policy.rsample(batch.stored, self.generator)
-        value = self.worth(batch.stored, made.action)
+        made = self.policy.rsample(batch.features, self.generator)
+        value = self.actor_objective(batch.features, made.action)
         entropy = -float(made.logprob.detach().mean()) / made.action.shape[-1]
         return (self.temperature * made.logprob - value).mean(), {"entropy": entropy}
 
-    def worth(self, stored: Mapping[str, Tensor], action: Tensor) -> Tensor:
+    def actor_objective(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """What the actor maximises, [B]: the mean of all heads."""
-        value: Tensor = self.critic(stored, action).mean(0)
+        value: Tensor = self.critic(features, action).mean(0)
         return value
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
         """A step of the actor, then one of the temperature; metrics have the entropy per entry of the action."""
         info = super().actor_step(batch)
         loss = self.log_temperature.exp() * (info["entropy"] - self.config.target_entropy)
-        self.descend(self.temperature_optimiser, loss, {"log_temperature": self.log_temperature}, "temperature")
+        self.optimizer_step(self.temperature_optimizer, loss, {"log_temperature": self.log_temperature}, "temperature")
         return {**info, "temperature": float(self.temperature)}
 
     def state_dict(self) -> dict[str, Any]:
         own = {"log_temperature": self.log_temperature.detach()}
-        return {**super().state_dict(), **own, "temperature_optimiser": self.temperature_optimiser.state_dict()}
+        return {**super().state_dict(), **own, "temperature_optimizer": self.temperature_optimizer.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.log_temperature.copy_(state["log_temperature"])
-        self.temperature_optimiser.load_state_dict(state["temperature_optimiser"])
+        self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])

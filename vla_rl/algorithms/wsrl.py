@@ -19,7 +19,7 @@ from torch import nn
 from vla_rl.algorithms.cal_ql import CalQLConfig
 from vla_rl.algorithms.off_policy import OffPolicy
 from vla_rl.algorithms.sac import SAC, SACConfig
-from vla_rl.contract.batch import Memory
+from vla_rl.contract.batch import ReplayBuffer
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
@@ -33,13 +33,13 @@ class OfflineConfig(Protocol):
         policy: ReparametrisedPolicy,
         parameters: Mapping[str, nn.Parameter],
         critic: QEnsemble,
-        memory: Memory,
+        replay: ReplayBuffer,
         generator: torch.Generator,
     ) -> OffPolicy: ...
 
 
 @runtime_checkable
-class Forgetful(Memory, Protocol):
+class Forgetful(ReplayBuffer, Protocol):
     """A memory that can drop its recorded data: a ``Mixture``."""
 
     def keep_only(self, name: str) -> None: ...
@@ -49,16 +49,16 @@ class Forgetful(Memory, Protocol):
 class WSRLConfig(SACConfig):
     """WSRL's numbers: those of SAC online; ``offline`` has those of ``offline_steps`` before it.
 
-    ``start`` is the warm-up.  Of ``offline``, what concerns collecting (``update_ratio``, ``start``) and the size of
+    ``start`` is the warm-up.  Of ``offline``, what concerns collecting (``utd_ratio``, ``start``) and the size of
     the critics has no effect.
     """
 
     batch: int = 1024
-    update_ratio: float = 4.0
-    actor_every: int = 4
-    start: int = 5000
-    heads: int = 10
-    learning_rate: float = 1e-4
+    utd_ratio: float = 4.0
+    policy_delay: int = 4
+    learning_starts: int = 5000
+    num_critics: int = 10
+    lr: float = 1e-4
     offline_steps: int = 1_000_000
     offline: OfflineConfig = field(default_factory=CalQLConfig)
 
@@ -74,14 +74,14 @@ class WSRL(SAC):
 
     def pretrain(self, steps: int, report: Callable[[int, dict[str, float]], None] = lambda step, info: None) -> None:
         """Learn offline, then drop the recorded data; raises UserError when the memory holds none apart."""
-        if not isinstance(self.memory, Forgetful):
+        if not isinstance(self.replay, Forgetful):
             raise UserError(
-                f"WSRL learns from recorded data first and drops them then, but {type(self.memory).__name__} cannot "
+                f"WSRL learns from recorded data first and drops them then, but {type(self.replay).__name__} cannot "
                 "tell them apart; give it a Mixture, for example by a share of demonstrations above 0."
             )
-        built = self.config.offline.build(self.policy, self.parameters, self.critic, self.memory, self.generator)
+        built = self.config.offline.build(self.policy, self.parameters, self.critic, self.replay, self.generator)
         built.pretrain(steps, report)
-        self.memory.keep_only("online")
+        self.replay.keep_only("online")
         self.target_critic.load_state_dict(built.target_critic.state_dict())
         if isinstance(built, SAC):
             self.log_temperature.data.copy_(built.log_temperature.data)

@@ -13,7 +13,7 @@ from vla_rl.cli.world import World
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
-from vla_rl.experience.episodes import demonstrations, move_aside, recording, repair
+from vla_rl.experience.demonstrations import demonstrations, move_aside, recording, repair
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Collect:
     world: World = field(default_factory=World)
     count: int = 30
     seed: int = 1  # of the training run that they are for
-    rows: int = 16  # episodes played side by side
+    num_envs: int = 16  # episodes played side by side
     out: str = "runs/demonstrations"
     video: Literal["auto", "always", "never"] = "auto"  # cameras as video: where it pays, all, or none (PNG)
     repair: str = ""  # record nothing: finish what is in this folder
@@ -42,7 +42,7 @@ def collect(arguments: Sequence[str]) -> None:
     aside = move_aside(out)
     if aside:
         console.print(f"an earlier dataset was in {out}; it is now {aside}")
-    env = config.world.make(min(config.rows, config.count))
+    env = config.world.make(min(config.num_envs, config.count))
     expert = load(config.world.expert)(horizon=1)
     seeds = list(suite.training_seeds(config.seed, "demonstrations")[: config.count])
     episodes = steps = 0

@@ -15,8 +15,8 @@ from vla_rl.cli.progress import bar, console
 from vla_rl.cli.stages import clock
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.experience.episodes import Episodes
-from vla_rl.policies.normalise import Affine
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.training.fit import FitConfig
@@ -60,34 +60,34 @@ class ImitateDataset:
         counts = {"episodes": episodes.count, "steps": len(episodes.state)}
         return {"loss": loss, **counts, "seconds": seconds, "seed": self.seed}
 
-    def _read(self) -> Episodes:
+    def _read(self) -> Demonstrations:
         chosen = range(self.imitation.demonstrations) if self.imitation.demonstrations else None
         told = (lambda problem: console.print(f"left out: {problem}")) if self.leave_out_damaged else None
-        episodes = Episodes.load(Path(self.dataset), chosen, told)
+        episodes = Demonstrations.load(Path(self.dataset), chosen, told)
         if not episodes.images or not self.image_size:
             return episodes
         images = {name: _shrink(image, self.image_size) for name, image in episodes.images.items()}
         return replace(episodes, images=images)
 
-    def _go_on(self, episodes: Episodes, folder: RunFolder) -> TinyVLA:
+    def _go_on(self, episodes: Demonstrations, folder: RunFolder) -> TinyVLA:
         policy = TinyVLA.from_pretrained(self.policy)
         _require_fit(policy.spec, episodes, self.policy)
         stages.imitate_policy(policy, episodes.with_tasks(policy.spec.tasks), self.imitation, self.seed, folder)
         return policy
 
-    def _begin(self, episodes: Episodes, folder: RunFolder) -> TinyVLA:
+    def _begin(self, episodes: Demonstrations, folder: RunFolder) -> TinyVLA:
         spec = spec_of(episodes, Path(self.dataset).name)
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
         state = torch.as_tensor(episodes.state)
         policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_data(state), self.tiny)
-        chunks = policy.action_scale.normalise(torch.as_tensor(episodes.chunks(self.tiny.horizon)))
+        chunks = policy.action_scale.normalize(torch.as_tensor(episodes.chunks(self.tiny.horizon)))
         with bar("imitate", self.imitation.fit.steps) as update:
             report = stages.every(25, stages.report_imitation(update, folder))
             imitate_from_pixels(policy, episodes.observation(), chunks, self.imitation, generator(self.seed, 2), report)
         return policy
 
 
-def spec_of(episodes: Episodes, name: str) -> EnvSpec:
+def spec_of(episodes: Demonstrations, name: str) -> EnvSpec:
     """What an environment would declare in which these episodes could have been recorded.
 
     Bounds are those of the data, actions' with a margin of 5 % of their range; the unit of nothing is known.
@@ -120,7 +120,7 @@ def _bounds(values: np.ndarray, margin: float, names: tuple[str, ...]) -> ArrayS
     return ArraySpec((values.shape[1],), "float32", tuple(low.tolist()), tuple(high.tolist()), names=names)
 
 
-def _require_fit(spec: EnvSpec, episodes: Episodes, policy: str) -> None:
+def _require_fit(spec: EnvSpec, episodes: Demonstrations, policy: str) -> None:
     """Raise ContractError unless a policy for ``spec`` can learn from ``episodes``."""
     ours = {f"camera {name}": item.shape for name, item in spec.images.items()}
     ours |= {"state": spec.state.shape, "action": spec.action.shape}

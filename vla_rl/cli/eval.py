@@ -34,7 +34,7 @@ class Evaluate:
 
     seeds: str = "validation"  # or "test"
     episodes: int = 512
-    rows: int = 64
+    num_envs: int = 64
     seed: int = 1  # of the flow's starting noise
     out: str = ""  # write the result there as JSON
     world: World = field(default_factory=World)
@@ -49,11 +49,11 @@ def evaluate(arguments: Sequence[str]) -> None:
     ranges = {"validation": suite.VALIDATION, "test": suite.TEST}
     if config.seeds not in ranges:
         raise UserError(f"there are no {config.seeds!r} seeds; {did_you_mean(config.seeds, ranges)}")
-    if min(config.episodes, config.rows) < 1:
-        raise UserError(f"{config.episodes} episodes in {config.rows} rows measure nothing; give both at least 1.")
+    if min(config.episodes, config.num_envs) < 1:
+        raise UserError(f"{config.episodes} episodes in {config.num_envs} rows measure nothing; give both at least 1.")
     seeds = suite.held_out(ranges[config.seeds], config.episodes)
     policy = _load(arguments[0], config.world)
-    judged = EvaluationConfig(rows=config.rows)
+    judged = EvaluationConfig(num_envs=config.num_envs)
     outcomes = stages.play(config.world, policy, seeds, judged, config.seed, config.seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     console.print(f"{arguments[0]}: {percent(outcomes.rate)} of {config.episodes} {config.seeds} episodes ({ends})")

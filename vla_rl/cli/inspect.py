@@ -278,7 +278,7 @@ def _config(show: Console, target: str) -> None:
 
 def _untrained(config: Any) -> Any:
     """A policy of the configured size, for counting."""
-    from vla_rl.policies.normalise import Affine
+    from vla_rl.policies.normalization import Affine
     from vla_rl.policies.tiny import TinyVLA
     from vla_rl.policies.tokens import Vocabulary
 

@@ -14,12 +14,12 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.cli.progress import bar
 from vla_rl.cli.world import Playground
-from vla_rl.contract.batch import ExperienceSource, Memory, Reducer
+from vla_rl.contract.batch import ExperienceSource, Reducer, ReplayBuffer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
-from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.relabel import relabelled
 from vla_rl.experience.replay import Replay
@@ -42,7 +42,7 @@ class Trainable(Policy, Protocol):
     """A policy that learns and can be saved."""
 
     @property
-    def perceived(self) -> dict[str, int]:
+    def feature_sizes(self) -> dict[str, int]:
         """What it stores for acting on, by size."""
 
     def trainable(self) -> dict[str, nn.Parameter]: ...
@@ -54,7 +54,7 @@ class SourceConfig(Protocol):
     """The frozen dataclass of one kind of experience, which knows its source."""
 
     @property
-    def rows(self) -> int:
+    def num_envs(self) -> int:
         """How many environments it plays in."""
 
     def split(self, parts: int) -> SourceConfig:
@@ -74,13 +74,13 @@ class Setting:
     group: Reducer
     demonstrations: str = ""  # folder of a dataset; none
 
-    def episodes(self, who: str) -> Episodes:
+    def episodes(self, who: str) -> Demonstrations:
         """The demonstrations; raises UserError when there are none for ``who``, which needs them."""
         if not self.demonstrations:
             raise UserError(
                 f"{who} needs demonstrations and none were given, so it cannot learn; add --demonstrations FOLDER."
             )
-        return Episodes.load(Path(self.demonstrations))
+        return Demonstrations.load(Path(self.demonstrations))
 
 
 @dataclass
@@ -129,7 +129,9 @@ class RLConfig:
     def noise(self) -> str:
         """The exploration in words."""
         sampler = self.sampler
-        return f"{sampler.schedule}, {sampler.noised}, K={sampler.steps}, noise falling to {self.final_noise:.0%} of it"
+        return (
+            f"{sampler.schedule}, {sampler.placement}, K={sampler.steps}, noise falling to {self.final_noise:.0%} of it"
+        )
 
     def assemble(self, setting: Setting) -> Trainee:
         policy = setting.base.with_sampler(self.sampler)
@@ -161,9 +163,9 @@ def on_policy(setting: Setting, policy: Trainable, experience: SourceConfig, alg
     """Environment, source, critic and learner for ``policy``."""
     group, seed = setting.group, setting.seed
     part = experience.split(group.size)
-    env = setting.world.training(part.rows)
+    env = setting.world.training(part.num_envs)
     torch.manual_seed(seed)
-    critic = ValueCritic({**policy.perceived, "time": 1})
+    critic = ValueCritic({**policy.feature_sizes, "time": 1})
     learner = algorithm.build(policy, policy.trainable(), critic, generator(seed, 4), group)  # type: ignore[arg-type]
     source = part.build(env, policy, _stream(setting), generator(seed, 5 + 100 * group.rank))
     return Trainee(policy, env, source if group.size == 1 else SharedCounts(source, group), learner)
@@ -175,7 +177,7 @@ def _stream(setting: Setting) -> SeedStream:
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
+class ReplayConfig:
     """The replay, and the demonstrations that it is mixed with."""
 
     capacity: int = 200_000  # slots: decisions and ends of episodes
@@ -184,7 +186,7 @@ class MemoryConfig:
     share: float = 0.25  # of the demonstrations in a batch
     folder: str = ""  # keep the replay in files there instead of in memory
 
-    def build(self, policy: Policy, setting: Setting, horizon: int) -> Memory:
+    def build(self, policy: Policy, setting: Setting, horizon: int) -> ReplayBuffer:
         """The memory, demonstrations included, relabelled as experience of ``policy``."""
         online = Replay(self.capacity, self.gamma, self.n_step, OnDisk(self.folder) if self.folder else InMemory())
         if not self.share:
@@ -200,7 +202,7 @@ class MemoryConfig:
                 offline.add(rollout)
                 update(done, "demonstrations")
         env.close()
-        parts: Mapping[str, Memory] = {"online": online, "demonstrations": offline}
+        parts: Mapping[str, ReplayBuffer] = {"online": online, "demonstrations": offline}
         return Mixture(parts, {"online": 1.0 - self.share, "demonstrations": self.share})
 
 
@@ -215,7 +217,7 @@ class OffPolicyAlgorithm(Protocol):
     """The frozen dataclass of one off-policy algorithm's numbers, which knows its learner."""
 
     @property
-    def heads(self) -> int: ...
+    def num_critics(self) -> int: ...
 
     @property
     def critic(self) -> HeadConfig: ...
@@ -229,10 +231,10 @@ class OffPolicyAlgorithm(Protocol):
         policy: Any,
         parameters: Mapping[str, nn.Parameter],
         critic: QEnsemble,
-        memory: Memory,
+        replay: ReplayBuffer,
         generator: torch.Generator,
     ) -> OffPolicyLearner:
-        """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place from ``memory``."""
+        """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place from ``replay``."""
 
 
 @dataclass(frozen=True)
@@ -240,8 +242,8 @@ class OffPolicyRL:
     """Off-policy RL of a policy that is built on the imitation policy, which stays frozen."""
 
     subject: Subject
-    experience: SourceConfig = field(default_factory=lambda: WindowConfig(rows=32, decisions=8))
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    experience: SourceConfig = field(default_factory=lambda: WindowConfig(num_envs=32, decisions=8))
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: OffPolicyAlgorithm = field(default_factory=ResidualTD3Config)
 
@@ -249,12 +251,12 @@ class OffPolicyRL:
         seed = setting.seed
         torch.manual_seed(seed)
         policy = self.subject.build(setting)
-        env = setting.world.training(self.experience.rows)
+        env = setting.world.training(self.experience.num_envs)
         horizon = getattr(policy, "horizon", 1)
-        memory = self.memory.build(policy, setting, horizon)
-        seen, actions = {**policy.perceived, "time": 1}, horizon * env.spec.action_dim
-        critic = QEnsemble(seen, actions, self.algorithm.heads, self.algorithm.critic)
-        learner = self.algorithm.build(policy, policy.trainable(), critic, memory, generator(seed, 4))
+        replay = self.replay.build(policy, setting, horizon)
+        seen, actions = {**policy.feature_sizes, "time": 1}, horizon * env.spec.action_dim
+        critic = QEnsemble(seen, actions, self.algorithm.num_critics, self.algorithm.critic)
+        learner = self.algorithm.build(policy, policy.trainable(), critic, replay, generator(seed, 4))
         source = self.experience.build(env, policy, _stream(setting), generator(seed, 5))
         return Trainee(policy, env, source, learner, begin=lambda: self._pretrain(learner))
 

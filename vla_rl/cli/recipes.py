@@ -15,7 +15,7 @@ from vla_rl.cli.story import Story, write_report
 from vla_rl.cli.world import World
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
-from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.training.distributed import this_process
 from vla_rl.training.grounding import GroundingConfig
@@ -51,11 +51,11 @@ class Imitate:
         families = {name: asdict(rate) for name, rate in outcomes.families.items()}
         return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
 
-    def prepare(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, TinyVLA, Episodes]:
+    def prepare(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, TinyVLA, Demonstrations]:
         """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes its own."""
         grounded_at, imitation_at = folder.checkpoint("grounded"), folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
-            episodes = Episodes.load(folder.path / "demonstrations")
+            episodes = Demonstrations.load(folder.path / "demonstrations")
             return TinyVLA.from_pretrained(imitation_at), TinyVLA.from_pretrained(grounded_at), episodes
         with clock(seconds, "collect"):
             episodes = stages.collect(self.world, self.imitation.demonstrations, self.seed)
@@ -152,7 +152,7 @@ class Demo:
         summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
         return summary
 
-    def _plateau(self, policy: TinyVLA, grounded: TinyVLA, episodes: Episodes) -> dict[str, Any]:
+    def _plateau(self, policy: TinyVLA, grounded: TinyVLA, episodes: Demonstrations) -> dict[str, Any]:
         """Validation success after the configured imitation and after twice as many steps."""
         longer = replace(self.imitation, fit=replace(self.imitation.fit, steps=2 * self.imitation.fit.steps))
         other = copy.deepcopy(grounded)

@@ -48,10 +48,10 @@ class TrainReward:
     training: int = 400  # episodes to learn from
     calibration: int = 128  # episodes that the threshold is chosen on
     test: int = 256  # episodes that the result is reported for
-    rows: int = 32
+    num_envs: int = 32
     clumsy: float = 0.4  # share of the expert's decisions that are random
     precision: float = 0.95  # wanted of the frames that are called a success
-    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, learning_rate=6e-3))
+    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, lr=6e-3))
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
@@ -89,7 +89,13 @@ class TrainReward:
         with bar(("frames", "to calibrate", "to test")[part], len(seeds)) as update:
             random = np.random.default_rng([self.seed, part])
             return label_frames(
-                self.world, self.claims, seeds, self.rows, self.clumsy, random, lambda done: update(done, "episodes")
+                self.world,
+                self.claims,
+                seeds,
+                self.num_envs,
+                self.clumsy,
+                random,
+                lambda done: update(done, "episodes"),
             )
 
     def _fit(self, model: nn.Module, loss: Loss, batches: Iterator[Any], folder: RunFolder | None) -> None:
@@ -114,7 +120,7 @@ class TrainSuccess(TrainReward):
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
         model = SuccessClassifier.for_frames(frames, self.network)
         index = balanced(frames.label, self.fit.batch, generator(self.seed, 8))
-        self._fit(model, model.loss, map(frames.rows, index), folder)
+        self._fit(model, model.loss, map(frames.select, index), folder)
         return model
 
 

@@ -38,7 +38,7 @@ def check_senses(
     world: World, policies: Mapping[str, TinyVLA], config: EvaluationConfig, seed: int
 ) -> dict[str, Sanity]:
     """The checks for every policy."""
-    plain, misled = world.make(config.rows), world.misled(config.rows)
+    plain, misled = world.make(config.num_envs), world.misled(config.num_envs)
     with bar("see and read", 4 * len(policies)) as update:
         found = {
             name: _check(plain, misled, policy, config, seed, partial(_count, update, 4 * i, name))

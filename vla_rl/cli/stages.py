@@ -20,9 +20,9 @@ from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
-from vla_rl.experience.episodes import Episodes, record
+from vla_rl.experience.demonstrations import Demonstrations, record
 from vla_rl.policies.diffusion import DiffusionPolicy
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.training.grounding import GroundingConfig, ground
@@ -39,7 +39,7 @@ class EvaluationConfig:
     validation: int = 256
     test: int = 512
     sanity: int = 256  # validation seeds for each check of what the policy looks at
-    rows: int = 64
+    num_envs: int = 64
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def collect(world: World, count: int, seed: int, rows: int = 64) -> Episodes:
+def collect(world: World, count: int, seed: int, rows: int = 64) -> Demonstrations:
     """``count`` successful demonstrations of the scripted expert."""
     env, expert = world.make(min(rows, count)), load(world.expert)(horizon=1)
     seeds = list(suite.training_seeds(seed, "demonstrations")[:count])
@@ -60,7 +60,9 @@ def collect(world: World, count: int, seed: int, rows: int = 64) -> Episodes:
     return episodes
 
 
-def ground_policy(world: World, episodes: Episodes, tiny: TinyConfig, config: GroundingConfig, seed: int) -> TinyVLA:
+def ground_policy(
+    world: World, episodes: Demonstrations, tiny: TinyConfig, config: GroundingConfig, seed: int
+) -> TinyVLA:
     """A new policy whose backbone has learnt to point; statistics come from the demonstrations."""
     env = world.make(1)
     torch.manual_seed(seed)  # module initialisation has no generator argument
@@ -77,20 +79,20 @@ def ground_policy(world: World, episodes: Episodes, tiny: TinyConfig, config: Gr
 
 def imitate_policy(
     policy: TinyVLA | DiffusionPolicy,
-    episodes: Episodes,
+    episodes: Demonstrations,
     config: ImitationConfig,
     seed: int,
     folder: RunFolder | None = None,
 ) -> None:
     """Train connector and expert on the demonstrations, in place."""
-    stored = store_episodes(policy, episodes)
-    chunks = policy.action_scale.normalise(torch.as_tensor(episodes.chunks(policy.config.horizon)))
+    features = store_episodes(policy, episodes)
+    chunks = policy.action_scale.normalize(torch.as_tensor(episodes.chunks(policy.config.horizon)))
     learnt = torch.as_tensor(episodes.time % config.stride == 0)
-    stored, chunks = {name: item[learnt] for name, item in stored.items()}, chunks[learnt]
+    features, chunks = {name: item[learnt] for name, item in features.items()}, chunks[learnt]
 
     with bar("imitate", config.fit.steps) as update:
         report = every(25, report_imitation(update, folder))
-        imitate(policy, stored, chunks, config, generator(seed, 2), report)
+        imitate(policy, features, chunks, config, generator(seed, 2), report)
 
 
 def report_imitation(
@@ -106,10 +108,10 @@ def report_imitation(
     return report
 
 
-def store_episodes(policy: Policy, episodes: Episodes, part: int = 256) -> dict[str, Tensor]:
+def store_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -> dict[str, Tensor]:
     """What the policy keeps of every recorded observation."""
     obs, count = episodes.observation(), len(episodes.state)
-    parts = [policy.precompute(obs.rows(slice(i, i + part))) for i in range(0, count, part)]
+    parts = [policy.encode(obs.select(slice(i, i + part))) for i in range(0, count, part)]
     return {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
 
 
@@ -117,7 +119,7 @@ def play(
     world: Playground, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str
 ) -> Outcomes:
     """Evaluate on ``seeds`` with a progress bar."""
-    env = world.make(config.rows)
+    env = world.make(config.num_envs)
     with bar(what, len(seeds)) as update:
         outcomes = evaluate(
             env,
@@ -137,7 +139,7 @@ def improve(method: Method, setting: Setting, judged: EvaluationConfig, folder: 
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
     group, seed = setting.group, setting.seed
-    validation = setting.world.make(judged.rows)
+    validation = setting.world.make(judged.num_envs)
     trainee = method.assemble(setting)
     policy, held_out = trainee.policy, suite.held_out(suite.VALIDATION, judged.validation)
     by_family: dict[str, float] = {}

@@ -54,7 +54,7 @@ class StateBased:
     loop: LoopConfig = field(
         default_factory=lambda: LoopConfig(collapse=math.inf)
     )  # returns have no scale of their own
-    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(validation=16, test=64, rows=16))
+    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(validation=16, test=64, num_envs=16))
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
@@ -63,8 +63,8 @@ class StateBased:
         group = this_process()
         experience = self.experience.split(group.size)
         with (
-            closing(self.world.training(experience.rows)) as env,
-            closing(self.world.make(self.evaluation.rows)) as held,
+            closing(self.world.training(experience.num_envs)) as env,
+            closing(self.world.make(self.evaluation.num_envs)) as held,
         ):
             policy, learner = self.learner(env, group)
             seeds = suite.training_seeds(self.seed, "reinforcement")

@@ -139,7 +139,7 @@ def record_clips(world: World, policy: TinyVLA, seeds: np.ndarray, seed: int) ->
     frames: list[list[np.ndarray]] = [[picture] for picture in env.render_rows(every, _CLIP_SIZE)]  # type: ignore[attr-defined]
     done = np.zeros(len(seeds), bool)
     while not done.all():
-        chunk = policy.act(policy.precompute(obs), {}, "eval", noise)[0].action.numpy()
+        chunk = policy.act(policy.encode(obs), {}, "eval", noise)[0].action.numpy()
         for i in range(chunk.shape[1]):
             step = env.step(chunk[:, i : i + 1])
             for row, picture in zip(every[~done], env.render_rows(every[~done], _CLIP_SIZE), strict=True):  # type: ignore[attr-defined]

@@ -7,4 +7,4 @@ without torch.  Shape letters used in the whole repository:
 ``K`` denoising steps, ``B`` flattened batch, ``h w c`` image height, width, channels (channels last).
 """
 
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 2

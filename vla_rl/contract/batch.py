@@ -8,14 +8,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from vla_rl.contract.env import Array
 
-BEYOND = "privileged/beyond"  # in ``Rollout.final_stored``
+TRUNCATION_RETURN = "privileged/beyond"  # in ``Rollout.final_features``
 
 
 @dataclass(frozen=True)
 class Rollout:
     """``T`` decisions of ``E`` rows.
 
-    stored        {name: [T+1,E,...]}  what the policy kept of every observation; entry ``T`` is the one after the last;
+    features        {name: [T+1,E,...]}  what the policy kept of every observation; entry ``T`` follows the last;
                                        ``privileged/*`` beside it, for critics
     sample        [T,E,H,D]            raw normalised samples; aux {name: [T,E,...]}
     executed      [T,E,H,D]            what was done, in physical units, after clipping, safety and interventions;
@@ -25,13 +25,13 @@ class Rollout:
     terminated, truncated, success  bool [T,E]  True only at the decision in which the row ended
     version       int [T,E]            policy version that acted
     final_index   int [F,2]            (t,e) of decisions that ended by truncation
-    final_stored  {name: [F,...]}      what was kept of the last observation of those episodes; beside it, from sources
-                                       that know, ``BEYOND`` float64 [F]: what each would still have earned
+    final_features  {name: [F,...]}      what was kept of the last observation of those episodes; with it, from sources
+                                       that know, ``TRUNCATION_RETURN`` float64 [F]: what each would still have earned
     seeds         int [T,E]            seed of the episode a decision belongs to
     info          counters and seconds of the collection
     """
 
-    stored: Mapping[str, Array]
+    features: Mapping[str, Array]
     sample: Array
     executed: Array
     aux: Mapping[str, Array]
@@ -44,7 +44,7 @@ class Rollout:
     success: Array
     version: Array
     final_index: Array
-    final_stored: Mapping[str, Array]
+    final_features: Mapping[str, Array]
     seeds: Array
     info: Mapping[str, float] = field(default_factory=dict)
 
@@ -53,26 +53,26 @@ class Rollout:
 class Transitions:
     """``B`` recorded decisions of any age, each with what followed it within ``n`` decisions or its episode's end.
 
-    stored       {name: [B,...]}  what was decided on
+    features       {name: [B,...]}  what was decided on
     sample       [B,H,D]          raw normalised samples; ``executed`` [B,H,D] what was done, in physical units
-    reward       [B]              discounted sum until ``following``
-    discount     [B]              gamma^(actions until ``following``), 0 where the episode terminated before it
-    following    {name: [B,...]}  what was stored of the observation then (the last one of a truncated episode)
+    reward       [B]              discounted sum until ``next_features``
+    discount     [B]              gamma^(actions until ``next_features``), 0 where the episode terminated before it
+    next_features    {name: [B,...]}  what was stored of the observation then (the last one of a truncated episode)
     returns      [B]              discounted sum until the episode's end; -inf where it was truncated, hence unknown
     intervened   bool [B]         whether a person acted in the decision
     """
 
-    stored: dict[str, Array]
+    features: dict[str, Array]
     sample: Array
     executed: Array
     reward: Array
     discount: Array
-    following: dict[str, Array]
+    next_features: dict[str, Array]
     returns: Array
     intervened: Array
 
 
-class Memory(Protocol):
+class ReplayBuffer(Protocol):
     """Recorded decisions to learn from again and again."""
 
     def __len__(self) -> int: ...

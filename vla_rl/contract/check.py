@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import ActionOut, LikelihoodPolicy, Policy, Stored, look
+from vla_rl.contract.policy import ActionOut, Features, LikelihoodPolicy, Policy, encode_observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _TOLERANCE = 1e-5
@@ -104,27 +104,27 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
     obs = env.reset(every, seed + every)
     state = policy.reset_state(policy.initial_state(env.num_envs), every)
     try:
-        stored, state = look(policy, obs, state, generator)
+        features, state = encode_observation(policy, obs, state, generator)
     except KeyError as error:
         raise ContractError(
             f"the policy reads {error}, which {env.spec.name!r} does not give to policies (privileged/* is for critics "
             "and rewards), so it could not be deployed; train it on what it will have."
         ) from error
-    _check_out(policy.act(stored, state, "eval", generator)[0], env)
-    out, _ = policy.act(stored, state, "sample", generator)
+    _check_out(policy.act(features, state, "eval", generator)[0], env)
+    out, _ = policy.act(features, state, "sample", generator)
     _check_out(out, env)
     env.step(on_host(out.action))
-    kept = ", ".join(f"{name} {list(value.shape)}" for name, value in stored.items())
-    found = [Checked("precompute", kept), Checked("act", "in bounds")]
+    kept = ", ".join(f"{name} {list(value.shape)}" for name, value in features.items())
+    found = [Checked("encode", kept), Checked("act", "in bounds")]
     if isinstance(policy, LikelihoodPolicy):
-        found.append(Checked("log-prob parity", _check_parity(policy, stored, out)))
+        found.append(Checked("log-prob parity", _check_parity(policy, features, out)))
     return found
 
 
-def _check_parity(policy: LikelihoodPolicy, stored: Stored, out: ActionOut) -> str:
+def _check_parity(policy: LikelihoodPolicy, features: Features, out: ActionOut) -> str:
     """The bound is that of float32 for a chain of up to 16 steps; a flow without noise has no density."""
     try:
-        again = policy.log_prob(stored, out.sample, out.aux).logprob
+        again = policy.log_prob(features, out.sample, out.aux).logprob
     except UserError as error:
         if isinstance(error, ContractError):
             raise
@@ -151,7 +151,7 @@ def _check_reset(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     obs = env.reset(every, seeds)
     check_observation(obs, env.spec, env.num_envs)
     _require(not on_host(obs.time).any(), "time is not 0 after a reset")
-    kept = obs.rows(every)  # copies
+    kept = obs.select(every)  # copies
     env.step(random_actions(env, 1, np.random.default_rng(5)))
     _require(_equal(obs, kept), "an observation that was handed out is overwritten by the next step")
     return f"{len(obs.images)} cameras, state {list(obs.state.shape)}"
@@ -190,7 +190,7 @@ def _check_idle(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
     _check_latched(step, later)
     if env.num_envs > 1:
         obs = env.reset(every[:1], seeds[:1])
-        _require(_equal(obs.rows(every[1:]), step.obs.rows(every[1:])), "resetting row 0 changed another row")
+        _require(_equal(obs.select(every[1:]), step.obs.select(every[1:])), "resetting row 0 changed another row")
     return "untouched"
 
 
@@ -275,7 +275,7 @@ def _same_course(one: list[Step], other: list[Step], rows: np.ndarray) -> bool:
         for steps in (one, other)
     )
     same = all(np.array_equal(a, b[rows]) for a, b in zip(*per_action, strict=True))
-    return flags and same and _equal(one[-1].obs, other[-1].obs.rows(rows))
+    return flags and same and _equal(one[-1].obs, other[-1].obs.select(rows))
 
 
 def _equal(a: Observation, b: Observation) -> bool:

@@ -34,7 +34,7 @@ class Observation:
     time: Array
     extras: Mapping[str, Array] = field(default_factory=dict)
 
-    def rows(self, index: Array) -> Observation:
+    def select(self, index: Array) -> Observation:
         """The observation of the chosen rows (an integer or boolean index over ``E``)."""
         return Observation(
             {name: image[index] for name, image in self.images.items()},

@@ -11,7 +11,7 @@ from vla_rl.contract.env import PRIVILEGED, Array, Observation
 
 Mode: TypeAlias = Literal["sample", "eval"]
 State: TypeAlias = dict[str, Array]
-Stored: TypeAlias = dict[str, Array]
+Features: TypeAlias = dict[str, Array]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Policy(Protocol):
 
     version: int
 
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         """The part that no gradient reaches, as {name: [E,...]}; identity (the inputs) when everything is trainable."""
 
     def initial_state(self, rows: int) -> State:
@@ -56,7 +56,7 @@ class Policy(Protocol):
     def reset_state(self, state: State, rows: Array) -> State:
         """Called for every row that is reset, after termination and truncation alike."""
 
-    def act(self, stored: Stored, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
         """Choose a chunk: ``mode`` "sample" explores, "eval" is what would be deployed."""
 
 
@@ -64,8 +64,8 @@ class Policy(Protocol):
 class ContextPolicy(Policy, Protocol):
     """A policy whose decision, and its critic's estimate, depend on its own state as well: a plan that it follows."""
 
-    def context(self, stored: Stored, state: State, generator: Any) -> tuple[Stored, State]:
-        """What to decide on: ``stored`` and what follows from ``state`` at this moment (``base_action``).
+    def context(self, features: Features, state: State, generator: Any) -> tuple[Features, State]:
+        """What to decide on: ``features`` and what follows from ``state`` at this moment (``base_action``).
 
         Called once for every observation, also for an episode's last one, before ``act``, which receives the result.
         """
@@ -75,7 +75,7 @@ class ContextPolicy(Policy, Protocol):
 class LikelihoodPolicy(Policy, Protocol):
     """A policy whose samples have a density: PPO and GRPO need this."""
 
-    def log_prob(self, stored: Stored, sample: Array, aux: Mapping[str, Array]) -> Likelihood:
+    def log_prob(self, features: Features, sample: Array, aux: Mapping[str, Array]) -> Likelihood:
         """Density of recorded samples under the present weights, with gradient."""
 
     def kl(self, old: Mapping[str, Array], new: Mapping[str, Array]) -> Array:
@@ -83,7 +83,7 @@ class LikelihoodPolicy(Policy, Protocol):
 
 
 @dataclass(frozen=True)
-class Judgeable:
+class CriticAction:
     """Decisions as critics judge them: ``action`` [B,A] and their ``logprob`` [B] (zeros if deterministic)."""
 
     action: Array
@@ -94,10 +94,10 @@ class Judgeable:
 class ReparametrisedPolicy(Policy, Protocol):
     """A policy whose decision is differentiable: SAC and TD3 need this."""
 
-    def rsample(self, stored: Stored, generator: Any) -> Judgeable:
+    def rsample(self, features: Features, generator: Any) -> CriticAction:
         """A decision through which gradients flow, without exploration that ``act`` adds on top of it."""
 
-    def judged(self, stored: Stored, sample: Array, executed: Array) -> Array:
+    def critic_action(self, features: Features, sample: Array, executed: Array) -> Array:
         """Recorded decisions [B,A] in the same terms, from ``sample`` [B,H,D] and what was ``executed`` [B,H,D]."""
 
 
@@ -109,18 +109,18 @@ class Observer(Protocol):
     between acting and the last ratio.
     """
 
-    def observe(self, stored: Stored, reducer: Reducer) -> None:
+    def observe(self, features: Features, reducer: Reducer) -> None:
         """Take in {name: [B,...]} of this process and of those that ``reducer`` joins it with."""
 
 
-def look(policy: Policy, obs: Observation, state: State, generator: Any) -> tuple[Stored, State]:
+def encode_observation(policy: Policy, obs: Observation, state: State, generator: Any) -> tuple[Features, State]:
     """What ``policy`` decides on at ``obs``: what it stores and, if it has one, its context; never ``privileged/*``."""
-    stored = policy.precompute(obs.public())
-    return policy.context(stored, state, generator) if isinstance(policy, ContextPolicy) else (stored, state)
+    features = policy.encode(obs.public())
+    return policy.context(features, state, generator) if isinstance(policy, ContextPolicy) else (features, state)
 
 
-def public(stored: Stored) -> Stored:
+def public(features: Features) -> Features:
     """What the policy itself stored, without what was kept beside it for critics."""
-    if not any(name.startswith(PRIVILEGED) for name in stored):
-        return stored
-    return {name: item for name, item in stored.items() if not name.startswith(PRIVILEGED)}
+    if not any(name.startswith(PRIVILEGED) for name in features):
+        return features
+    return {name: item for name, item in features.items() if not name.startswith(PRIVILEGED)}

@@ -121,12 +121,12 @@ class RowBook:
             )
 
 
-def take(arrays: dict[str, np.ndarray], rows: np.ndarray) -> Snapshot:
+def select_rows(arrays: dict[str, np.ndarray], rows: np.ndarray) -> Snapshot:
     """Copies of ``rows`` of every array."""
     return {name: array[rows] for name, array in arrays.items()}
 
 
-def put(arrays: dict[str, np.ndarray], rows: np.ndarray, snapshot: Snapshot) -> None:
+def restore_rows(arrays: dict[str, np.ndarray], rows: np.ndarray, snapshot: Snapshot) -> None:
     """Write ``snapshot`` into ``rows``; raises ContractError, with nothing written, when it does not fit."""
     wrong = set(arrays) ^ set(snapshot)
     wrong |= {name for name in set(arrays) - wrong if snapshot[name].shape != (rows.size, *arrays[name].shape[1:])}

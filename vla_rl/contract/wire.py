@@ -167,8 +167,8 @@ def _decode(code: int, data: bytes) -> np.ndarray:
             f"a message holds {len(data) - start} bytes as {dtype}{list(shape)}, which does not fit, so it is dropped; "
             "look for a broken sender."
         )
-    stored = np.dtype(np.uint8) if dtype == np.bool_ else dtype.newbyteorder("<")
-    return np.frombuffer(data, stored, offset=start).astype(dtype).reshape(shape)
+    features = np.dtype(np.uint8) if dtype == np.bool_ else dtype.newbyteorder("<")
+    return np.frombuffer(data, features, offset=start).astype(dtype).reshape(shape)
 
 
 def _array_head(head: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.contract.env import Array, Observation, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import Mode, Policy, look
+from vla_rl.contract.policy import Mode, Policy, encode_observation
 from vla_rl.evaluation.stats import Rate
 
 
@@ -87,8 +87,8 @@ class _Evaluation:
         state = self.policy.initial_state(self.env.num_envs)
         obs, state = self._refill(np.arange(self.env.num_envs), None, state)
         while (self.playing >= 0).any():
-            stored, state = look(self.policy, self.view(obs), state, generator)
-            out, state = self.policy.act(stored, state, mode, generator)
+            features, state = encode_observation(self.policy, self.view(obs), state, generator)
+            out, state = self.policy.act(features, state, mode, generator)
             step = self.env.step(to_env(out.action, self.env))
             obs, state = self._refill(self._book(step), step.obs, state)
         return Outcomes(self.seeds, self.success, tuple(self.cause), self.length, tuple(self.family), self.returns)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Step
-from vla_rl.contract.policy import ActionOut, Stored
+from vla_rl.contract.policy import ActionOut, Features
 from vla_rl.experience.rollout import done_or_chosen, stack_dicts, to_tensor
 
 _IDLE = (
@@ -32,19 +32,19 @@ _LASTING = ("version", "seeds")  # as before when idle
 class Moment:
     """One decision of all rows: what the policy kept of the observation, what it chose and what came of it."""
 
-    stored: Stored
+    features: Features
     out: ActionOut
     step: Step
 
 
-def column(moments: Sequence[Moment], row: int, seed: int, last: Stored | None) -> Rollout:
+def column(moments: Sequence[Moment], row: int, seed: int, last: Features | None) -> Rollout:
     """The episode that ``row`` played in ``moments``, a rollout with E = 1 whose last decision ended it.
 
     ``last`` {name: [...]} is what was kept of its last observation if it was truncated.  A terminated episode (None)
     has no value after its end, so what its last decision was made on stands there as well.
     """
     steps, length = [moment.step for moment in moments], len(moments)
-    seen = [{name: item[row] for name, item in moment.stored.items()} for moment in moments]
+    seen = [{name: item[row] for name, item in moment.features.items()} for moment in moments]
     seen.append(last or seen[-1])
     end, truncated = torch.zeros(length, 1, dtype=torch.bool), last is not None
     end[-1] = True
@@ -54,7 +54,7 @@ def column(moments: Sequence[Moment], row: int, seed: int, last: Stored | None) 
 
     outs = [moment.out for moment in moments]
     return Rollout(
-        stored={name: item[:, None] for name, item in stack_dicts(seen).items()},
+        features={name: item[:, None] for name, item in stack_dicts(seen).items()},
         sample=over_time([out.sample for out in outs]),
         executed=over_time([done_or_chosen(moment.step, moment.out) for moment in moments]),
         aux={name: over_time([out.aux[name] for out in outs]) for name in outs[0].aux},
@@ -67,7 +67,7 @@ def column(moments: Sequence[Moment], row: int, seed: int, last: Stored | None) 
         success=end & bool(steps[-1].success[row]),
         version=torch.tensor([[out.policy_version] for out in outs]),
         final_index=torch.tensor([[length - 1, 0]])[: int(truncated)],
-        final_stored={name: item[None][: int(truncated)] for name, item in seen[-1].items()},
+        final_features={name: item[None][: int(truncated)] for name, item in seen[-1].items()},
         seeds=torch.full((length, 1), seed),
     )
 
@@ -83,10 +83,12 @@ def beside(parts: Sequence[Rollout], info: Mapping[str, float] | None = None) ->
     arrays |= {name: torch.cat([_lasting(getattr(part, name), length) for part in parts], 1) for name in _LASTING}
     shifted = [part.final_index + torch.tensor([0, int(at)]) for part, at in zip(parts, widths[:-1], strict=True)]
     return Rollout(
-        stored={name: torch.cat([_lasting(p.stored[name], length + 1) for p in parts], 1) for name in parts[0].stored},
+        features={
+            name: torch.cat([_lasting(p.features[name], length + 1) for p in parts], 1) for name in parts[0].features
+        },
         aux={name: torch.cat([_idle(part.aux[name], length) for part in parts], 1) for name in parts[0].aux},
         final_index=torch.cat(shifted),
-        final_stored={name: torch.cat([p.final_stored[name] for p in parts]) for name in parts[0].final_stored},
+        final_features={name: torch.cat([p.final_features[name] for p in parts]) for name in parts[0].final_features},
         info=dict(info or {}),
         **arrays,
     )

@@ -28,11 +28,11 @@ import torch
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation, Step, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import Policy, State, Stored, look
+from vla_rl.contract.policy import Features, Policy, State, encode_observation
 from vla_rl.experience.columns import Moment, beside, to_state
 from vla_rl.experience.members import Group, Member
 from vla_rl.experience.rollout import SeedStream, check_finite, play, to_tensor
-from vla_rl.experience.unfinished import NothingMore, Unfinished
+from vla_rl.experience.truncation_value import TruncationValue, ZeroValue
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class GroupConfig:
     size: int = 8  # n: episodes in each
     ahead: int = 4  # less than ``groups``
     limit: int = 64  # groups played for one rollout at most; with ``limit = groups`` these are it, mixed or not
-    rows: int = 64  # environments; the more, the more of them idle while the last groups end
-    unfinished: Unfinished = NothingMore()  # what members that were cut off would still have earned
+    num_envs: int = 64  # environments; the more, the more of them idle while the last groups end
+    unfinished: TruncationValue = ZeroValue()  # what members that were cut off would still have earned
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> GroupSource:
         """The source with these numbers."""
@@ -58,12 +58,12 @@ class GroupConfig:
 
     def split(self, parts: int) -> GroupConfig:
         """What each of ``parts`` processes collects, so that together they have these groups."""
-        if any(number % parts for number in (self.groups, self.ahead, self.limit, self.rows)):
+        if any(number % parts for number in (self.groups, self.ahead, self.limit, self.num_envs)):
             raise UserError(
                 f"{self} cannot be shared equally by {parts} processes, so nothing was started; choose groups, ahead, "
                 "limit and rows as multiples of the processes."
             )
-        shares = {name: getattr(self, name) // parts for name in ("groups", "ahead", "limit", "rows")}
+        shares = {name: getattr(self, name) // parts for name in ("groups", "ahead", "limit", "num_envs")}
         return replace(self, **shares)
 
     def __str__(self) -> str:
@@ -189,14 +189,14 @@ class GroupSource:
 
     def _decide(self) -> None:
         assert self._obs is not None, "something is played, so the rows were reset"
-        stored, state = self._look(self._obs, self._state)
+        features, state = self._encode(self._obs, self._state)
         with self._clock("act_s"):
-            out, state = self.policy.act(stored, state, "sample", self.generator)
+            out, state = self.policy.act(features, state, "sample", self.generator)
             check_finite(out)
         with self._clock("env_s"):
             step = play(self.env, out)
         self._state, self._obs = state, step.obs
-        self._moments.append(Moment(stored, out, step))
+        self._moments.append(Moment(features, out, step))
         self._book(step)
 
     def _book(self, step: Step) -> None:
@@ -218,14 +218,14 @@ class GroupSource:
     def _keep_last(self, step: Step, truncated: dict[int, Member]) -> None:
         if truncated:
             rows = np.array(list(truncated))
-            last, _ = self._look(step.obs.rows(rows), {name: item[rows] for name, item in self._state.items()})
+            last, _ = self._encode(step.obs.select(rows), {name: item[rows] for name, item in self._state.items()})
             beyond = self.config.unfinished.beyond(last).tolist()
             for i, episode in enumerate(truncated.values()):
                 episode.last, episode.beyond = {name: item[i] for name, item in last.items()}, beyond[i]
 
-    def _look(self, obs: Observation, state: State) -> tuple[Stored, State]:
+    def _encode(self, obs: Observation, state: State) -> tuple[Features, State]:
         with self._clock("perception_s"):
-            return look(self.policy, obs, state, self.generator)
+            return encode_observation(self.policy, obs, state, self.generator)
 
     @contextmanager
     def _clock(self, name: str) -> Iterator[None]:

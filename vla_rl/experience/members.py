@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from vla_rl.contract.batch import BEYOND, Rollout
-from vla_rl.contract.policy import Stored
+from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
+from vla_rl.contract.policy import Features
 from vla_rl.experience.columns import Moment, beside, column
 
 
@@ -21,7 +21,7 @@ class Member:
     stop: int | None = None  # one after its last decision
     value: float = 0.0  # sum of its rewards
     success: bool = False
-    last: Stored | None = None  # what was kept of its last observation, if it was truncated
+    last: Features | None = None  # what was kept of its last observation, if it was truncated
     beyond: float = 0.0  # what it would still have earned then
 
     @property
@@ -33,7 +33,7 @@ class Member:
         """It as one column, with what lies beyond its end if it was truncated."""
         part = column(moments[self.start : self.stop], self.row, seed, self.last)
         beyond = torch.full((len(part.final_index),), self.beyond, dtype=torch.float64)
-        return replace(part, final_stored={**part.final_stored, BEYOND: beyond})
+        return replace(part, final_features={**part.final_features, TRUNCATION_RETURN: beyond})
 
 
 @dataclass

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from vla_rl.contract.batch import Memory, Rollout, Transitions
+from vla_rl.contract.batch import ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.errors import ContractError, UserError
 
 
 class Mixture:
-    """A ``Memory`` of ``parts``, each with its share of every batch; what is added goes to the part called "online".
+    """A ``ReplayBuffer`` of ``parts``, each with its share of every batch; new experience goes to "online".
 
     While a part is empty, the others have its share in proportion to theirs.
     """
 
-    def __init__(self, parts: Mapping[str, Memory], shares: Mapping[str, float]) -> None:
+    def __init__(self, parts: Mapping[str, ReplayBuffer], shares: Mapping[str, float]) -> None:
         if parts.keys() != shares.keys() or any(share < 0 for share in shares.values()) or not sum(shares.values()):
             raise UserError(
                 f"shares {dict(shares)} do not fit the memories {sorted(parts)}, so no batch could be drawn; give each "

@@ -14,15 +14,15 @@ import torch
 
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.policy import ContextPolicy, Policy, Stored
+from vla_rl.contract.policy import ContextPolicy, Features, Policy
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.demonstrations import Demonstrations
 
 _REWARD, _DONE, _SUCCESS = "next.reward", "next.done", "next.success"
 
 
 def relabelled(
-    episodes: Episodes, policy: Policy, spec: EnvSpec, horizon: int, generator: Any, offsets: int = 1
+    episodes: Demonstrations, policy: Policy, spec: EnvSpec, horizon: int, generator: Any, offsets: int = 1
 ) -> Iterator[Rollout]:
     """Every episode as a rollout with E = 1, decided every ``horizon`` actions.
 
@@ -41,14 +41,16 @@ def relabelled(
                 yield rollout
 
 
-def _episode(episodes: Episodes, begin: int, end: int, policy: Policy, horizon: int, generator: Any) -> Rollout | None:
+def _episode(
+    episodes: Demonstrations, begin: int, end: int, policy: Policy, horizon: int, generator: Any
+) -> Rollout | None:
     """Steps ``begin`` to before ``end``; None when nothing was decided in them."""
     terminated = _terminated(episodes, end - 1)
     last = end if terminated else end - 1  # actions before this step have a known outcome
     starts = list(range(begin, last, horizon))
     if not starts:
         return None
-    stored = _look(episodes, [*starts, min(last, end - 1)], policy, generator)
+    features = _encode(episodes, [*starts, min(last, end - 1)], policy, generator)
     index = np.array(starts)[:, None] + np.arange(horizon)
     valid = torch.from_numpy(index < last)[:, None]
     index = np.minimum(index, last - 1)
@@ -57,7 +59,7 @@ def _episode(episodes: Episodes, begin: int, end: int, policy: Policy, horizon: 
     over = torch.zeros(len(starts), 1, dtype=torch.bool)
     over[-1] = True
     return Rollout(
-        stored={name: torch.stack([item[name] for item in stored]) for name in stored[0]},
+        features={name: torch.stack([item[name] for item in features]) for name in features[0]},
         sample=torch.zeros_like(executed),
         executed=executed,
         aux={},
@@ -70,29 +72,29 @@ def _episode(episodes: Episodes, begin: int, end: int, policy: Policy, horizon: 
         success=over & terminated,
         version=torch.full((len(starts), 1), -1),
         final_index=torch.tensor([[len(starts) - 1, 0]])[: int(not terminated)],
-        final_stored={name: item[: int(not terminated)] for name, item in stored[-1].items()},
+        final_features={name: item[: int(not terminated)] for name, item in features[-1].items()},
         seeds=torch.full((len(starts), 1), int(episodes.seed[begin])),
         info={"env_steps": float(valid.sum())},
     )
 
 
-def _look(episodes: Episodes, steps: list[int], policy: Policy, generator: Any) -> list[Stored]:
+def _encode(episodes: Demonstrations, steps: list[int], policy: Policy, generator: Any) -> list[Features]:
     """What the policy would have decided on at ``steps`` of one episode, in their order, each with a leading axis 1."""
-    batch = policy.precompute(episodes.observation().rows(np.array(steps)))
+    batch = policy.encode(episodes.observation().select(np.array(steps)))
     found = [{name: item[i : i + 1] for name, item in batch.items()} for i in range(len(steps))]
     if isinstance(policy, ContextPolicy):
         state = policy.reset_state(policy.initial_state(1), np.zeros(1, np.intp))
-        for i, stored in enumerate(found):
-            found[i], state = policy.context(stored, state, generator)
+        for i, features in enumerate(found):
+            found[i], state = policy.context(features, state, generator)
     return found
 
 
-def _terminated(episodes: Episodes, step: int) -> bool:
+def _terminated(episodes: Demonstrations, step: int) -> bool:
     flags = episodes.extras.get(_SUCCESS, episodes.extras.get(_DONE))
     return bool(np.asarray(flags).reshape(-1)[step]) if flags is not None else False
 
 
-def _require_rewards(episodes: Episodes) -> None:
+def _require_rewards(episodes: Demonstrations) -> None:
     if _REWARD not in episodes.extras:
         raise ContractError(
             f"the episodes have no {_REWARD!r} but {sorted(episodes.extras)}, so no value can be learnt from them; "
@@ -100,7 +102,7 @@ def _require_rewards(episodes: Episodes) -> None:
         )
 
 
-def _require_bounds(episodes: Episodes, spec: EnvSpec) -> None:
+def _require_bounds(episodes: Demonstrations, spec: EnvSpec) -> None:
     dims = episodes.action.shape[-1]
     if dims != spec.action_dim:
         raise ContractError(

@@ -16,12 +16,12 @@ from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.storage import InMemory, Storage
 
-_STORED = "stored/"
+_STORED = "features/"
 Columns: TypeAlias = dict[str, Tensor]
 
 
 class Replay:
-    """A ``Memory``: the last ``capacity`` slots of ended episodes, one slot per decision and one for each end.
+    """A ``ReplayBuffer``: the last ``capacity`` slots of ended episodes, one slot per decision and one for each end.
 
     ``sample`` looks ``n_step`` decisions ahead, never past an end.  ``gamma`` is per low-level action: a chunk's reward
     is the discounted sum over the actions that were executed, and what follows it is discounted by their number.
@@ -55,9 +55,9 @@ class Replay:
         for end, row in ends.nonzero().tolist():  # in the order of time, so that it is the same however it was cut
             self._keep(row, columns, begin[row], end + 1)
             final = finals.get((end, row))
-            last = {name: item[end, row] for name, item in rollout.stored.items()}
+            last = {name: item[end, row] for name, item in rollout.features.items()}
             if final is not None:
-                last = {name: item[final] for name, item in rollout.final_stored.items()}
+                last = {name: item[final] for name, item in rollout.final_features.items()}
             written += self._close(row, last)
             begin[row] = end + 1
         for row, at in enumerate(begin):
@@ -136,15 +136,15 @@ class Replay:
             reward += torch.where(within, discount * columns["reward"][slot], 0.0)
             discount *= torch.where(within, self.gamma ** columns["count"][slot], 1.0)
         terminated = columns["terminated"][(slots + ahead - 1) % self.capacity]
-        following = (slots + ahead) % self.capacity
+        next_features = (slots + ahead) % self.capacity
         names = [name for name in columns if name.startswith(_STORED)]
         return Transitions(
-            stored={name.removeprefix(_STORED): columns[name][slots] for name in names},
+            features={name.removeprefix(_STORED): columns[name][slots] for name in names},
             sample=columns["sample"][slots],
             executed=columns["executed"][slots],
             reward=reward,
             discount=torch.where(terminated, 0.0, discount),
-            following={name.removeprefix(_STORED): columns[name][following] for name in names},
+            next_features={name.removeprefix(_STORED): columns[name][next_features] for name in names},
             returns=columns["returns"][slots],
             intervened=columns["intervened"][slots],
         )
@@ -182,7 +182,7 @@ class Replay:
 
 
 class Interventions:
-    """A ``Memory`` of the decisions in which a person acted: a view of ``replay`` that keeps nothing itself."""
+    """A ``ReplayBuffer`` of the decisions in which a person acted: a view of ``replay`` that keeps nothing itself."""
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
@@ -237,7 +237,7 @@ def _columns(rollout: Rollout, gamma: float) -> Columns:
         "intervened": rollout.intervened.any(-1),
         "seed": rollout.seeds,
     }
-    return columns | {_STORED + name: item[:-1] for name, item in rollout.stored.items()}
+    return columns | {_STORED + name: item[:-1] for name, item in rollout.features.items()}
 
 
 def _returns(episode: Columns, gamma: float) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import PRIVILEGED, Observation, Snapshots, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.policy import ActionOut, Policy, State, Stored, look, public
+from vla_rl.contract.policy import ActionOut, Features, Policy, State, encode_observation, public
 from vla_rl.contract.spec import EnvSpec
 
 
@@ -33,7 +33,7 @@ class SeedStream(Iterator[int]):
 
 @dataclass
 class _Decision:
-    stored: Stored
+    features: Features
     out: ActionOut
     step: Step
     seeds: Tensor
@@ -45,7 +45,7 @@ class _Window:
 
     decisions: list[_Decision] = field(default_factory=list)
     ended: list[tuple[int, int]] = field(default_factory=list)
-    final: list[Stored] = field(default_factory=list)
+    final: list[Features] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: {"env_s": 0.0, "perception_s": 0.0, "act_s": 0.0})
 
 
@@ -53,21 +53,21 @@ class _Window:
 class WindowConfig:
     """Experience as windows of decisions, side by side."""
 
-    rows: int = 128  # environments
+    num_envs: int = 128  # environments
     decisions: int = 5  # per row and rollout
     privileged: tuple[str, ...] = ()  # "privileged/..." extras that are kept for critics
 
     def __str__(self) -> str:
-        return f"{self.rows} rows x {self.decisions} decisions = {self.rows * self.decisions:,}"
+        return f"{self.num_envs} rows x {self.decisions} decisions = {self.num_envs * self.decisions:,}"
 
     def split(self, parts: int) -> WindowConfig:
         """What each of ``parts`` processes collects, so that together they have these rows."""
-        if self.rows % parts:
+        if self.num_envs % parts:
             raise UserError(
-                f"{self.rows} rows cannot be shared equally by {parts} processes, so nothing was started; choose a "
+                f"{self.num_envs} rows cannot be shared equally by {parts} processes, so nothing was started; choose a "
                 "multiple of the processes."
             )
-        return replace(self, rows=self.rows // parts)
+        return replace(self, num_envs=self.num_envs // parts)
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> RolloutSource:
         """The source with these numbers."""
@@ -94,7 +94,7 @@ class RolloutSource:
         _require_privileged(privileged, env.spec)
         self.env, self.policy, self.decisions = env, policy, decisions
         self.seeds, self.generator, self.privileged = seeds, generator, tuple(privileged)
-        self._stored: Stored | None = None
+        self._stored: Features | None = None
         self._window = _Window()
         self._state = policy.initial_state(env.num_envs)
         self._seed = torch.zeros(env.num_envs, dtype=torch.long)
@@ -106,7 +106,7 @@ class RolloutSource:
         so that a next call with mended weights goes on where this one stopped.
         """
         if self._stored is None:
-            self._stored, self._state = self._look(self._reset(np.arange(self.env.num_envs)), self._state)
+            self._stored, self._state = self._encode(self._reset(np.arange(self.env.num_envs)), self._state)
         while len(self._window.decisions) < self.decisions:
             self._stored = self._decide(self._window, self._stored)
         window, self._window = self._window, _Window()
@@ -122,22 +122,22 @@ class RolloutSource:
                 f"{len(self._window.decisions)} decisions of an unfinished window would be lost, so the source has no "
                 "state to save now; ask between two calls of next()."
             )
-        state = {"seeds": self.seeds.drawn, "generator": self.generator.get_state(), "stored": None}
+        state = {"seeds": self.seeds.drawn, "generator": self.generator.get_state(), "features": None}
         if self._stored is not None and isinstance(self.env, Snapshots):
             snapshot = self.env.snapshot(np.arange(self.env.num_envs))
-            state |= {"env": snapshot, "stored": dict(self._stored), "policy": self._state, "seed": self._seed}
+            state |= {"env": snapshot, "features": dict(self._stored), "policy": self._state, "seed": self._seed}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seeds.drawn, self._stored = state["seeds"], state["stored"]
+        self.seeds.drawn, self._stored = state["seeds"], state["features"]
         self.generator.set_state(state["generator"])
         if self._stored is not None:
             self.env.restore(np.arange(self.env.num_envs), state["env"])  # type: ignore[attr-defined]
             self._state, self._seed = state["policy"], state["seed"]
 
-    def _look(self, obs: Observation, state: State) -> tuple[Stored, State]:
-        stored, state = look(self.policy, obs, state, self.generator)
-        return {**stored, **{name: to_tensor(obs.extras[name]) for name in self.privileged}}, state
+    def _encode(self, obs: Observation, state: State) -> tuple[Features, State]:
+        features, state = encode_observation(self.policy, obs, state, self.generator)
+        return {**features, **{name: to_tensor(obs.extras[name]) for name in self.privileged}}, state
 
     def _reset(self, rows: np.ndarray) -> Observation:
         seeds = np.array([next(self.seeds) for _ in rows], dtype=np.int64)
@@ -145,17 +145,17 @@ class RolloutSource:
         self._state = self.policy.reset_state(self._state, rows)
         return self.env.reset(rows, seeds)
 
-    def _decide(self, window: _Window, stored: Stored) -> Stored:
+    def _decide(self, window: _Window, features: Features) -> Features:
         start = time.perf_counter()
-        out, state = self.policy.act(public(stored), self._state, "sample", self.generator)
+        out, state = self.policy.act(public(features), self._state, "sample", self.generator)
         check_finite(out)
         self._state = state
         acted = time.perf_counter()
         step = play(self.env, out)
-        window.decisions.append(_Decision(stored, out, step, self._seed.clone()))
+        window.decisions.append(_Decision(features, out, step, self._seed.clone()))
         obs = self._restart(window, step)
         stepped = time.perf_counter()
-        following, self._state = self._look(obs, self._state)
+        following, self._state = self._encode(obs, self._state)
         for name, seconds in zip(
             ("act_s", "env_s", "perception_s"),
             (acted - start, stepped - acted, time.perf_counter() - stepped),
@@ -170,7 +170,7 @@ class RolloutSource:
         truncated = np.flatnonzero(on_host(step.truncated))
         if len(truncated):
             then = {name: item[truncated] for name, item in self._state.items()}
-            window.final.append(self._look(step.obs.rows(truncated), then)[0])
+            window.final.append(self._encode(step.obs.select(truncated), then)[0])
             window.ended += [(len(window.decisions) - 1, int(row)) for row in truncated]
         return self._reset(np.flatnonzero(done)) if done.any() else step.obs
 
@@ -214,7 +214,7 @@ def to_tensor(array: Any) -> Tensor:
     return torch.as_tensor(array)
 
 
-def _stack(window: _Window, last: Stored, spec: EnvSpec) -> Rollout:
+def _stack(window: _Window, last: Features, spec: EnvSpec) -> Rollout:
     decisions = window.decisions
     steps = [decision.step for decision in decisions]
 
@@ -233,7 +233,7 @@ def _stack(window: _Window, last: Stored, spec: EnvSpec) -> Rollout:
     }
     outs = [decision.out for decision in decisions]
     return Rollout(
-        stored=stack_dicts([decision.stored for decision in decisions] + [last]),
+        features=stack_dicts([decision.features for decision in decisions] + [last]),
         sample=torch.stack([out.sample for out in outs]),
         executed=torch.stack([done_or_chosen(step, out) for step, out in zip(steps, outs, strict=True)]),
         aux=stack_dicts([out.aux for out in outs]),
@@ -246,7 +246,7 @@ def _stack(window: _Window, last: Stored, spec: EnvSpec) -> Rollout:
         success=success,
         version=torch.tensor([[out.policy_version] * len(valid[0]) for out in outs]),
         final_index=torch.tensor(window.ended, dtype=torch.long).reshape(-1, 2),
-        final_stored=_concatenate(window.final, last),
+        final_features=_concatenate(window.final, last),
         seeds=torch.stack([decision.seeds for decision in decisions]),
         info=info,
     )
@@ -270,7 +270,7 @@ def stack_dicts(items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
-def _concatenate(items: list[Stored], like: Stored) -> dict[str, Tensor]:
+def _concatenate(items: list[Features], like: Features) -> dict[str, Tensor]:
     if not items:
         return {name: value[:0] for name, value in like.items()}
     return {name: torch.cat([item[name] for item in items]) for name in like}

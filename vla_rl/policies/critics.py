@@ -34,13 +34,13 @@ class ValueCritic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
-        return self.head(self.body(self.inputs(stored))).squeeze(-1)
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        return self.head(self.body(self.inputs(features))).squeeze(-1)
 
     @torch.no_grad()
-    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+    def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Set the input mean and standard deviation from all processes' data; call once, before the first update."""
-        self.inputs.calibrate(stored, reducer)
+        self.inputs.calibrate(features, reducer)
 
 
 class RunningCritic(ValueCritic):
@@ -54,9 +54,9 @@ class RunningCritic(ValueCritic):
         self.seen = RunningStandard(self.inputs.size)
 
     @torch.no_grad()
-    def observe(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+    def observe(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Take in {name: [B,...]} and standardise by it from now on."""
-        self.seen.observe(self.inputs.concatenate(stored), reducer)
+        self.seen.observe(self.inputs.concatenate(features), reducer)
         self.inputs.mean.copy_(self.seen.mean)
         self.inputs.std.copy_(self.seen.variance.sqrt().clamp_min(1e-2))
 
@@ -64,40 +64,40 @@ class RunningCritic(ValueCritic):
 class QEnsemble(nn.Module):
     """``K`` independent action values ``Q_k(o, a)`` [K,B], each a network with LayerNorm, computed side by side.
 
-    ``o`` are chosen entries of what a policy stored, ``a`` [B,A] an action as ``Judgeable`` has it.  LayerNorm bounds
+    ``o`` are chosen entries of a policy's features, ``a`` [B,A] an action as ``CriticAction`` has it.  LayerNorm bounds
     the values of actions that were never tried (Ball et al. 2023, RLPD, arXiv 2302.02948).
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], actions: int, heads: int = 10, config: HeadConfig | None = None
+        self, sizes: Mapping[str, int], actions: int, num_critics: int = 10, config: HeadConfig | None = None
     ) -> None:
         super().__init__()
         config = config or HeadConfig()
-        self.heads, self.inputs = heads, Inputs(sizes)
+        self.num_critics, self.inputs = num_critics, Inputs(sizes)
         widths = [self.inputs.size + actions] + [config.width] * config.depth
-        self.layers = nn.ModuleList(_Side(heads, *pair) for pair in pairwise(widths))
-        self.last = _Linears(heads, config.width, 1)
+        self.layers = nn.ModuleList(_Side(num_critics, *pair) for pair in pairwise(widths))
+        self.last = _Linears(num_critics, config.width, 1)
 
-    def forward(self, stored: Mapping[str, Tensor], action: Tensor) -> Tensor:
-        x = torch.cat([self.inputs(stored), action.to(self.inputs.mean)], -1)
-        x = x.expand(self.heads, *x.shape)
+    def forward(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        x = torch.cat([self.inputs(features), action.to(self.inputs.mean)], -1)
+        x = x.expand(self.num_critics, *x.shape)
         for layer in self.layers:
             x = layer(x)
         return self.last(x).squeeze(-1)
 
-    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+    def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
         """See ``Inputs.calibrate``."""
-        self.inputs.calibrate(stored, reducer)
+        self.inputs.calibrate(features, reducer)
 
 
 class _Linears(nn.Module):
     """``K`` linear layers, initialised as PyTorch does, from [K,B,inputs] to [K,B,outputs]."""
 
-    def __init__(self, heads: int, inputs: int, outputs: int) -> None:
+    def __init__(self, num_critics: int, inputs: int, outputs: int) -> None:
         super().__init__()
         bound = inputs**-0.5
-        self.weight = nn.Parameter(torch.empty(heads, inputs, outputs).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(heads, 1, outputs).uniform_(-bound, bound))
+        self.weight = nn.Parameter(torch.empty(num_critics, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(num_critics, 1, outputs).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.baddbmm(self.bias, x, self.weight)
@@ -106,11 +106,11 @@ class _Linears(nn.Module):
 class _Side(nn.Module):
     """A hidden layer of every network: linear, LayerNorm, SiLU."""
 
-    def __init__(self, heads: int, inputs: int, outputs: int) -> None:
+    def __init__(self, num_critics: int, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.linear = _Linears(heads, inputs, outputs)
-        self.scale = nn.Parameter(torch.ones(heads, 1, outputs))
-        self.shift = nn.Parameter(torch.zeros(heads, 1, outputs))
+        self.linear = _Linears(num_critics, inputs, outputs)
+        self.scale = nn.Parameter(torch.ones(num_critics, 1, outputs))
+        self.shift = nn.Parameter(torch.zeros(num_critics, 1, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         normed = functional.layer_norm(self.linear(x), self.scale.shape[-1:])

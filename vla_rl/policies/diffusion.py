@@ -14,26 +14,26 @@ from torch import Tensor, nn
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_loss, step_entropy, step_logprob
 from vla_rl.policies.expert import FilmBlock, waves
 from vla_rl.policies.flow import gaussian_kl, repeated
-from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import load_weights, save_folder
 
 
-class Eyes(Protocol):
-    """Whatever perceives: typically a policy by imitation, of which only ``precompute`` is used."""
+class ObservationEncoder(Protocol):
+    """Whatever perceives: typically a policy by imitation, of which only ``encode`` is used."""
 
     spec: EnvSpec
 
     @property
-    def perceived(self) -> dict[str, int]:
+    def feature_sizes(self) -> dict[str, int]:
         """Names of the stored entries [E,size] that a head can act on, and their sizes."""
 
-    def precompute(self, obs: Observation) -> Stored: ...
+    def encode(self, obs: Observation) -> Features: ...
 
     def save_pretrained(self, folder: str | Path) -> None: ...
 
@@ -54,20 +54,20 @@ class Denoiser(nn.Module):
 
     frequencies = 16
 
-    def __init__(self, perceived: int, dims: int, config: DiffusionConfig) -> None:
+    def __init__(self, feature_sizes: int, dims: int, config: DiffusionConfig) -> None:
         super().__init__()
         width, condition = config.width, config.condition
         self.connector = nn.Sequential(
-            nn.Linear(perceived, 256), nn.SiLU(), nn.Linear(256, condition), nn.LayerNorm(condition)
+            nn.Linear(feature_sizes, 256), nn.SiLU(), nn.Linear(256, condition), nn.LayerNorm(condition)
         )
         self.enter = nn.Linear(dims, width)
         self.time = nn.Sequential(nn.Linear(2 * self.frequencies, 64), nn.SiLU())
         self.blocks = nn.ModuleList(FilmBlock(width, condition, 64) for _ in range(config.blocks))
         self.leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, dims))
 
-    def given(self, perceived: Tensor) -> Network:
+    def given(self, feature_sizes: Tensor) -> Network:
         """The network for these observations; what does not depend on the chain is computed once."""
-        condition = self.connector(perceived.to(self.enter.weight))
+        condition = self.connector(feature_sizes.to(self.enter.weight))
 
         def network(x: Tensor, t: Tensor) -> Tensor:
             hidden, time = self.enter(x), self.time(waves(t, self.frequencies))
@@ -79,45 +79,45 @@ class Denoiser(nn.Module):
 
 
 class DiffusionPolicy(nn.Module):
-    """Denoises a chunk of actions given what ``eyes`` perceive; the eyes stay as they are.
+    """Denoises a chunk of actions given what ``encoder`` perceive; the eyes stay as they are.
 
     Diffusion Policy (Chi et al. 2023, arXiv 2303.04137) with an MLP, and DPPO's use of it (Ren et al. 2024, arXiv
     2409.00588): where fewer than all steps are fine-tuned, the first ones keep a copy of the network as imitation left
     it.  The likelihood is that of the fine-tuned steps given where they begin, summed over steps and dimensions; mode
     "eval" is DDIM without noise, or ancestral DDPM.  It implements ``LikelihoodPolicy`` and DPPO's ``StepwisePolicy``.
 
-    Raises UserError when diffusers is not installed and when ``eyes`` do not say what a head can act on.
+    Raises UserError when diffusers is not installed and when ``encoder`` do not say what a head can act on.
     """
 
     action_low: Tensor
     action_high: Tensor
 
-    def __init__(self, eyes: Eyes, config: DiffusionConfig | None = None) -> None:
+    def __init__(self, encoder: ObservationEncoder, config: DiffusionConfig | None = None) -> None:
         super().__init__()
-        if not isinstance(getattr(eyes, "perceived", None), Mapping):
+        if not isinstance(getattr(encoder, "feature_sizes", None), Mapping):
             raise UserError(
-                f"{type(eyes).__name__} has no 'perceived', which says what it stores for a head to act on, so it "
+                f"{type(encoder).__name__} has no 'perceived', which says what it stores for a head to act on, so it "
                 "cannot be the eyes of a diffusion policy; give a TinyVLA, or add the property."
             )
-        self.eyes, self.spec, self.config, self.version = eyes, eyes.spec, config or DiffusionConfig(), 0
+        self.encoder, self.spec, self.config, self.version = encoder, encoder.spec, config or DiffusionConfig(), 0
         self.action_scale = Affine.from_bounds(self.spec.action)
         self.scheduler = self.config.sampler.reverse.scheduler(self.config.sampler.process)
         dims = self.config.horizon * self.spec.action_dim
-        self.heads = nn.ModuleDict({"late": Denoiser(sum(self.perceived.values()), dims, self.config)})
+        self.heads = nn.ModuleDict({"late": Denoiser(sum(self.feature_sizes.values()), dims, self.config)})
         self._part()
         low, high = action_limits(self.spec)
         self.register_buffer("action_low", low, persistent=False)
         self.register_buffer("action_high", high, persistent=False)
 
     @property
-    def perceived(self) -> dict[str, int]:
+    def feature_sizes(self) -> dict[str, int]:
         """What the eyes store for acting on, by size."""
-        return self.eyes.perceived
+        return self.encoder.feature_sizes
 
     @torch.no_grad()
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         """What the eyes store."""
-        return self.eyes.precompute(obs)
+        return self.encoder.encode(obs)
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
@@ -128,10 +128,10 @@ class DiffusionPolicy(nn.Module):
         return state
 
     @torch.no_grad()
-    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
         """``aux["points"]`` is the fine-tuned end of the chain [E,K'+1,N]; its last point is the sample."""
-        early, late = self._networks(stored)
-        rows = len(stored[next(iter(self.perceived))])
+        early, late = self._networks(features)
+        rows = len(features[next(iter(self.feature_sizes))])
         noise = torch.randn(rows, self.config.horizon * self.spec.action_dim, generator=generator)
         noise = noise.to(self.action_low)
         if mode == "eval":
@@ -141,16 +141,18 @@ class DiffusionPolicy(nn.Module):
         logprob = step_logprob(points[:, 1:], mean, std).sum(1)
         return self._out(points[:, -1], logprob, {"points": points}), state
 
-    def _networks(self, stored: Stored) -> tuple[Network, Network]:
+    def _networks(self, features: Features) -> tuple[Network, Network]:
         """Of the first steps and of the fine-tuned ones."""
-        late = self._late(stored)
-        return (cast(Denoiser, self.heads["early"]).given(self._seen(stored)) if "early" in self.heads else late), late
+        late = self._late(features)
+        return (
+            cast(Denoiser, self.heads["early"]).given(self._seen(features)) if "early" in self.heads else late
+        ), late
 
-    def _late(self, stored: Stored) -> Network:
-        return cast(Denoiser, self.heads["late"]).given(self._seen(stored))
+    def _late(self, features: Features) -> Network:
+        return cast(Denoiser, self.heads["late"]).given(self._seen(features))
 
-    def _seen(self, stored: Stored) -> Tensor:
-        return torch.cat([stored[name] for name in self.perceived], -1)
+    def _seen(self, features: Features) -> Tensor:
+        return torch.cat([features[name] for name in self.feature_sizes], -1)
 
     def _out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
         sample = flat.unflatten(-1, (self.config.horizon, self.spec.action_dim))
@@ -159,9 +161,9 @@ class DiffusionPolicy(nn.Module):
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
-    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Joint density of the recorded fine-tuned steps, whose last point is ``sample``."""
-        mean, std = self.config.sampler.gaussians(self._late(stored), aux["points"])
+        mean, std = self.config.sampler.gaussians(self._late(features), aux["points"])
         params = {"mean": mean, "std": std}
         return Likelihood(self.step_logprob(aux, params).sum(1), step_entropy(std).sum(1), params)
 
@@ -173,7 +175,7 @@ class DiffusionPolicy(nn.Module):
         """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
-    def imitation_loss(self, stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """DDPM's loss at uniform timesteps of training (arXiv 2006.11239, eq. 14), for noise or v.
 
         Raises UserError once the first steps keep a copy of the network, which would not learn with it.
@@ -187,7 +189,7 @@ class DiffusionPolicy(nn.Module):
         target, process = chunks.flatten(1).repeat(draws, 1), self.config.sampler.process
         noise = torch.randn(target.shape, generator=generator).to(target)
         timestep = torch.randint(process.timesteps, (len(target),), generator=generator).to(target.device)
-        network = self._late(repeated(stored, draws))
+        network = self._late(repeated(features, draws))
         return denoising_loss(process, network, target, noise, timestep, self.scheduler).mean()
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -224,18 +226,18 @@ class DiffusionPolicy(nn.Module):
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` (the heads) and the eyes' own checkpoint in ``eyes/``."""
+        """Write ``config.json``, ``model.safetensors`` (the heads) and the eyes' own checkpoint in ``encoder/``."""
         name = f"{type(self).__module__}:{type(self).__qualname__}"
         config = {"policy": name, "spec": self.spec.to_json(), "config": to_json(self.config)}
-        save_folder(Path(folder), config, self.heads.state_dict(), inside={"eyes": self.eyes})
+        save_folder(Path(folder), config, self.heads.state_dict(), inside={"encoder": self.encoder})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> DiffusionPolicy:
         """Load a checkpoint; with ``spec``, first check that the policy was trained for such an environment."""
         saved: dict[str, Any] = read_config(Path(folder))
-        eyes = load_policy(Path(folder) / "eyes")
+        encoder = load_policy(Path(folder) / "encoder")
         if spec is not None:
-            eyes = type(eyes).from_pretrained(Path(folder) / "eyes", spec)
-        policy = cls(eyes, from_json(saved["config"]))
+            encoder = type(encoder).from_pretrained(Path(folder) / "encoder", spec)
+        policy = cls(encoder, from_json(saved["config"]))
         load_weights(policy.heads, Path(folder))
         return policy.eval()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import Stored
+from vla_rl.contract.policy import Features
 from vla_rl.policies.flow_schedules import Field, Ode, Schedule, StepTable
 
 
@@ -36,20 +36,20 @@ class Chain:
     """What happened while sampling; all that a likelihood needs.
 
     points  float [B,K+1,N]  from ``x_1`` (noise) to ``x_0`` (the sample), never clipped, in the dtype of the noise
-    noised  int64 [B,m]      the steps to which noise was added, ascending
+    noisy_steps  int64 [B,m]      the steps to which noise was added, ascending
     """
 
     points: Tensor
-    noised: Tensor
+    noisy_steps: Tensor
 
     @property
     def sample(self) -> Tensor:
         """``x_0`` [B,N]."""
         return self.points[:, -1]
 
-    def rows(self, index: Tensor | slice) -> Chain:
+    def select(self, index: Tensor | slice) -> Chain:
         """The chains of the chosen samples."""
-        return Chain(self.points[index], self.noised[index])
+        return Chain(self.points[index], self.noisy_steps[index])
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,28 @@ def flow_matching_loss(field: VelocityField, x0: Tensor, noise: Tensor, t: Tenso
 
 
 def imitation_loss(
-    field_of: Callable[[Stored], VelocityField], stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator
+    field_of: Callable[[Features], VelocityField],
+    features: Features,
+    chunks: Tensor,
+    draws: int,
+    generator: torch.Generator,
 ) -> Tensor:
     """:func:`flow_matching_loss` of ``draws`` (noise, uniform time) pairs for each of ``chunks`` [B,H,D], averaged."""
     target = chunks.flatten(1).repeat(draws, 1)
     noise = torch.randn(target.shape, generator=generator)
     time = torch.rand(len(target), generator=generator)
-    return flow_matching_loss(field_of(repeated(stored, draws)), target, noise, time).mean()
+    return flow_matching_loss(field_of(repeated(features, draws)), target, noise, time).mean()
 
 
-def repeated(stored: Stored, times: int) -> Stored:
+def repeated(features: Features, times: int) -> Features:
     """Every array [B,...] ``times`` times over, [times*B,...]."""
-    return {name: value.repeat(times, *(1 for _ in value.shape[1:])) for name, value in stored.items()}
+    return {name: value.repeat(times, *(1 for _ in value.shape[1:])) for name, value in features.items()}
 
 
 Integrate = Callable[[Tensor, int], Tensor]
 
 
-class Noised(Protocol):
+class NoisePlacement(Protocol):
     """Which steps of a chain get noise; the others follow the ODE."""
 
     def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
@@ -115,7 +119,7 @@ class Noised(Protocol):
 
 def _stored(chain: Chain) -> Tensor:
     """The recorded points where the noised steps began, [B,m,N]."""
-    return _gather(chain.points, chain.noised)
+    return _gather(chain.points, chain.noisy_steps)
 
 
 def _gather(points: Tensor, index: Tensor) -> Tensor:
@@ -199,12 +203,12 @@ class LastStepFromNoise(LastStep):
 class FlowSampler:
     """Draws chains and gives their density, both through one formula (:meth:`_transition`).
 
-    ``schedule`` says how much noise, ``noised`` where, ``steps`` is K (4 for pi0, 5 for pi0.5).  The docstring of the
-    one's class says what K=4 costs, that of the other's whether the gradient is exact.
+    ``schedule`` says how much noise, ``placement`` in which steps, ``steps`` is K (4 for pi0, 5 for pi0.5).  See each
+    schedule for its bias at K=4 and each placement for whether its gradient is exact.
     """
 
     schedule: Schedule
-    noised: Noised
+    placement: NoisePlacement
     steps: int
 
     @cached_property
@@ -221,17 +225,19 @@ class FlowSampler:
     def sample(self, field: VelocityField, noise: Tensor, generator: torch.Generator) -> tuple[Chain, Gaussians]:
         """Chains from ``noise`` [B,N] and their density, under whatever grad mode (with gradient: reparameterised)."""
         batch = noise.shape[0]
-        noised = self.noised.draw(self.table, batch, generator).to(noise.device)
+        noisy_steps = self.placement.draw(self.table, batch, generator).to(noise.device)
         points, means, stds = [noise], [], []
         for k in range(self.steps):
-            row = torch.where((noised == k).any(1, keepdim=True), k, self.steps + k)
+            row = torch.where((noisy_steps == k).any(1, keepdim=True), k, self.steps + k)
             mean, std = self._transition(field, points[-1].unsqueeze(1), row)
             xi = torch.randn(noise.shape, generator=generator, device=generator.device, dtype=noise.dtype)
             points.append((mean + std * xi.to(noise.device).unsqueeze(1)).squeeze(1))
             means.append(mean)
             stds.append(std)
-        chain = Chain(torch.stack(points, 1), noised)
-        return chain, _gaussians(chain, _gather(torch.cat(means, 1), noised), _gather(torch.cat(stds, 1), noised))
+        chain = Chain(torch.stack(points, 1), noisy_steps)
+        return chain, _gaussians(
+            chain, _gather(torch.cat(means, 1), noisy_steps), _gather(torch.cat(stds, 1), noisy_steps)
+        )
 
     def deterministic(self, field: VelocityField, noise: Tensor) -> Tensor:
         """``x_0`` [B,N] by the ODE from ``noise`` [B,N]: what is deployed and evaluated."""
@@ -239,12 +245,12 @@ class FlowSampler:
 
     def log_prob(self, field: VelocityField, chain: Chain) -> Gaussians:
         """The density of recorded chains under ``field``, with gradient; one network call for all noised steps."""
-        if chain.noised.shape[1] == 0:
+        if chain.noisy_steps.shape[1] == 0:
             raise UserError(
                 "no step of these chains was noised, so they have no density; sample with a noise schedule."
             )
-        starts = self.noised.starts(chain, lambda x, steps: self._integrate(field, x, steps))
-        return _gaussians(chain, *self._transition(field, starts, chain.noised))
+        starts = self.placement.starts(chain, lambda x, steps: self._integrate(field, x, steps))
+        return _gaussians(chain, *self._transition(field, starts, chain.noisy_steps))
 
     def _integrate(self, field: VelocityField, x: Tensor, steps: int) -> Tensor:
         """The first ``steps`` ODE steps from ``x`` [B,N]."""
@@ -270,7 +276,7 @@ class FlowSampler:
 def _gaussians(chain: Chain, mean: Tensor, std: Tensor) -> Gaussians:
     """Density of the recorded ends of the noised steps; sums in float64 so that ratios keep their precision."""
     log_std = std.log()
-    z = (_gather(chain.points, chain.noised + 1) - mean) / std
+    z = (_gather(chain.points, chain.noisy_steps + 1) - mean) / std
     logprob = -0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)
     entropy = log_std + 0.5 * math.log(2.0 * math.pi * math.e)
     return Gaussians(mean, std, logprob.sum((1, 2), dtype=torch.float64), entropy.sum((1, 2), dtype=torch.float64))

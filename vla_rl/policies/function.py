@@ -12,9 +12,9 @@ import torch
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import ActionOut, Mode, State, Stored
+from vla_rl.contract.policy import ActionOut, Features, Mode, State
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.normalise import Affine, action_limits, check_same_world
+from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.pretrained import save_folder
 
@@ -29,10 +29,10 @@ class FunctionPolicy:
         self.spec, self.function, self.name, self.version = spec, function, name, 0
         self._scale, self._limits = Affine.from_bounds(spec.action), action_limits(spec)
 
-    def precompute(self, obs: Observation) -> Stored:
-        stored = {f"images/{name}": torch.as_tensor(image) for name, image in obs.images.items()}
-        stored |= {f"extras/{name}": torch.as_tensor(extra) for name, extra in obs.extras.items()}
-        return stored | {name: torch.as_tensor(getattr(obs, name)) for name in ("state", "task", "time")}
+    def encode(self, obs: Observation) -> Features:
+        features = {f"images/{name}": torch.as_tensor(image) for name, image in obs.images.items()}
+        features |= {f"extras/{name}": torch.as_tensor(extra) for name, extra in obs.extras.items()}
+        return features | {name: torch.as_tensor(getattr(obs, name)) for name in ("state", "task", "time")}
 
     def initial_state(self, rows: int) -> State:
         return {}
@@ -40,8 +40,8 @@ class FunctionPolicy:
     def reset_state(self, state: State, rows: Array) -> State:
         return state
 
-    def act(self, stored: Stored, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        given = {name: item.numpy() for name, item in stored.items()}
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        given = {name: item.numpy() for name, item in features.items()}
         images = {name.removeprefix("images/"): item for name, item in given.items() if name.startswith("images/")}
         extras = {name.removeprefix("extras/"): item for name, item in given.items() if name.startswith("extras/")}
         chosen = self.function(Observation(images, given["state"], given["task"], given["time"], extras))
@@ -52,7 +52,7 @@ class FunctionPolicy:
                 f"was executed; return [{len(given['time'])},H,{self.spec.action_dim}], one chunk per row."
             )
         action = action.clamp(*self._limits)
-        return ActionOut(action, self._scale.normalise(action), torch.zeros(len(action))), state
+        return ActionOut(action, self._scale.normalize(action), torch.zeros(len(action))), state
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` with the function's name; raises UserError when it has none."""
@@ -69,5 +69,5 @@ class FunctionPolicy:
         """The policy in ``folder``, its function imported by name; ``spec`` must be of the world it was written for."""
         saved = read_config(Path(folder))
         trained = EnvSpec.from_json(saved["spec"])
-        check_same_world(trained, spec or trained)
+        check_same_env(trained, spec or trained)
         return cls(spec or trained, load(saved["function"]), saved["function"])

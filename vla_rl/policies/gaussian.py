@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
-from vla_rl.policies.normalise import Affine, action_limits, check_same_world
+from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.statistics import Running, standardiser
 from vla_rl.pretrained import load_weights, save_folder
@@ -51,7 +51,7 @@ class GaussianPolicy(nn.Module):
         super().__init__()
         self.spec, self.config = spec, config or GaussianConfig()
         self.proprioception = proprioception or Affine.from_bounds(spec.state)
-        self.standardise = standardiser(self.proprioception)
+        self.standardize = standardiser(self.proprioception)
         self.action_scale, self.version = Affine.from_bounds(spec.action), 0
         sizes = [spec.state.shape[0]] + [self.config.width] * self.config.depth
         layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
@@ -65,7 +65,7 @@ class GaussianPolicy(nn.Module):
         self.register_buffer("action_high", high, persistent=False)
 
     @torch.no_grad()
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         """``{"state": [E,S] physical, "time": [E,1]}``; the time, a share of the limit, is for critics only."""
         state = torch.as_tensor(obs.state, device=self.action_low.device)
         return {"state": state, "time": torch.as_tensor(obs.time)[:, None].to(state) / self.spec.time_limit}
@@ -78,9 +78,9 @@ class GaussianPolicy(nn.Module):
 
     @torch.no_grad()
     def act(
-        self, stored: Stored, state: State, mode: Mode, generator: torch.Generator | None
+        self, features: Features, state: State, mode: Mode, generator: torch.Generator | None
     ) -> tuple[ActionOut, State]:
-        sample = mean = self.mean(stored)
+        sample = mean = self.mean(features)
         logprob = torch.zeros(len(sample), dtype=torch.float64)
         if mode == "sample":
             noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
@@ -90,9 +90,9 @@ class GaussianPolicy(nn.Module):
         action = self.action_scale.restore(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, {}, self.version), state
 
-    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Density of the raw samples, summed over the chunk; the sum is float64 so that ratios keep their precision."""
-        mean = self.mean(stored)
+        mean = self.mean(features)
         logprob = self._density(mean, sample.reshape(mean.shape))
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dtype=torch.float64)
         params = {"mean": mean[:, None], "std": self.log_std.exp().expand_as(mean)[:, None]}
@@ -102,14 +102,14 @@ class GaussianPolicy(nn.Module):
         """Exact KL(old || new) [B]."""
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
-    def mean(self, stored: Stored) -> Tensor:
+    def mean(self, features: Features) -> Tensor:
         """The middle of the distribution, [B,H*D] normalised."""
-        mean: Tensor = self.network(self.standardise(stored["state"].to(self.log_std)))
+        mean: Tensor = self.network(self.standardize(features["state"].to(self.log_std)))
         return mean
 
-    def observe(self, stored: Stored, reducer: Reducer) -> None:
+    def observe(self, features: Features, reducer: Reducer) -> None:
         """Take the states [B,S] that were learnt from into the statistics, if they are running ones."""
-        self.standardise.observe(stored["state"], reducer)
+        self.standardize.observe(features["state"], reducer)
 
     def _density(self, mean: Tensor, sample: Tensor) -> Tensor:
         terms = -0.5 * ((sample - mean) / self.log_std.exp()).square() - self.log_std
@@ -130,7 +130,7 @@ class GaussianPolicy(nn.Module):
         """Load a checkpoint; with ``spec``, first check that the policy was trained for such an environment."""
         saved = read_config(Path(folder))
         trained = EnvSpec.from_json(saved["spec"])
-        check_same_world(trained, spec or trained)
+        check_same_env(trained, spec or trained)
         policy = cls(spec or trained, from_json(saved["proprioception"]), from_json(saved["config"]))
         load_weights(policy, Path(folder))
         return policy.eval()

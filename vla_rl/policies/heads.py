@@ -37,23 +37,23 @@ class Inputs(nn.Module):
         self.mean = nn.Parameter(torch.zeros(self.size), requires_grad=False)
         self.std = nn.Parameter(torch.ones(self.size), requires_grad=False)
 
-    def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
-        return (self.concatenate(stored) - self.mean) / self.std
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        return (self.concatenate(features) - self.mean) / self.std
 
     @torch.no_grad()
-    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+    def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Set mean and standard deviation from all processes' data; call once, before the first update."""
-        inputs = self.concatenate(stored).reshape(-1, self.size).double()
+        inputs = self.concatenate(features).reshape(-1, self.size).double()
         count = reducer.sum(torch.tensor(float(len(inputs)), dtype=torch.float64))
         mean = reducer.sum(inputs.sum(0)) / count
         variance = reducer.sum((inputs - mean).square().sum(0)) / (count - 1).clamp_min(1)
         self.mean.copy_(mean)
         self.std.copy_(variance.sqrt().clamp_min(1e-2))
 
-    def concatenate(self, stored: Mapping[str, Tensor]) -> Tensor:
+    def concatenate(self, features: Mapping[str, Tensor]) -> Tensor:
         """As they were stored, [..., N]."""
-        lead = stored[self.keys[0]].dim() - 1
-        return torch.cat([stored[key].flatten(lead).to(self.mean) for key in self.keys], -1)
+        lead = features[self.keys[0]].dim() - 1
+        return torch.cat([features[key].flatten(lead).to(self.mean) for key in self.keys], -1)
 
 
 class Trunk(nn.Module):
@@ -67,8 +67,8 @@ class Trunk(nn.Module):
             *(layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.LayerNorm(pair[1]), nn.SiLU()))
         )
 
-    def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
-        return self.layers(self.inputs(stored))
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        return self.layers(self.inputs(features))
 
 
 class Head(nn.Module):
@@ -85,8 +85,8 @@ class DeterministicHead(Head):
         self.trunk = Trunk(sizes, config)
         self.last = zeroed(nn.Linear(config.width, outputs))
 
-    def forward(self, stored: Mapping[str, Tensor]) -> Tensor:
-        return torch.tanh(self.last(self.trunk(stored)))
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        return torch.tanh(self.last(self.trunk(features)))
 
 
 class SquashedHead(Head):
@@ -109,30 +109,30 @@ class SquashedHead(Head):
         with torch.no_grad():
             self.last.bias[outputs:] = math.atanh(2.0 * share - 1.0)
 
-    def distribution(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def distribution(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and logarithm of the standard deviation of ``u``, both [B,N]."""
-        mean, raw = self.last(self.trunk(stored)).chunk(2, -1)
+        mean, raw = self.last(self.trunk(features)).chunk(2, -1)
         low, high = self.bounds
         return mean, low + 0.5 * (high - low) * (torch.tanh(raw) + 1.0)
 
-    def forward(self, stored: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """A sample [B,N] within [-1, 1], through which gradients flow, and its log-density [B]."""
-        mean, log_std = self.distribution(stored)
+        mean, log_std = self.distribution(features)
         xi = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
         u = mean + log_std.exp() * xi
         normal = -0.5 * xi.square() - log_std - 0.5 * _LOG_2PI
         return torch.tanh(u), (normal - log_slope(u)).sum(-1)
 
-    def log_prob(self, stored: Mapping[str, Tensor], action: Tensor) -> Tensor:
+    def log_prob(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """Log-density [B] of actions [B,N]; those at the bounds are taken to be just within."""
-        mean, log_std = self.distribution(stored)
+        mean, log_std = self.distribution(features)
         u = torch.atanh(action.clamp(-1.0 + 1e-5, 1.0 - 1e-5))
         normal = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * _LOG_2PI
         return (normal - log_slope(u)).sum(-1)
 
-    def mode(self, stored: Mapping[str, Tensor]) -> Tensor:
+    def mode(self, features: Mapping[str, Tensor]) -> Tensor:
         """``tanh(mean)`` [B,N]."""
-        return torch.tanh(self.distribution(stored)[0])
+        return torch.tanh(self.distribution(features)[0])
 
 
 class GaussianHead(Head):
@@ -144,9 +144,9 @@ class GaussianHead(Head):
         self.last = zeroed(nn.Linear(config.width, outputs))
         self.log_std = nn.Parameter(torch.full((outputs,), math.log(std)))
 
-    def forward(self, stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, both [B,N]."""
-        mean = self.last(self.trunk(stored))
+        mean = self.last(self.trunk(features))
         return mean, self.log_std.exp().expand_as(mean)
 
 

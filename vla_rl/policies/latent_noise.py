@@ -22,11 +22,11 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import ActionOut, Judgeable, Likelihood, Mode, Policy, State, Stored
+from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import FlowSampler, VelocityField, gaussian_kl
 from vla_rl.policies.heads import GaussianHead, Head, HeadConfig, SquashedHead
-from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import Saveable, load_weights, save_folder
 
@@ -50,9 +50,9 @@ class FlowBase(Policy, Saveable, Protocol):
     def config(self) -> FlowNumbers: ...
 
     @property
-    def perceived(self) -> dict[str, int]: ...
+    def feature_sizes(self) -> dict[str, int]: ...
 
-    def field(self, stored: Stored) -> VelocityField: ...
+    def field(self, features: Features) -> VelocityField: ...
 
     def trainable(self) -> dict[str, nn.Parameter]: ...
 
@@ -113,15 +113,15 @@ class LatentPolicy(nn.Module):
         return self.horizon * self.spec.action_dim
 
     @property
-    def perceived(self) -> dict[str, int]:
+    def feature_sizes(self) -> dict[str, int]:
         """What the noise is chosen by, by size: what the base sees."""
-        return self.base.perceived
+        return self.base.feature_sizes
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         """What the base stores."""
-        return self.base.precompute(obs)
+        return self.base.encode(obs)
 
     def initial_state(self, rows: int) -> State:
         return {}
@@ -130,24 +130,24 @@ class LatentPolicy(nn.Module):
         return state
 
     @torch.no_grad()
-    def decode(self, stored: Stored, w: Tensor) -> Tensor:
+    def decode(self, features: Features, w: Tensor) -> Tensor:
         """``clip(g(o, w), -1, 1)`` [B,N]: the normalised chunk, flattened, that noise ``w`` [B,N] leads to."""
-        return self.base.config.sampler.deterministic(self.base.field(stored), w).clamp(-1.0, 1.0)
+        return self.base.config.sampler.deterministic(self.base.field(features), w).clamp(-1.0, 1.0)
 
-    def normalised(self, executed: Tensor) -> Tensor:
+    def normalized(self, executed: Tensor) -> Tensor:
         """Executed chunks [B,H,D] in the terms of :meth:`decode`, [B,N]."""
-        return self.action_scale.normalise(executed).flatten(1)
+        return self.action_scale.normalize(executed).flatten(1)
 
-    def _out(self, stored: Stored, w: Tensor, logprob: Tensor) -> ActionOut:
+    def _out(self, features: Features, w: Tensor, logprob: Tensor) -> ActionOut:
         shape = (self.horizon, self.spec.action_dim)
-        chunk = self.action_scale.restore(self.decode(stored, w).unflatten(-1, shape))
+        chunk = self.action_scale.restore(self.decode(features, w).unflatten(-1, shape))
         action = chunk.clamp(self.action_low, self.action_high)  # rounding
         return ActionOut(action, w.unflatten(-1, shape), logprob, {}, self.version)
 
     @torch.no_grad()
-    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+    def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Standardise what the noise is chosen by; at first it does not depend on that."""
-        self.actor.trunk.inputs.calibrate(stored, reducer)
+        self.actor.trunk.inputs.calibrate(features, reducer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights that choose the noise."""
@@ -187,22 +187,22 @@ class SquashedLatent(LatentPolicy):
             raise UserError(
                 f"a magnitude of {config.magnitude} leaves no noise to choose; give one above 0, such as 1.5."
             )
-        self.actor = SquashedHead(self.perceived, self.latent, config.head, config.std)
+        self.actor = SquashedHead(self.feature_sizes, self.latent, config.head, config.std)
 
     @torch.no_grad()
-    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
         if mode == "eval":
-            choice = self.actor.mode(stored)
+            choice = self.actor.mode(features)
             logprob = torch.zeros(len(choice))
         else:
-            choice, logprob = self.actor(stored, generator)
-        return self._out(stored, self.config.magnitude * choice, logprob), state
+            choice, logprob = self.actor(features, generator)
+        return self._out(features, self.config.magnitude * choice, logprob), state
 
-    def rsample(self, stored: Stored, generator: torch.Generator) -> Judgeable:
+    def rsample(self, features: Features, generator: torch.Generator) -> CriticAction:
         """``w / m`` [B,N] and its log-density [B]."""
-        return Judgeable(*self.actor(stored, generator))
+        return CriticAction(*self.actor(features, generator))
 
-    def judged(self, stored: Stored, sample: Tensor, executed: Tensor) -> Tensor:
+    def critic_action(self, features: Features, sample: Tensor, executed: Tensor) -> Tensor:
         """``w / m`` [B,N] of what was chosen; what was executed does not tell it."""
         return sample.flatten(1) / self.config.magnitude
 
@@ -218,20 +218,20 @@ class GaussianLatent(LatentPolicy):
 
     def __init__(self, base: FlowBase, config: LatentConfig | None = None) -> None:
         super().__init__(base, config := config or LatentConfig())
-        self.actor = GaussianHead(self.perceived, self.latent, config.head, std=1.0)
+        self.actor = GaussianHead(self.feature_sizes, self.latent, config.head, std=1.0)
 
     @torch.no_grad()
-    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
-        w, std = self.actor(stored)
+    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        w, std = self.actor(features)
         logprob = torch.zeros(len(w), dtype=torch.float64)
         if mode == "sample":
             w = w + std * torch.randn(w.shape, generator=generator, dtype=w.dtype)
-            logprob = self.log_prob(stored, w, {}).logprob
-        return self._out(stored, w, logprob), state
+            logprob = self.log_prob(features, w, {}).logprob
+        return self._out(features, w, logprob), state
 
-    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Density of recorded noise; the sum over its entries is float64 so that ratios keep their precision."""
-        mean, std = self.actor(stored)
+        mean, std = self.actor(features)
         z = (sample.reshape(mean.shape) - mean) / std
         logprob = (-0.5 * z.square() - std.log() - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
         entropy = (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)

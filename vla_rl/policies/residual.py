@@ -4,7 +4,7 @@
 
 The base is asked for a chunk whenever the last one is used up; its queue is state of this policy, so the base sees
 exactly what it would see alone (Ankile et al. 2025, ResFiT, arXiv 2509.19301).  ``b`` is part of what is decided on:
-``stored["base_action"]`` [E,D], normalised.  Deviations: any policy can be the base; its plan is reset after
+``features["base_action"]`` [E,D], normalised.  Deviations: any policy can be the base; its plan is reset after
 termination and truncation alike; and what else is in the queue is decided on as well, since what follows depends on it.
 """
 
@@ -23,11 +23,11 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
-from vla_rl.contract.policy import ActionOut, ContextPolicy, Judgeable, Likelihood, Mode, Policy, State, Stored
+from vla_rl.contract.policy import ActionOut, ContextPolicy, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadConfig
-from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import Saveable, load_weights, save_folder
 
@@ -40,11 +40,11 @@ class Base(Policy, Saveable, Protocol):
     spec: EnvSpec
 
 
-class Eyes(Base, Protocol):
-    """What the residual sees with: ``precompute`` stores, besides other things, the entries ``perceived``."""
+class ObservationEncoder(Base, Protocol):
+    """What the residual sees with: ``encode`` stores, besides other things, the entries ``feature_sizes``."""
 
     @property
-    def perceived(self) -> dict[str, int]: ...
+    def feature_sizes(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,25 @@ class ResidualConfig:
 class ResidualPolicy(nn.Module):
     """What every residual shares: the base with its queue, the eyes, checkpoints.  Subclasses choose ``u``.
 
-    ``eyes`` defaults to the base.  Neither is trained, and neither is among :meth:`trainable`.
+    ``encoder`` defaults to the base.  Neither is trained, and neither is among :meth:`trainable`.
     """
 
     delta: Head
     action_low: Tensor
     action_high: Tensor
 
-    def __init__(self, base: Base, eyes: Eyes | None = None, config: ResidualConfig | None = None) -> None:
+    def __init__(
+        self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
+    ) -> None:
         super().__init__()
-        if eyes is None and (not hasattr(base, "perceived") or isinstance(base, ContextPolicy)):
+        if encoder is None and (not hasattr(base, "feature_sizes") or isinstance(base, ContextPolicy)):
             raise UserError(
                 f"{type(base).__name__} does not say what it perceives, whatever its state, so the residual would act "
-                "blindly; give eyes: a policy with `perceived`, such as an imitation checkpoint."
+                "blindly; give eyes: a policy with `feature_sizes`, such as an imitation checkpoint."
             )
         self.config, self.version, self.spec = config or ResidualConfig(), 0, base.spec
         # Not registered: what is frozen or not even a module is neither moved, nor saved, nor copied with this one.
-        self._frozen = (base, eyes)
+        self._frozen = (base, encoder)
         self.action_scale = Affine.from_bounds(self.spec.action)
         low, high = action_limits(self.spec)
         self.register_buffer("action_low", low, persistent=False)
@@ -88,23 +90,23 @@ class ResidualPolicy(nn.Module):
         return self._frozen[0]
 
     @property
-    def eyes(self) -> Any:
+    def encoder(self) -> Any:
         return self._frozen[1] or self._frozen[0]
 
     @property
-    def perceived(self) -> dict[str, int]:
+    def feature_sizes(self) -> dict[str, int]:
         """What the residual decides on, by size."""
         base = {"base_action": self.spec.action_dim, "base_plan": self.config.plan * self.spec.action_dim}
-        return {**self.eyes.perceived, **base}
+        return {**self.encoder.feature_sizes, **base}
 
     # -- seeing -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def precompute(self, obs: Observation) -> Stored:
+    def encode(self, obs: Observation) -> Features:
         """What the eyes store and, with the prefix "base/", what the base does."""
-        stored = dict(self.eyes.precompute(obs))
-        given = stored if self._frozen[1] is None else self.base.precompute(obs)
-        return stored | {_BASE + name: item for name, item in given.items()}
+        features = dict(self.encoder.encode(obs))
+        given = features if self._frozen[1] is None else self.base.encode(obs)
+        return features | {_BASE + name: item for name, item in given.items()}
 
     def initial_state(self, rows: int) -> State:
         """An empty queue [E,max_chunk+plan,D] of normalised base actions, and the base's own state."""
@@ -119,21 +121,21 @@ class ResidualPolicy(nn.Module):
         return {**state, "left": left, **{_BASE + name: item for name, item in theirs.items()}}
 
     @torch.no_grad()
-    def context(self, stored: Stored, state: State, generator: torch.Generator) -> tuple[Stored, State]:
+    def context(self, features: Features, state: State, generator: torch.Generator) -> tuple[Features, State]:
         """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; the base is asked where the queue is empty."""
         empty = (state["left"] == 0).nonzero().flatten()
         if len(empty):
-            state = self._plan(stored, state, empty, generator)
+            state = self._plan(features, state, empty, generator)
         queue, left = state["queue"], state["left"]
-        seen = {name: item for name, item in stored.items() if not name.startswith(_BASE)}
+        seen = {name: item for name, item in features.items() if not name.startswith(_BASE)}
         seen["base_action"] = queue[:, 0].clone()
         ahead = torch.arange(1, 1 + self.config.plan)
         seen["base_plan"] = (queue[:, ahead] * (ahead < left[:, None])[..., None]).flatten(1)
         return seen, {**state, "queue": queue.roll(-1, 1), "left": left - 1}
 
-    def _plan(self, stored: Stored, state: State, rows: Tensor, generator: torch.Generator) -> State:
+    def _plan(self, features: Features, state: State, rows: Tensor, generator: torch.Generator) -> State:
         """``state`` with the base's chunk in the queue of ``rows``; raises NonFiniteError when it is no number."""
-        given = {name: item[rows] for name, item in _inner(stored).items()}
+        given = {name: item[rows] for name, item in _inner(features).items()}
         before = {name: item[rows] for name, item in _inner(state).items()}
         if isinstance(self.base, ContextPolicy):
             given, before = self.base.context(given, before, generator)
@@ -146,7 +148,7 @@ class ResidualPolicy(nn.Module):
                 "was executed; look at its checkpoint, the residual cannot mend it."
             )
         queue, left = state["queue"].clone(), state["left"].clone()
-        queue[rows, : chunk.shape[1]] = self.action_scale.normalise(chunk).to(queue)
+        queue[rows, : chunk.shape[1]] = self.action_scale.normalize(chunk).to(queue)
         left[rows] = chunk.shape[1]
         theirs = {name: item.clone() for name, item in _inner(state).items()}
         for name, item in after.items():
@@ -155,18 +157,18 @@ class ResidualPolicy(nn.Module):
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
-    def corrected(self, stored: Stored, u: Tensor) -> Tensor:
+    def corrected(self, features: Features, u: Tensor) -> Tensor:
         """``b + s u`` [B,D], not yet clipped."""
-        return stored["base_action"].to(u) + self.config.scale * u
+        return features["base_action"].to(u) + self.config.scale * u
 
     def _out(self, total: Tensor, sample: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         action = self.action_scale.restore(total[:, None]).clamp(self.action_low, self.action_high)
         return action, sample[:, None], logprob
 
     @torch.no_grad()
-    def calibrate(self, stored: Mapping[str, Tensor], reducer: Reducer) -> None:
+    def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Standardise what the residual sees; its first correction is 0 before and after."""
-        self.delta.trunk.inputs.calibrate(stored, reducer)
+        self.delta.trunk.inputs.calibrate(features, reducer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The residual's weights."""
@@ -175,9 +177,9 @@ class ResidualPolicy(nn.Module):
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` and the frozen policies in ``base`` and ``eyes``."""
-        base, eyes = self._frozen
-        inside: dict[str, Saveable] = {"base": base, "eyes": eyes} if eyes else {"base": base}
+        """Write ``config.json``, ``model.safetensors`` and the frozen policies in ``base`` and ``encoder``."""
+        base, encoder = self._frozen
+        inside: dict[str, Saveable] = {"base": base, "encoder": encoder} if encoder else {"base": base}
         kind = f"{type(self).__module__}:{type(self).__qualname__}"
         config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json(), "inside": sorted(inside)}
         save_folder(Path(folder), config, self.state_dict(), inside)
@@ -187,7 +189,7 @@ class ResidualPolicy(nn.Module):
         """Load a checkpoint; with ``spec``, the base and the eyes check that they were trained for such a world."""
         saved = read_config(Path(folder))
         parts = {name: load_policy(Path(folder) / name, spec) for name in saved["inside"]}
-        policy = cls(parts["base"], parts.get("eyes"), from_json(saved["config"]))
+        policy = cls(parts["base"], parts.get("encoder"), from_json(saved["config"]))
         load_weights(policy, Path(folder))
         return policy.eval()
 
@@ -199,9 +201,11 @@ class DeterministicResidual(ResidualPolicy):
     independent step hardly moves the outcome of an episode, so a critic could not tell good corrections from bad ones.
     """
 
-    def __init__(self, base: Base, eyes: Eyes | None = None, config: ResidualConfig | None = None) -> None:
-        super().__init__(base, eyes, config)
-        self.delta = DeterministicHead(self.perceived, self.spec.action_dim, self.config.head)
+    def __init__(
+        self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
+    ) -> None:
+        super().__init__(base, encoder, config)
+        self.delta = DeterministicHead(self.feature_sizes, self.spec.action_dim, self.config.head)
 
     def initial_state(self, rows: int) -> State:
         """The queue, the base's own state and the noise [E,D]."""
@@ -213,9 +217,9 @@ class DeterministicResidual(ResidualPolicy):
         return {**super().reset_state(state, rows), "noise": noise}
 
     @torch.no_grad()
-    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
-        u = self.delta(stored)
-        total = self.corrected(stored, u)
+    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        u = self.delta(features)
+        total = self.corrected(features, u)
         if mode == "sample":
             fresh = torch.randn(total.shape, generator=generator)
             kept, new = self.config.correlation, (1.0 - self.config.correlation**2) ** 0.5
@@ -224,43 +228,45 @@ class DeterministicResidual(ResidualPolicy):
         out = self._out(total, u, torch.zeros(len(u)))
         return ActionOut(*out, {}, self.version), state
 
-    def rsample(self, stored: Stored, generator: torch.Generator) -> Judgeable:
+    def rsample(self, features: Features, generator: torch.Generator) -> CriticAction:
         """The correction [B,D] as far as the bounds let it through, without noise."""
-        total = self.corrected(stored, self.delta(stored)).clamp(-1.0, 1.0)
-        return Judgeable(self._correction(stored, total), torch.zeros(len(total)))
+        total = self.corrected(features, self.delta(features)).clamp(-1.0, 1.0)
+        return CriticAction(self._correction(features, total), torch.zeros(len(total)))
 
-    def judged(self, stored: Stored, sample: Tensor, executed: Tensor) -> Tensor:
+    def critic_action(self, features: Features, sample: Tensor, executed: Tensor) -> Tensor:
         """The correction [B,D] that would have led to what was executed.
 
         Deviation from ResFiT, whose critics judge the whole action: b and a are nearly equal, so a critic lays the
         value of b at the door of a, and its gradient drives the actor off before it knows anything.
         """
-        return self._correction(stored, self.action_scale.normalise(executed[:, 0]))
+        return self._correction(features, self.action_scale.normalize(executed[:, 0]))
 
-    def _correction(self, stored: Stored, total: Tensor) -> Tensor:
-        return (total - stored["base_action"].to(total)) / self.config.scale
+    def _correction(self, features: Features, total: Tensor) -> Tensor:
+        return (total - features["base_action"].to(total)) / self.config.scale
 
 
 class GaussianResidual(ResidualPolicy):
     """``u ~ N(f(o, b), std^2)``, never clipped, ``std`` learned: what PPO trains (``LikelihoodPolicy``)."""
 
-    def __init__(self, base: Base, eyes: Eyes | None = None, config: ResidualConfig | None = None) -> None:
-        super().__init__(base, eyes, config)
-        self.delta = GaussianHead(self.perceived, self.spec.action_dim, self.config.head, self.config.noise)
+    def __init__(
+        self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
+    ) -> None:
+        super().__init__(base, encoder, config)
+        self.delta = GaussianHead(self.feature_sizes, self.spec.action_dim, self.config.head, self.config.noise)
 
     @torch.no_grad()
-    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
-        u, std = self.delta(stored)
+    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        u, std = self.delta(features)
         logprob = torch.zeros(len(u), dtype=torch.float64)
         if mode == "sample":
             u = u + std * torch.randn(u.shape, generator=generator, dtype=u.dtype)
-            logprob = self.log_prob(stored, u[:, None], {}).logprob
-        out = self._out(self.corrected(stored, u), u, logprob)
+            logprob = self.log_prob(features, u[:, None], {}).logprob
+        out = self._out(self.corrected(features, u), u, logprob)
         return ActionOut(*out, {}, self.version), state
 
-    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Density of the raw corrections ``u``; the sum is float64 so that ratios keep their precision."""
-        mean, std = self.delta(stored)
+        mean, std = self.delta(features)
         terms = -0.5 * ((sample[:, 0] - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
         entropy = (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)
         params = {"mean": mean[:, None], "std": std[:, None]}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.batch import Reducer
-from vla_rl.policies.normalise import Affine
+from vla_rl.policies.normalization import Affine
 
 _CLIP = 10.0  # standard deviations; a first glance at a new region must not blow up the network
 _EPSILON = 1e-8  # of a variance: an entry that never changes is 0

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.policy import ActionOut, Likelihood, Mode, State, Stored
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.backbone import Percept, PointingBackbone
 from vla_rl.policies.expert import FlowExpert
 from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, gaussian_kl, imitation_loss
 from vla_rl.policies.flow_schedules import Field, Ode
-from vla_rl.policies.normalise import Affine, action_limits, check_same_world
+from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.pretrained import load_weights, save_folder
@@ -39,7 +39,7 @@ class TinyConfig:
 class TinyVLA(nn.Module):
     """A small VLA with a frozen pointing backbone and a trainable connector and flow expert.
 
-    ``precompute`` runs the backbone once per observation; ``act`` and ``log_prob`` start from what it stored.
+    ``encode`` runs the backbone once per observation; ``act`` and ``log_prob`` start from what it stored.
     The likelihood is that of ``config.sampler`` (Flow-SDE, Flow-Noise, ...; see ``policies/flow.py``); mode "eval" is
     always the deterministic ODE from random noise.  It implements ``LikelihoodPolicy``.
     """
@@ -55,7 +55,7 @@ class TinyVLA(nn.Module):
         self.version = 0
         self.backbone = PointingBackbone(len(vocabulary.words), config.queries, max_words=vocabulary.length)
         self.connector = nn.Sequential(
-            nn.Linear(sum(self.perceived.values()), 256),
+            nn.Linear(sum(self.feature_sizes.values()), 256),
             nn.SiLU(),
             nn.Linear(256, config.condition),
             nn.LayerNorm(config.condition),
@@ -67,27 +67,27 @@ class TinyVLA(nn.Module):
         self.register_buffer("tokens", vocabulary.encode(spec.tasks), persistent=False)
 
     @property
-    def perceived(self) -> dict[str, int]:
-        """What :meth:`precompute` stores for acting on, by size: what any other head can act on as well."""
-        return {"features": self.backbone.features * len(self.spec.images), "state": self.spec.state.shape[0]}
+    def feature_sizes(self) -> dict[str, int]:
+        """What :meth:`encode` stores for acting on, by size: what any other head can act on as well."""
+        return {"image_features": self.backbone.features * len(self.spec.images), "state": self.spec.state.shape[0]}
 
     # -- the part no gradient reaches ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def precompute(self, obs: Observation) -> Stored:
-        """``{"features": [E,F], "state": [E,S], "time": [E,1]}``; state normalised, time as a share of the time limit.
+    def encode(self, obs: Observation) -> Features:
+        """``{"image_features": [E,F], "state": [E,S], "time": [E,1]}``; state normalised, time / time limit.
 
         The policy does not read the time; it is there for critics.
         """
         return self.perceive_all(obs)
 
-    def perceive_all(self, obs: Observation) -> Stored:
-        """:meth:`precompute` with gradient, for learning to see from demonstrations alone."""
+    def perceive_all(self, obs: Observation) -> Features:
+        """:meth:`encode` with gradient, for learning to see from demonstrations alone."""
         tokens = self.tokens[self._tensor(obs.task)]
         percepts = [self.perceive(self._tensor(obs.images[name]), tokens) for name in sorted(self.spec.images)]
-        state = self.proprioception.normalise(self._tensor(obs.state))
+        state = self.proprioception.normalize(self._tensor(obs.state))
         time = self._tensor(obs.time)[:, None].to(state) / self.spec.time_limit
-        return {"features": torch.cat([p.features for p in percepts], -1), "state": state, "time": time}
+        return {"image_features": torch.cat([p.features for p in percepts], -1), "state": state, "time": time}
 
     def perceive(self, images: Tensor, tokens: Tensor) -> Percept:
         """What the backbone sees in ``images`` uint8 [B,h,w,3] when told ``tokens`` [B,L]."""
@@ -102,9 +102,9 @@ class TinyVLA(nn.Module):
         return state
 
     @torch.no_grad()
-    def act(self, stored: Stored, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
-        field = self.field(stored)
-        rows = stored["state"].shape[0]
+    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+        field = self.field(features)
+        rows = features["state"].shape[0]
         noise = torch.randn(rows, self.config.horizon * self.spec.action_dim, generator=generator)
         noise = noise.to(self.expert.enter.weight)
         if mode == "eval":
@@ -112,7 +112,9 @@ class TinyVLA(nn.Module):
             out = self._out(sample, torch.zeros(rows), {})
         else:
             chain, density = self.config.sampler.sample(field, noise, generator)
-            out = self._out(chain.points[:, -1], density.logprob, {"points": chain.points, "noised": chain.noised})
+            out = self._out(
+                chain.points[:, -1], density.logprob, {"points": chain.points, "noisy_steps": chain.noisy_steps}
+            )
         return out, state
 
     def _out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
@@ -122,23 +124,23 @@ class TinyVLA(nn.Module):
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
-    def field(self, stored: Stored) -> VelocityField:
+    def field(self, features: Features) -> VelocityField:
         """The velocity field given what was stored, differentiable in connector and expert."""
-        condition = self.connector(torch.cat([stored["features"], stored["state"]], -1))
+        condition = self.connector(torch.cat([features["image_features"], features["state"]], -1))
         return lambda x, t: Field(*self.expert(condition, x, t))
 
-    def log_prob(self, stored: Stored, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Joint density of recorded chains, summed over noised steps and dimensions; ``sample`` is their last point."""
-        density = self.config.sampler.log_prob(self.field(stored), Chain(aux["points"], aux["noised"]))
+        density = self.config.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
         return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
 
     def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
         """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
-    def imitation_loss(self, stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """Conditional flow matching with uniform times (Lipman et al. 2022, arXiv 2210.02747)."""
-        return imitation_loss(self.field, stored, chunks, draws, generator)
+        return imitation_loss(self.field, features, chunks, draws, generator)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """What imitation and reinforcement learning change; the backbone stays as grounding left it."""
@@ -168,7 +170,7 @@ class TinyVLA(nn.Module):
         saved: dict[str, Any] = read_config(Path(folder))
         trained = EnvSpec.from_json(saved["spec"])
         if spec is not None:
-            check_same_world(trained, spec)
+            check_same_env(trained, spec)
         policy = cls(
             spec or trained,
             from_json(saved["vocabulary"]),

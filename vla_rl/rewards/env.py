@@ -22,7 +22,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Snapshot, Snapshots, Step, VecEnv
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import put, take
+from vla_rl.contract.rows import restore_rows, select_rows
 from vla_rl.rewards.reward import Reward
 
 _MEMORY, _JUDGED, _SHOWN = "reward/", "judged/", "shown/"
@@ -156,14 +156,14 @@ class RewardedSnapshots(RewardedEnv):
     def snapshot(self, rows: Any) -> Snapshot:
         """Everything the future of ``rows`` depends on; see ``Snapshots``."""
         inner = self.env.snapshot(rows)
-        return inner | take(self._arrays(), np.asarray(rows, np.intp))
+        return inner | select_rows(self._arrays(), np.asarray(rows, np.intp))
 
     def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``rows``; raises ContractError, with nothing restored, when it does not fit."""
         index = np.asarray(rows, np.intp)
         arrays = {name: item.copy() for name, item in self._arrays().items()}
         inner = {name: item for name, item in snapshot.items() if not name.startswith((_MEMORY, _JUDGED, _SHOWN))}
-        put(arrays, index, {name: item for name, item in snapshot.items() if name not in inner})
+        restore_rows(arrays, index, {name: item for name, item in snapshot.items() if name not in inner})
         obs = self.env.restore(rows, inner)
         self._memory, self._judged, self._shown = (_part(arrays, kind) for kind in (_MEMORY, _JUDGED, _SHOWN))
         return self._show(obs)

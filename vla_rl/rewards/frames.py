@@ -46,7 +46,7 @@ class LabelledFrames:
     def __len__(self) -> int:
         return len(self.label)
 
-    def rows(self, index: np.ndarray) -> LabelledFrames:
+    def select(self, index: np.ndarray) -> LabelledFrames:
         """Those at ``index`` (int or bool)."""
         images = {name: image[index] for name, image in self.images.items()}
         return LabelledFrames(images, self.text[index], self.label[index], self.episode[index])
@@ -71,11 +71,11 @@ class LabelledFrames:
         ends = np.cumsum(shares) / sum(shares) * len(episodes)
         # At least one episode for every part, before it and after it.
         cuts = [max(i + 1, min(round(end), len(episodes) - len(shares) + i + 1)) for i, end in enumerate(ends[:-1])]
-        return [self.rows(np.isin(self.episode, part)) for part in np.split(episodes, cuts)]
+        return [self.select(np.isin(self.episode, part)) for part in np.split(episodes, cuts)]
 
     def tracks(self) -> list[LabelledFrames]:
         """One per episode and text, in order of time."""
-        return [self.rows(index) for index in self.track_rows()]
+        return [self.select(index) for index in self.track_rows()]
 
     def track_rows(self) -> list[np.ndarray]:
         """Where the frames of each episode and text are, in order of time."""

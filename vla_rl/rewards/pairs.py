@@ -66,7 +66,7 @@ class PairSampler:
         index = np.array([self._pair(k % 2 == 0) for k in range(batch)])
         first, second = index[:, 0], index[:, 1]
         frames, progress = self._frames, self._progress
-        return FramePairs(frames.rows(first), frames.rows(second), progress[first], progress[second])
+        return FramePairs(frames.select(first), frames.select(second), progress[first], progress[second])
 
     def batches(self, batch: int) -> Iterator[FramePairs]:
         """Endlessly many draws."""

@@ -21,7 +21,7 @@ class FitConfig:
 
     steps: int = 1000
     batch: int = 64
-    learning_rate: float = 1e-3
+    lr: float = 1e-3
     weight_decay: float = 1e-4
     warmup: int = 50
     grad_norm: float = 1.0
@@ -38,10 +38,10 @@ def fit(
 
     Raises NonFiniteError, naming the parameter and the step, before a NaN could enter the weights.
     """
-    optimiser = torch.optim.AdamW(parameters.values(), lr=config.learning_rate, weight_decay=config.weight_decay)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate(step, config))
+    optimizer = torch.optim.AdamW(parameters.values(), lr=config.lr, weight_decay=config.weight_decay)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, config))
     for step, batch in zip(range(config.steps), batches, strict=False):
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         value, info = loss(batch)
         value.backward()
         norm = nn.utils.clip_grad_norm_(parameters.values(), config.grad_norm)
@@ -51,7 +51,7 @@ def fit(
                 f"the gradient of {bad!r} is not finite at step {step}, so training stopped with the weights of step "
                 f"{step - 1}; lower the learning rate or look for NaN in the data."
             )
-        optimiser.step()
+        optimizer.step()
         scheduler.step()
         report(step, {"loss": float(value.detach()), **info})
 

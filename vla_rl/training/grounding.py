@@ -22,7 +22,7 @@ class GroundingConfig:
     """Scenes to render and how long to look at them."""
 
     scenes: int = 4000
-    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=500, batch=64, learning_rate=2e-3))
+    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=500, batch=64, lr=2e-3))
     cell_weight: float = 0.3  # cross-entropy of the attention with the object's cell
     position_weight: float = 3.0  # squared error of the soft-argmax position, image half-widths squared
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.env import Observation
-from vla_rl.contract.policy import Stored
+from vla_rl.contract.policy import Features
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
 
@@ -21,16 +21,16 @@ class ImitationConfig:
     demonstrations: int = 30  # of a dataset: its first so many episodes, 0 for all
     stride: int = 5  # control steps between the chunks that are learnt; 5: one per decision of the policy
     draws: int = 2  # random draws, of noise and time for instance, per chunk and step
-    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, learning_rate=1e-3))
+    fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, lr=1e-3))
 
 
 class ImitatingPolicy(Protocol):
     """A policy that knows what imitating means for it: flow matching, denoising."""
 
-    def imitation_loss(self, stored: Stored, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """What is minimised, a scalar: the mean over normalised ``chunks`` [B,H,D], each with ``draws`` random draws.
 
-        ``stored`` {name: [B,...]} is what the policy kept of the observations that the chunks follow.
+        ``features`` {name: [B,...]} is what the policy kept of the observations that the chunks follow.
         """
 
     def trainable(self) -> dict[str, nn.Parameter]: ...
@@ -38,16 +38,16 @@ class ImitatingPolicy(Protocol):
 
 def imitate(
     policy: ImitatingPolicy,
-    stored: Mapping[str, Tensor],
+    features: Mapping[str, Tensor],
     chunks: Tensor,
     config: ImitationConfig,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """Train on ``stored`` {name: [N,...]} and normalised ``chunks`` [N,H,D] by the policy's own loss."""
+    """Train on ``features`` {name: [N,...]} and normalised ``chunks`` [N,H,D] by the policy's own loss."""
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        given = {name: value[index] for name, value in stored.items()}
+        given = {name: value[index] for name, value in features.items()}
         return policy.imitation_loss(given, chunks[index], config.draws, generator), {}
 
     fit(policy.trainable(), loss, shuffled(len(chunks), config.fit.batch, generator), config.fit, report)
@@ -56,7 +56,7 @@ def imitate(
 class SeeingPolicy(ImitatingPolicy, Protocol):
     """A policy whose perception can learn as well."""
 
-    def perceive_all(self, obs: Observation) -> Stored: ...
+    def perceive_all(self, obs: Observation) -> Features: ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
@@ -72,7 +72,7 @@ def imitate_from_pixels(
     """As :func:`imitate`, perception included: ``obs`` holds the ``N`` observations that the chunks follow."""
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        given = policy.perceive_all(obs.rows(index.numpy()))
+        given = policy.perceive_all(obs.select(index.numpy()))
         return policy.imitation_loss(given, chunks[index], config.draws, generator), {}
 
     batches = (index * config.stride for index in shuffled(len(chunks) // config.stride, config.fit.batch, generator))

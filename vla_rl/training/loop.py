@@ -28,7 +28,7 @@ class LoopConfig:
     validate_every: int = 20
     save_every: int = 1  # iterations between two states on disk: so many are repeated at most after a kill
     collapse: float = 0.15  # a validation score this far below the best one sends the run back to the best weights
-    collapse_rate: float = 0.5  # and multiplies the learning rate
+    collapse_lr_factor: float = 0.5  # and multiplies the learning rate
     env_steps: int = 0  # low-level actions in all after which no further iteration is begun; 0: no limit
     validate_steps: int = 0  # validate also whenever so many low-level actions were taken since the last time; 0: never
 
@@ -37,7 +37,7 @@ class LoopLearner(Learner, Resumable, Protocol):
     """A learner whose weights the loop may keep, publish and put back, at a lower rate after a collapse."""
 
     parameters: dict[str, nn.Parameter]
-    learning_rate: float
+    lr: float
 
 
 class Judgement(Protocol):
@@ -205,7 +205,7 @@ class Loop:
             self.keep(iteration)
         elif collapsed:
             self._put(self.best)
-            self.learner.learning_rate *= self.config.collapse_rate
+            self.learner.lr *= self.config.collapse_lr_factor
         return {
             "validation": found.score,
             "validation_low": found.low,

@@ -12,7 +12,7 @@ from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig, check
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
 # About 25 s on one thread; on lift, with the frames of 300 episodes, 3 mm in the median (held-out episodes).
-FIT = FitConfig(steps=600, batch=64, learning_rate=4e-3)
+FIT = FitConfig(steps=600, batch=64, lr=4e-3)
 
 
 def fit_probe(

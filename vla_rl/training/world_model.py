@@ -15,7 +15,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.traces import Traces, cut, moves, seen_at, shots, windows
+from vla_rl.experience.trajectories import Trajectories, cut, moves, seen_at, shots, windows
 from vla_rl.pretrained import load_weights, read_config, save_folder
 from vla_rl.training.fit import FitConfig, fit, shuffled, weighted
 
@@ -65,9 +65,9 @@ class WorldFit:
     unsure without a look: most of what a robot does is as sure as its motors.
     """
 
-    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=4000, batch=512, learning_rate=2e-3))
-    pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, learning_rate=2e-3))
-    video: FitConfig = field(default_factory=lambda: FitConfig(steps=1200, batch=32, learning_rate=1.5e-3))
+    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=4000, batch=512, lr=2e-3))
+    pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, lr=2e-3))
+    video: FitConfig = field(default_factory=lambda: FitConfig(steps=1200, batch=32, lr=1.5e-3))
     touch: FitConfig = field(default_factory=lambda: FitConfig(2000, 64, 1e-3, weight_decay=1e-2))
 
     @property
@@ -78,60 +78,67 @@ class WorldFit:
 
 @dataclass(frozen=True)
 class Dreamt:
-    """``traces`` whose pictures at ``moments`` [N] are dreamt, but where dreams begin."""
+    """``trajectories`` whose pictures at ``moments`` [N] are dreamt, but where dreams begin."""
 
-    traces: Traces
+    trajectories: Trajectories
     moments: np.ndarray
 
 
 def fit_world(
     model: Learns,
-    traces: Traces,
+    trajectories: Trajectories,
     config: WorldFit,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """Train ``model`` on windows of ``traces``, in place.
+    """Train ``model`` on windows of ``trajectories``, in place.
 
     Raises UserError for episodes of another world, and when all of them ended alike: what tells success from failure
     could not be learnt.
     """
-    require_world_of(model.spec, traces)
-    require_both_outcomes(traces)
-    table = windows(traces, model.config.frames, model.config.memory)
+    require_world_of(model.spec, trajectories)
+    require_both_outcomes(trajectories)
+    table = windows(trajectories, model.config.frames, model.config.memory)
     count, begun = len(table["count"]), 0
 
     def told(step: int, info: dict[str, float]) -> None:
         report(begun + step, info)
 
-    made = (_tensors(moves(traces, table, part), model.device) for part in _parts(count, config.motion, generator))
+    made = (
+        _tensors(moves(trajectories, table, part), model.device) for part in _parts(count, config.motion, generator)
+    )
     fit(model.motion_parameters(), lambda batch: model.motion_loss(batch, generator), made, config.motion, told)
     begun += config.motion.steps
-    shown = (_tensors(shots(traces, part), model.device) for part in _parts(len(traces.state), config.pose, generator))
+    shown = (
+        _tensors(shots(trajectories, part), model.device)
+        for part in _parts(len(trajectories.state), config.pose, generator)
+    )
     fit(model.pose_parameters(), model.pose_loss, shown, config.pose, told)
     begun += config.pose.steps
-    seen = (_tensors(cut(traces, table, part), model.device) for part in _parts(count, config.video, generator))
+    seen = (_tensors(cut(trajectories, table, part), model.device) for part in _parts(count, config.video, generator))
     fit(model.other_parameters(), lambda batch: model.loss(batch, generator), seen, config.video, told)
     begun += config.video.steps
-    chosen = torch.randperm(len(traces.state), generator=generator)[:_REGISTERED]
-    model.aim(_tensors(shots(traces, chosen.numpy()), model.device))
-    unsure, dreamt = _unsure(model, traces, table), followed(model, traces, generator)
-    felt = (_tensors(batch, model.device) for batch in _felt(traces, table, unsure, dreamt, config.touch, generator))
+    chosen = torch.randperm(len(trajectories.state), generator=generator)[:_REGISTERED]
+    model.aim(_tensors(shots(trajectories, chosen.numpy()), model.device))
+    unsure, dreamt = _unsure(model, trajectories, table), followed(model, trajectories, generator)
+    felt = (
+        _tensors(batch, model.device) for batch in _felt(trajectories, table, unsure, dreamt, config.touch, generator)
+    )
     fit(model.touch_parameters(), lambda batch: model.touch_loss(batch, generator), felt, config.touch, told)
 
 
-def followed(model: Learns, traces: Traces, generator: torch.Generator) -> Dreamt:
-    """Dreams along ``traces``: each goes where its episode went, to the end, in calls that begin at any offset."""
+def followed(model: Learns, trajectories: Trajectories, generator: torch.Generator) -> Dreamt:
+    """Imagined rollouts along ``trajectories``, each to its end, in calls that begin at any offset."""
     frames, memory = model.config.frames, model.config.memory
-    begins, ends = (np.array(side) for side in zip(*traces.spans(), strict=True))
+    begins, ends = (np.array(side) for side in zip(*trajectories.spans(), strict=True))
     now = np.minimum(begins + torch.randint(0, frames, (len(begins),), generator=generator).numpy(), ends - 1)
-    dreamt = replace(traces, images={name: item.copy() for name, item in traces.images.items()})
+    dreamt = replace(trajectories, images={name: item.copy() for name, item in trajectories.images.items()})
     moments = [now]
     while (whole := now + frames < ends).any():
         for part in np.array_split(now[whole], -(-int(whole.sum()) // _TOGETHER)):
             ahead = part[:, None] + np.arange(1 + frames)
-            batch = seen_at(dreamt, part, frames, memory) | {"state": traces.state[ahead]}
-            batch |= {"actions": traces.action[ahead[:, :-1]]}
+            batch = seen_at(dreamt, part, frames, memory) | {"state": trajectories.state[ahead]}
+            batch |= {"actions": trajectories.action[ahead[:, :-1]]}
             picture = model.follow(_tensors(batch, model.device), generator).cpu().numpy()
             for name, camera in zip(sorted(dreamt.images), np.split(picture, len(dreamt.images), 1), strict=True):
                 dreamt.images[name][ahead[:, -1]] = np.moveaxis(camera, 1, -1)
@@ -140,16 +147,16 @@ def followed(model: Learns, traces: Traces, generator: torch.Generator) -> Dream
     return Dreamt(dreamt, np.concatenate(moments))
 
 
-def _unsure(model: Learns, traces: Traces, table: dict[str, np.ndarray]) -> Tensor:
+def _unsure(model: Learns, trajectories: Trajectories, table: dict[str, np.ndarray]) -> Tensor:
     """[N]: how often to look at each window of ``table``, 1 on average."""
     every = np.arange(len(table["count"]))
-    parts = (moves(traces, table, part) for part in np.array_split(every, 1 + len(every) // 1024))
+    parts = (moves(trajectories, table, part) for part in np.array_split(every, 1 + len(every) // 1024))
     share = torch.cat([model.unsure(_tensors(part, model.device)).cpu() for part in parts])
     return _SURE + (1.0 - _SURE) * share / share.mean().clamp_min(1e-12)
 
 
 def _felt(
-    traces: Traces,
+    trajectories: Trajectories,
     table: dict[str, np.ndarray],
     unsure: Tensor,
     dreamt: Dreamt,
@@ -161,7 +168,7 @@ def _felt(
     there = torch.from_numpy(np.isin(table["seen"][:, -1], dreamt.moments))
     true, false = weighted(unsure, half, generator), weighted(unsure * there, half, generator)
     for one, other in zip(true, false, strict=True):
-        seen, imagined = moves(traces, table, one.numpy()), moves(dreamt.traces, table, other.numpy())
+        seen, imagined = moves(trajectories, table, one.numpy()), moves(dreamt.trajectories, table, other.numpy())
         yield {name: np.concatenate([item, imagined[name]]) for name, item in seen.items()}
 
 
@@ -173,27 +180,27 @@ def _tensors(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, T
     return {name: torch.from_numpy(item).to(device) for name, item in arrays.items()}
 
 
-def require_world_of(spec: EnvSpec, traces: Traces) -> None:
-    """Raise UserError unless ``traces`` have the cameras, sizes and instructions of ``spec``."""
+def require_world_of(spec: EnvSpec, trajectories: Trajectories) -> None:
+    """Raise UserError unless ``trajectories`` have the cameras, sizes and instructions of ``spec``."""
     wanted = {name: tuple(item.shape) for name, item in spec.images.items()}
-    given = {name: image.shape[1:] for name, image in traces.images.items()}
-    sizes = (spec.state.shape[0], spec.action_dim), (traces.state.shape[1], traces.action.shape[1])
-    known = bool(((traces.task >= 0) & (traces.task < len(spec.tasks))).all())
+    given = {name: image.shape[1:] for name, image in trajectories.images.items()}
+    sizes = (spec.state.shape[0], spec.action_dim), (trajectories.state.shape[1], trajectories.action.shape[1])
+    known = bool(((trajectories.task >= 0) & (trajectories.task < len(spec.tasks))).all())
     if wanted != given or sizes[0] != sizes[1] or not known:
         raise UserError(
             f"the episodes have cameras {given}, {sizes[1][0]} state and {sizes[1][1]} action entries and task "
-            f"{traces.task.max(initial=0)}, but {spec.name!r} has {wanted}, {sizes[0][0]}, {sizes[0][1]} and "
+            f"{trajectories.task.max(initial=0)}, but {spec.name!r} has {wanted}, {sizes[0][0]}, {sizes[0][1]} and "
             f"{len(spec.tasks)} tasks, so a world model of it cannot learn from them; record episodes of this world."
         )
 
 
-def require_both_outcomes(traces: Traces) -> None:
-    """Raise UserError when ``traces`` hold successes only, or none."""
-    won = int(traces.outcomes.sum())
-    if won in (0, traces.count):
+def require_both_outcomes(trajectories: Trajectories) -> None:
+    """Raise UserError when ``trajectories`` hold successes only, or none."""
+    won = int(trajectories.outcomes.sum())
+    if won in (0, trajectories.count):
         which = "all" if won else "none"
         raise UserError(
-            f"{which} of {traces.count} episodes succeeded, so a world model could not learn to tell success from "
+            f"{which} of {trajectories.count} episodes succeeded, so a world model could not learn success from "
             "failure; add episodes of the other kind, for example of the policy itself and of random play."
         )
 
@@ -236,6 +243,6 @@ def _require_same(trained: EnvSpec, spec: EnvSpec, folder: Path) -> None:
             )
 
 
-def statistics(traces: Traces) -> tuple[np.ndarray, np.ndarray]:
+def statistics(trajectories: Trajectories) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation [S] of the recorded states; of what hardly moves, at least 1e-3."""
-    return traces.state.mean(0), np.maximum(traces.state.std(0), 1e-3)
+    return trajectories.state.mean(0), np.maximum(trajectories.state.std(0), 1e-3)

@@ -16,7 +16,7 @@ from tests.cli.conftest import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.world_models.dreams import SMALL
 from vla_rl.cli.imagine import command
-from vla_rl.cli.imagine.closed_loop import CLUMSINESS, Rated, closed_loop, first_looks
+from vla_rl.cli.imagine.closed_loop import RANDOM_ACTION_PROB, Rated, closed_loop, first_looks
 from vla_rl.cli.imagine.command import agreed, judged, summarised
 from vla_rl.cli.imagine.gather import Gather
 from vla_rl.cli.imagine.growing import Plan
@@ -31,7 +31,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import Trust
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.traces import Traces
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
@@ -56,7 +56,7 @@ def recipe(tmp_path_factory) -> Imagine:
         WorldConfig(backbone=SMALL),
         DreamConfig(horizon=5, deadline=5, part=4),
         KeyframeConfig(),
-        Gather(own=2, clumsy=1, random=2, calibration=1, held_out=2, rows=4),
+        Gather(own=2, clumsy=1, random=2, calibration=1, held_out=2, num_envs=4),
         demonstrations=str(folder / "demonstrations"),
         fit=WorldFit(*[FitConfig(steps=2, batch=4)] * 4),
         trust=Trust(most=1.0),
@@ -65,7 +65,7 @@ def recipe(tmp_path_factory) -> Imagine:
     method = RLConfig(
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 1), loop=LoopConfig(1, validate_every=1)
     )
-    judged_by = EvaluationConfig(validation=4, test=4, sanity=4, rows=4)
+    judged_by = EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4)
     return Imagine(method, plan, str(save_untrained(folder / "policy")), world=WORLD, evaluation=judged_by)
 
 
@@ -97,7 +97,7 @@ def test_a_run_may_begin_with_what_another_gathered_and_learnt(run, recipe, tmp_
     mind = other.prepare(folder)[1]
     folder.close()
     for name in ("learnt", "calibration", "held_out"):
-        one, two = (Traces.load(path / "episodes" / f"{name}.npz") for path in (run, folder.path))
+        one, two = (Trajectories.load(path / "episodes" / f"{name}.npz") for path in (run, folder.path))
         assert np.array_equal(one.state, two.state) and one.state.size
     first, mine = (load_file(path / "checkpoints" / "first" / "model.safetensors") for path in (run, folder.path))
     assert all(torch.equal(item, mine[name]) for name, item in first.items())
@@ -161,8 +161,11 @@ def test_every_policy_is_played_in_both_worlds_more_and_less_clumsily(run):
     recipe, trained = opened(run)
     policy = TinyVLA.from_pretrained(run / "checkpoints" / "start")
     rated = closed_loop(trained, recipe.world, {"one": policy, "other": policy}, SCENES, rows=2, seed=1)
-    assert [one.name for one in rated[: len(CLUMSINESS)]] == ["one", *(f"one, {s:.0%} random" for s in CLUMSINESS[1:])]
-    assert len(rated) == 2 * len(CLUMSINESS) >= 12
+    assert [one.name for one in rated[: len(RANDOM_ACTION_PROB)]] == [
+        "one",
+        *(f"one, {s:.0%} random" for s in RANDOM_ACTION_PROB[1:]),
+    ]
+    assert len(rated) == 2 * len(RANDOM_ACTION_PROB) >= 12
     assert all(one.imagined.episodes == one.true.episodes == len(SCENES) for one in rated)
     assert [asdict(one) for one in rated[:6]] == [
         asdict(replace(one, name=one.name.replace("other", "one"))) for one in rated[6:]

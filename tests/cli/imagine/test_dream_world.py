@@ -22,7 +22,7 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import Trust
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.experience.traces import Traces
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
@@ -37,7 +37,7 @@ from world_models.model import WorldConfig, WorldModel
 from world_models.uncertainty import Limits
 
 WORLD = World(options={"deadline": 7})
-GATHER = Gather(own=4, clumsy=2, random=2, calibration=1, held_out=2, rows=4)
+GATHER = Gather(own=4, clumsy=2, random=2, calibration=1, held_out=2, num_envs=4)
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,10 @@ def gathered(policy) -> Gathered:
     return gather(WORLD, policy, GATHER, seed=1)
 
 
-def world_model(traces: Traces) -> WorldModel:
+def world_model(trajectories: Trajectories) -> WorldModel:
     env = WORLD.make(1)
     torch.manual_seed(0)
-    made = WorldModel(env.spec, WorldConfig(backbone=SMALL), *statistics(traces))
+    made = WorldModel(env.spec, WorldConfig(backbone=SMALL), *statistics(trajectories))
     env.close()
     return made.eval()
 
@@ -129,7 +129,7 @@ def test_the_same_ppo_learns_in_a_dream(policy, gathered, tmp_path):
     )
     folder = RunFolder(tmp_path / "run", {})
     setting = Setting(world, policy, 1, OneProcess())
-    trained, _ = improve(method, setting, EvaluationConfig(validation=4, test=4, sanity=4, rows=4), folder)
+    trained, _ = improve(method, setting, EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4), folder)
     rows = folder.metrics("rl")
     assert len(rows) == 3 and rows[-1]["env_steps_total"] > 0
     env = WORLD.make(2)
@@ -185,7 +185,7 @@ def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy
         plan,
         str(start),
         world=WORLD,
-        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, rows=4),
+        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4),
     )
     with pytest.raises(UserError, match="none of 5 episodes succeeded"):
         recipe.run(RunFolder(tmp_path / "failures", recipe))

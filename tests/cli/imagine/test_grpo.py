@@ -21,15 +21,15 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.experience.groups import GroupConfig
-from vla_rl.experience.unfinished import NothingMore
+from vla_rl.experience.truncation_value import ZeroValue
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.training.tracking import RunFolder
 from world_models.env import DreamConfig
+from world_models.initial_states import Start, Starts
 from world_models.model import WorldConfig, WorldModel
-from world_models.starts import Start, Starts
 from world_models.uncertainty import Limits
 
-GROUPS = GroupConfig(groups=2, size=3, ahead=1, limit=8, rows=6)
+GROUPS = GroupConfig(groups=2, size=3, ahead=1, limit=8, num_envs=6)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept(policy, worl
     for _ in range(4):
         rollout = trainee.source.next()
         assert rollout.valid.any(-1)[0].all() and (rollout.terminated | rollout.truncated).sum(0).tolist() == [1] * 6
-        state, features = (rollout.stored[name][0].unflatten(0, (2, 3)) for name in ("state", "features"))
+        state, features = (rollout.features[name][0].unflatten(0, (2, 3)) for name in ("state", "image_features"))
         assert torch.equal(state, state[:, :1].expand_as(state)) and not torch.equal(state[0], state[1])
         torch.testing.assert_close(features, features[:, :1].expand_as(features), rtol=0, atol=1e-6)
         cut_off += len(rollout.final_index)
@@ -92,7 +92,7 @@ def test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept(policy, worl
 @pytest.mark.parametrize("name", ["lift_grpo", "lift_wovr"])
 def test_the_recipe_learns_in_a_dream(policy, world, tmp_path, name):
     folder, setting = RunFolder(tmp_path / "run", {}), Setting(world, deepcopy(policy), 1, OneProcess())
-    improve(small(name), setting, EvaluationConfig(validation=4, test=4, sanity=4, rows=4), folder)
+    improve(small(name), setting, EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4), folder)
     rows = folder.metrics("rl")
     assert len(rows) == 3 and rows[-1]["env_steps_total"] > 0
     assert all(0 <= row["truncated"] <= 1 and row["truncations"] <= row["episodes"] for row in rows[1:])
@@ -105,8 +105,8 @@ def test_both_recipes_are_that_of_ppo_but_for_the_groups():
         assert replace(recipe, rl=ppo.rl) == ppo
         assert recipe.rl.sampler == ppo.rl.sampler and from_json(to_json(recipe)) == recipe
         window = ppo.rl.experience
-        assert recipe.rl.loop.env_steps == ppo.rl.loop.iterations * window.rows * window.decisions * 5
+        assert recipe.rl.loop.env_steps == ppo.rl.loop.iterations * window.num_envs * window.decisions * 5
     assert grpo.rl.algorithm.averaging == Global() and wovr.rl.algorithm.averaging == PerTrajectory()
-    assert grpo.rl.experience.unfinished == NothingMore()
+    assert grpo.rl.experience.unfinished == ZeroValue()
     changed = override(grpo, ["--rl.algorithm.clip-high", "0.3", "--rl.experience.size", "4"], "vla-rl")
     assert changed.rl.algorithm.clip_high == 0.3 and changed.rl.experience.size == 4

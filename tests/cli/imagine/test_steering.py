@@ -191,7 +191,7 @@ class Dicing(FunctionPolicy):
     def initial_state(self, rows: int) -> dict[str, Any]:
         return {"count": torch.zeros(rows)}
 
-    def act(self, stored: Any, state: Any, mode: Any, generator: Any) -> tuple[ActionOut, Any]:
+    def act(self, features: Any, state: Any, mode: Any, generator: Any) -> tuple[ActionOut, Any]:
         assert mode == "eval"
         action = torch.full((1, 2, 2), 0.1 * float(state["count"][0]))
         action[..., 0] = 0.2 * torch.rand(1, 2, generator=generator)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from tests.world_models.dreams import spec, starts
 from vla_rl.algorithms.group_relative import Mean, Standardised
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
-from vla_rl.contract.batch import BEYOND, Rollout
+from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
 from vla_rl.contract.policy import ActionOut, Likelihood
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
-from vla_rl.experience.unfinished import NothingMore, OnAverage
-from world_models.calls import Future
+from vla_rl.experience.truncation_value import OnAverage, ZeroValue
 from world_models.env import DreamConfig, ImaginedEnv
 from world_models.model import WorldConfig
+from world_models.types import Future
 from world_models.uncertainty import Limits
 
 ARMS, LUCK = 2, 2
@@ -63,7 +63,7 @@ class Enumerated(nn.Module):
         tries = torch.tensor(list(product(outcomes, repeat=SIZE))).flatten()
         self.tries = torch.stack([tries // LUCK, tries % LUCK], -1)[:, None]
 
-    def precompute(self, obs):
+    def encode(self, obs):
         return {"state": torch.as_tensor(obs.state)}
 
     def initial_state(self, rows):
@@ -72,12 +72,12 @@ class Enumerated(nn.Module):
     def reset_state(self, state, rows):
         return state
 
-    def act(self, stored, state, mode, generator):
+    def act(self, features, state, mode, generator):
         action = torch.tensor([-0.5, 1.0]) + self.tries * torch.tensor([1.0, -2.0])
-        logprob = self.log_prob(stored, self.tries, {}).logprob.detach()
+        logprob = self.log_prob(features, self.tries, {}).logprob.detach()
         return ActionOut(action, self.tries, logprob, {}, self.version), state
 
-    def log_prob(self, stored, sample, aux) -> Likelihood:
+    def log_prob(self, features, sample, aux) -> Likelihood:
         chosen = self.logits.log_softmax(-1)[sample[:, 0, 0]]
         return Likelihood(chosen, torch.zeros_like(chosen), {})
 
@@ -93,7 +93,7 @@ def played(unfinished, outcomes=EVERYTHING, **changes) -> tuple[Enumerated, Roll
     env = ImaginedEnv(model, starts(model), rows, Limits((0.5,)), config)  # type: ignore[arg-type]
     groups = rows // SIZE
     plan = {"groups": groups, "limit": groups, "ahead": 0} | changes
-    maker = GroupConfig(**plan, size=SIZE, rows=rows, unfinished=unfinished).build(
+    maker = GroupConfig(**plan, size=SIZE, num_envs=rows, unfinished=unfinished).build(
         env, policy, SeedStream(0, 10**6), torch.Generator()
     )
     return policy, maker.next()
@@ -102,18 +102,18 @@ def played(unfinished, outcomes=EVERYTHING, **changes) -> tuple[Enumerated, Roll
 def push(policy: Enumerated, rollout: Rollout, **changes) -> float:
     """The expected gradient of the objective with respect to the second arm's logit."""
     grpo = GRPO(policy, dict(policy.named_parameters()), GRPOConfig(**changes), torch.Generator())
-    batch, _ = grpo._prepare(rollout)
-    grpo.policy_loss(batch, policy.log_prob(batch.stored, batch.sample, batch.aux))[0].backward()
+    batch, _ = grpo._make_batch(rollout)
+    grpo.policy_loss(batch, policy.log_prob(batch.features, batch.sample, batch.aux))[0].backward()
     return -float(policy.logits.grad[1])
 
 
 @pytest.mark.parametrize(
     ("unfinished", "outcomes", "expected"),
     [
-        (NothingMore(), EVERYTHING, 0.0),
+        (ZeroValue(), EVERYTHING, 0.0),
         (OnAverage(0.5), EVERYTHING, 1 / 16),
         (OnAverage(-1.0), EVERYTHING, -1 / 8),
-        (NothingMore(), WITHOUT_DOUBT, 1 / 9),  # what not to do: cut off, dropped and drawn anew
+        (ZeroValue(), WITHOUT_DOUBT, 1 / 9),  # what not to do: cut off, dropped and drawn anew
     ],
     ids=["nothing-more", "half-a-success", "a-punishment", "dropped"],
 )
@@ -126,7 +126,7 @@ def test_the_expected_gradient_towards_the_arm_that_is_cut_off(unfinished, outco
 def test_the_same_with_other_baselines(baseline, expected):
     """The group's mean halves it; of two members, the std only leaves which is ahead."""
     assert push(*played(OnAverage(0.5)), baseline=baseline) == pytest.approx(expected, rel=1e-5)
-    assert push(*played(NothingMore()), baseline=baseline) == pytest.approx(0.0, abs=1e-12)
+    assert push(*played(ZeroValue()), baseline=baseline) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_cut_off_members_stay_in_their_groups_and_are_counted():
@@ -134,15 +134,17 @@ def test_cut_off_members_stay_in_their_groups_and_are_counted():
     which = torch.tensor(list(product(EVERYTHING, repeat=SIZE))).flatten()
     assert torch.equal(rollout.truncated[0], which == CUT_OFF) and torch.equal(rollout.success[0], which % LUCK == 0)
     assert torch.equal(rollout.final_index[:, 1], (which == CUT_OFF).nonzero()[:, 0])
-    assert rollout.final_stored[BEYOND].tolist() == [0.5] * 8 and rollout.final_stored["state"].shape == (8, 3)
+    assert rollout.final_features[TRUNCATION_RETURN].tolist() == [0.5] * 8 and rollout.final_features[
+        "state"
+    ].shape == (8, 3)
     assert rollout.seeds[0].reshape(-1, SIZE).unique(dim=1).shape == (16, 1)
     assert (rollout.info["truncations"], rollout.info["successes"], rollout.info["episodes"]) == (8, 16, 32)
     grpo = GRPO(policy, dict(policy.named_parameters()), GRPOConfig(), torch.Generator())
-    metrics = grpo._prepare(rollout)[1]
+    metrics = grpo._make_batch(rollout)[1]
     assert metrics["truncated"] == 1 / 4 and metrics["return"] == 1 / 2
 
 
-@pytest.mark.parametrize(("unfinished", "uniform"), [(NothingMore(), 8), (OnAverage(0.5), 6), (OnAverage(1.0), 10)])
+@pytest.mark.parametrize(("unfinished", "uniform"), [(ZeroValue(), 8), (OnAverage(0.5), 6), (OnAverage(1.0), 10)])
 def test_groups_are_mixed_by_what_their_members_are_worth(unfinished, uniform):
     """What is cut off is worth as much as what is lost, as what is won, or something between them."""
     _, rollout = played(unfinished)

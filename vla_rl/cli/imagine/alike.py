@@ -13,15 +13,17 @@ from vla_rl.cli.imagine.growing import Trained
 from vla_rl.cli.method import generator
 from vla_rl.cli.progress import bar
 from vla_rl.cli.world import World
-from vla_rl.evaluation.likeness import frame_agreement, object_error
-from vla_rl.evaluation.places import TARGET, replayed_positions
-from vla_rl.experience.traces import Traces
+from vla_rl.evaluation.frame_metrics import frame_agreement, object_error
+from vla_rl.evaluation.object_positions import TARGET, replayed_positions
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.training.probe import FIT, fit_probe
 
 _LEARNT = 400  # episodes that the probe learns from
 
 
-def likeness(trained: Trained, world: World, learnt: Traces, held_out: Traces, seed: int) -> list[dict[str, Any]]:
+def likeness(
+    trained: Trained, world: World, learnt: Trajectories, held_out: Trajectories, seed: int
+) -> list[dict[str, Any]]:
     """One row for each number of control steps: PSNR in dB and, where the simulator knows places, errors in metres.
 
     The probe that finds the object learns from ``learnt`` episodes, the dreams are of ``held_out`` ones.
@@ -53,7 +55,7 @@ def likeness(trained: Trained, world: World, learnt: Traces, held_out: Traces, s
     return [row | {"horizon": frames * row["horizon"]} for row in rows]
 
 
-def _probe(env: Any, learnt: Traces, seed: int) -> Any:
+def _probe(env: Any, learnt: Trajectories, seed: int) -> Any:
     chosen = np.random.default_rng([seed, 36]).permutation(learnt.count)[:_LEARNT]
     known = learnt.chosen([i for i in chosen if learnt.seed[learnt.spans()[i][0]] >= 0])
     positions = np.concatenate(_positions(env, known))
@@ -68,12 +70,12 @@ def _probe(env: Any, learnt: Traces, seed: int) -> Any:
         )
 
 
-def _positions(env: Any, traces: Traces) -> list[np.ndarray]:
-    spans = traces.spans()
-    seeds = [int(traces.seed[begin]) for begin, _ in spans]
-    return replayed_positions(env, seeds, [traces.action[begin : end - 1] for begin, end in spans])
+def _positions(env: Any, trajectories: Trajectories) -> list[np.ndarray]:
+    spans = trajectories.spans()
+    seeds = [int(trajectories.seed[begin]) for begin, _ in spans]
+    return replayed_positions(env, seeds, [trajectories.action[begin : end - 1] for begin, end in spans])
 
 
-def _side_by_side(traces: Traces) -> np.ndarray:
+def _side_by_side(trajectories: Trajectories) -> np.ndarray:
     """uint8 [M,h,w,c], cameras in the order of their names."""
-    return np.concatenate([traces.images[name] for name in sorted(traces.images)], -1)
+    return np.concatenate([trajectories.images[name] for name in sorted(trajectories.images)], -1)

@@ -17,9 +17,16 @@ from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
-from vla_rl.policies.clumsy import ClumsyPolicy
+from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 
-CLUMSINESS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75)  # shares of random decisions, fixed beforehand: from good to hopeless
+RANDOM_ACTION_PROB = (
+    0.0,
+    0.1,
+    0.2,
+    0.35,
+    0.5,
+    0.75,
+)  # shares of random decisions, fixed beforehand: from good to hopeless
 
 
 @dataclass(frozen=True)
@@ -38,12 +45,12 @@ def closed_loop(
 
     Dreams are as long as can be trusted and end as RL's do; simulated episodes have RL's deadline.
     """
-    pool = load("world_models.starts:InOrder")(first_looks(world, scenes, trained.model.config.memory))
+    pool = load("world_models.initial_states:InOrder")(first_looks(world, scenes, trained.model.config.memory))
     imagined = DreamWorld(trained.model, pool, trained.limits, trained.dream)
     rated = []
     for name, policy in policies.items():
-        for share in CLUMSINESS:
-            player = ClumsyPolicy(policy, trained.model.spec, share) if share else policy
+        for share in RANDOM_ACTION_PROB:
+            player = EpsilonRandomPolicy(policy, trained.model.spec, share) if share else policy
             called = f"{name}, {share:.0%} random" if share else name
             dreamt = _played(imagined, player, range(len(scenes)), rows, seed, f"dream: {called}")
             true = _played(_Training(world), player, scenes, rows, seed, f"truth: {called}")
@@ -74,13 +81,13 @@ def _played(world: Playground, policy: Policy, seeds: Sequence[int], rows: int, 
 
 
 def first_looks(world: World, scenes: Sequence[int], memory: int) -> Any:
-    """What is seen first in each of ``scenes``, as a ``world_models.starts.Start``."""
+    """What is seen first in each of ``scenes``, as a ``world_models.initial_states.Start``."""
     env = world.make(min(64, len(scenes)))
     cameras, parts = sorted(env.spec.images), []
     for first in range(0, len(scenes), env.num_envs):
         batch = np.array(scenes[first : first + env.num_envs])
-        obs = env.reset(np.arange(len(batch)), batch).rows(slice(0, len(batch)))
+        obs = env.reset(np.arange(len(batch)), batch).select(slice(0, len(batch)))
         pictures = np.moveaxis(np.concatenate([obs.images[name] for name in cameras], -1), -1, 1)
         parts.append((np.repeat(pictures[:, None], 1 + memory, 1), np.asarray(obs.state), np.asarray(obs.task)))
     env.close()
-    return load("world_models.starts:Start")(*(np.concatenate(items) for items in zip(*parts, strict=True)))
+    return load("world_models.initial_states:Start")(*(np.concatenate(items) for items in zip(*parts, strict=True)))

@@ -24,7 +24,7 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.agreement import policy_agreement
-from vla_rl.experience.traces import Traces
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.training.tracking import RunFolder, write_json
 
@@ -99,9 +99,9 @@ def judged(run: Path, scenes: int) -> dict[str, Any]:
     kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
     policies = {name: TinyVLA.from_pretrained(at) for name, at in kept.items() if at.exists()}
     seeds = suite.held_out(suite.TEST, scenes)
-    rated = closed_loop(trained, recipe.world, policies, seeds, recipe.evaluation.rows, recipe.seed)
+    rated = closed_loop(trained, recipe.world, policies, seeds, recipe.evaluation.num_envs, recipe.seed)
     rates = [one.imagined.success for one in rated], [one.true.success for one in rated]
-    learnt = Traces.load(run / "episodes" / "learnt.npz")
+    learnt = Trajectories.load(run / "episodes" / "learnt.npz")
     return {
         "replays": [asdict(table) for table in trained.agreement(dreamt.held_out)],
         "likeness": likeness(trained, recipe.world, learnt, dreamt.held_out, recipe.seed),

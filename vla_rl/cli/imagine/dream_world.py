@@ -17,20 +17,20 @@ from vla_rl.cli.method import generator
 from vla_rl.cli.progress import bar
 from vla_rl.contract.env import Observation, VecEnv, on_host, to_env
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import Policy, look
-from vla_rl.experience.traces import Traces, seen_at
+from vla_rl.contract.policy import Policy, encode_observation
+from vla_rl.experience.trajectories import Trajectories, seen_at
 
 
-def replayed(model: Any, traces: Traces, dream: Any) -> Any:
-    """The world model's replay of every one of ``traces``, from its first moment to its last action.
+def replayed(model: Any, trajectories: Trajectories, dream: Any) -> Any:
+    """The world model's replay of every one of ``trajectories``, from its first moment to its last action.
 
     As often as ``dream`` dreams a success again, with the same noise as it does then; what is seen is that of the first
     time, and it is as sure of success as the least sure.
     """
-    spans = traces.spans()
+    spans = trajectories.spans()
     config, begins = model.config, np.array([begin for begin, _ in spans])
-    start = load("world_models.starts:Start")(**seen_at(traces, begins, config.frames, config.memory))
-    actions = [traces.action[begin : end - 1] for begin, end in spans]
+    start = load("world_models.initial_states:Start")(**seen_at(trajectories, begins, config.frames, config.memory))
+    actions = [trajectories.action[begin : end - 1] for begin, end in spans]
     times = 1 + dream.again
     found = []
     with bar("replay", times * len(spans)) as update:
@@ -45,17 +45,17 @@ def replayed(model: Any, traces: Traces, dream: Any) -> Any:
     return replace(found[0], sure=np.min([one.sure for one in found], 0))
 
 
-def promise(model: Any, traces: Traces) -> np.ndarray:
-    """float [M]: how likely the model thinks success in the end, at every moment of ``traces``.
+def promise(model: Any, trajectories: Trajectories) -> np.ndarray:
+    """float [M]: how likely the model thinks success in the end, at every moment of ``trajectories``.
 
     Asked at the end of every call that follows the recorded course, and interpolated between.
     """
     config, frames = model.config, model.config.frames
-    spans = traces.spans()
+    spans = trajectories.spans()
     asked = [(m, end) for begin, end in spans for m in range(begin, end - 1, frames)]
     now = np.array([m for m, _ in asked])
     known = np.array([min(frames, end - 1 - m) for m, end in asked])
-    start = seen_at(traces, now, frames, config.memory)
+    start = seen_at(trajectories, now, frames, config.memory)
     ahead = np.minimum(now[:, None] + np.arange(frames), (now + known - 1)[:, None])
     chooser, hopes = generator(0, 32), []
     with bar("value", len(now)) as update:
@@ -63,26 +63,28 @@ def promise(model: Any, traces: Traces) -> np.ndarray:
             part = slice(first, first + 64)
             seen = {name: torch.from_numpy(item[part]).to(model.device) for name, item in start.items()}
             noise = torch.randn(len(now[part]), config.pictures, *model.video.latent, generator=chooser)
-            told = (torch.from_numpy(traces.action[ahead[part]]), torch.from_numpy(known[part]), noise)
+            told = (torch.from_numpy(trajectories.action[ahead[part]]), torch.from_numpy(known[part]), noise)
             future = model.predict(load("world_models.model:Now")(**seen), *(item.to(model.device) for item in told))
             hopes.append(future.outcome[:, 2].cpu().numpy())
             update(min(first + 64, len(now)), "moments")
-    value, seen_value, at = np.zeros(len(traces.state)), np.concatenate(hopes), now + known
+    value, seen_value, at = np.zeros(len(trajectories.state)), np.concatenate(hopes), now + known
     for begin, end in spans:
         inside = (at > begin) & (at < end)
         value[begin:end] = np.interp(np.arange(begin, end), at[inside], seen_value[inside])
     return value
 
 
-def starts_of(model: Any, traces: Traces, value: np.ndarray, keyframes: Any) -> Any:
-    """Where dreams begin: the first moments of ``traces``, and keyframes mined with ``value`` [M] of every moment."""
-    spans, config, spec = traces.spans(), model.config, model.spec
+def starts_of(model: Any, trajectories: Trajectories, value: np.ndarray, keyframes: Any) -> Any:
+    """Where dreams begin: the first moments of ``trajectories``, and keyframes mined with ``value`` [M]."""
+    spans, config, spec = trajectories.spans(), model.config, model.spec
     reach = np.subtract(spec.action.high, spec.action.low) * np.ones(spec.action_dim)
-    found = load("world_models.keyframes:mine")(traces.action, reach, value, traces.success, spans, keyframes)
+    found = load("world_models.keyframes:mine")(
+        trajectories.action, reach, value, trajectories.success, spans, keyframes
+    )
     kinds = (np.array([begin for begin, _ in spans]), found.all)
-    start = load("world_models.starts:Start")
-    made = [start(**seen_at(traces, moments, config.frames, config.memory)) for moments in kinds]
-    return load("world_models.starts:Starts")(*made)
+    start = load("world_models.initial_states:Start")
+    made = [start(**seen_at(trajectories, moments, config.frames, config.memory)) for moments in kinds]
+    return load("world_models.initial_states:Starts")(*made)
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ def watch(env: VecEnv, model: Any, policy: Policy, seeds: Sequence[int], noise: 
     state, slips, done = policy.reset_state(state, rows), [], np.zeros(env.num_envs, bool)
     while not done.all():
         before, active = _channels(model, obs), ~done
-        stored, state = look(policy, obs, state, noise)
-        out, state = policy.act(stored, state, "sample", noise)
+        features, state = encode_observation(policy, obs, state, noise)
+        out, state = policy.act(features, state, "sample", noise)
         step = env.step(to_env(out.action, env))
         obs, done = step.obs, on_host(step.done)
         doubted = np.array([cause == "uncertainty" for cause in step.cause])  # shows what was before

@@ -15,8 +15,8 @@ from vla_rl.cli.world import World
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
-from vla_rl.experience.traces import Traces, trace
-from vla_rl.policies.clumsy import ClumsyPolicy
+from vla_rl.experience.trajectories import Trajectories, trace
+from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 from vla_rl.training.tracking import write_json
 
 
@@ -27,10 +27,10 @@ class Gather:
     own: int = 830  # the policy itself, with the noise that it explores with
     clumsy: int = 330  # with a share of its decisions at random: near-successes, and failures of all kinds
     random: int = 115  # random play: what things do when nobody means anything
-    clumsiness: float = 0.3
+    random_action_prob: float = 0.3
     calibration: int = 300  # of all of them, held out to set limits of doubt, the threshold of success and the horizon
     held_out: int = 300  # and to tell agreement by
-    rows: int = 32
+    num_envs: int = 32
 
     @property
     def episodes(self) -> int:
@@ -42,9 +42,9 @@ class Gather:
 class Gathered:
     """What was played, and the success of those episodes that the policy played by itself."""
 
-    learnt: Traces
-    calibration: Traces
-    held_out: Traces
+    learnt: Trajectories
+    calibration: Trajectories
+    held_out: Trajectories
     own: float
 
     def save(self, folder: Path) -> None:
@@ -58,7 +58,7 @@ class Gathered:
         """What :meth:`save` kept; None when it did not get to the end."""
         if not (folder / "own.json").exists():
             return None
-        parts = {name: Traces.load(folder / f"{name}.npz") for name in ("learnt", "calibration", "held_out")}
+        parts = {name: Trajectories.load(folder / f"{name}.npz") for name in ("learnt", "calibration", "held_out")}
         return cls(**parts, own=json.loads((folder / "own.json").read_text(encoding="utf-8")))
 
 
@@ -73,21 +73,21 @@ def gather(world: World, policy: Policy, plan: Gather, seed: int) -> Gathered:
             f"{plan.calibration} of {plan.episodes} episodes to calibrate on and {plan.held_out} held out leave "
             "nothing to learn from, or to judge by; change one of the numbers."
         )
-    env = world.training(plan.rows)
+    env = world.training(plan.num_envs)
     seeds = iter(suite.training_seeds(seed, "dreams"))
-    shares = (("own", plan.own, 0.0), ("clumsy", plan.clumsy, plan.clumsiness), ("random", plan.random, 1.0))
+    shares = (("own", plan.own, 0.0), ("clumsy", plan.clumsy, plan.random_action_prob), ("random", plan.random, 1.0))
     parts = []
     for name, count, share in shares:
         if count:
-            player = ClumsyPolicy(policy, env.spec, share) if share else policy
+            player = EpsilonRandomPolicy(policy, env.spec, share) if share else policy
             with bar(f"play {name}", count) as update:
                 chosen = [next(seeds) for _ in range(count)]
                 parts.append(trace(env, player, chosen, generator(seed, 30), "sample", told(update)))
     env.close()
-    traces = Traces.joined(parts)
-    order = np.random.default_rng([seed, 31]).permutation(traces.count)
+    trajectories = Trajectories.joined(parts)
+    order = np.random.default_rng([seed, 31]).permutation(trajectories.count)
     cuts = np.split(order, [plan.held_out, aside])
-    held_out, calibration, learnt = (traces.chosen(part) for part in cuts)
+    held_out, calibration, learnt = (trajectories.chosen(part) for part in cuts)
     return Gathered(learnt, calibration, held_out, float(parts[0].outcomes.mean()))
 
 

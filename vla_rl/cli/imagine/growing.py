@@ -33,8 +33,8 @@ from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, Trust, replay_agreement
-from vla_rl.experience.episodes import Episodes
-from vla_rl.experience.traces import Traces, trace
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.trajectories import Trajectories, trace
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.training.coevolve import Coevolution, CoevolutionConfig, Decision, Signals
 from vla_rl.training.fit import FitConfig
@@ -90,11 +90,11 @@ class Trained:
         kept = {"limits": list(self.limits.values), "threshold": self.dream.done, "horizon": self.dream.horizon}
         save_world(self.model, folder, kept)
 
-    def agreement(self, traces: Traces) -> tuple[ReplayAgreement, ...]:
+    def agreement(self, trajectories: Trajectories) -> tuple[ReplayAgreement, ...]:
         """Replays of recorded episodes, as dreams are that end in doubt, against what was recorded, by horizon."""
-        found = replayed(self.model, traces, self.dream).within(self.limits)
+        found = replayed(self.model, trajectories, self.dream).within(self.limits)
         return replay_agreement(
-            found.done_by(self.dream.done), *truth(traces), horizons(self.model, traces, self.dream)
+            found.done_by(self.dream.done), *truth(trajectories), horizons(self.model, trajectories, self.dream)
         )
 
 
@@ -110,9 +110,9 @@ class GrowingWorld:
         self.plan, self.world, self.seed, self.folder = plan, world, seed, folder
         gathered = Gathered.load(self._episodes) or self._gather(policy)
         self.calibration, self.held_out = gathered.calibration, gathered.held_out
-        bought = [Traces.load(path) for path in self._bought()]
-        self.bought = sum(traces.count for traces in bought)
-        self.learnt = Traces.joined([*self._demonstrations(policy.spec.tasks), gathered.learnt, *bought])
+        bought = [Trajectories.load(path) for path in self._bought()]
+        self.bought = sum(trajectories.count for trajectories in bought)
+        self.learnt = Trajectories.joined([*self._demonstrations(policy.spec.tasks), gathered.learnt, *bought])
         kept = folder.checkpoint("world")
         if (kept / "config.json").exists():
             self.trained = Trained.load(kept, plan.dream, plan.device)
@@ -131,11 +131,11 @@ class GrowingWorld:
     def _bought(self) -> list[Path]:
         return sorted(self._episodes.glob("bought-*.npz"), key=lambda path: int(path.stem.partition("-")[2]))
 
-    def _demonstrations(self, tasks: tuple[str, ...]) -> list[Traces]:
+    def _demonstrations(self, tasks: tuple[str, ...]) -> list[Trajectories]:
         """The recorded demonstrations, whose texts are counted as in ``tasks``; none when there are none."""
         if not self.plan.demonstrations:
             return []
-        return [Traces.of_episodes(Episodes.load(Path(self.plan.demonstrations)).with_tasks(tasks))]
+        return [Trajectories.of_episodes(Demonstrations.load(Path(self.plan.demonstrations)).with_tasks(tasks))]
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
@@ -200,8 +200,8 @@ class GrowingWorld:
 
     def _calibrated(self, model: Any) -> Trained:
         """Limits of doubt, threshold and horizon."""
-        plan, traces = self.plan, self.calibration
-        found = replayed(model, traces, plan.dream)
+        plan, trajectories = self.plan, self.calibration
+        found = replayed(model, trajectories, plan.dream)
 
         def limits(quantile: float) -> Any:
             return load("world_models.uncertainty:Limits").calibrate(found.by_depth(), quantile)
@@ -210,7 +210,7 @@ class GrowingWorld:
             done: np.ndarray = found.within(limits(quantile)).done_by(threshold)
             return done
 
-        trusted = plan.trust.choose(done_by, *truth(traces), horizons(model, traces, plan.dream))
+        trusted = plan.trust.choose(done_by, *truth(trajectories), horizons(model, trajectories, plan.dream))
         dream = replace(plan.dream, done=trusted.threshold, horizon=trusted.table.horizon)
         return Trained(model, limits(trusted.quantile), dream)
 
@@ -243,14 +243,14 @@ class GrowingWorld:
     def _buy(self, policy: Policy, count: int) -> float:
         """Play ``count`` real episodes and learn from them; returns their success."""
         plan, number = self.plan, len(self._bought()) + 1
-        env = self.world.training(plan.gather.rows)
+        env = self.world.training(plan.gather.num_envs)
         seeds = suite.training_seeds(self.seed, "dreams")[plan.gather.episodes + self.bought :][:count]
         with bar("buy episodes", count) as update:
             fresh = trace(env, policy, list(seeds), generator(self.seed, 3000 + number), "sample", told(update))
         env.close()
         fresh.save(self._episodes / f"bought-{number}.npz")
         self.bought += count
-        self.learnt = Traces.joined([self.learnt, fresh])
+        self.learnt = Trajectories.joined([self.learnt, fresh])
         self.trained = self._calibrated(self._learn(self.trained.model, plan.refit))
         self.trained.save(self.folder.checkpoint("world"))
         self.dreams.renew(self._starts(), self.trained.limits, self.trained.dream)
@@ -304,13 +304,13 @@ def _require(device: str) -> None:
         ) from error
 
 
-def horizons(model: Any, traces: Traces, dream: Any) -> list[int]:
-    """Ends of calls, in control steps, up to the horizon of ``dream`` and the longest of ``traces``."""
-    frames, longest = model.config.frames, int(truth(traces)[1].max())
+def horizons(model: Any, trajectories: Trajectories, dream: Any) -> list[int]:
+    """Ends of calls, in control steps, up to the horizon of ``dream`` and the longest of ``trajectories``."""
+    frames, longest = model.config.frames, int(truth(trajectories)[1].max())
     return list(range(frames, min(longest, dream.horizon) + 1, frames))
 
 
-def truth(traces: Traces) -> tuple[np.ndarray, np.ndarray]:
-    """When each of ``traces`` was first a success, in control steps, or NEVER; and how long it is."""
-    length = np.array([end - begin - 1 for begin, end in traces.spans()])
-    return np.where(traces.outcomes, length, NEVER), length
+def truth(trajectories: Trajectories) -> tuple[np.ndarray, np.ndarray]:
+    """When each of ``trajectories`` was first a success, in control steps, or NEVER; and how long it is."""
+    length = np.array([end - begin - 1 for begin, end in trajectories.spans()])
+    return np.where(trajectories.outcomes, length, NEVER), length

@@ -25,7 +25,7 @@ from vla_rl.evaluation.agreement import ReplayAgreement
 from vla_rl.evaluation.report import Cell, Report, Tile
 from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.video import Clip, encode
-from vla_rl.experience.traces import Traces
+from vla_rl.experience.trajectories import Trajectories
 
 # In the order in which they are shown: first what a learner would be misled by.
 KINDS = ("hallucinated success", "missed success", "success in both", "failure in both")
@@ -74,8 +74,8 @@ def rollout(arguments: Sequence[str]) -> None:
     console.print(f"{len(shown)} of {len(kinds)} replays: {', '.join(filter(None, (str(out), config.video)))}")
 
 
-def clips(model: Any, limits: Any, traces: Traces, dream: Any, count: int) -> list[Clip]:
-    """Up to ``count`` episodes of ``traces`` as clips: the truth on the left, ``model``'s dream on the right.
+def clips(model: Any, limits: Any, trajectories: Trajectories, dream: Any, count: int) -> list[Clip]:
+    """Up to ``count`` episodes of ``trajectories`` as clips: the truth on the left, ``model``'s dream on the right.
 
     ``limits`` is a ``Limits``, ``dream`` a ``DreamConfig``.  The kinds of ``KINDS`` take turns, each with its first
     episodes, so errors are shown more often than they are made.  A clip counts as a success where dream and truth
@@ -85,8 +85,8 @@ def clips(model: Any, limits: Any, traces: Traces, dream: Any, count: int) -> li
     Raises UserError for a ``count`` below 1.
     """
     _require_some(count)
-    found = replayed(model, traces, dream)
-    return _clips(model, limits, traces, dream, found, _mixture(_kinds(traces, found, dream), count))
+    found = replayed(model, trajectories, dream)
+    return _clips(model, limits, trajectories, dream, found, _mixture(_kinds(trajectories, found, dream), count))
 
 
 # -- choosing --------------------------------------------------------------------------------------------------------
@@ -97,9 +97,9 @@ def _require_some(count: int) -> None:
         raise UserError(f"{count} episodes show nothing; give --episodes at least 1.")
 
 
-def _kinds(traces: Traces, found: Any, dream: Any) -> np.ndarray:
+def _kinds(trajectories: Trajectories, found: Any, dream: Any) -> np.ndarray:
     """int [N]: which of ``KINDS`` every episode is; ``found`` is its ``Replayed``."""
-    dreamt, true = np.isfinite(found.done_by(dream.done)), traces.outcomes
+    dreamt, true = np.isfinite(found.done_by(dream.done)), trajectories.outcomes
     return np.select([dreamt & ~true, true & ~dreamt, dreamt & true], [0, 1, 2], 3)
 
 
@@ -126,14 +126,16 @@ class _Seen:
     doubt: np.ndarray
 
 
-def _clips(model: Any, limits: Any, traces: Traces, dream: Any, found: Any, chosen: np.ndarray) -> list[Clip]:
-    spans, kinds = [traces.spans()[i] for i in chosen], _kinds(traces, found, dream)
-    done, seen = found.done_by(dream.done), _dreamt(model, limits, traces, dream, chosen)
+def _clips(
+    model: Any, limits: Any, trajectories: Trajectories, dream: Any, found: Any, chosen: np.ndarray
+) -> list[Clip]:
+    spans, kinds = [trajectories.spans()[i] for i in chosen], _kinds(trajectories, found, dream)
+    done, seen = found.done_by(dream.done), _dreamt(model, limits, trajectories, dream, chosen)
     made = []
     for row, (episode, (begin, end)) in enumerate(zip(chosen, spans, strict=True)):
-        won, length = bool(traces.outcomes[episode]), end - begin - 1
+        won, length = bool(trajectories.outcomes[episode]), end - begin - 1
         true_at = length if won else np.inf
-        truth = _stacked({name: image[begin:end] for name, image in traces.images.items()})
+        truth = _stacked({name: image[begin:end] for name, image in trajectories.images.items()})
         frames = np.stack(
             [
                 _frame(truth[t], seen.pictures[row, t], t >= true_at, t >= done[episode], seen.doubt[row, t])
@@ -141,20 +143,20 @@ def _clips(model: Any, limits: Any, traces: Traces, dream: Any, found: Any, chos
             ]
         )
         told = _told(won, length, float(done[episode])), _doubted(found, limits, int(episode))
-        label = f"{KINDS[kinds[episode]]}: {model.spec.tasks[int(traces.task[begin])]}; {'; '.join(told)}"
+        label = f"{KINDS[kinds[episode]]}: {model.spec.tasks[int(trajectories.task[begin])]}; {'; '.join(told)}"
         made.append(Clip(frames, label, won == bool(np.isfinite(done[episode])), _SPEED))
     return made
 
 
-def _dreamt(model: Any, limits: Any, traces: Traces, dream: Any, chosen: np.ndarray) -> _Seen:
+def _dreamt(model: Any, limits: Any, trajectories: Trajectories, dream: Any, chosen: np.ndarray) -> _Seen:
     """Dream the actions of the ``chosen`` episodes, as the replay did (a dream follows from its seed)."""
-    spans = [traces.spans()[i] for i in chosen]
+    spans = [trajectories.spans()[i] for i in chosen]
     longest = max(end - begin - 1 for begin, end in spans)
     actions = np.zeros((len(spans), longest, model.spec.action_dim), np.float32)
     for row, (begin, end) in enumerate(spans):
-        actions[row, : end - begin - 1] = traces.action[begin : end - 1]
+        actions[row, : end - begin - 1] = trajectories.action[begin : end - 1]
     endless = replace(dream, horizon=longest, deadline=None, done=2.0, failed=2.0, again=0)
-    env = load("world_models.env:ImaginedEnv")(model, beginnings(model, traces), len(spans), None, endless)
+    env = load("world_models.env:ImaginedEnv")(model, beginnings(model, trajectories), len(spans), None, endless)
     pictures = [_stacked(env.reset(np.arange(len(spans)), chosen).images)]
     doubts = [np.zeros(len(spans))]
     with bar("film", longest) as update:

@@ -14,7 +14,7 @@ from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.experience.traces import Traces, seen_at
+from vla_rl.experience.trajectories import Trajectories, seen_at
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class DreamRun:
 
     folder: Path
     trained: Trained
-    held_out: Traces
+    held_out: Trajectories
 
     @classmethod
     def load(cls, run: str | Path) -> DreamRun:
@@ -39,7 +39,7 @@ class DreamRun:
                     f"the run in {str(folder)!r} has no {what} ({path.relative_to(folder)} is missing), so there is "
                     "nothing to dream of; name a run of vla-rl imagine whose world model is learnt."
                 )
-        return cls(folder, opened(folder)[1], Traces.load(episodes))
+        return cls(folder, opened(folder)[1], Trajectories.load(episodes))
 
 
 def located(run: str | Path) -> Path:
@@ -65,11 +65,11 @@ def opened(run: Path) -> tuple[Imagine, Trained]:
     return recipe, Trained.load(run / "checkpoints" / "world", recipe.plan.dream)
 
 
-def beginnings(model: Any, traces: Traces) -> Any:
-    """The first moments of ``traces`` in their order: seed ``i`` dreams from episode ``i`` (``InOrder``)."""
-    begins = np.array([begin for begin, _ in traces.spans()])
-    seen = seen_at(traces, begins, model.config.frames, model.config.memory)
-    return load("world_models.starts:InOrder")(load("world_models.starts:Start")(**seen))
+def beginnings(model: Any, trajectories: Trajectories) -> Any:
+    """The first moments of ``trajectories`` in their order: seed ``i`` dreams from episode ``i`` (``InOrder``)."""
+    begins = np.array([begin for begin, _ in trajectories.spans()])
+    seen = seen_at(trajectories, begins, model.config.frames, model.config.memory)
+    return load("world_models.initial_states:InOrder")(load("world_models.initial_states:Start")(**seen))
 
 
 def run_of(arguments: list[str], command: str) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from vla_rl.contract.env import Observation, Snapshot
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.policy import Policy, State, look
+from vla_rl.contract.policy import Policy, State, encode_observation
 from vla_rl.contract.spec import ArraySpec
 
 FINE = 0.25  # of a whole move, with Shift
@@ -168,8 +168,8 @@ class Steering:
         seed = 1_000_003 * (1 + self.view.dream) + self.view.step
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            stored, plan = look(self.policy, self._obs, self._plan, generator)
-            out, plan = self.policy.act(stored, plan, "eval", generator)
+            features, plan = encode_observation(self.policy, self._obs, self._plan, generator)
+            out, plan = self.policy.act(features, plan, "eval", generator)
         chunk = np.asarray(out.action, np.float32)[:, : self.env.spec.max_chunk]
         # What the policy holds is not let go of by the next key.
         return self._step(chunk, plan, _gripping(self._idle, self.env.spec.action, chunk[0, -1]))

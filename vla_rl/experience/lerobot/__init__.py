@@ -8,7 +8,7 @@ reader.py      any v3.0 folder, finished or not; names what is damaged and reads
 metadata.py    ``meta/`` read: counts, tasks, where each episode lies; tables.py writes it
 video.py       frames to MP4 or PNG and back, MP4s joined without encoding again
 statistics.py  per episode and of all, with quantiles
-translate.py   ``Episodes`` to such a folder and back
+translate.py   ``Demonstrations`` to such a folder and back
 disk.py        writes that a crash or a power cut leaves whole or undone
 
 Everything here needs pyarrow and PyAV (``pip install 'vla-rl[data]'``).

@@ -1,4 +1,4 @@
-"""``Episodes`` to a LeRobotDataset v3.0 folder and back."""
+"""``Demonstrations`` to a LeRobotDataset v3.0 folder and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.episodes import Episodes
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.damage import Problem
 from vla_rl.experience.lerobot.features import Feature, Schema
 from vla_rl.experience.lerobot.reader import DatasetReader, RecordedEpisode
@@ -22,7 +22,7 @@ STATE, ACTION, SEED = "observation.state", "action", "complementary_info.seed"
 _CAMERA = "observation.images."
 
 
-def schema_of(episodes: Episodes, video: str = "auto", codec: Codec | None = None) -> Schema:
+def schema_of(episodes: Demonstrations, video: str = "auto", codec: Codec | None = None) -> Schema:
     """The columns that ``episodes`` need; ``video`` says which cameras become video, see ``video.camera``."""
     features = {
         _CAMERA + name: camera(frames.shape[1:], episodes.fps, video, codec) for name, frames in episodes.images.items()
@@ -42,7 +42,7 @@ class Recording:
         self._video, self._codec = video, codec
         self._writer: DatasetWriter | None = None
 
-    def add(self, episodes: Episodes) -> None:
+    def add(self, episodes: Demonstrations) -> None:
         """Keep all ``episodes``; each is safe on the disk before the next is written."""
         if self._writer is None:
             self._writer = DatasetWriter(self.root, schema_of(episodes, self._video, self._codec), episodes.tasks)
@@ -58,7 +58,7 @@ class Recording:
             self._writer.__exit__(kind, error, trace)
 
 
-def _write(writer: DatasetWriter, episodes: Episodes) -> None:
+def _write(writer: DatasetWriter, episodes: Demonstrations) -> None:
     columns = {_CAMERA + name: frames for name, frames in episodes.images.items()}
     columns |= {STATE: episodes.state, ACTION: episodes.action, SEED: episodes.seed, **episodes.extras}
     texts = np.array(episodes.tasks, dtype=np.str_)[episodes.task]
@@ -75,8 +75,8 @@ def _write(writer: DatasetWriter, episodes: Episodes) -> None:
 
 def read(
     path: Path, chosen: Iterable[int] | None = None, on_damage: Callable[[Problem], None] | None = None
-) -> Iterator[Episodes]:
-    """The episodes of any dataset, each as ``Episodes`` of one, numbered as there; see ``DatasetReader.episodes``.
+) -> Iterator[Demonstrations]:
+    """The episodes of any dataset, one ``Demonstrations`` each, numbered as there; see ``DatasetReader.episodes``.
 
     ``observation.state`` and ``action`` are the state (without entries where there is none) and the action; every
     camera and every other column comes along.  Raises UserError when there is no ``action``.
@@ -91,13 +91,13 @@ def read(
         yield _translated(reader, episode)
 
 
-def _translated(reader: DatasetReader, episode: RecordedEpisode) -> Episodes:
+def _translated(reader: DatasetReader, episode: RecordedEpisode) -> Demonstrations:
     columns, features, count = dict(episode.columns), reader.schema.features, len(episode.time)
     images = {_camera_name(name, features): columns.pop(name) for name in reader.schema.cameras}
     state = columns.pop(STATE, np.zeros((count, 0))).astype(np.float32).reshape(count, -1)
     action = columns.pop(ACTION).astype(np.float32).reshape(count, -1)
     seed = columns.pop(SEED, np.full(count, -1)).astype(np.int64)
-    return Episodes(
+    return Demonstrations(
         images=images,
         state=state,
         task=episode.task.astype(np.int64),

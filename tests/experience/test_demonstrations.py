@@ -12,7 +12,7 @@ import pytest
 from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.episodes import Episodes, demonstrations, record, recording
+from vla_rl.experience.demonstrations import Demonstrations, demonstrations, record, recording
 
 
 def count(obs):
@@ -60,7 +60,7 @@ def test_what_the_numbers_mean_is_recorded_too(episodes):
     assert np.array_equal(episodes.extras["next.reward"], expected_reward(episodes.time + 1))
 
 
-def same(one: Episodes, other: Episodes) -> bool:
+def same(one: Demonstrations, other: Demonstrations) -> bool:
     arrays = [{**vars(item), **item.images, **item.extras, "images": 0, "extras": 0} for item in (one, other)]
     return arrays[0].keys() == arrays[1].keys() and all(
         np.array_equal(value, arrays[1][name]) and np.asarray(value).dtype == np.asarray(arrays[1][name]).dtype
@@ -72,24 +72,28 @@ def test_saved_episodes_come_back(episodes, tmp_path):
     path = tmp_path / "deep" / "demos"
     episodes.save(path)
     assert [item.name for item in path.parent.iterdir()] == ["demos"]
-    assert same(Episodes.load(path), episodes)
-    assert same(Episodes.load(path, [2, 0]), Episodes.joined([list(Episodes.stream(path))[i] for i in (2, 0)]))
+    assert same(Demonstrations.load(path), episodes)
+    assert same(
+        Demonstrations.load(path, [2, 0]), Demonstrations.joined([list(Demonstrations.stream(path))[i] for i in (2, 0)])
+    )
 
 
 def test_episodes_one_at_a_time_are_the_same_and_keep_their_numbers(episodes, tmp_path):
     episodes.save(tmp_path / "demos")
-    parts = list(Episodes.stream(tmp_path / "demos"))
-    assert [set(part.episode) for part in parts] == [{0}, {1}, {2}, {3}] and same(Episodes.joined(parts), episodes)
+    parts = list(Demonstrations.stream(tmp_path / "demos"))
+    assert [set(part.episode) for part in parts] == [{0}, {1}, {2}, {3}] and same(
+        Demonstrations.joined(parts), episodes
+    )
 
 
 def test_joined_episodes_share_a_table_of_tasks_and_are_numbered_anew(episodes):
     other = replace(episodes, tasks=("something else", "count the even episode"), task=episodes.task + 1)
-    both = Episodes.joined([episodes, other])
+    both = Demonstrations.joined([episodes, other])
     assert both.tasks == ("count the even episode", "count the odd episode", "something else")
     assert both.count == 8 and np.array_equal(both.chunks(3)[: len(episodes.state)], episodes.chunks(3))
     assert np.array_equal(both.task, np.concatenate([episodes.task, episodes.task]))
     with pytest.raises(ContractError, match=r"with \['audit'\] cannot be joined"):
-        Episodes.joined([episodes, replace(episodes, extras={})])
+        Demonstrations.joined([episodes, replace(episodes, extras={})])
 
 
 def test_tasks_are_counted_in_another_table(episodes):
@@ -101,14 +105,14 @@ def test_tasks_are_counted_in_another_table(episodes):
 
 def test_what_is_no_dataset_is_said_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"has no meta/info\.json, so it holds no readable episodes"):
-        Episodes.load(tmp_path / "nothing")
+        Demonstrations.load(tmp_path / "nothing")
 
 
 def test_an_earlier_dataset_is_moved_aside_and_other_things_are_left_alone(episodes, tmp_path):
     for _ in range(3):
         episodes.save(tmp_path / "demos")
     assert sorted(item.name for item in tmp_path.iterdir()) == ["demos", "demos.1", "demos.2"]
-    assert same(Episodes.load(tmp_path / "demos.1"), episodes)
+    assert same(Demonstrations.load(tmp_path / "demos.1"), episodes)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("one")
     with pytest.raises(UserError, match="is no dataset, so it was left alone"):
@@ -134,14 +138,14 @@ def test_a_recording_that_stops_keeps_what_was_added(episodes, tmp_path):
         kept.add(parts[0])
         kept.add(parts[1])
         raise ZeroDivisionError
-    assert same(Episodes.load(tmp_path / "demos"), Episodes.joined(parts[:2]))
+    assert same(Demonstrations.load(tmp_path / "demos"), Demonstrations.joined(parts[:2]))
     with recording(tmp_path / "demos") as kept:
         kept.add(parts[2])
-    assert same(Episodes.load(tmp_path / "demos"), Episodes.joined(parts[:3]))
+    assert same(Demonstrations.load(tmp_path / "demos"), Demonstrations.joined(parts[:3]))
     assert not (tmp_path / "demos" / "recording").exists()
 
 
-def list_of_episodes(episodes: Episodes) -> list[Episodes]:
+def list_of_episodes(episodes: Demonstrations) -> list[Demonstrations]:
     return list(demonstrations(make("counting", num_envs=3), count, sorted(set(episodes.seed.tolist()))))
 
 
@@ -154,7 +158,7 @@ def test_an_episode_that_a_dataset_cannot_hold_is_refused(episodes, tmp_path):
 
 
 def test_recording_needs_no_dataset_libraries_until_it_writes():
-    code = "import sys, vla_rl.experience.episodes; assert not {'pyarrow', 'av'} & set(sys.modules)"
+    code = "import sys, vla_rl.experience.demonstrations; assert not {'pyarrow', 'av'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

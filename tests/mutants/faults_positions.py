@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_PLACES, _PROBE, _LIKENESS = (f"vla_rl/evaluation/{name}.py" for name in ("places", "probe", "likeness"))
+_PLACES, _PROBE, _LIKENESS = (f"vla_rl/evaluation/{name}.py" for name in ("object_positions", "probe", "frame_metrics"))
 _WORLD, _DOUBT, _ENV = "vla_rl/training/world_model.py", "world_models/uncertainty.py", "world_models/env.py"
-_ON_PLACES, _ON_PROBE = "tests/evaluation/test_places.py::", "tests/evaluation/test_probe.py::"
-_ON_LIKENESS, _ON_WORLD = "tests/evaluation/test_likeness.py::", "tests/training/test_world_model.py::"
+_ON_PLACES, _ON_PROBE = "tests/evaluation/test_object_positions.py::", "tests/evaluation/test_probe.py::"
+_ON_LIKENESS, _ON_WORLD = "tests/evaluation/test_frame_metrics.py::", "tests/training/test_world_model.py::"
 _REPEATED = f"{_ON_PLACES}test_a_repeated_episode_has_its_objects_where_they_were"
 _ONCE = f"{_ON_PLACES}test_every_frame_is_there_once_with_the_place_of_its_moment"
 _SHOWN = f"{_ON_PLACES}test_the_named_cube_is_where_the_picture_shows_its_colour"
@@ -148,20 +148,24 @@ FAULTS = (
     Fault(
         "one outcome is enough",
         _WORLD,
-        "require_both_outcomes(traces)",
+        "require_both_outcomes(trajectories)",
         "pass",
         (f"{_ON_WORLD}test_episodes_that_all_ended_alike_teach_no_outcome",),
     ),
     Fault(
         "episodes of another world are learnt from",
         _WORLD,
-        "require_world_of(model.spec, traces)",
+        "require_world_of(model.spec, trajectories)",
         "pass",
         (f"{_ON_WORLD}test_episodes_of_another_world_are_refused",),
     ),
     Fault("what was judged is counted in calls", _DOUBT, "len(self.values) * frames", "len(self.values)", (_WARNED,)),
     Fault(
-        "a horizon as long as judged is warned of", _DOUBT, "if judged < horizon:", "if judged <= horizon:", (_WARNED,)
+        "a horizon as long as judged is warned of",
+        _DOUBT,
+        "if judged < horizon:",
+        "if critic_action <= horizon:",
+        (_WARNED,),
     ),
     Fault(
         "dreams beyond what was judged begin silently",

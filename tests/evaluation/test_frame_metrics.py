@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation.likeness import (
+from vla_rl.evaluation.frame_metrics import (
     FrameAgreement,
     Millimetres,
     ObjectAgreement,
@@ -114,8 +114,8 @@ PLACES[1, :, 1] = 0.007  # task 7
 def test_millimetres_by_hand():
     """The dream shows 11, 22, 34 and 43, 56, the eyes see 10, 20, 30 and 40, 50 in the truth, and 5 and 40 at first."""
     found = object_error(Levels(), *replays(), tasks=[0, 7], length=[3, 2], horizons=[1, 2, 3], positions=PLACES)
-    dream, copied, eyes = ((1, 3), (1, 8), (4,)), ((7, 0), (16, 8), (25,)), ((2, 0), (1, 2), (0,))
-    for item, rows, *errors in zip(found, (2, 2, 1), dream, copied, eyes, strict=True):
+    dream, copied, encoder = ((1, 3), (1, 8), (4,)), ((7, 0), (16, 8), (25,)), ((2, 0), (1, 2), (0,))
+    for item, rows, *errors in zip(found, (2, 2, 1), dream, copied, encoder, strict=True):
         assert item.replays == rows
         for told, off in zip((item.dream, item.copied, item.probe), errors, strict=True):
             assert told.median == pytest.approx(sum(off) / len(off), abs=1e-4)

@@ -16,21 +16,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vla_rl.contract.policy import Stored
+from vla_rl.contract.policy import Features
 
 
-class Unfinished(Protocol):
+class TruncationValue(Protocol):
     """``V``, the frozen dataclass of one way to know what cut-off episodes would still have earned."""
 
-    def beyond(self, last: Stored) -> Tensor:
+    def beyond(self, last: Features) -> Tensor:
         """float64 [F], undiscounted, given what was kept of their last observations {name: [F,...]}."""
 
 
 @dataclass(frozen=True)
-class NothingMore:
+class ZeroValue:
     """0: what is cut off has earned what it has.  Never too much where rewards are not negative."""
 
-    def beyond(self, last: Stored) -> Tensor:
+    def beyond(self, last: Features) -> Tensor:
         """Zeros."""
         return torch.zeros(_count(last), dtype=torch.float64)
 
@@ -44,10 +44,10 @@ class OnAverage:
 
     value: float
 
-    def beyond(self, last: Stored) -> Tensor:
+    def beyond(self, last: Features) -> Tensor:
         """``value`` for each."""
         return torch.full((_count(last),), self.value, dtype=torch.float64)
 
 
-def _count(last: Stored) -> int:
+def _count(last: Features) -> int:
     return len(next(iter(last.values())))

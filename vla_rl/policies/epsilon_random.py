@@ -9,12 +9,12 @@ import torch
 
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import ActionOut, Mode, Policy, State, Stored
+from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.normalise import Affine, action_limits
+from vla_rl.policies.normalization import Affine, action_limits
 
 
-class ClumsyPolicy:
+class EpsilonRandomPolicy:
     """``base``, but a ``share`` of all decisions is one random action, held for the whole chunk; 1 is random play.
 
     What it does has no likelihood, so nobody can be trained on it by a policy gradient (``logprob`` is 0).
@@ -27,8 +27,8 @@ class ClumsyPolicy:
         self.base, self.share, self.version = base, share, base.version
         self._scale, self._limits = Affine.from_bounds(spec.action), action_limits(spec)
 
-    def precompute(self, obs: Observation) -> Stored:
-        return self.base.precompute(obs)
+    def encode(self, obs: Observation) -> Features:
+        return self.base.encode(obs)
 
     def initial_state(self, rows: int) -> State:
         return self.base.initial_state(rows)
@@ -36,10 +36,10 @@ class ClumsyPolicy:
     def reset_state(self, state: State, rows: Array) -> State:
         return self.base.reset_state(state, rows)
 
-    def act(self, stored: Stored, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        out, state = self.base.act(stored, state, mode, generator)
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        out, state = self.base.act(features, state, mode, generator)
         rows, horizon, entries = out.action.shape
         wild = 2.0 * torch.rand(rows, 1, entries, generator=generator) - 1.0
         slips = (torch.rand(rows, 1, 1, generator=generator) < self.share).expand(rows, horizon, entries)
         action = torch.where(slips, self._scale.restore(wild).clamp(*self._limits), torch.as_tensor(out.action))
-        return replace(out, action=action, sample=self._scale.normalise(action), logprob=torch.zeros(rows)), state
+        return replace(out, action=action, sample=self._scale.normalize(action), logprob=torch.zeros(rows)), state

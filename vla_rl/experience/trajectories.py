@@ -12,12 +12,12 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv, to_env
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import Mode, Policy, look
-from vla_rl.experience.episodes import Episodes
+from vla_rl.contract.policy import Mode, Policy, encode_observation
+from vla_rl.experience.demonstrations import Demonstrations
 
 
 @dataclass(frozen=True)
-class Traces:
+class Trajectories:
     """``M`` moments of whole episodes, in order; an episode of ``T`` control steps has ``T + 1`` of them.
 
     images   {camera: uint8 [M,h,w,c]}
@@ -65,17 +65,17 @@ class Traces:
         begins = np.flatnonzero(np.diff(self.episode, prepend=-1))
         return list(zip(begins.tolist(), [*begins[1:].tolist(), len(self.episode)], strict=True))
 
-    def chosen(self, episodes: Sequence[int] | np.ndarray) -> Traces:
+    def chosen(self, episodes: Sequence[int] | np.ndarray) -> Trajectories:
         """Those ``episodes`` alone, numbered from 0 in the order given."""
         spans = self.spans()
         index = np.concatenate([np.arange(*spans[i]) for i in episodes]) if len(episodes) else np.zeros(0, int)
         lengths = [spans[i][1] - spans[i][0] for i in episodes]
         parts = {name: getattr(self, name)[index] for name in _NAMES}
         images = {name: image[index] for name, image in self.images.items()}
-        return Traces(images, **parts | {"episode": np.repeat(np.arange(len(lengths)), lengths)})
+        return Trajectories(images, **parts | {"episode": np.repeat(np.arange(len(lengths)), lengths)})
 
     @classmethod
-    def joined(cls, parts: Sequence[Traces]) -> Traces:
+    def joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
         """``parts`` one after the other; raises ContractError when their cameras differ."""
         for part in parts:
             if part.images.keys() != parts[0].images.keys():
@@ -98,7 +98,7 @@ class Traces:
         unfinished.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> Traces:
+    def load(cls, path: Path) -> Trajectories:
         """What :meth:`save` wrote; raises UserError for a missing, damaged or foreign file."""
         try:
             with np.load(path, allow_pickle=False) as kept:
@@ -111,7 +111,7 @@ class Traces:
             ) from error
 
     @classmethod
-    def of_episodes(cls, episodes: Episodes) -> Traces:
+    def of_episodes(cls, episodes: Demonstrations) -> Trajectories:
         """From logged episodes alone, such as a LeRobot folder.
 
         These lack the picture after the last action, so their last picture stands for it and the action before it is
@@ -146,12 +146,12 @@ def trace(
     generator: Any,
     mode: Mode = "sample",
     report: Callable[[int, int], None] = lambda episodes, successes: None,
-) -> Traces:
+) -> Trajectories:
     """Let ``policy`` play ``seeds`` once each and keep everything; ``report(episodes, successes)`` after each batch.
 
     A failure is an end by the task without success; running out of time is none.
     """
-    parts: list[Traces] = []
+    parts: list[Trajectories] = []
     won = 0
     for start in range(0, len(seeds), env.num_envs):
         batch = list(seeds[start : start + env.num_envs])
@@ -159,18 +159,18 @@ def trace(
         parts += tracks
         won += sum(bool(part.success[-1]) for part in tracks)
         report(start + len(batch), won)
-    return Traces.joined(parts)
+    return Trajectories.joined(parts)
 
 
-def _play(env: VecEnv, policy: Policy, seeds: list[int], generator: Any, mode: Mode) -> list[Traces]:
+def _play(env: VecEnv, policy: Policy, seeds: list[int], generator: Any, mode: Mode) -> list[Trajectories]:
     """One batch; rows beyond ``seeds`` replay the last seed and are not kept."""
     rows = np.arange(env.num_envs)
     obs = env.reset(rows, np.array(seeds + [seeds[-1]] * (env.num_envs - len(seeds))))
     state = policy.reset_state(policy.initial_state(env.num_envs), rows)
     tracks = [_Track(obs, row) for row in range(len(seeds))]
     while True:
-        stored, state = look(policy, obs, state, generator)
-        out, state = policy.act(stored, state, mode, generator)
+        features, state = encode_observation(policy, obs, state, generator)
+        out, state = policy.act(features, state, mode, generator)
         step = env.step(to_env(out.action, env), observe="all")
         for track in tracks:
             for i, frame in enumerate(step.frames):
@@ -188,17 +188,17 @@ class _Track:
     """One episode while it is played."""
 
     def __init__(self, obs: Observation, row: int) -> None:
-        self.row, self.seen = row, [obs.rows(slice(row, row + 1))]
+        self.row, self.seen = row, [obs.select(slice(row, row + 1))]
         self.actions: list[np.ndarray] = []
 
     def add(self, obs: Observation, action: np.ndarray) -> None:
-        self.seen.append(obs.rows(slice(self.row, self.row + 1)))
+        self.seen.append(obs.select(slice(self.row, self.row + 1)))
         self.actions.append(np.array(action))
 
-    def finished(self, seed: int, success: bool, terminated: bool) -> Traces:
+    def finished(self, seed: int, success: bool, terminated: bool) -> Trajectories:
         count = len(self.seen)
         last = np.arange(count) == count - 1
-        return Traces(
+        return Trajectories(
             {name: np.concatenate([obs.images[name] for obs in self.seen]) for name in self.seen[0].images},
             state=np.concatenate([obs.state for obs in self.seen]),
             action=np.stack([*self.actions, np.zeros_like(self.actions[0])]),
@@ -210,7 +210,7 @@ class _Track:
         )
 
 
-def windows(traces: Traces, frames: int, memory: int) -> dict[str, np.ndarray]:
+def windows(trajectories: Trajectories, frames: int, memory: int) -> dict[str, np.ndarray]:
     """Every moment that something follows, with what was seen before and two calls of ``frames`` to come.
 
     Indices and small arrays only; :func:`cut` fetches the pictures.
@@ -221,7 +221,7 @@ def windows(traces: Traces, frames: int, memory: int) -> dict[str, np.ndarray]:
     """
     seen, ahead, count = [], [], []
     back = np.arange(memory - 1, -1, -1) * frames
-    for begin, end in traces.spans():
+    for begin, end in trajectories.spans():
         now = np.arange(begin, end - 1)
         seen.append(np.concatenate([np.full((len(now), 1), begin), np.maximum(now[:, None] - back, begin)], 1))
         ahead.append(np.minimum(now[:, None] + 1 + np.arange(2 * frames), end - 1))
@@ -229,35 +229,38 @@ def windows(traces: Traces, frames: int, memory: int) -> dict[str, np.ndarray]:
     return {"seen": np.concatenate(seen), "ahead": np.concatenate(ahead), "count": np.concatenate(count)}
 
 
-def seen_at(traces: Traces, moments: np.ndarray, frames: int, memory: int) -> dict[str, np.ndarray]:
-    """What was seen at ``moments`` [N], as ``world_models.starts.Start`` takes it: pictures, state, task."""
-    begins = np.array([begin for begin, _ in traces.spans()])
+def seen_at(trajectories: Trajectories, moments: np.ndarray, frames: int, memory: int) -> dict[str, np.ndarray]:
+    """What was seen at ``moments`` [N], as ``world_models.initial_states.Start`` takes it: pictures, state, task."""
+    begins = np.array([begin for begin, _ in trajectories.spans()])
     first = begins[np.searchsorted(begins, moments, side="right") - 1][:, None]
     seen = np.maximum(moments[:, None] - np.arange(memory - 1, -1, -1) * frames, first)
     return {
-        "pictures": _pictures(traces, np.concatenate([first, seen], 1)),
-        "state": traces.state[moments],
-        "task": traces.task[moments],
+        "pictures": _pictures(trajectories, np.concatenate([first, seen], 1)),
+        "state": trajectories.state[moments],
+        "task": trajectories.task[moments],
     }
 
 
-def moves(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
+def moves(trajectories: Trajectories, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
     """The first call of the windows ``index`` [B] of ``table``, with the picture that it begins with.
 
     pictures uint8 [B,C,h,w], state [B,1+F,S], actions [B,F,D], count [B]
     """
     frames = table["ahead"].shape[1] // 2
     moments = np.concatenate([table["seen"][index, -1:], table["ahead"][index, :frames]], 1)
-    made = {"state": traces.state[moments], "actions": traces.action[moments[:, :-1]]}
-    return made | {"pictures": _pictures(traces, moments[:, 0]), "count": np.minimum(table["count"][index], frames)}
+    made = {"state": trajectories.state[moments], "actions": trajectories.action[moments[:, :-1]]}
+    return made | {
+        "pictures": _pictures(trajectories, moments[:, 0]),
+        "count": np.minimum(table["count"][index], frames),
+    }
 
 
-def shots(traces: Traces, moments: np.ndarray) -> dict[str, np.ndarray]:
+def shots(trajectories: Trajectories, moments: np.ndarray) -> dict[str, np.ndarray]:
     """What is there at ``moments`` [N]: state [N,S] and pictures uint8 [N,C,h,w]."""
-    return {"state": traces.state[moments], "pictures": _pictures(traces, moments)}
+    return {"state": trajectories.state[moments], "pictures": _pictures(trajectories, moments)}
 
 
-def cut(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
+def cut(trajectories: Trajectories, table: Mapping[str, np.ndarray], index: np.ndarray) -> dict[str, np.ndarray]:
     """The windows ``index`` [B] of ``table``, as ``WorldModel.loss`` takes them.
 
     pictures uint8 [B,1+memory+2*frames,C,h,w], cameras side by side in ``C``; state [B,1+2*frames,S], actions
@@ -267,19 +270,19 @@ def cut(traces: Traces, table: Mapping[str, np.ndarray], index: np.ndarray) -> d
     seen, ahead = table["seen"][index], table["ahead"][index]
     moments = np.concatenate([seen, ahead], 1)
     now = seen[:, -1:]
-    won = traces.outcomes[np.searchsorted(traces.ends, ahead, side="right")]
-    outcome = np.stack([traces.success[ahead], traces.failed[ahead], won], -1).astype(np.float32)
+    won = trajectories.outcomes[np.searchsorted(trajectories.ends, ahead, side="right")]
+    outcome = np.stack([trajectories.success[ahead], trajectories.failed[ahead], won], -1).astype(np.float32)
     return {
-        "pictures": _pictures(traces, moments),
-        "state": traces.state[np.concatenate([now, ahead], 1)],
-        "actions": traces.action[np.concatenate([now, ahead[:, :-1]], 1)],
-        "task": traces.task[now[:, 0]],
+        "pictures": _pictures(trajectories, moments),
+        "state": trajectories.state[np.concatenate([now, ahead], 1)],
+        "actions": trajectories.action[np.concatenate([now, ahead[:, :-1]], 1)],
+        "task": trajectories.task[now[:, 0]],
         "count": table["count"][index],
         "outcome": outcome,
     }
 
 
-def _pictures(traces: Traces, moments: np.ndarray) -> np.ndarray:
+def _pictures(trajectories: Trajectories, moments: np.ndarray) -> np.ndarray:
     """uint8 [...,C,h,w] at ``moments`` [...], cameras in the order of their names."""
-    pictures = np.concatenate([traces.images[name][moments] for name in sorted(traces.images)], -1)
+    pictures = np.concatenate([trajectories.images[name][moments] for name in sorted(trajectories.images)], -1)
     return np.moveaxis(pictures, -1, -3)

@@ -13,7 +13,7 @@ from sims.mujoco.tabletop import COLOURS, LIFT_HEIGHT
 from sims.mujoco.tasks.lift import LiftTask
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.evaluation.places import TARGET, replayed_positions, watch
+from vla_rl.evaluation.object_positions import TARGET, replayed_positions, watch
 
 
 def looked(seeds: list[int], rows: int, clumsy: float = 0.0, cameras: tuple[str, ...] = ("front",), **options: Any):

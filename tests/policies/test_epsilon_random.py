@@ -9,7 +9,7 @@ import torch
 from sims.catalog import make
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.clumsy import ClumsyPolicy
+from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 from vla_rl.policies.function import FunctionPolicy
 
 
@@ -24,10 +24,10 @@ def env():
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_it_slips_in_a_share_of_its_decisions(env, share):
-    policy = ClumsyPolicy(FunctionPolicy(env.spec, still), env.spec, share)
+    policy = EpsilonRandomPolicy(FunctionPolicy(env.spec, still), env.spec, share)
     check_policy(policy, env, torch.Generator().manual_seed(0))
-    stored = policy.precompute(env.reset(np.arange(400), np.arange(400)))
-    action = policy.act(stored, {}, "sample", torch.Generator().manual_seed(1))[0].action
+    features = policy.encode(env.reset(np.arange(400), np.arange(400)))
+    action = policy.act(features, {}, "sample", torch.Generator().manual_seed(1))[0].action
     slipped = (action != 0).any(-1)
     assert (slipped.all(1) == slipped.any(1)).all() and abs(slipped.any(1).float().mean() - share) < 0.08
     assert (action == action[:, :1]).all()
@@ -40,4 +40,4 @@ def test_it_slips_in_a_share_of_its_decisions(env, share):
 @pytest.mark.parametrize("share", [-0.1, 1.1])
 def test_a_share_is_one(env, share):
     with pytest.raises(UserError, match="from 0 to 1"):
-        ClumsyPolicy(FunctionPolicy(env.spec, still), env.spec, share)
+        EpsilonRandomPolicy(FunctionPolicy(env.spec, still), env.spec, share)

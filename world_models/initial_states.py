@@ -26,7 +26,7 @@ class Start:
     def __len__(self) -> int:
         return len(self.task)
 
-    def rows(self, index: np.ndarray) -> Start:
+    def select(self, index: np.ndarray) -> Start:
         """Those at ``index``."""
         return Start(self.pictures[index], self.state[index], self.task[index])
 
@@ -51,7 +51,7 @@ class InOrder:
                 f"there is no start {int(seeds.max())} among {len(self.starts)}, so nothing could be replayed from it; "
                 "give seeds that count the starts."
             )
-        return self.starts.rows(seeds)
+        return self.starts.select(seeds)
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Starts:
     def draw(self, seeds: np.ndarray, share: float) -> Start:
         """One for each of ``seeds`` [R]; ``share`` of them, by chance, are keyframes where there are any."""
         chosen = [self._choose(int(seed), share) for seed in seeds]
-        parts = [(self.keyframes if late else self.first).rows(np.array([i])) for late, i in chosen]
+        parts = [(self.keyframes if late else self.first).select(np.array([i])) for late, i in chosen]
         if not parts:
-            return self.first.rows(np.zeros(0, int))
+            return self.first.select(np.zeros(0, int))
         return Start(*(np.concatenate([getattr(part, n) for part in parts]) for n in ("pictures", "state", "task")))
 
     def _choose(self, seed: int, share: float) -> tuple[bool, int]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Episodes:
+class Demonstrations:
     """``N`` control steps of whole episodes, in order, and what their numbers mean.
 
     images  {camera: uint8 [N,h,w,c]}
@@ -70,7 +70,7 @@ class Episodes:
         index = np.minimum(np.arange(len(self.episode))[:, None] + np.arange(horizon), last[:, None])
         return np.asarray(self.action[index])
 
-    def with_tasks(self, tasks: Sequence[str]) -> Episodes:
+    def with_tasks(self, tasks: Sequence[str]) -> Demonstrations:
         """The same with ``task`` counting in another table of texts, such as an environment's or a policy's.
 
         Raises ContractError for an instruction that occurs here and not there.
@@ -86,7 +86,7 @@ class Episodes:
         return replace(self, task=numbers[self.task], tasks=tuple(tasks))
 
     @classmethod
-    def joined(cls, parts: Sequence[Episodes]) -> Episodes:
+    def joined(cls, parts: Sequence[Demonstrations]) -> Demonstrations:
         """``parts`` one after the other, their episodes numbered anew; raises ContractError when they do not match."""
         first = parts[0]
         tasks = tuple(dict.fromkeys(text for part in parts for text in part.tasks))
@@ -135,7 +135,7 @@ class Episodes:
     @classmethod
     def load(
         cls, path: Path, chosen: Iterable[int] | None = None, on_damage: Callable[[Problem], None] | None = None
-    ) -> Episodes:
+    ) -> Demonstrations:
         """Read all, or the ``chosen``, episodes of any LeRobotDataset v3.0 folder; they are numbered from 0.
 
         Raises UserError when it is none, and DamagedError, naming file, column and episode, when part of it cannot be
@@ -152,9 +152,9 @@ class Episodes:
     @classmethod
     def stream(
         cls, path: Path, chosen: Iterable[int] | None = None, on_damage: Callable[[Problem], None] | None = None
-    ) -> Iterator[Episodes]:
+    ) -> Iterator[Demonstrations]:
         """Like :meth:`load` but one episode at a time, numbered as there, for what does not fit into memory."""
-        episodes: Iterator[Episodes] = _lerobot().read(Path(path), chosen, on_damage)
+        episodes: Iterator[Demonstrations] = _lerobot().read(Path(path), chosen, on_damage)
         return episodes
 
 
@@ -196,9 +196,9 @@ def record(
     expert: Callable[[Observation], np.ndarray],
     seeds: list[int],
     report: Callable[[int], None] = lambda done: None,
-) -> Episodes:
+) -> Demonstrations:
     """Let ``expert(obs) -> [E,1,D]`` play one episode per seed, one control step at a time, and keep the successes."""
-    return Episodes.joined(list(demonstrations(env, expert, seeds, report)))
+    return Demonstrations.joined(list(demonstrations(env, expert, seeds, report)))
 
 
 def demonstrations(
@@ -206,7 +206,7 @@ def demonstrations(
     expert: Callable[[Observation], np.ndarray],
     seeds: list[int],
     report: Callable[[int], None] = lambda done: None,
-) -> Iterator[Episodes]:
+) -> Iterator[Demonstrations]:
     """What :func:`record` joins: one success after the other, as soon as their batch of rows has ended.
 
     Raises UserError at the end when there was none.
@@ -234,11 +234,11 @@ class _Track:
     actions: list[np.ndarray] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
-    def episode(self, spec: EnvSpec) -> Episodes:
+    def episode(self, spec: EnvSpec) -> Demonstrations:
         """A success, whose last step brought it about."""
         count = len(self.actions)
         last = np.arange(count) == count - 1
-        return Episodes(
+        return Demonstrations(
             images={name: np.concatenate([obs.images[name] for obs in self.observations]) for name in spec.images},
             state=np.concatenate([obs.state for obs in self.observations]),
             task=np.concatenate([obs.task for obs in self.observations]),
@@ -264,7 +264,7 @@ def _play(env: VecEnv, expert: Callable[[Observation], np.ndarray], seeds: list[
         step = env.step(expert(obs)[:, :1])
         for row, track in enumerate(tracks):
             if step.valid[row, 0]:
-                track.observations.append(obs.rows(slice(row, row + 1)))
+                track.observations.append(obs.select(slice(row, row + 1)))
                 track.actions.append(np.array(step.executed[row, 0]))
                 track.rewards.append(float(step.reward[row, 0]))
         obs = step.obs

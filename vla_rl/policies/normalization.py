@@ -15,7 +15,7 @@ from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 @dataclass(frozen=True)
 class Affine:
-    """``normalised = (physical - offset) / scale``, one number per entry of the last axis."""
+    """``normalized = (physical - offset) / scale``, one number per entry of the last axis."""
 
     offset: tuple[float, ...]
     scale: tuple[float, ...]
@@ -43,14 +43,14 @@ class Affine:
         std = flat.std(0, correction=min(1, len(flat) - 1))
         return cls(tuple(flat.mean(0).tolist()), tuple(std.clamp_min(minimum_scale).tolist()))
 
-    def normalise(self, physical: Tensor) -> Tensor:
+    def normalize(self, physical: Tensor) -> Tensor:
         return (physical - physical.new_tensor(self.offset)) / physical.new_tensor(self.scale)
 
-    def restore(self, normalised: Tensor) -> Tensor:
-        return normalised * normalised.new_tensor(self.scale) + normalised.new_tensor(self.offset)
+    def restore(self, normalized: Tensor) -> Tensor:
+        return normalized * normalized.new_tensor(self.scale) + normalized.new_tensor(self.offset)
 
 
-def check_same_world(trained: EnvSpec, given: EnvSpec) -> None:
+def check_same_env(trained: EnvSpec, given: EnvSpec) -> None:
     """Raise ContractError when a policy trained for ``trained`` cannot act in ``given``.
 
     Cameras, state and action must agree in shape, bounds and unit; the task table may have grown.

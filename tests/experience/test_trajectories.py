@@ -1,0 +1,156 @@
+"""Whole episodes: nothing is lost between an environment and the windows that a world model learns from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.world_models.pushing import played
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.trajectories import Trajectories, cut, seen_at, trace, windows
+
+
+class Walker:
+    """Chunks of three actions, drawn from the generator."""
+
+    version = 0
+
+    def __init__(self, env) -> None:
+        self.spec = env.spec
+
+    def encode(self, obs):
+        return {"state": obs.state}
+
+    def initial_state(self, rows):
+        return {}
+
+    def reset_state(self, state, rows):
+        return state
+
+    def act(self, features, state, mode, generator):
+        from vla_rl.contract.policy import ActionOut
+
+        size = (len(features["state"]), 3, self.spec.action_dim)
+        action = generator.uniform(self.spec.action.low, self.spec.action.high, size).astype(np.float32)
+        return ActionOut(action, action, np.zeros(len(action), np.float32), {}, 0), state
+
+
+def test_an_episode_has_every_moment_and_the_actions_between():
+    """Played again, action by action, the environment shows the same."""
+    from sims.catalog import make
+
+    env = make("point_mass", num_envs=3)
+    trajectories = trace(env, Walker(env), [5, 6, 7, 8], np.random.default_rng(0))
+    assert trajectories.count == 4 and trajectories.steps == len(trajectories.state) - 4
+    for (begin, end), seed in zip(trajectories.spans(), [5, 6, 7, 8], strict=True):
+        assert (trajectories.seed[begin:end] == seed).all()
+        obs, steps = env.reset(np.array([1]), np.array([seed])), []
+        for moment in range(begin, end):
+            np.testing.assert_array_equal(trajectories.state[moment], obs.state[1])
+            if moment == end - 1:
+                step = steps[-1]
+                assert step.done[1] and trajectories.success[moment] == step.success[1]
+                assert trajectories.failed[moment] == (step.terminated[1] and not step.success[1])
+                assert not trajectories.action[moment].any()
+            else:
+                assert not trajectories.success[moment] and not trajectories.failed[moment]
+                steps.append(env.step(np.repeat(trajectories.action[moment][None, None], 3, 0)))
+                obs = steps[-1].obs
+
+
+def test_windows_stay_inside_their_episode():
+    trajectories = played(3, seed=0, length=7)
+    table = windows(trajectories, frames=2, memory=2)
+    assert len(table["count"]) == trajectories.steps
+    for seen, ahead, count in zip(table["seen"], table["ahead"], table["count"], strict=True):
+        ((begin, end),) = [span for span in trajectories.spans() if span[0] <= seen[-1] < span[1]]
+        now = seen[-1]
+        assert seen.tolist() == [begin, max(begin, now - 2), now]
+        assert ahead.tolist() == [min(now + i, end - 1) for i in (1, 2, 3, 4)]
+        assert count == min(4, end - 1 - now)
+
+
+def test_a_window_holds_what_was_seen_done_and_came_of_it():
+    trajectories = played(4, seed=2, length=7)
+    table = windows(trajectories, frames=2, memory=2)
+    chosen = np.arange(len(table["count"]))[::-1]
+    batch = cut(trajectories, table, chosen)
+    assert batch["pictures"].shape[1:] == (7, 3, 16, 16) and batch["state"].shape[1:] == (5, 3)
+    assert 0 < trajectories.outcomes.sum() < 4
+    for row, index in enumerate(chosen):
+        now, ahead = table["seen"][index, -1], table["ahead"][index]
+        np.testing.assert_array_equal(batch["pictures"][row, 2], np.moveaxis(trajectories.images["front"][now], -1, 0))
+        np.testing.assert_array_equal(
+            batch["pictures"][row, 3], np.moveaxis(trajectories.images["front"][ahead[0]], -1, 0)
+        )
+        np.testing.assert_array_equal(batch["state"][row], trajectories.state[[now, *ahead]])
+        np.testing.assert_array_equal(batch["actions"][row], trajectories.action[[now, *ahead[:-1]]])
+        np.testing.assert_array_equal(batch["outcome"][row, :, 0], trajectories.success[ahead])
+        np.testing.assert_array_equal(batch["outcome"][row, :, 1], trajectories.failed[ahead])
+        (end,) = [end for begin, end in trajectories.spans() if begin <= now < end]
+        assert (batch["outcome"][row, :, 2] == trajectories.success[end - 1]).all()
+        assert batch["task"][row] == trajectories.task[now]
+
+
+def test_a_start_is_what_a_window_has_seen():
+    trajectories = played(3, seed=0, length=7)
+    table = windows(trajectories, frames=2, memory=2)
+    batch, start = cut(trajectories, table, np.arange(8)), seen_at(trajectories, table["seen"][:8, -1], 2, 2)
+    np.testing.assert_array_equal(start["pictures"], batch["pictures"][:, :3])
+    np.testing.assert_array_equal(start["state"], batch["state"][:, 0])
+    np.testing.assert_array_equal(start["task"], batch["task"])
+
+
+def test_episodes_are_chosen_and_joined_without_loss():
+    trajectories = played(4, seed=1)
+    again = Trajectories.joined([trajectories.chosen([0, 1]), trajectories.chosen([2, 3])])
+    for name in ("state", "action", "episode", "success"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(trajectories, name))
+    turned = trajectories.chosen([2, 0])
+    assert turned.count == 2 and turned.outcomes.tolist() == trajectories.outcomes[[2, 0]].tolist()
+    assert turned.episode.tolist() == sorted(turned.episode.tolist())
+
+
+def test_traces_of_other_cameras_cannot_be_joined():
+    one, other = played(1, seed=1), played(1, seed=2)
+    other = Trajectories(
+        {"side": other.images["front"]}, **{n: getattr(other, n) for n in vars(other) if n != "images"}
+    )
+    with pytest.raises(ContractError, match="cameras"):
+        Trajectories.joined([one, other])
+
+
+def logged(success: bool, **extras: np.ndarray) -> Demonstrations:
+    """Two episodes of three control steps, as a LeRobot folder has them: no picture after the last action."""
+    count, last = 6, np.array([False, False, True] * 2)
+    wins = {"next.success": last & np.array([success] * 3 + [True] * 3)}
+    return Demonstrations(
+        {"front": np.arange(count, dtype=np.uint8)[:, None, None, None].repeat(3, -1)},
+        state=np.arange(count, dtype=np.float32)[:, None],
+        task=np.zeros(count, np.int64),
+        time=np.arange(count) % 3,
+        action=np.ones((count, 2), np.float32),
+        episode=np.repeat([0, 1], 3),
+        seed=np.full(count, -1),
+        tasks=("push",),
+        fps=10.0,
+        extras=wins | extras,
+    )
+
+
+def test_logged_episodes_show_their_outcome_in_their_last_picture():
+    trajectories = Trajectories.of_episodes(logged(False, **{"next.terminated": np.array([False, False, True] * 2)}))
+    assert (
+        trajectories.outcomes.tolist() == [False, True]
+        and trajectories.failed.tolist() == [False, False, True] + [False] * 3
+    )
+    assert trajectories.success.tolist() == [False] * 5 + [True] and trajectories.steps == 4
+    assert trajectories.action[:, 0].tolist() == [1, 1, 0, 1, 1, 0]
+
+
+def test_logged_episodes_without_outcomes_are_refused():
+    episodes = logged(True)
+    bare = Demonstrations(**{name: item for name, item in vars(episodes).items() if name != "extras"})
+    with pytest.raises(UserError, match="no 'next"):
+        Trajectories.of_episodes(bare)

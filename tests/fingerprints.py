@@ -1,0 +1,102 @@
+"""``python -m tests.fingerprints [NAME ...]``: SHA-256 of the weights after a small seeded run of every algorithm.
+
+Run it before and after a change that must not change any number.  The sums are comparable on one machine, with one
+version of torch and one thread only, so no test compares them with recorded ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+from safetensors.torch import load_file
+
+from vla_rl.cli.configs import load_config
+from vla_rl.cli.train import run
+
+IMPROVE = (
+    *(f"demo.py:{name}" for name in ("last_step", "one_step", "all_steps", "flow_noise", "rloo")),
+    *(f"compare.py:{name}" for name in ("grpo", "residual_td3", "residual_ppo", "dppo", "dsrl", "dsrl_na", "gorl")),
+    *(f"compare.py:{name}" for name in ("rlpd", "wsrl")),
+)
+SMALL: dict[str, Any] = {
+    "env_steps": 1500,
+    "validate_steps": 700,
+    "validation": 8,
+    "test": 8,
+    "learning_starts": 60,
+    "critic_warmup": 10,
+    "offline_steps": 20,
+    "groups": 4,
+    "limit": 8,
+    "ahead": 1,
+}
+
+
+def main(names: Sequence[str]) -> None:
+    """Print one line per run whose name holds one of ``names``; without names, of all runs."""
+    with tempfile.TemporaryDirectory(prefix="vla-rl-fingerprints-") as folder:
+        imitation = Path(folder) / "imitation"
+        start = shrunk(load_config("debug.py:small"))
+        recipe = shrunk(load_config("compare.py:imitate_lift"))
+        recipe = replace(recipe, tiny=start.tiny, grounding=shrunk(start.grounding), imitation=start.imitation)
+        recipe = replace(recipe, imitation=replace(recipe.imitation, demonstrations=20))
+        run(recipe, str(imitation))
+        report("imitation", imitation / "checkpoints" / "imitation")
+        for name in IMPROVE:
+            if wanted(name, names):
+                config = shrunk(load_config(name))
+                paths = {
+                    "policy": imitation / "checkpoints" / "imitation",
+                    "demonstrations": imitation / "demonstrations",
+                }
+                config = replace(config, **{key: str(path) for key, path in paths.items()})
+                report(name, trained(config, Path(folder) / name.replace(":", "-")))
+        if wanted("gym.py:inverted_pendulum", names):
+            pendulum = load_config("gym.py:inverted_pendulum")
+            pendulum = replace(pendulum, loop=replace(pendulum.loop, iterations=5))
+            report("gym.py:inverted_pendulum", trained(pendulum, Path(folder) / "pendulum"))
+
+
+def wanted(name: str, names: Sequence[str]) -> bool:
+    """Whether ``name`` was asked for."""
+    return not names or any(part in name for part in names)
+
+
+def trained(config: Any, out: Path) -> Path:
+    """Run ``config``; returns its best checkpoint."""
+    run(config, str(out))
+    return out / "checkpoints" / "best"
+
+
+def shrunk(config: Any) -> Any:
+    """``config`` with the numbers of :data:`SMALL` wherever a field has such a name."""
+    changed: dict[str, Any] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in SMALL and value:
+            changed[field.name] = SMALL[field.name]
+        elif is_dataclass(value):
+            changed[field.name] = shrunk(value)
+    return replace(config, **changed)
+
+
+def report(name: str, checkpoint: Path) -> None:
+    """Print the sum of a checkpoint's weights, whatever they are called and in which files they lie."""
+    sums = sorted(digest(t) for path in checkpoint.rglob("*.safetensors") for t in load_file(path).values())
+    print(f"{hashlib.sha256(''.join(sums).encode()).hexdigest()[:16]}  {name}", flush=True)
+
+
+digest: Callable[[torch.Tensor], str] = lambda t: hashlib.sha256(t.numpy().tobytes()).hexdigest()  # noqa: E731
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
