@@ -245,7 +245,7 @@ BROKEN = {
     "config is a list": (lambda f: (f / CONFIG).write_text("[]"), "not written by vla-rl"),
     "a later contract": (
         lambda f: _edit(f, lambda c: c.update(contract_version=3)),
-        "contract version 2 but this is 1",
+        "contract version 3 but this is 2",
     ),
     "no vocabulary": (lambda f: _edit(f, lambda c: c.pop("vocabulary")), "no 'vocabulary'"),
     "no spec": (lambda f: _edit(f, lambda c: c.pop("spec")), "no 'spec'"),
