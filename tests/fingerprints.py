@@ -81,6 +81,8 @@ def trained(config: Any, out: Path) -> Path:
 def shrunk(config: Any) -> Any:
     """``config`` with the numbers of :data:`SMALL` wherever a field has such a name."""
     changed: dict[str, Any] = {}
+    if not getattr(config, "env_steps", 1):
+        changed["iterations"] = 3
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name in SMALL and value:
