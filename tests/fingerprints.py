@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ SMALL: dict[str, Any] = {
     "validation": 8,
     "test": 8,
     "learning_starts": 60,
-    "critic_warmup": 10,
+    "critic_warmup": 1,
+    "save_every": 1,
     "offline_steps": 20,
     "groups": 4,
     "limit": 8,
@@ -51,7 +52,7 @@ def main(names: Sequence[str]) -> None:
         recipe = replace(recipe, tiny=start.tiny, grounding=shrunk(start.grounding), imitation=start.imitation)
         recipe = replace(recipe, imitation=replace(recipe.imitation, demonstrations=20))
         run(recipe, str(imitation))
-        report("imitation", imitation / "checkpoints" / "imitation")
+        report("imitation", (imitation / "checkpoints" / "imitation").glob("*.safetensors"))
         for name in IMPROVE:
             if wanted(name, names):
                 config = shrunk(load_config(name))
@@ -72,17 +73,17 @@ def wanted(name: str, names: Sequence[str]) -> bool:
     return not names or any(part in name for part in names)
 
 
-def trained(config: Any, out: Path) -> Path:
-    """Run ``config``; returns its best checkpoint."""
+def trained(config: Any, out: Path) -> list[Path]:
+    """Run ``config``; returns the tensors of its last training state."""
     run(config, str(out))
-    return out / "checkpoints" / "best"
+    return sorted((out / "state").glob("*/*.safetensors"))[-1:]
 
 
 def shrunk(config: Any) -> Any:
     """``config`` with the numbers of :data:`SMALL` wherever a field has such a name."""
     changed: dict[str, Any] = {}
     if not getattr(config, "env_steps", 1):
-        changed["iterations"] = 3
+        changed["iterations"] = 4
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name in SMALL and value:
@@ -92,10 +93,12 @@ def shrunk(config: Any) -> Any:
     return replace(config, **changed)
 
 
-def report(name: str, checkpoint: Path) -> None:
-    """Print the sum of a checkpoint's weights, whatever they are called and in which files they lie."""
-    sums = sorted(digest(t) for path in checkpoint.rglob("*.safetensors") for t in load_file(path).values())
-    print(f"{hashlib.sha256(''.join(sums).encode()).hexdigest()[:16]}  {name}", flush=True)
+def report(name: str, files: Iterable[Path]) -> None:
+    """Print the sum of the weights of policy and critic, whatever they are called."""
+    tensors = {key: tensor for path in files for key, tensor in load_file(path).items()}
+    learner = {key: tensor for key, tensor in tensors.items() if "/parameters/" in key or "/critic/" in key}
+    sums = sorted(digest(tensor) for tensor in (learner or tensors).values())
+    print(f"{hashlib.sha256(''.join(sums).encode()).hexdigest()[:16]}  {len(sums):4d} tensors  {name}", flush=True)
 
 
 digest: Callable[[torch.Tensor], str] = lambda t: hashlib.sha256(t.numpy().tobytes()).hexdigest()  # noqa: E731
