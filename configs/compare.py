@@ -14,10 +14,6 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.rlpd import RLPDConfig
 from vla_rl.algorithms.wsrl import WSRLConfig
-from vla_rl.cli.method import Method, OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig
-from vla_rl.cli.recipes import Imitate, Improve
-from vla_rl.cli.subjects import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedSubject, TD3Residual
-from vla_rl.cli.world import World
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
@@ -25,6 +21,11 @@ from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.policies import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedSubject, TD3Residual
+from vla_rl.recipes.trainers import Method, OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig

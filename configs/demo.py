@@ -8,12 +8,14 @@ from dataclasses import replace
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.rloo import RLOOConfig
-from vla_rl.cli.method import RLConfig
-from vla_rl.cli.recipes import Demo, Imitate, Improve
-from vla_rl.cli.world import World
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
+from vla_rl.recipes.demo import Demo
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.loop import LoopConfig
 
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.

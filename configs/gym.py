@@ -4,10 +4,10 @@ import math
 from dataclasses import replace
 
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.cli.state import StateBased
-from vla_rl.cli.world import World
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.gaussian import GaussianConfig
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.state_ppo import StateBased
 from vla_rl.training.loop import LoopConfig
 
 PPO = PPOConfig(

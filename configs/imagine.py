@@ -7,11 +7,6 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.cli.imagine.growing import Plan
 from vla_rl.cli.imagine.recipe import Imagine
-from vla_rl.cli.method import OffPolicyRL, ReplayConfig, RLConfig
-from vla_rl.cli.recipes import Improve
-from vla_rl.cli.stages import EvaluationConfig
-from vla_rl.cli.subjects import TD3Residual
-from vla_rl.cli.world import World
 from vla_rl.evaluation.agreement import Trust
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
@@ -19,6 +14,11 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig, RLConfig
 from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.loop import LoopConfig
 from world_models.env import DreamConfig

@@ -1,6 +1,6 @@
 """Imitation from recorded demonstrations: vla-rl train configs/imitate.py:from_dataset --dataset FOLDER"""
 
-from vla_rl.cli.datasets import ImitateDataset
+from vla_rl.recipes.imitate_dataset import ImitateDataset
 
 
 def from_dataset() -> ImitateDataset:

@@ -3,13 +3,13 @@
 
 from vla_rl.cli.imagine.growing import Plan
 from vla_rl.cli.imagine.recipe import Imagine
-from vla_rl.cli.method import RLConfig
-from vla_rl.cli.recipes import Improve
-from vla_rl.cli.rewarded import Rewarded
-from vla_rl.cli.world import World
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.rewarded import Rewarded
+from vla_rl.recipes.trainers import RLConfig
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.training.loop import LoopConfig
 from world_models.env import DreamConfig

@@ -1,6 +1,6 @@
 """Reward models."""
 
-from vla_rl.cli.rewards import TrainProgress, TrainSuccess
+from vla_rl.recipes.train_rewards import TrainProgress, TrainSuccess
 
 
 def success() -> TrainSuccess:

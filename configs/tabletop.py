@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.cli.method import RLConfig
-from vla_rl.cli.recipes import Imitate, Improve
-from vla_rl.cli.stages import EvaluationConfig
-from vla_rl.cli.world import World
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig

@@ -15,15 +15,15 @@ from sims.toy.point_mass import optimal_return
 from tests.examples.noisy_policy import LinearGaussian
 from tests.examples.reinforce import Reinforce, ReinforceConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
-from vla_rl.cli import stages
 from vla_rl.cli.inspect import inspect
-from vla_rl.cli.world import World
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import check_env, check_policy
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
+from vla_rl.recipes import stages
+from vla_rl.recipes.env_config import World
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.store import SharedStore
 

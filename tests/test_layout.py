@@ -32,7 +32,8 @@ ARROWS: dict[str, set[str]] = {
     "vla_rl.fleet": {_CONTRACT},
     "vla_rl.evaluation": {_CONTRACT},
     "vla_rl.training": _LEARNER,
-    "vla_rl.cli": {*_LEARNER, "vla_rl.training"},
+    "vla_rl.recipes": {*_LEARNER, "vla_rl.training"},
+    "vla_rl.cli": {*_LEARNER, "vla_rl.training", "vla_rl.recipes"},
     **{leaf: {_CONTRACT} for leaf in LEAVES},
 }
 TORCH_FREE = (_CONTRACT, "sims.mujoco", "sims.toy", "sims.gym", "sims.catalog", "robot_drivers")
@@ -212,6 +213,7 @@ def test_rule(name: str) -> None:
         ("wrong_arrows", "vla_rl/experience/x.py", "def f():\n    import vla_rl.policies.flow"),
         ("wrong_arrows", "vla_rl/evaluation/x.py", "from vla_rl.experience import rollout"),
         ("wrong_arrows", "vla_rl/contract/x.py", "from vla_rl import policies"),
+        ("wrong_arrows", "vla_rl/recipes/x.py", "from vla_rl.cli import main"),
         ("wrong_arrows", "vla_rl/cli/x.py", "import sims.toy.counting"),
         ("wrong_arrows", "vla_rl/cli/x.py", "import configs.demo"),
         ("wrong_arrows", "sims/toy/x.py", "from vla_rl.policies import flow"),

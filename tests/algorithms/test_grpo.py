@@ -14,7 +14,7 @@ from tests.toys import FlowToy, TwoProcesses
 from vla_rl.algorithms.group_relative import Constant, Global, PerTrajectory, Standardised
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
 from vla_rl.algorithms.rloo import RLOO, RLOOConfig
-from vla_rl.cli.configs import override
+from vla_rl.cli.override import override
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError

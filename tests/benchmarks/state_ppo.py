@@ -32,11 +32,11 @@ from torch import Tensor
 
 from sims.catalog import make
 from tests.benchmarks.measure import COMMAND, Row
-from vla_rl.cli.configs import load_config
-from vla_rl.cli.stages import generator
-from vla_rl.cli.state import StateBased
 from vla_rl.contract.batch import OneProcess
 from vla_rl.experience.rollout import SeedStream
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.stages import generator
+from vla_rl.recipes.state_ppo import StateBased
 
 RECIPE = load_config("configs/gym.py:half_cheetah")
 TASK: dict[str, Any] = RECIPE.world.options

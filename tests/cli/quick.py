@@ -3,17 +3,18 @@
 from dataclasses import replace
 
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.cli.method import OffPolicyRL, ReplayConfig, RLConfig
-from vla_rl.cli.recipes import Imitate, Improve
-from vla_rl.cli.stages import EvaluationConfig
-from vla_rl.cli.subjects import TD3Residual
-from vla_rl.cli.world import World
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.tiny import TinyConfig
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig, RLConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.compare_page import Compared, steps_to, write_page
 from vla_rl.cli.main import main
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.compare_report import Compared, steps_to, write_page
 
 CONFIG = str(Path(__file__).parent / "quick.py")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from vla_rl.cli.configs import load_config
 from vla_rl.cli.inspect import inspect
 from vla_rl.cli.train import run
 from vla_rl.contract.check import check_policy
@@ -18,6 +17,7 @@ from vla_rl.contract.env import PRIVILEGED
 from vla_rl.evaluation import suite
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.config_files import load_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 CONFIG = "debug.py:small"

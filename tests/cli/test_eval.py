@@ -7,7 +7,7 @@ import json
 import pytest
 
 from vla_rl.cli.main import main
-from vla_rl.cli.world import world_of
+from vla_rl.recipes.env_config import world_of
 
 SMALL = ("--episodes", "6", "--num-envs", "4", "--world.options", '{"deadline": 10}')
 

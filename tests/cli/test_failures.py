@@ -11,11 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vla_rl.cli.configs import load_config, override
 from vla_rl.cli.main import main
+from vla_rl.cli.override import override
 from vla_rl.cli.train import run
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.config_files import load_config
 from vla_rl.training.store import SharedStore
 
 # What a full disk looks like to a program: a write fails with EFBIG instead of ENOSPC.

@@ -127,7 +127,7 @@ def test_a_run_shows_its_summary_and_checkpoints(tmp_path, checkpoint):
     folder, _ = checkpoint()
     (tmp_path / "checkpoints").mkdir()
     folder.rename(tmp_path / "checkpoints" / "best")
-    (tmp_path / "config.json").write_text('{"class": "vla_rl.cli.recipes:Demo"}')
+    (tmp_path / "config.json").write_text('{"class": "vla_rl.recipes.demo:Demo"}')
     assert "no summary yet" in text(str(tmp_path))
     rate = {"success": 0.925, "low": 0.899, "high": 0.945, "episodes": 512}
     (tmp_path / "summary.json").write_text(json.dumps({"rl": rate, "seconds": {"collect": 1.25}}))

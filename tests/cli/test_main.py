@@ -14,12 +14,13 @@ import time
 import pytest
 
 from vla_rl.cli.collect import Collect
-from vla_rl.cli.configs import load_config, override
 from vla_rl.cli.main import COMMANDS, main
+from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.policies.flow_schedules import FlowOu, FlowSde
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.config_files import load_config
 
 VLA_RL = [sys.executable, "-m", "vla_rl.cli"]
 
@@ -161,7 +162,7 @@ def test_ctrl_c_before_the_first_iteration_can_be_gone_on_from(complaint, untrai
 
     arguments = ["train", quick, "--policy", untrained(), "--out", tmp_path / "run"]
     with monkeypatch.context() as patched:
-        patched.setattr("vla_rl.cli.stages.improve", stop)
+        patched.setattr("vla_rl.recipes.stages.improve", stop)
         complaint(*arguments, status=130)
     main(["train", "--resume", str(tmp_path / "run")])
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rl"]["episodes"] == 4

@@ -13,11 +13,6 @@ from tests.cli.conftest import save_untrained
 from tests.cli.imagine.test_grpo import GROUPS, dreams_of_lift
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.cli.configs import load_config
-from vla_rl.cli.method import RLConfig, Setting
-from vla_rl.cli.rewarded import Rewarded, RewardedWorld
-from vla_rl.cli.stages import EvaluationConfig, improve
-from vla_rl.cli.world import Playground, World
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
@@ -25,6 +20,11 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.env_config import Playground, World
+from vla_rl.recipes.rewarded import Rewarded, RewardedWorld
+from vla_rl.recipes.stages import EvaluationConfig, improve
+from vla_rl.recipes.trainers import RLConfig, Setting
 from vla_rl.rewards.encoder import words_of
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic

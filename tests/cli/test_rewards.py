@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.cli.frames import label_frames, lift_claims
 from vla_rl.cli.main import main
-from vla_rl.cli.rewards import TrainSuccess, balanced, follow, judge, share
-from vla_rl.cli.world import World
 from vla_rl.contract.env import Observation
 from vla_rl.evaluation.stats import wilson
 from vla_rl.evaluation.suite import TEST
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.label_frames import label_frames, lift_claims
+from vla_rl.recipes.train_rewards import TrainSuccess, balanced, follow, judge, share
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.progress import ProgressCritic
 from vla_rl.rewards.reward import load_reward
 from vla_rl.training.fit import FitConfig
 
-CLAIMS = "vla_rl.cli.frames:lift_claims"
+CLAIMS = "vla_rl.recipes.label_frames:lift_claims"
 LITTLE = World(options={"image_size": 24})
 
 

@@ -389,7 +389,7 @@ FAULTS = (
     ),
     Fault(
         "what is worse than imitation is not shown",
-        "vla_rl/cli/compare_page.py",
+        "vla_rl/recipes/compare_report.py",
         "if min(item.gains(before)) < 0]",
         "if max(item.gains(before)) < 0]",
         ("tests/cli/test_compare.py::test_what_is_worse_than_imitation_is_shown_as_such_with_the_reason",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _BUY, _TRUST, _RUN = "vla_rl/training/coevolve.py", "vla_rl/evaluation/agreement.py", "vla_rl/cli/imagine/growing.py"
-_REPLAY, _LOOP, _ROWS = "world_models/replay.py", "vla_rl/training/loop.py", "vla_rl/cli/rows.py"
+_REPLAY, _LOOP, _ROWS = "world_models/replay.py", "vla_rl/training/loop.py", "vla_rl/recipes/metrics.py"
 _ON_BUY, _ON_TRUST = "tests/training/test_coevolve.py::", "tests/evaluation/test_trust.py::"
 _SIGN = f"{_ON_BUY}test_each_sign_alone_buys_and_says_why"
 _WHOLE = "tests/cli/imagine/test_dream_world.py::test_a_policy_is_improved_in_dreams_and_judged_in_the_truth"

@@ -7,7 +7,7 @@ import importlib.util
 from tests.mutants.fault import Fault
 
 _PROGRESS, _PAIRS, _CALIBRATION = (f"vla_rl/rewards/{name}.py" for name in ("progress", "pairs", "calibration"))
-_JUDGE, _VLM, _RECIPE = "vla_rl/rewards/judge.py", "vla_rl/rewards/vlm.py", "vla_rl/cli/rewards.py"
+_JUDGE, _VLM, _RECIPE = "vla_rl/rewards/judge.py", "vla_rl/rewards/vlm.py", "vla_rl/recipes/train_rewards.py"
 _ON_PROGRESS, _ON_PAIRS = "tests/rewards/test_progress.py::", "tests/rewards/test_pairs.py::"
 _ON_JUDGE = "tests/rewards/test_judge.py::"
 _VLAC = f"{_ON_PROGRESS}test_judging_follows_vlac_however_the_frames_arrive"

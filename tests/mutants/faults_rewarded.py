@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_ENV, _CLI = "vla_rl/rewards/env.py", "vla_rl/cli/rewarded.py"
+_ENV, _CLI = "vla_rl/rewards/env.py", "vla_rl/recipes/rewarded.py"
 _MEMBERS, _GROUPS = "vla_rl/experience/members.py", "vla_rl/experience/groups.py"
 _RELATIVE, _COLUMNS = "vla_rl/algorithms/group_relative.py", "vla_rl/experience/columns.py"
 _SEEN, _WITHIN = "tests/rewards/test_env.py::", "tests/cli/test_rewarded.py::"

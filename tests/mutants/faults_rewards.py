@@ -6,7 +6,11 @@ from tests.mutants.fault import Fault
 
 _ENCODER, _TRAINED = "vla_rl/rewards/encoder.py", "vla_rl/rewards/trained.py"
 _SUCCESS, _CALIBRATION = "vla_rl/rewards/success.py", "vla_rl/rewards/calibration.py"
-_FRAMES, _LABELS, _RECIPE = "vla_rl/rewards/frames.py", "vla_rl/cli/frames.py", "vla_rl/cli/rewards.py"
+_FRAMES, _LABELS, _RECIPE = (
+    "vla_rl/rewards/frames.py",
+    "vla_rl/recipes/label_frames.py",
+    "vla_rl/recipes/train_rewards.py",
+)
 _TRACKERS, _TRACKING = "vla_rl/training/trackers.py", "vla_rl/training/tracking.py"
 _ON_SUCCESS, _ON_CALIBRATION = "tests/rewards/test_success.py::", "tests/rewards/test_calibration.py::"
 _ON_FRAMES, _ON_RECIPE = "tests/rewards/test_frames.py::", "tests/cli/test_rewards.py::"

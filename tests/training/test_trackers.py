@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import wandb
 
-from vla_rl.cli.rewards import TrainSuccess
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.recipes.train_rewards import TrainSuccess
 from vla_rl.training.trackers import TRACKERS, WandbTracker, wandb_mode
 from vla_rl.training.tracking import RunFolder
 

@@ -1,4 +1,4 @@
-"""The command line: the only place that joins environments, policies, algorithms and evaluation."""
+"""The command line: it parses, calls recipes and prints."""
 
 from vla_rl.cli.main import main
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vla_rl.cli.configs import override
-from vla_rl.cli.progress import bar, console
-from vla_rl.cli.world import World
+from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
 from vla_rl.experience.demonstrations import demonstrations, move_aside, recording, repair
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.progress import bar, console
 
 
 @dataclass(frozen=True)

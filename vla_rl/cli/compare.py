@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli import stages
-from vla_rl.cli.cells import Cell, run_cells
-from vla_rl.cli.compare_page import Compared, write_page
-from vla_rl.cli.configs import config_function, load_config, override
-from vla_rl.cli.progress import console
+from vla_rl.cli.override import override
 from vla_rl.evaluation import suite
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes import stages
+from vla_rl.recipes.compare_report import Compared, write_page
+from vla_rl.recipes.config_files import config_function, load_config
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.sweep import Cell, run_cells
 from vla_rl.training.tracking import write_json
 
 

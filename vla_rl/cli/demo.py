@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vla_rl.cli.configs import load_config, override
-from vla_rl.cli.progress import console
+from vla_rl.cli.override import override
 from vla_rl.cli.train import run, take_option
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.progress import console
 
 
 def demo(arguments: Sequence[str]) -> None:

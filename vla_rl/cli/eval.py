@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.cli import stages
-from vla_rl.cli.configs import override
-from vla_rl.cli.progress import console
-from vla_rl.cli.stages import EvaluationConfig
-from vla_rl.cli.story import percent
-from vla_rl.cli.world import World, world_of
+from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes import stages
+from vla_rl.recipes.demo_report import percent
+from vla_rl.recipes.env_config import World, world_of
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.tracking import write_json
 
 

@@ -21,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from vla_rl.cli.world import world_of
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.check import Checked, check_env, check_policy
 from vla_rl.contract.config import to_json
@@ -29,6 +28,7 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.recipes.env_config import world_of
 
 # Distribution -> the extra of vla-rl that brings it; "" for what comes always.
 PACKAGES = dict.fromkeys(("numpy", "msgpack", "tyro", "rich"), "")
@@ -260,7 +260,7 @@ def _sizes(policy: Any) -> Table:
 
 
 def _config(show: Console, target: str) -> None:
-    from vla_rl.cli.configs import load_config
+    from vla_rl.recipes.config_files import load_config
 
     config = load_config(target)
     show.print(_tree(target, to_json(config)))

@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from vla_rl.cli.signals import Terminated
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.contract.packages import check_packages
+from vla_rl.recipes.signals import Terminated
 
 COMMANDS = {
     "demo": ("vla_rl.cli.demo:demo", "from nothing to a policy that RL has made good, and a page about it"),

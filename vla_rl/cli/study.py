@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.cells import Cell, run_cells
-from vla_rl.cli.configs import load_config, override
-from vla_rl.cli.progress import console
-from vla_rl.cli.story import percent
+from vla_rl.cli.override import override
 from vla_rl.evaluation.report import Report, Series
 from vla_rl.evaluation.stats import Rate
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.demo_report import percent
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.sweep import Cell, run_cells
 from vla_rl.training.tracking import write_json
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.configs import load_config, override
-from vla_rl.cli.progress import console
-from vla_rl.cli.seeds import train_seeds
-from vla_rl.cli.signals import sigterm_like_ctrl_c
+from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.seeds import train_seeds
+from vla_rl.recipes.signals import sigterm_like_ctrl_c
 from vla_rl.training.distributed import processes, wait_for_all
 from vla_rl.training.tracking import RunFolder
 

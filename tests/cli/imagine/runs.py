@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from tests.world_models import dreams, pushing
-from vla_rl.cli.configs import load_config
 from vla_rl.cli.imagine.growing import Trained
 from vla_rl.cli.imagine.play import steering_of
 from vla_rl.cli.imagine.run import DreamRun
 from vla_rl.cli.imagine.steering import Steering
 from vla_rl.contract.env import Observation
 from vla_rl.policies.function import FunctionPolicy
+from vla_rl.recipes.config_files import load_config
 from vla_rl.training.tracking import RunFolder
 from world_models.env import DreamConfig
 from world_models.model import WorldModel

@@ -23,10 +23,6 @@ from vla_rl.cli.imagine.growing import Plan
 from vla_rl.cli.imagine.page import _LOSSES, write_page
 from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.cli.imagine.run import located, opened
-from vla_rl.cli.method import RLConfig
-from vla_rl.cli.rows import watched
-from vla_rl.cli.stages import EvaluationConfig, collect
-from vla_rl.cli.world import World
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import Trust
 from vla_rl.evaluation.stats import Rate
@@ -35,6 +31,10 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.metrics import watched
+from vla_rl.recipes.stages import EvaluationConfig, collect
+from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig

@@ -15,9 +15,6 @@ from vla_rl.cli.imagine.dream_world import DreamWorld, promise, replayed, starts
 from vla_rl.cli.imagine.gather import Gather, Gathered, gather
 from vla_rl.cli.imagine.growing import Plan
 from vla_rl.cli.imagine.recipe import Imagine
-from vla_rl.cli.method import RLConfig, Setting
-from vla_rl.cli.stages import EvaluationConfig, collect, improve
-from vla_rl.cli.world import World
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import Trust
@@ -26,6 +23,9 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.stages import EvaluationConfig, collect, improve
+from vla_rl.recipes.trainers import RLConfig, Setting
 from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig

@@ -13,16 +13,17 @@ from sims.catalog import make
 from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
 from vla_rl.algorithms.group_relative import Global, PerTrajectory
-from vla_rl.cli.configs import load_config, override
 from vla_rl.cli.imagine.dream_world import DreamWorld
-from vla_rl.cli.method import RLConfig, Setting
-from vla_rl.cli.stages import EvaluationConfig, improve
+from vla_rl.cli.override import override
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.truncation_value import ZeroValue
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.stages import EvaluationConfig, improve
+from vla_rl.recipes.trainers import RLConfig, Setting
 from vla_rl.training.tracking import RunFolder
 from world_models.env import DreamConfig
 from world_models.initial_states import Start, Starts

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.cells import Cell
 from vla_rl.cli.imagine import study as command
 from vla_rl.cli.imagine.study import ImagineStudy, study
+from vla_rl.recipes.sweep import Cell
 
 SHARING = "no_keyframes", "no_uncertainty", "no_second_dream"
 SUCCESS = {"lift": 0.7, "no_coevolution": 0.6, "residual_td3": 0.9}

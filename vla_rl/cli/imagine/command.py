@@ -11,14 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.cells import Cell, run_cells
-from vla_rl.cli.configs import load_config, override
 from vla_rl.cli.imagine.alike import likeness
 from vla_rl.cli.imagine.closed_loop import closed_loop
 from vla_rl.cli.imagine.page import write_page
 from vla_rl.cli.imagine.run import DreamRun, located, opened
-from vla_rl.cli.progress import console
-from vla_rl.cli.rows import watched
+from vla_rl.cli.override import override
 from vla_rl.cli.train import run_in, take_option
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
@@ -26,6 +23,10 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.agreement import policy_agreement
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.metrics import watched
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.sweep import Cell, run_cells
 from vla_rl.training.tracking import RunFolder, write_json
 
 

@@ -13,12 +13,12 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from vla_rl.cli.method import generator
-from vla_rl.cli.progress import bar
 from vla_rl.contract.env import Observation, VecEnv, on_host, to_env
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy, encode_observation
 from vla_rl.experience.trajectories import Trajectories, seen_at
+from vla_rl.recipes.progress import bar
+from vla_rl.recipes.trainers import generator
 
 
 def replayed(model: Any, trajectories: Trajectories, dream: Any) -> Any:

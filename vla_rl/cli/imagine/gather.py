@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vla_rl.cli.method import generator
-from vla_rl.cli.progress import bar
-from vla_rl.cli.world import World
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.experience.trajectories import Trajectories, trace
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.progress import bar
+from vla_rl.recipes.trainers import generator
 from vla_rl.training.tracking import write_json
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from vla_rl.cli.imagine.rollout import clips
 from vla_rl.cli.imagine.run import DreamRun
-from vla_rl.cli.rows import rows, watched
-from vla_rl.cli.story import percent
 from vla_rl.evaluation.report import Point, Report, Series, Tile
 from vla_rl.evaluation.stats import Rate
+from vla_rl.recipes.demo_report import percent
+from vla_rl.recipes.metrics import rows, watched
 
 _CLIPS = 6
 _LOSSES = {

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.configs import override
 from vla_rl.cli.imagine.play_page import page, security_policy
 from vla_rl.cli.imagine.run import DreamRun, beginnings, run_of
 from vla_rl.cli.imagine.steering import Steering, View, idle_action
-from vla_rl.cli.progress import console
-from vla_rl.cli.signals import sigterm_like_ctrl_c
+from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.signals import sigterm_like_ctrl_c
 
 _POLICIES = ("best", "start")  # who acts on P: the first of these checkpoints that there is
 _LONGEST = 200  # bytes of a key

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.configs import override
 from vla_rl.cli.imagine.dream_world import replayed
 from vla_rl.cli.imagine.run import DreamRun, beginnings, run_of
-from vla_rl.cli.progress import bar, console
+from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.evaluation.agreement import ReplayAgreement
@@ -26,6 +25,7 @@ from vla_rl.evaluation.report import Cell, Report, Tile
 from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.video import Clip, encode
 from vla_rl.experience.trajectories import Trajectories
+from vla_rl.recipes.progress import bar, console
 
 # In the order in which they are shown: first what a learner would be misled by.
 KINDS = ("hallucinated success", "missed success", "success in both", "failure in both")

@@ -10,10 +10,6 @@ from typing import Any
 import torch
 
 from vla_rl.algorithms.ppo import PPOConfig
-from vla_rl.cli.progress import bar
-from vla_rl.cli.signals import Terminated, patient_sigterm
-from vla_rl.cli.stages import EvaluationConfig, clock, generator
-from vla_rl.cli.world import World
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import VecEnv
 from vla_rl.evaluation import suite
@@ -23,6 +19,10 @@ from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.statistics import Running
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.progress import bar
+from vla_rl.recipes.signals import Terminated, patient_sigterm
+from vla_rl.recipes.stages import EvaluationConfig, clock, generator
 from vla_rl.training.distributed import SharedCounts, this_process
 from vla_rl.training.loop import Best, Loop, LoopConfig, LoopLearner
 from vla_rl.training.store import SharedStore

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.story import percent
 from vla_rl.evaluation.report import Bar, Report, Series
 from vla_rl.evaluation.stats import Rate
+from vla_rl.recipes.demo_report import percent
 
 _Curve = Sequence[Mapping[str, Any]]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from vla_rl.cli.method import Method, Setting, Trainee
-from vla_rl.cli.world import Playground
 from vla_rl.contract.env import VecEnv
+from vla_rl.recipes.env_config import Playground
+from vla_rl.recipes.trainers import Method, Setting, Trainee
 from vla_rl.rewards.env import RewardWeights, rewarded
 from vla_rl.rewards.reward import Reward, load_reward
 from vla_rl.training.loop import LoopConfig

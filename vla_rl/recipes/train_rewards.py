@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.cli.frames import label_frames
-from vla_rl.cli.method import generator
-from vla_rl.cli.progress import bar, console
-from vla_rl.cli.stages import clock
-from vla_rl.cli.world import World
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import wilson
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.label_frames import label_frames
+from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.stages import clock
+from vla_rl.recipes.trainers import generator
 from vla_rl.rewards.calibration import Counts, value_order_correlation
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.pairs import PairSampler
@@ -44,7 +44,7 @@ class TrainReward:
     seed: int = 1
     frames: str = ""  # an .npz of labelled frames; without one, the simulator labels
     world: World = field(default_factory=World)
-    claims: str = "vla_rl.cli.frames:lift_claims"  # how the simulator labels
+    claims: str = "vla_rl.recipes.label_frames:lift_claims"  # how the simulator labels
     training: int = 400  # episodes to learn from
     calibration: int = 128  # episodes that the threshold is chosen on
     test: int = 256  # episodes that the result is reported for

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_rl.cli.progress import bar
 from vla_rl.contract.errors import UserError
+from vla_rl.recipes.progress import bar
 from vla_rl.training.tracking import write_json
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.method import generator
-from vla_rl.cli.sanity import Sanity
-from vla_rl.cli.world import World
 from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate, mcnemar_exact, paired_bootstrap
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.perception_ablation import Sanity
+from vla_rl.recipes.trainers import generator
 from vla_rl.training.tracking import RunFolder
 
 _CLIP_SIZE = 192  # pixels

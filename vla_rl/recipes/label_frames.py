@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from vla_rl.cli.world import World
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.load import load
+from vla_rl.recipes.env_config import World
 from vla_rl.rewards.frames import LabelledFrames
 
 _HORIZON = 5

@@ -8,15 +8,15 @@ from functools import partial
 
 import numpy as np
 
-from vla_rl.cli.method import generator
-from vla_rl.cli.progress import bar
-from vla_rl.cli.stages import EvaluationConfig
-from vla_rl.cli.world import World
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.progress import bar
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.trainers import generator
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.cli import stages
-from vla_rl.cli.method import generator
-from vla_rl.cli.progress import bar, console
-from vla_rl.cli.stages import clock
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.recipes import stages
+from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.stages import clock
+from vla_rl.recipes.trainers import generator
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate_from_pixels
 from vla_rl.training.tracking import RunFolder

@@ -10,10 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vla_rl.cli.method import Method, Setting, Trainable, generator
-from vla_rl.cli.progress import bar, console
-from vla_rl.cli.signals import Terminated, patient_sigterm
-from vla_rl.cli.world import Playground, World
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
@@ -25,6 +21,10 @@ from vla_rl.policies.diffusion import DiffusionPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.recipes.env_config import Playground, World
+from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.signals import Terminated, patient_sigterm
+from vla_rl.recipes.trainers import Method, Setting, Trainable, generator
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
 from vla_rl.training.loop import Best, Loop

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vla_rl.cli.method import Setting
-from vla_rl.cli.stages import imitate_policy
 from vla_rl.contract.load import load
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
+from vla_rl.recipes.stages import imitate_policy
+from vla_rl.recipes.trainers import Setting
 from vla_rl.training.imitation import ImitationConfig
 
 

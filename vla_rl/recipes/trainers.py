@@ -12,8 +12,6 @@ from torch import nn
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.cli.progress import bar
-from vla_rl.cli.world import Playground
 from vla_rl.contract.batch import ExperienceSource, Reducer, ReplayBuffer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
@@ -29,6 +27,8 @@ from vla_rl.policies.critics import QEnsemble, ValueCritic
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.env_config import Playground
+from vla_rl.recipes.progress import bar
 from vla_rl.training.distributed import SharedCounts
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
 

@@ -1,0 +1,77 @@
+"""The demo: imitation, reinforcement learning and a page about both."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from vla_rl.evaluation import suite
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.recipes import stages
+from vla_rl.recipes.demo_report import Story, write_report
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.perception_ablation import Sanity, check_senses
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.trainers import RLConfig
+from vla_rl.training.grounding import GroundingConfig
+from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.tracking import RunFolder
+
+
+@dataclass(frozen=True)
+class Demo:
+    """From nothing to a policy that RL has made good, honestly measured before and after, and a page to look at."""
+
+    rl: RLConfig
+    seed: int = 1
+    world: World = field(default_factory=World)
+    tiny: TinyConfig = field(default_factory=TinyConfig)
+    grounding: GroundingConfig = field(default_factory=GroundingConfig)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Collect, ground, imitate, improve, judge, report."""
+        seconds: dict[str, float] = {}
+        before = Imitate(self.seed, self.world, self.tiny, self.grounding, self.imitation, self.evaluation)
+        imitation, grounded, episodes = before.prepare(folder, seconds)
+        with clock(seconds, "evaluation"):
+            plateau = self._plateau(imitation, grounded, episodes)
+            tests = suite.held_out(suite.TEST, self.evaluation.test)
+            first = stages.play(self.world, imitation, tests, self.evaluation, self.seed, "test imitation")
+        console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
+        policy = copy.deepcopy(imitation)
+        improve = Improve(self.rl, "", "", self.seed, self.world, self.evaluation)
+        last, summary = improve.improve(policy, folder, seconds)
+        console.print(f"after RL:  {last.rate.success:.1%}")
+        with clock(seconds, "evaluation"):
+            senses = check_senses(self.world, {"imitation": imitation, "RL": policy}, self.evaluation, self.seed)
+        summary = {"imitation": asdict(first.rate), **summary, "plateau": plateau, "senses": _flat(senses)}
+        folder.write_summary(summary)  # safe before the page is made
+        with clock(seconds, "report"):
+            story = Story(self.world, imitation, policy, first, last, senses, plateau, self.seed, self.rl.noise())
+            write_report(story, summary, folder)
+        summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
+        return summary
+
+    def _plateau(self, policy: TinyVLA, grounded: TinyVLA, episodes: Demonstrations) -> dict[str, Any]:
+        """Validation success after the configured imitation and after twice as many steps."""
+        longer = replace(self.imitation, fit=replace(self.imitation.fit, steps=2 * self.imitation.fit.steps))
+        other = copy.deepcopy(grounded)
+        stages.imitate_policy(other, episodes, longer, self.seed)
+        seeds = suite.held_out(suite.VALIDATION, 2 * self.evaluation.validation)
+        rates = {
+            config.fit.steps: stages.play(self.world, trained, seeds, self.evaluation, self.seed, "plateau").rate
+            for config, trained in ((self.imitation, policy), (longer, other))
+        }
+        return {str(steps): asdict(rate) for steps, rate in rates.items()}
+
+
+def _flat(senses: dict[str, Sanity]) -> dict[str, Any]:
+    return {who: asdict(item) for who, item in senses.items()}

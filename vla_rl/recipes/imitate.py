@@ -1,0 +1,57 @@
+"""A policy from nothing by imitation of a scripted expert."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vla_rl.evaluation import suite
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.recipes import stages
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.training.grounding import GroundingConfig
+from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.tracking import RunFolder
+
+
+@dataclass(frozen=True)
+class Imitate:
+    """Collect demonstrations, ground a new policy, imitate: the checkpoint "imitation"."""
+
+    seed: int = 1
+    world: World = field(default_factory=World)
+    tiny: TinyConfig = field(default_factory=TinyConfig)
+    grounding: GroundingConfig = field(default_factory=GroundingConfig)
+    imitation: ImitationConfig = field(default_factory=ImitationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Train and validate."""
+        seconds: dict[str, float] = {}
+        policy, _, _ = self.prepare(folder, seconds)
+        validation = suite.held_out(suite.VALIDATION, self.evaluation.validation)
+        outcomes = stages.play(self.world, policy, validation, self.evaluation, self.seed, "validate")
+        families = {name: asdict(rate) for name, rate in outcomes.families.items()}
+        return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
+
+    def prepare(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, TinyVLA, Demonstrations]:
+        """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes its own."""
+        grounded_at, imitation_at = folder.checkpoint("grounded"), folder.checkpoint("imitation")
+        if folder.resumed and imitation_at.exists():
+            episodes = Demonstrations.load(folder.path / "demonstrations")
+            return TinyVLA.from_pretrained(imitation_at), TinyVLA.from_pretrained(grounded_at), episodes
+        with clock(seconds, "collect"):
+            episodes = stages.collect(self.world, self.imitation.demonstrations, self.seed)
+            episodes.save(folder.path / "demonstrations", video="never")  # every pixel, for an exact repetition
+        with clock(seconds, "grounding"):
+            grounded = stages.ground_policy(self.world, episodes, self.tiny, self.grounding, self.seed)
+            grounded.save_pretrained(grounded_at)
+        with clock(seconds, "imitation"):
+            policy = copy.deepcopy(grounded)
+            stages.imitate_policy(policy, episodes, self.imitation, self.seed, folder)
+            policy.save_pretrained(imitation_at)
+        return policy, grounded, episodes

@@ -1,0 +1,72 @@
+"""Reinforcement learning from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vla_rl.evaluation import suite
+from vla_rl.evaluation.run import Outcomes
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes import stages
+from vla_rl.recipes.env_config import World
+from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.trainers import Method, Setting
+from vla_rl.training.distributed import this_process
+from vla_rl.training.tracking import RunFolder
+
+
+@dataclass(frozen=True)
+class Improve:
+    """Reinforcement learning from a checkpoint, then the test seeds: the checkpoint "best"."""
+
+    rl: Method
+    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder
+    demonstrations: str = ""  # folder of a dataset, for methods that learn from it as well
+    seed: int = 1
+    world: World = field(default_factory=World)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+
+    def run(self, folder: RunFolder) -> dict[str, Any]:
+        """Improve and judge.  The policy to begin with is kept in the run folder, so the run can be resumed from it."""
+        start = folder.checkpoint("start")
+        env = self.world.make(1)
+        policy = TinyVLA.from_pretrained(start if folder.resumed and start.exists() else self.policy, env.spec)
+        env.close()
+        if not start.exists():
+            policy.save_pretrained(start)
+        return self.improve(policy, folder, {})[1]
+
+    def improve(self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]) -> tuple[Outcomes, dict[str, Any]]:
+        """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
+        with clock(seconds, "rl"):
+            setting = Setting(self.world, policy, self.seed, this_process(), self.demonstrations)
+            trained, best = stages.improve(self.rl, setting, self.evaluation, folder)
+        rows = folder.metrics("rl")
+        with clock(seconds, "evaluation"):
+            tests = suite.held_out(suite.TEST, self.evaluation.test)
+            outcomes = stages.play(self.world, trained, tests, self.evaluation, self.seed, "test RL")
+        summary = {
+            "rl": asdict(outcomes.rate),
+            "families": {name: asdict(rate) for name, rate in outcomes.families.items()},
+            "best_iteration": best.iteration,
+            "env_steps": int(rows[-1]["env_steps_total"]),
+            "env_steps_at_best": _steps_at(rows, best.iteration),
+            "episodes": int(sum(row.get("episodes", 0) for row in rows)),
+            **_groups(rows),
+            "seconds": seconds,
+            "seed": self.seed,
+        }
+        return outcomes, summary
+
+
+def _steps_at(rows: list[dict[str, Any]], iteration: int) -> int:
+    return int(next((row["env_steps_total"] for row in rows if row["step"] == iteration), 0))
+
+
+def _groups(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Totals of what a source of groups counts; nothing for other sources."""
+    names = sorted({name for row in rows for name in row if name.startswith("groups_")})
+    totals = {name.removeprefix("groups_"): int(sum(row.get(name, 0) for row in rows)) for name in names}
+    return {"groups": totals} if totals else {}
