@@ -69,7 +69,7 @@ def test_a_folder_that_is_no_checkpoint_is_said(complaint, tmp_path):
         ("config.json", lambda data: data.replace(b'"width": 32', b'"widht": 32'), "did you mean 'width'?"),
         ("config.json", lambda data: data.replace(b'"vocabulary"', b'"words"'), "has no 'vocabulary'"),
         ("config.json", lambda data: data.replace(b"TinyVLA", b"TinyVLB"), "did you mean 'TinyVLA'?"),
-        ("config.json", lambda data: data.replace(b'_version": 1', b'_version": 9'), "contract version 9"),
+        ("config.json", lambda data: data.replace(b'_version": ', b'_version": 9'), "contract version 9"),
     ],
 )
 def test_a_damaged_checkpoint_is_said(complaint, untrained, name, damage, sentence):
