@@ -81,7 +81,7 @@ def test_without_torch_and_mujoco_it_says_how_to_get_them(monkeypatch):
 
 def test_counting_is_checked_and_its_spec_shown():
     printed = text("counting")
-    for checked in ("observation", "episode", "idle rows", "determinism", "chunking", "validation", "snapshot"):
+    for checked in ("observation", "episode", "idle environments", "determinism", "chunking", "validation", "snapshot"):
         assert any(row[0] == checked and row[1] for row in lines(printed))
     assert ["seed", "0 .. 1.04858e+06", "count"] in lines(printed)
     assert ["image audit", "uint8[4, 4, 3]", "0 .. 255", "count", "audit"] in lines(printed)

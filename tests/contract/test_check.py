@@ -1,4 +1,4 @@
-"""Every planted fault is found: environments that break one promise of the contract each."""
+"""check_env finds every fault: each environment here breaks one rule of the contract."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Wrapped:
         self.num_envs, self.seeds = num_envs, np.zeros(num_envs, int)
         self.spec = self.env.spec
 
-    def reset(self, rows, seeds):
-        self.seeds[rows] = seeds
-        return self.seen(self.env.reset(rows, seeds))
+    def reset(self, env_ids, seeds):
+        self.seeds[env_ids] = seeds
+        return self.changed(self.env.reset(env_ids, seeds))
 
     def step(self, chunk, observe="last"):
         step = self.env.step(chunk, observe)
-        return replace(step, obs=self.seen(step.obs), frames=tuple(map(self.seen, step.frames)))
+        return replace(step, obs=self.changed(step.obs), frames=tuple(map(self.changed, step.frames)))
 
-    def seen(self, obs):
+    def changed(self, obs):
         return obs
 
-    def snapshot(self, rows):
-        return self.env.snapshot(rows)
+    def snapshot(self, env_ids):
+        return self.env.snapshot(env_ids)
 
-    def restore(self, rows, snapshot):
-        return self.seen(self.env.restore(rows, snapshot))
+    def restore(self, env_ids, snapshot):
+        return self.changed(self.env.restore(env_ids, snapshot))
 
     def close(self):
         self.env.close()
@@ -52,37 +52,37 @@ class ResetsItself(Wrapped):
 
 
 class HalfPrecision(Wrapped):
-    def seen(self, obs):
+    def changed(self, obs):
         return replace(obs, state=obs.state.astype(np.float64))
 
 
 class CountsBeyondItsRange(Wrapped):
-    def seen(self, obs):
+    def changed(self, obs):
         return replace(obs, state=obs.state + np.array([0, 60, 0, 0], np.float32))
 
 
 class HoldsNaN(Wrapped):
-    def seen(self, obs):
+    def changed(self, obs):
         return replace(obs, state=np.where(obs.state == 2, np.float32(np.nan), obs.state))
 
 
 class OtherCamera(Wrapped):
-    def seen(self, obs):
+    def changed(self, obs):
         return replace(obs, images={"front": obs.images["audit"]})
 
 
 class ChannelsFirst(Wrapped):
-    def seen(self, obs):
+    def changed(self, obs):
         return replace(obs, images={"audit": obs.images["audit"].transpose(0, 3, 1, 2)})
 
 
 class UnknownTask(Wrapped):
-    def seen(self, obs):
+    def changed(self, obs):
         return replace(obs, task=obs.task + 1)
 
 
 class Leaks(Wrapped):
-    def seen(self, obs):
+    def changed(self, obs):
         return replace(obs, state=obs.state + np.array([0, 0, 0, 1], np.float32) * np.roll(obs.state, 1, 0))
 
 
@@ -140,7 +140,7 @@ class ReportsUnclipped(Wrapped):
         return replace(step, executed=np.where(step.valid[..., None], np.asarray(chunk, np.float32), np.float32(0)))
 
 
-class RewardsTheDead(Wrapped):
+class RewardsIdleActions(Wrapped):
     def step(self, chunk, observe="last"):
         step = super().step(chunk, observe)
         return replace(step, reward=step.reward + np.float32(0.5))
@@ -168,18 +168,18 @@ class Overwrites(Wrapped):
         super().__init__()
         self.buffer = np.zeros((3, 4), np.float32)
 
-    def seen(self, obs):
+    def changed(self, obs):
         self.buffer[:] = obs.state
         return replace(obs, state=self.buffer)
 
 
 class ForgetsInSnapshots(Wrapped):
-    def snapshot(self, rows):
-        saved = self.env.snapshot(rows)
+    def snapshot(self, env_ids):
+        saved = self.env.snapshot(env_ids)
         return {**saved, "memory/echo": 0 * saved["memory/echo"]}
 
 
-class PromisesNoSnapshot(Wrapped):
+class DeclaresNoSnapshot(Wrapped):
     def __init__(self) -> None:
         super().__init__()
         self.spec = replace(self.spec, can_snapshot=False)
@@ -197,34 +197,34 @@ class LacksFrames(Wrapped):
 
 
 class StopsItsClock(Wrapped):
-    def seen(self, obs):
+    def changed(self, obs):
         return replace(obs, time=obs.time // 2)
 
 
 FAULTS = {
-    ResetsItself: "time does not count|idle row",
+    ResetsItself: "time does not count|idle environment",
     HalfPrecision: "state is float64",
     CountsBeyondItsRange: "outside its declared range",
     HoldsNaN: "outside its declared range",
     OtherCamera: r"images are \['front'\] but \['audit'\]",
     ChannelsFirst: r"uint8\[3, 3, 4, 4\] but uint8\[3, 4, 4, 3\]",
     UnknownTask: "task holds",
-    Leaks: "outside its declared range|neighbours|another row",
-    GlobalRandomness: "depends on its row or its neighbours",
+    Leaks: "outside its declared range|neighbours|another one",
+    GlobalRandomness: "depends on its place or its neighbours",
     ExecutesNaN: "executed a NaN",
     TakesFlatChunks: "executed a chunk without an action axis",
     TakesEndlessChunks: "executed a chunk beyond max_chunk",
     MovesBeforeItRefuses: "a refused chunk moved something",
     RewardsChunks: "one chunk of 4 differs from 4 chunks of 1",
-    SmoothsChunks: "one chunk of 4 differs|depends on its row|frames",
+    SmoothsChunks: "one chunk of 4 differs|depends on its place|frames",
     ReportsUnclipped: "executed holds",
-    RewardsTheDead: "not executed earned a reward",
+    RewardsIdleActions: "not executed earned a reward",
     EndsTwice: "terminated and truncated at once",
     NoCause: "has the cause ''",
-    ForgetsSuccess: "how row 1 ended changed while it idled",
+    ForgetsSuccess: "the end of environment 1 changed while it idled",
     Overwrites: "overwritten by the next step",
-    ForgetsInSnapshots: "restore does not bring the observation back",
-    PromisesNoSnapshot: "can_snapshot differs",
+    ForgetsInSnapshots: "restore does not return the observation",
+    DeclaresNoSnapshot: "can_snapshot is wrong",
     RunsLongerThanDeclared: r"time holds .* outside its declared range 0\.\.10",
     LacksFrames: "gave 0 frames",
     StopsItsClock: "time does not count",
@@ -243,12 +243,12 @@ def test_a_sound_environment_passes(env):
     assert not env.step(np.zeros((env.num_envs, 1, 2))).obs.time.max() > 1  # every row was reset
 
 
-def test_a_step_that_runs_on_must_be_valid():
+def test_actions_of_running_environments_must_be_valid():
     env = make("counting", num_envs=2)
     env.reset([0, 1], [1, 2])
     step = env.step(np.zeros((2, 2, 2)))
     check_step(step, env.spec, 2, 2)
-    with pytest.raises(ContractError, match="runs on"):
+    with pytest.raises(ContractError, match="running environment has an action"):
         check_step(replace(step, valid=np.array([[True, False], [True, True]]), reward=0 * step.reward), env.spec, 2, 2)
     with pytest.raises(ContractError, match="True again"):
         check_step(replace(step, valid=np.array([[False, True], [True, True]])), env.spec, 2, 2)

@@ -1,4 +1,4 @@
-"""Every planted fault is found: policies that break one promise of the contract each."""
+"""check_policy finds every fault: each policy here breaks one rule of the contract."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Unclipped(GaussianPolicy):
         return replace(out, action=out.action + 5), state
 
 
-class WildWhenDeployed(GaussianPolicy):
+class NanInEvalMode(GaussianPolicy):
     def act(self, features, state, mode, generator):
         out, state = super().act(features, state, mode, generator)
         return (replace(out, action=out.action * float("nan")) if mode == "eval" else out), state
 
 
-class Flat(GaussianPolicy):
+class NoChunkAxis(GaussianPolicy):
     def act(self, features, state, mode, generator):
         out, state = super().act(features, state, mode, generator)
         return replace(out, action=out.action[:, 0]), state
 
 
-class Talkative(GaussianPolicy):
+class LogprobPerAction(GaussianPolicy):
     def act(self, features, state, mode, generator):
         out, state = super().act(features, state, mode, generator)
         return replace(out, logprob=out.logprob[:, None].expand(-1, 2)), state
@@ -51,7 +51,7 @@ class ScoresClippedActions(GaussianPolicy):
         return super().log_prob(features, sample.clamp(-1, 1) if torch.is_grad_enabled() else sample, aux)
 
 
-class Peeks(GaussianPolicy):
+class ReadsPrivileged(GaussianPolicy):
     def encode(self, obs):
         return {**super().encode(obs), "secret": torch.as_tensor(obs.extras["privileged/seed"])}
 
@@ -60,21 +60,21 @@ class Peeks(GaussianPolicy):
     ("kind", "message"),
     [
         (Unclipped, "action holds"),
-        (WildWhenDeployed, "action holds"),
-        (Flat, "action is"),
-        (Talkative, "one number per row"),
+        (NanInEvalMode, "action holds"),
+        (NoChunkAxis, "action is"),
+        (LogprobPerAction, "one number per environment"),
         (MeanLikelihood, "PPO's first ratio is not 1"),
         (ScoresClippedActions, "PPO's first ratio is not 1"),
-        (Peeks, "reads 'privileged/seed'.*could not be deployed"),
+        (ReadsPrivileged, "reads 'privileged/seed'.*could not be deployed"),
     ],
 )
 def test_a_broken_policy_is_found(kind, message):
-    env = SecretiveEnv(8) if kind is Peeks else make("point_mass", num_envs=8)
+    env = SecretiveEnv(8) if kind is ReadsPrivileged else make("point_mass", num_envs=8)
     with pytest.raises(ContractError, match=message):
         check_policy(kind(env.spec, config=GaussianConfig(3, std=2.0)), env, torch.Generator().manual_seed(0))
 
 
-def test_a_chunk_longer_than_possible_is_found():
+def test_a_chunk_longer_than_max_chunk_is_found():
     env = make("point_mass", num_envs=2)
     with pytest.raises(ContractError, match=r"17 actions but 1\.\.16"):
         check_policy(GaussianPolicy(env.spec, config=GaussianConfig(17)), env, torch.Generator())

@@ -1,4 +1,4 @@
-"""Configs survive JSON, and what does not fit is named."""
+"""Configs survive JSON, and errors name the field that does not fit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_whole_recipe_survives():
     assert from_json(json.loads(json.dumps(to_json(recipe)))) == recipe
 
 
-def test_what_is_not_plain_is_refused():
+def test_values_that_json_lacks_are_refused():
     with pytest.raises(TypeError, match="type set cannot be written as JSON"):
         to_json({"a": [{1, 2}]})
     with pytest.raises(TypeError, match="type type"):
@@ -59,11 +59,11 @@ def test_what_is_not_plain_is_refused():
         (lambda data: data.pop("seed"), "Outer cannot be rebuilt.*'seed'"),
         (lambda data: data["inner"].update({"class": "json:JSONDecoder"}), "'json:JSONDecoder' is not a config class"),
         (lambda data: data["inner"].update({"class": "os:getcwd"}), "'os:getcwd' is not a config class"),
-        (lambda data: data["inner"].update({"class": "nonsense"}), "'nonsense' names nothing"),
+        (lambda data: data["inner"].update({"class": "nonsense"}), "'nonsense' has no module and name"),
         (lambda data: data["inner"].update({"class": f"{__name__}:Iner"}), "did you mean 'Inner'"),
     ],
 )
-def test_what_does_not_fit_is_named(change, message):
+def test_a_field_or_class_that_does_not_fit_is_named(change, message):
     data = to_json(CONFIG)
     change(data)
     with pytest.raises(UserError, match=message):
@@ -71,12 +71,12 @@ def test_what_does_not_fit_is_named(change, message):
 
 
 @pytest.mark.parametrize("name", ["vla_rl.cli.of_another_version:Recipe", "of_another_version:Recipe"])
-def test_what_another_version_wrote_is_told(name):
-    with pytest.raises(UserError, match=f"'{name}' is not there.*use the version of vla-rl that wrote it"):
+def test_a_class_of_another_version_is_refused_in_a_sentence(name):
+    with pytest.raises(UserError, match=f"'{name}' does not exist here.*use the version of vla-rl that wrote it"):
         from_json({"class": name, "steps": 3})
 
 
-def test_a_package_that_is_not_installed_stays_visible(tmp_path, monkeypatch):
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
     (tmp_path / "wants_more.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):

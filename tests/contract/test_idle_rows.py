@@ -1,4 +1,4 @@
-"""An environment whose ended rows go on changing is found."""
+"""check_env finds an environment whose idle rows change."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from vla_rl.contract.errors import ContractError
 
 
 class Drifts(CountingEnv):
-    """What an ended row shows changes with every further step."""
+    """The observation of an idle row changes with every further step."""
 
     def step(self, chunk, observe="last"):
         self._memory["echo"][self._book.done] += 1
         return super().step(chunk, observe)
 
 
-def test_a_row_that_drifts_while_it_idles_is_found():
-    with pytest.raises(ContractError, match="an idle row's observation changed"):
+def test_a_change_of_an_idle_observation_is_found():
+    with pytest.raises(ContractError, match="an idle environment's observation changed"):
         check_env(Drifts(3), seed=11)

@@ -1,4 +1,4 @@
-"""Strings become objects, and a wrong one gets help."""
+"""Import strings load objects, and errors suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 
 
-def test_a_string_becomes_what_it_names():
+def test_a_string_loads_the_object_it_names():
     assert load("sims.catalog:CATALOG") is CATALOG
     assert load("vla_rl.contract.load:load") is load
 
 
 @pytest.mark.parametrize("target", ["sims.catalog", "sims.catalog:", ":make", "", ":"])
 def test_a_string_without_both_halves_is_refused(target):
-    with pytest.raises(UserError, match="names nothing that can be loaded"):
+    with pytest.raises(UserError, match="has no module and name"):
         load(target)
 
 
@@ -25,7 +25,7 @@ def test_an_unknown_name_gets_the_nearest_one():
         load("sims.catalog:mkae")
 
 
-def test_what_is_not_installed_keeps_its_name():
+def test_a_missing_package_is_named():
     with pytest.raises(ModuleNotFoundError, match="no_such_simulator"):
         load("no_such_simulator.env:make")
 

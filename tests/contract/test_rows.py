@@ -1,4 +1,4 @@
-"""The book of rows: what ends an episode, and how."""
+"""RowBook: which causes terminate an episode and which truncate it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, RowBoo
         (FAILURES + 2, "uncertainty", False, True),
     ],
 )
-def test_a_cause_says_how_an_episode_ended(cause, name, terminated, truncated):
+def test_a_cause_terminates_or_truncates(cause, name, terminated, truncated):
     book = RowBook(3, failures=("fell", "broke"), cuts=("uncertainty",))
     book.begin(np.arange(3), np.arange(3))
     book.end(np.array([1]), np.array([cause == SUCCESS]), np.array([cause]))

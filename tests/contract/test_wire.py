@@ -1,4 +1,4 @@
-"""Messages come back as they were sent, and nothing else is let in."""
+"""Messages arrive as they were sent, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def sent(*values):
     return stream.getvalue()
 
 
-def test_messages_follow_each_other_and_the_end_is_told():
+def test_messages_follow_each_other_until_the_stream_ends():
     stream = io.BytesIO(sent({"a": 1}, np.arange(3), None))
     assert read_message(stream) == {"a": 1} and read_message(stream).tolist() == [0, 1, 2]
     assert read_message(stream) is None
@@ -177,7 +177,7 @@ def test_messages_follow_each_other_and_the_end_is_told():
 
 
 @pytest.mark.parametrize("cut", [1, 4, 5, 11, 12, 13, -1])
-def test_a_message_cut_short_is_lost_and_told(cut):
+def test_a_message_cut_short_raises_an_error(cut):
     with pytest.raises(CutShortError, match=r"ended after .* bytes of a message"):
         read_message(io.BytesIO(sent({"a": "hello"})[:cut]))
 
@@ -201,8 +201,8 @@ def test_sizes_are_checked_before_anything_is_read(monkeypatch):
         read_message(stream)
     assert stream.asked == 12
     with pytest.raises(ContractError, match="more than 5, so it is refused"):
-        read_message(io.BytesIO(sent("hello")), most=5)
-    monkeypatch.setattr(wire, "_MOST", 5)
+        read_message(io.BytesIO(sent("hello")), max_bytes=5)
+    monkeypatch.setattr(wire, "_MAX_BYTES", 5)
     stream = io.BytesIO()
     with pytest.raises(ContractError, match="not sent"):
         write_message(stream, "hello")
@@ -231,9 +231,9 @@ def test_a_handshake_names_the_other_side():
     ("greeting", "message"),
     [
         ({"contract_version": CONTRACT_VERSION + 1, "name": "robot 7"}, "'robot 7' speaks contract version 3 but 'me'"),
-        ({"name": "actor"}, "not greeted"),
-        ({"contract_version": "1"}, "not greeted"),
-        ([1], "not greeted"),
+        ({"name": "actor"}, "got no vla-rl greeting"),
+        ({"contract_version": "1"}, "got no vla-rl greeting"),
+        ([1], "got no vla-rl greeting"),
         ({"contract_version": CONTRACT_VERSION, "name": "x" * 70_000}, "refused"),
     ],
 )

@@ -154,7 +154,7 @@ OTHER = SPEAKS + "wire.CONTRACT_VERSION = 99; wire.handshake(i, o, 'actor')"
     ("code", "message"),
     [
         (OTHER, r"'actor' speaks contract version 99 but 'learner' speaks 1"),
-        (SPEAKS + "wire.write_message(o, 'hello')", "not greeted as vla-rl does it"),
+        (SPEAKS + "wire.write_message(o, 'hello')", "got no vla-rl greeting"),
         ("print('Welcome to my simulator!')", r"holds b'Welcome to m' where a message should begin"),
         ("import sys; sys.exit(3)", "ended with exit code 3 during 'starting'"),
     ],

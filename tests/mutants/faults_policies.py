@@ -60,7 +60,7 @@ _CONTRACT = (
         _CONFIG,
         "for name in fields.keys() - known:",
         "for name in set(fields := {key: fields[key] for key in fields.keys() & known}) - known:",
-        ("tests/contract/test_config.py::test_what_does_not_fit_is_named",),
+        ("tests/contract/test_config.py::test_a_field_or_class_that_does_not_fit_is_named",),
     ),
     Fault(
         "a received array belongs to the message",
@@ -81,14 +81,14 @@ _CONTRACT = (
         _WIRE,
         "or len(data) < size:",
         "or not size:",
-        (f"{_ON_WIRE}test_a_message_cut_short_is_lost_and_told",),
+        (f"{_ON_WIRE}test_a_message_cut_short_raises_an_error",),
     ),
     Fault(
         "an idle row's observation is not looked at",
         _CHECK,
         "_require(_equal(step.obs, later.obs),",
         "_require(step.obs is not None,",
-        ("tests/contract/test_idle_rows.py::test_a_row_that_drifts_while_it_idles_is_found",),
+        ("tests/contract/test_idle_rows.py::test_a_change_of_an_idle_observation_is_found",),
     ),
     Fault(
         "ranges are not looked at",

@@ -30,7 +30,7 @@ def test_spec_survives_json(env):
 
 def test_a_step_before_the_first_reset_is_refused(env):
     env.reset([0, 2], [1, 2])
-    with pytest.raises(ContractError, match="row 1 was never reset"):
+    with pytest.raises(ContractError, match="environment 1 was never reset"):
         env.step(np.zeros((3, 1, env.spec.action_dim)))
 
 
@@ -57,7 +57,7 @@ def test_a_nan_names_row_action_and_step_and_only_counts_in_active_rows(env):
 
 def test_a_row_given_twice_or_out_of_range_is_refused(env):
     for rows, seeds in [([0, 0], [1, 2]), ([3], [1]), ([-1], [1])]:
-        with pytest.raises(ContractError, match="distinct rows"):
+        with pytest.raises(ContractError, match="distinct ones of"):
             env.reset(rows, seeds)
     with pytest.raises(ContractError, match="one seed"):
         env.reset([0, 1], [1])

@@ -299,7 +299,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 
 def _checked(title: str, found: Iterable[Checked]) -> Table:
-    return _table(title, ("checked", "seen"), [(item.name, item.seen) for item in found])
+    return _table(title, ("check", "result"), [(item.name, item.result) for item in found])
 
 
 def _tree(name: str, value: Mapping[str, Any]) -> Tree:

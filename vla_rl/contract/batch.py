@@ -1,4 +1,4 @@
-"""Experience as self-contained arrays, and the seams between who makes it, who learns from it and who holds weights."""
+"""Experience as self-contained arrays, and the protocols of sources, learners, replay buffers and weight stores."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ TRUNCATION_RETURN = "privileged/beyond"  # in ``Rollout.final_features``
 
 @dataclass(frozen=True)
 class Rollout:
-    """``T`` decisions of ``E`` rows.
+    """``T`` consecutive decisions of ``E`` environments.
 
-    features        {name: [T+1,E,...]}  what the policy kept of every observation; entry ``T`` follows the last;
-                                       ``privileged/*`` beside it, for critics
+    features      {name: [T+1,E,...]}  encoded observations; entry ``T`` follows the last decision; ``privileged/*``
+                                       entries are for critics
     sample        [T,E,H,D]            raw normalised samples; aux {name: [T,E,...]}
-    executed      [T,E,H,D]            what was done, in physical units, after clipping, safety and interventions;
-                                       what had been chosen where ``valid`` is False
-    logprob       float [T,E]
-    reward, valid, intervened  [T,E,H] valid is False for actions that were not executed (idle rows: all of them)
-    terminated, truncated, success  bool [T,E]  True only at the decision in which the row ended
-    version       int [T,E]            policy version that acted
-    final_index   int [F,2]            (t,e) of decisions that ended by truncation
-    final_features  {name: [F,...]}      what was kept of the last observation of those episodes; with it, from sources
-                                       that know, ``TRUNCATION_RETURN`` float64 [F]: what each would still have earned
-    seeds         int [T,E]            seed of the episode a decision belongs to
-    info          counters and seconds of the collection
+    executed      [T,E,H,D]            executed actions in physical units, after clipping, safety and interventions;
+                                       the chosen actions where ``valid`` is False
+    logprob       float [T,E]          of ``sample``, computed by the policy that acted
+    reward, valid, intervened  [T,E,H] valid is False for actions that were not executed (in an idle environment: all)
+    terminated, truncated, success  bool [T,E]  True only at the decision in which the episode ended
+    version       int [T,E]            version of the policy that acted
+    final_index   int [F,2]            (t,e) of the decisions at which an episode was truncated
+    final_features  {name: [F,...]}    the encoded last observations of those episodes; a source that knows the rest of
+                                       the return adds ``TRUNCATION_RETURN`` float64 [F]
+    seeds         int [T,E]            seed of the decision's episode
+    info          counters and seconds of the collection, with prefixes (``rollout/``, ``env/``, ``time/``)
     """
 
     features: Mapping[str, Array]
@@ -51,15 +51,15 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Transitions:
-    """``B`` recorded decisions of any age, each with what followed it within ``n`` decisions or its episode's end.
+    """``B`` recorded decisions of any age, each with its ``n``-step return (shorter at the end of an episode).
 
-    features       {name: [B,...]}  what was decided on
-    sample       [B,H,D]          raw normalised samples; ``executed`` [B,H,D] what was done, in physical units
-    reward       [B]              discounted sum until ``next_features``
-    discount     [B]              gamma^(actions until ``next_features``), 0 where the episode terminated before it
-    next_features    {name: [B,...]}  what was stored of the observation then (the last one of a truncated episode)
-    returns      [B]              discounted sum until the episode's end; -inf where it was truncated, hence unknown
-    intervened   bool [B]         whether a person acted in the decision
+    features       {name: [B,...]}  encoded observation of the decision
+    sample         [B,H,D]          raw normalised samples; ``executed`` [B,H,D] executed actions in physical units
+    reward         [B]              discounted sum of rewards until ``next_features``
+    discount       [B]              gamma^(actions until ``next_features``), 0 where the episode terminated before it
+    next_features  {name: [B,...]}  encoded observation after those rewards (the last one of a truncated episode)
+    returns        [B]              discounted return until the episode's end; -inf (unknown) where it was truncated
+    intervened     bool [B]         whether a person acted in the decision
     """
 
     features: dict[str, Array]
@@ -73,12 +73,12 @@ class Transitions:
 
 
 class ReplayBuffer(Protocol):
-    """Recorded decisions to learn from again and again."""
+    """Recorded decisions that can be sampled many times."""
 
     def __len__(self) -> int: ...
 
     def add(self, rollout: Rollout) -> int:
-        """Keep the decisions of ``rollout``; returns how many can be sampled now that could not be before."""
+        """Store the decisions of ``rollout``; returns by how many the number of decisions that can be sampled grew."""
 
     def sample(self, size: int, generator: Any) -> Transitions:
         """``size`` decisions, drawn with replacement."""
@@ -89,24 +89,24 @@ class ReplayBuffer(Protocol):
 
 
 class ExperienceSource(Protocol):
-    """Whatever produces experience: a simulator loop, a world model, a fleet."""
+    """Anything that produces experience: a simulator, a world model, a fleet."""
 
     def next(self) -> Rollout:
         """The next rollout."""
 
 
 class Learner(Protocol):
-    """Whatever turns experience into better weights."""
+    """Anything that turns experience into better weights."""
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learn from one rollout; returns metrics."""
 
 
 class PolicyStore(Protocol):
-    """Holds the newest weights for those who act."""
+    """Holds the newest weights for the processes that act."""
 
     def publish(self, weights: Mapping[str, Array]) -> int:
-        """Make ``weights`` the newest; returns their version."""
+        """Store ``weights`` as the newest; returns their version."""
 
     def latest(self) -> tuple[int, Mapping[str, Array]]:
         """The newest version and its weights."""
@@ -114,19 +114,19 @@ class PolicyStore(Protocol):
 
 @runtime_checkable
 class Resumable(Protocol):
-    """Sources, learners and stores whose state can be saved between two iterations, so that a run can go on later."""
+    """Sources, learners and stores whose state can be saved between two iterations, so that a run can be resumed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the future depends on: nested dicts and lists of arrays, tensors and JSON values."""
+        """Everything later results depend on: nested dicts and lists of arrays, tensors and JSON values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what :meth:`state_dict` described: what follows is the same, bit for bit."""
+        """Restore what :meth:`state_dict` returned: later results are the same bit for bit."""
 
 
 class Reducer(Protocol):
-    """Joins the processes that share one batch, so that results do not depend on how many there are.
+    """Sums over the processes that share one batch, so that results do not depend on their number.
 
-    ``size`` processes, of which this is number ``rank``; all of them call the same methods in the same order.
+    There are ``size`` processes and this one has number ``rank``; all of them call the same methods in the same order.
     """
 
     @property
@@ -136,10 +136,10 @@ class Reducer(Protocol):
     def size(self) -> int: ...
 
     def sum(self, values: Any) -> Any:
-        """Element-wise sum of a float64 tensor over all processes; the identity when there is one."""
+        """Element-wise sum of a float64 tensor over all processes; the identity for one process."""
 
     def sum_gradients(self, parameters: Iterable[Any]) -> None:
-        """Give every parameter the sum of its gradients in all processes; a missing one counts as zero."""
+        """Replace every gradient by its sum over all processes; a missing gradient counts as zero."""
 
 
 class OneProcess:

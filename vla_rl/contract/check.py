@@ -1,4 +1,4 @@
-"""Does what is declared equal what is delivered?  Used by the tests, by ``vla-rl inspect`` and before a robot moves."""
+"""Compare what environments and policies deliver with their specs: for tests, ``vla-rl inspect`` and robots."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Checked:
-    """One line of a report: what was checked and what was seen."""
+    """One line of a report: the name of a check and its result."""
 
     name: str
-    seen: str
+    result: str
 
 
 def check_env(env: VecEnv, seed: int = 0) -> list[Checked]:
     """Run ``env`` for a few episodes and compare all it delivers with its spec and with the contract.
 
-    The environment is left with every row reset.  Raises ContractError naming the first thing that does not hold.
+    All environments are reset at the end.  Raises ContractError naming the first violation.
     """
-    every, seeds = np.arange(env.num_envs), seed + np.arange(env.num_envs)
+    env_ids, seeds = np.arange(env.num_envs), seed + np.arange(env.num_envs)
     parts = {
         "observation": _check_reset,
         "episode": _check_episode,
-        "idle rows": _check_idle,
+        "idle environments": _check_idle,
         "determinism": _check_repeats,
         "chunking": _check_chunking,
         "validation": _check_refuses,
         "snapshot": _check_snapshot,
     }
-    found = [Checked(name, check(env, every, seeds)) for name, check in parts.items()]
-    env.reset(every, seeds)
+    found = [Checked(name, check(env, env_ids, seeds)) for name, check in parts.items()]
+    env.reset(env_ids, seeds)
     return found
 
 
-def check_observation(obs: Observation, spec: EnvSpec, rows: int) -> None:
-    """Raise ContractError unless ``obs`` of ``rows`` environments fits ``spec``."""
+def check_observation(obs: Observation, spec: EnvSpec, num_envs: int) -> None:
+    """Raise ContractError unless ``obs`` of ``num_envs`` environments fits ``spec``."""
     _same_names("images", obs.images, spec.images)
     _same_names("extras", obs.extras, spec.extras)
     for name, image in obs.images.items():
-        check_array(f"images[{name!r}]", image, spec.images[name], (rows,))
+        check_array(f"images[{name!r}]", image, spec.images[name], (num_envs,))
     for name, extra in obs.extras.items():
-        check_array(f"extras[{name!r}]", extra, spec.extras[name], (rows,))
-    check_array("state", obs.state, spec.state, (rows,))
-    check_array("task", obs.task, ArraySpec((), "int64", 0, len(spec.tasks) - 1), (rows,))
-    check_array("time", obs.time, ArraySpec((), "int64", 0, spec.time_limit), (rows,))
+        check_array(f"extras[{name!r}]", extra, spec.extras[name], (num_envs,))
+    check_array("state", obs.state, spec.state, (num_envs,))
+    check_array("task", obs.task, ArraySpec((), "int64", 0, len(spec.tasks) - 1), (num_envs,))
+    check_array("time", obs.time, ArraySpec((), "int64", 0, spec.time_limit), (num_envs,))
 
 
 def check_array(name: str, array: Any, spec: ArraySpec, lead: tuple[int, ...]) -> None:
@@ -63,7 +63,7 @@ def check_array(name: str, array: Any, spec: ArraySpec, lead: tuple[int, ...]) -
     if values.shape != lead + spec.shape or str(values.dtype) != spec.dtype:
         raise ContractError(
             f"{name} is {values.dtype}{list(values.shape)} but {spec.dtype}{list(lead + spec.shape)} is declared, so "
-            "it would be misread; mend the spec or the environment."
+            "it would be misread; correct the spec or the environment."
         )
     if values.size and values.dtype != np.bool_:
         low, high = np.asarray(spec.low, float), np.asarray(spec.high, float)
@@ -71,65 +71,65 @@ def check_array(name: str, array: Any, spec: ArraySpec, lead: tuple[int, ...]) -
         if not ((numbers >= low - _TOLERANCE) & (numbers <= high + _TOLERANCE)).all():
             raise ContractError(
                 f"{name} holds {numbers.min():.6g}..{numbers.max():.6g}, outside its declared range {spec.low}.."
-                f"{spec.high}, so normalisation would be wrong; mend the spec or the environment."
+                f"{spec.high}, so normalisation would be wrong; correct the spec or the environment."
             )
 
 
-def check_step(step: Step, spec: EnvSpec, rows: int, horizon: int) -> None:
-    """Raise ContractError unless ``step`` fits ``spec`` and keeps the contract's promises about ends and validity."""
-    check_observation(step.obs, spec, rows)
+def check_step(step: Step, spec: EnvSpec, num_envs: int, horizon: int) -> None:
+    """Raise ContractError unless ``step`` fits ``spec`` and the contract's rules for ends and validity."""
+    check_observation(step.obs, spec, num_envs)
     flag = ArraySpec((), "bool", 0, 1)
     for name in ("terminated", "truncated", "success"):
-        check_array(name, getattr(step, name), flag, (rows,))
+        check_array(name, getattr(step, name), flag, (num_envs,))
     for name in ("valid", "intervened"):
-        check_array(name, getattr(step, name), flag, (rows, horizon))
-    most = float(np.finfo(np.float32).max)
-    check_array("reward", step.reward, ArraySpec((), "float32", -most, most), (rows, horizon))
+        check_array(name, getattr(step, name), flag, (num_envs, horizon))
+    largest = float(np.finfo(np.float32).max)
+    check_array("reward", step.reward, ArraySpec((), "float32", -largest, largest), (num_envs, horizon))
     low, high = np.minimum(spec.action.low, 0).tolist(), np.maximum(spec.action.high, 0).tolist()
-    check_array("executed", step.executed, replace(spec.action, low=low, high=high), (rows, horizon))
+    check_array("executed", step.executed, replace(spec.action, low=low, high=high), (num_envs, horizon))
     terminated, truncated, valid = on_host(step.terminated), on_host(step.truncated), on_host(step.valid)
-    _require(not (terminated & truncated).any(), "a row is terminated and truncated at once, so its value is undefined")
+    _require(not (terminated & truncated).any(), "an episode is terminated and truncated at once")
     _require(bool((np.diff(valid.astype(int), axis=1) <= 0).all()), "valid becomes True again inside a chunk")
-    _require(bool(valid[~(terminated | truncated)].all()), "a row that runs on has an action that was not executed")
+    _require(bool(valid[~(terminated | truncated)].all()), "a running environment has an action that was not executed")
     _require(not on_host(step.reward)[~valid].any(), "an action that was not executed earned a reward")
-    _require(len(step.cause) == rows, f"cause has {len(step.cause)} entries for {rows} rows")
-    for row, cause in enumerate(step.cause):
-        ended = bool(terminated[row] or truncated[row])
-        _require(bool(cause) == ended, f"row {row} has the cause {cause!r} but ended={ended}")
+    _require(len(step.cause) == num_envs, f"cause has {len(step.cause)} entries for {num_envs} environments")
+    for env, cause in enumerate(step.cause):
+        ended = bool(terminated[env] or truncated[env])
+        _require(bool(cause) == ended, f"environment {env} has the cause {cause!r} but ended={ended}")
 
 
 def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> list[Checked]:
-    """Let ``policy`` act in ``env`` and compare what it delivers with the contract; raises ContractError."""
-    every = np.arange(env.num_envs)
-    obs = env.reset(every, seed + every)
-    state = policy.reset_state(policy.initial_state(env.num_envs), every)
+    """Let ``policy`` act in ``env`` and compare its outputs with the contract; raises ContractError."""
+    env_ids = np.arange(env.num_envs)
+    obs = env.reset(env_ids, seed + env_ids)
+    state = policy.reset_state(policy.initial_state(env.num_envs), env_ids)
     try:
         features, state = encode_observation(policy, obs, state, generator)
     except KeyError as error:
         raise ContractError(
             f"the policy reads {error}, which {env.spec.name!r} does not give to policies (privileged/* is for critics "
-            "and rewards), so it could not be deployed; train it on what it will have."
+            "and rewards), so it could not be deployed; train it on public observations."
         ) from error
     _check_out(policy.act(features, state, "eval", generator)[0], env)
     out, _ = policy.act(features, state, "sample", generator)
     _check_out(out, env)
     env.step(on_host(out.action))
-    kept = ", ".join(f"{name} {list(value.shape)}" for name, value in features.items())
-    found = [Checked("encode", kept), Checked("act", "in bounds")]
+    shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in features.items())
+    found = [Checked("encode", shapes), Checked("act", "in bounds")]
     if isinstance(policy, LikelihoodPolicy):
         found.append(Checked("log-prob parity", _check_parity(policy, features, out)))
     return found
 
 
 def _check_parity(policy: LikelihoodPolicy, features: Features, out: ActionOut) -> str:
-    """The bound is that of float32 for a chain of up to 16 steps; a flow without noise has no density."""
+    """The largest gap; its bound is that of float32 for chains of up to 16 steps.  A flow without noise has no density."""
     try:
-        again = policy.log_prob(features, out.sample, out.aux).logprob
+        recomputed = policy.log_prob(features, out.sample, out.aux).logprob
     except UserError as error:
         if isinstance(error, ContractError):
             raise
         return f"none: {error}"
-    gap = float(np.abs(on_host(again) - on_host(out.logprob)).max())
+    gap = float(np.abs(on_host(recomputed) - on_host(out.logprob)).max())
     terms = float(np.prod(out.sample.shape[1:])) * 16.0
     _require(gap <= 1e-5 * terms**0.5, f"log_prob of a fresh sample is off by {gap:.2g}, so PPO's first ratio is not 1")
     return f"{gap:.2g}"
@@ -141,32 +141,32 @@ def _check_out(out: ActionOut, env: VecEnv) -> None:
     bounds = replace(spec.action, shape=(horizon, *spec.action.shape))
     check_array("action", action.astype(spec.action.dtype), bounds, (env.num_envs,))
     _require(1 <= horizon <= spec.max_chunk, f"the chunk has {horizon} actions but 1..{spec.max_chunk} are possible")
-    _require(on_host(out.logprob).shape == (env.num_envs,), "logprob needs one number per row")
+    _require(on_host(out.logprob).shape == (env.num_envs,), "logprob needs one number per environment")
 
 
 # -- the parts of check_env --------------------------------------------------------------------------------------------
 
 
-def _check_reset(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
-    obs = env.reset(every, seeds)
+def _check_reset(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
+    obs = env.reset(env_ids, seeds)
     check_observation(obs, env.spec, env.num_envs)
     _require(not on_host(obs.time).any(), "time is not 0 after a reset")
-    kept = obs.select(every)  # copies
+    copy = obs.select(env_ids)
     env.step(random_actions(env, 1, np.random.default_rng(5)))
-    _require(_equal(obs, kept), "an observation that was handed out is overwritten by the next step")
+    _require(_equal(obs, copy), "a returned observation is overwritten by the next step")
     return f"{len(obs.images)} cameras, state {list(obs.state.shape)}"
 
 
-def _check_episode(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
-    env.reset(every, seeds)
-    taken, lengths = np.zeros(env.num_envs, int), np.unique([1, min(3, env.spec.max_chunk), env.spec.max_chunk])
-    chooser, before = np.random.default_rng(0), None
+def _check_episode(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
+    env.reset(env_ids, seeds)
+    steps_taken, lengths = np.zeros(env.num_envs, int), np.unique([1, min(3, env.spec.max_chunk), env.spec.max_chunk])
+    generator, before = np.random.default_rng(0), None
     for i in itertools.count():  # a clock that passes the time limit ends it too
         horizon, first = int(lengths[i % len(lengths)]), i < len(lengths)
-        step = env.step(random_actions(env, horizon, chooser), observe="all" if first else "last")
+        step = env.step(random_actions(env, horizon, generator), observe="all" if first else "last")
         check_step(step, env.spec, env.num_envs, horizon)
-        taken += on_host(step.valid).sum(1)
-        _require(bool((taken == on_host(step.obs.time)).all()), "time does not count the executed actions")
+        steps_taken += on_host(step.valid).sum(1)
+        _require(bool((steps_taken == on_host(step.obs.time)).all()), "time does not count the executed actions")
         for frame in step.frames:
             check_observation(frame, env.spec, env.num_envs)
         if first:
@@ -176,106 +176,111 @@ def _check_episode(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
         before = step
         if on_host(step.done).all():
             break
-    return f"{int(taken.min())}..{int(taken.max())} actions"
+    return f"{int(steps_taken.min())}..{int(steps_taken.max())} actions"
 
 
-def _check_idle(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
-    env.reset(every, seeds)
-    step, chooser = env.step(random_actions(env, 1, np.random.default_rng(4))), np.random.default_rng(1)
+def _check_idle(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
+    env.reset(env_ids, seeds)
+    step, generator = env.step(random_actions(env, 1, np.random.default_rng(4))), np.random.default_rng(1)
     while not on_host(step.done).all():
-        step = env.step(random_actions(env, env.spec.max_chunk, chooser))
-    later = env.step(random_actions(env, 1, chooser))
-    _require(not on_host(later.valid).any(), "an idle row executed an action")
-    _require(_equal(step.obs, later.obs), "an idle row's observation changed")
+        step = env.step(random_actions(env, env.spec.max_chunk, generator))
+    later = env.step(random_actions(env, 1, generator))
+    _require(not on_host(later.valid).any(), "an idle environment executed an action")
+    _require(_equal(step.obs, later.obs), "an idle environment's observation changed")
     _check_latched(step, later)
     if env.num_envs > 1:
-        obs = env.reset(every[:1], seeds[:1])
-        _require(_equal(obs.select(every[1:]), step.obs.select(every[1:])), "resetting row 0 changed another row")
+        obs, others = env.reset(env_ids[:1], seeds[:1]), env_ids[1:]
+        same = _equal(obs.select(others), step.obs.select(others))
+        _require(same, "resetting environment 0 changed another one")
     return "untouched"
 
 
 def _check_latched(before: Step, after: Step) -> None:
-    for row in map(int, np.flatnonzero(on_host(before.done))):
-        one, other = ((bool(s.terminated[row]), bool(s.success[row]), s.cause[row]) for s in (before, after))
-        _require(one == other, f"how row {row} ended changed while it idled, from {one} to {other}")
+    for env in map(int, np.flatnonzero(on_host(before.done))):
+        one, other = ((bool(s.terminated[env]), bool(s.success[env]), s.cause[env]) for s in (before, after))
+        _require(one == other, f"the end of environment {env} changed while it idled, from {one} to {other}")
 
 
-def _check_repeats(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
-    first = _play(env, every, seeds, [2, 1])
-    turned = _play(env, every, seeds[::-1].copy(), [2, 1], reverse=True)
-    _require(_same_course(first, turned, every[::-1].copy()), "an episode depends on its row or its neighbours")
-    return "same seed and actions, same episode in any row"
+def _check_repeats(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
+    first = _play(env, env_ids, seeds, [2, 1])
+    reversed_ = _play(env, env_ids, seeds[::-1].copy(), [2, 1], reverse=True)
+    _require(
+        _same_episodes(first, reversed_, env_ids[::-1].copy()), "an episode depends on its place or its neighbours"
+    )
+    return "same seed and actions, same episode in any place"
 
 
-def _check_chunking(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
+def _check_chunking(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
     size = min(4, env.spec.max_chunk)
-    whole, parts = _play(env, every, seeds, [size]), _play(env, every, seeds, [1] * size)
-    _require(_same_course(whole, parts, every), f"one chunk of {size} differs from {size} chunks of 1")
+    whole, parts = _play(env, env_ids, seeds, [size]), _play(env, env_ids, seeds, [1] * size)
+    _require(_same_episodes(whole, parts, env_ids), f"one chunk of {size} differs from {size} chunks of 1")
     return f"H={size} equals {size} x H=1"
 
 
-def _check_refuses(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
-    before = env.reset(every, seeds)
+def _check_refuses(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
+    before = env.reset(env_ids, seeds)
     good = random_actions(env, 1, np.random.default_rng(2))
-    poisoned, endless = good.copy(), np.repeat(good, env.spec.max_chunk + 1, axis=1)
-    poisoned[-1, 0, 0] = np.nan
-    bad = {"a chunk without an action axis": good[:, 0], "a NaN": poisoned, "a chunk beyond max_chunk": endless}
-    for what, chunk in bad.items():
+    with_nan, too_long = good.copy(), np.repeat(good, env.spec.max_chunk + 1, axis=1)
+    with_nan[-1, 0, 0] = np.nan
+    bad = {"a chunk without an action axis": good[:, 0], "a NaN": with_nan, "a chunk beyond max_chunk": too_long}
+    for name, chunk in bad.items():
         try:
             env.step(chunk)
         except (ValueError, ArithmeticError):
             continue
-        raise ContractError(f"{env.spec.name!r} executed {what}, so it is unsafe; refuse it before anything moves.")
-    _require(_equal(before, env.reset(every[:0], seeds[:0])), "a refused chunk moved something")
-    wild = good + np.subtract(env.spec.action.high, env.spec.action.low).astype(np.float32)
-    check_step(env.step(wild), env.spec, env.num_envs, 1)
+        raise ContractError(
+            f"{env.spec.name!r} executed {name}, which is unsafe on a robot; refuse it before anything moves."
+        )
+    _require(_equal(before, env.reset(env_ids[:0], seeds[:0])), "a refused chunk moved something")
+    out_of_bounds = good + np.subtract(env.spec.action.high, env.spec.action.low).astype(np.float32)
+    check_step(env.step(out_of_bounds), env.spec, env.num_envs, 1)
     return "wrong shape and NaN refused"
 
 
-def _check_snapshot(env: VecEnv, every: np.ndarray, seeds: np.ndarray) -> str:
-    _require(env.spec.can_snapshot == isinstance(env, Snapshots), "spec.can_snapshot differs from what is offered")
+def _check_snapshot(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
+    _require(env.spec.can_snapshot == isinstance(env, Snapshots), "spec.can_snapshot is wrong")
     if not isinstance(env, Snapshots):
         return "not offered"
-    _play(env, every, seeds, [1, 1])
-    saved = env.snapshot(every)
-    here = env.reset(every[:0], seeds[:0])
+    _play(env, env_ids, seeds, [1, 1])
+    saved = env.snapshot(env_ids)
+    obs = env.reset(env_ids[:0], seeds[:0])
     first = _continue(env, [1, 2])
-    _require(_equal(here, env.restore(every, saved)), "restore does not bring the observation back")
-    _require(_same_course(first, _continue(env, [1, 2]), every), "the continuation after restore differs")
+    _require(_equal(obs, env.restore(env_ids, saved)), "restore does not return the observation of the snapshot")
+    _require(_same_episodes(first, _continue(env, [1, 2]), env_ids), "the continuation after restore differs")
     return "continues bit for bit"
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-def random_actions(env: VecEnv, horizon: int, chooser: np.random.Generator) -> np.ndarray:
+def random_actions(env: VecEnv, horizon: int, generator: np.random.Generator) -> np.ndarray:
     """Uniform actions [E,H,D] within the bounds."""
     shape = (env.num_envs, horizon, env.spec.action_dim)
-    return chooser.uniform(env.spec.action.low, env.spec.action.high, shape).astype(np.float32)
+    return generator.uniform(env.spec.action.low, env.spec.action.high, shape).astype(np.float32)
 
 
-def _play(env: VecEnv, every: np.ndarray, seeds: np.ndarray, chunks: list[int], reverse: bool = False) -> list[Step]:
-    env.reset(every, seeds)
+def _play(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray, chunks: list[int], reverse: bool = False) -> list[Step]:
+    env.reset(env_ids, seeds)
     return _continue(env, chunks, reverse)
 
 
 def _continue(env: VecEnv, chunks: list[int], reverse: bool = False) -> list[Step]:
-    """The same actions at every call, cut into ``chunks``; with ``reverse``, those of the last row go to the first."""
+    """The same actions at every call, cut into ``chunks``; ``reverse`` reverses the order of the environments."""
     actions = random_actions(env, sum(chunks), np.random.default_rng(3))[:: -1 if reverse else 1]
     starts = np.cumsum([0, *chunks[:-1]])
     return [env.step(actions[:, a : a + n].copy()) for a, n in zip(starts, chunks, strict=True)]
 
 
-def _same_course(one: list[Step], other: list[Step], rows: np.ndarray) -> bool:
-    """Whether both saw, earned and ended alike, with row ``i`` of ``one`` being row ``rows[i]`` of ``other``."""
-    flags = all(on_host(getattr(one[-1], n) == getattr(other[-1], n)[rows]).all() for n in ("done", "success"))
+def _same_episodes(one: list[Step], other: list[Step], env_ids: np.ndarray) -> bool:
+    """Whether environment ``i`` of ``one`` and ``env_ids[i]`` of ``other`` have equal rewards, ends and observations."""
+    flags = all(on_host(getattr(one[-1], n) == getattr(other[-1], n)[env_ids]).all() for n in ("done", "success"))
     names = ("reward", "valid", "executed")
     per_action = (
         [np.concatenate([on_host(getattr(step, name)) for step in steps], 1) for name in names]
         for steps in (one, other)
     )
-    same = all(np.array_equal(a, b[rows]) for a, b in zip(*per_action, strict=True))
-    return flags and same and _equal(one[-1].obs, other[-1].obs.select(rows))
+    same = all(np.array_equal(a, b[env_ids]) for a, b in zip(*per_action, strict=True))
+    return flags and same and _equal(one[-1].obs, other[-1].obs.select(env_ids))
 
 
 def _equal(a: Observation, b: Observation) -> bool:
@@ -291,6 +296,6 @@ def _same_names(what: str, given: Any, declared: Any) -> None:
     _require(set(given) == set(declared), f"{what} are {sorted(given)} but {sorted(declared)} are declared")
 
 
-def _require(holds: bool, complaint: str) -> None:
+def _require(holds: bool, violation: str) -> None:
     if not holds:
-        raise ContractError(f"{complaint}, so experience from it would be wrong; mend the environment or policy.")
+        raise ContractError(f"{violation}, so experience from it would be wrong; correct the environment or policy.")

@@ -1,4 +1,4 @@
-"""Frozen dataclass configs to JSON and back, so that every worker and every checkpoint can be rebuilt from text."""
+"""Frozen dataclass configs to JSON and back, so that workers and checkpoints are rebuilt from text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLASS = "class"
 
 
 def to_json(value: Any) -> Any:
-    """JSON-able form of nested dataclasses, tuples, lists, dicts and scalars; a dataclass carries its import string."""
+    """Nested dataclasses, tuples, lists, dicts and scalars for JSON; a dataclass carries its import string."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
         fields = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -29,7 +29,7 @@ def to_json(value: Any) -> Any:
 def from_json(value: Any) -> Any:
     """Rebuild what :func:`to_json` wrote (sequences come back as tuples).
 
-    Raises UserError for an unknown field, naming the nearest known one, and for what other versions wrote.
+    Raises UserError for an unknown field, naming the nearest known one, and for classes of other versions.
     """
     if isinstance(value, list):
         return tuple(from_json(item) for item in value)
@@ -40,7 +40,9 @@ def from_json(value: Any) -> Any:
         return fields
     kind = _class(value[_CLASS])
     if not dataclasses.is_dataclass(kind) or not isinstance(kind, type):
-        raise UserError(f"{value[_CLASS]!r} is not a config class, so this JSON cannot be a config; check its origin.")
+        raise UserError(
+            f"{value[_CLASS]!r} is not a config class, so this JSON cannot be a config; use the config.json of a vla-rl run."
+        )
     known = {field.name for field in dataclasses.fields(kind)}
     for name in fields.keys() - known:
         raise UserError(f"{kind.__name__} has no field {name!r}, so it cannot be set; {did_you_mean(name, known)}")
@@ -58,8 +60,8 @@ def _class(target: str) -> Any:
         return load(target)
     except ModuleNotFoundError as error:
         if not f"{target.partition(':')[0]}.".startswith(f"{error.name}."):
-            raise  # a package that it needs
+            raise  # a package that the module imports
         raise UserError(
-            f"{target!r} is not there, so a config that was written with it cannot be read; use the version of vla-rl "
-            "that wrote it, or make it anew."
+            f"{target!r} does not exist here, so the config that names it cannot be read; use the version of vla-rl that "
+            "wrote it, or write it again."
         ) from error

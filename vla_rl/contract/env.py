@@ -1,4 +1,4 @@
-"""The environment protocol: simulators, imagined worlds and robots all look like this to a learner."""
+"""The environment protocol, which simulators, imagined environments and robots implement alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRIVILEGED = "privileged/"
 
 @dataclass(frozen=True)
 class Observation:
-    """What is seen at one moment by ``E`` environments.
+    """The observations of ``E`` environments at one moment.
 
     images  {camera: uint8 [E,h,w,c]}  RGB
     state   float32 [E,S]              proprioception only
@@ -35,7 +35,7 @@ class Observation:
     extras: Mapping[str, Array] = field(default_factory=dict)
 
     def select(self, index: Array) -> Observation:
-        """The observation of the chosen rows (an integer or boolean index over ``E``)."""
+        """The observations of the environments in ``index`` (an integer or boolean index over ``E``)."""
         return Observation(
             {name: image[index] for name, image in self.images.items()},
             self.state[index],
@@ -45,27 +45,27 @@ class Observation:
         )
 
     def public(self) -> Observation:
-        """The same without ``privileged/*``: what a policy is given."""
+        """The same without ``privileged/*``: the part that policies receive."""
         if not any(name.startswith(PRIVILEGED) for name in self.extras):
             return self
-        shown = {name: extra for name, extra in self.extras.items() if not name.startswith(PRIVILEGED)}
-        return replace(self, extras=shown)
+        visible = {name: extra for name, extra in self.extras.items() if not name.startswith(PRIVILEGED)}
+        return replace(self, extras=visible)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What happened while a chunk was executed.
+    """The result of executing one chunk.
 
-    obs         the observation after the chunk; for a row that ended, its last observation until it is reset
+    obs         the observation after the chunk; after the end of an episode its last observation, until the reset
     reward      float32 [E,H]   per low-level action, 0 where not valid
-    valid       bool [E,H]      False after the end inside a chunk, and everywhere for idle rows
-    terminated  bool [E]        ended by the task (success at the time limit included); stays True while the row idles
-    truncated   bool [E]        ended by something outside the task (time limit, uncertainty); exclusive, stays True
-    cause       [E] of str      why the row ended: "success", "time_limit", ...; "" while it runs
+    valid       bool [E,H]      False after the end inside a chunk, and everywhere for idle environments
+    terminated  bool [E]        ended by the task (success at the time limit included); stays True until the reset
+    truncated   bool [E]        ended from outside the task (time limit, uncertainty); never with terminated; stays True
+    cause       [E] of str      why the episode ended: "success", "time_limit", ...; "" while it runs
     success     bool [E]        latched, see ``spec.success``
     executed    float32 [E,H,D] actions after clipping and safety, 0 where not valid
     intervened  bool [E,H]      a person acted instead of the policy
-    frames      with observe="all": the ``H`` observations after each action; a row's repeat its last one once it ended
+    frames      with observe="all": the ``H`` observations after each action; after an end the last one repeats
     """
 
     obs: Observation
@@ -81,11 +81,11 @@ class Step:
 
     @property
     def done(self) -> Array:
-        """bool [E]: rows that idle until they are reset."""
+        """bool [E]: environments that idle until they are reset."""
         return self.terminated | self.truncated
 
     def mapped(self, change: Callable[[Array], Array]) -> Step:
-        """The same with ``change`` made to every array but those of observations."""
+        """The same with ``change`` applied to every array except those of observations."""
         names = ("reward", "valid", "terminated", "truncated", "success", "executed", "intervened")
         return replace(self, **{name: change(getattr(self, name)) for name in names})
 
@@ -94,8 +94,8 @@ class Step:
 class VecEnv(Protocol):
     """``E`` environments stepped together, without autoreset.
 
-    A row whose episode ended idles: ``obs`` stays its last observation and further steps leave it untouched with
-    ``valid=False`` until ``reset(rows, seeds)``.  So whoever steps the environment chooses every seed.
+    An environment whose episode ended idles: ``obs`` stays its last observation and further steps leave it untouched
+    with ``valid=False`` until ``reset(env_ids, seeds)``.  So the caller chooses every seed.
     """
 
     @property
@@ -104,35 +104,36 @@ class VecEnv(Protocol):
     @property
     def num_envs(self) -> int: ...
 
-    def reset(self, rows: Array, seeds: Array) -> Observation:
-        """Start new episodes in ``rows`` (int [R]) with ``seeds`` (int [R]); returns the observation of all rows."""
+    def reset(self, env_ids: Array, seeds: Array) -> Observation:
+        """Start episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R]); returns the observation of all ``E``."""
 
     def step(self, chunk: Array, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D] in physical units, any 1 <= H <= ``spec.max_chunk``.
 
-        Raises ContractError for a wrong shape and NonFiniteError for a NaN in an active row; nothing has moved then.
+        Raises ContractError for a wrong shape and NonFiniteError for a NaN in a running environment, before anything
+        moves.
         """
 
     def close(self) -> None:
-        """Free what the environment holds; safe to call twice."""
+        """Free all resources; safe to call twice."""
 
 
 @runtime_checkable
 class Snapshots(Protocol):
-    """Environments whose rows can be saved and put back in mid-episode (branching, checkpoints)."""
+    """Environments that can be saved and restored in mid-episode (branching, checkpoints)."""
 
-    def snapshot(self, rows: Array) -> Snapshot:
-        """Everything that the future of ``rows`` depends on, as arrays with a leading axis [R]."""
+    def snapshot(self, env_ids: Array) -> Snapshot:
+        """Everything that the future of ``env_ids`` depends on, as arrays with a leading axis [R]."""
 
-    def restore(self, rows: Array, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``rows``: the continuation repeats bit for bit. Returns the observation of all rows."""
+    def restore(self, env_ids: Array, snapshot: Snapshot) -> Observation:
+        """Restore ``env_ids`` from ``snapshot``, bit for bit; returns the observation of all ``E``."""
 
 
 def on_host(array: Array) -> np.ndarray:
-    """``array`` as numpy, wherever it is; shares memory with one that is on the host."""
+    """``array`` as numpy, from whatever device; shares the memory of an array on the host."""
     return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)
 
 
 def to_env(action: Array, env: VecEnv) -> Array:
-    """Actions of a policy as ``env`` takes them: numpy on the CPU, tensors on its device otherwise."""
+    """A policy's actions in the form that ``env`` takes: numpy on the CPU, otherwise tensors on its device."""
     return on_host(action) if env.spec.device == "cpu" else action.to(env.spec.device)

@@ -1,4 +1,4 @@
-"""Errors a user can act on: one sentence that names the offender, the consequence and the cure."""
+"""Errors that a user can act on: one sentence that names the offender, the consequence and the cure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend; the command line prints its sentence without a traceback."""
+    """A mistake that the user can mend; the command line prints the sentence without a traceback."""
 
 
 class ContractError(UserError, ValueError):
-    """Data that breaks the contract: wrong shape, dtype, range or a spec that does not match."""
+    """Data that breaks the contract: a wrong shape, dtype or range, or a spec that does not match."""
 
 
 class NonFiniteError(UserError, ArithmeticError):
@@ -19,7 +19,7 @@ class NonFiniteError(UserError, ArithmeticError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` Did you mean 'x'?`` when something close is known, else the list of what is known."""
+    """``did you mean 'x'?`` when a known name is close, else the list of all known names."""
     options = sorted(known)
     close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options) or 'none'}."

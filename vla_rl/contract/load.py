@@ -1,4 +1,4 @@
-"""Turn ``"module:function"`` strings into objects: the one place where names become imports."""
+"""Import the objects that ``"module:name"`` strings name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from vla_rl.contract.errors import UserError, did_you_mean
 def load(target: str) -> Any:
     """Import ``"package.module:name"``.
 
-    Raises UserError when the string has no colon or the module has no such name; a missing module keeps its own
-    ImportError, so that the name of what is not installed stays visible.
+    Raises UserError when the string has no colon or the module has no such name; a missing module raises its own
+    ImportError, which names the package that is not installed.
     """
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
-        raise UserError(f"{target!r} names nothing that can be loaded; write it as 'package.module:function'.")
+        raise UserError(
+            f"{target!r} has no module and name, so it cannot be loaded; write it as 'package.module:function'."
+        )
     module = importlib.import_module(module_name)
     if not hasattr(module, name):
         public = [item for item in vars(module) if not item.startswith("_")]

@@ -1,4 +1,4 @@
-"""Are ``sims``, ``world_models`` and ``robot_drivers`` ours?  Others use such names, and Python takes the first."""
+"""Check that ``sims``, ``world_models`` and ``robot_drivers`` are vla-rl's: other packages may have the same names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _HOME = Path(__file__).resolve().parents[2]
 def check_packages(names: Iterable[str] = GENERIC) -> None:
     """Raise UserError, naming the file, when one of ``names`` is not the package that came with this ``vla_rl``.
 
-    Nothing is imported: Python is asked where it would look.  Ours lies beside ``vla_rl`` and says whose it is, which
-    tells it from a package that was installed over it.
+    Nothing is imported.  The right package lies beside ``vla_rl`` and has a mark in its docstring, which a package
+    that was installed over it lacks.
     """
     for name in names:
         found = _found(name)
@@ -36,7 +36,7 @@ def check_packages(names: Iterable[str] = GENERIC) -> None:
 
 
 def _found(name: str) -> Path | None:
-    """The file that ``import name`` would run, or the folder that has none and would be imported all the same."""
+    """The file that ``import name`` would run, or the folder of a namespace package."""
     spec = importlib.util.find_spec(name)
     if spec is None:
         return None
@@ -46,7 +46,7 @@ def _found(name: str) -> Path | None:
 
 
 def _cure(name: str, beside: bool) -> str:
-    """What to do about somebody else's package; ``beside``: it was put into our place."""
+    """How to remove the foreign package; ``beside``: it was installed over vla-rl's."""
     owners = sorted(set(metadata.packages_distributions().get(name, ())) - {"vla-rl"})
     if beside:
         install = "install vla-rl again (pip install --force-reinstall --no-deps vla-rl) in an environment of its own."

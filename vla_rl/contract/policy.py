@@ -1,4 +1,4 @@
-"""The policy protocol.  An algorithm names the protocol it needs; how actions are made is the policy's business."""
+"""The policy protocols.  An algorithm names the one it needs; how a policy makes its actions is up to the policy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Features: TypeAlias = dict[str, Array]
 
 @dataclass(frozen=True)
 class ActionOut:
-    """One decision for ``E`` rows.
+    """One decision in each of ``E`` environments.
 
     action   [E,H,D] physical units, within the spec's bounds
     sample   [E,H,D] the raw normalised sample, never clipped
-    logprob  [E]     of the whole chain that made ``sample``; zeros in mode "eval"
-    aux      {name: [E,...]} what ``log_prob`` needs besides (the denoising chain; ``base_action`` in residual mode)
-    policy_version  counts weight publications
+    logprob  [E]     log-density of the whole chain that made ``sample``; zeros in mode "eval"
+    aux      {name: [E,...]} further inputs of ``log_prob`` (the denoising chain; ``base_action`` in residual mode)
+    policy_version  the number of weight publications so far
     """
 
     action: Array
@@ -43,40 +43,40 @@ class Likelihood:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Maps observations to action chunks.  ``version`` is raised by whoever publishes new weights into it."""
+    """Maps observations to action chunks.  A store raises ``version`` whenever it publishes new weights."""
 
     version: int
 
     def encode(self, obs: Observation) -> Features:
-        """The part that no gradient reaches, as {name: [E,...]}; identity (the inputs) when everything is trainable."""
+        """The part without gradient, {name: [E,...]}; the identity (the inputs) when everything is trainable."""
 
-    def initial_state(self, rows: int) -> State:
-        """State carried between decisions (recurrence, chunk queues), leading axis ``rows``; {} when there is none."""
+    def initial_state(self, num_envs: int) -> State:
+        """State carried between decisions (recurrence, chunk queues), [num_envs,...]; {} when there is none."""
 
-    def reset_state(self, state: State, rows: Array) -> State:
-        """Called for every row that is reset, after termination and truncation alike."""
+    def reset_state(self, state: State, env_ids: Array) -> State:
+        """Called for every environment that is reset, after termination and truncation alike."""
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        """Choose a chunk: ``mode`` "sample" explores, "eval" is what would be deployed."""
+        """Choose a chunk: ``mode`` "sample" explores, "eval" is the deployed behaviour."""
 
 
 @runtime_checkable
 class ContextPolicy(Policy, Protocol):
-    """A policy whose decision, and its critic's estimate, depend on its own state as well: a plan that it follows."""
+    """A policy whose decision and critic also depend on its own state, such as the plan that it follows."""
 
     def context(self, features: Features, state: State, generator: Any) -> tuple[Features, State]:
-        """What to decide on: ``features`` and what follows from ``state`` at this moment (``base_action``).
+        """``features`` with the entries that depend on ``state`` (``base_action``); the input of ``act``.
 
-        Called once for every observation, also for an episode's last one, before ``act``, which receives the result.
+        Called once for every observation before ``act``, and for an episode's last observation as well.
         """
 
 
 @runtime_checkable
 class LikelihoodPolicy(Policy, Protocol):
-    """A policy whose samples have a density: PPO and GRPO need this."""
+    """A policy whose samples have a density, as PPO and GRPO need."""
 
     def log_prob(self, features: Features, sample: Array, aux: Mapping[str, Array]) -> Likelihood:
-        """Density of recorded samples under the present weights, with gradient."""
+        """Log-density of recorded samples under the current weights, with gradient."""
 
     def kl(self, old: Mapping[str, Array], new: Mapping[str, Array]) -> Array:
         """Exact KL(old || new) [B] between two ``Likelihood.params`` of the same samples."""
@@ -84,7 +84,7 @@ class LikelihoodPolicy(Policy, Protocol):
 
 @dataclass(frozen=True)
 class CriticAction:
-    """Decisions as critics judge them: ``action`` [B,A] and their ``logprob`` [B] (zeros if deterministic)."""
+    """Decisions in the critics' action space: ``action`` [B,A] and ``logprob`` [B] (zeros if deterministic)."""
 
     action: Array
     logprob: Array
@@ -92,35 +92,35 @@ class CriticAction:
 
 @runtime_checkable
 class ReparametrisedPolicy(Policy, Protocol):
-    """A policy whose decision is differentiable: SAC and TD3 need this."""
+    """A policy whose decision is differentiable, as SAC and TD3 need."""
 
     def rsample(self, features: Features, generator: Any) -> CriticAction:
-        """A decision through which gradients flow, without exploration that ``act`` adds on top of it."""
+        """A decision with gradient, without the exploration noise that ``act`` adds to it."""
 
     def critic_action(self, features: Features, sample: Array, executed: Array) -> Array:
-        """Recorded decisions [B,A] in the same terms, from ``sample`` [B,H,D] and what was ``executed`` [B,H,D]."""
+        """Recorded decisions [B,A] in the same space, from ``sample`` and ``executed``, both [B,H,D]."""
 
 
 @runtime_checkable
 class Observer(Protocol):
-    """Policies and critics that keep statistics of what they see.
+    """Policies and critics that keep running statistics of their inputs.
 
-    A learner calls ``observe`` after its update with the decisions that it has learnt from, so that nothing changes
-    between acting and the last ratio.
+    A learner calls ``observe`` after its update with the decisions it learnt from, so that nothing changes between
+    acting and the last ratio.
     """
 
     def observe(self, features: Features, reducer: Reducer) -> None:
-        """Take in {name: [B,...]} of this process and of those that ``reducer`` joins it with."""
+        """Update the statistics by {name: [B,...]} of all processes that ``reducer`` sums over."""
 
 
 def encode_observation(policy: Policy, obs: Observation, state: State, generator: Any) -> tuple[Features, State]:
-    """What ``policy`` decides on at ``obs``: what it stores and, if it has one, its context; never ``privileged/*``."""
+    """The features of ``obs`` that ``policy`` decides on, with its context if it has one; never ``privileged/*``."""
     features = policy.encode(obs.public())
     return policy.context(features, state, generator) if isinstance(policy, ContextPolicy) else (features, state)
 
 
 def public(features: Features) -> Features:
-    """What the policy itself stored, without what was kept beside it for critics."""
+    """``features`` without the ``privileged/*`` entries, which are for critics."""
     if not any(name.startswith(PRIVILEGED) for name in features):
         return features
     return {name: item for name, item in features.items() if not name.startswith(PRIVILEGED)}

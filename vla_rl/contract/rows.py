@@ -1,4 +1,4 @@
-"""What every environment of rows without autoreset has to check and keep, whatever simulates it (numpy only)."""
+"""Bookkeeping and validation for vectorised environments without autoreset (numpy only)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUCCESS, TIME_LIMIT, DIVERGED, FAILURES = 1, 2, 3, 4  # codes of causes; failure
 
 
 class RowBook:
-    """Seeds, clocks and latched ends of ``E`` rows, and the validation of what callers hand in."""
+    """Seeds, clocks and latched ends of ``E`` environments, and the validation of callers' arguments."""
 
     def __init__(self, num_envs: int, failures: tuple[str, ...] = (), cuts: tuple[str, ...] = ()) -> None:
         """Causes beyond "success", "time_limit" and "diverged": ``failures`` terminate, ``cuts`` truncate."""
@@ -29,67 +29,67 @@ class RowBook:
 
     @property
     def done(self) -> np.ndarray:
-        """bool [E]: rows that idle."""
+        """bool [E]: environments that idle."""
         ended: np.ndarray = self.terminated | self.truncated
         return ended
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays [E] that a snapshot holds."""
+        """The arrays [E] of a snapshot."""
         names = ("seed", "time", "cause", "terminated", "truncated", "success")
         return {name: getattr(self, name) for name in names}
 
     def flags(self) -> dict[str, Any]:
-        """Copies of what a Step says about the rows' ends."""
+        """Copies of the fields of a Step that say how episodes ended."""
         flags: dict[str, Any] = {name: getattr(self, name).copy() for name in ("terminated", "truncated", "success")}
         return flags | {"cause": tuple(map(self.causes.__getitem__, self.cause.tolist()))}
 
     def step(
         self, obs: Observation, reward: np.ndarray, valid: np.ndarray, action: np.ndarray, frames: Sequence[Observation]
     ) -> Step:
-        """What a step of ``action`` [E,H,D] returns: nobody intervened, and what was not valid was not executed."""
+        """The Step after ``action`` [E,H,D] without interventions; actions that are not valid count as not executed."""
         executed, intervened = np.where(valid[..., None], action, np.float32(0)), np.zeros_like(valid)
         return Step(obs, reward, valid, **self.flags(), executed=executed, intervened=intervened, frames=tuple(frames))
 
-    def begin(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        """New episodes in ``rows``."""
-        self.seed[rows], self.time[rows], self.cause[rows] = seeds, 0, 0
-        self.terminated[rows] = self.truncated[rows] = self.success[rows] = False
+    def begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
+        """Start episodes in ``env_ids``."""
+        self.seed[env_ids], self.time[env_ids], self.cause[env_ids] = seeds, 0, 0
+        self.terminated[env_ids] = self.truncated[env_ids] = self.success[env_ids] = False
 
-    def end(self, rows: np.ndarray, success: np.ndarray, cause: np.ndarray) -> None:
-        """Latch how ``rows`` [R] ended: ``cause`` int [R] indexes ``causes``, 0 while a row runs.
+    def end(self, env_ids: np.ndarray, success: np.ndarray, cause: np.ndarray) -> None:
+        """Latch how the episodes of ``env_ids`` [R] ended: ``cause`` int [R] indexes ``causes``, 0 while one runs.
 
         The time limit, divergence and ``cuts`` truncate, every other cause terminates.
         """
-        self.success[rows], self.cause[rows] = success, cause
+        self.success[env_ids], self.cause[env_ids] = success, cause
         truncated = (cause == TIME_LIMIT) | (cause == DIVERGED) | (cause >= self._first_cut)
-        self.truncated[rows], self.terminated[rows] = truncated, (cause > 0) & ~truncated
+        self.truncated[env_ids], self.terminated[env_ids] = truncated, (cause > 0) & ~truncated
 
-    def index(self, rows: Any) -> np.ndarray:
-        """``rows`` as int [R]; raises ContractError unless they are distinct rows."""
-        index = np.asarray(rows, np.intp).reshape(-1)
+    def index(self, env_ids: Any) -> np.ndarray:
+        """``env_ids`` as int [R]; raises ContractError unless they are distinct environments."""
+        index = np.asarray(env_ids, np.intp).reshape(-1)
         if index.size and (index.min() < 0 or index.max() >= self.num_envs or np.unique(index).size != index.size):
             raise ContractError(
-                f"rows {index.tolist()} are not distinct rows of {self.num_envs} environments, so nothing was done; "
-                f"give each row once, from 0 to {self.num_envs - 1}."
+                f"env_ids {index.tolist()} are not distinct ones of {self.num_envs} environments, so nothing was done; "
+                f"give each number once, from 0 to {self.num_envs - 1}."
             )
         return index
 
-    def seeds(self, rows: np.ndarray, seeds: Any) -> np.ndarray:
-        """``seeds`` as int64 [R]; raises ContractError unless there is one of at least 0 for each of ``rows``."""
+    def seeds(self, env_ids: np.ndarray, seeds: Any) -> np.ndarray:
+        """``seeds`` as int64 [R]; raises ContractError unless each of ``env_ids`` has one of at least 0."""
         seed = np.asarray(seeds, np.int64)
-        if seed.shape != rows.shape or (seed < 0).any():
+        if seed.shape != env_ids.shape or (seed < 0).any():
             raise ContractError(
-                f"reset of {rows.size} rows got seeds of shape {seed.shape}, lowest {seed.min(initial=0)}, so nothing "
-                "was reset; give one seed of at least 0 for every row."
+                f"reset of {env_ids.size} environments got seeds of shape {seed.shape}, lowest {seed.min(initial=0)}, so "
+                "nothing was reset; give one seed of at least 0 for every environment."
             )
         return seed
 
-    def require_started(self, rows: np.ndarray) -> None:
-        """Raise ContractError when one of ``rows`` was never reset."""
-        fresh = rows[self.seed[rows] < 0]
+    def require_started(self, env_ids: np.ndarray) -> None:
+        """Raise ContractError when one of ``env_ids`` was never reset."""
+        fresh = env_ids[self.seed[env_ids] < 0]
         if fresh.size:
             raise ContractError(
-                f"row {fresh[0]} was never reset, so it has no episode; call reset([{fresh[0]}], [seed]) first."
+                f"environment {fresh[0]} was never reset, so it has no episode; call reset([{fresh[0]}], [seed]) first."
             )
 
     def chunk(self, chunk: Any, spec: EnvSpec) -> np.ndarray:
@@ -111,29 +111,29 @@ class RowBook:
         return clipped
 
     def _require_idle(self, wrong: np.ndarray, action: np.ndarray) -> None:
-        """Raise NonFiniteError when an entry that is ``wrong`` [E,H,D] belongs to a row that runs."""
+        """Raise NonFiniteError when an entry that is ``wrong`` [E,H,D] belongs to a running environment."""
         bad = np.argwhere(wrong & ~self.done[:, None, None])
         if bad.size:
-            row, step, entry = bad[0]
+            env, step, entry = bad[0]
             raise NonFiniteError(
-                f"action[{row},{step},{entry}] is {action[row, step, entry]} (row {row} at control step "
-                f"{self.time[row] + step}), so nothing was executed; look for a diverged policy or normalisation."
+                f"action[{env},{step},{entry}] is {action[env, step, entry]} (environment {env} at control step "
+                f"{self.time[env] + step}), so nothing was executed; look for a diverged policy or normalisation."
             )
 
 
-def select_rows(arrays: dict[str, np.ndarray], rows: np.ndarray) -> Snapshot:
-    """Copies of ``rows`` of every array."""
-    return {name: array[rows] for name, array in arrays.items()}
+def select_rows(arrays: dict[str, np.ndarray], env_ids: np.ndarray) -> Snapshot:
+    """Copies of the entries ``env_ids`` of every array."""
+    return {name: array[env_ids] for name, array in arrays.items()}
 
 
-def restore_rows(arrays: dict[str, np.ndarray], rows: np.ndarray, snapshot: Snapshot) -> None:
-    """Write ``snapshot`` into ``rows``; raises ContractError, with nothing written, when it does not fit."""
+def restore_rows(arrays: dict[str, np.ndarray], env_ids: np.ndarray, snapshot: Snapshot) -> None:
+    """Write ``snapshot`` into ``env_ids``; raises ContractError, before anything is written, if it does not fit."""
     wrong = set(arrays) ^ set(snapshot)
-    wrong |= {name for name in set(arrays) - wrong if snapshot[name].shape != (rows.size, *arrays[name].shape[1:])}
+    wrong |= {name for name in set(arrays) - wrong if snapshot[name].shape != (env_ids.size, *arrays[name].shape[1:])}
     if wrong:
         raise ContractError(
-            f"the snapshot does not fit these {rows.size} rows in {sorted(wrong)}, so nothing was restored; take it "
-            "from an environment with the same options, and give it as many rows as it holds."
+            f"the snapshot does not fit these {env_ids.size} environments in {sorted(wrong)}, so nothing was restored; "
+            "take it from an environment with the same options, and give as many env_ids as it has entries."
         )
     for name, array in arrays.items():
-        array[rows] = snapshot[name]
+        array[env_ids] = snapshot[name]

@@ -1,4 +1,4 @@
-"""What an environment declares about its data, in JSON-able frozen dataclasses."""
+"""The environment spec: shapes, dtypes, ranges and tasks, in frozen dataclasses that survive JSON."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Everything a policy, a rollout or an evaluation may assume about an environment.
+    """All that a policy, a rollout or an evaluation may assume about an environment.
 
     ``state`` is proprioception only.  ``extras`` whose name starts with ``privileged/`` are for critics and rewards and
-    are never given to a policy.  ``tasks`` is a table of instructions that only grows; an observation carries an index
-    into it.  ``families`` says what kind of task each of these texts is ("lift", "place"), so that success can be told
-    apart; it is empty where there is one kind.  ``control_dt`` is seconds per low-level action, ``time_limit`` such
-    actions per episode.
+    never reach a policy.  ``tasks`` is a table of instructions that only grows; an observation carries an index into
+    it.  ``families`` names the kind of each task ("lift", "place"), so that success can be reported by kind; it is
+    empty when there is one kind.  ``control_dt`` is in seconds per low-level action, ``time_limit`` in such actions per
+    episode.
     """
 
     name: str
@@ -57,11 +57,11 @@ class EnvSpec:
         return self.action.shape[0]
 
     def family(self, task: int) -> str:
-        """What kind of task the text with index ``task`` is."""
+        """The kind of task of the instruction with index ``task``."""
         return self.families[task] if task < len(self.families) else self.name
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able dict that :meth:`from_json` turns back into an equal spec."""
+        """A dict for JSON, from which :meth:`from_json` rebuilds an equal spec."""
         return dataclasses.asdict(self)
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Messages between processes and machines: msgpack with numpy arrays, length-prefixed, never pickle.
+"""Messages between processes and machines: length-prefixed msgpack with numpy arrays, never pickle.
 
 A message is any nesting of dicts with text keys, lists, text, bytes, numbers, booleans, None and numeric numpy arrays.
-An array is a msgpack extension that holds its dtype, its shape and its little-endian bytes; what comes back is writable
-and belongs to the receiver.  On a stream, a message is preceded by ``MAGIC`` and its length.
+An array is a msgpack extension with its dtype, shape and little-endian bytes; the received array is writable and owns
+its memory.  On a stream, ``MAGIC`` and the length precede a message.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vla_rl.contract.errors import ContractError
 
 MAGIC = b"vla1"
 _HEADER = struct.Struct("<4sQ")
-_MOST = 1 << 31  # bytes in one message
-_PIECE = 1 << 20
+_MAX_BYTES = 1 << 31  # bytes in one message
+_READ_BYTES = 1 << 20
 _ARRAY = 1  # msgpack extension code
 _DTYPES = (
     "bool",
@@ -37,7 +37,7 @@ class CutShortError(ContractError, EOFError):
 
 
 def pack(value: Any) -> bytes:
-    """``value`` as bytes; raises ContractError, naming the entry, for what :func:`unpack` could not restore."""
+    """``value`` as bytes; raises ContractError naming the entry that :func:`unpack` could not restore."""
     try:
         packed: bytes = msgpack.packb(_encode(value, "the message"))
         return packed
@@ -48,7 +48,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """What :func:`pack` was given (tuples come back as lists); raises ContractError for anything else."""
+    """The value that :func:`pack` received (tuples become lists); raises ContractError for other bytes."""
     try:
         value = msgpack.unpackb(data, ext_hook=_decode, object_pairs_hook=_mapping, list_hook=_sequence)
         return _plain(value)
@@ -65,20 +65,20 @@ def unpack(data: bytes) -> Any:
 def write_message(stream: IO[bytes], value: Any) -> None:
     """Send ``value`` over a buffered ``stream``; nothing is written when it cannot be packed."""
     data = pack(value)
-    if len(data) > _MOST:
+    if len(data) > _MAX_BYTES:
         raise ContractError(
-            f"a message has {len(data)} bytes, more than {_MOST}, so it is not sent; send smaller parts."
+            f"a message has {len(data)} bytes, more than {_MAX_BYTES}, so it is not sent; send smaller parts."
         )
     stream.write(_HEADER.pack(MAGIC, len(data)))
     stream.write(data)
     stream.flush()
 
 
-def read_message(stream: IO[bytes], most: int = _MOST) -> Any:
+def read_message(stream: IO[bytes], max_bytes: int = _MAX_BYTES) -> Any:
     """The next message.
 
-    Raises EOFError when the stream ended before it (CutShortError: inside it), and ContractError for a message that is
-    foreign, broken or announces more than ``most`` bytes (nothing of that size is allocated then).
+    Raises EOFError when the stream ended before the message (CutShortError: inside it), and ContractError for a
+    message that is foreign, broken or announces more than ``max_bytes``, before memory of that size is allocated.
     """
     head = _read(stream, _HEADER.size)
     if not head:
@@ -86,12 +86,12 @@ def read_message(stream: IO[bytes], most: int = _MOST) -> Any:
     magic, size = _HEADER.unpack(head) if len(head) == _HEADER.size else (head[:4], 0)
     if magic != MAGIC[: len(magic)]:
         raise ContractError(
-            f"the stream holds {head!r} where a message should begin, so it cannot be read; look for something else "
-            "that writes there, such as a print."
+            f"the stream holds {head!r} where a message should begin, so it cannot be read; look for other "
+            "output on it, such as a print."
         )
-    if size > most:
+    if size > max_bytes:
         raise ContractError(
-            f"a message announces {size} bytes, more than {most}, so it is refused; send smaller parts."
+            f"a message announces {size} bytes, more than {max_bytes}, so it is refused; send smaller parts."
         )
     data = _read(stream, size)
     if len(head) < _HEADER.size or len(data) < size:
@@ -108,9 +108,9 @@ def handshake(reader: IO[bytes], writer: IO[bytes], name: str) -> str:
     Both sides call it, and each one sends before it waits.
     """
     write_message(writer, {"contract_version": CONTRACT_VERSION, "name": name})
-    greeting = read_message(reader, most=1 << 16)
+    greeting = read_message(reader, max_bytes=1 << 16)
     if not isinstance(greeting, dict) or not isinstance(greeting.get("contract_version"), int):
-        raise ContractError(f"{name!r} was not greeted as vla-rl does it, so nothing is exchanged; check who answers.")
+        raise ContractError(f"{name!r} got no vla-rl greeting, so nothing is exchanged; check which program answers.")
     other, version = str(greeting.get("name", "the other side")), greeting["contract_version"]
     if version != CONTRACT_VERSION:
         raise ContractError(
@@ -121,10 +121,10 @@ def handshake(reader: IO[bytes], writer: IO[bytes], name: str) -> str:
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
-    """``size`` bytes, or what there was before the end; memory grows with what arrives, not with what is announced."""
+    """``size`` bytes, or all before the end; memory grows with the bytes that arrive, not with ``size``."""
     pieces, missing = [], size
     while missing:
-        piece = stream.read(min(missing, _PIECE))
+        piece = stream.read(min(missing, _READ_BYTES))
         if not piece:
             break
         pieces.append(piece)
@@ -159,7 +159,9 @@ def _array_bytes(array: np.ndarray, where: str) -> bytes:
 
 def _decode(code: int, data: bytes) -> np.ndarray:
     if code != _ARRAY or len(data) < 2:
-        raise ContractError(f"a message holds an unknown extension {code}, so it is dropped; update vla-rl here.")
+        raise ContractError(
+            f"a message holds an unknown extension {code}, so it is dropped; update vla-rl on this machine."
+        )
     start = 2 + struct.unpack_from("<H", data)[0]
     dtype, shape = _array_head(msgpack.unpackb(data[2:start]))
     if math.prod(shape) * dtype.itemsize != len(data) - start:
@@ -167,8 +169,8 @@ def _decode(code: int, data: bytes) -> np.ndarray:
             f"a message holds {len(data) - start} bytes as {dtype}{list(shape)}, which does not fit, so it is dropped; "
             "look for a broken sender."
         )
-    features = np.dtype(np.uint8) if dtype == np.bool_ else dtype.newbyteorder("<")
-    return np.frombuffer(data, features, offset=start).astype(dtype).reshape(shape)
+    wire_dtype = np.dtype(np.uint8) if dtype == np.bool_ else dtype.newbyteorder("<")
+    return np.frombuffer(data, wire_dtype, offset=start).astype(dtype).reshape(shape)
 
 
 def _array_head(head: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
