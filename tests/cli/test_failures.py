@@ -87,7 +87,7 @@ def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(untrained, quick, tmp
 @pytest.mark.parametrize(
     ("validate_every", "sentence", "logged"),
     [
-        (1, r"action\[0,0,0\] is nan \(row 0 at control step 0\), so nothing was executed", [0, 1]),
+        (1, r"action\[0,0,0\] is nan \(environment 0 at control step 0\), so nothing was executed", [0, 1]),
         (4, r"the policy \(version 2\) chose a non-finite action in row 0, so nothing was executed", [0, 1, 2]),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_nan_names_row_action_and_step_and_only_counts_in_active_rows(env):
     env.step(np.zeros((3, 1, env.spec.action_dim)))
     chunk = np.zeros((3, 2, env.spec.action_dim))
     chunk[1, 1, 0] = np.inf
-    with pytest.raises(NonFiniteError, match=r"action\[1,1,0\] is inf \(row 1 at control step 2\)"):
+    with pytest.raises(NonFiniteError, match=r"action\[1,1,0\] is inf \(environment 1 at control step 2\)"):
         env.step(chunk)
     while not (step := env.step(np.zeros((3, 1, env.spec.action_dim)))).done[1]:
         assert (step.obs.time[~step.done] > 1).all()

@@ -122,7 +122,7 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
 
 
 def _check_parity(policy: LikelihoodPolicy, features: Features, out: ActionOut) -> str:
-    """The largest gap; its bound is that of float32 for chains of up to 16 steps.  A flow without noise has no density."""
+    """The largest gap; its bound is float32's for chains of up to 16 steps.  A flow without noise has no density."""
     try:
         recomputed = policy.log_prob(features, out.sample, out.aux).logprob
     except UserError as error:
@@ -272,7 +272,7 @@ def _continue(env: VecEnv, chunks: list[int], reverse: bool = False) -> list[Ste
 
 
 def _same_episodes(one: list[Step], other: list[Step], env_ids: np.ndarray) -> bool:
-    """Whether environment ``i`` of ``one`` and ``env_ids[i]`` of ``other`` have equal rewards, ends and observations."""
+    """Whether environment ``i`` of ``one`` equals ``env_ids[i]`` of ``other`` in rewards, ends and observations."""
     flags = all(on_host(getattr(one[-1], n) == getattr(other[-1], n)[env_ids]).all() for n in ("done", "success"))
     names = ("reward", "valid", "executed")
     per_action = (

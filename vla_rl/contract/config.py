@@ -41,7 +41,7 @@ def from_json(value: Any) -> Any:
     kind = _class(value[_CLASS])
     if not dataclasses.is_dataclass(kind) or not isinstance(kind, type):
         raise UserError(
-            f"{value[_CLASS]!r} is not a config class, so this JSON cannot be a config; use the config.json of a vla-rl run."
+            f"{value[_CLASS]!r} is not a config class, so this JSON cannot be a config; use the config.json of a run."
         )
     known = {field.name for field in dataclasses.fields(kind)}
     for name in fields.keys() - known:
@@ -62,6 +62,6 @@ def _class(target: str) -> Any:
         if not f"{target.partition(':')[0]}.".startswith(f"{error.name}."):
             raise  # a package that the module imports
         raise UserError(
-            f"{target!r} does not exist here, so the config that names it cannot be read; use the version of vla-rl that "
-            "wrote it, or write it again."
+            f"{target!r} does not exist here, so the config that names it cannot be read; use the version of vla-rl "
+            "that wrote it, or write it again."
         ) from error

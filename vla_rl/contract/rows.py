@@ -79,8 +79,8 @@ class RowBook:
         seed = np.asarray(seeds, np.int64)
         if seed.shape != env_ids.shape or (seed < 0).any():
             raise ContractError(
-                f"reset of {env_ids.size} environments got seeds of shape {seed.shape}, lowest {seed.min(initial=0)}, so "
-                "nothing was reset; give one seed of at least 0 for every environment."
+                f"reset of {env_ids.size} environments got seeds of shape {seed.shape}, lowest {seed.min(initial=0)}, "
+                "so nothing was reset; give one seed of at least 0 for every environment."
             )
         return seed
 
