@@ -99,7 +99,7 @@ def stepping_base() -> FunctionPolicy:
 def tiny_base(spec: EnvSpec = COUNTING) -> TinyVLA:
     torch.manual_seed(0)
     config = TinyConfig(horizon=3, queries=2, condition=16, width=32, blocks=1)
-    policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_bounds(spec.state), config)
+    policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config)
     for parameter in policy.expert.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return policy.eval()

@@ -25,7 +25,7 @@ from vla_rl.policies.critics import ValueCritic
 from vla_rl.recipes import stages
 from vla_rl.recipes.env_config import World
 from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.store import SharedStore
+from vla_rl.training.policy_store import InProcessPolicyStore
 
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))
 REACH = World(env="reach", options={"render": False}, expert="tests.examples.reach_task:ReachExpert")
@@ -113,7 +113,7 @@ def test_algorithms_and_policies_are_interchangeable():
     loop = Loop(  # type: ignore[arg-type]
         source,
         learner,
-        SharedStore(policy),
+        InProcessPolicyStore(policy),
         lambda: evaluate(env, policy, range(64), noise).rate,
         LoopConfig(2, 1),
     )

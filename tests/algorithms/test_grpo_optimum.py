@@ -21,7 +21,7 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.training.loop import Loop, LoopConfig
-from vla_rl.training.store import SharedStore
+from vla_rl.training.policy_store import InProcessPolicyStore
 
 FAST = {"lr": 3e-3, "lr_bounds": (1e-5, 1e-2), "target_kl": 0.1}
 GRPO = replace(GRPOConfig(), epochs=4, minibatch=256, **FAST)
@@ -72,6 +72,6 @@ def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass_in_the_loop(con
     source = GroupConfig(groups=16, size=8, ahead=4).build(env, policy, SeedStream(0, 10**6), seeded(1))
     rate = lambda: evaluate(held_out, policy, range(10**6, 10**6 + 64), seeded(2)).rate  # noqa: E731
     assert regret(policy)[1] < 0.2
-    best = Loop(source, learner, SharedStore(policy), rate, LoopConfig(20, 10)).run()
+    best = Loop(source, learner, InProcessPolicyStore(policy), rate, LoopConfig(20, 10)).run()
     missing, success = regret(policy)
     assert best.score > 0.95 and missing < 0.6 and success > 0.95

@@ -114,7 +114,7 @@ class _Perceiver:
         if images is not self._images:
             lead = images.shape[:-3]
             tokens = self._policy.tokens[features["task"].flatten()]
-            embedded = self._policy.perceive(images.flatten(0, len(lead) - 1), tokens).features
+            embedded = self._policy.run_backbone(images.flatten(0, len(lead) - 1), tokens).features
             self._images, self._features = images, embedded.unflatten(0, lead)
         return {**features, "image_features": self._features}
 
@@ -162,7 +162,7 @@ def _policy(env: Any, noisy_steps: NoisePlacement) -> TinyVLA:
     """An untrained policy for ``env``; speed does not depend on its weights."""
     torch.manual_seed(0)
     config = TinyConfig(sampler=FlowSampler(FlowSde(0.5), noisy_steps, 4))
-    policy = TinyVLA(env.spec, Vocabulary.of(env.spec.tasks), Affine.from_bounds(env.spec.state), config)
+    policy = TinyVLA(env.spec, Vocabulary.from_texts(env.spec.tasks), Affine.from_bounds(env.spec.state), config)
     policy.backbone.eval().requires_grad_(False)
     return policy
 

@@ -35,7 +35,7 @@ def save_untrained(folder: Path, **options) -> Path:
     config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 4))
     spec = env.spec
     env.close()
-    policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_bounds(spec.state), config)
+    policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config)
     policy.save_pretrained(folder)
     return folder
 

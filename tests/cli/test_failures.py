@@ -17,7 +17,7 @@ from vla_rl.cli.train import run
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
-from vla_rl.training.store import SharedStore
+from vla_rl.training.policy_store import InProcessPolicyStore
 
 # What a full disk looks like to a program: a write fails with EFBIG instead of ENOSPC.
 FULL_DISK = """
@@ -95,7 +95,7 @@ def test_a_nan_ends_the_run_with_good_weights_on_disk(
     untrained, quick, tmp_path, monkeypatch, validate_every, sentence, logged
 ):
     """The weights go bad in the second iteration, and that is seen in its validation, or else in the next rollout."""
-    publish = SharedStore.publish
+    publish = InProcessPolicyStore.publish
 
     def poison(store, weights):
         version = publish(store, weights)
@@ -104,7 +104,7 @@ def test_a_nan_ends_the_run_with_good_weights_on_disk(
                 weights["connector.0.weight"][0, 0] = float("nan")
         return version
 
-    monkeypatch.setattr(SharedStore, "publish", poison)
+    monkeypatch.setattr(InProcessPolicyStore, "publish", poison)
     best = tmp_path / "run" / "checkpoints" / "best"
     recipe = override(load_config(quick), [f"--rl.loop.validate_every={validate_every}"], "test")
     with pytest.raises(NonFiniteError, match=sentence) as error:

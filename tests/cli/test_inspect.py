@@ -40,7 +40,7 @@ def checkpoint(tmp_path):
         env.close()
         torch.manual_seed(0)
         config = TinyConfig(width=32, blocks=1, sampler=FlowSampler(FlowSde(0.5), LastStep(), 4))
-        policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_bounds(spec.state), config)
+        policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config)
         policy.save_pretrained(tmp_path / "best")
         return tmp_path / "best", policy
 

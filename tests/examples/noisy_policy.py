@@ -50,7 +50,7 @@ class LinearGaussian(nn.Module):
         if mode == "sample":
             sample = policy.mean + policy.stddev * torch.randn(policy.mean.shape, generator=generator)
             logprob = policy.log_prob(sample)  # of the raw sample: what is clipped below has no density
-        action = torch.clamp(self.action_scale.restore(sample), self.low, self.high)
+        action = torch.clamp(self.action_scale.unnormalize(sample), self.low, self.high)
         return ActionOut(action[:, None], sample[:, None], logprob, {}, self.version), state
 
     def distribution(self, features: Features) -> Independent:

@@ -17,7 +17,7 @@ from vla_rl.contract.batch import ExperienceSource, Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.process import ProcessSource
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.training.store import SharedStore
+from vla_rl.training.policy_store import InProcessPolicyStore
 
 ROOT = str(Path(__file__).resolve().parents[2])
 MAKE = "tests.experience.makers:{}"
@@ -42,7 +42,7 @@ def same(one: Rollout, other: Rollout) -> bool:
 
 def test_the_same_rollouts_bit_for_bit_before_and_after_publishing():
     here = gaussian(**COUNTING)
-    store = SharedStore(here.policy)
+    store = InProcessPolicyStore(here.policy)
     with remote("gaussian", **COUNTING) as there:
         source: ExperienceSource = there
         for version in range(3):
@@ -94,7 +94,7 @@ def learn(source, store, policy, iterations):
 
 def test_a_learner_improves_and_ends_with_the_weights_of_one_process():
     here = gaussian(**POINT_MASS)
-    expected, weights = learn(here, SharedStore(here.policy), here.policy, 12)
+    expected, weights = learn(here, InProcessPolicyStore(here.policy), here.policy, 12)
     with remote("gaussian", **POINT_MASS) as there:
         rewards, same_weights = learn(there, there, gaussian(**POINT_MASS).policy, 12)
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15

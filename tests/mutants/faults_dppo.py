@@ -68,8 +68,8 @@ _CHAINS = (
     Fault(
         "the floor is in the likelihood's steps only",
         _STEPS,
-        "self._walk(self.table, early, late, noise, generator)",
-        "self._walk(self.deployed_table, early, late, noise, generator)",
+        "self._denoise(self.table, early, late, noise, generator)",
+        "self._denoise(self.deployed_table, early, late, noise, generator)",
         (_DIFFUSERS, _PARITY),
     ),
     Fault(

@@ -199,8 +199,8 @@ FAULTS = (
     Fault(
         "the present weights are lost when the best are judged again",
         _LOOP,
-        "self._put(present)",
-        "self._put(self.best)",
+        "self._restore_and_publish(present)",
+        "self._restore_and_publish(self.best)",
         ("tests/training/test_loop.py::test_the_best_weights_are_judged_again_when_the_world_has_changed",),
     ),
     Fault(

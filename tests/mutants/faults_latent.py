@@ -23,8 +23,8 @@ _POLICIES = (
     Fault(
         "the noise is not scaled",
         _POLICY,
-        "self._out(features, self.config.magnitude * choice, logprob)",
-        "self._out(features, choice, logprob)",
+        "self._action_out(features, self.config.magnitude * choice, logprob)",
+        "self._action_out(features, choice, logprob)",
         (f"{_ON_POLICY}test_the_density_of_a_sample_is_that_of_the_squashed_normal",),
     ),
     Fault(

@@ -41,8 +41,8 @@ _POLICIES = (
     Fault(
         "actions leave their bounds",
         _TINY,
-        "self.action_scale.restore(sample).clamp(self.action_low, self.action_high)",
-        "self.action_scale.restore(sample)",
+        "self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)",
+        "self.action_scale.unnormalize(sample)",
         (f"{_ON_TINY}test_samples_are_raw_and_actions_physical_and_within_bounds",),
     ),
     Fault(

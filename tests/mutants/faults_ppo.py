@@ -167,7 +167,7 @@ _TRAINING = (
     ),
     Fault(
         "new weights without a new version",
-        "vla_rl/training/store.py",
+        "vla_rl/training/policy_store.py",
         "self.policy.version += 1",
         "self.policy.version += 0",
         (f"{_ON_LOOP}test_publishing_raises_the_version_that_decisions_carry",),

@@ -18,15 +18,15 @@ _POLICIES = (
     Fault(
         "the base's queue outlives its episode",
         _RESIDUAL,
-        "left[torch.as_tensor(rows, dtype=torch.long)] = 0",
-        "left[torch.as_tensor(rows, dtype=torch.long)] *= 1",
+        "left[torch.as_tensor(env_ids, dtype=torch.long)] = 0",
+        "left[torch.as_tensor(env_ids, dtype=torch.long)] *= 1",
         (_BASE,),
     ),
     Fault(
         "the base's own state outlives its episode",
         _RESIDUAL,
-        "theirs = self.base.reset_state(_inner(state), rows)",
-        "theirs = _inner(state)",
+        "theirs = self.base.reset_state(_base_entries(state), env_ids)",
+        "theirs = _base_entries(state)",
         (_BASE,),
     ),
     Fault(
@@ -60,8 +60,8 @@ _POLICIES = (
     Fault(
         "the noise of an episode goes on in the next",
         _RESIDUAL,
-        "noise[torch.as_tensor(rows, dtype=torch.long)] = 0.0",
-        "noise[torch.as_tensor(rows, dtype=torch.long)] *= 1.0",
+        "noise[torch.as_tensor(env_ids, dtype=torch.long)] = 0.0",
+        "noise[torch.as_tensor(env_ids, dtype=torch.long)] *= 1.0",
         (f"{_ON_RESIDUAL}test_the_noise_is_an_ornstein_uhlenbeck_process",),
     ),
     Fault(
@@ -81,7 +81,7 @@ _POLICIES = (
     Fault(
         "recorded actions have a squashed density without its slope",
         _HEADS,
-        "return (normal - log_slope(u)).sum(-1)",
+        "return (normal - log_tanh_derivative(u)).sum(-1)",
         "return normal.sum(-1)",
         (f"{_ON_HEADS}test_a_squashed_density_is_that_of_torch",),
     ),

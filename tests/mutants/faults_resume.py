@@ -74,8 +74,8 @@ FAULTS = (
     Fault(
         "the best weights so far are forgotten",
         _LOOP,
-        'self.best = Best(**state["best"])',
-        'self.best = Best(-1.0, 0, state["best"]["weights"])',
+        'self.best = BestWeights(**state["best"])',
+        'self.best = BestWeights(-1.0, 0, state["best"]["weights"])',
         ("tests/training/test_loop.py::test_a_loop_goes_on_with_its_best_weights_and_its_counters",),
     ),
     Fault(

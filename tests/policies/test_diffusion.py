@@ -51,7 +51,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 def made(sampler: DiffusionSampler | None = None) -> DiffusionPolicy:
     torch.manual_seed(0)
     sizes = TinyConfig(queries=2, condition=16, width=16, blocks=1)
-    encoder = TinyVLA(ENV.spec, Vocabulary.of(ENV.spec.tasks), Affine.from_bounds(ENV.spec.state), sizes)
+    encoder = TinyVLA(ENV.spec, Vocabulary.from_texts(ENV.spec.tasks), Affine.from_bounds(ENV.spec.state), sizes)
     config = DiffusionConfig(HORIZON, condition=16, width=32, blocks=1, sampler=sampler or DiffusionSampler())
     return DiffusionPolicy(encoder, config).eval()
 
@@ -198,7 +198,8 @@ def test_it_acts_on_what_the_eyes_see_and_they_stay_as_they_are():
     other = {**kept, "image_features": kept["image_features"].flip(0)}
     one, two = (policy.act(item, {}, "eval", seeded(1))[0].action for item in (kept, other))
     assert not torch.allclose(one, two)
-    assert all(torch.equal(value, policy.encoder.perceive_all(ENV.reset([], []))[key]) for key, value in kept.items())
+    encoded = policy.encoder.encode_with_grad(ENV.reset([], []))
+    assert all(torch.equal(value, encoded[key]) for key, value in kept.items())
     out, _ = policy.act(kept, {}, "sample", seeded(1))
     policy.log_prob(kept, out.sample, out.aux).logprob.sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.trainable().values())
@@ -272,7 +273,7 @@ def test_the_loss_is_that_of_the_cosine_schedule_by_hand(prediction):
 def test_every_chunk_is_drawn_with_several_noises_and_all_timesteps():
     torch.manual_seed(0)
     policy, seen = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=8, width=8, blocks=1)), []
-    policy._late = lambda given: lambda x, t: (seen.append((given["state"], x, t)), torch.zeros_like(x))[1]
+    policy._late_network = lambda given: lambda x, t: (seen.append((given["state"], x, t)), torch.zeros_like(x))[1]
     state = torch.randn(50, 1, generator=seeded())
     policy.imitation_loss({"state": state}, torch.zeros(50, 1, 2), 8, seeded(1))
     given, points, times = seen[0]

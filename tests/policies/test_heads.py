@@ -17,7 +17,7 @@ from vla_rl.policies.heads import (
     HeadConfig,
     Inputs,
     SquashedHead,
-    log_slope,
+    log_tanh_derivative,
 )
 
 SIZES, CONFIG = {"state": 3, "picture": 4}, HeadConfig(width=16, depth=2)
@@ -78,7 +78,7 @@ def test_squashed_samples_have_the_density_and_its_gradient():
     u = mean[0] + log_std.exp()[0] * grid
     density = Normal(mean[0], log_std.exp()[0]).log_prob(u)
     weight = Normal(0.0, 1.0).log_prob(grid).exp() * 16 / 20_000
-    entropy = (weight * (density - log_slope(u))).sum()
+    entropy = (weight * (density - log_tanh_derivative(u))).sum()
     entropy.backward()
     assert float(weight.sum()) == pytest.approx(1, abs=1e-6)
     assert float(logprob.detach().mean()) == pytest.approx(float(entropy.detach()), abs=0.02)
@@ -94,9 +94,9 @@ def test_actions_at_the_bounds_have_a_finite_density():
 def test_the_slope_is_stable():
     u = torch.tensor([-300.0, -20.0, -1.0, 0.0, 0.4, 20.0, 300.0], dtype=torch.float64)
     inner = u[2:5]
-    torch.testing.assert_close(log_slope(inner), (1 - inner.tanh().square()).log())
+    torch.testing.assert_close(log_tanh_derivative(inner), (1 - inner.tanh().square()).log())
     torch.testing.assert_close(
-        log_slope(u[[0, 1, 5, 6]]), 2 * (math.log(2) - u[[0, 1, 5, 6]].abs()), rtol=1e-9, atol=1e-9
+        log_tanh_derivative(u[[0, 1, 5, 6]]), 2 * (math.log(2) - u[[0, 1, 5, 6]].abs()), rtol=1e-9, atol=1e-9
     )
 
 

@@ -17,23 +17,23 @@ TEXTS = ("pick up the red cube", "Put the cube down!")
 
 
 def test_words_are_numbered_in_order_and_zero_is_padding():
-    vocabulary = Vocabulary.of(TEXTS, length=6)
+    vocabulary = Vocabulary.from_texts(TEXTS, length=6)
     assert vocabulary.words == ("cube", "down", "pick", "put", "red", "the", "up")
     assert vocabulary.encode(TEXTS).tolist() == [[3, 7, 6, 5, 1, 0], [4, 6, 1, 2, 0, 0]]
-    assert Vocabulary.of(reversed(TEXTS), length=6) == vocabulary
+    assert Vocabulary.from_texts(reversed(TEXTS), length=6) == vocabulary
 
 
 @pytest.mark.parametrize(("text", "why"), [("pick up the green cube", "'green'"), ("cube " * 7, "too long")])
 def test_what_cannot_be_read_is_refused(text, why):
     with pytest.raises(ContractError, match=why):
-        Vocabulary.of(TEXTS, length=6).encode([text])
+        Vocabulary.from_texts(TEXTS, length=6).encode([text])
 
 
 def test_bounds_become_one():
     affine = Affine.from_bounds(ArraySpec((2,), "float32", (-0.03, 0.0), (0.03, 4.0)))
     bounds = torch.tensor([[-0.03, 0.0], [0.0, 2.0], [0.03, 4.0]])
     torch.testing.assert_close(affine.normalize(bounds), torch.tensor([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]]))
-    torch.testing.assert_close(affine.restore(affine.normalize(bounds)), bounds)
+    torch.testing.assert_close(affine.unnormalize(affine.normalize(bounds)), bounds)
     with pytest.raises(ContractError, match="entry 1"):
         Affine.from_bounds(ArraySpec((2,), "float32", 0.0, (1.0, 0.0)))
 

@@ -71,7 +71,7 @@ def test_the_action_is_what_the_base_makes_of_that_noise(make):
         flat = base.config.sampler.deterministic(base.field(features), out.sample.flatten(1))
     chunk = flat.clamp(-1, 1).unflatten(-1, (HORIZON, SPEC.action_dim))
     assert flat.abs().max() > 1  # some were clipped
-    torch.testing.assert_close(out.action, policy.action_scale.restore(chunk))
+    torch.testing.assert_close(out.action, policy.action_scale.unnormalize(chunk))
     torch.testing.assert_close(policy.normalized(out.action), policy.decode(features, out.sample.flatten(1)))
     low, high = policy.action_low, policy.action_high
     assert (out.action >= low).all() and (out.action <= high).all()

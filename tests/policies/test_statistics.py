@@ -21,8 +21,8 @@ from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.statistics import Fixed, Running, RunningStandard
-from vla_rl.training.loop import Best
+from vla_rl.policies.statistics import FixedStandardizer, RunningStandardizer, RunningStatistics
+from vla_rl.training.loop import BestWeights
 
 ROWS = 8
 
@@ -39,7 +39,7 @@ def data(count: int = 1000) -> torch.Tensor:
 def state_policy(horizon: int = 2) -> tuple[GaussianPolicy, object]:
     torch.manual_seed(0)
     env = make("gym", num_envs=ROWS, id="InvertedPendulum-v5", privileged={"velocity": [2, 3]})
-    policy = GaussianPolicy(env.spec, Running(2), GaussianConfig(horizon, width=16))
+    policy = GaussianPolicy(env.spec, RunningStatistics(2), GaussianConfig(horizon, width=16))
     torch.nn.init.normal_(policy.network[-1].weight, std=0.5)
     return policy, env
 
@@ -60,7 +60,7 @@ def source(policy: GaussianPolicy, env: object) -> RolloutSource:
 
 @pytest.mark.parametrize("sizes", [[1000], [1, 999], [10, 500, 1, 489]])
 def test_merged_statistics_are_those_of_all_the_data(sizes):
-    running, values = RunningStandard(3), data()
+    running, values = RunningStandardizer(3), data()
     for part in values.split(sizes):
         running.observe(part, OneProcess())
     torch.testing.assert_close(running.mean.data, values.mean(0), rtol=1e-12, atol=0)
@@ -73,19 +73,19 @@ def test_merged_statistics_are_those_of_all_the_data(sizes):
 
 
 def test_by_hand():
-    running = RunningStandard(1)
+    running = RunningStandardizer(1)
     running.observe(torch.tensor([[1.0], [3.0]]), OneProcess())
     running.observe(torch.tensor([[8.0]]), OneProcess())
     assert (running.count, running.mean, running.variance) == (3, 4, pytest.approx(26 / 3))
 
 
 def test_several_processes_have_the_statistics_of_one():
-    alone, values, found = RunningStandard(3), data(), {}
+    alone, values, found = RunningStandardizer(3), data(), {}
     for part in values.split(500):
         alone.observe(part, OneProcess())
 
     def share(reducer: TwoProcesses) -> None:
-        mine = RunningStandard(3)
+        mine = RunningStandardizer(3)
         for part in values.split(500):
             mine.observe(part[:100] if reducer.rank else part[100:], reducer)
         found[reducer.rank] = mine
@@ -102,7 +102,7 @@ def test_several_processes_have_the_statistics_of_one():
 
 
 def test_digits_far_from_zero_are_kept():
-    running = RunningStandard(1)
+    running = RunningStandardizer(1)
     running.observe(torch.tensor([[10_000.0], [10_000.002]], dtype=torch.float64), OneProcess())
     seen = torch.tensor([[10_000.002]])  # float32: 10000.001953125
     expected = (float(seen) - 10_000.001) / math.sqrt(1e-6 + 1e-8)
@@ -110,7 +110,7 @@ def test_digits_far_from_zero_are_kept():
 
 
 def test_what_never_changed_is_zero_and_nothing_exceeds_ten():
-    running = RunningStandard(2)
+    running = RunningStandardizer(2)
     running.observe(torch.tensor([[7.0, 1.0], [7.0, 2.0]]), OneProcess())
     assert running(torch.tensor([[7.0, 1e6]])).tolist() == [[0.0, 10.0]]
     assert running(torch.tensor([[7.1, -1e6]])).tolist() == [[10.0, -10.0]]
@@ -118,7 +118,7 @@ def test_what_never_changed_is_zero_and_nothing_exceeds_ten():
 
 def test_fixed_statistics_are_those_of_the_affine_and_stay():
     affine = Affine((0.1, -2.0), (0.5, 3.0))
-    fixed, values = Fixed(affine), torch.randn(5, 2, generator=seeded())
+    fixed, values = FixedStandardizer(affine), torch.randn(5, 2, generator=seeded())
     expected = affine.normalize(values)
     fixed.observe(100 * values, OneProcess())
     torch.testing.assert_close(fixed(values), expected)
@@ -167,7 +167,7 @@ def test_statistics_go_wherever_weights_go(tmp_path):
     policy, env = state_policy()
     ppo, made = learner(policy), source(policy, env)
     ppo.update(made.next())
-    best, state = Best(), made.next().features["state"][0]
+    best, state = BestWeights(), made.next().features["state"][0]
     best.offer(1.0, 1, ppo.parameters)
     saved = {name: item.clone() for name, item in ppo.state_dict()["parameters"].items()}
     expected = policy.mean({"state": state})
@@ -215,7 +215,7 @@ class Watched(GaussianPolicy):
 
 def test_the_policy_is_never_given_what_is_privileged_and_the_critic_is():
     _, env = state_policy()
-    policy = Watched(env.spec, Running(2), GaussianConfig(2, width=16))
+    policy = Watched(env.spec, RunningStatistics(2), GaussianConfig(2, width=16))
     made, ppo = source(policy, env), learner(policy)
     for _ in range(3):
         rollout = made.next()

@@ -47,7 +47,7 @@ def made(sampler: FlowSampler | None = None, spec: EnvSpec = SPEC) -> TinyVLA:
     torch.manual_seed(0)
     sizes = TinyConfig(HORIZON, queries=2, condition=16, width=32, blocks=1)
     config = replace(sizes, sampler=sampler) if sampler else sizes
-    policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), config)
+    policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), config)
     for parameter in policy.expert.parameters():  # its noise head begins at zero
         torch.nn.init.normal_(parameter, std=0.3)
     return policy.eval()

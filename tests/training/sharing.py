@@ -16,7 +16,7 @@ from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.training.distributed import processes, this_process
+from vla_rl.training.distributed import current_reducer, torchrun_processes
 
 ROWS, UPDATES = 90, 3
 
@@ -62,7 +62,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 if __name__ == "__main__":
-    with processes():
-        group = this_process()
+    with torchrun_processes():
+        group = current_reducer()
         part = slice(0, 30) if group.rank == 0 else slice(30, None)
         save_file(learn(group, part), Path(sys.argv[1]) / f"{group.rank}.safetensors")

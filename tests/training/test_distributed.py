@@ -20,7 +20,7 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream, WindowConfig
-from vla_rl.training.distributed import SharedCounts, this_process
+from vla_rl.training.distributed import SummedCounters, current_reducer
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,5 +89,5 @@ def test_counters_are_summed_and_seconds_averaged():
         def sum(self, values):
             return 2 * values
 
-    assert SharedCounts(Source(), this_process()).next().info == {"env_s": 2.0, "env_steps": 3.0}
-    assert SharedCounts(Source(), Twice()).next().info == {"env_s": 2.0, "env_steps": 6.0}
+    assert SummedCounters(Source(), current_reducer()).next().info == {"env_s": 2.0, "env_steps": 3.0}
+    assert SummedCounters(Source(), Twice()).next().info == {"env_s": 2.0, "env_steps": 6.0}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.training.fit import FitConfig, fit, rate, shuffled, weighted
+from vla_rl.training.fit import FitConfig, fit, lr_factor, shuffled, weighted
 
 TARGET = torch.tensor([[2.0, -1.0, 0.5]])
 
@@ -59,11 +59,11 @@ def test_weights_decay_only_when_they_should():
 
 def test_the_rate_warms_up_and_decays_to_zero():
     config = FitConfig(steps=100, warmup=10)
-    rates = [rate(step, config) for step in range(100)]
+    rates = [lr_factor(step, config) for step in range(100)]
     assert rates[0] == pytest.approx(0.1) and rates[4] == pytest.approx(0.5, abs=0.01)
     assert max(rates) == rates[9] > 0.95 and rates[50] == pytest.approx(0.5) and 0 < rates[99] < 1e-3
     assert all(a > b for a, b in itertools.pairwise(rates[9:]))
-    assert rate(0, FitConfig(warmup=0)) == 1.0
+    assert lr_factor(0, FitConfig(warmup=0)) == 1.0
 
 
 def test_batches_are_drawn_anew_every_epoch_without_repetition():

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vla_rl.policies.backbone import Percept, PointingBackbone, grid
+from vla_rl.policies.backbone import BackboneOutput, PointingBackbone, grid
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.grounding import GroundingConfig, cell_shares, ground, pointing_loss
+from vla_rl.training.grounding import GroundingConfig, cell_weights, ground, pointing_loss
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
 
@@ -22,7 +22,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 def test_shares_are_bilinear_weights_whose_mean_position_is_the_target(side):
     inside = 1 - 1 / side  # outermost cell centres
     uv = (2 * torch.rand(500, 2, generator=seeded(), dtype=torch.float64) - 1) * inside
-    shares = cell_shares(uv, side)
+    shares = cell_weights(uv, side)
     assert shares.shape == (500, side * side) and (shares >= 0).all() and ((shares > 0).sum(1) <= 4).all()
     torch.testing.assert_close(shares.sum(1), torch.ones(500, dtype=torch.float64))
     torch.testing.assert_close(shares @ grid(side, side, like=uv), uv)
@@ -30,7 +30,7 @@ def test_shares_are_bilinear_weights_whose_mean_position_is_the_target(side):
 
 def test_targets_beyond_the_outermost_centres_go_to_the_nearest_cells():
     corners = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [1.0, -1.0]])
-    shares = cell_shares(corners, 4)
+    shares = cell_weights(corners, 4)
     assert shares.argmax(1).tolist() == [0, 15, 3] and torch.equal(shares.sum(1), torch.ones(3))
 
 
@@ -41,7 +41,7 @@ def test_x_runs_along_columns_and_y_down_rows():
         and places[3].tolist() == [0.75, -0.5]
         and places[4].tolist() == [-0.75, 0.5]
     )
-    assert cell_shares(torch.tensor([[0.75, -0.25]]), 4).view(4, 4)[1, 3] == 1
+    assert cell_weights(torch.tensor([[0.75, -0.25]]), 4).view(4, 4)[1, 3] == 1
 
 
 def test_the_loss_by_hand():
@@ -49,7 +49,7 @@ def test_the_loss_by_hand():
     uv = torch.tensor([[[-0.5, -0.5]]])  # the centre of the first of 2x2 cells
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [9.0, -9.0, -9.0, -9.0]]])
     looks = torch.tensor([[[0.0, 0.0], [-0.5, -0.5]]])
-    loss, info = pointing_loss(Percept(torch.zeros(1, 1), looks, logits), uv, config)
+    loss, info = pointing_loss(BackboneOutput(torch.zeros(1, 1), looks, logits), uv, config)
     cross = (torch.log(torch.tensor(4.0)) + torch.log(1 + 3 * torch.exp(torch.tensor(-18.0)))) / 2
     assert loss.item() == pytest.approx(0.5 * cross.item() + 2.0 * 0.25 / 2)
     assert info["pointing_error"] == pytest.approx(0.5**0.5 / 2)
@@ -63,7 +63,7 @@ class Pointer(nn.Module):
         )
         self.other = nn.Linear(1, 1)
 
-    def perceive(self, images: Tensor, tokens: Tensor) -> Percept:
+    def perceive(self, images: Tensor, tokens: Tensor) -> BackboneOutput:
         return self.backbone(images, tokens)
 
 
@@ -84,15 +84,15 @@ def scenes(count: int, vocabulary: Vocabulary, seed: int) -> tuple[Tensor, Tenso
 
 def test_a_backbone_learns_to_point_at_what_is_named_and_is_then_frozen():
     torch.manual_seed(0)
-    vocabulary = Vocabulary.of(f"the {colour} one" for colour in COLOURS)
+    vocabulary = Vocabulary.from_texts(f"the {colour} one" for colour in COLOURS)
     policy, errors = Pointer(vocabulary), []
     other = policy.other.weight.detach().clone()
     config = GroundingConfig(fit=FitConfig(steps=150, batch=32, lr=5e-3))
     report = lambda step, info: errors.append(info["pointing_error"])  # noqa: E731
     ground(policy, *scenes(300, vocabulary, 1), config, seeded(2), report)
     images, tokens, uv = scenes(100, vocabulary, 3)
-    looks = policy.perceive(images, tokens).uv
-    found, misled = (looks - uv).norm(dim=-1), policy.perceive(images, tokens.roll(1, 0)).uv
+    looks = policy.run_backbone(images, tokens).uv
+    found, misled = (looks - uv).norm(dim=-1), policy.run_backbone(images, tokens.roll(1, 0)).uv
     assert errors[0] > 0.4 and found.median() < 0.12
     told_otherwise = (tokens != tokens.roll(1, 0)).any(1)
     assert (misled - uv).norm(dim=-1)[told_otherwise].median() > 0.3

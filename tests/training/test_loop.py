@@ -11,8 +11,8 @@ from torch import nn
 
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.stats import Rate
-from vla_rl.training.loop import Best, Loop, LoopConfig
-from vla_rl.training.store import SharedStore
+from vla_rl.training.loop import BestWeights, Loop, LoopConfig
+from vla_rl.training.policy_store import InProcessPolicyStore
 
 
 class Fake:
@@ -56,10 +56,10 @@ def run(rates, **config):
     loop = Loop(
         fake,
         fake,
-        SharedStore(fake),
+        InProcessPolicyStore(fake),
         fake.validate,
         replace(LoopConfig(iterations=4, validate_every=1), **config),
-        keep=lambda iteration: kept.append((iteration, fake.parameters["w"][0].item())),
+        on_best=lambda iteration: kept.append((iteration, fake.parameters["w"][0].item())),
         report=lambda iteration, metrics: reports.update({iteration: metrics}),
     )
     best = loop.run()
@@ -107,7 +107,7 @@ def test_the_best_weights_are_judged_again_when_the_world_has_changed():
         seen.append(fake.parameters["w"][0].item())
         return progress == 0.5
 
-    loop = Loop(fake, fake, SharedStore(fake), fake.validate, LoopConfig(4, 1, collapse=1.0), prepare=changed)
+    loop = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, LoopConfig(4, 1, collapse=1.0), prepare=changed)
     best = loop.run()
     assert fake.weights_at == [0.0, 1.0, 2.0, 1.0, 3.0, 4.0] and seen == [0.0, 1.0, 2.0, 3.0]
     assert (best.score, best.iteration) == (0.3, 3) and fake.parameters["w"].tolist() == [3.0, 3.0]
@@ -138,7 +138,7 @@ def test_reports_hold_everything_and_count_all_steps():
 
 def test_kept_weights_are_copies():
     parameter = {"w": nn.Parameter(torch.ones(2))}
-    best = Best()
+    best = BestWeights()
     assert best.offer(0.5, 1, parameter) and not best.offer(0.4, 2, parameter)
     with torch.no_grad():
         parameter["w"].mul_(7)
@@ -148,7 +148,7 @@ def test_kept_weights_are_copies():
 
 def test_publishing_raises_the_version_that_decisions_carry():
     fake = Fake([])
-    store = SharedStore(fake)
+    store = InProcessPolicyStore(fake)
     assert store.latest()[0] == 0 and store.publish(fake.parameters) == 1 and fake.version == 1
     version, weights = store.latest()
     assert version == 1 and weights is fake.parameters
@@ -166,7 +166,7 @@ def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
         loop = Loop(
             fake,
             fake,
-            SharedStore(fake),
+            InProcessPolicyStore(fake),
             fake.validate,
             config,
             report=lambda i, metrics, into=reports: into.update({i: metrics}),
@@ -182,7 +182,7 @@ def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
 
 
 def test_a_part_that_cannot_save_its_state_is_named():
-    loop = Loop(object(), Fake([]), SharedStore(Fake([])), Fake([]).validate, LoopConfig())
+    loop = Loop(object(), Fake([]), InProcessPolicyStore(Fake([])), Fake([]).validate, LoopConfig())
     with pytest.raises(UserError, match="the source object cannot save its state"):
         loop.state_dict()
 

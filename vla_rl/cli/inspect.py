@@ -284,7 +284,7 @@ def _untrained(config: Any) -> Any:
 
     with closing(config.world.make(1)) as env:
         spec = env.spec
-    return TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_bounds(spec.state), config.tiny)
+    return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config.tiny)
 
 
 # -- how things look ---------------------------------------------------------------------------------------------------

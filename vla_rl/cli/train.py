@@ -13,7 +13,7 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.seeds import train_seeds
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
-from vla_rl.training.distributed import processes, wait_for_all
+from vla_rl.training.distributed import barrier, torchrun_processes
 from vla_rl.training.tracking import RunFolder
 
 
@@ -51,12 +51,12 @@ def _count(name: str, given: str) -> int:
 
 def run(recipe: Any, out: str) -> dict[str, Any]:
     """Run ``recipe`` in the folder ``out`` and write its summary; torchrun's further processes have folders in it."""
-    with processes() as group:
+    with torchrun_processes() as group:
         if group.rank == 0:
             folder = RunFolder(out, recipe)
             if folder.moved_to:
                 console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
-        wait_for_all(group)
+        barrier(group)
         if group.rank:
             folder = RunFolder(f"{out}/process-{group.rank}", recipe, tracked=False)
         return run_in(folder)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Percept:
+class BackboneOutput:
     """features [B,F]; ``uv`` [B,Q,2] where queries look (x right, y down, in [-1,1]); attention logits [B,Q,cells]."""
 
     features: Tensor
@@ -48,17 +48,17 @@ class PointingBackbone(nn.Module):
         """``F``: numbers per observation and camera."""
         return self.queries * (2 + self.value)
 
-    def forward(self, images: Tensor, tokens: Tensor) -> Percept:
+    def forward(self, images: Tensor, tokens: Tensor) -> BackboneOutput:
         """Perceive ``images`` uint8 [B,h,w,3] under instructions ``tokens`` int64 [B,L]."""
         pixels = images.permute(0, 3, 1, 2).to(self.positions.dtype).contiguous(memory_format=torch.channels_last)
         cells = self.context(self.conv(pixels / 127.5 - 1.0))
-        logits = torch.einsum("bqd,bdyx->bqyx", self.ask(tokens), self.key(cells)) / cells.shape[1] ** 0.5
+        logits = torch.einsum("bqd,bdyx->bqyx", self.text_queries(tokens), self.key(cells)) / cells.shape[1] ** 0.5
         weight = logits.flatten(2).softmax(-1)
         uv = weight @ grid(cells.shape[2], cells.shape[3], like=weight)
         seen = weight @ self.values(cells).flatten(2).transpose(1, 2)
-        return Percept(torch.cat([uv, seen], -1).flatten(1), uv, logits.flatten(2))
+        return BackboneOutput(torch.cat([uv, seen], -1).flatten(1), uv, logits.flatten(2))
 
-    def ask(self, tokens: Tensor) -> Tensor:
+    def text_queries(self, tokens: Tensor) -> Tensor:
         """Queries [B,Q,width] from an instruction; each distinct instruction is encoded once."""
         unique, inverse = torch.unique(tokens, dim=0, return_inverse=True)
         padding = unique == 0

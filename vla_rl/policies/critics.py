@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
 from vla_rl.policies.heads import HeadConfig, Inputs
-from vla_rl.policies.statistics import RunningStandard
+from vla_rl.policies.statistics import RunningStandardizer
 
 
 class ValueCritic(nn.Module):
@@ -51,7 +51,7 @@ class RunningCritic(ValueCritic):
 
     def __init__(self, sizes: Mapping[str, int], width: int = 128, depth: int = 2) -> None:
         super().__init__(sizes, width, depth)
-        self.seen = RunningStandard(self.inputs.size)
+        self.seen = RunningStandardizer(self.inputs.size)
 
     @torch.no_grad()
     def observe(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:

@@ -17,7 +17,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_loss, step_entropy, step_logprob
-from vla_rl.policies.expert import FilmBlock, waves
+from vla_rl.policies.expert import FilmBlock, fourier_features
 from vla_rl.policies.flow import gaussian_kl, repeated
 from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.pretrained import load_policy, read_config
@@ -70,7 +70,7 @@ class Denoiser(nn.Module):
         condition = self.connector(feature_sizes.to(self.enter.weight))
 
         def network(x: Tensor, t: Tensor) -> Tensor:
-            hidden, time = self.enter(x), self.time(waves(t, self.frequencies))
+            hidden, time = self.enter(x), self.time(fourier_features(t, self.frequencies))
             for block in self.blocks:
                 hidden = block(hidden, condition, time)
             return self.leave(hidden)
@@ -104,7 +104,7 @@ class DiffusionPolicy(nn.Module):
         self.scheduler = self.config.sampler.reverse.scheduler(self.config.sampler.process)
         dims = self.config.horizon * self.spec.action_dim
         self.heads = nn.ModuleDict({"late": Denoiser(sum(self.feature_sizes.values()), dims, self.config)})
-        self._part()
+        self._freeze_early_copy()
         low, high = action_limits(self.spec)
         self.register_buffer("action_low", low, persistent=False)
         self.register_buffer("action_high", high, persistent=False)
@@ -121,10 +121,10 @@ class DiffusionPolicy(nn.Module):
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         return state
 
     @torch.no_grad()
@@ -136,34 +136,36 @@ class DiffusionPolicy(nn.Module):
         noise = noise.to(self.action_low)
         if mode == "eval":
             flat = self.config.sampler.deployed(early, late, noise, generator)
-            return self._out(flat, torch.zeros(rows, dtype=torch.float64), {}), state
+            return self._action_out(flat, torch.zeros(rows, dtype=torch.float64), {}), state
         points, mean, std = self.config.sampler.sample(early, late, noise, generator)
         logprob = step_logprob(points[:, 1:], mean, std).sum(1)
-        return self._out(points[:, -1], logprob, {"points": points}), state
+        return self._action_out(points[:, -1], logprob, {"points": points}), state
 
     def _networks(self, features: Features) -> tuple[Network, Network]:
         """Of the first steps and of the fine-tuned ones."""
-        late = self._late(features)
+        late = self._late_network(features)
         return (
-            cast(Denoiser, self.heads["early"]).given(self._seen(features)) if "early" in self.heads else late
+            cast(Denoiser, self.heads["early"]).given(self._condition_inputs(features))
+            if "early" in self.heads
+            else late
         ), late
 
-    def _late(self, features: Features) -> Network:
-        return cast(Denoiser, self.heads["late"]).given(self._seen(features))
+    def _late_network(self, features: Features) -> Network:
+        return cast(Denoiser, self.heads["late"]).given(self._condition_inputs(features))
 
-    def _seen(self, features: Features) -> Tensor:
+    def _condition_inputs(self, features: Features) -> Tensor:
         return torch.cat([features[name] for name in self.feature_sizes], -1)
 
-    def _out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
+    def _action_out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
         sample = flat.unflatten(-1, (self.config.horizon, self.spec.action_dim))
-        action = self.action_scale.restore(sample).clamp(self.action_low, self.action_high)
+        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, aux, self.version)
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Joint density of the recorded fine-tuned steps, whose last point is ``sample``."""
-        mean, std = self.config.sampler.gaussians(self._late(features), aux["points"])
+        mean, std = self.config.sampler.gaussians(self._late_network(features), aux["points"])
         params = {"mean": mean, "std": std}
         return Likelihood(self.step_logprob(aux, params).sum(1), step_entropy(std).sum(1), params)
 
@@ -189,7 +191,7 @@ class DiffusionPolicy(nn.Module):
         target, process = chunks.flatten(1).repeat(draws, 1), self.config.sampler.process
         noise = torch.randn(target.shape, generator=generator).to(target)
         timestep = torch.randint(process.timesteps, (len(target),), generator=generator).to(target.device)
-        network = self._late(repeated(features, draws))
+        network = self._late_network(repeated(features, draws))
         return denoising_loss(process, network, target, noise, timestep, self.scheduler).mean()
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -215,10 +217,10 @@ class DiffusionPolicy(nn.Module):
                 "the policy by imitation."
             )
         self.config = replace(self.config, sampler=sampler)
-        self._part()
+        self._freeze_early_copy()
         return self
 
-    def _part(self) -> None:
+    def _freeze_early_copy(self) -> None:
         """Give the first steps their frozen copy when they need one."""
         if self.config.sampler.fine_tuned < self.config.sampler.steps and "early" not in self.heads:
             self.heads["early"] = copy.deepcopy(self.heads["late"]).requires_grad_(False)

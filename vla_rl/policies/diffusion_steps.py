@@ -218,19 +218,19 @@ class DiffusionSampler:
 
         Points [B,K'+1,N] from where fine-tuning begins to the sample, never clipped; mean and std [B,K',N].
         """
-        points, means, stds = self._walk(self.table, early, late, noise, generator)
+        points, means, stds = self._denoise(self.table, early, late, noise, generator)
         first = self.steps - self.fine_tuned
         return torch.stack(points[first:], 1), torch.cat(means[first:], 1), torch.cat(stds[first:], 1)
 
     def deployed(self, early: Network, late: Network, noise: Tensor, generator: torch.Generator) -> Tensor:
         """The sample [B,N] that ``noise`` [B,N] becomes in mode "eval"; DDPM draws its noise from ``generator``."""
-        return self._walk(self.deployed_table, early, late, noise, generator)[0][-1]
+        return self._denoise(self.deployed_table, early, late, noise, generator)[0][-1]
 
     def gaussians(self, late: Network, points: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and std [B,K',N] of recorded ``points`` [B,K'+1,N] under ``late``, with gradient; one network call."""
         return self._transition(self.table, late, points[:, :-1], slice(self.steps - self.fine_tuned, self.steps))
 
-    def _walk(
+    def _denoise(
         self, table: StepTable, early: Network, late: Network, x: Tensor, generator: torch.Generator
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         points, means, stds = [x], [], []

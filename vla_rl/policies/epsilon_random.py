@@ -30,16 +30,16 @@ class EpsilonRandomPolicy:
     def encode(self, obs: Observation) -> Features:
         return self.base.encode(obs)
 
-    def initial_state(self, rows: int) -> State:
-        return self.base.initial_state(rows)
+    def initial_state(self, num_envs: int) -> State:
+        return self.base.initial_state(num_envs)
 
-    def reset_state(self, state: State, rows: Array) -> State:
-        return self.base.reset_state(state, rows)
+    def reset_state(self, state: State, env_ids: Array) -> State:
+        return self.base.reset_state(state, env_ids)
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
         out, state = self.base.act(features, state, mode, generator)
         rows, horizon, entries = out.action.shape
         wild = 2.0 * torch.rand(rows, 1, entries, generator=generator) - 1.0
         slips = (torch.rand(rows, 1, 1, generator=generator) < self.share).expand(rows, horizon, entries)
-        action = torch.where(slips, self._scale.restore(wild).clamp(*self._limits), torch.as_tensor(out.action))
+        action = torch.where(slips, self._scale.unnormalize(wild).clamp(*self._limits), torch.as_tensor(out.action))
         return replace(out, action=action, sample=self._scale.normalize(action), logprob=torch.zeros(rows)), state

@@ -45,7 +45,7 @@ class FlowExpert(nn.Module):
 
     def forward(self, condition: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """``condition`` [B,C], ``x`` [B,k,N], ``t`` [B,k]: velocity and raw log-std, both [B,k,N]."""
-        time = self.time(waves(t, self.frequencies))
+        time = self.time(fourier_features(t, self.frequencies))
         hidden = self.enter(x)
         for block in self.blocks:
             hidden = block(hidden, condition, time)
@@ -53,7 +53,7 @@ class FlowExpert(nn.Module):
         return self.velocity(hidden), self.noise(hidden)
 
 
-def waves(t: Tensor, frequencies: int) -> Tensor:
+def fourier_features(t: Tensor, frequencies: int) -> Tensor:
     """Sines and cosines of times within [0, 1], ``t`` [...] -> [...,2*frequencies]; their rates go from 1 to 64."""
     rates = torch.exp(torch.linspace(0.0, math.log(64.0), frequencies, device=t.device, dtype=t.dtype))
     phase = t[..., None] * rates

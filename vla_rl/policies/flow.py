@@ -117,7 +117,7 @@ class NoisePlacement(Protocol):
         """
 
 
-def _stored(chain: Chain) -> Tensor:
+def _recorded_starts(chain: Chain) -> Tensor:
     """The recorded points where the noised steps began, [B,m,N]."""
     return _gather(chain.points, chain.noisy_steps)
 
@@ -142,7 +142,7 @@ class AllSteps:
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
         """As recorded."""
-        return _stored(chain)
+        return _recorded_starts(chain)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class OneRandomStep:
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
         """As recorded."""
-        return _stored(chain)
+        return _recorded_starts(chain)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class LastStep:
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
         """As recorded."""
-        return _stored(chain)
+        return _recorded_starts(chain)
 
 
 @dataclass(frozen=True)
@@ -261,13 +261,13 @@ class FlowSampler:
 
     def _transition(self, field: VelocityField, x: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and std [B,k,N] of steps ``row`` [B,k] from ``x`` [B,k,N]; rows K..2K-1 are the ODE's steps 0..K-1."""
-        t, w0, w1, table_std = self._rows(x)[:, row].unsqueeze(-1).unbind(0)
+        t, w0, w1, table_std = self._coefficients(x)[:, row].unsqueeze(-1).unbind(0)
         out = field(x, t.squeeze(-1))
         velocity = out.velocity.to(x.dtype)
         mean = w0 * (x - t * velocity) + w1 * (x + (1.0 - t) * velocity)
         return mean, self.schedule.std(table_std, out).expand_as(mean)
 
-    def _rows(self, like: Tensor) -> Tensor:
+    def _coefficients(self, like: Tensor) -> Tensor:
         """``t, w0, w1, std`` of the schedule's K steps followed by those of the ODE, [4,2K]."""
         pairs = zip(self.table.columns(), Ode().table(self.steps).columns(), strict=True)
         return torch.tensor([noisy + ode for noisy, ode in pairs], dtype=like.dtype, device=like.device)

@@ -34,10 +34,10 @@ class FunctionPolicy:
         features |= {f"extras/{name}": torch.as_tensor(extra) for name, extra in obs.extras.items()}
         return features | {name: torch.as_tensor(getattr(obs, name)) for name in ("state", "task", "time")}
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         return state
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:

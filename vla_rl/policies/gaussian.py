@@ -19,7 +19,7 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.pretrained import read_config
-from vla_rl.policies.statistics import Running, standardiser
+from vla_rl.policies.statistics import RunningStatistics, build_standardizer
 from vla_rl.pretrained import load_weights, save_folder
 
 
@@ -36,9 +36,9 @@ class GaussianConfig:
 class GaussianPolicy(nn.Module):
     """``N(mean(state), diag(std^2))`` over the normalised chunk, ``std`` learned and the same in every state.
 
-    It reads proprioception only, standardised by ``proprioception``: by default the bounds of ``spec.state``, or a
-    ``Running(S)`` where there are none: then by the statistics of all that it has learnt from (:meth:`observe`).  The
-    sample is never clipped, so its density is exact; the action is the sample in physical units, clipped to the bounds.
+    The network reads proprioception only, standardised by ``proprioception``: the bounds of ``spec.state`` by default,
+    or ``RunningStatistics(S)``, the statistics of all training data so far, for states without bounds.  The sample is
+    never clipped, so its density is exact; the action is the sample in physical units, clipped to the bounds.
     Mode "eval" takes the mean.  It implements ``LikelihoodPolicy`` and ``Observer``.
     """
 
@@ -46,12 +46,15 @@ class GaussianPolicy(nn.Module):
     action_high: Tensor
 
     def __init__(
-        self, spec: EnvSpec, proprioception: Affine | Running | None = None, config: GaussianConfig | None = None
+        self,
+        spec: EnvSpec,
+        proprioception: Affine | RunningStatistics | None = None,
+        config: GaussianConfig | None = None,
     ) -> None:
         super().__init__()
         self.spec, self.config = spec, config or GaussianConfig()
         self.proprioception = proprioception or Affine.from_bounds(spec.state)
-        self.standardize = standardiser(self.proprioception)
+        self.standardize = build_standardizer(self.proprioception)
         self.action_scale, self.version = Affine.from_bounds(spec.action), 0
         sizes = [spec.state.shape[0]] + [self.config.width] * self.config.depth
         layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
@@ -70,10 +73,10 @@ class GaussianPolicy(nn.Module):
         state = torch.as_tensor(obs.state, device=self.action_low.device)
         return {"state": state, "time": torch.as_tensor(obs.time)[:, None].to(state) / self.spec.time_limit}
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         return state
 
     @torch.no_grad()
@@ -85,15 +88,15 @@ class GaussianPolicy(nn.Module):
         if mode == "sample":
             noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
             sample = mean + self.log_std.exp() * noise.to(mean)
-            logprob = self._density(mean, sample)
+            logprob = self._log_density(mean, sample)
         sample = sample.unflatten(-1, (self.config.horizon, self.spec.action_dim))
-        action = self.action_scale.restore(sample).clamp(self.action_low, self.action_high)
+        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Density of the raw samples, summed over the chunk; the sum is float64 so that ratios keep their precision."""
         mean = self.mean(features)
-        logprob = self._density(mean, sample.reshape(mean.shape))
+        logprob = self._log_density(mean, sample.reshape(mean.shape))
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dtype=torch.float64)
         params = {"mean": mean[:, None], "std": self.log_std.exp().expand_as(mean)[:, None]}
         return Likelihood(logprob, entropy.expand(len(mean)), params)
@@ -111,7 +114,7 @@ class GaussianPolicy(nn.Module):
         """Take the states [B,S] that were learnt from into the statistics, if they are running ones."""
         self.standardize.observe(features["state"], reducer)
 
-    def _density(self, mean: Tensor, sample: Tensor) -> Tensor:
+    def _log_density(self, mean: Tensor, sample: Tensor) -> Tensor:
         terms = -0.5 * ((sample - mean) / self.log_std.exp()).square() - self.log_std
         return (terms - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
 

@@ -83,7 +83,7 @@ class DeterministicHead(Head):
     def __init__(self, sizes: Mapping[str, int], outputs: int, config: HeadConfig) -> None:
         super().__init__()
         self.trunk = Trunk(sizes, config)
-        self.last = zeroed(nn.Linear(config.width, outputs))
+        self.last = zero_init(nn.Linear(config.width, outputs))
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         return torch.tanh(self.last(self.trunk(features)))
@@ -104,7 +104,7 @@ class SquashedHead(Head):
         super().__init__()
         bounds = (math.log(std_bounds[0]), math.log(std_bounds[1]))
         self.trunk, self.bounds = Trunk(sizes, config), bounds
-        self.last = zeroed(nn.Linear(config.width, 2 * outputs))
+        self.last = zero_init(nn.Linear(config.width, 2 * outputs))
         share = (math.log(std) - bounds[0]) / (bounds[1] - bounds[0])
         with torch.no_grad():
             self.last.bias[outputs:] = math.atanh(2.0 * share - 1.0)
@@ -121,14 +121,14 @@ class SquashedHead(Head):
         xi = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
         u = mean + log_std.exp() * xi
         normal = -0.5 * xi.square() - log_std - 0.5 * _LOG_2PI
-        return torch.tanh(u), (normal - log_slope(u)).sum(-1)
+        return torch.tanh(u), (normal - log_tanh_derivative(u)).sum(-1)
 
     def log_prob(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """Log-density [B] of actions [B,N]; those at the bounds are taken to be just within."""
         mean, log_std = self.distribution(features)
         u = torch.atanh(action.clamp(-1.0 + 1e-5, 1.0 - 1e-5))
         normal = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * _LOG_2PI
-        return (normal - log_slope(u)).sum(-1)
+        return (normal - log_tanh_derivative(u)).sum(-1)
 
     def mode(self, features: Mapping[str, Tensor]) -> Tensor:
         """``tanh(mean)`` [B,N]."""
@@ -141,7 +141,7 @@ class GaussianHead(Head):
     def __init__(self, sizes: Mapping[str, int], outputs: int, config: HeadConfig, std: float) -> None:
         super().__init__()
         self.trunk = Trunk(sizes, config)
-        self.last = zeroed(nn.Linear(config.width, outputs))
+        self.last = zero_init(nn.Linear(config.width, outputs))
         self.log_std = nn.Parameter(torch.full((outputs,), math.log(std)))
 
     def forward(self, features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -150,12 +150,12 @@ class GaussianHead(Head):
         return mean, self.log_std.exp().expand_as(mean)
 
 
-def log_slope(u: Tensor) -> Tensor:
+def log_tanh_derivative(u: Tensor) -> Tensor:
     """``log(1 - tanh(u)^2)``, stable for any ``u``."""
     return 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))
 
 
-def zeroed(layer: nn.Linear) -> nn.Linear:
+def zero_init(layer: nn.Linear) -> nn.Linear:
     """``layer`` with weights and biases 0."""
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)

@@ -31,7 +31,7 @@ from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import Saveable, load_weights, save_folder
 
 
-class FlowNumbers(Protocol):
+class FlowPolicyConfig(Protocol):
     """What a flow policy's config says: actions in a chunk, and the sampler whose ODE decodes."""
 
     @property
@@ -47,7 +47,7 @@ class FlowBase(Policy, Saveable, Protocol):
     spec: EnvSpec
 
     @property
-    def config(self) -> FlowNumbers: ...
+    def config(self) -> FlowPolicyConfig: ...
 
     @property
     def feature_sizes(self) -> dict[str, int]: ...
@@ -123,10 +123,10 @@ class LatentPolicy(nn.Module):
         """What the base stores."""
         return self.base.encode(obs)
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         return state
 
     @torch.no_grad()
@@ -138,9 +138,9 @@ class LatentPolicy(nn.Module):
         """Executed chunks [B,H,D] in the terms of :meth:`decode`, [B,N]."""
         return self.action_scale.normalize(executed).flatten(1)
 
-    def _out(self, features: Features, w: Tensor, logprob: Tensor) -> ActionOut:
+    def _action_out(self, features: Features, w: Tensor, logprob: Tensor) -> ActionOut:
         shape = (self.horizon, self.spec.action_dim)
-        chunk = self.action_scale.restore(self.decode(features, w).unflatten(-1, shape))
+        chunk = self.action_scale.unnormalize(self.decode(features, w).unflatten(-1, shape))
         action = chunk.clamp(self.action_low, self.action_high)  # rounding
         return ActionOut(action, w.unflatten(-1, shape), logprob, {}, self.version)
 
@@ -196,7 +196,7 @@ class SquashedLatent(LatentPolicy):
             logprob = torch.zeros(len(choice))
         else:
             choice, logprob = self.actor(features, generator)
-        return self._out(features, self.config.magnitude * choice, logprob), state
+        return self._action_out(features, self.config.magnitude * choice, logprob), state
 
     def rsample(self, features: Features, generator: torch.Generator) -> CriticAction:
         """``w / m`` [B,N] and its log-density [B]."""
@@ -227,7 +227,7 @@ class GaussianLatent(LatentPolicy):
         if mode == "sample":
             w = w + std * torch.randn(w.shape, generator=generator, dtype=w.dtype)
             logprob = self.log_prob(features, w, {}).logprob
-        return self._out(features, w, logprob), state
+        return self._action_out(features, w, logprob), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Density of recorded noise; the sum over its entries is float64 so that ratios keep their precision."""

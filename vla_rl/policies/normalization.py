@@ -24,7 +24,7 @@ class Affine:
     def from_bounds(cls, spec: ArraySpec) -> Affine:
         """Map the bounds of ``spec`` to [-1, 1]; raises ContractError where there is no range between them."""
         size = spec.shape[-1]
-        low, high = _spread(spec.low, size), _spread(spec.high, size)
+        low, high = _per_entry(spec.low, size), _per_entry(spec.high, size)
         for i, (a, b) in enumerate(zip(low, high, strict=True)):
             if not 0 < b - a < math.inf:
                 raise ContractError(
@@ -46,7 +46,7 @@ class Affine:
     def normalize(self, physical: Tensor) -> Tensor:
         return (physical - physical.new_tensor(self.offset)) / physical.new_tensor(self.scale)
 
-    def restore(self, normalized: Tensor) -> Tensor:
+    def unnormalize(self, normalized: Tensor) -> Tensor:
         return normalized * normalized.new_tensor(self.scale) + normalized.new_tensor(self.offset)
 
 
@@ -59,8 +59,8 @@ def check_same_env(trained: EnvSpec, given: EnvSpec) -> None:
         ours, theirs = getattr(trained, part), getattr(given, part)
         if ours != theirs:
             raise ContractError(
-                f"the checkpoint was trained for {part} {_show(ours)} but environment {given.name!r} has "
-                f"{_show(theirs)}, so its numbers would mean something else; use the environment options it was "
+                f"the checkpoint was trained for {part} {_describe(ours)} but environment {given.name!r} has "
+                f"{_describe(theirs)}, so its numbers would mean something else; use the environment options it was "
                 "trained with."
             )
     if given.tasks[: len(trained.tasks)] != trained.tasks:
@@ -70,19 +70,19 @@ def check_same_env(trained: EnvSpec, given: EnvSpec) -> None:
         )
 
 
-def _show(part: object) -> str:
+def _describe(part: object) -> str:
     if isinstance(part, dict):
-        return "{" + ", ".join(f"{name}: {_show(item)}" for name, item in part.items()) + "}"
+        return "{" + ", ".join(f"{name}: {_describe(item)}" for name, item in part.items()) + "}"
     return f"{part.dtype}{list(part.shape)} in [{part.low}, {part.high}]" if isinstance(part, ArraySpec) else str(part)
 
 
-def _spread(bound: float | Sequence[float], size: int) -> tuple[float, ...]:
+def _per_entry(bound: float | Sequence[float], size: int) -> tuple[float, ...]:
     return (float(bound),) * size if isinstance(bound, int | float) else tuple(float(item) for item in bound)
 
 
 def action_limits(spec: EnvSpec) -> tuple[Tensor, Tensor]:
     """Lowest and highest action [D] in physical units."""
     return (
-        torch.tensor(_spread(spec.action.low, spec.action_dim)),
-        torch.tensor(_spread(spec.action.high, spec.action_dim)),
+        torch.tensor(_per_entry(spec.action.low, spec.action_dim)),
+        torch.tensor(_per_entry(spec.action.high, spec.action_dim)),
     )

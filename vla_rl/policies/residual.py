@@ -108,16 +108,16 @@ class ResidualPolicy(nn.Module):
         given = features if self._frozen[1] is None else self.base.encode(obs)
         return features | {_BASE + name: item for name, item in given.items()}
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         """An empty queue [E,max_chunk+plan,D] of normalised base actions, and the base's own state."""
-        queue = torch.zeros(rows, self.spec.max_chunk + self.config.plan, self.spec.action_dim)
-        own = {"queue": queue, "left": torch.zeros(rows, dtype=torch.long)}
-        return own | {_BASE + name: item for name, item in self.base.initial_state(rows).items()}
+        queue = torch.zeros(num_envs, self.spec.max_chunk + self.config.plan, self.spec.action_dim)
+        own = {"queue": queue, "left": torch.zeros(num_envs, dtype=torch.long)}
+        return own | {_BASE + name: item for name, item in self.base.initial_state(num_envs).items()}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         left = state["left"].clone()
-        left[torch.as_tensor(rows, dtype=torch.long)] = 0
-        theirs = self.base.reset_state(_inner(state), rows)
+        left[torch.as_tensor(env_ids, dtype=torch.long)] = 0
+        theirs = self.base.reset_state(_base_entries(state), env_ids)
         return {**state, "left": left, **{_BASE + name: item for name, item in theirs.items()}}
 
     @torch.no_grad()
@@ -125,7 +125,7 @@ class ResidualPolicy(nn.Module):
         """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; the base is asked where the queue is empty."""
         empty = (state["left"] == 0).nonzero().flatten()
         if len(empty):
-            state = self._plan(features, state, empty, generator)
+            state = self._refill_queue(features, state, empty, generator)
         queue, left = state["queue"], state["left"]
         seen = {name: item for name, item in features.items() if not name.startswith(_BASE)}
         seen["base_action"] = queue[:, 0].clone()
@@ -133,10 +133,10 @@ class ResidualPolicy(nn.Module):
         seen["base_plan"] = (queue[:, ahead] * (ahead < left[:, None])[..., None]).flatten(1)
         return seen, {**state, "queue": queue.roll(-1, 1), "left": left - 1}
 
-    def _plan(self, features: Features, state: State, rows: Tensor, generator: torch.Generator) -> State:
+    def _refill_queue(self, features: Features, state: State, rows: Tensor, generator: torch.Generator) -> State:
         """``state`` with the base's chunk in the queue of ``rows``; raises NonFiniteError when it is no number."""
-        given = {name: item[rows] for name, item in _inner(features).items()}
-        before = {name: item[rows] for name, item in _inner(state).items()}
+        given = {name: item[rows] for name, item in _base_entries(features).items()}
+        before = {name: item[rows] for name, item in _base_entries(state).items()}
         if isinstance(self.base, ContextPolicy):
             given, before = self.base.context(given, before, generator)
         out, after = self.base.act(given, before, "eval", generator)
@@ -150,7 +150,7 @@ class ResidualPolicy(nn.Module):
         queue, left = state["queue"].clone(), state["left"].clone()
         queue[rows, : chunk.shape[1]] = self.action_scale.normalize(chunk).to(queue)
         left[rows] = chunk.shape[1]
-        theirs = {name: item.clone() for name, item in _inner(state).items()}
+        theirs = {name: item.clone() for name, item in _base_entries(state).items()}
         for name, item in after.items():
             theirs[name][rows] = item
         return {**state, "queue": queue, "left": left, **{_BASE + name: item for name, item in theirs.items()}}
@@ -161,8 +161,8 @@ class ResidualPolicy(nn.Module):
         """``b + s u`` [B,D], not yet clipped."""
         return features["base_action"].to(u) + self.config.scale * u
 
-    def _out(self, total: Tensor, sample: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        action = self.action_scale.restore(total[:, None]).clamp(self.action_low, self.action_high)
+    def _action_out(self, total: Tensor, sample: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        action = self.action_scale.unnormalize(total[:, None]).clamp(self.action_low, self.action_high)
         return action, sample[:, None], logprob
 
     @torch.no_grad()
@@ -207,14 +207,14 @@ class DeterministicResidual(ResidualPolicy):
         super().__init__(base, encoder, config)
         self.delta = DeterministicHead(self.feature_sizes, self.spec.action_dim, self.config.head)
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         """The queue, the base's own state and the noise [E,D]."""
-        return {**super().initial_state(rows), "noise": torch.zeros(rows, self.spec.action_dim)}
+        return {**super().initial_state(num_envs), "noise": torch.zeros(num_envs, self.spec.action_dim)}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         noise = state["noise"].clone()
-        noise[torch.as_tensor(rows, dtype=torch.long)] = 0.0
-        return {**super().reset_state(state, rows), "noise": noise}
+        noise[torch.as_tensor(env_ids, dtype=torch.long)] = 0.0
+        return {**super().reset_state(state, env_ids), "noise": noise}
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
@@ -225,7 +225,7 @@ class DeterministicResidual(ResidualPolicy):
             kept, new = self.config.correlation, (1.0 - self.config.correlation**2) ** 0.5
             noise = kept * state["noise"] + self.config.noise * new * fresh
             total, state = total + noise, {**state, "noise": noise}
-        out = self._out(total, u, torch.zeros(len(u)))
+        out = self._action_out(total, u, torch.zeros(len(u)))
         return ActionOut(*out, {}, self.version), state
 
     def rsample(self, features: Features, generator: torch.Generator) -> CriticAction:
@@ -261,7 +261,7 @@ class GaussianResidual(ResidualPolicy):
         if mode == "sample":
             u = u + std * torch.randn(u.shape, generator=generator, dtype=u.dtype)
             logprob = self.log_prob(features, u[:, None], {}).logprob
-        out = self._out(self.corrected(features, u), u, logprob)
+        out = self._action_out(self.corrected(features, u), u, logprob)
         return ActionOut(*out, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
@@ -277,6 +277,6 @@ class GaussianResidual(ResidualPolicy):
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
 
-def _inner(items: Mapping[str, Any]) -> dict[str, Any]:
+def _base_entries(items: Mapping[str, Any]) -> dict[str, Any]:
     """The base's own entries, under their own names."""
     return {name.removeprefix(_BASE): item for name, item in items.items() if name.startswith(_BASE)}

@@ -104,10 +104,10 @@ class SquashedPolicy(nn.Module):
         """What the eyes store: the entries :attr:`feature_sizes`, and others for critics."""
         return self.encoder.encode(obs)
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         return state
 
     @torch.no_grad()
@@ -118,7 +118,7 @@ class SquashedPolicy(nn.Module):
         else:
             flat, logprob = self.head(features, generator)
         sample = flat.unflatten(-1, (self.horizon, self.spec.action_dim))
-        action = self.action_scale.restore(sample).clamp(self.action_low, self.action_high)
+        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, {}, self.version), state
 
     # -- learning ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ _CLIP = 10.0  # standard deviations; a first glance at a new region must not blo
 _EPSILON = 1e-8  # of a variance: an entry that never changes is 0
 
 
-class Standardiser(Protocol):
+class Standardizer(Protocol):
     """A module from physical [...,S] to standardised [...,S]."""
 
     def __call__(self, physical: Tensor) -> Tensor: ...
@@ -24,7 +24,7 @@ class Standardiser(Protocol):
         """Take in what all processes have learnt from, [B,S] here."""
 
 
-class Fixed(nn.Module):
+class FixedStandardizer(nn.Module):
     """``Affine`` as a module; nothing that is seen changes it."""
 
     offset: Tensor
@@ -43,13 +43,13 @@ class Fixed(nn.Module):
 
 
 @dataclass(frozen=True)
-class Running:
-    """Says that the ``size`` entries of a vector are standardised by :class:`RunningStandard`."""
+class RunningStatistics:
+    """Says that the ``size`` entries of a vector are standardised by :class:`RunningStandardizer`."""
 
     size: int
 
 
-class RunningStandard(nn.Module):
+class RunningStandardizer(nn.Module):
     """``(x - mean) / std`` clipped to +-10, by mean and population std of all that was observed (float64).
 
     The statistics are merged exactly (Chan, Golub, LeVeque 1979) and change in :meth:`observe` alone, which a learner
@@ -84,6 +84,6 @@ class RunningStandard(nn.Module):
         self.count.copy_(total)
 
 
-def standardiser(by: Affine | Running) -> Fixed | RunningStandard:
+def build_standardizer(by: Affine | RunningStatistics) -> FixedStandardizer | RunningStandardizer:
     """The module that does what ``by`` says."""
-    return Fixed(by) if isinstance(by, Affine) else RunningStandard(by.size)
+    return FixedStandardizer(by) if isinstance(by, Affine) else RunningStandardizer(by.size)

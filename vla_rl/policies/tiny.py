@@ -14,7 +14,7 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.backbone import Percept, PointingBackbone
+from vla_rl.policies.backbone import BackboneOutput, PointingBackbone
 from vla_rl.policies.expert import FlowExpert
 from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, gaussian_kl, imitation_loss
 from vla_rl.policies.flow_schedules import Field, Ode
@@ -79,26 +79,26 @@ class TinyVLA(nn.Module):
 
         The policy does not read the time; it is there for critics.
         """
-        return self.perceive_all(obs)
+        return self.encode_with_grad(obs)
 
-    def perceive_all(self, obs: Observation) -> Features:
+    def encode_with_grad(self, obs: Observation) -> Features:
         """:meth:`encode` with gradient, for learning to see from demonstrations alone."""
         tokens = self.tokens[self._tensor(obs.task)]
-        percepts = [self.perceive(self._tensor(obs.images[name]), tokens) for name in sorted(self.spec.images)]
+        percepts = [self.run_backbone(self._tensor(obs.images[name]), tokens) for name in sorted(self.spec.images)]
         state = self.proprioception.normalize(self._tensor(obs.state))
         time = self._tensor(obs.time)[:, None].to(state) / self.spec.time_limit
         return {"image_features": torch.cat([p.features for p in percepts], -1), "state": state, "time": time}
 
-    def perceive(self, images: Tensor, tokens: Tensor) -> Percept:
+    def run_backbone(self, images: Tensor, tokens: Tensor) -> BackboneOutput:
         """What the backbone sees in ``images`` uint8 [B,h,w,3] when told ``tokens`` [B,L]."""
         return self.backbone(images, tokens)
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         return state
 
     @torch.no_grad()
@@ -109,17 +109,17 @@ class TinyVLA(nn.Module):
         noise = noise.to(self.expert.enter.weight)
         if mode == "eval":
             sample = self.config.sampler.deterministic(field, noise)
-            out = self._out(sample, torch.zeros(rows), {})
+            out = self._action_out(sample, torch.zeros(rows), {})
         else:
             chain, density = self.config.sampler.sample(field, noise, generator)
-            out = self._out(
+            out = self._action_out(
                 chain.points[:, -1], density.logprob, {"points": chain.points, "noisy_steps": chain.noisy_steps}
             )
         return out, state
 
-    def _out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
+    def _action_out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
         sample = flat.unflatten(-1, (self.config.horizon, self.spec.action_dim))
-        action = self.action_scale.restore(sample).clamp(self.action_low, self.action_high)
+        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, aux, self.version)
 
     # -- learning ---------------------------------------------------------------------------------------------------

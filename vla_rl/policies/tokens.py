@@ -20,7 +20,7 @@ class Vocabulary:
     length: int = 12
 
     @classmethod
-    def of(cls, texts: Iterable[str], length: int = 12) -> Vocabulary:
+    def from_texts(cls, texts: Iterable[str], length: int = 12) -> Vocabulary:
         """All words of ``texts``, sorted, so that the same texts give the same indices."""
         return cls(tuple(sorted({word for text in texts for word in _split(text)})), length)
 

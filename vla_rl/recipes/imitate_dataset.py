@@ -79,7 +79,7 @@ class ImitateDataset:
         spec = spec_of(episodes, Path(self.dataset).name)
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
         state = torch.as_tensor(episodes.state)
-        policy = TinyVLA(spec, Vocabulary.of(spec.tasks), Affine.from_data(state), self.tiny)
+        policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_data(state), self.tiny)
         chunks = policy.action_scale.normalize(torch.as_tensor(episodes.chunks(self.tiny.horizon)))
         with bar("imitate", self.imitation.fit.steps) as update:
             report = stages.every(25, stages.report_imitation(update, folder))

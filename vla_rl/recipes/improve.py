@@ -12,7 +12,7 @@ from vla_rl.recipes import stages
 from vla_rl.recipes.env_config import World
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import Method, Setting
-from vla_rl.training.distributed import this_process
+from vla_rl.training.distributed import current_reducer
 from vla_rl.training.tracking import RunFolder
 
 
@@ -41,7 +41,7 @@ class Improve:
     def improve(self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]) -> tuple[Outcomes, dict[str, Any]]:
         """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):
-            setting = Setting(self.world, policy, self.seed, this_process(), self.demonstrations)
+            setting = Setting(self.world, policy, self.seed, current_reducer(), self.demonstrations)
             trained, best = stages.improve(self.rl, setting, self.evaluation, folder)
         rows = folder.metrics("rl")
         with clock(seconds, "evaluation"):

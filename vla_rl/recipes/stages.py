@@ -27,8 +27,8 @@ from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.trainers import Method, Setting, Trainable, generator
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
-from vla_rl.training.loop import Best, Loop
-from vla_rl.training.store import SharedStore
+from vla_rl.training.loop import BestWeights, Loop
+from vla_rl.training.policy_store import InProcessPolicyStore
 from vla_rl.training.tracking import RunFolder
 
 
@@ -66,7 +66,7 @@ def ground_policy(
     """A new policy whose backbone has learnt to point; statistics come from the demonstrations."""
     env = world.make(1)
     torch.manual_seed(seed)  # module initialisation has no generator argument
-    vocabulary = Vocabulary.of(env.spec.tasks)
+    vocabulary = Vocabulary.from_texts(env.spec.tasks)
     policy = TinyVLA(env.spec, vocabulary, Affine.from_data(torch.as_tensor(episodes.state)), tiny)
     env.close()
     images, tasks, uv, _ = load(world.scenes)(config.scenes, suite.training_seeds(seed, "grounding")[0])
@@ -132,7 +132,9 @@ def play(
     return outcomes
 
 
-def improve(method: Method, setting: Setting, judged: EvaluationConfig, folder: RunFolder) -> tuple[Trainable, Best]:
+def improve(
+    method: Method, setting: Setting, judged: EvaluationConfig, folder: RunFolder
+) -> tuple[Trainable, BestWeights]:
     """Reinforcement learning from ``setting.base``; the policy ends with its best validated weights.
 
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
@@ -143,7 +145,7 @@ def improve(method: Method, setting: Setting, judged: EvaluationConfig, folder: 
     trainee = method.assemble(setting)
     policy, held_out = trainee.policy, suite.held_out(suite.VALIDATION, judged.validation)
     by_family: dict[str, float] = {}
-    saved = folder.go_on("rl") if folder.resumed else None
+    saved = folder.load_state("rl") if folder.resumed else None
     if saved is None:
         trainee.begin()
 
@@ -164,10 +166,10 @@ def improve(method: Method, setting: Setting, judged: EvaluationConfig, folder: 
         loop = Loop(
             trainee.source,
             trainee.learner,
-            SharedStore(policy),
+            InProcessPolicyStore(policy),
             validate,
             method.loop,
-            keep=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
+            on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             report=_report_rl(folder, update, by_family),
             prepare=trainee.prepare,
             save=save,

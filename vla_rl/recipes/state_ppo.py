@@ -18,14 +18,14 @@ from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
-from vla_rl.policies.statistics import Running
+from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.recipes.env_config import World
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock, generator
-from vla_rl.training.distributed import SharedCounts, this_process
-from vla_rl.training.loop import Best, Loop, LoopConfig, LoopLearner
-from vla_rl.training.store import SharedStore
+from vla_rl.training.distributed import SummedCounters, current_reducer
+from vla_rl.training.loop import BestWeights, Loop, LoopConfig, LoopLearner
+from vla_rl.training.policy_store import InProcessPolicyStore
 from vla_rl.training.tracking import RunFolder
 
 
@@ -60,7 +60,7 @@ class StateBased:
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Train and judge."""
         seconds: dict[str, float] = {}
-        group = this_process()
+        group = current_reducer()
         experience = self.experience.split(group.size)
         with (
             closing(self.world.training(experience.num_envs)) as env,
@@ -71,12 +71,12 @@ class StateBased:
             stream = SeedStream(seeds.start + group.rank, seeds.stop, group.size)
             source = experience.build(env, policy, stream, generator(self.seed, 5 + 100 * group.rank))
             loop = Loop(
-                source if group.size == 1 else SharedCounts(source, group),
+                source if group.size == 1 else SummedCounters(source, group),
                 learner,
-                SharedStore(policy),
+                InProcessPolicyStore(policy),
                 lambda: self.judge(held, policy, suite.VALIDATION, self.evaluation.validation),
                 self.loop,
-                keep=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
+                on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             )
             with clock(seconds, "rl"):
                 best = _train(loop, folder, group)
@@ -94,7 +94,7 @@ class StateBased:
         """A new policy for ``env`` and what improves it."""
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
         sizes = {"state": env.spec.state.shape[0]}
-        policy = GaussianPolicy(env.spec, Running(sizes["state"]), self.policy)
+        policy = GaussianPolicy(env.spec, RunningStatistics(sizes["state"]), self.policy)
         sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
         critic = RunningCritic(sizes, self.critic.width, self.critic.depth)
         return policy, self.algorithm.build(policy, policy.trainable(), critic, generator(self.seed, 4), group)
@@ -105,7 +105,7 @@ class StateBased:
         return MeanReturn.of(outcomes.returns)
 
 
-def _train(loop: Loop, folder: RunFolder, group: Reducer) -> Best:
+def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
     """Run ``loop`` with a progress bar, metrics and states to go on from in ``folder``."""
     with bar("improve", loop.config.iterations) as update, patient_sigterm() as asked_to_stop:
         last = {"validation": math.nan}
@@ -124,6 +124,6 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> Best:
                 raise Terminated
 
         loop.report, loop.save = report, save
-        if folder.resumed and (state := folder.go_on("rl")):
+        if folder.resumed and (state := folder.load_state("rl")):
             loop.load_state_dict(state)
         return loop.run()

@@ -29,7 +29,7 @@ from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import Playground
 from vla_rl.recipes.progress import bar
-from vla_rl.training.distributed import SharedCounts
+from vla_rl.training.distributed import SummedCounters
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
 
 
@@ -168,7 +168,7 @@ def on_policy(setting: Setting, policy: Trainable, experience: SourceConfig, alg
     critic = ValueCritic({**policy.feature_sizes, "time": 1})
     learner = algorithm.build(policy, policy.trainable(), critic, generator(seed, 4), group)  # type: ignore[arg-type]
     source = part.build(env, policy, _stream(setting), generator(seed, 5 + 100 * group.rank))
-    return Trainee(policy, env, source if group.size == 1 else SharedCounts(source, group), learner)
+    return Trainee(policy, env, source if group.size == 1 else SummedCounters(source, group), learner)
 
 
 def _stream(setting: Setting) -> SeedStream:

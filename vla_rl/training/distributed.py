@@ -43,7 +43,7 @@ class ProcessGroup:
             parameter.grad = part.view_as(parameter)
 
 
-class SharedCounts:
+class SummedCounters:
     """A source whose ``info`` counts what all processes collected; seconds are those of the average process."""
 
     def __init__(self, source: ExperienceSource, reducer: Reducer) -> None:
@@ -58,18 +58,18 @@ class SharedCounts:
         return replace(rollout, info=info)
 
 
-def this_process() -> Reducer:
+def current_reducer() -> Reducer:
     """What joins this process with those that torchrun started beside it, if it did."""
     return ProcessGroup() if dist.is_available() and dist.is_initialized() else OneProcess()
 
 
-def wait_for_all(reducer: Reducer) -> None:
+def barrier(reducer: Reducer) -> None:
     """Return when every process has come here."""
     reducer.sum(torch.zeros(1, dtype=torch.float64))
 
 
 @contextmanager
-def processes() -> Iterator[Reducer]:
+def torchrun_processes() -> Iterator[Reducer]:
     """The processes that torchrun started, or this one alone."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield OneProcess()

@@ -39,7 +39,7 @@ def fit(
     Raises NonFiniteError, naming the parameter and the step, before a NaN could enter the weights.
     """
     optimizer = torch.optim.AdamW(parameters.values(), lr=config.lr, weight_decay=config.weight_decay)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, config))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, config))
     for step, batch in zip(range(config.steps), batches, strict=False):
         optimizer.zero_grad(set_to_none=True)
         value, info = loss(batch)
@@ -56,7 +56,7 @@ def fit(
         report(step, {"loss": float(value.detach()), **info})
 
 
-def rate(step: int, config: FitConfig) -> float:
+def lr_factor(step: int, config: FitConfig) -> float:
     """Share of the learning rate at ``step``."""
     warm = min(1.0, (step + 1) / max(1, config.warmup))
     return warm * 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / config.steps)))

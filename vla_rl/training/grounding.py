@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from vla_rl.policies.backbone import Percept
+from vla_rl.policies.backbone import BackboneOutput
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
 
@@ -27,30 +27,30 @@ class GroundingConfig:
     position_weight: float = 3.0  # squared error of the soft-argmax position, image half-widths squared
 
 
-class Perceives(Protocol):
+class GroundablePolicy(Protocol):
     """A policy with a backbone that can be grounded."""
 
     @property
     def backbone(self) -> nn.Module: ...
 
-    def perceive(self, images: Tensor, tokens: Tensor) -> Percept: ...
+    def run_backbone(self, images: Tensor, tokens: Tensor) -> BackboneOutput: ...
 
 
-def pointing_loss(percept: Percept, uv: Tensor, config: GroundingConfig) -> tuple[Tensor, dict[str, float]]:
+def pointing_loss(percept: BackboneOutput, uv: Tensor, config: GroundingConfig) -> tuple[Tensor, dict[str, float]]:
     """Queries should look at ``uv`` [B,P,2], an equal share of them at each of the ``P`` places that a caption names.
 
     ``info["pointing_error"]`` is the mean distance in half-widths.
     """
     side = int(percept.logits.shape[-1] ** 0.5)
     uv = uv.repeat_interleave(percept.uv.shape[1] // uv.shape[1], dim=1)
-    wanted = cell_shares(uv, side)
+    wanted = cell_weights(uv, side)
     cross = -(wanted * percept.logits.log_softmax(-1)).sum(-1).mean()
     error = percept.uv - uv
     loss = config.cell_weight * cross + config.position_weight * error.square().mean()
     return loss, {"pointing_error": float(error.detach().norm(dim=-1).mean())}
 
 
-def cell_shares(uv: Tensor, side: int) -> Tensor:
+def cell_weights(uv: Tensor, side: int) -> Tensor:
     """Bilinear weights [...,side*side] of the cells around ``uv`` [...,2], whose mean position is ``uv`` again.
 
     A one-hot target would teach the attention to snap to cell centres and cost half a cell of precision.
@@ -62,7 +62,7 @@ def cell_shares(uv: Tensor, side: int) -> Tensor:
 
 
 def ground(
-    policy: Perceives,
+    policy: GroundablePolicy,
     images: Tensor,
     tokens: Tensor,
     uv: Tensor,
@@ -73,7 +73,7 @@ def ground(
     """Train ``policy.backbone`` on ``images`` uint8 [N,h,w,3], ``tokens`` [N,L], ``uv`` [N,P,2]; then freeze it."""
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        return pointing_loss(policy.perceive(images[index], tokens[index]), uv[index], config)
+        return pointing_loss(policy.run_backbone(images[index], tokens[index]), uv[index], config)
 
     batches = shuffled(len(images), config.fit.batch, generator)
     policy.backbone.train()

@@ -24,7 +24,7 @@ class ImitationConfig:
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, lr=1e-3))
 
 
-class ImitatingPolicy(Protocol):
+class ImitationPolicy(Protocol):
     """A policy that knows what imitating means for it: flow matching, denoising."""
 
     def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
@@ -37,7 +37,7 @@ class ImitatingPolicy(Protocol):
 
 
 def imitate(
-    policy: ImitatingPolicy,
+    policy: ImitationPolicy,
     features: Mapping[str, Tensor],
     chunks: Tensor,
     config: ImitationConfig,
@@ -53,16 +53,16 @@ def imitate(
     fit(policy.trainable(), loss, shuffled(len(chunks), config.fit.batch, generator), config.fit, report)
 
 
-class SeeingPolicy(ImitatingPolicy, Protocol):
+class PixelImitationPolicy(ImitationPolicy, Protocol):
     """A policy whose perception can learn as well."""
 
-    def perceive_all(self, obs: Observation) -> Features: ...
+    def encode_with_grad(self, obs: Observation) -> Features: ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 def imitate_from_pixels(
-    policy: SeeingPolicy,
+    policy: PixelImitationPolicy,
     obs: Observation,
     chunks: Tensor,
     config: ImitationConfig,
@@ -72,7 +72,7 @@ def imitate_from_pixels(
     """As :func:`imitate`, perception included: ``obs`` holds the ``N`` observations that the chunks follow."""
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        given = policy.perceive_all(obs.select(index.numpy()))
+        given = policy.encode_with_grad(obs.select(index.numpy()))
         return policy.imitation_loss(given, chunks[index], config.draws, generator), {}
 
     batches = (index * config.stride for index in shuffled(len(chunks) // config.stride, config.fit.batch, generator))

@@ -40,7 +40,7 @@ class LoopLearner(Learner, Resumable, Protocol):
     lr: float
 
 
-class Judgement(Protocol):
+class EvaluationResult(Protocol):
     """How good a policy is, with its interval: ``Rate`` of success, ``MeanReturn``."""
 
     @property
@@ -74,7 +74,7 @@ class AlgorithmConfig(Protocol):
 
 
 @dataclass
-class Best:
+class BestWeights:
     """The weights with the highest validation score so far (the later one of equals)."""
 
     score: float = -math.inf
@@ -99,7 +99,7 @@ class Best:
 class Loop:
     """``source`` -> ``learner`` -> ``store``, with validation seeds deciding which weights are kept.
 
-    ``validate() -> Judgement`` plays validation seeds; ``keep(iteration)`` saves the present weights as the best ones;
+    ``validate() -> EvaluationResult`` plays validation seeds; ``on_best(iteration)`` saves the present weights as best;
     ``prepare(progress)`` is called before every iteration with the share of the run that is behind and says whether the
     world has changed, so that the best weights must be judged anew; ``report(iteration, metrics)`` is called after it,
     and then ``save(iteration)``, which may ask for :meth:`state_dict`.
@@ -110,35 +110,35 @@ class Loop:
         source: ExperienceSource,
         learner: LoopLearner,
         store: PolicyStore,
-        validate: Callable[[], Judgement],
+        validate: Callable[[], EvaluationResult],
         config: LoopConfig,
-        keep: Callable[[int], None] = lambda iteration: None,
+        on_best: Callable[[int], None] = lambda iteration: None,
         report: Callable[[int, dict[str, float]], None] = lambda iteration, metrics: None,
         prepare: Callable[[float], bool] = lambda progress: False,
         save: Callable[[int], None] = lambda iteration: None,
     ) -> None:
         self.source, self.learner, self.store, self.config = source, learner, store, config
-        self.validate, self.keep, self.report, self.prepare, self.save = validate, keep, report, prepare, save
-        self.best = Best()
+        self.validate, self.on_best, self.report, self.prepare, self.save = validate, on_best, report, prepare, save
+        self.best = BestWeights()
         self.iteration = 0  # iterations that are done
         self.env_steps = 0.0
         self.validated_at = 0.0  # env_steps at the last validation
 
-    def run(self) -> Best:
+    def run(self) -> BestWeights:
         """Train what is left to do; the learner's parameters end as the best validated ones."""
         if not self.best.weights:
-            self.report(0, {**self._select(0), "env_steps_total": 0.0})
+            self.report(0, {**self._validate(0), "env_steps_total": 0.0})
             self.save(0)
         while (progress := self.progress()) < 1:
             if self.prepare(progress):
-                self._judge_again()
+                self._revalidate_best()
             metrics = self._iterate()
             self.iteration += 1
-            if self._due():
-                metrics |= self._select(self.iteration)
+            if self._should_validate():
+                metrics |= self._validate(self.iteration)
             self.report(self.iteration, metrics)
             self.save(self.iteration)
-        self._put(self.best)
+        self._restore_and_publish(self.best)
         return self.best
 
     def progress(self) -> float:
@@ -146,7 +146,7 @@ class Loop:
         done = self.iteration / self.config.iterations if self.config.iterations else 1.0
         return max(done, self.env_steps / self.config.env_steps) if self.config.env_steps else done
 
-    def _due(self) -> bool:
+    def _should_validate(self) -> bool:
         """Whether to validate now."""
         config, since = self.config, self.env_steps - self.validated_at
         often = self.iteration % config.validate_every == 0 or 0 < config.validate_steps <= since
@@ -157,17 +157,17 @@ class Loop:
         best = {"score": self.best.score, "iteration": self.best.iteration, "weights": self.best.weights}
         clocks = {"iteration": self.iteration, "env_steps": self.env_steps, "validated_at": self.validated_at}
         own = {**clocks, "best": best}
-        return {**own, **{name: part.state_dict() for name, part in self._parts().items()}}
+        return {**own, **{name: part.state_dict() for name, part in self._resumable_parts().items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned, with parts that were built as they were then."""
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.validated_at = state["validated_at"]
-        self.best = Best(**state["best"])
-        for name, part in self._parts().items():
+        self.best = BestWeights(**state["best"])
+        for name, part in self._resumable_parts().items():
             part.load_state_dict(state[name])
 
-    def _parts(self) -> dict[str, Resumable]:
+    def _resumable_parts(self) -> dict[str, Resumable]:
         parts: dict[str, Any] = {"learner": self.learner, "source": self.source, "store": self.store}
         for name, part in parts.items():
             if not isinstance(part, Resumable):
@@ -186,25 +186,25 @@ class Loop:
         self.env_steps += rollout.info["env_steps"]
         return {**rollout.info, **metrics, "env_steps_total": self.env_steps}
 
-    def _judge_again(self) -> None:
+    def _revalidate_best(self) -> None:
         """Validate the best weights in the world as it is now, and go on with the present ones."""
-        present = Best()
+        present = BestWeights()
         present.offer(0.0, self.iteration, self.learner.parameters)
-        self._put(self.best)
+        self._restore_and_publish(self.best)
         self.best.score = self.validate().score
-        self._put(present)
+        self._restore_and_publish(present)
 
-    def _put(self, kept: Best) -> None:
+    def _restore_and_publish(self, kept: BestWeights) -> None:
         kept.restore(self.learner.parameters)
         self.store.publish(self.learner.parameters)
 
-    def _select(self, iteration: int) -> dict[str, float]:
+    def _validate(self, iteration: int) -> dict[str, float]:
         found, self.validated_at = self.validate(), self.env_steps
         collapsed = found.score < self.best.score - self.config.collapse
         if self.best.offer(found.score, iteration, self.learner.parameters):
-            self.keep(iteration)
+            self.on_best(iteration)
         elif collapsed:
-            self._put(self.best)
+            self._restore_and_publish(self.best)
             self.learner.lr *= self.config.collapse_lr_factor
         return {
             "validation": found.score,

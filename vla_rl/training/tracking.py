@@ -64,7 +64,7 @@ class RunFolder:
         """Keep what going on after ``step`` needs."""
         save_state(self.path / "state", step, state)
 
-    def go_on(self, stage: str) -> dict[str, Any] | None:
+    def load_state(self, stage: str) -> dict[str, Any] | None:
         """The newest saved state, None when there is none; later metrics of ``stage`` are forgotten."""
         found = latest_state(self.path / "state")
         if found is None:
@@ -92,7 +92,7 @@ class RunFolder:
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise _full(self.path / "metrics.jsonl", error) from error
+            raise _write_error(self.path / "metrics.jsonl", error) from error
         for tracker in self._trackers:
             tracker.log(stage, step, metrics)
 
@@ -128,10 +128,10 @@ def write_json(path: Path, value: Any) -> None:
         writing.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
         os.replace(writing, path)
     except OSError as error:
-        raise _full(path, error) from error
+        raise _write_error(path, error) from error
 
 
-def _full(path: Path, error: OSError) -> UserError:
+def _write_error(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{str(path)!r} could not be written ({error.strerror}), so the run stopped with what it had saved before; "
         "free some disk space or choose another folder with --out."

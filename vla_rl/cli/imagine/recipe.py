@@ -15,7 +15,7 @@ from vla_rl.recipes import stages
 from vla_rl.recipes.env_config import World
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import Method, Setting
-from vla_rl.training.distributed import this_process
+from vla_rl.training.distributed import current_reducer
 from vla_rl.training.tracking import RunFolder
 
 
@@ -42,7 +42,7 @@ class Imagine:
             policy, mind = self.prepare(folder)
         before = copy.deepcopy(policy)
         with clock(seconds, "rl"):
-            setting = Setting(mind.dreams, policy, self.seed, this_process())
+            setting = Setting(mind.dreams, policy, self.seed, current_reducer())
             trained, best = stages.improve(Growing(self.rl, mind), setting, self.evaluation, folder)
         with clock(seconds, "agreement"):
             tables = mind.trained.agreement(mind.held_out)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 
-class SharedStore:
+class InProcessPolicyStore:
     """A ``PolicyStore`` for the synchronous loop: actor and learner hold the same module, so only its version moves."""
 
     def __init__(self, policy: Any) -> None:
