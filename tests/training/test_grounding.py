@@ -63,7 +63,7 @@ class Pointer(nn.Module):
         )
         self.other = nn.Linear(1, 1)
 
-    def perceive(self, images: Tensor, tokens: Tensor) -> BackboneOutput:
+    def run_backbone(self, images: Tensor, tokens: Tensor) -> BackboneOutput:
         return self.backbone(images, tokens)
 
 

@@ -1,7 +1,7 @@
-"""The perception half of the small VLA: it reads an instruction and looks at what the instruction names.
+"""The vision-language backbone of TinyVLA: text queries attend to the image cells that the instruction names.
 
-It stands in for a pretrained vision-language model.  ``training/grounding.py`` teaches it to point; afterwards it is
-frozen and its features are stored once per observation.
+It stands in for a pretrained vision-language model.  ``training/grounding.py`` trains it to point at named objects;
+afterwards it is frozen, and its features are computed once per observation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class BackboneOutput:
-    """features [B,F]; ``uv`` [B,Q,2] where queries look (x right, y down, in [-1,1]); attention logits [B,Q,cells]."""
+    """features [B,F]; ``uv`` [B,Q,2]: attended positions (x right, y down, in [-1,1]); attention logits [B,Q,cells]."""
 
     features: Tensor
     uv: Tensor
@@ -24,7 +24,7 @@ class BackboneOutput:
 class PointingBackbone(nn.Module):
     """Convolutions for one camera, a small text encoder, and ``queries`` that attend from the text to image cells.
 
-    Each query reports a soft-argmax position (as in spatial softmax, Levine et al. 2016) and the features there.
+    Each query returns its soft-argmax position (spatial softmax, Levine et al. 2016) and the features attended to.
     """
 
     stride = 4
@@ -49,14 +49,14 @@ class PointingBackbone(nn.Module):
         return self.queries * (2 + self.value)
 
     def forward(self, images: Tensor, tokens: Tensor) -> BackboneOutput:
-        """Perceive ``images`` uint8 [B,h,w,3] under instructions ``tokens`` int64 [B,L]."""
+        """Encode ``images`` uint8 [B,h,w,3] under instructions ``tokens`` int64 [B,L]."""
         pixels = images.permute(0, 3, 1, 2).to(self.positions.dtype).contiguous(memory_format=torch.channels_last)
         cells = self.context(self.conv(pixels / 127.5 - 1.0))
         logits = torch.einsum("bqd,bdyx->bqyx", self.text_queries(tokens), self.key(cells)) / cells.shape[1] ** 0.5
         weight = logits.flatten(2).softmax(-1)
-        uv = weight @ grid(cells.shape[2], cells.shape[3], like=weight)
-        seen = weight @ self.values(cells).flatten(2).transpose(1, 2)
-        return BackboneOutput(torch.cat([uv, seen], -1).flatten(1), uv, logits.flatten(2))
+        uv = weight @ cell_centres(cells.shape[2], cells.shape[3], like=weight)
+        attended = weight @ self.values(cells).flatten(2).transpose(1, 2)
+        return BackboneOutput(torch.cat([uv, attended], -1).flatten(1), uv, logits.flatten(2))
 
     def text_queries(self, tokens: Tensor) -> Tensor:
         """Queries [B,Q,width] from an instruction; each distinct instruction is encoded once."""
@@ -67,7 +67,7 @@ class PointingBackbone(nn.Module):
         return self.query(mean).unflatten(-1, (self.queries, -1))[inverse]
 
 
-def grid(rows: int, columns: int, like: Tensor) -> Tensor:
+def cell_centres(rows: int, columns: int, like: Tensor) -> Tensor:
     """Centres of image cells [rows*columns, 2] as (x right, y down) in [-1,1]."""
     y = (torch.arange(rows, device=like.device, dtype=like.dtype) + 0.5) / rows * 2 - 1
     x = (torch.arange(columns, device=like.device, dtype=like.dtype) + 0.5) / columns * 2 - 1

@@ -1,4 +1,4 @@
-"""Value functions, separate from policies; they read what the policy stored, and ``privileged/*`` beside it."""
+"""Value functions, separate from policies; they read the policy's features and ``privileged/*`` observations."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vla_rl.policies.statistics import RunningStandardizer
 
 
 class ValueCritic(nn.Module):
-    """``V(o)`` [B] from chosen entries of what a rollout stored, concatenated (each flattened).
+    """``V(o)`` [B] from chosen features of a rollout, flattened and concatenated.
 
     With ``privileged/*`` among them it is the critic of an asymmetric actor-critic (Pinto et al. 2018, arXiv
-    1710.06542): it sees what the policy does not, and is needed in training only.  No gradient reaches the policy: the
-    entries are data.  Inputs are standardised by ``calibrate``.
+    1710.06542): it reads what the policy must not read, and is used in training only.  Features are data, so no
+    gradient reaches the policy.  ``calibrate`` standardises the inputs.
     """
 
     def __init__(self, sizes: Mapping[str, int], width: int = 128, depth: int = 2) -> None:
@@ -44,28 +44,28 @@ class ValueCritic(nn.Module):
 
 
 class RunningCritic(ValueCritic):
-    """As ``ValueCritic``, with inputs standardised by the statistics of all rollouts so far (an ``Observer``).
+    """A ``ValueCritic`` whose inputs are standardised by the statistics of all rollouts so far (an ``Observer``).
 
-    For observations whose range grows as the policy gets better, such as velocities.
+    Use it for observations whose range grows as the policy improves, such as velocities.
     """
 
     def __init__(self, sizes: Mapping[str, int], width: int = 128, depth: int = 2) -> None:
         super().__init__(sizes, width, depth)
-        self.seen = RunningStandardizer(self.inputs.size)
+        self.statistics = RunningStandardizer(self.inputs.size)
 
     @torch.no_grad()
     def observe(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
-        """Take in {name: [B,...]} and standardise by it from now on."""
-        self.seen.observe(self.inputs.concatenate(features), reducer)
-        self.inputs.mean.copy_(self.seen.mean)
-        self.inputs.std.copy_(self.seen.variance.sqrt().clamp_min(1e-2))
+        """Merge {name: [B,...]} into the statistics by which inputs are standardised."""
+        self.statistics.observe(self.inputs.concatenate(features), reducer)
+        self.inputs.mean.copy_(self.statistics.mean)
+        self.inputs.std.copy_(self.statistics.variance.sqrt().clamp_min(1e-2))
 
 
 class QEnsemble(nn.Module):
-    """``K`` independent action values ``Q_k(o, a)`` [K,B], each a network with LayerNorm, computed side by side.
+    """``K`` independent action values ``Q_k(o, a)`` [K,B], each a network with LayerNorm, computed in one batch.
 
-    ``o`` are chosen entries of a policy's features, ``a`` [B,A] an action as ``CriticAction`` has it.  LayerNorm bounds
-    the values of actions that were never tried (Ball et al. 2023, RLPD, arXiv 2302.02948).
+    ``o`` are chosen features of a policy, ``a`` [B,A] an action in the form of ``CriticAction``.  LayerNorm bounds the
+    values of actions that are not in the data (Ball et al. 2023, RLPD, arXiv 2302.02948).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class QEnsemble(nn.Module):
         config = config or HeadConfig()
         self.num_critics, self.inputs = num_critics, Inputs(sizes)
         widths = [self.inputs.size + actions] + [config.width] * config.depth
-        self.layers = nn.ModuleList(_Side(num_critics, *pair) for pair in pairwise(widths))
+        self.layers = nn.ModuleList(_HiddenLayer(num_critics, *pair) for pair in pairwise(widths))
         self.last = _Linears(num_critics, config.width, 1)
 
     def forward(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
@@ -103,8 +103,8 @@ class _Linears(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-class _Side(nn.Module):
-    """A hidden layer of every network: linear, LayerNorm, SiLU."""
+class _HiddenLayer(nn.Module):
+    """One hidden layer of all ``K`` networks: linear, LayerNorm, SiLU."""
 
     def __init__(self, num_critics: int, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A diffusion policy over action chunks, conditioned on what frozen eyes store of an observation."""
+"""A diffusion policy over action chunks, conditioned on the features of a frozen observation encoder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +17,12 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising_loss, step_entropy, step_logprob
+from vla_rl.policies.encoder import ObservationEncoder
 from vla_rl.policies.expert import FilmBlock, fourier_features
 from vla_rl.policies.flow import gaussian_kl, repeated
 from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import load_weights, save_folder
-
-
-class ObservationEncoder(Protocol):
-    """Whatever perceives: typically a policy by imitation, of which only ``encode`` is used."""
-
-    spec: EnvSpec
-
-    @property
-    def feature_sizes(self) -> dict[str, int]:
-        """Names of the stored entries [E,size] that a head can act on, and their sizes."""
-
-    def encode(self, obs: Observation) -> Features: ...
-
-    def save_pretrained(self, folder: str | Path) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -50,24 +37,24 @@ class DiffusionConfig:
 
 
 class Denoiser(nn.Module):
-    """What was perceived [B,P], noisy chunks [B,k,N] and times [B,k] within [0, 1] -> noise or v [B,k,N]."""
+    """Features [B,P], noisy chunks [B,k,N] and times [B,k] within [0, 1] -> noise or v [B,k,N]."""
 
     frequencies = 16
 
-    def __init__(self, feature_sizes: int, dims: int, config: DiffusionConfig) -> None:
+    def __init__(self, features: int, dims: int, config: DiffusionConfig) -> None:
         super().__init__()
         width, condition = config.width, config.condition
         self.connector = nn.Sequential(
-            nn.Linear(feature_sizes, 256), nn.SiLU(), nn.Linear(256, condition), nn.LayerNorm(condition)
+            nn.Linear(features, 256), nn.SiLU(), nn.Linear(256, condition), nn.LayerNorm(condition)
         )
         self.enter = nn.Linear(dims, width)
         self.time = nn.Sequential(nn.Linear(2 * self.frequencies, 64), nn.SiLU())
         self.blocks = nn.ModuleList(FilmBlock(width, condition, 64) for _ in range(config.blocks))
         self.leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, dims))
 
-    def given(self, feature_sizes: Tensor) -> Network:
-        """The network for these observations; what does not depend on the chain is computed once."""
-        condition = self.connector(feature_sizes.to(self.enter.weight))
+    def conditioned(self, features: Tensor) -> Network:
+        """The network given ``features`` [B,P]; the conditioning is computed once for the whole chain."""
+        condition = self.connector(features.to(self.enter.weight))
 
         def network(x: Tensor, t: Tensor) -> Tensor:
             hidden, time = self.enter(x), self.time(fourier_features(t, self.frequencies))
@@ -79,14 +66,15 @@ class Denoiser(nn.Module):
 
 
 class DiffusionPolicy(nn.Module):
-    """Denoises a chunk of actions given what ``encoder`` perceive; the eyes stay as they are.
+    """Denoises a chunk of actions given the features of ``encoder``, which stays frozen.
 
     Diffusion Policy (Chi et al. 2023, arXiv 2303.04137) with an MLP, and DPPO's use of it (Ren et al. 2024, arXiv
-    2409.00588): where fewer than all steps are fine-tuned, the first ones keep a copy of the network as imitation left
-    it.  The likelihood is that of the fine-tuned steps given where they begin, summed over steps and dimensions; mode
-    "eval" is DDIM without noise, or ancestral DDPM.  It implements ``LikelihoodPolicy`` and DPPO's ``StepwisePolicy``.
+    2409.00588): where fewer than all steps are fine-tuned, the first steps keep a frozen copy of the network that
+    imitation trained.  The likelihood is that of the fine-tuned steps given their starting point, summed over steps and
+    dimensions; mode "eval" is DDIM without noise, or ancestral DDPM.  It implements ``LikelihoodPolicy`` and DPPO's
+    ``StepwisePolicy``.
 
-    Raises UserError when diffusers is not installed and when ``encoder`` do not say what a head can act on.
+    Raises UserError when diffusers is not installed or ``encoder`` has no ``feature_sizes``.
     """
 
     action_low: Tensor
@@ -96,8 +84,8 @@ class DiffusionPolicy(nn.Module):
         super().__init__()
         if not isinstance(getattr(encoder, "feature_sizes", None), Mapping):
             raise UserError(
-                f"{type(encoder).__name__} has no 'perceived', which says what it stores for a head to act on, so it "
-                "cannot be the eyes of a diffusion policy; give a TinyVLA, or add the property."
+                f"{type(encoder).__name__} has no feature_sizes, which names the features that a head may act on, so "
+                "it cannot be the encoder of a diffusion policy; give an encoder such as a TinyVLA, or add the property."
             )
         self.encoder, self.spec, self.config, self.version = encoder, encoder.spec, config or DiffusionConfig(), 0
         self.action_scale = Affine.from_bounds(self.spec.action)
@@ -111,12 +99,12 @@ class DiffusionPolicy(nn.Module):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """What the eyes store for acting on, by size."""
-        return self.encoder.feature_sizes
+        """Sizes of the encoder's features, by name."""
+        return dict(self.encoder.feature_sizes)
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
-        """What the eyes store."""
+        """The encoder's features."""
         return self.encoder.encode(obs)
 
     # -- acting -----------------------------------------------------------------------------------------------------
@@ -142,16 +130,16 @@ class DiffusionPolicy(nn.Module):
         return self._action_out(points[:, -1], logprob, {"points": points}), state
 
     def _networks(self, features: Features) -> tuple[Network, Network]:
-        """Of the first steps and of the fine-tuned ones."""
+        """The networks of the first steps and of the fine-tuned steps."""
         late = self._late_network(features)
         return (
-            cast(Denoiser, self.heads["early"]).given(self._condition_inputs(features))
+            cast(Denoiser, self.heads["early"]).conditioned(self._condition_inputs(features))
             if "early" in self.heads
             else late
         ), late
 
     def _late_network(self, features: Features) -> Network:
-        return cast(Denoiser, self.heads["late"]).given(self._condition_inputs(features))
+        return cast(Denoiser, self.heads["late"]).conditioned(self._condition_inputs(features))
 
     def _condition_inputs(self, features: Features) -> Tensor:
         return torch.cat([features[name] for name in self.feature_sizes], -1)
@@ -178,15 +166,15 @@ class DiffusionPolicy(nn.Module):
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
     def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """DDPM's loss at uniform timesteps of training (arXiv 2006.11239, eq. 14), for noise or v.
+        """DDPM's loss at uniform training timesteps (arXiv 2006.11239, eq. 14), for noise or v.
 
-        Raises UserError once the first steps keep a copy of the network, which would not learn with it.
+        Raises UserError once the first steps have a frozen copy of the network, which imitation would not change.
         """
         if "early" in self.heads:
             raise UserError(
-                f"the first steps of this policy keep the network as it was when {self.config.sampler.fine_tuned} of "
-                f"{self.config.sampler.steps} were chosen for fine-tuning, so imitation would not reach them; imitate "
-                "with fine_tuned = steps and choose fewer afterwards (with_sampler)."
+                f"only {self.config.sampler.fine_tuned} of {self.config.sampler.steps} steps of this policy are "
+                "trainable and the others use a frozen copy, so imitation would not change those; imitate with "
+                "fine_tuned = steps and choose fewer afterwards (with_sampler)."
             )
         target, process = chunks.flatten(1).repeat(draws, 1), self.config.sampler.process
         noise = torch.randn(target.shape, generator=generator).to(target)
@@ -195,40 +183,41 @@ class DiffusionPolicy(nn.Module):
         return denoising_loss(process, network, target, noise, timestep, self.scheduler).mean()
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What imitation and reinforcement learning change: neither eyes nor the first steps' copy."""
+        """The weights that imitation and RL train: neither the encoder nor the frozen copy of the first steps."""
         return {name: p for name, p in self.named_parameters() if name.startswith("heads.late.")}
 
     def with_sampler(self, sampler: DiffusionSampler) -> DiffusionPolicy:
-        """Sample with ``sampler`` from now on.
+        """Replace the sampler; returns ``self``.
 
-        The first one that does not fine-tune all steps freezes a copy of the network for the others.  Raises UserError
-        for another process than the network has learnt, and for another number of steps once there is such a copy.
+        The first sampler that fine-tunes fewer than all steps freezes a copy of the network for the other steps.
+        Raises UserError for another diffusion process than the network was trained for, and for other numbers of steps
+        once the frozen copy exists.
         """
-        now = self.config.sampler
-        if sampler.process != now.process:
+        current = self.config.sampler
+        if sampler.process != current.process:
             raise UserError(
-                f"the network has learnt to undo {now.process} but the sampler is for {sampler.process}, so its steps "
-                "would mean something else; keep the process, or imitate anew."
+                f"the network was trained for {current.process} but the sampler is for {sampler.process}, so its "
+                "outputs would be misread; keep the process, or train the policy by imitation again."
             )
-        if "early" in self.heads and (sampler.steps, sampler.fine_tuned) != (now.steps, now.fine_tuned):
+        if "early" in self.heads and (sampler.steps, sampler.fine_tuned) != (current.steps, current.fine_tuned):
             raise UserError(
-                f"the last {now.fine_tuned} of {now.steps} steps of this policy have a network of their own, so it "
-                f"cannot sample with {sampler.fine_tuned} of {sampler.steps}; keep these numbers, or begin again with "
-                "the policy by imitation."
+                f"the last {current.fine_tuned} of {current.steps} steps of this policy have a network of their own, "
+                f"so it cannot sample with {sampler.fine_tuned} of {sampler.steps}; keep these numbers, or start from "
+                "the imitation checkpoint."
             )
         self.config = replace(self.config, sampler=sampler)
         self._freeze_early_copy()
         return self
 
     def _freeze_early_copy(self) -> None:
-        """Give the first steps their frozen copy when they need one."""
+        """Freeze a copy of the network for the first steps when fewer than all steps are fine-tuned."""
         if self.config.sampler.fine_tuned < self.config.sampler.steps and "early" not in self.heads:
             self.heads["early"] = copy.deepcopy(self.heads["late"]).requires_grad_(False)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` (the heads) and the eyes' own checkpoint in ``encoder/``."""
+        """Write ``config.json``, ``model.safetensors`` (the heads) and the encoder's checkpoint in ``encoder/``."""
         name = f"{type(self).__module__}:{type(self).__qualname__}"
         config = {"policy": name, "spec": self.spec.to_json(), "config": to_json(self.config)}
         save_folder(Path(folder), config, self.heads.state_dict(), inside={"encoder": self.encoder})

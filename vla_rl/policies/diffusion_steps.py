@@ -1,4 +1,4 @@
-"""Going back through a diffusion: the Gaussian steps that diffusers' DDIM and DDPM schedulers imply, and their density.
+"""Denoising steps: the Gaussians that the DDIM and DDPM schedulers of diffusers imply, and their density.
 
 Convention: ``x_t = sqrt(alpha_t) x_0 + sqrt(1 - alpha_t) eps`` at the integer timesteps of training, ``alpha`` being
 diffusers' ``alphas_cumprod``.  Shapes: ``B`` samples, ``N`` dimensions, ``K`` steps, the last ``K'`` of them
@@ -25,16 +25,16 @@ from torch import Tensor
 from vla_rl.contract.errors import UserError
 
 Network: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""A network with its observation given: points [B,k,N] and timesteps, as shares of training's, [B,k] -> [B,k,N]."""
+"""A network conditioned on an observation: points [B,k,N] and timesteps / training timesteps [B,k] -> [B,k,N]."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """What the network learns to undo; names and values are those of diffusers' schedulers.
+    """The forward diffusion process; names and values are those of diffusers' schedulers.
 
-    "v_prediction" (Salimans & Ho 2022, arXiv 2202.00512) where DPPO has "epsilon": at the noisiest of 20
-    timesteps the cosine schedule multiplies an error in the noise by 400, so there nearly every ``x0_hat`` would be
-    clipped, and what is clipped has no gradient (lift, 30 demonstrations, the same 800 steps, one seed, 256 validation
+    "v_prediction" (Salimans & Ho 2022, arXiv 2202.00512) replaces DPPO's "epsilon": at the noisiest of 20 timesteps
+    the cosine schedule multiplies an error in the noise by 400, so nearly every ``x0_hat`` would be clipped there, and
+    clipped values have no gradient (lift, 30 demonstrations, the same 800 steps, one seed, 256 validation
     scenes: 58.6 % with v, 42.2 % with epsilon).
     """
 
@@ -44,7 +44,7 @@ class Process:
     clip: float = 1.0  # |x0_hat| is at most this; normalised actions are within 1
 
     def options(self) -> dict[str, Any]:
-        """Arguments for a scheduler of diffusers; "trailing" begins at the noisiest timestep, where noise is noise."""
+        """Arguments for a scheduler of diffusers; "trailing" starts at the noisiest timestep, which is pure noise."""
         return {
             "num_train_timesteps": self.timesteps,
             "beta_schedule": self.betas,
@@ -56,7 +56,7 @@ class Process:
 
 
 class Reverse(Protocol):
-    """How to go back; the two numbers are shares of DDPM's posterior std."""
+    """A reverse process; its two numbers are multiples of DDPM's posterior std."""
 
     @property
     def exploring(self) -> float:
@@ -67,15 +67,15 @@ class Reverse(Protocol):
         """Noise in mode "eval"."""
 
     def scaled(self, factor: float) -> Reverse:
-        """The same with ``factor`` times the noise that is ours to choose."""
+        """The same process with its adjustable noise multiplied by ``factor``."""
 
     def scheduler(self, process: Process) -> Any:
-        """The scheduler of diffusers whose steps these are."""
+        """The scheduler of diffusers that defines these steps."""
 
 
 @dataclass(frozen=True)
 class Ddim:
-    """DDIM: explores with ``eta`` and is deployed without noise.  Raises UserError unless 0 <= eta <= 1."""
+    """DDIM: noise ``eta`` in exploration, none in deployment.  Raises UserError unless 0 <= eta <= 1."""
 
     eta: float = 1.0
 
@@ -102,7 +102,7 @@ class Ddim:
 
 @dataclass(frozen=True)
 class Ddpm:
-    """Ancestral sampling, "fixed_small": the process' own noise, exploring or deployed."""
+    """Ancestral sampling ("fixed_small"): the posterior's noise, in exploration and deployment alike."""
 
     @property
     def exploring(self) -> float:
@@ -132,9 +132,9 @@ def diffusers() -> Any:
 
 
 class StepTable(NamedTuple):
-    """One entry per step, float64 [K], noisiest first: see the formula at the top of this file."""
+    """One entry per step, float64 [K], noisiest first; see the formula at the top of this file."""
 
-    time: Tensor  # timestep as a share of training's
+    time: Tensor  # timestep / training timesteps
     from_x: Tensor  # c_x
     from_network: Tensor  # c_n
     on_x0: Tensor  # w_0
@@ -145,7 +145,7 @@ class StepTable(NamedTuple):
 def step_table(process: Process, reverse: Reverse, steps: int, noise: float, floor: float) -> StepTable:
     """The ``steps`` steps of ``reverse``, with ``noise`` times DDPM's posterior std but at least ``floor``.
 
-    The floor adds noise without changing the mean, as in DPPO; the last step has none of its own.
+    The floor adds noise without changing the mean, as in DPPO; without it the last step is deterministic.
     """
     scheduler = reverse.scheduler(process)
     scheduler.set_timesteps(steps)
@@ -166,12 +166,12 @@ def step_table(process: Process, reverse: Reverse, steps: int, noise: float, flo
 class DiffusionSampler:
     """Draws chains and gives their density, both through one formula (:meth:`_transition`).
 
-    ``fine_tuned`` is K': those last steps have a density and learn; the others come from a network that is left alone,
-    so the density is exact for the policy (x_{K-K'}, action) and a score gradient that of the executed policy.
-    ``floor`` is the least std of exploration, the same number when sampling and in the likelihood (DPPO, arXiv
-    2409.00588, has .1 for both).  What is deployed has no floor.
+    ``fine_tuned`` is K': the last K' steps are trained and have a density; the first steps use a frozen network, so
+    the density is exact for the policy (x_{K-K'}, action) and its score gradient is that of the executed policy.
+    ``floor`` is the minimum std of exploration, the same in sampling and likelihood (.1 for both in DPPO, arXiv
+    2409.00588).  The deployed policy has no floor.
 
-    Raises UserError where no such chain exists.
+    Raises UserError for numbers that define no such chain.
     """
 
     process: Process = Process()
@@ -204,11 +204,11 @@ class DiffusionSampler:
 
     @cached_property
     def deployed_table(self) -> StepTable:
-        """The steps of what is deployed."""
+        """The steps of deployment."""
         return step_table(self.process, self.reverse, self.steps, self.reverse.deployed, 0.0)
 
     def scaled(self, factor: float) -> DiffusionSampler:
-        """The same sampler with ``factor`` times the noise, floor included; that of the process itself stays."""
+        """The same sampler with ``factor`` times the noise, floor included; the noise of DDPM itself is not scaled."""
         return replace(self, reverse=self.reverse.scaled(factor), floor=self.floor * factor)
 
     def sample(
@@ -216,7 +216,7 @@ class DiffusionSampler:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Chains from ``noise`` [B,N] by ``early`` and, in the last K' steps, ``late``; with gradient: reparameterised.
 
-        Points [B,K'+1,N] from where fine-tuning begins to the sample, never clipped; mean and std [B,K',N].
+        Returns the points [B,K'+1,N] of the fine-tuned steps, never clipped, and mean and std [B,K',N].
         """
         points, means, stds = self._denoise(self.table, early, late, noise, generator)
         first = self.steps - self.fine_tuned
@@ -245,8 +245,8 @@ class DiffusionSampler:
 
     def _transition(self, table: StepTable, network: Network, x: Tensor, steps: slice) -> tuple[Tensor, Tensor]:
         """Mean and std [B,k,N] of ``steps`` from ``x`` [B,k,N]."""
-        rows = torch.stack(tuple(table))[:, steps].to(x).unsqueeze(-1)
-        time, from_x, from_network, on_x0, on_x, std = rows.unbind(0)
+        coefficients = torch.stack(tuple(table))[:, steps].to(x).unsqueeze(-1)
+        time, from_x, from_network, on_x0, on_x, std = coefficients.unbind(0)
         output = network(x, time.squeeze(-1).expand(x.shape[:2])).to(x.dtype)
         x0 = (from_x * x + from_network * output).clamp(-self.process.clip, self.process.clip)
         mean = on_x0 * x0 + on_x * x
@@ -267,11 +267,11 @@ def step_entropy(std: Tensor) -> Tensor:
 def denoising_loss(
     process: Process, network: Network, x0: Tensor, noise: Tensor, timestep: Tensor, scheduler: Any
 ) -> Tensor:
-    """Squared error of what ``network`` predicts (noise or v) at ``timestep`` int64 [B], averaged over N, [B].
+    """Squared error of the network's prediction (noise or v) at ``timestep`` int64 [B], averaged over N, [B].
 
     ``x0`` and ``noise`` are [B,N]; the unweighted loss of DDPM (eq. 14), by ``scheduler`` of diffusers.
     """
     point = scheduler.add_noise(x0, noise, timestep)
-    wanted = noise if process.prediction == "epsilon" else scheduler.get_velocity(x0, noise, timestep)
+    target = noise if process.prediction == "epsilon" else scheduler.get_velocity(x0, noise, timestep)
     time = (timestep.to(x0) / process.timesteps).unsqueeze(1)
-    return (network(point.unsqueeze(1), time).squeeze(1) - wanted).square().mean(-1)
+    return (network(point.unsqueeze(1), time).squeeze(1) - target).square().mean(-1)
