@@ -317,7 +317,7 @@ def test_imitation_recovers_a_known_distribution():
         (lambda: DiffusionSampler(steps=40), "40 steps do not divide"),
         (lambda: DiffusionSampler(floor=0.0), "set it above 0"),
         (lambda: Ddim(1.5), "eta is 1.5"),
-        (lambda: DiffusionPolicy(GaussianPolicy(ENV.spec)), "GaussianPolicy has no 'perceived'"),
+        (lambda: DiffusionPolicy(GaussianPolicy(ENV.spec)), "GaussianPolicy has no feature_sizes"),
         (lambda: made().with_sampler(POLICIES["epsilon"]), "keep the process"),
         (lambda: made(POLICIES["ddim, last two"]).with_sampler(DiffusionSampler()), "last 2 of 5 steps"),
         (

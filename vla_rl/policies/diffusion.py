@@ -85,7 +85,7 @@ class DiffusionPolicy(nn.Module):
         if not isinstance(getattr(encoder, "feature_sizes", None), Mapping):
             raise UserError(
                 f"{type(encoder).__name__} has no feature_sizes, which names the features that a head may act on, so "
-                "it cannot be the encoder of a diffusion policy; give an encoder such as a TinyVLA, or add the property."
+                "it cannot be the encoder of a diffusion policy; give a policy that has them, or add the property."
             )
         self.encoder, self.spec, self.config, self.version = encoder, encoder.spec, config or DiffusionConfig(), 0
         self.action_scale = Affine.from_bounds(self.spec.action)
