@@ -37,8 +37,8 @@ SMALL: dict[str, Any] = {
     "critic_warmup": 1,
     "save_every": 1,
     "offline_steps": 20,
-    "groups": 4,
-    "limit": 8,
+    "groups": 8,
+    "limit": 16,
     "ahead": 1,
 }
 
