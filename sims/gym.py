@@ -25,7 +25,7 @@ class GymEnv:
 
     Rewards are Gymnasium's own.  Its termination is the cause "terminated", its truncation "time_limit" (both at once:
     terminated); an observation that is not finite is not handed out but truncates the row ("diverged", reward 0).
-    Gymnasium knows no success, so ``success`` is always False: judge by returns.
+    Gymnasium has no notion of success: ``spec.success`` is None and ``success`` is always False; compare returns.
 
     A snapshot is a seed and the actions since: ``restore`` plays them again, which is exact for whatever Gymnasium
     environment keeps its promise that these decide an episode, and takes as long as it took.
@@ -170,6 +170,7 @@ def _spec(one: gymnasium.Env[Any, Any], shown: np.ndarray, hidden: Mapping[str, 
         control_dt=float(getattr(one.unwrapped, "dt", 1 / per_second)),
         time_limit=limit,
         max_chunk=limit,
+        success=None,
         extras={key: _array_spec(seen, entries) for key, entries in hidden.items()},
         can_snapshot=True,
     )

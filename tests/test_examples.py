@@ -98,7 +98,7 @@ def test_the_algorithm_improves_the_policy():
         learner.update(rollout)
         regrets.append(_regret(rollout))
     assert np.mean(regrets[-5:]) < 0.2 * np.mean(regrets[:5]), regrets[::10]
-    outcomes = evaluate(env, policy, range(64), torch.Generator(), "eval")
+    outcomes = evaluate(env, policy, range(64), torch.Generator())
     assert outcomes.rate.success > 0.9
 
 

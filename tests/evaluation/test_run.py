@@ -11,6 +11,7 @@ from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
 from vla_rl.contract.policy import ActionOut
 from vla_rl.evaluation.run import evaluate
+from vla_rl.evaluation.stats import MeanReturn
 
 SEEDS = [*range(100, 111), 7]
 
@@ -80,3 +81,20 @@ def test_nothing_privileged_reaches_the_policy():
     found = evaluate(env, policy, [1, 2], None)
     assert set(found.cause) == {"time_limit"} and found.length.tolist() == [60, 60]
     assert policy.seen and not any(obs.extras for obs in policy.seen)
+
+
+class Still(Auditor):
+    """Sends zeros."""
+
+    def act(self, features, state, mode, generator):
+        action = np.zeros((self.rows, self.horizon, 1), np.float32)
+        return ActionOut(action, action, np.zeros(self.rows)), state
+
+
+def test_without_success_the_score_is_the_mean_return():
+    """Gymnasium's tasks know no success: 0 % would say nothing."""
+    env = make("gym", num_envs=2, id="Pendulum-v1", time_limit=6)
+    found = evaluate(env, Still(2, 3), [1, 2, 3], None)
+    assert found.score == MeanReturn.of(found.returns) and found.score.mean < 0
+    counted = evaluate(make("counting", num_envs=2), Auditor(2), [1, 2, 3], None)
+    assert counted.score == counted.rate

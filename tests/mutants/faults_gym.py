@@ -139,8 +139,8 @@ FAULTS = (
     Fault(
         "a return is that of the last chunk",
         "vla_rl/evaluation/run.py",
-        "self.returns[self.playing[busy]] += _sum(step.reward)[busy]",
-        "self.returns[self.playing[busy]] = _sum(step.reward)[busy]",
+        "self.returns[self.playing[active]] += _sum(step.reward)[active]",
+        "self.returns[self.playing[active]] = _sum(step.reward)[active]",
         ("tests/evaluation/test_run.py::test_every_seed_is_played_once_and_told_truly",),
     ),
     Fault(

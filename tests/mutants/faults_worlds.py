@@ -166,15 +166,15 @@ _EVALUATION = (
     Fault(
         "rows without a seed play on",
         _RUN,
-        "np.flatnonzero(on_host(step.done) & busy)",
+        "np.flatnonzero(on_host(step.done) & active)",
         "np.flatnonzero(on_host(step.done))",
         (f"{_ON_RUN}test_every_seed_is_played_once_and_told_truly",),
     ),
     Fault(
         "lengths count chunks as if whole",
         _RUN,
-        "return on_host(valid).sum(1)",
-        "return on_host(valid).any(1) * on_host(valid).shape[1]",
+        "return on_host(per_action).sum(1)",
+        "return on_host(per_action).any(1) * on_host(per_action).shape[1]",
         (f"{_ON_RUN}test_every_seed_is_played_once_and_told_truly",),
     ),
     Fault(

@@ -113,6 +113,12 @@ def test_simulators_and_dreams_keep_the_contract(world, kind):
     assert 3 < len(ends) < 40, "the model has ended some, and not all"
 
 
+def test_a_reward_model_brings_success_to_an_environment_that_has_none():
+    inner = CountingEnv(2)
+    inner.spec = replace(inner.spec, success=None)
+    assert rewarded(inner, Watching(course)).spec.success == "once"
+
+
 def test_what_has_no_snapshots_or_no_camera():
     class Forgetful:
         """The counting environment without snapshots."""

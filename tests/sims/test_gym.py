@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from sims.catalog import make
 from sims.gym import GymEnv
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
 
 HALF_CHEETAH = {"id": "HalfCheetah-v5", "time_limit": 12}
@@ -66,6 +69,15 @@ def test_tasks_of_many_kinds_keep_the_contract(id):
     env = make("gym", num_envs=3, id=id, time_limit=20, privileged={"some": [1, 2]})
     assert len(check_env(env, seed=3)) == 7
     env.close()
+
+
+def test_an_environment_without_success_never_reports_one():
+    env = countdown()
+    assert env.spec.success is None and EnvSpec.from_json(env.spec.to_json()) == env.spec
+    wrong = make("counting", num_envs=2)
+    wrong.spec = replace(wrong.spec, success=None)
+    with pytest.raises(ContractError, match=r"an episode succeeded although spec\.success is None"):
+        check_env(wrong)
 
 
 def test_an_episode_is_the_one_that_gymnasium_plays():

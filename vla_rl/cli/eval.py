@@ -56,14 +56,16 @@ def evaluate(arguments: Sequence[str]) -> None:
     judged = EvaluationConfig(num_envs=config.num_envs)
     outcomes = stages.play(config.world, policy, seeds, judged, config.seed, config.seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
-    console.print(f"{arguments[0]}: {percent(outcomes.rate)} of {config.episodes} {config.seeds} episodes ({ends})")
     earned = MeanReturn.of(outcomes.returns)
-    if not np.array_equal(outcomes.returns, outcomes.success):  # rewards say more than success does
-        console.print(f"  mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]")
-    families = outcomes.families if len(outcomes.families) > 1 else {}
+    mean = f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"
+    headline = percent(outcomes.rate) if outcomes.has_success else mean
+    console.print(f"{arguments[0]}: {headline} of {config.episodes} {config.seeds} episodes ({ends})")
+    if outcomes.has_success and not np.array_equal(outcomes.returns, outcomes.success):  # rewards add something
+        console.print(f"  {mean}")
+    families = outcomes.families if outcomes.has_success and len(outcomes.families) > 1 else {}
     for name, rate in families.items():
         console.print(f"  {name}: {percent(rate)} of {rate.episodes}")
-    result = {**asdict(outcomes.rate), "families": {name: asdict(rate) for name, rate in families.items()}}
+    result = {**asdict(outcomes.score), "families": {name: asdict(rate) for name, rate in families.items()}}
     result["returns"] = asdict(earned)
     if config.out:
         write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": arguments[0]})

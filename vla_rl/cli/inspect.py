@@ -146,7 +146,11 @@ def _spec(show: Console, spec: EnvSpec) -> None:
     for name in ("state", "action"):
         show.print(_table(f"entries of {name}", ("name", "range", "unit"), _entries(arrays[name])))
     limit = f"{spec.time_limit} control steps of {spec.control_dt:g} s; chunks of up to {spec.max_chunk}"
-    facts = [("tasks", "\n".join(spec.tasks)), ("time limit", limit), ("success", spec.success)]
+    facts = [
+        ("tasks", "\n".join(spec.tasks)),
+        ("time limit", limit),
+        ("success", spec.success or "none: compare returns"),
+    ]
     facts += [("device", spec.device), ("snapshots", "yes" if spec.can_snapshot else "no")]
     show.print(_table("episodes", ("", ""), facts))
 

@@ -92,6 +92,8 @@ def check_step(step: Step, spec: EnvSpec, num_envs: int, horizon: int) -> None:
     _require(bool((np.diff(valid.astype(int), axis=1) <= 0).all()), "valid becomes True again inside a chunk")
     _require(bool(valid[~(terminated | truncated)].all()), "a running environment has an action that was not executed")
     _require(not on_host(step.reward)[~valid].any(), "an action that was not executed earned a reward")
+    if spec.success is None:
+        _require(not on_host(step.success).any(), "an episode succeeded although spec.success is None")
     _require(len(step.cause) == num_envs, f"cause has {len(step.cause)} entries for {num_envs} environments")
     for env, cause in enumerate(step.cause):
         ended = bool(terminated[env] or truncated[env])

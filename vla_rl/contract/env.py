@@ -62,7 +62,7 @@ class Step:
     terminated  bool [E]        ended by the task (success at the time limit included); stays True until the reset
     truncated   bool [E]        ended from outside the task (time limit, uncertainty); never with terminated; stays True
     cause       [E] of str      why the episode ended: "success", "time_limit", ...; "" while it runs
-    success     bool [E]        latched, see ``spec.success``
+    success     bool [E]        latched, see ``spec.success``; always False where that is None
     executed    float32 [E,H,D] actions after clipping and safety, 0 where not valid
     intervened  bool [E,H]      a person acted instead of the policy
     frames      with observe="all": the ``H`` observations after each action; after an end the last one repeats

@@ -34,7 +34,8 @@ class EnvSpec:
     never reach a policy.  ``tasks`` is a table of instructions that only grows; an observation carries an index into
     it.  ``families`` names the kind of each task ("lift", "place"), so that success can be reported by kind; it is
     empty when there is one kind.  ``control_dt`` is in seconds per low-level action, ``time_limit`` in such actions per
-    episode.
+    episode.  ``success``: "once" if one moment of success suffices, "at_end" if only the last moment counts, None if
+    the environment has no notion of success; ``Step.success`` is then always False and returns are compared instead.
     """
 
     name: str
@@ -46,7 +47,7 @@ class EnvSpec:
     time_limit: int
     max_chunk: int
     extras: dict[str, ArraySpec] = field(default_factory=dict)
-    success: Literal["once", "at_end"] = "once"
+    success: Literal["once", "at_end"] | None = "once"
     device: str = "cpu"
     can_snapshot: bool = False
     families: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Play one episode per seed and say what became of each."""
+"""Evaluate a policy: play one episode per seed and record the outcome of each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from vla_rl.contract.env import Array, Observation, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import Mode, Policy, encode_observation
-from vla_rl.evaluation.stats import Rate
+from vla_rl.contract.policy import Policy, encode_observation
+from vla_rl.evaluation.stats import MeanReturn, Rate
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Outcomes:
     """One entry per seed, in the order of the seeds.
 
     success bool [n]; cause and family (the kind of task) are texts; length int [n], in low-level actions; returns float
-    [n], sums of rewards, undiscounted
+    [n], undiscounted sums of rewards.  ``has_success`` is False for an environment without a notion of success
+    (``spec.success`` None): ``success`` is then False throughout and means nothing.
     """
 
     seeds: np.ndarray
@@ -28,6 +29,12 @@ class Outcomes:
     length: np.ndarray
     family: tuple[str, ...]
     returns: np.ndarray
+    has_success: bool = True
+
+    @property
+    def score(self) -> Rate | MeanReturn:
+        """The headline number: the success rate, or the mean return where the environment has no success."""
+        return self.rate if self.has_success else MeanReturn.of(self.returns)
 
     @property
     def rate(self) -> Rate:
@@ -50,16 +57,16 @@ def evaluate(
     policy: Policy,
     seeds: Sequence[int],
     generator: Any,
-    mode: Mode = "eval",
     view: Callable[[Observation], Observation] = lambda obs: obs,
     report: Callable[[int, int], None] = lambda episodes, successes: None,
 ) -> Outcomes:
-    """Play ``seeds`` once each; a row that ends takes the next seed.
+    """Play every one of ``seeds`` once with ``policy`` in mode "eval"; a row whose episode ended takes the next seed.
 
-    ``view`` changes what the policy sees (blanked images, say); ``report(episodes, successes)`` is called as they end.
-    The same seeds, generator and ``env.num_envs`` give the same outcomes.
+    ``view`` changes the observations of the policy (blanks the images, for example); ``report(episodes, successes)`` is
+    called whenever episodes end.  The same seeds, generator and ``env.num_envs`` give the same outcomes.
+    Raises UserError without a seed.
     """
-    return _Evaluation(env, policy, seeds, view, report).run(generator, mode)
+    return _Evaluation(env, policy, seeds, view, report).run(generator)
 
 
 class _Evaluation:
@@ -83,22 +90,23 @@ class _Evaluation:
         if not len(self.seeds):
             raise UserError("no seeds were given, so there is nothing to evaluate; give at least one.")
 
-    def run(self, generator: Any, mode: Mode) -> Outcomes:
+    def run(self, generator: Any) -> Outcomes:
         state = self.policy.initial_state(self.env.num_envs)
         obs, state = self._refill(np.arange(self.env.num_envs), None, state)
         while (self.playing >= 0).any():
             features, state = encode_observation(self.policy, self.view(obs), state, generator)
-            out, state = self.policy.act(features, state, mode, generator)
+            out, state = self.policy.act(features, state, "eval", generator)
             step = self.env.step(to_env(out.action, self.env))
-            obs, state = self._refill(self._book(step), step.obs, state)
-        return Outcomes(self.seeds, self.success, tuple(self.cause), self.length, tuple(self.family), self.returns)
+            obs, state = self._refill(self._record(step), step.obs, state)
+        ends = self.success, tuple(self.cause), self.length, tuple(self.family), self.returns
+        return Outcomes(self.seeds, *ends, has_success=self.env.spec.success is not None)
 
-    def _book(self, step: Step) -> Array:
-        """Note the outcomes of rows that ended; returns those rows."""
-        busy = self.playing >= 0
-        self.length[self.playing[busy]] += _sum(step.valid)[busy]
-        self.returns[self.playing[busy]] += _sum(step.reward)[busy]
-        ended = np.flatnonzero(on_host(step.done) & busy)
+    def _record(self, step: Step) -> Array:
+        """Record the outcomes of rows that ended; returns those rows."""
+        active = self.playing >= 0
+        self.length[self.playing[active]] += _sum(step.valid)[active]
+        self.returns[self.playing[active]] += _sum(step.reward)[active]
+        ended = np.flatnonzero(on_host(step.done) & active)
         for row in ended:
             self.success[self.playing[row]] = bool(step.success[row])
             self.cause[self.playing[row]] = step.cause[int(row)]
@@ -108,7 +116,7 @@ class _Evaluation:
         return ended
 
     def _refill(self, rows: Array, obs: Observation | None, state: Any) -> tuple[Observation, Any]:
-        """Give ``rows`` their next seeds.  At the very start every row is reset, spare ones with the first seed."""
+        """Give ``rows`` their next seeds.  At the start every row is reset, surplus ones with the first seed."""
         upcoming = [next(self.queue, -1) for _ in rows]
         self.playing[rows] = upcoming
         fresh = rows if obs is None else rows[np.array(upcoming, dtype=int) >= 0]
@@ -120,5 +128,5 @@ class _Evaluation:
         return obs, state
 
 
-def _sum(valid: Array) -> np.ndarray:
-    return on_host(valid).sum(1)
+def _sum(per_action: Array) -> np.ndarray:
+    return on_host(per_action).sum(1)

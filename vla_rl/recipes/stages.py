@@ -15,7 +15,7 @@ from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes, evaluate
-from vla_rl.evaluation.stats import Rate
+from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.demonstrations import Demonstrations, record
 from vla_rl.policies.diffusion import DiffusionPolicy
 from vla_rl.policies.normalization import Affine
@@ -149,11 +149,11 @@ def improve(
     if saved is None:
         trainee.begin()
 
-    def validate() -> Rate:
+    def validate() -> Rate | MeanReturn:
         outcomes = evaluate(validation, policy, held_out, generator(seed, 3))
         if len(outcomes.families) > 1:
             by_family.update({f"validation/{name}": rate.success for name, rate in outcomes.families.items()})
-        return outcomes.rate
+        return outcomes.score
 
     with bar("improve", method.loop.iterations) as update, patient_sigterm() as asked_to_stop:
 

@@ -55,7 +55,7 @@ class RewardedEnv:
                 f"{env.spec.name!r} has {lack}, so a reward model cannot look at it; give an environment with pictures "
                 "in numpy."
             )
-        self.spec = replace(env.spec, name=f"rewarded {env.spec.name}")
+        self.spec = replace(env.spec, name=f"rewarded {env.spec.name}", success=env.spec.success or "once")
         self._memory = {name: np.asarray(item) for name, item in reward.initial_state(env.num_envs).items()}
         self._judged = {"done": np.zeros(env.num_envs, bool), "progress": np.zeros(env.num_envs, np.float32)}
         self._shown = _nothing(env)  # the observation of every row, by the names of :func:`_flat`
