@@ -27,6 +27,7 @@ from tests.mutants import (
     faults_resume,
     faults_rewarded,
     faults_rewards,
+    faults_runs,
     faults_sac,
     faults_tabletop,
     faults_training,
@@ -63,4 +64,5 @@ FAULTS: tuple[Fault, ...] = (
     *faults_residual.FAULTS,
     *faults_gym.FAULTS,
     *faults_sac.FAULTS,
+    *faults_runs.FAULTS,
 )

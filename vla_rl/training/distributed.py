@@ -1,8 +1,8 @@
-"""Data parallelism by torchrun: every process plays its own rows, and together they take one optimiser's steps.
+"""Data parallelism by torchrun: every process steps its own environments, and all take the same optimizer steps.
 
-The minibatches are those of one process that had all the rows (they are drawn from all decisions, by generators that
-are the same everywhere), gradients and statistics are summed, and every process takes the same step; so the weights
-are those of one process up to the order of summation.  Start it with
+The minibatches are those of one process with all environments: they are drawn from all decisions, by generators with
+the same state in every process.  Gradients and statistics are summed, so the weights are those of one process up to the
+order of summation.  Start it with
 
     torchrun --nproc-per-node 2 -m vla_rl.cli train CONFIG
 """
@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from vla_rl.contract.batch import ExperienceSource, OneProcess, Reducer, Rollout
 
+HOST = torch.device("cpu")
+
 
 class ProcessGroup:
     """The ``Reducer`` of a torchrun's processes: gloo on CPUs, nccl where every process has a GPU."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        self.device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else HOST
 
     def sum(self, values: Tensor) -> Tensor:
         """``values`` summed over all processes, on the device that they came from."""
@@ -36,21 +38,21 @@ class ProcessGroup:
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """One message for all gradients of a step."""
-        held = list(parameters)
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in held]
+        trained = list(parameters)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
         total = self.sum(torch.cat([part.flatten() for part in parts]))
-        for parameter, part in zip(held, total.split([p.numel() for p in held]), strict=True):
+        for parameter, part in zip(trained, total.split([p.numel() for p in trained]), strict=True):
             parameter.grad = part.view_as(parameter)
 
 
 class SummedCounters:
-    """A source whose ``info`` counts what all processes collected; seconds are those of the average process."""
+    """A source whose ``info`` holds the sums of all processes' counters and the mean of their seconds (``*_s``)."""
 
     def __init__(self, source: ExperienceSource, reducer: Reducer) -> None:
         self.source, self.reducer = source, reducer
 
     def next(self) -> Rollout:
-        """The rollout of this process's rows."""
+        """The rollout of this process's environments."""
         rollout = self.source.next()
         names = sorted(rollout.info)
         total = self.reducer.sum(torch.tensor([rollout.info[name] for name in names], dtype=torch.float64)).tolist()
@@ -59,22 +61,27 @@ class SummedCounters:
 
 
 def current_reducer() -> Reducer:
-    """What joins this process with those that torchrun started beside it, if it did."""
+    """The reducer over torchrun's processes, or that of one process."""
     return ProcessGroup() if dist.is_available() and dist.is_initialized() else OneProcess()
 
 
 def barrier(reducer: Reducer) -> None:
-    """Return when every process has come here."""
+    """Return when every process has called it."""
     reducer.sum(torch.zeros(1, dtype=torch.float64))
 
 
 @contextmanager
-def torchrun_processes() -> Iterator[Reducer]:
-    """The processes that torchrun started, or this one alone."""
+def torchrun_processes(device: torch.device = HOST) -> Iterator[Reducer]:
+    """The processes that torchrun started, or this one alone; ``device`` is where this one computes (resolve_device).
+
+    Processes with a GPU each sum over nccl, all others over gloo.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield OneProcess()
         return
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield ProcessGroup()
     finally:
