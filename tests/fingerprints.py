@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from vla_rl.cli.train import run
 from vla_rl.recipes.config_files import load_config
+from vla_rl.training.fit import FitConfig
 
 IMPROVE = (
     *(f"demo.py:{name}" for name in ("last_step", "one_step", "all_steps", "flow_noise", "rloo")),
@@ -66,6 +67,11 @@ def main(names: Sequence[str]) -> None:
             pendulum = load_config("gym.py:inverted_pendulum")
             pendulum = replace(pendulum, loop=replace(pendulum.loop, iterations=5))
             report("gym.py:inverted_pendulum", trained(pendulum, Path(folder) / "pendulum"))
+        for name in ("imagine.py:lift", "imagine.py:lift_grpo"):
+            if wanted(name, names):
+                out = Path(folder) / name.replace(":", "-")
+                report(name, trained(imagined(load_config(name), imitation), out))
+                report(f"{name} (world model)", (out / "checkpoints" / "world").glob("*.safetensors"))
 
 
 def wanted(name: str, names: Sequence[str]) -> bool:
@@ -77,6 +83,27 @@ def trained(config: Any, out: Path) -> list[Path]:
     """Run ``config``; returns the tensors of its last training state."""
     run(config, str(out))
     return sorted((out / "state").glob("*/*.safetensors"))[-1:]
+
+
+def imagined(config: Any, imitation: Path) -> Any:
+    """The imagination ``config`` with a small world model, two purchases of real episodes and four iterations."""
+    fits = {part: FitConfig(steps=6, batch=8) for part in ("motion", "pose", "video", "touch")}
+    backbone = replace(config.plan.model.backbone, width=16, deep=16, depth=1)
+    plan = replace(
+        config.plan,
+        model=replace(config.plan.model, backbone=backbone, precision="float32"),
+        dream=replace(config.plan.dream, horizon=10, deadline=10),
+        gather=replace(config.plan.gather, own=8, clumsy=4, random=2, calibration=3, held_out=2, num_envs=4),
+        demonstrations=str(imitation / "demonstrations"),
+        fit=replace(config.plan.fit, **fits),
+        refit=replace(config.plan.refit, **fits),
+        trust=replace(config.plan.trust, most=1.0),
+        coevolution=replace(config.plan.coevolution, budget=3, batch=2, every=1, doubt=-1.0),
+    )
+    config = replace(shrunk(config), plan=plan, policy=str(imitation / "checkpoints" / "imitation"))
+    loop = replace(config.rl.loop, iterations=4, env_steps=0, validate_every=2)
+    experience = replace(config.rl.experience, num_envs=8)
+    return replace(config, rl=replace(config.rl, loop=loop, experience=experience))
 
 
 def shrunk(config: Any) -> Any:
