@@ -5,8 +5,6 @@ from dataclasses import replace
 from vla_rl.algorithms.group_relative import Mean, PerTrajectory
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.cli.imagine.growing import Plan
-from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.evaluation.agreement import Trust
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
@@ -15,6 +13,8 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imagine.coevolution import Plan
+from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.policies import TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig

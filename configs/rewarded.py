@@ -1,12 +1,12 @@
 """Lift by what a progress critic sees, not by what a simulator or a world model says; train the critic first:
 ``vla-rl train configs/rewards.py:progress`` (``--rl.reward FOLDER`` for another reward model)."""
 
-from vla_rl.cli.imagine.growing import Plan
-from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imagine.coevolution import Plan
+from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.rewarded import Rewarded
 from vla_rl.recipes.trainers import RLConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import save_untrained
-from tests.cli.imagine.test_grpo import GROUPS, dreams_of_lift
+from tests.recipes.imagine.test_grpo import GROUPS, dreams_of_lift
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_BUY, _TRUST, _RUN = "vla_rl/training/coevolve.py", "vla_rl/evaluation/agreement.py", "vla_rl/cli/imagine/growing.py"
+_BUY, _TRUST, _RUN = (
+    "vla_rl/training/coevolve.py",
+    "vla_rl/evaluation/agreement.py",
+    "vla_rl/recipes/imagine/coevolution.py",
+)
 _REPLAY, _LOOP, _ROWS = "world_models/replay.py", "vla_rl/training/loop.py", "vla_rl/recipes/metrics.py"
 _ON_BUY, _ON_TRUST = "tests/training/test_coevolve.py::", "tests/evaluation/test_trust.py::"
 _SIGN = f"{_ON_BUY}test_each_sign_alone_buys_and_says_why"
-_WHOLE = "tests/cli/imagine/test_dream_world.py::test_a_policy_is_improved_in_dreams_and_judged_in_the_truth"
-_STORY = "tests/cli/imagine/test_command.py::test_the_story_is_told_from_what_the_runs_left"
+_WHOLE = "tests/recipes/imagine/test_imagined_env.py::test_a_policy_is_improved_in_dreams_and_judged_in_the_truth"
+_STORY = "tests/recipes/imagine/test_comparison.py::test_the_story_is_told_from_what_the_runs_left"
 
 FAULTS = (
     Fault(
@@ -56,10 +60,12 @@ FAULTS = (
     ),
     Fault(
         "agreement is told by episodes that were learnt from",
-        "vla_rl/cli/imagine/gather.py",
+        "vla_rl/recipes/imagine/collect.py",
         "cuts = np.split(order, [plan.held_out, aside])",
         "cuts = [order[: plan.held_out], order[plan.held_out : aside], order]",
-        ("tests/cli/imagine/test_dream_world.py::test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out",),
+        (
+            "tests/recipes/imagine/test_imagined_env.py::test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out",
+        ),
     ),
     Fault(
         "the doubtful is shown",
@@ -77,66 +83,70 @@ FAULTS = (
     ),
     Fault(
         "the page plots a loss that nobody tells",
-        "vla_rl/cli/imagine/page.py",
+        "vla_rl/recipes/imagine/report.py",
         '"motion": "Where the robot may be"',
         '"state": "Where the robot may be"',
-        ("tests/cli/imagine/test_command.py::test_the_page_plots_losses_that_there_are",),
+        ("tests/recipes/imagine/test_comparison.py::test_the_page_plots_losses_that_there_are",),
     ),
     Fault(
         "strict dreams are called kind",
-        "vla_rl/cli/imagine/page.py",
+        "vla_rl/recipes/imagine/report.py",
         "'kind' if agreed['optimism'] > 0 else 'strict'",
         "'kind' if agreed['optimism'] < 0 else 'strict'",
-        ("tests/cli/imagine/test_command.py::test_the_story_is_told_from_what_the_runs_left",),
+        ("tests/recipes/imagine/test_comparison.py::test_the_story_is_told_from_what_the_runs_left",),
     ),
     Fault(
         "nothing to judge by is fine",
-        "vla_rl/cli/imagine/gather.py",
+        "vla_rl/recipes/imagine/collect.py",
         "if not (plan.calibration and plan.held_out and aside < plan.episodes):",
         "if not (plan.calibration and aside < plan.episodes):",
-        ("tests/cli/imagine/test_dream_world.py::test_nothing_left_to_learn_from_is_refused",),
+        ("tests/recipes/imagine/test_imagined_env.py::test_nothing_left_to_learn_from_is_refused",),
     ),
     Fault(
         "every way learns its own world",
-        "vla_rl/cli/imagine/study.py",
+        "vla_rl/recipes/imagine/study.py",
         "if learnt[other] == learnt[way]) for way in config.ways}",
         "if other == way) for way in config.ways}",
-        ("tests/cli/imagine/test_study.py::test_ways_that_learn_the_same_world_begin_with_it",),
+        ("tests/recipes/imagine/test_study.py::test_ways_that_learn_the_same_world_begin_with_it",),
     ),
     Fault(
         "validation in the simulator is not paid for",
-        "vla_rl/cli/imagine/study.py",
+        "vla_rl/recipes/imagine/study.py",
         'found["episodes"] + validated',
         'found["episodes"]',
-        ("tests/cli/imagine/test_study.py::test_every_way_is_tabled_over_its_seeds",),
+        ("tests/recipes/imagine/test_study.py::test_every_way_is_tabled_over_its_seeds",),
     ),
     Fault(
         "a world that is not trusted is lost",
         _RUN,
         '        save_world(model, self.folder.checkpoint("first"))',
         "        pass",
-        ("tests/cli/imagine/test_command.py::test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again",),
+        ("tests/recipes/imagine/test_comparison.py::test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again",),
     ),
     Fault(
         "a device is looked for when it is needed",
         _RUN,
         "        _require(plan.device)",
         "        pass",
-        ("tests/cli/imagine/test_command.py::test_a_device_that_is_not_there_is_refused_before_anything_is_played",),
+        (
+            "tests/recipes/imagine/test_comparison.py::test_a_device_that_is_not_there_is_refused_before_anything_is_played",
+        ),
     ),
     Fault(
         "a world that was begun with is trusted as far as it was",
-        "vla_rl/cli/imagine/growing.py",
+        "vla_rl/recipes/imagine/coevolution.py",
         "            trained = self._calibrated(model)",
         '            trained = Trained.load(Path(self.plan.begin_with) / "checkpoints" / "world", self.plan.dream)',
-        ("tests/cli/imagine/test_command.py::test_a_run_may_begin_with_what_another_gathered_and_learnt",),
+        ("tests/recipes/imagine/test_comparison.py::test_a_run_may_begin_with_what_another_gathered_and_learnt",),
     ),
     Fault(
         "a dream that ended in doubt seems not to have moved",
-        "vla_rl/cli/imagine/dream_world.py",
+        "vla_rl/recipes/imagine/imagined_env.py",
         "active & on_host(step.valid).all(1) & ~doubted)",
         "active & on_host(step.valid).all(1))",
-        ("tests/cli/imagine/test_dream_world.py::test_a_dream_that_ends_in_doubt_tells_nothing_of_inverse_dynamics",),
+        (
+            "tests/recipes/imagine/test_imagined_env.py::test_a_dream_that_ends_in_doubt_tells_nothing_of_inverse_dynamics",
+        ),
     ),
     Fault(
         "a dream that doubted once is sure again later",
@@ -154,19 +164,19 @@ FAULTS = (
     ),
     Fault(
         "a success in the first of the dreams is enough to agree",
-        "vla_rl/cli/imagine/dream_world.py",
+        "vla_rl/recipes/imagine/imagined_env.py",
         "sure=np.min([one.sure for one in found], 0)",
         "sure=found[0].sure",
         (
-            "tests/cli/imagine/test_dream_world.py::test_a_replay_is_as_sure_as_the_least_sure_of_the_dreams_that_a_success_is_dreamt",
+            "tests/recipes/imagine/test_imagined_env.py::test_a_replay_is_as_sure_as_the_least_sure_of_the_dreams_that_a_success_is_dreamt",
         ),
     ),
     Fault(
         "a simulator that begins as good is said never to be",
-        "vla_rl/cli/imagine/page.py",
+        "vla_rl/recipes/imagine/report.py",
         "if needed is not None",
         "if needed",
-        ("tests/cli/imagine/test_command.py::test_the_story_is_told_from_what_the_runs_left",),
+        ("tests/recipes/imagine/test_comparison.py::test_the_story_is_told_from_what_the_runs_left",),
     ),
     Fault(
         "bought episodes are not counted",
@@ -187,7 +197,7 @@ FAULTS = (
         _RUN,
         'if (kept / "config.json").exists():',
         "if False:",
-        ("tests/cli/imagine/test_command.py::test_what_was_trained_is_gone_on_with",),
+        ("tests/recipes/imagine/test_comparison.py::test_what_was_trained_is_gone_on_with",),
     ),
     Fault(
         "the best weights keep the score that they had in another world",

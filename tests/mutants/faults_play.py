@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _NAMES = ("rollout", "steering", "play")
-_ROLLOUT, _STEERING, _PLAY = (f"vla_rl/cli/imagine/{name}.py" for name in _NAMES)
-_ON_ROLLOUT, _ON_STEERING, _ON_PLAY = (f"tests/cli/imagine/test_{name}.py::" for name in _NAMES)
+_ROLLOUT, _STEERING, _PLAY = (f"vla_rl/recipes/imagine/{name}.py" for name in _NAMES)
+_ON_ROLLOUT, _ON_STEERING, _ON_PLAY = (f"tests/recipes/imagine/test_{name}.py::" for name in _NAMES)
 _CLIP = f"{_ON_ROLLOUT}test_a_clip_shows_what_was_recorded_beside_what_is_dreamt_of_it"
 _LABEL = f"{_ON_ROLLOUT}test_a_label_tells_kind_instruction_outcomes_and_doubt"
 _BACK = f"{_ON_STEERING}test_back_takes_steps_back_so_that_the_same_keys_give_the_same_again"

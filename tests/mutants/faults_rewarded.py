@@ -8,7 +8,7 @@ _ENV, _CLI = "vla_rl/rewards/env.py", "vla_rl/recipes/rewarded.py"
 _MEMBERS, _GROUPS = "vla_rl/experience/members.py", "vla_rl/experience/groups.py"
 _RELATIVE, _COLUMNS = "vla_rl/algorithms/group_relative.py", "vla_rl/experience/columns.py"
 _SEEN, _WITHIN = "tests/rewards/test_env.py::", "tests/cli/test_rewarded.py::"
-_TOY = "tests/cli/imagine/test_truncated.py::"
+_TOY = "tests/recipes/imagine/test_truncated.py::"
 _DIFFERENCES = f"{_SEEN}test_progress_is_paid_by_its_differences_with_steps_back_and_waiting"
 _WEIGHTS = f"{_SEEN}test_weights_of_progress_of_done_and_of_what_the_environment_pays_itself"
 _FRESH = f"{_SEEN}test_a_new_episode_begins_at_its_own_first_frame_and_the_others_go_on"
@@ -229,7 +229,7 @@ _CUT_OFF = (
         _RELATIVE,
         "rollout.truncated.any(0).double().mean()",
         "rollout.truncated.double().mean()",
-        ("tests/cli/imagine/test_grpo.py::test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept",),
+        ("tests/recipes/imagine/test_grpo.py::test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept",),
     ),
     Fault(
         "truncations are counted among the delivered only",

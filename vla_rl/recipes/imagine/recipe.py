@@ -6,13 +6,13 @@ import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vla_rl.cli.imagine.growing import Growing, GrowingWorld, Plan
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
 from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imagine.coevolution import Growing, GrowingWorld, Plan
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import Method, Setting
 from vla_rl.training.distributed import current_reducer

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from tests.world_models import dreams, pushing
-from vla_rl.cli.imagine.growing import Trained
-from vla_rl.cli.imagine.play import steering_of
-from vla_rl.cli.imagine.run import DreamRun
-from vla_rl.cli.imagine.steering import Steering
 from vla_rl.contract.env import Observation
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.imagine.coevolution import Trained
+from vla_rl.recipes.imagine.play import steering_of
+from vla_rl.recipes.imagine.saved_run import DreamRun
+from vla_rl.recipes.imagine.steering import Steering
 from vla_rl.training.tracking import RunFolder
 from world_models.env import DreamConfig
 from world_models.model import WorldModel
@@ -51,7 +51,7 @@ def run_folder(
     (path / "episodes").mkdir()
     pushing.played(10, seed=11).save(path / "episodes" / "held_out.npz")
     if policy:
-        FunctionPolicy(model.spec, push, "tests.cli.imagine.runs:push").save_pretrained(folder.checkpoint("best"))
+        FunctionPolicy(model.spec, push, "tests.recipes.imagine.runs:push").save_pretrained(folder.checkpoint("best"))
     return path
 
 

@@ -15,14 +15,7 @@ from safetensors.torch import load_file
 from tests.cli.conftest import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.world_models.dreams import SMALL
-from vla_rl.cli.imagine import command
-from vla_rl.cli.imagine.closed_loop import RANDOM_ACTION_PROB, Rated, closed_loop, first_looks
-from vla_rl.cli.imagine.command import agreed, judged, summarised
-from vla_rl.cli.imagine.gather import Gather
-from vla_rl.cli.imagine.growing import Plan
-from vla_rl.cli.imagine.page import _LOSSES, write_page
-from vla_rl.cli.imagine.recipe import Imagine
-from vla_rl.cli.imagine.run import located, opened
+from vla_rl.cli import imagine as commands
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import Trust
 from vla_rl.evaluation.stats import Rate
@@ -32,6 +25,14 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imagine import comparison
+from vla_rl.recipes.imagine.closed_loop import RANDOM_ACTION_PROB, Rated, closed_loop, first_looks
+from vla_rl.recipes.imagine.coevolution import Plan
+from vla_rl.recipes.imagine.collect import Gather
+from vla_rl.recipes.imagine.comparison import agreed, judged, summarised
+from vla_rl.recipes.imagine.recipe import Imagine
+from vla_rl.recipes.imagine.report import _LOSSES, write_page
+from vla_rl.recipes.imagine.saved_run import located, opened
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.recipes.trainers import RLConfig
@@ -76,7 +77,7 @@ def run(recipe, tmp_path_factory) -> Path:
     recipe.prepare(folder)
     folder.close()
     before = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
-    command.imagine(["improve", str(folder.path)])
+    commands.imagine(["improve", str(folder.path)])
     again = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
     assert again == before, "nothing was learnt again, which would have ended with the same weights"
     return folder.path
@@ -86,12 +87,12 @@ def test_what_was_trained_is_gone_on_with(run):
     found = json.loads((run / "summary.json").read_text())
     assert found["simulator_episodes"] == 5 and found["horizon"] == 5
     with pytest.raises(UserError, match="is finished"):
-        command.imagine(["improve", str(run)])
+        commands.imagine(["improve", str(run)])
 
 
 def test_a_run_may_begin_with_what_another_gathered_and_learnt(run, recipe, tmp_path, monkeypatch):
     """How far it trusts that world is its own affair."""
-    monkeypatch.setattr("vla_rl.cli.imagine.growing.gather", None)  # nothing is played
+    monkeypatch.setattr("vla_rl.recipes.imagine.coevolution.gather", None)  # nothing is played
     other = replace(recipe, plan=replace(recipe.plan, begin_with=str(run), trust=Trust(1.0, (0.3,), (1.0,))))
     folder = RunFolder(tmp_path / "other", other)
     mind = other.prepare(folder)[1]
@@ -110,7 +111,7 @@ def test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again(recipe, tmp_
     with pytest.raises(UserError, match=rf"no dream to trust.*--plan.begin-with {folder.path} asks again"):
         strict.prepare(folder)
     assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to dream with"
-    monkeypatch.setattr("vla_rl.cli.imagine.growing.fit_world", None)  # nothing is learnt
+    monkeypatch.setattr("vla_rl.recipes.imagine.coevolution.fit_world", None)  # nothing is learnt
     milder = replace(recipe, plan=replace(recipe.plan, begin_with=str(folder.path)))
     assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].trained.dream.horizon == 5
 
@@ -179,7 +180,7 @@ def rated() -> list[Rated]:
 
 def test_the_story_is_told_from_what_the_runs_left(run, monkeypatch):
     """A policy that is never seen as good in the simulator, and one that is."""
-    monkeypatch.setattr(command, "closed_loop", lambda *given: rated())
+    monkeypatch.setattr(comparison, "closed_loop", lambda *given: rated())
     out = run.parent
     found = judged(run, scenes=3)
     assert found["test_episodes"] == 12 and found["policies"]["policies"] == 4
@@ -268,7 +269,7 @@ def test_the_table_of_the_horizon_that_rl_used_is_the_one_told():
 )
 def test_mistakes_are_told_in_a_sentence(arguments, sentence):
     with pytest.raises(UserError, match=sentence):
-        command.imagine(arguments)
+        commands.imagine(arguments)
 
 
 def test_another_kind_of_run_has_no_dreams(tmp_path):

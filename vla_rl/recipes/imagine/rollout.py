@@ -15,9 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.imagine.dream_world import replayed
-from vla_rl.cli.imagine.run import DreamRun, beginnings, run_of
-from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.evaluation.agreement import ReplayAgreement
@@ -25,6 +22,8 @@ from vla_rl.evaluation.report import Cell, Report, Tile
 from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.video import Clip, encode
 from vla_rl.experience.trajectories import Trajectories
+from vla_rl.recipes.imagine.imagined_env import replayed
+from vla_rl.recipes.imagine.saved_run import DreamRun, beginnings
 from vla_rl.recipes.progress import bar, console
 
 # In the order in which they are shown: first what a learner would be misled by.
@@ -44,14 +43,9 @@ class Rollout:
     video: str = ""  # an mp4 of the same clips in a grid; none when empty
 
 
-def rollout(arguments: Sequence[str]) -> None:
+def write_rollout(run: DreamRun, config: Rollout) -> None:
     """Replay all held-out episodes, choose some of every kind, write the page and, if wanted, the video."""
-    given = list(arguments)
-    if given[:1] in (["-h"], ["--help"]):
-        override(Rollout(), given, "vla-rl imagine rollout RUN")
-    run = DreamRun.load(run_of(given, "rollout"))
     trained = run.trained
-    config: Rollout = override(Rollout(), given[1:], "vla-rl imagine rollout RUN")
     _require_some(config.episodes)
     if config.video:
         _mp4([Clip(np.zeros((1, 2, 2, 3), np.uint8), "try")])  # what cannot be written is known before the replays

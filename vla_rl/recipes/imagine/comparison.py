@@ -1,33 +1,24 @@
-"""``vla-rl imagine [train|improve|agreement|rollout|play|study] ...``: a policy that gets better in its dreams.
-
-Without a word, the whole story: imitation, a world model, RL in it, the same PPO in the simulator, and a page.
-"""
+"""RL in a world model beside the same PPO in the simulator, from one imitation policy, and a page about both."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.imagine.alike import likeness
-from vla_rl.cli.imagine.closed_loop import closed_loop
-from vla_rl.cli.imagine.page import write_page
-from vla_rl.cli.imagine.run import DreamRun, located, opened
-from vla_rl.cli.override import override
-from vla_rl.cli.train import run_in, take_option
-from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.agreement import policy_agreement
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.imagine.closed_loop import closed_loop
+from vla_rl.recipes.imagine.prediction_quality import likeness
+from vla_rl.recipes.imagine.report import write_page
+from vla_rl.recipes.imagine.saved_run import DreamRun, opened
 from vla_rl.recipes.metrics import watched
-from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, run_cells
-from vla_rl.training.tracking import RunFolder, write_json
+from vla_rl.training.tracking import write_json
 
 
 @dataclass(frozen=True)
@@ -41,54 +32,6 @@ class ImagineStory:
     scenes: int = 128  # test scenes for each policy whose dreams are compared with the truth
     processes: int = 2
     out: str = "runs/imagine"
-
-
-def imagine(arguments: Sequence[str]) -> None:
-    """Run one of the commands, or the whole story."""
-    given = list(arguments)
-    if given and not given[0].startswith("-"):
-        if given[0] not in _COMMANDS:
-            raise UserError(f"imagine has no command {given[0]!r}; {did_you_mean(given[0], _COMMANDS)}")
-        load(_COMMANDS[given[0]])(given[1:])
-        return
-    story(override(ImagineStory(), given, "vla-rl imagine"))
-
-
-def train(arguments: Sequence[str]) -> None:
-    """``vla-rl imagine train [FILE.py:function] [--out RUN] [--field value ...]``: gather and learn a world model."""
-    config, rest = _named(arguments, "imagine.py:lift")
-    out, rest = take_option(rest, "--out", "runs/dreams")
-    folder = RunFolder(out, override(load_config(config), rest, f"vla-rl imagine train {config}"))
-    if folder.moved_to:
-        console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
-    try:
-        folder.config.prepare(folder)
-    except KeyboardInterrupt as stop:
-        raise type(stop)(f"stopped; go on with: vla-rl imagine improve {out}") from stop
-    finally:
-        folder.close()
-    console.print(f"a world model is in {out}/checkpoints/world; go on with: vla-rl imagine improve {out}")
-
-
-def improve(arguments: Sequence[str]) -> None:
-    """``vla-rl imagine improve RUN``: RL in the dreams of a world model that was trained there."""
-    run_in(RunFolder.resume(_run("improve", arguments)))
-
-
-def agreement(arguments: Sequence[str]) -> None:
-    """``vla-rl imagine agreement RUN [--scenes N]``: replays and policies, dreamt and true; ``RUN/agreement.json``."""
-    scenes, rest = take_option(list(arguments), "--scenes", "128")
-    run = _run("agreement", rest)
-    if not scenes.isdigit() or int(scenes) < 1:
-        raise UserError(f"--scenes {scenes!r} is no number of scenes, so nothing was played; write --scenes 128.")
-    found = judged(run, int(scenes))
-    write_json(run / "agreement.json", found)
-    for table in found["replays"]:
-        console.print(
-            f"{table['horizon']:3d} steps: {table['tp']} true and dreamt, {table['fp']} dreamt only, {table['fn']} "
-            f"true only, {table['tn']} neither; kappa {table['kappa']:.2f}"
-        )
-    console.print(f"r {found['policies']['r']:.2f} over {found['policies']['policies']} policies; {run}/agreement.json")
 
 
 def judged(run: Path, scenes: int) -> dict[str, Any]:
@@ -113,8 +56,8 @@ def judged(run: Path, scenes: int) -> dict[str, Any]:
     }
 
 
-def story(config: ImagineStory) -> None:
-    """Imitate, dream, compare, judge; leaves ``summary.json`` and ``report.html``."""
+def story(config: ImagineStory) -> dict[str, Any]:
+    """Imitate, dream, compare, judge; leaves ``summary.json`` and ``report.html``, and returns the summary."""
     for function in (config.recipe, config.simulator):
         load_config(function)  # an unknown name should be known before minutes of work
     out, seed = Path(config.out), ("--seed", str(config.seed))
@@ -136,11 +79,7 @@ def story(config: ImagineStory) -> None:
     summary = summarised(out, found)
     write_json(out / "summary.json", summary)
     write_page(out, summary, found)
-    before, after = summary["imitation"], summary["imagined_rl"]
-    console.print(
-        f"\n[bold]imitation {before['success']:.1%}  ->  RL in dreams {after['success']:.1%}[/bold] on "
-        f"{after['episodes']} test episodes, with {after['simulator_episodes']} simulated ones.  Open {out}/report.html"
-    )
+    return summary | {"report": str(out / "report.html")}
 
 
 def summarised(out: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -176,25 +115,3 @@ def agreed(found: dict[str, Any]) -> dict[str, Any]:
         "hallucinated_high": 1.0 if hallucinated is None else hallucinated["high"],
         **{name: policies[name] for name in ("policies", "r", "r_low", "r_high")},
     }
-
-
-def _named(arguments: Sequence[str], default: str) -> tuple[str, list[str]]:
-    """The config that the first argument names, and the others."""
-    given = list(arguments)
-    return (given[0], given[1:]) if given and not given[0].startswith("-") else (default, given)
-
-
-def _run(command: str, arguments: Sequence[str]) -> Path:
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise UserError(f"imagine {command} needs one run folder, so it knows where to dream; write its path.")
-    return located(arguments[0])
-
-
-_COMMANDS = {
-    "train": "vla_rl.cli.imagine.command:train",
-    "improve": "vla_rl.cli.imagine.command:improve",
-    "agreement": "vla_rl.cli.imagine.command:agreement",
-    "rollout": "vla_rl.cli.imagine.rollout:rollout",
-    "play": "vla_rl.cli.imagine.play:play",
-    "study": "vla_rl.cli.imagine.study:study",
-}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.imagine.runs import CALM, FAR, changed, push, run_folder, steered, world_model
-from vla_rl.cli.imagine.play import steering_of
-from vla_rl.cli.imagine.run import DreamRun, beginnings
-from vla_rl.cli.imagine.steering import Steering, View, idle_action, keys_of
+from tests.recipes.imagine.runs import CALM, FAR, changed, push, run_folder, steered, world_model
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.function import FunctionPolicy
+from vla_rl.recipes.imagine.play import steering_of
+from vla_rl.recipes.imagine.saved_run import DreamRun, beginnings
+from vla_rl.recipes.imagine.steering import Steering, View, idle_action, keys_of
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.imagine.growing import Trained
-from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.experience.trajectories import Trajectories, seen_at
+from vla_rl.recipes.imagine.coevolution import Trained
+from vla_rl.recipes.imagine.recipe import Imagine
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,3 @@ def beginnings(model: Any, trajectories: Trajectories) -> Any:
     begins = np.array([begin for begin, _ in trajectories.spans()])
     seen = seen_at(trajectories, begins, model.config.frames, model.config.memory)
     return load("world_models.initial_states:InOrder")(load("world_models.initial_states:Start")(**seen))
-
-
-def run_of(arguments: list[str], command: str) -> str:
-    """The run folder that ``command`` was given; raises UserError without one."""
-    if not arguments or arguments[0].startswith("-"):
-        raise UserError(
-            f"imagine {command} needs a run folder, so it knows whose dream to show; write vla-rl imagine {command} "
-            "RUN, for example runs/imagine."
-        )
-    return arguments[0]

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.imagine.recipe import Imagine
-from vla_rl.cli.override import override
 from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.demo_report import percent
+from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, run_cells
@@ -42,9 +41,8 @@ class ImagineStudy:
     out: str = "runs/imagine-study"
 
 
-def study(arguments: Sequence[str]) -> None:
+def run_study(config: ImagineStudy) -> None:
     """Imitate once per seed, improve in every way, write ``results.json`` and ``report.html``."""
-    config: ImagineStudy = override(ImagineStudy(), arguments, "vla-rl imagine study")
     for function in (config.imitation, *(f"{config.config}:{way}" for way in config.ways)):
         load_config(function)  # an unknown name should be known before hours of work
     out = Path(config.out)

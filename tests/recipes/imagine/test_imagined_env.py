@@ -11,10 +11,6 @@ import torch
 
 from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
-from vla_rl.cli.imagine.dream_world import DreamWorld, promise, replayed, starts_of, watch
-from vla_rl.cli.imagine.gather import Gather, Gathered, gather
-from vla_rl.cli.imagine.growing import Plan
-from vla_rl.cli.imagine.recipe import Imagine
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import Trust
@@ -24,6 +20,10 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imagine.coevolution import Plan
+from vla_rl.recipes.imagine.collect import Gather, Gathered, gather
+from vla_rl.recipes.imagine.imagined_env import DreamWorld, promise, replayed, starts_of, watch
+from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.stages import EvaluationConfig, collect, improve
 from vla_rl.recipes.trainers import RLConfig, Setting
 from vla_rl.training.coevolve import CoevolutionConfig

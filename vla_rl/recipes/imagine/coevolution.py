@@ -23,8 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.cli.imagine.dream_world import DreamWorld, promise, replayed, starts_of, watch
-from vla_rl.cli.imagine.gather import Gather, Gathered, gather, told
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
@@ -34,6 +32,8 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.trajectories import Trajectories, trace
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import World
+from vla_rl.recipes.imagine.collect import Gather, Gathered, gather, told
+from vla_rl.recipes.imagine.imagined_env import DreamWorld, promise, replayed, starts_of, watch
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.trainers import Method, Setting, Trainee, generator
 from vla_rl.training.coevolve import Coevolution, CoevolutionConfig, Decision, Signals

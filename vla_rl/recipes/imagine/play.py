@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,15 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.imagine.play_page import page, security_policy
-from vla_rl.cli.imagine.run import DreamRun, beginnings, run_of
-from vla_rl.cli.imagine.steering import Steering, View, idle_action
-from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.imagine.play_page import page, security_policy
+from vla_rl.recipes.imagine.saved_run import DreamRun, beginnings
+from vla_rl.recipes.imagine.steering import Steering, View, idle_action
 
 _POLICIES = ("best", "start")  # who acts on P: the first of these checkpoints that there is
 _LONGEST = 200  # bytes of a key
@@ -42,26 +38,6 @@ class Play:
 
     port: int = 8000  # 0: any that is free
     steps: int = 0  # control steps of a dream; 0: as many as an episode of the true world has
-
-
-def play(arguments: Sequence[str]) -> None:
-    """Load, serve until Ctrl-C."""
-    given = list(arguments)
-    if given[:1] in (["-h"], ["--help"]):
-        override(Play(), given, "vla-rl imagine play RUN")
-    run = DreamRun.load(run_of(given, "play"))
-    config: Play = override(Play(), given[1:], "vla-rl imagine play RUN")
-    steering, policy = steering_of(run, config.steps)
-    with sigterm_like_ctrl_c(), serve(steering, str(run.folder), policy, config.port) as server:
-        port = server.server_port
-        console.print(f"steer the dream at http://127.0.0.1:{port}  (Ctrl-C ends it)")
-        console.print(
-            f"  from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then the same address there"
-        )
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt as stop:
-            raise type(stop)(f"stopped playing; nothing in {run.folder} was changed.") from stop
 
 
 def steering_of(run: DreamRun, steps: int = 0) -> tuple[Steering, str]:

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.imagine.runs import run_folder, steered
+from tests.recipes.imagine.runs import run_folder, steered
 from tests.world_models.dreams import SIDE
-from vla_rl.cli.imagine.play import play, serve
-from vla_rl.cli.imagine.run import DreamRun
-from vla_rl.cli.imagine.steering import Steering
+from vla_rl.cli.imagine import play
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
+from vla_rl.recipes.imagine.play import serve
+from vla_rl.recipes.imagine.saved_run import DreamRun
+from vla_rl.recipes.imagine.steering import Steering
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from sims.catalog import make
 from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
 from vla_rl.algorithms.group_relative import Global, PerTrajectory
-from vla_rl.cli.imagine.dream_world import DreamWorld
 from vla_rl.cli.override import override
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.check import random_actions
@@ -22,6 +21,7 @@ from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.truncation_value import ZeroValue
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.imagine.imagined_env import DreamWorld
 from vla_rl.recipes.stages import EvaluationConfig, improve
 from vla_rl.recipes.trainers import RLConfig, Setting
 from vla_rl.training.tracking import RunFolder

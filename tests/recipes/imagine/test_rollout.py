@@ -10,15 +10,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.cli.imagine.runs import CALM, run_folder
+from tests.recipes.imagine.runs import CALM, run_folder
 from tests.world_models.dreams import SIDE
-from vla_rl.cli.imagine import rollout as command
-from vla_rl.cli.imagine.dream_world import replayed
-from vla_rl.cli.imagine.growing import Trained
-from vla_rl.cli.imagine.rollout import KINDS, clips, rollout
-from vla_rl.cli.imagine.run import DreamRun, beginnings
+from vla_rl.cli.imagine import rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.video import Media
+from vla_rl.recipes.imagine import rollout as filming
+from vla_rl.recipes.imagine.coevolution import Trained
+from vla_rl.recipes.imagine.imagined_env import replayed
+from vla_rl.recipes.imagine.rollout import KINDS, clips
+from vla_rl.recipes.imagine.saved_run import DreamRun, beginnings
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
 
@@ -115,7 +116,7 @@ def test_without_a_limit_there_is_no_doubt_to_show(run):
 
 def test_cameras_are_above_each_other_in_the_order_of_their_names():
     images = {"wrist": np.ones((1, 2, 3, 3), np.uint8), "front": np.zeros((1, 2, 3, 3), np.uint8)}
-    stacked = command._stacked(images)
+    stacked = filming._stacked(images)
     assert stacked.shape == (1, 4, 3, 3) and stacked[0, :, 0, 0].tolist() == [0, 0, 1, 1]
 
 
@@ -130,7 +131,7 @@ def test_cameras_are_above_each_other_in_the_order_of_their_names():
     ],
 )
 def test_kinds_take_turns_as_long_as_there_are_any(kinds, count, taken):
-    assert command._mixture(np.array(kinds), count).tolist() == taken
+    assert filming._mixture(np.array(kinds), count).tolist() == taken
 
 
 def test_the_command_writes_a_page_of_its_own_and_a_video(run, tmp_path, by_hand):

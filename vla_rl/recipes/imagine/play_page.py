@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from html import escape
 
-from vla_rl.cli.imagine.steering import Key
 from vla_rl.evaluation.style import CSS
+from vla_rl.recipes.imagine.steering import Key
 
 _CSS = """
 body { max-width: 76rem; padding-top: 2rem; }

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.cli.imagine.dream_world import DreamWorld
-from vla_rl.cli.imagine.growing import Trained
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 from vla_rl.recipes.env_config import Playground, World
+from vla_rl.recipes.imagine.coevolution import Trained
+from vla_rl.recipes.imagine.imagined_env import DreamWorld
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.trainers import generator
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.cli.imagine import study as command
-from vla_rl.cli.imagine.study import ImagineStudy, study
+from vla_rl.cli.imagine import study
+from vla_rl.recipes.imagine import study as command
+from vla_rl.recipes.imagine.study import ImagineStudy
 from vla_rl.recipes.sweep import Cell
 
 SHARING = "no_keyframes", "no_uncertainty", "no_second_dream"

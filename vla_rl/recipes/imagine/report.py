@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.imagine.rollout import clips
-from vla_rl.cli.imagine.run import DreamRun
 from vla_rl.evaluation.report import Point, Report, Series, Tile
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.demo_report import percent
+from vla_rl.recipes.imagine.rollout import clips
+from vla_rl.recipes.imagine.saved_run import DreamRun
 from vla_rl.recipes.metrics import rows, watched
 
 _CLIPS = 6

@@ -1,0 +1,138 @@
+"""``vla-rl imagine [train|improve|agreement|rollout|play|study] ...``: RL in a learned world model.
+
+Without a command, the whole comparison: imitation, a world model, RL in it, the same PPO in the simulator, and a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from vla_rl.cli.override import override
+from vla_rl.cli.train import run_in, take_option
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.imagine.comparison import ImagineStory, judged, story
+from vla_rl.recipes.imagine.play import Play, serve, steering_of
+from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
+from vla_rl.recipes.imagine.saved_run import DreamRun, located
+from vla_rl.recipes.imagine.study import ImagineStudy, run_study
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.training.tracking import RunFolder, write_json
+
+Options = TypeVar("Options")
+
+
+def imagine(arguments: Sequence[str]) -> None:
+    """Run one of the commands, or the whole comparison."""
+    given = list(arguments)
+    if given and not given[0].startswith("-"):
+        if given[0] not in COMMANDS:
+            raise UserError(f"imagine has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
+        COMMANDS[given[0]](given[1:])
+        return
+    found = story(override(ImagineStory(), given, "vla-rl imagine"))
+    before, after = found["imitation"], found["imagined_rl"]
+    console.print(
+        f"\n[bold]imitation {before['success']:.1%}  ->  RL in imagination {after['success']:.1%}[/bold] on "
+        f"{after['episodes']} test episodes, with {after['simulator_episodes']} simulated ones.  "
+        f"Open {found['report']}"
+    )
+
+
+def train(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine train [FILE.py:function] [--out RUN] [--field value ...]``: collect and train a world model."""
+    given = list(arguments)
+    config, rest = (given[0], given[1:]) if given and not given[0].startswith("-") else ("imagine.py:lift", given)
+    out, rest = take_option(rest, "--out", "runs/dreams")
+    folder = RunFolder(out, override(load_config(config), rest, f"vla-rl imagine train {config}"))
+    if folder.moved_to:
+        console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
+    try:
+        folder.config.prepare(folder)
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"stopped; go on with: vla-rl imagine improve {out}") from stop
+    finally:
+        folder.close()
+    console.print(f"a world model is in {out}/checkpoints/world; go on with: vla-rl imagine improve {out}")
+
+
+def improve(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine improve RUN``: RL in the world model that was trained there."""
+    run_in(RunFolder.resume(_only_run("improve", arguments)))
+
+
+def agreement(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine agreement RUN [--scenes N]``: how well it predicts replays and policies; ``agreement.json``."""
+    scenes, rest = take_option(list(arguments), "--scenes", "128")
+    run = _only_run("agreement", rest)
+    if not scenes.isdigit() or int(scenes) < 1:
+        raise UserError(f"--scenes {scenes!r} is no number of scenes, so nothing was played; write --scenes 128.")
+    found = judged(run, int(scenes))
+    write_json(run / "agreement.json", found)
+    for table in found["replays"]:
+        console.print(
+            f"{table['horizon']:3d} steps: {table['tp']} true and imagined, {table['fp']} imagined only, "
+            f"{table['fn']} true only, {table['tn']} neither; kappa {table['kappa']:.2f}"
+        )
+    console.print(f"r {found['policies']['r']:.2f} over {found['policies']['policies']} policies; {run}/agreement.json")
+
+
+def rollout(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine rollout RUN``: recorded actions replayed in the world model, as a page of clips."""
+    folder, config = _run_and_options("rollout", arguments, Rollout())
+    write_rollout(DreamRun.load(folder), config)
+
+
+def play(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine play RUN``: steer an imagined rollout from the keyboard until Ctrl-C."""
+    folder, config = _run_and_options("play", arguments, Play())
+    run = DreamRun.load(folder)
+    steering, policy = steering_of(run, config.steps)
+    with sigterm_like_ctrl_c(), serve(steering, str(run.folder), policy, config.port) as server:
+        port = server.server_port
+        console.print(f"steer it at http://127.0.0.1:{port}  (Ctrl-C ends it)")
+        console.print(
+            f"  from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then the same address there"
+        )
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt as stop:
+            raise type(stop)(f"stopped playing; nothing in {run.folder} was changed.") from stop
+
+
+def study(arguments: Sequence[str]) -> None:
+    """``vla-rl imagine study``: RL in imagination without one part at a time, on several training seeds."""
+    run_study(override(ImagineStudy(), arguments, "vla-rl imagine study"))
+
+
+def _only_run(command: str, arguments: Sequence[str]) -> Path:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise UserError(f"imagine {command} needs one run folder with a world model; write its path.")
+    return located(arguments[0])
+
+
+def _run_and_options(command: str, arguments: Sequence[str], default: Options) -> tuple[str, Options]:
+    """The run folder, first of ``arguments``, and ``default`` overridden by the others; UserError without a folder."""
+    given, shown = list(arguments), f"vla-rl imagine {command} RUN"
+    if given[:1] in (["-h"], ["--help"]):
+        override(default, given, shown)
+    if not given or given[0].startswith("-"):
+        raise UserError(
+            f"imagine {command} needs a run folder, so it knows whose world model to use; write vla-rl imagine "
+            f"{command} RUN, for example runs/imagine."
+        )
+    options: Options = override(default, given[1:], shown)
+    return given[0], options
+
+
+COMMANDS = {
+    "train": train,
+    "improve": improve,
+    "agreement": agreement,
+    "rollout": rollout,
+    "play": play,
+    "study": study,
+}
