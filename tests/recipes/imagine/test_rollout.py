@@ -158,8 +158,8 @@ def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(run, tmp_path, monke
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"could not be written .*; choose another place"):
         rollout([str(run.folder), "--episodes", "1", "--out", str(tmp_path / "file" / "page.html")])
-    monkeypatch.setattr(command, "encode", lambda clip: Media("image/webp", b""))
-    monkeypatch.setattr(command, "replayed", lambda *given: pytest.fail("replayed before it was known"))
+    monkeypatch.setattr(filming, "encode", lambda clip: Media("image/webp", b""))
+    monkeypatch.setattr(filming, "replayed", lambda *given: pytest.fail("replayed before it was known"))
     with pytest.raises(UserError, match="no mp4 can be written"):
         rollout([str(run.folder), "--video", str(tmp_path / "clips.mp4")])
 
