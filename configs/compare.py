@@ -21,19 +21,19 @@ from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.policies import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedSubject, TD3Residual
-from vla_rl.recipes.trainers import Method, OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig
+from vla_rl.recipes.policies import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedActor, TD3Residual
+from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig, TrainerConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # As in the demo and in tabletop.py.
-LIFT = World(training_options={"deadline": 25})
-PLACE = World(
+LIFT = EnvConfig(training_options={"deadline": 25})
+PLACE = EnvConfig(
     "place",
     training_options={"deadline": 50},
     expert="sims.mujoco.tasks.place_expert:PlaceExpert",
@@ -46,13 +46,13 @@ ON_POLICY = replace(BUDGET, save_every=5, collapse=0.15)
 SMALL = HeadConfig(width=128)
 # A decision is a chunk of five actions, as the imitation policy's: an episode is a few decisions to explore, and the
 # critics learn from a fifth as many.
-CHUNKS = SquashedSubject(SquashedConfig(horizon=5, head=SMALL))
+CHUNKS = SquashedActor(SquashedConfig(horizon=5, head=SMALL))
 CHUNK_REPLAY = ReplayConfig(gamma=0.98, n_step=1)
 
 
 def imitate_lift() -> Imitate:
     """The demo's first half."""
-    return Imitate(world=LIFT)
+    return Imitate(env=LIFT)
 
 
 def flow_sde() -> Improve:
@@ -163,7 +163,7 @@ def wsrl() -> Improve:
     little of this policy's own doing, do not know how bad other actions are.
     """
     # Without a least std, 30 demonstrations are learnt by heart: 2 % success before the first decision, not 60.
-    subject = SquashedSubject(replace(CHUNKS.squashed, std_bounds=(0.2, 7.0)))
+    subject = SquashedActor(replace(CHUNKS.squashed, std_bounds=(0.2, 7.0)))
     offline = IQLConfig(num_min_q=2, expectile=0.7, beta=3.0, critic=SMALL, value_bounds=(0.0, 1.0))
     algorithm = WSRLConfig(
         batch=256,
@@ -184,7 +184,7 @@ def imitate_place() -> Imitate:
     """Place, as in tabletop.py."""
     grounding = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, lr=2e-3))
     study = ImitationConfig(200, fit=FitConfig(steps=2000, batch=64, lr=1e-3))
-    return Imitate(world=PLACE, grounding=grounding, imitation=study)
+    return Imitate(env=PLACE, grounding=grounding, imitation=study)
 
 
 def place_residual_td3() -> Improve:
@@ -194,7 +194,7 @@ def place_residual_td3() -> Improve:
     before its first step do not help, nor does a fifth of its rate; a penalty on the size of the correction halves the
     fall: the actor leaves the corrections that were tried, and beyond them the critics guess.
     """
-    return replace(residual_td3(), world=PLACE)
+    return replace(residual_td3(), env=PLACE)
 
 
 def place_rlpd() -> Improve:
@@ -202,7 +202,7 @@ def place_rlpd() -> Improve:
 
     From nothing, 150,000 steps are not enough for a task that is twice as long; it is still rising.
     """
-    return replace(rlpd(), world=PLACE)
+    return replace(rlpd(), env=PLACE)
 
 
 def place_wsrl() -> Improve:
@@ -211,16 +211,16 @@ def place_wsrl() -> Improve:
     What was taught offline is lost as on lift, and 150,000 steps are not enough to find it again: the best that was
     validated, which is what is tested, is the offline policy.
     """
-    return replace(wsrl(), world=PLACE)
+    return replace(wsrl(), env=PLACE)
 
 
 def place_grpo() -> Improve:
     """As on lift."""
-    return replace(grpo(), world=PLACE)
+    return replace(grpo(), env=PLACE)
 
 
-def _lift(method: Method) -> Improve:
-    return Improve(method, world=LIFT)
+def _lift(method: TrainerConfig) -> Improve:
+    return Improve(method, env=LIFT)
 
 
 def _residual_td3(subject: TD3Residual) -> OffPolicyRL:

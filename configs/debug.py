@@ -5,7 +5,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyConfig
 from vla_rl.recipes.demo import Demo
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
@@ -20,9 +20,9 @@ def small() -> Demo:
         RLConfig(
             FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(num_envs=64), loop=LoopConfig(6, validate_every=3)
         ),
-        world=World(training_options={"deadline": 25}),
+        env=EnvConfig(training_options={"deadline": 25}),
         tiny=TinyConfig(width=128, blocks=2),
         grounding=GroundingConfig(1500, FitConfig(300, batch=32, lr=2e-3)),
         imitation=ImitationConfig(120, stride=3, draws=4, fit=FitConfig(500, lr=2e-3)),
-        evaluation=EvaluationConfig(validation=64, test=64, sanity=128),
+        evaluation=EvaluationConfig(validation=64, test=64, ablation=128),
     )

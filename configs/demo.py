@@ -12,30 +12,30 @@ from vla_rl.experience.groups import GroupConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowDdim, FlowNoise, FlowOu, FlowSde
 from vla_rl.recipes.demo import Demo
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.loop import LoopConfig
 
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.
-WORLD = World(training_options={"deadline": 25})
+WORLD = EnvConfig(training_options={"deadline": 25})
 RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iterations=200, validate_every=20))
 
 
 def demo() -> Demo:
     """What ``make demo`` runs."""
-    return Demo(RL, world=WORLD)
+    return Demo(RL, env=WORLD)
 
 
 def imitate() -> Imitate:
     """Its first half: a policy by imitation."""
-    return Imitate(world=WORLD)
+    return Imitate(env=WORLD)
 
 
 def last_step() -> Improve:
     """Its second half, from the checkpoint ``--policy``: Flow-SDE noise in the last denoising step."""
-    return Improve(RL, world=WORLD)
+    return Improve(RL, env=WORLD)
 
 
 def one_step() -> Improve:
@@ -77,8 +77,8 @@ def rloo() -> Improve:
 def _grouped(algorithm: GRPOConfig | RLOOConfig) -> Improve:
     """As many control steps as PPO has in the demo, however many groups are refilled."""
     loop = replace(RL.loop, iterations=1000, env_steps=600_000)
-    return Improve(replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=algorithm, loop=loop), world=WORLD)
+    return Improve(replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=algorithm, loop=loop), env=WORLD)
 
 
 def _with(sampler: FlowSampler) -> Improve:
-    return Improve(replace(RL, sampler=sampler), world=WORLD)
+    return Improve(replace(RL, sampler=sampler), env=WORLD)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.gaussian import GaussianConfig
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.state_ppo import StateBased
 from vla_rl.training.loop import LoopConfig
 
@@ -26,7 +26,7 @@ PPO = PPOConfig(
 def half_cheetah() -> StateBased:
     """Run: a planar cheetah with six joints."""
     return StateBased(
-        World("gym", {"id": "HalfCheetah-v5"}),
+        EnvConfig("gym", {"id": "HalfCheetah-v5"}),
         policy=GaussianConfig(std=0.6),
         algorithm=replace(PPO, target_kl=0.04),
         experience=WindowConfig(num_envs=32, decisions=64),
@@ -37,7 +37,7 @@ def half_cheetah() -> StateBased:
 def inverted_pendulum() -> StateBased:
     """Balance a pole on a cart: seconds."""
     return StateBased(
-        World("gym", {"id": "InvertedPendulum-v5"}),
+        EnvConfig("gym", {"id": "InvertedPendulum-v5"}),
         algorithm=PPO,
         experience=WindowConfig(num_envs=16, decisions=64),
         loop=LoopConfig(iterations=60, validate_every=5, save_every=5, collapse=math.inf),
@@ -47,7 +47,7 @@ def inverted_pendulum() -> StateBased:
 def asymmetric_hopper() -> StateBased:
     """Hop on one leg; only the critic sees how fast the torso moves (forwards, upwards)."""
     return StateBased(
-        World("gym", {"id": "Hopper-v5", "privileged": {"speed": [5, 6]}}),
+        EnvConfig("gym", {"id": "Hopper-v5", "privileged": {"speed": [5, 6]}}),
         policy=GaussianConfig(std=0.6),
         algorithm=PPO,
         experience=WindowConfig(num_envs=32, decisions=64, privileged=("privileged/speed",)),

@@ -12,7 +12,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
@@ -26,7 +26,7 @@ from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig
 
 # The demo's world and PPO, with the batch that it has in the simulator: half of it is too noisy to learn from.
-WORLD = World(training_options={"deadline": 25})
+WORLD = EnvConfig(training_options={"deadline": 25})
 RL = RLConfig(
     FlowSampler(FlowSde(0.6), LastStep(), 4),
     WindowConfig(num_envs=128, decisions=5),
@@ -41,7 +41,7 @@ PLAN = Plan(
 
 def lift() -> Imagine:
     """The demo's task and PPO, in dreams of up to 25 control steps."""
-    return Imagine(RL, PLAN, world=WORLD)
+    return Imagine(RL, PLAN, env=WORLD)
 
 
 def no_keyframes() -> Imagine:
@@ -81,7 +81,7 @@ def residual_td3() -> Improve:
     loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_200)
     subject = TD3Residual(ResidualConfig(head=small))
     method = OffPolicyRL(subject, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
-    return Improve(method, world=WORLD, evaluation=EvaluationConfig(validation=32))
+    return Improve(method, env=WORLD, evaluation=EvaluationConfig(validation=32))
 
 
 def _with(plan: Plan) -> Imagine:

@@ -4,7 +4,7 @@
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
@@ -17,7 +17,7 @@ from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig
 
 # As in demo.py and imagine.py.
-WORLD = World(training_options={"deadline": 25})
+WORLD = EnvConfig(training_options={"deadline": 25})
 SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
 PLAN = Plan(
     WorldConfig(precision="bfloat16"),
@@ -31,7 +31,7 @@ WEIGHTS = RewardWeights(progress=1.0, done=1.0)
 def lift() -> Improve:
     """The demo's PPO in the simulator, from the checkpoint ``--policy``."""
     method = RLConfig(SAMPLER, loop=LoopConfig(iterations=200, validate_every=20))
-    return Improve(Rewarded(method, weights=WEIGHTS), world=WORLD)
+    return Improve(Rewarded(method, weights=WEIGHTS), env=WORLD)
 
 
 def dreams() -> Imagine:
@@ -39,4 +39,4 @@ def dreams() -> Imagine:
     method = RLConfig(
         SAMPLER, WindowConfig(num_envs=128, decisions=5), loop=LoopConfig(iterations=60, validate_every=12)
     )
-    return Imagine(Rewarded(method, weights=WEIGHTS), PLAN, world=WORLD)
+    return Imagine(Rewarded(method, weights=WEIGHTS), PLAN, env=WORLD)

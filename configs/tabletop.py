@@ -6,7 +6,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.stages import EvaluationConfig
@@ -28,7 +28,7 @@ JUDGED = EvaluationConfig(validation=384, test=1536)  # a third of the seeds for
 GROUNDING = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, lr=2e-3))
 
 # As in the demo, an episode that takes much longer than the expert has failed while learning.
-PLACE = World(
+PLACE = EnvConfig(
     "place",
     training_options={"deadline": 50},
     expert="sims.mujoco.tasks.place_expert:PlaceExpert",
@@ -38,21 +38,21 @@ PLACE = World(
 
 def imitate_place() -> Imitate:
     """Place by imitation."""
-    return Imitate(world=PLACE, grounding=GROUNDING, imitation=_study(200, 2000))
+    return Imitate(env=PLACE, grounding=GROUNDING, imitation=_study(200, 2000))
 
 
 def place() -> Improve:
     """Place by PPO, from the checkpoint ``--policy``."""
-    return Improve(RL, policy="runs/imitate_place/checkpoints/imitation", world=PLACE)
+    return Improve(RL, policy="runs/imitate_place/checkpoints/imitation", env=PLACE)
 
 
-PUSH = World(
+PUSH = EnvConfig(
     "push",
     training_options={"deadline": 50},
     expert="sims.mujoco.tasks.push_expert:PushExpert",
     scenes="sims.mujoco.tasks.scenes:push",
 )
-MIXED = World(
+MIXED = EnvConfig(
     "mixed",
     training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}},
     expert="sims.mujoco.tasks.mixed:MixedExpert",
@@ -62,24 +62,24 @@ MIXED = World(
 
 def imitate_push() -> Imitate:
     """Push by imitation."""
-    return Imitate(world=PUSH, grounding=GROUNDING, imitation=_study(100, 2000))
+    return Imitate(env=PUSH, grounding=GROUNDING, imitation=_study(100, 2000))
 
 
 def push() -> Improve:
     """Push by PPO, from the checkpoint ``--policy``."""
-    return Improve(RL, policy="runs/imitate_push/checkpoints/imitation", world=PUSH)
+    return Improve(RL, policy="runs/imitate_push/checkpoints/imitation", env=PUSH)
 
 
 def imitate_mixed() -> Imitate:
     """One policy for lift, place and push, by imitation; an episode's seed decides which it is."""
     grounding = GroundingConfig(scenes=12000, fit=FitConfig(steps=2500, batch=64, lr=2e-3))
-    return Imitate(world=MIXED, grounding=grounding, imitation=_study(900, 6000), evaluation=JUDGED)
+    return Imitate(env=MIXED, grounding=grounding, imitation=_study(900, 6000), evaluation=JUDGED)
 
 
 def mixed() -> Improve:
     """The same by PPO, from the checkpoint ``--policy``."""
     rl = replace(RL, loop=LoopConfig(iterations=150, validate_every=15))
-    return Improve(rl, policy="runs/imitate_mixed/checkpoints/imitation", world=MIXED, evaluation=JUDGED)
+    return Improve(rl, policy="runs/imitate_mixed/checkpoints/imitation", env=MIXED, evaluation=JUDGED)
 
 
 def _study(demonstrations: int, steps: int) -> ImitationConfig:

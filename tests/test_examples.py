@@ -23,12 +23,12 @@ from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.recipes import stages
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.policy_store import InProcessPolicyStore
 
 EXAMPLES = sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))
-REACH = World(env="reach", options={"render": False}, expert="tests.examples.reach_task:ReachExpert")
+REACH = EnvConfig(name="reach", options={"render": False}, expert="tests.examples.reach_task:ReachExpert")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_its_expert_succeeds_and_standing_still_does_not(reach):
 
 
 def test_a_misled_instruction_names_another_cube(reach):
-    with closing(REACH.make(8)) as plain, closing(REACH.misled(8)) as misled:
+    with closing(REACH.make(8)) as plain, closing(REACH.make_swapped(8)) as misled:
         named = [env.reset(np.arange(8), np.arange(8)).task for env in (plain, misled)]
     assert (named[0] != named[1]).all()
     assert stages.collect(REACH.with_options(instruct="distractor"), 8, seed=0).count == 8

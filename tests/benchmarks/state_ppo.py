@@ -39,7 +39,7 @@ from vla_rl.recipes.stages import generator
 from vla_rl.recipes.state_ppo import StateBased
 
 RECIPE = load_config("configs/gym.py:half_cheetah")
-TASK: dict[str, Any] = RECIPE.world.options
+TASK: dict[str, Any] = RECIPE.env.options
 GOAL = 1000.0  # mean return
 TURN = 5  # iterations
 LONGEST = 200  # iterations after which a side has failed

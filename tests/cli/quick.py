@@ -9,7 +9,7 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.tiny import TinyConfig
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.policies import TD3Residual
@@ -25,8 +25,8 @@ def improve() -> Improve:
     """Four iterations, validated after each."""
     return Improve(
         RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(4, validate_every=1)),
-        world=World(options={"deadline": 5}),
-        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4),
+        env=EnvConfig(options={"deadline": 5}),
+        evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
     )
 
 
@@ -42,8 +42,8 @@ def residual() -> Improve:
             LoopConfig(4, validate_every=1),
             ResidualTD3Config(**learning),
         ),
-        world=World(options={"deadline": 5}),
-        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4),
+        env=EnvConfig(options={"deadline": 5}),
+        evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
     )
 
 
@@ -59,5 +59,5 @@ def imitate_lift() -> Imitate:
         tiny=TinyConfig(width=32, blocks=1),
         grounding=GroundingConfig(scenes=64, fit=FitConfig(steps=2, batch=16)),
         imitation=ImitationConfig(2, fit=FitConfig(steps=2, batch=8)),
-        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4),
+        evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
     )

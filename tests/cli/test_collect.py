@@ -16,7 +16,7 @@ from vla_rl.evaluation import suite
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.reader import DatasetReader
 
-TOY = ("--world.env", "counting", "--world.expert", "tests.cli.test_collect:Echo")
+TOY = ("--env.name", "counting", "--env.expert", "tests.cli.test_collect:Echo")
 
 
 class Echo:
@@ -54,7 +54,7 @@ def test_demonstrations_are_kept_with_everything_that_imitation_needs(tmp_path, 
 
 
 def test_the_seed_decides_and_options_reach_the_environment(tmp_path, capsys):
-    small = ("--world.options", '{"image_size": 16}')
+    small = ("--env.options", '{"image_size": 16}')
     one, again, other = (collect(tmp_path / "e", "--seed", seed, *small) for seed in ("5", "5", "6"))
     assert one.images["front"].shape[1:] == (16, 16, 3)
     assert np.array_equal(one.action, again.action) and np.array_equal(one.images["front"], again.images["front"])
@@ -69,14 +69,14 @@ def test_how_many_rows_play_side_by_side_changes_nothing(tmp_path):
 
 
 def test_cameras_become_video_where_that_is_wanted(tmp_path):
-    collect(tmp_path / "e", "--video", "always", "--world.options", '{"image_size": 32}', "--count", "2")
+    collect(tmp_path / "e", "--video", "always", "--env.options", '{"image_size": 32}', "--count", "2")
     assert DatasetReader(tmp_path / "e").schema.videos == ["observation.images.front"]
     assert list((tmp_path / "e" / "videos").rglob("*.mp4"))
 
 
 def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
     """An expert that never succeeds, and places that cannot be written to."""
-    idle = ("--world.expert", "sims.mujoco.tasks.lift_expert:LiftExpert", "--world.options", '{"deadline": 2}')
+    idle = ("--env.expert", "sims.mujoco.tasks.lift_expert:LiftExpert", "--env.options", '{"deadline": 2}')
     assert "none of 2 demonstrations" in complaint("collect", "--count", "2", *idle, "--out", tmp_path / "e")
     assert not (tmp_path / "e").exists()
     (tmp_path / "file").touch()
@@ -88,7 +88,7 @@ def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
 def test_a_recording_that_is_stopped_keeps_its_episodes_and_can_be_finished(tmp_path, capsys, blow):
     out = tmp_path / "e"
-    slow = ["--world.env", "counting", "--world.expert", "tests.cli.test_collect:Slow", "--num-envs", "1"]
+    slow = ["--env.name", "counting", "--env.expert", "tests.cli.test_collect:Slow", "--num-envs", "1"]
     command = [sys.executable, "-m", "vla_rl.cli", "collect", "--count", "500", "--out", str(out), *slow]
     settings = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.getcwd(), "COLUMNS": "500"}
 

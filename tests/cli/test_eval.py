@@ -7,9 +7,9 @@ import json
 import pytest
 
 from vla_rl.cli.main import main
-from vla_rl.recipes.env_config import world_of
+from vla_rl.recipes.env_config import env_config_of
 
-SMALL = ("--episodes", "6", "--num-envs", "4", "--world.options", '{"deadline": 10}')
+SMALL = ("--episodes", "6", "--num-envs", "4", "--env.options", '{"deadline": 10}')
 
 
 def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_path):
@@ -34,10 +34,10 @@ def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_pa
         (("{}", "--episodes", "0"), "measure nothing"),
         (("{}", "--num-envs", "0"), "measure nothing"),
         (("{}", "--epsodes", "1"), "no field '--epsodes', so it cannot be set; did you mean '--episodes'?"),
-        (("{}", "--world.env", "point_mass"), "trained for images"),
-        (("{}", "--world.options", '{"image_size": 48}'), "trained for images"),
-        (("{}", "--world.options", '{"cameras": ["top"]}'), "trained for images"),
-        (("{}", "--world.options", '{"image_sise": 48}'), "no option 'image_sise', so it cannot be made; did you mean"),
+        (("{}", "--env.name", "point_mass"), "trained for images"),
+        (("{}", "--env.options", '{"image_size": 48}'), "trained for images"),
+        (("{}", "--env.options", '{"cameras": ["top"]}'), "trained for images"),
+        (("{}", "--env.options", '{"image_sise": 48}'), "no option 'image_sise', so it cannot be made; did you mean"),
     ],
 )
 def test_what_does_not_fit_is_said(complaint, untrained, arguments, sentence):
@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_said(complaint, untrained, arguments, sentence):
 
 def test_a_checkpoint_for_another_camera_is_played_with_its_options(untrained, capsys):
     options = '{"deadline": 5, "cameras": ["top"], "image_size": 32}'
-    main(["eval", str(untrained(cameras=("top",), image_size=32)), *SMALL[:4], "--world.options", options])
+    main(["eval", str(untrained(cameras=("top",), image_size=32)), *SMALL[:4], "--env.options", options])
     assert json.loads(capsys.readouterr().out)["episodes"] == 6
 
 
@@ -100,8 +100,8 @@ def test_a_checkpoint_in_a_run_is_played_in_the_world_of_that_run(capsys, tmp_pa
 
 
 def test_without_a_run_around_it_a_checkpoint_has_no_world(tmp_path, untrained):
-    assert world_of(untrained()) is None and world_of(tmp_path / "nowhere") is None
-    (tmp_path / "config.json").write_text('{"world": 3}')
-    assert world_of(tmp_path / "checkpoints" / "best") is None
+    assert env_config_of(untrained()) is None and env_config_of(tmp_path / "nowhere") is None
+    (tmp_path / "config.json").write_text('{"env": 3}')
+    assert env_config_of(tmp_path / "checkpoints" / "best") is None
     (tmp_path / "config.json").write_text("[]")
-    assert world_of(tmp_path / "checkpoints" / "best") is None
+    assert env_config_of(tmp_path / "checkpoints" / "best") is None

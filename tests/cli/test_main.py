@@ -67,9 +67,9 @@ def test_help_of_a_command_shows_its_fields_and_runs_nothing(capsys, command):
         ("train demo.py:demo --gama=1", r"no field '--gama'.* did you mean '--rl\.algorithm\.gamma'\?"),
         ("train demo.py:demo --out", r"--out needs a value"),
         ("train demo.py:last_step --policy nowhere --out {tmp}/run", r"'nowhere' has no config\.json"),
-        ("collect --world.env lfit", r"no environment is called 'lfit'.* did you mean 'lift'\?"),
-        ("collect --world.expert sims.toy.counting:Exprt", r"no 'Exprt'"),
-        ("collect --world.expert sims.mujoco.tasks.lfit:Expert", r"'sims\.mujoco\.tasks\.lfit'.* check its name"),
+        ("collect --env.name lfit", r"no environment is called 'lfit'.* did you mean 'lift'\?"),
+        ("collect --env.expert sims.toy.counting:Exprt", r"no 'Exprt'"),
+        ("collect --env.expert sims.mujoco.tasks.lfit:Expert", r"'sims\.mujoco\.tasks\.lfit'.* check its name"),
         ("study --samplers last_step al_steps --out {tmp}", r"no config function 'al_steps'.* 'all_steps'\?"),
         ("inspect a b", r"takes one target"),
     ],
@@ -117,7 +117,7 @@ def test_fields_are_overridden_however_deep_and_whatever_their_type():
         8,
     )
     assert config.rl.sampler.schedule == FlowSde(0.25)
-    assert config.world == load_config("demo.py:demo").world
+    assert config.env == load_config("demo.py:demo").env
 
 
 def test_protocol_typed_fields_have_the_fields_of_their_present_value():
@@ -130,11 +130,11 @@ def test_protocol_typed_fields_have_the_fields_of_their_present_value():
 
 
 def test_options_of_an_environment_are_given_as_json(capsys):
-    config = override(Collect(), ["--world.options", '{"image_size": 48, "cameras": ["top"]}'], "test")
-    assert config.world.options == {"image_size": 48, "cameras": ["top"]}
-    assert config.world.distractor_options == {"instruct": "distractor"}
+    config = override(Collect(), ["--env.options", '{"image_size": 48, "cameras": ["top"]}'], "test")
+    assert config.env.options == {"image_size": 48, "cameras": ["top"]}
+    assert config.env.distractor_options == {"instruct": "distractor"}
     with pytest.raises(SystemExit):
-        override(Collect(), ["--world.options", "image_size=48"], "test")
+        override(Collect(), ["--env.options", "image_size=48"], "test")
     assert "JSON" in capsys.readouterr().err
 
 

@@ -21,10 +21,10 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.env_config import Playground, World
+from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.rewarded import Rewarded, RewardedWorld
 from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import RLConfig, Setting
+from vla_rl.recipes.trainers import RLConfig, RunContext
 from vla_rl.rewards.encoder import words_of
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
@@ -45,7 +45,7 @@ def policy(tmp_path_factory) -> TinyVLA:
 @pytest.fixture(scope="module")
 def critic(tmp_path_factory) -> str:
     """An untrained progress critic for lift, which takes nothing for done."""
-    env = World().make(1)
+    env = EnvConfig().make(1)
     cameras = {name: item.shape for name, item in env.spec.images.items()}
     torch.manual_seed(0)
     model = ProgressCritic(cameras, words_of(env.spec.tasks), ProgressConfig(width=8, stem=4, looks=2))
@@ -57,30 +57,30 @@ def critic(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module", params=["simulator", "dream"])
-def world(request) -> Playground:
-    return World(options={"deadline": 5}) if request.param == "simulator" else dreams_of_lift()
+def world(request) -> EnvFactory:
+    return EnvConfig(options={"deadline": 5}) if request.param == "simulator" else dreams_of_lift()
 
 
 @pytest.mark.parametrize("method", [PPO, GRPO], ids=["ppo", "grpo"])
 def test_every_method_learns_from_it_and_is_judged_by_the_world(world, policy, critic, tmp_path, method):
     recipe = Rewarded(method, critic, RewardWeights(progress=3.0))
     assert recipe.loop == method.loop
-    setting = Setting(world, deepcopy(policy), 1, OneProcess())
-    trainee = recipe.assemble(setting)
-    assert isinstance(trainee.env, RewardedEnv) and not isinstance(setting.world.make(2), RewardedEnv)
-    paid = trainee.source.next().reward
+    context = RunContext(world, deepcopy(policy), 1, OneProcess())
+    setup = recipe.assemble(context)
+    assert isinstance(setup.env, RewardedEnv) and not isinstance(context.env.make(2), RewardedEnv)
+    paid = setup.source.next().reward
     assert (paid < 0).any() and (paid > 0).any()  # forwards and back, which neither world pays itself
-    trainee.env.close()
+    setup.env.close()
     folder = RunFolder(tmp_path / "run", {})
-    improve(recipe, setting, EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4), folder)
+    improve(recipe, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     rows = folder.metrics("rl")
     learnt = [row["grad_norm"] for row in rows if "grad_norm" in row]  # none where a group's members all earn the same
     assert len(rows) == 3 and max(learnt) > 0 and {0.0, 0.25, 0.5, 0.75, 1.0} >= {rows[0]["validation"]}
 
 
 def test_only_what_is_learnt_in_is_rewarded(critic):
-    world = RewardedWorld(World(training_options={"deadline": 3}), Rewarded(PPO, critic).model(), RewardWeights())
-    judged, learnt = world.make(1), world.training(1)
+    world = RewardedWorld(EnvConfig(training_options={"deadline": 3}), Rewarded(PPO, critic).model(), RewardWeights())
+    judged, learnt = world.make(1), world.make_training(1)
     assert judged.spec.name == "lift" and learnt.spec.name == "rewarded lift"
     learnt.reset(np.zeros(1, int), np.zeros(1, int))
     assert learnt.step(np.zeros((1, 4, learnt.spec.action_dim))).valid.sum() == 3  # its training options hold
@@ -90,7 +90,7 @@ def test_only_what_is_learnt_in_is_rewarded(critic):
 
 def test_a_folder_without_a_reward_model_is_named(policy, tmp_path):
     with pytest.raises(UserError, match="nowhere"):
-        Rewarded(PPO, str(tmp_path / "nowhere")).assemble(Setting(World(), policy, 1, OneProcess()))
+        Rewarded(PPO, str(tmp_path / "nowhere")).assemble(RunContext(EnvConfig(), policy, 1, OneProcess()))
 
 
 @pytest.mark.parametrize("name", ["lift", "dreams"])

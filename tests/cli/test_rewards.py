@@ -13,7 +13,7 @@ from vla_rl.cli.main import main
 from vla_rl.contract.env import Observation
 from vla_rl.evaluation.stats import wilson
 from vla_rl.evaluation.suite import TEST
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.label_frames import label_frames, lift_claims
 from vla_rl.recipes.train_rewards import TrainSuccess, balanced, follow, judge, share
 from vla_rl.rewards.frames import LabelledFrames
@@ -22,7 +22,7 @@ from vla_rl.rewards.reward import load_reward
 from vla_rl.training.fit import FitConfig
 
 CLAIMS = "vla_rl.recipes.label_frames:lift_claims"
-LITTLE = World(options={"image_size": 24})
+LITTLE = EnvConfig(options={"image_size": 24})
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def test_claims_about_lift_by_hand():
     assert known.tolist() == [True, True, False, False, False]
 
 
-def frames_of(seeds: list[int], clumsy: float, world: World = LITTLE, rows: int = 5) -> LabelledFrames:
+def frames_of(seeds: list[int], clumsy: float, world: EnvConfig = LITTLE, rows: int = 5) -> LabelledFrames:
     return label_frames(world, CLAIMS, seeds, rows, clumsy, np.random.default_rng(0))
 
 
@@ -98,7 +98,7 @@ def under_the_other_text(frames: LabelledFrames) -> LabelledFrames:
 
 def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
     recipe = TrainSuccess(
-        world=World(options={"image_size": 40}),
+        env=EnvConfig(options={"image_size": 40}),
         training=96,
         calibration=32,
         test=32,
@@ -232,7 +232,7 @@ def test_the_command_leaves_a_classifier_and_says_how_good_it_is(tmp_path, capsy
             "configs/rewards.py:success",
             "--out",
             str(out),
-            "--world.options",
+            "--env.options",
             size,
             *f"{QUICK} {numbers}".split(),
         ]

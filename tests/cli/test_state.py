@@ -65,6 +65,6 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
 @pytest.mark.parametrize("name", ["half_cheetah", "inverted_pendulum", "asymmetric_hopper"])
 def test_every_config_can_be_loaded_and_built(name):
     recipe = load_config(f"gym.py:{name}")
-    env = recipe.world.make(1)
+    env = recipe.env.make(1)
     assert set(recipe.experience.privileged) == set(env.spec.extras)
     env.close()

@@ -1,4 +1,4 @@
-"""``vla-rl collect [--world.env NAME] [--count N] [--seed S] [--out FOLDER] [--video auto|always|never]``"""
+"""``vla-rl collect [--env.name NAME] [--count N] [--seed S] [--out FOLDER] [--video auto|always|never]``"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
 from vla_rl.experience.demonstrations import demonstrations, move_aside, recording, repair
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar, console
 
 
@@ -23,7 +23,7 @@ class Collect:
     Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a recording that was killed.
     """
 
-    world: World = field(default_factory=World)
+    env: EnvConfig = field(default_factory=EnvConfig)
     count: int = 30
     seed: int = 1  # of the training run that they are for
     num_envs: int = 16  # episodes played side by side
@@ -42,8 +42,8 @@ def collect(arguments: Sequence[str]) -> None:
     aside = move_aside(out)
     if aside:
         console.print(f"an earlier dataset was in {out}; it is now {aside}")
-    env = config.world.make(min(config.num_envs, config.count))
-    expert = load(config.world.expert)(horizon=1)
+    env = config.env.make(min(config.num_envs, config.count))
+    expert = load(config.env.expert)(horizon=1)
     seeds = list(suite.training_seeds(config.seed, "demonstrations")[: config.count])
     episodes = steps = 0
     try:

@@ -95,7 +95,7 @@ def _before(config: Compare, task: str, seed: int) -> dict[str, Any]:
         recipe = load_config(f"{config.config}:imitate_{task}")
         policy = load_policy(folder / "checkpoints" / "imitation")
         scenes = suite.held_out(suite.TEST, recipe.evaluation.test)
-        outcomes = stages.play(recipe.world, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
+        outcomes = stages.play(recipe.env, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
         write_json(folder / "test.json", asdict(outcomes.rate))
     rate: dict[str, Any] = json.loads((folder / "test.json").read_text(encoding="utf-8"))
     return rate

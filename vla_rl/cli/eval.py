@@ -19,7 +19,7 @@ from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import stages
 from vla_rl.recipes.demo_report import percent
-from vla_rl.recipes.env_config import World, world_of
+from vla_rl.recipes.env_config import EnvConfig, env_config_of
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.tracking import write_json
@@ -37,14 +37,14 @@ class Evaluate:
     num_envs: int = 64
     seed: int = 1  # of the flow's starting noise
     out: str = ""  # write the result there as JSON
-    world: World = field(default_factory=World)
+    env: EnvConfig = field(default_factory=EnvConfig)
 
 
 def evaluate(arguments: Sequence[str]) -> None:
     """Load, check that policy and environment belong together, play, print."""
     if not arguments or arguments[0].startswith("-"):
         raise UserError("eval needs a checkpoint folder, for example vla-rl eval runs/demo/checkpoints/best.")
-    default = Evaluate(world=world_of(arguments[0]) or World())
+    default = Evaluate(env=env_config_of(arguments[0]) or EnvConfig())
     config: Evaluate = override(default, arguments[1:], "vla-rl eval CHECKPOINT")
     ranges = {"validation": suite.VALIDATION, "test": suite.TEST}
     if config.seeds not in ranges:
@@ -52,9 +52,9 @@ def evaluate(arguments: Sequence[str]) -> None:
     if min(config.episodes, config.num_envs) < 1:
         raise UserError(f"{config.episodes} episodes in {config.num_envs} rows measure nothing; give both at least 1.")
     seeds = suite.held_out(ranges[config.seeds], config.episodes)
-    policy = _load(arguments[0], config.world)
+    policy = _load(arguments[0], config.env)
     judged = EvaluationConfig(num_envs=config.num_envs)
-    outcomes = stages.play(config.world, policy, seeds, judged, config.seed, config.seeds)
+    outcomes = stages.play(config.env, policy, seeds, judged, config.seed, config.seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)
     mean = f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"
@@ -73,7 +73,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         print(json.dumps(result))
 
 
-def _load(folder: str, world: World) -> Policy:
+def _load(folder: str, world: EnvConfig) -> Policy:
     with closing(world.make(1)) as env:
         policy: Policy = load_policy(folder, env.spec)
     return policy

@@ -28,7 +28,7 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.recipes.env_config import world_of
+from vla_rl.recipes.env_config import env_config_of
 
 # Distribution -> the extra of vla-rl that brings it; "" for what comes always.
 PACKAGES = dict.fromkeys(("numpy", "msgpack", "tyro", "rich"), "")
@@ -213,7 +213,7 @@ def _checkpoint(show: Console, folder: Path) -> None:
     show.print(_tree("config", saved.get("config", {})))
     show.print(_table("vocabulary", ("words",), [(" ".join(saved.get("vocabulary", {}).get("words", ())),)]))
     _spec(show, spec)
-    world = world_of(folder)
+    world = env_config_of(folder)
     if world is not None:
         show.print(_checked(f"in the world of its run, {_ROWS} rows", _play(folder, type(policy), world.make(_ROWS))))
         return
@@ -268,7 +268,7 @@ def _config(show: Console, target: str) -> None:
 
     config = load_config(target)
     show.print(_tree(target, to_json(config)))
-    if hasattr(config, "world") and hasattr(config, "tiny"):
+    if hasattr(config, "env") and hasattr(config, "tiny"):
         show.print(_sizes(_untrained(config)))
     if hasattr(config, "rl"):
         rl = config.rl
@@ -286,7 +286,7 @@ def _untrained(config: Any) -> Any:
     from vla_rl.policies.tiny import TinyVLA
     from vla_rl.policies.tokens import Vocabulary
 
-    with closing(config.world.make(1)) as env:
+    with closing(config.env.make(1)) as env:
         spec = env.spec
     return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config.tiny)
 

@@ -10,11 +10,11 @@ from vla_rl.evaluation import suite
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.recipes import stages
-from vla_rl.recipes.demo_report import Story, write_report
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.demo_report import DemoReport, write_report
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.perception_ablation import Sanity, check_senses
+from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import RLConfig
@@ -29,7 +29,7 @@ class Demo:
 
     rl: RLConfig
     seed: int = 1
-    world: World = field(default_factory=World)
+    env: EnvConfig = field(default_factory=EnvConfig)
     tiny: TinyConfig = field(default_factory=TinyConfig)
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
@@ -39,24 +39,26 @@ class Demo:
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Collect, ground, imitate, improve, judge, report."""
         seconds: dict[str, float] = {}
-        before = Imitate(self.seed, self.world, self.tiny, self.grounding, self.imitation, self.evaluation)
+        before = Imitate(self.seed, self.env, self.tiny, self.grounding, self.imitation, self.evaluation)
         imitation, grounded, episodes = before.prepare(folder, seconds)
         with clock(seconds, "evaluation"):
             plateau = self._plateau(imitation, grounded, episodes)
             tests = suite.held_out(suite.TEST, self.evaluation.test)
-            first = stages.play(self.world, imitation, tests, self.evaluation, self.seed, "test imitation")
+            first = stages.play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
         console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
         policy = copy.deepcopy(imitation)
-        improve = Improve(self.rl, "", "", self.seed, self.world, self.evaluation)
+        improve = Improve(self.rl, "", "", self.seed, self.env, self.evaluation)
         last, summary = improve.improve(policy, folder, seconds)
         console.print(f"after RL:  {last.rate.success:.1%}")
         with clock(seconds, "evaluation"):
-            senses = check_senses(self.world, {"imitation": imitation, "RL": policy}, self.evaluation, self.seed)
-        summary = {"imitation": asdict(first.rate), **summary, "plateau": plateau, "senses": _flat(senses)}
+            perception = ablate_perception(self.env, {"imitation": imitation, "RL": policy}, self.evaluation, self.seed)
+        summary = {"imitation": asdict(first.rate), **summary, "plateau": plateau, "perception": _flat(perception)}
         folder.write_summary(summary)  # safe before the page is made
         with clock(seconds, "report"):
-            story = Story(self.world, imitation, policy, first, last, senses, plateau, self.seed, self.rl.noise())
-            write_report(story, summary, folder)
+            content = DemoReport(
+                self.env, imitation, policy, first, last, perception, plateau, self.seed, self.rl.noise()
+            )
+            write_report(content, summary, folder)
         summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
         return summary
 
@@ -67,11 +69,11 @@ class Demo:
         stages.imitate_policy(other, episodes, longer, self.seed)
         seeds = suite.held_out(suite.VALIDATION, 2 * self.evaluation.validation)
         rates = {
-            config.fit.steps: stages.play(self.world, trained, seeds, self.evaluation, self.seed, "plateau").rate
+            config.fit.steps: stages.play(self.env, trained, seeds, self.evaluation, self.seed, "plateau").rate
             for config, trained in ((self.imitation, policy), (longer, other))
         }
         return {str(steps): asdict(rate) for steps, rate in rates.items()}
 
 
-def _flat(senses: dict[str, Sanity]) -> dict[str, Any]:
-    return {who: asdict(item) for who, item in senses.items()}
+def _flat(perception: dict[str, PerceptionAblation]) -> dict[str, Any]:
+    return {who: asdict(item) for who, item in perception.items()}

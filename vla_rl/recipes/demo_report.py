@@ -13,8 +13,8 @@ from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate, mcnemar_exact, paired_bootstrap
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.env_config import World
-from vla_rl.recipes.perception_ablation import Sanity
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.perception_ablation import PerceptionAblation
 from vla_rl.recipes.trainers import generator
 from vla_rl.training.tracking import RunFolder
 
@@ -24,45 +24,45 @@ _TRIED = 16  # scenes of each kind that are played to find them
 
 
 @dataclass(frozen=True)
-class Story:
+class DemoReport:
     """What the page is about."""
 
-    world: World
+    env: EnvConfig
     imitation: TinyVLA
     policy: TinyVLA
     first: Outcomes  # imitation on the test seeds
     last: Outcomes  # the policy after RL on the same seeds
-    senses: Mapping[str, Sanity]
+    perception: Mapping[str, PerceptionAblation]
     plateau: Mapping[str, Any]
     seed: int
     sampler: str
 
 
-def write_report(story: Story, summary: Mapping[str, Any], folder: RunFolder) -> None:
+def write_report(content: DemoReport, summary: Mapping[str, Any], folder: RunFolder) -> None:
     """Write ``report.html`` into ``folder``."""
-    first, last = story.first.rate, story.last.rate
+    first, last = content.first.rate, content.last.rate
     report = Report(
         f"{first.success:.0%} by imitation, {last.success:.0%} after reinforcement learning",
         "A small vision-language-action policy, taught on two CPU cores from 64x64 pixels and an instruction",
     )
-    _headline(report, story, summary)
+    _headline(report, content, summary)
     _curves(report, folder.metrics("rl"))
-    _videos(report, story)
-    _senses(report, story.senses)
-    _plateau(report, story, folder)
-    _fine_print(report, story, summary)
+    _videos(report, content)
+    _senses(report, content.perception)
+    _plateau(report, content, folder)
+    _fine_print(report, content, summary)
     report.write(folder.path / "report.html")
 
 
-def _headline(report: Report, story: Story, summary: Mapping[str, Any]) -> None:
-    a, b = story.first.success, story.last.success
+def _headline(report: Report, content: DemoReport, summary: Mapping[str, Any]) -> None:
+    a, b = content.first.success, content.last.success
     gain = paired_bootstrap(b.astype(float), a.astype(float), seed=0, resamples=10_000)
     better, worse = int((b & ~a).sum()), int((a & ~b).sum())
     episodes = f"{len(a)} test episodes"
     report.tiles(
         [
-            _tile("Imitation", story.first.rate, episodes),
-            _tile("After RL", story.last.rate, episodes, "good"),
+            _tile("Imitation", content.first.rate, episodes),
+            _tile("After RL", content.last.rate, episodes, "good"),
             Tile("Gain", gain.mean, gain.low, gain.high, note="same episodes, paired bootstrap"),
         ]
     )
@@ -111,12 +111,12 @@ def _line(rows: list[dict[str, Any]], name: str, value: Any) -> Series:
     return Series(name, [row["env_steps_total"] for row in rows][window - 1 :], smooth.tolist())
 
 
-def _videos(report: Report, story: Story) -> None:
+def _videos(report: Report, content: DemoReport) -> None:
     """Every clip is played anew, with other noise than the test; so they are sorted by what they show."""
-    a, b, seeds = story.first.success, story.last.success, story.first.seeds
+    a, b, seeds = content.first.success, content.last.success, content.first.seeds
     chosen = np.concatenate([seeds[~b][:_TRIED], seeds[~a & b][:_TRIED], seeds[a & b][:_CLIPS]])
-    before = record_clips(story.world, story.imitation, chosen, story.seed)
-    after = record_clips(story.world, story.policy, chosen, story.seed)
+    before = record_clips(content.env, content.imitation, chosen, content.seed)
+    after = record_clips(content.env, content.policy, chosen, content.seed)
     pairs = list(zip(before, after, strict=True))
     mended = [pair for pair in pairs if not pair[0].success and pair[1].success][:_CLIPS]
     report.section(
@@ -129,7 +129,7 @@ def _videos(report: Report, story: Story) -> None:
     report.videos("Where the final policy still fails", [last for _, last in pairs if not last.success][:_CLIPS])
 
 
-def record_clips(world: World, policy: TinyVLA, seeds: np.ndarray, seed: int) -> list[Clip]:
+def record_clips(world: EnvConfig, policy: TinyVLA, seeds: np.ndarray, seed: int) -> list[Clip]:
     """Play ``seeds`` side by side, rendering after every control step."""
     if not len(seeds):
         return []
@@ -157,31 +157,33 @@ def record_clips(world: World, policy: TinyVLA, seeds: np.ndarray, seed: int) ->
     ]
 
 
-def _senses(report: Report, senses: Mapping[str, Sanity]) -> None:
+def _senses(report: Report, perception: Mapping[str, PerceptionAblation]) -> None:
     report.section(
         "Does it see and read?",
         "The same validation scenes with black images, with the images of other episodes, and with an instruction that "
         "names a distractor: then that cube should be lifted and the former target left alone.",
     )
     views = ["named cube lifted", "images black", "images of others", "misled: named cube", "misled: former target"]
-    report.table(["policy", *views], [[name, *map(percent, vars(item).values())] for name, item in senses.items()])
+    report.table(["policy", *views], [[name, *map(percent, vars(item).values())] for name, item in perception.items()])
 
 
-def _plateau(report: Report, story: Story, folder: RunFolder) -> None:
+def _plateau(report: Report, content: DemoReport, folder: RunFolder) -> None:
     report.section(
         "Was imitation trained enough?",
         "Twice the steps should gain less than five points on validation scenes; what limits imitation is the number "
         "of demonstrations.",
     )
-    rates = [[f"{steps} steps", percent(Rate(**rate))] for steps, rate in story.plateau.items()]
+    rates = [[f"{steps} steps", percent(Rate(**rate))] for steps, rate in content.plateau.items()]
     report.table(["imitation", "validation success"], rates)
     rows = folder.metrics("imitation")
     losses = Series("imitation", [row["step"] for row in rows], [row["loss"] for row in rows])
     report.curves("Flow-matching loss", "step", "loss", [losses])
-    report.bars("Test success", [_bar("imitation", story.first.rate, True), _bar("after RL", story.last.rate, False)])
+    report.bars(
+        "Test success", [_bar("imitation", content.first.rate, True), _bar("after RL", content.last.rate, False)]
+    )
 
 
-def _fine_print(report: Report, story: Story, summary: Mapping[str, Any]) -> None:
+def _fine_print(report: Report, content: DemoReport, summary: Mapping[str, Any]) -> None:
     report.section(
         "How it was done",
         "The backbone was first **grounded**: it learnt on rendered random scenes to point at what a caption names. "
@@ -193,15 +195,15 @@ def _fine_print(report: Report, story: Story, summary: Mapping[str, Any]) -> Non
     report.table(
         ["what", "value"],
         [
-            ["sampler", story.sampler],
-            ["parameters", f"{sum(p.numel() for p in story.policy.parameters()):,}"],
-            ["training seed", str(story.seed)],
-            ["test seeds", f"{story.first.seeds[0]} to {story.first.seeds[-1]}"],
-            ["how test episodes ended after RL", ", ".join(_causes(story.last))],
+            ["sampler", content.sampler],
+            ["parameters", f"{sum(p.numel() for p in content.policy.parameters()):,}"],
+            ["training seed", str(content.seed)],
+            ["test seeds", f"{content.first.seeds[0]} to {content.first.seeds[-1]}"],
+            ["how test episodes ended after RL", ", ".join(_causes(content.last))],
             *[[f"seconds: {name}", f"{value:.0f}"] for name, value in summary["seconds"].items()],
         ],
     )
-    report.command(f"vla-rl demo --seed {story.seed}")
+    report.command(f"vla-rl demo --seed {content.seed}")
 
 
 def _causes(outcomes: Outcomes) -> list[str]:

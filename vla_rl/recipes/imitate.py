@@ -10,7 +10,7 @@ from vla_rl.evaluation import suite
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.recipes import stages
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
@@ -22,7 +22,7 @@ class Imitate:
     """Collect demonstrations, ground a new policy, imitate: the checkpoint "imitation"."""
 
     seed: int = 1
-    world: World = field(default_factory=World)
+    env: EnvConfig = field(default_factory=EnvConfig)
     tiny: TinyConfig = field(default_factory=TinyConfig)
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
@@ -34,7 +34,7 @@ class Imitate:
         seconds: dict[str, float] = {}
         policy, _, _ = self.prepare(folder, seconds)
         validation = suite.held_out(suite.VALIDATION, self.evaluation.validation)
-        outcomes = stages.play(self.world, policy, validation, self.evaluation, self.seed, "validate")
+        outcomes = stages.play(self.env, policy, validation, self.evaluation, self.seed, "validate")
         families = {name: asdict(rate) for name, rate in outcomes.families.items()}
         return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
 
@@ -45,10 +45,10 @@ class Imitate:
             episodes = Demonstrations.load(folder.path / "demonstrations")
             return TinyVLA.from_pretrained(imitation_at), TinyVLA.from_pretrained(grounded_at), episodes
         with clock(seconds, "collect"):
-            episodes = stages.collect(self.world, self.imitation.demonstrations, self.seed)
+            episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed)
             episodes.save(folder.path / "demonstrations", video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
-            grounded = stages.ground_policy(self.world, episodes, self.tiny, self.grounding, self.seed)
+            grounded = stages.ground_policy(self.env, episodes, self.tiny, self.grounding, self.seed)
             grounded.save_pretrained(grounded_at)
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)

@@ -9,9 +9,9 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.trainers import Method, Setting
+from vla_rl.recipes.trainers import RunContext, TrainerConfig
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.tracking import RunFolder
 
@@ -20,18 +20,18 @@ from vla_rl.training.tracking import RunFolder
 class Improve:
     """Reinforcement learning from a checkpoint, then the test seeds: the checkpoint "best"."""
 
-    rl: Method
+    rl: TrainerConfig
     policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder
     demonstrations: str = ""  # folder of a dataset, for methods that learn from it as well
     seed: int = 1
-    world: World = field(default_factory=World)
+    env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Improve and judge.  The policy to begin with is kept in the run folder, so the run can be resumed from it."""
         start = folder.checkpoint("start")
-        env = self.world.make(1)
+        env = self.env.make(1)
         policy = TinyVLA.from_pretrained(start if folder.resumed and start.exists() else self.policy, env.spec)
         env.close()
         if not start.exists():
@@ -41,12 +41,12 @@ class Improve:
     def improve(self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]) -> tuple[Outcomes, dict[str, Any]]:
         """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):
-            setting = Setting(self.world, policy, self.seed, current_reducer(), self.demonstrations)
-            trained, best = stages.improve(self.rl, setting, self.evaluation, folder)
+            context = RunContext(self.env, policy, self.seed, current_reducer(), self.demonstrations)
+            trained, best = stages.improve(self.rl, context, self.evaluation, folder)
         rows = folder.metrics("rl")
         with clock(seconds, "evaluation"):
             tests = suite.held_out(suite.TEST, self.evaluation.test)
-            outcomes = stages.play(self.world, trained, tests, self.evaluation, self.seed, "test RL")
+            outcomes = stages.play(self.env, trained, tests, self.evaluation, self.seed, "test RL")
         summary = {
             "rl": asdict(outcomes.rate),
             "families": {name: asdict(rate) for name, rate in outcomes.families.items()},

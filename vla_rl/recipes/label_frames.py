@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.load import load
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.rewards.frames import LabelledFrames
 
 _HORIZON = 5
@@ -34,7 +34,7 @@ def lift_claims(obs: Observation) -> Iterable[Claim]:
 
 
 def label_frames(
-    world: World,
+    world: EnvConfig,
     claims: str,
     seeds: list[int],
     rows: int,
@@ -47,7 +47,7 @@ def label_frames(
     The expert of ``world`` is told of a distractor.  In a share ``clumsy`` of its decisions it moves at random instead,
     so that there are misses, drops and detours to learn from.  ``episode`` is the episode's seed.
     """
-    env, expert, judge = world.misled(min(rows, len(seeds))), load(world.expert)(horizon=_HORIZON), load(claims)
+    env, expert, judge = world.make_swapped(min(rows, len(seeds))), load(world.expert)(horizon=_HORIZON), load(claims)
     parts: list[LabelledFrames] = []
     for start in range(0, len(seeds), env.num_envs):
         batch = seeds[start : start + env.num_envs]

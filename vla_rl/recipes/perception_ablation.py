@@ -13,32 +13,35 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import generator
 
 
 @dataclass(frozen=True)
-class Sanity:
+class PerceptionAblation:
     """Rates on the same validation seeds.
 
-    normal  the named object lifted;  blank  the same with black images;  shuffled  with the images of other rows;
-    misled_named  with the instruction naming a distractor: that object lifted;  misled_former  the former target lifted
+    normal            the named object is lifted
+    blank             the same with black images
+    shuffled          the same with the images of other environments
+    swapped_named     the instruction names a distractor: that object is lifted
+    swapped_original  the instruction names a distractor: the original target is lifted
     """
 
     normal: Rate
     blank: Rate
     shuffled: Rate
-    misled_named: Rate
-    misled_former: Rate
+    swapped_named: Rate
+    swapped_original: Rate
 
 
-def check_senses(
-    world: World, policies: Mapping[str, TinyVLA], config: EvaluationConfig, seed: int
-) -> dict[str, Sanity]:
+def ablate_perception(
+    world: EnvConfig, policies: Mapping[str, TinyVLA], config: EvaluationConfig, seed: int
+) -> dict[str, PerceptionAblation]:
     """The checks for every policy."""
-    plain, misled = world.make(config.num_envs), world.misled(config.num_envs)
+    plain, misled = world.make(config.num_envs), world.make_swapped(config.num_envs)
     with bar("see and read", 4 * len(policies)) as update:
         found = {
             name: _check(plain, misled, policy, config, seed, partial(_count, update, 4 * i, name))
@@ -55,8 +58,8 @@ def _count(update: Callable[[int, str], None], before: int, name: str, done: int
 
 def _check(
     plain: VecEnv, misled: VecEnv, policy: TinyVLA, config: EvaluationConfig, seed: int, update: Callable[[int], None]
-) -> Sanity:
-    seeds = suite.held_out(suite.VALIDATION, config.sanity)
+) -> PerceptionAblation:
+    seeds = suite.held_out(suite.VALIDATION, config.ablation)
     rates = []
     for k, view in enumerate((lambda obs: obs, _blank, _shuffle)):
         rates.append(evaluate(plain, policy, seeds, generator(seed, 3), view=view).rate)
@@ -65,7 +68,7 @@ def _check(
     named = evaluate(watch, policy, seeds, generator(seed, 3))
     update(4)
     former = Rate.of([watch.former.get(seed, False) for seed in seeds])
-    return Sanity(rates[0], rates[1], rates[2], named.rate, former)
+    return PerceptionAblation(rates[0], rates[1], rates[2], named.rate, former)
 
 
 def _blank(obs: Observation) -> Observation:

@@ -13,7 +13,7 @@ from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedL
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.recipes.stages import imitate_policy
-from vla_rl.recipes.trainers import Setting
+from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.imitation import ImitationConfig
 
 
@@ -28,11 +28,11 @@ class TD3Residual:
     residual: ResidualConfig = ResidualConfig()
     function: str = ""
 
-    def build(self, setting: Setting) -> DeterministicResidual:
+    def build(self, context: RunContext) -> DeterministicResidual:
         if not self.function:
-            return DeterministicResidual(setting.base, config=self.residual)
-        base = FunctionPolicy(setting.base.spec, load(self.function), self.function)
-        return DeterministicResidual(base, setting.base, self.residual)
+            return DeterministicResidual(context.base, config=self.residual)
+        base = FunctionPolicy(context.base.spec, load(self.function), self.function)
+        return DeterministicResidual(base, context.base, self.residual)
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class PPOResidual:
 
     residual: ResidualConfig = ResidualConfig()
 
-    def build(self, setting: Setting) -> GaussianResidual:
-        return GaussianResidual(setting.base, config=self.residual)
+    def build(self, context: RunContext) -> GaussianResidual:
+        return GaussianResidual(context.base, config=self.residual)
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,22 @@ class Diffusion:
     diffusion: DiffusionConfig = DiffusionConfig()
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
 
-    def build(self, setting: Setting) -> DiffusionPolicy:
-        episodes = setting.episodes("a diffusion policy that imitates first")
-        torch.manual_seed(setting.seed)
-        policy = DiffusionPolicy(setting.base, self.diffusion)
-        imitate_policy(policy, episodes, self.imitation, setting.seed)
+    def build(self, context: RunContext) -> DiffusionPolicy:
+        episodes = context.episodes("a diffusion policy that imitates first")
+        torch.manual_seed(context.seed)
+        policy = DiffusionPolicy(context.base, self.diffusion)
+        imitate_policy(policy, episodes, self.imitation, context.seed)
         return policy
 
 
 @dataclass(frozen=True)
-class SquashedSubject:
+class SquashedActor:
     """A new policy that sees what the imitation policy sees and knows nothing of its actions: SAC and its kin."""
 
     squashed: SquashedConfig = SquashedConfig()
 
-    def build(self, setting: Setting) -> SquashedPolicy:
-        return SquashedPolicy(setting.base, self.squashed)
+    def build(self, context: RunContext) -> SquashedPolicy:
+        return SquashedPolicy(context.base, self.squashed)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class SACLatent:
 
     latent: SquashedLatentConfig = SquashedLatentConfig()
 
-    def build(self, setting: Setting) -> SquashedLatent:
-        return SquashedLatent(setting.base, self.latent)
+    def build(self, context: RunContext) -> SquashedLatent:
+        return SquashedLatent(context.base, self.latent)
 
 
 @dataclass(frozen=True)
@@ -86,5 +86,5 @@ class PPOLatent:
 
     latent: LatentConfig = LatentConfig()
 
-    def build(self, setting: Setting) -> GaussianLatent:
-        return GaussianLatent(setting.base, self.latent)
+    def build(self, context: RunContext) -> GaussianLatent:
+        return GaussianLatent(context.base, self.latent)

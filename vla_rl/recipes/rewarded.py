@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from vla_rl.contract.env import VecEnv
-from vla_rl.recipes.env_config import Playground
-from vla_rl.recipes.trainers import Method, Setting, Trainee
+from vla_rl.recipes.env_config import EnvFactory
+from vla_rl.recipes.trainers import RunContext, TrainerConfig, TrainingSetup
 from vla_rl.rewards.env import RewardWeights, rewarded
 from vla_rl.rewards.reward import Reward, load_reward
 from vla_rl.training.loop import LoopConfig
@@ -14,31 +14,31 @@ from vla_rl.training.loop import LoopConfig
 
 @dataclass(frozen=True)
 class RewardedWorld:
-    """A world, simulated or imagined, in which learning is paid for what ``reward`` sees (``Playground``)."""
+    """A world, simulated or imagined, in which learning is paid for what ``reward`` sees (``EnvFactory``)."""
 
-    world: Playground
+    env: EnvFactory
     reward: Reward
     weights: RewardWeights
 
     def make(self, rows: int) -> VecEnv:
         """The world as it is: policies are judged by what it says itself."""
-        return self.world.make(rows)
+        return self.env.make(rows)
 
-    def training(self, rows: int) -> VecEnv:
+    def make_training(self, rows: int) -> VecEnv:
         """The environment for reinforcement learning."""
-        return rewarded(self.world.training(rows), self.reward, self.weights)
+        return rewarded(self.env.make_training(rows), self.reward, self.weights)
 
 
 @dataclass(frozen=True)
 class Rewarded:
-    """``method``, paid for what the reward model in the folder ``reward`` sees (``Method``).
+    """``method``, paid for what the reward model in the folder ``reward`` sees (``TrainerConfig``).
 
     The world's own success still ends episodes and still judges the policy, so that a reward that is exploited shows:
     what is earned rises and validation does not.  Demonstrations in a memory keep the rewards that they were recorded
     with; mix them in only if these are of the same kind.
     """
 
-    method: Method
+    method: TrainerConfig
     reward: str = "runs/progress/checkpoints/progress"  # a checkpoint folder
     weights: RewardWeights = field(default_factory=RewardWeights)
 
@@ -47,9 +47,9 @@ class Rewarded:
         """That of the method."""
         return self.method.loop
 
-    def assemble(self, setting: Setting) -> Trainee:
+    def assemble(self, context: RunContext) -> TrainingSetup:
         """What the method makes in the rewarded world; raises UserError for a folder without a reward model."""
-        return self.method.assemble(replace(setting, world=RewardedWorld(setting.world, self.model(), self.weights)))
+        return self.method.assemble(replace(context, env=RewardedWorld(context.env, self.model(), self.weights)))
 
     def model(self) -> Reward:
         """The reward model; raises UserError for a folder without one."""

@@ -21,10 +21,10 @@ from vla_rl.policies.diffusion import DiffusionPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
-from vla_rl.recipes.env_config import Playground, World
+from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
-from vla_rl.recipes.trainers import Method, Setting, Trainable, generator
+from vla_rl.recipes.trainers import RunContext, Trainable, TrainerConfig, generator
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
 from vla_rl.training.loop import BestWeights, Loop
@@ -38,7 +38,7 @@ class EvaluationConfig:
 
     validation: int = 256
     test: int = 512
-    sanity: int = 256  # validation seeds for each check of what the policy looks at
+    ablation: int = 256  # validation seeds for each check of what the policy looks at
     num_envs: int = 64
 
 
@@ -50,7 +50,7 @@ def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def collect(world: World, count: int, seed: int, rows: int = 64) -> Demonstrations:
+def collect(world: EnvConfig, count: int, seed: int, rows: int = 64) -> Demonstrations:
     """``count`` successful demonstrations of the scripted expert."""
     env, expert = world.make(min(rows, count)), load(world.expert)(horizon=1)
     seeds = list(suite.training_seeds(seed, "demonstrations")[:count])
@@ -61,7 +61,7 @@ def collect(world: World, count: int, seed: int, rows: int = 64) -> Demonstratio
 
 
 def ground_policy(
-    world: World, episodes: Demonstrations, tiny: TinyConfig, config: GroundingConfig, seed: int
+    world: EnvConfig, episodes: Demonstrations, tiny: TinyConfig, config: GroundingConfig, seed: int
 ) -> TinyVLA:
     """A new policy whose backbone has learnt to point; statistics come from the demonstrations."""
     env = world.make(1)
@@ -116,7 +116,7 @@ def store_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) ->
 
 
 def play(
-    world: Playground, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str
+    world: EnvFactory, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str
 ) -> Outcomes:
     """Evaluate on ``seeds`` with a progress bar."""
     env = world.make(config.num_envs)
@@ -133,21 +133,21 @@ def play(
 
 
 def improve(
-    method: Method, setting: Setting, judged: EvaluationConfig, folder: RunFolder
+    method: TrainerConfig, context: RunContext, judged: EvaluationConfig, folder: RunFolder
 ) -> tuple[Trainable, BestWeights]:
-    """Reinforcement learning from ``setting.base``; the policy ends with its best validated weights.
+    """Reinforcement learning from ``context.base``; the policy ends with its best validated weights.
 
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
-    group, seed = setting.group, setting.seed
-    validation = setting.world.make(judged.num_envs)
-    trainee = method.assemble(setting)
-    policy, held_out = trainee.policy, suite.held_out(suite.VALIDATION, judged.validation)
+    group, seed = context.group, context.seed
+    validation = context.env.make(judged.num_envs)
+    setup = method.assemble(context)
+    policy, held_out = setup.policy, suite.held_out(suite.VALIDATION, judged.validation)
     by_family: dict[str, float] = {}
     saved = folder.load_state("rl") if folder.resumed else None
     if saved is None:
-        trainee.begin()
+        setup.begin()
 
     def validate() -> Rate | MeanReturn:
         outcomes = evaluate(validation, policy, held_out, generator(seed, 3))
@@ -164,14 +164,14 @@ def improve(
                 raise Terminated
 
         loop = Loop(
-            trainee.source,
-            trainee.learner,
+            setup.source,
+            setup.learner,
             InProcessPolicyStore(policy),
             validate,
             method.loop,
             on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             report=_report_rl(folder, update, by_family),
-            prepare=trainee.prepare,
+            prepare=setup.prepare,
             save=save,
         )
         if saved is not None:
@@ -180,7 +180,7 @@ def improve(
             best = loop.run()
         except NonFiniteError as error:
             raise NonFiniteError(f"{error} The last good weights are in {str(folder.checkpoint('best'))!r}.") from error
-    trainee.env.close()
+    setup.env.close()
     validation.close()
     return policy, best
 

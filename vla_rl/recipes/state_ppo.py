@@ -19,7 +19,7 @@ from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.statistics import RunningStatistics
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock, generator
@@ -45,7 +45,7 @@ class StateBased:
     ``privileged/*`` entries that ``experience.privileged`` names; the policy never does.
     """
 
-    world: World
+    env: EnvConfig
     seed: int = 1
     policy: GaussianConfig = field(default_factory=GaussianConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
@@ -63,8 +63,8 @@ class StateBased:
         group = current_reducer()
         experience = self.experience.split(group.size)
         with (
-            closing(self.world.training(experience.num_envs)) as env,
-            closing(self.world.make(self.evaluation.num_envs)) as held,
+            closing(self.env.make_training(experience.num_envs)) as env,
+            closing(self.env.make(self.evaluation.num_envs)) as held,
         ):
             policy, learner = self.learner(env, group)
             seeds = suite.training_seeds(self.seed, "reinforcement")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import wilson
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.label_frames import label_frames
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import clock
@@ -43,7 +43,7 @@ class TrainReward:
 
     seed: int = 1
     frames: str = ""  # an .npz of labelled frames; without one, the simulator labels
-    world: World = field(default_factory=World)
+    env: EnvConfig = field(default_factory=EnvConfig)
     claims: str = "vla_rl.recipes.label_frames:lift_claims"  # how the simulator labels
     training: int = 400  # episodes to learn from
     calibration: int = 128  # episodes that the threshold is chosen on
@@ -89,7 +89,7 @@ class TrainReward:
         with bar(("frames", "to calibrate", "to test")[part], len(seeds)) as update:
             random = np.random.default_rng([self.seed, part])
             return label_frames(
-                self.world,
+                self.env,
                 self.claims,
                 seeds,
                 self.num_envs,

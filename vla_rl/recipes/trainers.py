@@ -27,7 +27,7 @@ from vla_rl.policies.critics import QEnsemble, ValueCritic
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.env_config import Playground
+from vla_rl.recipes.env_config import EnvFactory
 from vla_rl.recipes.progress import bar
 from vla_rl.training.distributed import SummedCounters
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
@@ -65,10 +65,10 @@ class SourceConfig(Protocol):
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """Where a method works: the world, its imitation policy and demonstrations, the seed, and who shares the work."""
 
-    world: Playground
+    env: EnvFactory
     base: TinyVLA
     seed: int
     group: Reducer
@@ -84,7 +84,7 @@ class Setting:
 
 
 @dataclass
-class Trainee:
+class TrainingSetup:
     """What a method made for the loop.
 
     ``begin()`` is called once before it, unless the run is resumed; ``prepare(progress)`` before every iteration, and
@@ -99,20 +99,20 @@ class Trainee:
     begin: Callable[[], None] = lambda: None
 
 
-class Method(Protocol):
+class TrainerConfig(Protocol):
     """The frozen dataclass of one way to improve a policy."""
 
     @property
     def loop(self) -> LoopConfig: ...
 
-    def assemble(self, setting: Setting) -> Trainee:
-        """Policy, source and learner; ``setting.base`` may be changed in place or stay frozen."""
+    def assemble(self, context: RunContext) -> TrainingSetup:
+        """Policy, source and learner; ``context.base`` may be changed in place or stay frozen."""
 
 
-class Subject(Protocol):
+class PolicyConfig(Protocol):
     """The frozen dataclass of what is trained, given an imitation policy."""
 
-    def build(self, setting: Setting) -> Trainable:
+    def build(self, context: RunContext) -> Trainable:
         """The policy to train."""
 
 
@@ -133,9 +133,9 @@ class RLConfig:
             f"{sampler.schedule}, {sampler.placement}, K={sampler.steps}, noise falling to {self.final_noise:.0%} of it"
         )
 
-    def assemble(self, setting: Setting) -> Trainee:
-        policy = setting.base.with_sampler(self.sampler)
-        made = on_policy(setting, policy, self.experience, self.algorithm)
+    def assemble(self, context: RunContext) -> TrainingSetup:
+        policy = context.base.with_sampler(self.sampler)
+        made = on_policy(context, policy, self.experience, self.algorithm)
         made.prepare = lambda progress: self._quieten(policy, progress)
         return made
 
@@ -149,31 +149,33 @@ class RLConfig:
 class OnPolicyRL:
     """On-policy RL of another policy that is built on the imitation policy, which stays frozen."""
 
-    subject: Subject
+    subject: PolicyConfig
     experience: SourceConfig = field(default_factory=WindowConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
 
-    def assemble(self, setting: Setting) -> Trainee:
-        torch.manual_seed(setting.seed)
-        return on_policy(setting, self.subject.build(setting), self.experience, self.algorithm)
+    def assemble(self, context: RunContext) -> TrainingSetup:
+        torch.manual_seed(context.seed)
+        return on_policy(context, self.subject.build(context), self.experience, self.algorithm)
 
 
-def on_policy(setting: Setting, policy: Trainable, experience: SourceConfig, algorithm: AlgorithmConfig) -> Trainee:
+def on_policy(
+    context: RunContext, policy: Trainable, experience: SourceConfig, algorithm: AlgorithmConfig
+) -> TrainingSetup:
     """Environment, source, critic and learner for ``policy``."""
-    group, seed = setting.group, setting.seed
+    group, seed = context.group, context.seed
     part = experience.split(group.size)
-    env = setting.world.training(part.num_envs)
+    env = context.env.make_training(part.num_envs)
     torch.manual_seed(seed)
     critic = ValueCritic({**policy.feature_sizes, "time": 1})
     learner = algorithm.build(policy, policy.trainable(), critic, generator(seed, 4), group)  # type: ignore[arg-type]
-    source = part.build(env, policy, _stream(setting), generator(seed, 5 + 100 * group.rank))
-    return Trainee(policy, env, source if group.size == 1 else SummedCounters(source, group), learner)
+    source = part.build(env, policy, _stream(context), generator(seed, 5 + 100 * group.rank))
+    return TrainingSetup(policy, env, source if group.size == 1 else SummedCounters(source, group), learner)
 
 
-def _stream(setting: Setting) -> SeedStream:
-    seeds = suite.training_seeds(setting.seed, "reinforcement")
-    return SeedStream(seeds.start + setting.group.rank, seeds.stop, setting.group.size)
+def _stream(context: RunContext) -> SeedStream:
+    seeds = suite.training_seeds(context.seed, "reinforcement")
+    return SeedStream(seeds.start + context.group.rank, seeds.stop, context.group.size)
 
 
 @dataclass(frozen=True)
@@ -186,17 +188,17 @@ class ReplayConfig:
     share: float = 0.25  # of the demonstrations in a batch
     folder: str = ""  # keep the replay in files there instead of in memory
 
-    def build(self, policy: Policy, setting: Setting, horizon: int) -> ReplayBuffer:
+    def build(self, policy: Policy, context: RunContext, horizon: int) -> ReplayBuffer:
         """The memory, demonstrations included, relabelled as experience of ``policy``."""
         online = Replay(self.capacity, self.gamma, self.n_step, OnDisk(self.folder) if self.folder else InMemory())
         if not self.share:
             return online
         episodes, made = (
-            setting.episodes(f"a memory with a share of {self.share:g} for them"),
-            generator(setting.seed, 6),
+            context.episodes(f"a memory with a share of {self.share:g} for them"),
+            generator(context.seed, 6),
         )
         offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step)
-        env = setting.world.make(1)
+        env = context.env.make(1)
         with bar("relabel", episodes.count * horizon) as update:
             for done, rollout in enumerate(relabelled(episodes, policy, env.spec, horizon, made, horizon), 1):
                 offline.add(rollout)
@@ -241,24 +243,24 @@ class OffPolicyAlgorithm(Protocol):
 class OffPolicyRL:
     """Off-policy RL of a policy that is built on the imitation policy, which stays frozen."""
 
-    subject: Subject
+    subject: PolicyConfig
     experience: SourceConfig = field(default_factory=lambda: WindowConfig(num_envs=32, decisions=8))
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: OffPolicyAlgorithm = field(default_factory=ResidualTD3Config)
 
-    def assemble(self, setting: Setting) -> Trainee:
-        seed = setting.seed
+    def assemble(self, context: RunContext) -> TrainingSetup:
+        seed = context.seed
         torch.manual_seed(seed)
-        policy = self.subject.build(setting)
-        env = setting.world.training(self.experience.num_envs)
+        policy = self.subject.build(context)
+        env = context.env.make_training(self.experience.num_envs)
         horizon = getattr(policy, "horizon", 1)
-        replay = self.replay.build(policy, setting, horizon)
+        replay = self.replay.build(policy, context, horizon)
         seen, actions = {**policy.feature_sizes, "time": 1}, horizon * env.spec.action_dim
         critic = QEnsemble(seen, actions, self.algorithm.num_critics, self.algorithm.critic)
         learner = self.algorithm.build(policy, policy.trainable(), critic, replay, generator(seed, 4))
-        source = self.experience.build(env, policy, _stream(setting), generator(seed, 5))
-        return Trainee(policy, env, source, learner, begin=lambda: self._pretrain(learner))
+        source = self.experience.build(env, policy, _stream(context), generator(seed, 5))
+        return TrainingSetup(policy, env, source, learner, begin=lambda: self._pretrain(learner))
 
     def _pretrain(self, learner: OffPolicyLearner) -> None:
         """Learn from what is recorded before anything is collected."""

@@ -24,7 +24,7 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine import comparison
 from vla_rl.recipes.imagine.closed_loop import RANDOM_ACTION_PROB, Rated, closed_loop, first_looks
 from vla_rl.recipes.imagine.coevolution import Plan
@@ -45,14 +45,14 @@ from world_models.env import DreamConfig
 from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig
 
-WORLD = World(options={"deadline": 7})
+WORLD = EnvConfig(options={"deadline": 7})
 SCENES = [1_100_000_000 + i for i in range(3)]
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Imagine:
     folder = tmp_path_factory.mktemp("before")
-    collect(World(), 2, seed=1).save(folder / "demonstrations", video="never")
+    collect(EnvConfig(), 2, seed=1).save(folder / "demonstrations", video="never")
     plan = Plan(
         WorldConfig(backbone=SMALL),
         DreamConfig(horizon=5, deadline=5, part=4),
@@ -66,8 +66,8 @@ def recipe(tmp_path_factory) -> Imagine:
     method = RLConfig(
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 1), loop=LoopConfig(1, validate_every=1)
     )
-    judged_by = EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4)
-    return Imagine(method, plan, str(save_untrained(folder / "policy")), world=WORLD, evaluation=judged_by)
+    judged_by = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
+    return Imagine(method, plan, str(save_untrained(folder / "policy")), env=WORLD, evaluation=judged_by)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_dreams_begin_with_the_pictures_of_the_scenes():
 def test_every_policy_is_played_in_both_worlds_more_and_less_clumsily(run):
     recipe, trained = opened(run)
     policy = TinyVLA.from_pretrained(run / "checkpoints" / "start")
-    rated = closed_loop(trained, recipe.world, {"one": policy, "other": policy}, SCENES, rows=2, seed=1)
+    rated = closed_loop(trained, recipe.env, {"one": policy, "other": policy}, SCENES, rows=2, seed=1)
     assert [one.name for one in rated[: len(RANDOM_ACTION_PROB)]] == [
         "one",
         *(f"one, {s:.0%} random" for s in RANDOM_ACTION_PROB[1:]),

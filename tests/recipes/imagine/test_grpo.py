@@ -23,7 +23,7 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine.imagined_env import DreamWorld
 from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import RLConfig, Setting
+from vla_rl.recipes.trainers import RLConfig, RunContext
 from vla_rl.training.tracking import RunFolder
 from world_models.env import DreamConfig
 from world_models.initial_states import Start, Starts
@@ -73,27 +73,27 @@ def small(name: str) -> RLConfig:
 
 
 def test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept(policy, world):
-    trainee = small("lift_grpo").assemble(Setting(world, deepcopy(policy), 1, OneProcess()))
+    setup = small("lift_grpo").assemble(RunContext(world, deepcopy(policy), 1, OneProcess()))
     cut_off = 0
     for _ in range(4):
-        rollout = trainee.source.next()
+        rollout = setup.source.next()
         assert rollout.valid.any(-1)[0].all() and (rollout.terminated | rollout.truncated).sum(0).tolist() == [1] * 6
         state, features = (rollout.features[name][0].unflatten(0, (2, 3)) for name in ("state", "image_features"))
         assert torch.equal(state, state[:, :1].expand_as(state)) and not torch.equal(state[0], state[1])
         torch.testing.assert_close(features, features[:, :1].expand_as(features), rtol=0, atol=1e-6)
         cut_off += len(rollout.final_index)
-        found = trainee.learner.update(rollout)
+        found = setup.learner.update(rollout)
         assert found["truncated"] == len(rollout.final_index) / 6
         assert not torch.equal(rollout.sample[0, 0], rollout.sample[0, 1])  # and differ by what the policy does
         assert 0 < rollout.info["truncations"] < rollout.info["episodes"]
     assert cut_off > 0
-    trainee.env.close()
+    setup.env.close()
 
 
 @pytest.mark.parametrize("name", ["lift_grpo", "lift_wovr"])
 def test_the_recipe_learns_in_a_dream(policy, world, tmp_path, name):
-    folder, setting = RunFolder(tmp_path / "run", {}), Setting(world, deepcopy(policy), 1, OneProcess())
-    improve(small(name), setting, EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4), folder)
+    folder, context = RunFolder(tmp_path / "run", {}), RunContext(world, deepcopy(policy), 1, OneProcess())
+    improve(small(name), context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     rows = folder.metrics("rl")
     assert len(rows) == 3 and rows[-1]["env_steps_total"] > 0
     assert all(0 <= row["truncated"] <= 1 and row["truncations"] <= row["episodes"] for row in rows[1:])

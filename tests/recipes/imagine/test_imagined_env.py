@@ -19,13 +19,13 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Plan
 from vla_rl.recipes.imagine.collect import Gather, Gathered, gather
 from vla_rl.recipes.imagine.imagined_env import DreamWorld, promise, replayed, starts_of, watch
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.stages import EvaluationConfig, collect, improve
-from vla_rl.recipes.trainers import RLConfig, Setting
+from vla_rl.recipes.trainers import RLConfig, RunContext
 from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
@@ -36,7 +36,7 @@ from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldConfig, WorldModel
 from world_models.uncertainty import Limits
 
-WORLD = World(options={"deadline": 7})
+WORLD = EnvConfig(options={"deadline": 7})
 GATHER = Gather(own=4, clumsy=2, random=2, calibration=1, held_out=2, num_envs=4)
 
 
@@ -128,8 +128,8 @@ def test_the_same_ppo_learns_in_a_dream(policy, gathered, tmp_path):
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(2, validate_every=1)
     )
     folder = RunFolder(tmp_path / "run", {})
-    setting = Setting(world, policy, 1, OneProcess())
-    trained, _ = improve(method, setting, EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4), folder)
+    context = RunContext(world, policy, 1, OneProcess())
+    trained, _ = improve(method, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     rows = folder.metrics("rl")
     assert len(rows) == 3 and rows[-1]["env_steps_total"] > 0
     env = WORLD.make(2)
@@ -168,7 +168,7 @@ def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy
     """The whole recipe; without demonstrations, an untrained policy's episodes teach nothing about success."""
     start, demonstrations = tmp_path / "start", tmp_path / "demonstrations"
     policy.save_pretrained(start)
-    collect(World(), 2, seed=1).save(demonstrations, video="never")
+    collect(EnvConfig(), 2, seed=1).save(demonstrations, video="never")
     sampler, loop = FlowSampler(FlowSde(0.5), LastStep(), 4), LoopConfig(3, validate_every=1)
     plan = Plan(
         WorldConfig(backbone=SMALL),
@@ -184,8 +184,8 @@ def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy
         RLConfig(sampler, WindowConfig(4, 2), loop=loop),
         plan,
         str(start),
-        world=WORLD,
-        evaluation=EvaluationConfig(validation=4, test=4, sanity=4, num_envs=4),
+        env=WORLD,
+        evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
     )
     with pytest.raises(UserError, match="none of 5 episodes succeeded"):
         recipe.run(RunFolder(tmp_path / "failures", recipe))

@@ -13,7 +13,7 @@ from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
-from vla_rl.recipes.env_config import Playground, World
+from vla_rl.recipes.env_config import EnvFactory, EnvConfig
 from vla_rl.recipes.imagine.coevolution import Trained
 from vla_rl.recipes.imagine.imagined_env import DreamWorld
 from vla_rl.recipes.progress import bar
@@ -39,7 +39,7 @@ class Rated:
 
 
 def closed_loop(
-    trained: Trained, world: World, policies: Mapping[str, Policy], scenes: Sequence[int], rows: int, seed: int
+    trained: Trained, world: EnvConfig, policies: Mapping[str, Policy], scenes: Sequence[int], rows: int, seed: int
 ) -> list[Rated]:
     """Every one of ``policies``, more or less clumsy, from the first moments of the simulator's ``scenes``.
 
@@ -62,15 +62,15 @@ def closed_loop(
 class _Training:
     """``world`` as RL has it, to judge in."""
 
-    world: World
+    env: EnvConfig
 
     def make(self, rows: int) -> Any:
-        return self.world.training(rows)
+        return self.env.make_training(rows)
 
-    training = make
+    make_training = make
 
 
-def _played(world: Playground, policy: Policy, seeds: Sequence[int], rows: int, seed: int, what: str) -> Outcomes:
+def _played(world: EnvFactory, policy: Policy, seeds: Sequence[int], rows: int, seed: int, what: str) -> Outcomes:
     env = world.make(rows)
     with bar(what, len(seeds)) as update:
         outcomes = evaluate(
@@ -80,7 +80,7 @@ def _played(world: Playground, policy: Policy, seeds: Sequence[int], rows: int, 
     return outcomes
 
 
-def first_looks(world: World, scenes: Sequence[int], memory: int) -> Any:
+def first_looks(world: EnvConfig, scenes: Sequence[int], memory: int) -> Any:
     """What is seen first in each of ``scenes``, as a ``world_models.initial_states.Start``."""
     env = world.make(min(64, len(scenes)))
     cameras, parts = sorted(env.spec.images), []

@@ -31,11 +31,11 @@ from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, Trust, replay_ag
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.trajectories import Trajectories, trace
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.collect import Gather, Gathered, gather, told
 from vla_rl.recipes.imagine.imagined_env import DreamWorld, promise, replayed, starts_of, watch
 from vla_rl.recipes.progress import bar, console
-from vla_rl.recipes.trainers import Method, Setting, Trainee, generator
+from vla_rl.recipes.trainers import RunContext, TrainerConfig, TrainingSetup, generator
 from vla_rl.training.coevolve import Coevolution, CoevolutionConfig, Decision, Signals
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
@@ -101,7 +101,7 @@ class Trained:
 class GrowingWorld:
     """The world model of a run, and its dreams."""
 
-    def __init__(self, plan: Plan, world: World, seed: int, folder: RunFolder, policy: TinyVLA) -> None:
+    def __init__(self, plan: Plan, world: EnvConfig, seed: int, folder: RunFolder, policy: TinyVLA) -> None:
         """Gather with ``policy`` in ``world``, learn and calibrate, as far as an earlier part of the run has not.
 
         Raises UserError, before anything is played, when there is no such device.
@@ -243,7 +243,7 @@ class GrowingWorld:
     def _buy(self, policy: Policy, count: int) -> float:
         """Play ``count`` real episodes and learn from them; returns their success."""
         plan, number = self.plan, len(self._bought()) + 1
-        env = self.world.training(plan.gather.num_envs)
+        env = self.world.make_training(plan.gather.num_envs)
         seeds = suite.training_seeds(self.seed, "dreams")[plan.gather.episodes + self.bought :][:count]
         with bar("buy episodes", count) as update:
             fresh = trace(env, policy, list(seeds), generator(self.seed, 3000 + number), "sample", told(update))
@@ -274,15 +274,15 @@ class GrowingWorld:
 class Growing:
     """``method``, in dreams whose world model grows with the policy."""
 
-    method: Method
+    method: TrainerConfig
     world: GrowingWorld
 
     @property
     def loop(self) -> LoopConfig:
         return self.method.loop
 
-    def assemble(self, setting: Setting) -> Trainee:
-        made = self.method.assemble(setting)
+    def assemble(self, context: RunContext) -> TrainingSetup:
+        made = self.method.assemble(context)
         made.prepare = self._and_grow(made.prepare, made.policy)
         return made
 

@@ -14,7 +14,7 @@ from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.experience.trajectories import Trajectories, trace
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.trainers import generator
 from vla_rl.training.tracking import write_json
@@ -62,7 +62,7 @@ class Gathered:
         return cls(**parts, own=json.loads((folder / "own.json").read_text(encoding="utf-8")))
 
 
-def gather(world: World, policy: Policy, plan: Gather, seed: int) -> Gathered:
+def gather(world: EnvConfig, policy: Policy, plan: Gather, seed: int) -> Gathered:
     """Play what ``plan`` says; learnt from, calibrated on and held out are equal mixtures.
 
     Raises UserError when nothing would be left to learn from.
@@ -73,7 +73,7 @@ def gather(world: World, policy: Policy, plan: Gather, seed: int) -> Gathered:
             f"{plan.calibration} of {plan.episodes} episodes to calibrate on and {plan.held_out} held out leave "
             "nothing to learn from, or to judge by; change one of the numbers."
         )
-    env = world.training(plan.num_envs)
+    env = world.make_training(plan.num_envs)
     seeds = iter(suite.training_seeds(seed, "dreams"))
     shares = (("own", plan.own, 0.0), ("clumsy", plan.clumsy, plan.random_action_prob), ("random", plan.random, 1.0))
     parts = []

@@ -43,12 +43,12 @@ def judged(run: Path, scenes: int) -> dict[str, Any]:
     kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
     policies = {name: TinyVLA.from_pretrained(at) for name, at in kept.items() if at.exists()}
     seeds = suite.held_out(suite.TEST, scenes)
-    rated = closed_loop(trained, recipe.world, policies, seeds, recipe.evaluation.num_envs, recipe.seed)
+    rated = closed_loop(trained, recipe.env, policies, seeds, recipe.evaluation.num_envs, recipe.seed)
     rates = [one.imagined.success for one in rated], [one.true.success for one in rated]
     learnt = Trajectories.load(run / "episodes" / "learnt.npz")
     return {
         "replays": [asdict(table) for table in trained.agreement(dreamt.held_out)],
-        "likeness": likeness(trained, recipe.world, learnt, dreamt.held_out, recipe.seed),
+        "likeness": likeness(trained, recipe.env, learnt, dreamt.held_out, recipe.seed),
         "horizon": trained.dream.horizon,
         "policies": asdict(policy_agreement(*rates)),
         "rated": [asdict(one) for one in rated],

@@ -123,7 +123,7 @@ def _channels(model: Any, obs: Observation) -> torch.Tensor:
 
 
 class DreamWorld:
-    """A world model in the place of a simulator (``Playground``); what it made is renewed with it."""
+    """A world model in the place of a simulator (``EnvFactory``); what it made is renewed with it."""
 
     def __init__(self, model: Any, starts: Any, limits: Any, config: Any) -> None:
         """``config``: a ``DreamConfig``, of dreams to learn from."""
@@ -134,7 +134,7 @@ class DreamWorld:
         """Dreams of whole episodes, to judge by."""
         return self._env(rows, keyframes=0.0)
 
-    def training(self, rows: int) -> VecEnv:
+    def make_training(self, rows: int) -> VecEnv:
         """Dreams to learn from."""
         return self._env(rows)
 

@@ -11,7 +11,7 @@ import torch
 from vla_rl.evaluation.frame_metrics import frame_agreement, object_error
 from vla_rl.evaluation.object_positions import TARGET, replayed_positions
 from vla_rl.experience.trajectories import Trajectories
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Trained
 from vla_rl.recipes.imagine.imagined_env import replayed
 from vla_rl.recipes.progress import bar
@@ -22,7 +22,7 @@ _LEARNT = 400  # episodes that the probe learns from
 
 
 def likeness(
-    trained: Trained, world: World, learnt: Trajectories, held_out: Trajectories, seed: int
+    trained: Trained, world: EnvConfig, learnt: Trajectories, held_out: Trajectories, seed: int
 ) -> list[dict[str, Any]]:
     """One row for each number of control steps: PSNR in dB and, where the simulator knows places, errors in metres.
 

@@ -11,10 +11,10 @@ from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
-from vla_rl.recipes.env_config import World
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Growing, GrowingWorld, Plan
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.trainers import Method, Setting
+from vla_rl.recipes.trainers import RunContext, TrainerConfig
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.tracking import RunFolder
 
@@ -27,11 +27,11 @@ class Imagine:
     the test.
     """
 
-    rl: Method
+    rl: TrainerConfig
     plan: Plan
     policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder
     seed: int = 1
-    world: World = field(default_factory=World)
+    env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
 
@@ -42,8 +42,8 @@ class Imagine:
             policy, mind = self.prepare(folder)
         before = copy.deepcopy(policy)
         with clock(seconds, "rl"):
-            setting = Setting(mind.dreams, policy, self.seed, current_reducer())
-            trained, best = stages.improve(Growing(self.rl, mind), setting, self.evaluation, folder)
+            context = RunContext(mind.dreams, policy, self.seed, current_reducer())
+            trained, best = stages.improve(Growing(self.rl, mind), context, self.evaluation, folder)
         with clock(seconds, "agreement"):
             tables = mind.trained.agreement(mind.held_out)
         with clock(seconds, "test"):
@@ -65,17 +65,17 @@ class Imagine:
     def prepare(self, folder: RunFolder) -> tuple[TinyVLA, GrowingWorld]:
         """The policy to begin with, kept as the checkpoint "start", and a world model of what it does."""
         start = folder.checkpoint("start")
-        env = self.world.make(1)
+        env = self.env.make(1)
         policy = TinyVLA.from_pretrained(start if start.exists() else self.policy, env.spec)
         env.close()
         if not start.exists():
             policy.save_pretrained(start)
-        return policy, GrowingWorld(self.plan, self.world, self.seed, folder, policy)
+        return policy, GrowingWorld(self.plan, self.env, self.seed, folder, policy)
 
     def test(self, policy: Any, name: str) -> Outcomes:
         """``policy`` on the test scenes of the simulator."""
         scenes = suite.held_out(suite.TEST, self.evaluation.test)
-        return stages.play(self.world, policy, scenes, self.evaluation, self.seed, f"test {name}")
+        return stages.play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name}")
 
 
 def _compared(before: Outcomes, after: Outcomes, seed: int) -> dict[str, Any]:
