@@ -6,7 +6,8 @@ Put this file into ``sims/mujoco/tasks/`` and one line into ``CATALOG`` in ``sim
 
 ``vla-rl inspect reach`` then checks that it keeps the contract, and the whole demo runs in it: in a copy of
 ``configs/demo.py`` say ``EnvConfig(name="reach", expert="sims.mujoco.tasks.reach_task:ReachExpert")``.  The scene,
-state, actions and privileged extras are those of lift; a task with a scene of its own implements ``sims.mujoco.task.Task``.
+state, actions and privileged extras are those of lift; a task with a scene of its own implements
+``sims.mujoco.task.Task``.
 """
 
 from __future__ import annotations

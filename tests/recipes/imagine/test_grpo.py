@@ -59,7 +59,7 @@ def dreams_of_lift() -> DreamWorld:
         torch.nn.init.normal_(parameter, std=0.1)
     starts = Starts(moments(model, 20, chooser), moments(model, 20, chooser))
     config = DreamConfig(horizon=10, part=6, done=2.0, failed=2.0, again=0)
-    dreams = DreamWorld(model, starts, Limits((np.inf,)), config).training(30)
+    dreams = DreamWorld(model, starts, Limits((np.inf,)), config).make_training(30)
     dreams.reset(np.arange(30), np.arange(30))
     dreams.step(random_actions(dreams, 5, chooser))
     usual, limit = np.median(dreams.outcome[:, 0]), np.quantile(dreams.doubt, 0.75)
