@@ -175,15 +175,15 @@ _ENDED = (
     Fault(
         "policies are judged by the reward that they learn from",
         _CLI,
-        "return self.world.make(rows)",
+        "return self.env.make(rows)",
         "return self.make_training(rows)",
         (f"{_WITHIN}test_only_what_is_learnt_in_is_rewarded",),
     ),
     Fault(
         "learning goes on in the world as it is",
         _CLI,
-        "return rewarded(self.world.make_training(rows), self.reward, self.weights)",
-        "return self.world.make_training(rows)",
+        "return rewarded(self.env.make_training(rows), self.reward, self.weights)",
+        "return self.env.make_training(rows)",
         (f"{_WITHIN}test_only_what_is_learnt_in_is_rewarded",),
     ),
 )
