@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare imagine imagine-study test test-full mutants bench wheel lint types clean
+.PHONY: help install demo study compare imagine imagine-study test test-full mutants bench docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,10 @@ mutants: install ## break what must hold, line by line, and see the tests fail
 bench: install ## measure speed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
 
+# mkdocs-material announces its successor at every start; NO_MKDOCS_2_WARNING leaves that out.
+docs: install ## build the site into site/ (open site/index.html)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 wheel: install ## build the wheel into dist/ and check it
 	rm -rf build dist
 	$(BIN)/python -m build --wheel
@@ -67,5 +71,5 @@ types: install ## static types
 	$(BIN)/mypy
 
 clean: ## remove caches and build outputs; keeps .venv and runs
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache MUJOCO_LOG.TXT
+	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache MUJOCO_LOG.TXT
 	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
