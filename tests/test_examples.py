@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import sims.catalog
+from docs.examples.noisy_policy import LinearGaussian
+from docs.examples.reinforce import Reinforce, ReinforceConfig
 from sims.catalog import make
 from sims.toy.point_mass import optimal_return
-from tests.examples.noisy_policy import LinearGaussian
-from tests.examples.reinforce import Reinforce, ReinforceConfig
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.cli.inspect import inspect
 from vla_rl.contract.batch import OneProcess
@@ -27,14 +27,15 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.policy_store import InProcessPolicyStore
 
-EXAMPLES = sorted((Path(__file__).parent / "examples").glob("[!_]*.py"))
-REACH = EnvConfig(name="reach", options={"render": False}, expert="tests.examples.reach_task:ReachExpert")
+DOCS = Path(__file__).parents[1] / "docs"
+EXAMPLES = sorted((DOCS / "examples").glob("[!_]*.py"))
+REACH = EnvConfig(name="reach", options={"render": False}, expert="docs.examples.reach_task:ReachExpert")
 
 
 @pytest.fixture
 def reach(monkeypatch):
     """The one line."""
-    monkeypatch.setitem(sims.catalog.CATALOG, "reach", "tests.examples.reach_task:make")
+    monkeypatch.setitem(sims.catalog.CATALOG, "reach", "docs.examples.reach_task:make")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -42,10 +43,10 @@ def test_examples_are_short(path):
     assert len(path.read_text().splitlines()) < 115
 
 
-def test_the_readme_links_to_all_of_them():
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    assert len(EXAMPLES) == 3
-    assert all(f"(tests/examples/{path.name})" in readme for path in EXAMPLES)
+def test_every_example_is_shown_by_a_page():
+    pages = "".join(page.read_text() for page in DOCS.rglob("*.md"))
+    assert EXAMPLES
+    assert [path.name for path in EXAMPLES if f'--8<-- "docs/examples/{path.name}"' not in pages] == []
 
 
 # -- the task ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""Every command on a page is one that the command line takes; the cheap ones run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+import vla_rl.cli
+from tests.docs.conftest import ROOT, Command, commands
+from vla_rl.cli.main import COMMANDS, main
+from vla_rl.training.tracking import RunFolder
+
+ALL = list(commands())
+_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+# What belongs to the reader's shell.
+_SHELL = {"git", "cd", ".", "diff", "pip", "cp", "ls", "mkdir", "export"}
+_CHEAP = [("vla-rl", "inspect"), ("vla-rl", "inspect", "lift"), ("vla-rl", "inspect", "configs/demo.py:demo")]
+
+
+class _Parsed(BaseException):
+    """The arguments were understood; nothing was run."""
+
+
+@pytest.fixture
+def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str]], None]:
+    """``vla-rl`` with these arguments, until they are understood; a mistake in them is a SystemExit."""
+    monkeypatch.chdir(ROOT)
+    for module in pkgutil.walk_packages(vla_rl.cli.__path__, "vla_rl.cli."):
+        if not module.name.endswith("__main__"):
+            _stop_after_parsing(importlib.import_module(module.name), monkeypatch)
+    monkeypatch.setattr(RunFolder, "resume", _stop)
+
+    def run(words: Sequence[str]) -> None:
+        with pytest.raises(_Parsed):
+            main(list(words))
+
+    return run
+
+
+def _stop_after_parsing(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if hasattr(module, "override"):
+        real = module.override
+
+        def parsed(*arguments: Any) -> None:
+            real(*arguments)
+            raise _Parsed
+
+        monkeypatch.setattr(module, "override", parsed)
+    for name in ("inspect", "located"):
+        if callable(getattr(module, name, None)):
+            monkeypatch.setattr(module, name, _stop)
+
+
+def _stop(*_: Any, **__: Any) -> None:
+    raise _Parsed
+
+
+@pytest.mark.parametrize("command", [one for one in ALL if "vla-rl" in one.words or "vla_rl.cli" in one.words], ids=str)
+def test_the_command_line_understands_it(command, parse):
+    words = list(command.words)
+    start = words.index("vla-rl") if "vla-rl" in words else words.index("vla_rl.cli")
+    arguments = words[start + 1 :]
+    if not arguments or arguments[-1] == "--help":
+        with pytest.raises(SystemExit) if len(arguments) > 1 else nullcontext():
+            main(arguments)
+    else:
+        parse(arguments)
+
+
+@pytest.mark.parametrize("arguments", ["train configs/demo.py:demo --rl.loop.iterations many", "evil", "demo --sed 1"])
+def test_a_mistake_in_a_command_is_noticed(arguments, parse):
+    with pytest.raises(SystemExit):
+        parse(arguments.split())
+
+
+def test_other_commands_exist():
+    wrong = [str(one) for one in ALL if not _known(one)]
+    assert not wrong
+
+
+def _known(command: Command) -> bool:
+    first, words = command.words[0], command.words
+    if first == "make":
+        return all(word in _TARGETS for word in words[1:] if "=" not in word)
+    if first.endswith("python"):
+        named = words[words.index("-m") + 1]
+        return named in ("pytest", "vla_rl.cli") or bool(list((ROOT / named.replace(".", "/")).parent.glob("*")))
+    return first in {"vla-rl", "torchrun", *_SHELL}
+
+
+@pytest.mark.parametrize("words", _CHEAP, ids=" ".join)
+def test_cheap_commands_run(words, tmp_path):
+    assert any(one.words == words for one in ALL) or words[-1].endswith(":demo")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = [sys.executable, "-m", "vla_rl.cli", *words[1:]]
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_has_a_help_that_runs_nothing(capsys):
+    for name in COMMANDS:
+        printed = _help(name, capsys)
+        assert name in printed
+
+
+def _help(name: str, capsys: Any) -> str:
+    arguments = [name, *{"train": ["demo.py:demo"], "eval": ["somewhere"]}.get(name, []), "--help"]
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        assert stop.code in (0, None)
+    return str(capsys.readouterr().out)
