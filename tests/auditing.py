@@ -1,7 +1,7 @@
-"""A policy that audits its own experience: it knows the counting environment's rules and asserts that they hold.
+"""A policy that audits its own experience: it asserts the rules of the counting environment.
 
-Whatever stands between that environment and a policy (rollout, evaluation, isolation, a fleet) must lose, double or
-reorder nothing, and must call ``reset_state`` for every row that it resets, after termination and truncation alike.
+The code between environment and policy (rollout, evaluation, isolation, a fleet) must not lose, repeat or reorder
+anything, and must call ``reset_state`` for every environment it resets, after termination and truncation alike.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ MODULUS = 1 << 20
 
 
 class AuditingPolicy:
-    """Echoes ``(number of the step, seed)`` in chunks of ``horizon`` and asserts, row by row, that nothing is missing.
+    """Echoes ``(number of the step, seed)`` in chunks of ``horizon`` and asserts that none is missing.
 
-    State: ``seed`` and ``steps`` that each row should show next, and ``fresh``, which only ``reset_state`` raises.
+    State: the ``seed`` and ``steps`` expected next in each environment, and ``fresh``, which only ``reset_state`` sets.
     """
 
     def __init__(self, horizon: int) -> None:
         self.horizon, self.version = horizon, 0
-        self.resets: list[int] = []  # rows, in order
+        self.resets: list[int] = []  # env_ids, in order
 
     def encode(self, obs: Observation) -> Features:
         hidden = [name for name in obs.extras if name.startswith("privileged/")]
-        assert not hidden, f"the policy was shown {hidden}"
+        assert not hidden, f"the policy received {hidden}"
         state = np.asarray(obs.state)
         seed, steps = state[:, SEED].astype(int), state[:, STEPS].astype(int)
         assert np.array_equal(steps, obs.time), "the clock disagrees with the counter"
-        assert np.array_equal(state[:, ECHO], steps * (steps + 1) / 2), "other actions arrived than were chosen"
+        assert np.array_equal(state[:, ECHO], steps * (steps + 1) / 2), "executed actions differ from chosen ones"
         assert np.array_equal(
             np.asarray(obs.images["audit"])[:, 0, 0, :2].astype(int), np.stack([steps, seed % 256], 1)
         )
         return {"counters": torch.from_numpy(np.stack([seed, steps], 1)), "pixel": _pixel(obs)}
 
-    def initial_state(self, rows: int) -> State:
-        never = torch.full((rows,), -1)
-        return {"seed": never, "steps": never, "fresh": torch.zeros(rows, dtype=torch.bool)}
+    def initial_state(self, num_envs: int) -> State:
+        never = torch.full((num_envs,), -1)
+        return {"seed": never, "steps": never, "fresh": torch.zeros(num_envs, dtype=torch.bool)}
 
-    def reset_state(self, state: State, rows: Any) -> State:
-        index = torch.as_tensor(rows)
-        assert not state["fresh"][index].any(), "a row was reset twice without acting in between"
+    def reset_state(self, state: State, env_ids: Any) -> State:
+        index = torch.as_tensor(env_ids)
+        assert not state["fresh"][index].any(), "an environment was reset twice without acting in between"
         over = state["steps"][index] == _length(state["seed"][index])
-        assert (over | (state["seed"][index] < 0)).all(), "a row was reset in mid-episode"
+        assert (over | (state["seed"][index] < 0)).all(), "an environment was reset in mid-episode"
         self.resets += index.tolist()
         fresh = state["fresh"].clone()
         fresh[index] = True
@@ -61,22 +61,22 @@ class AuditingPolicy:
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
         seed, steps = features["counters"].unbind(1)
         length = _length(seed)
-        for row in range(len(seed)):
-            if state["fresh"][row]:
-                assert steps[row] == 0, f"row {row} was reset but is at step {int(steps[row])}"
+        for env in range(len(seed)):
+            if state["fresh"][env]:
+                assert steps[env] == 0, f"environment {env} was reset but is at step {int(steps[env])}"
             else:
-                expected = int(state["seed"][row]), int(state["steps"][row])
-                assert (int(seed[row]), int(steps[row])) == expected, f"row {row} jumped from {expected}"
+                expected = int(state["seed"][env]), int(state["steps"][env])
+                assert (int(seed[env]), int(steps[env])) == expected, f"environment {env} jumped from {expected}"
         number = steps[:, None] + torch.arange(1, self.horizon + 1)
         action = torch.stack([number, seed[:, None].expand_as(number)], -1).float()
-        next_features = torch.minimum(steps + self.horizon, length)
-        after = {"seed": seed, "steps": next_features, "fresh": torch.zeros_like(state["fresh"])}
+        next_steps = torch.minimum(steps + self.horizon, length)
+        after = {"seed": seed, "steps": next_steps, "fresh": torch.zeros_like(state["fresh"])}
         out = ActionOut(action, action, -steps.double(), {"row": torch.arange(len(seed))}, self.version)
         return out, after
 
 
-class SecretiveEnv(CountingEnv):
-    """The counting environment with something that no policy may read."""
+class PrivilegedEnv(CountingEnv):
+    """The counting environment with a privileged extra, which no policy may read."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)

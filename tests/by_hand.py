@@ -1,4 +1,4 @@
-"""Parts of off-policy learners whose numbers can be worked out by hand: one policy, one batch, small critics."""
+"""Off-policy learners with numbers that can be computed by hand: one policy, one batch, small critics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 class Line(nn.Module):
-    """A deterministic policy: every action is ``w`` times the state, not clipped by itself."""
+    """A deterministic policy: every action is ``w`` times the state, unclipped."""
 
     version = 0
 
@@ -32,7 +32,7 @@ class Line(nn.Module):
         self.w = nn.Parameter(torch.full((2,), w))
 
     def unused(self, *given):
-        raise AssertionError("nobody acts here")
+        raise AssertionError("these tests never act")
 
     encode = initial_state = reset_state = act = unused
 
@@ -43,24 +43,24 @@ class Line(nn.Module):
         return executed.flatten(1)
 
 
-def batch(rows: int = 40, seed: int = 0, **changes) -> Transitions:
+def batch(size: int = 40, seed: int = 0, **changes) -> Transitions:
     normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     generator = seeded(seed)
     parts = {
-        "features": {"state": normal(rows, 2), "base_action": normal(rows, 2)},
-        "sample": torch.full((rows, 1, 2), torch.nan),
-        "executed": normal(rows, 1, 2),
-        "reward": normal(rows),
-        "discount": torch.rand(rows, generator=generator) * (torch.rand(rows, generator=generator) < 0.8),
-        "next_features": {"state": normal(rows, 2), "base_action": normal(rows, 2)},
-        "returns": normal(rows),
-        "intervened": torch.zeros(rows, dtype=torch.bool),
+        "features": {"state": normal(size, 2), "base_action": normal(size, 2)},
+        "sample": torch.full((size, 1, 2), torch.nan),
+        "executed": normal(size, 1, 2),
+        "reward": normal(size),
+        "discount": torch.rand(size, generator=generator) * (torch.rand(size, generator=generator) < 0.8),
+        "next_features": {"state": normal(size, 2), "base_action": normal(size, 2)},
+        "returns": normal(size),
+        "intervened": torch.zeros(size, dtype=torch.bool),
     }
     return Transitions(**{**parts, **changes})
 
 
 class Recorded:
-    """A memory of one batch, which is all it ever gives."""
+    """A replay buffer that always samples the same batch."""
 
     def __init__(self, found: Transitions | None = None) -> None:
         self.found, self.added = found or batch(), 0
@@ -81,7 +81,7 @@ class Recorded:
         pass
 
 
-def made(policy=None, replay=None, num_critics: int = 4, kind=ResidualTD3, **changes):
+def build(policy=None, replay=None, num_critics: int = 4, kind=ResidualTD3, **changes):
     policy = policy or Line()
     torch.manual_seed(0)
     critic = QEnsemble({"state": 2}, 2, num_critics, HeadConfig(16, 1))
@@ -98,5 +98,5 @@ def drift(module: nn.Module, seed: int = 3) -> None:
 
 
 def learnt(critic: nn.Module) -> list[nn.Parameter]:
-    """Without the statistics of what is seen."""
+    """The critics' weights without their input statistics."""
     return [parameter for name, parameter in critic.named_parameters() if not name.startswith("inputs.")]

@@ -1,4 +1,4 @@
-"""Policy gradients of small diffusion chains: what a score should be the gradient of, with hardly any sampling error.
+"""True policy gradients of small diffusion chains with almost no sampling error, for comparison with score functions.
 
 As in ``policies/test_flow_gradients.py`` the noise is a scrambled Sobol sequence and the true gradient goes through the
 sampling itself (reparameterised), on the same points.
@@ -46,7 +46,7 @@ def reward(action: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Recorded chains, what each was better than expected, and the gradient [74] of the mean reward."""
+    """Recorded chains, their advantages, and the gradient [74] of the mean reward."""
 
     points: Tensor
     advantage: Tensor

@@ -1,4 +1,4 @@
-"""A flow policy for the bandit as a latent-noise policy's base."""
+"""A flow policy for the bandit, as the base of latent-noise policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEC = EnvSpec(
 
 
 class ToyBase(FlowToy):
-    """``FlowToy`` with what a base declares."""
+    """``FlowToy`` with the attributes of a base."""
 
     spec, feature_sizes = SPEC, {"state": 1}
 
@@ -40,7 +40,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def toy_base(std: float = 0.5) -> ToyBase:
-    """Imitates actions of N(0, std^2), whatever the state."""
+    """Imitates actions of N(0, std^2) in all states."""
     torch.manual_seed(0)
     base = ToyBase()
     base.pretrain(std=std)

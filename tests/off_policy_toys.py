@@ -1,4 +1,4 @@
-"""Small things with known answers for tests of off-policy algorithms: eyes that see a state, a recorded bandit."""
+"""Toys with known answers for tests of off-policy algorithms: a state encoder, a recorded bandit, scripted policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = HeadConfig(width=32)
 
 
 class StateEncoder(GaussianPolicy):
-    """Eyes that see proprioception and nothing else."""
+    """An encoder of proprioception alone."""
 
     @property
     def feature_sizes(self) -> dict[str, int]:
@@ -34,8 +34,8 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def world(dims: int = 2, low: float = -1.0, high: float = 1.0, chunk: int = 4) -> EnvSpec:
-    """One number is seen, ``dims`` are chosen."""
+def env_spec(dims: int = 2, low: float = -1.0, high: float = 1.0, chunk: int = 4) -> EnvSpec:
+    """A spec with one state entry and ``dims`` action entries."""
     state, action = ArraySpec((1,), "float32", -1.0, 1.0), ArraySpec((dims,), "float32", low, high)
     return EnvSpec("bandit", {}, state, action, ("choose",), control_dt=0.1, time_limit=8, max_chunk=chunk)
 
@@ -50,16 +50,16 @@ def critics(policy: SquashedPolicy, heads: int = 2, seed: int = 0) -> QEnsemble:
     return QEnsemble(policy.feature_sizes, policy.horizon * policy.spec.action_dim, heads, SMALL)
 
 
-def recorded(rows: int, generator: torch.Generator, width: float = 1.0) -> Rollout:
-    """Decisions in the bandit of ``toys.py`` by somebody who chooses uniformly within ``width`` of 0."""
-    state = 2 * torch.rand(rows, 1, generator=generator) - 1
-    action = width * (2 * torch.rand(rows, 1, 2, generator=generator) - 1)
-    out = ActionOut(action, torch.zeros_like(action), torch.zeros(rows))
+def recorded(num_envs: int, generator: torch.Generator, width: float = 1.0) -> Rollout:
+    """Decisions in the bandit of ``toys.py``, uniform within ``width`` of 0."""
+    state = 2 * torch.rand(num_envs, 1, generator=generator) - 1
+    action = width * (2 * torch.rand(num_envs, 1, 2, generator=generator) - 1)
+    out = ActionOut(action, torch.zeros_like(action), torch.zeros(num_envs))
     return rollout({"state": torch.stack([state, state])}, out, bandit_reward(state, action[:, 0])[None, :, None])
 
 
 def deployed(policy: Any) -> float:
-    """What the deployed policy earns in the bandit; the optimum is 0."""
+    """Mean reward of the deployed policy in the bandit; the optimum is 0."""
     state = torch.linspace(-1, 1, 256)[:, None]
     out, _ = policy.act({"state": state}, {}, "eval", seeded(9))
     return float(bandit_reward(state, out.action[:, 0]).mean())
@@ -67,14 +67,14 @@ def deployed(policy: Any) -> float:
 
 def regret(policy: Any) -> tuple[float, float]:
     """Mean shortfall from the optimal return of the point mass, and success, of the deployed policy on 64 new seeds."""
-    env, rows = make("point_mass", num_envs=64), np.arange(64)
-    obs = env.reset(rows, 10_000 + rows)
-    missing = optimal_return(obs.state)
+    env, env_ids = make("point_mass", num_envs=64), np.arange(64)
+    obs = env.reset(env_ids, 10_000 + env_ids)
+    shortfall = optimal_return(obs.state)
     for _ in range(env.spec.time_limit):
         out, _ = policy.act(policy.encode(obs), {}, "eval", seeded())
         step = env.step(out.action.numpy())
-        obs, missing = step.obs, missing - step.reward[:, 0]
-    return float(missing.mean()), float(step.success.mean())
+        obs, shortfall = step.obs, shortfall - step.reward[:, 0]
+    return float(shortfall.mean()), float(step.success.mean())
 
 
 class Scripted:
@@ -85,10 +85,10 @@ class Scripted:
     def encode(self, obs: Any) -> Features:
         raise NotImplementedError
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Any) -> State:
+    def reset_state(self, state: State, env_ids: Any) -> State:
         return state
 
     def act(self, features: Features, state: State, mode: Any, generator: Any) -> tuple[ActionOut, State]:
@@ -113,7 +113,7 @@ class Table(nn.Module):
 
 
 def transitions(**parts: Any) -> Transitions:
-    """One transition with nothing in it but ``parts``."""
+    """One transition of zeros, except for ``parts``."""
     one: dict[str, Any] = {
         "features": {},
         "sample": torch.zeros(1, 1, 1),

@@ -1,4 +1,4 @@
-"""What residual policies are made of in tests: eyes, bases with known plans, and a world for each."""
+"""Parts of residual policies for tests: an encoder, bases with known plans, and their environments."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.pretrained import save_folder
 
-BIAS, HORIZON = 0.05, 4  # metres that the biased base errs by on each axis; its chunk
+BIAS, HORIZON = 0.05, 4  # the biased base's error on each axis (m), its chunk length
 SMALL = ResidualConfig(scale=0.5, plan=2, noise=0.2, correlation=0.5, head=HeadConfig(width=32, depth=1))
 COUNTING, POINT = make("counting", num_envs=1).spec, make("point_mass", num_envs=1).spec
 
 
 class StateEncoder:
-    """Sees the state as it is; never acts."""
+    """An encoder of the raw state; it never acts."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.spec, self.version = spec, 0
@@ -47,26 +47,26 @@ class StateEncoder:
 
 
 class PacingBase:
-    """A base with its own state: chunks of three that depend on how many it has chosen in the episode, and on time."""
+    """A base with state: chunks of three that depend on the time and on how many it chose in the episode."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.spec, self.version = spec, 0
-        self.asked: list[int] = []  # rows, at every call
+        self.batch_sizes: list[int] = []  # of every call
 
     def encode(self, obs: Observation) -> Features:
         return {"time": torch.as_tensor(obs.time)}
 
-    def initial_state(self, rows: int) -> State:
-        return {"chunks": torch.full((rows,), -100), "last": torch.zeros(rows, 2)}
+    def initial_state(self, num_envs: int) -> State:
+        return {"chunks": torch.full((num_envs,), -100), "last": torch.zeros(num_envs, 2)}
 
-    def reset_state(self, state: State, rows: Any) -> State:
+    def reset_state(self, state: State, env_ids: Any) -> State:
         chunks, last = state["chunks"].clone(), state["last"].clone()
-        chunks[torch.as_tensor(rows)], last[torch.as_tensor(rows)] = 0, 0.0
+        chunks[torch.as_tensor(env_ids)], last[torch.as_tensor(env_ids)] = 0, 0.0
         return {"chunks": chunks, "last": last}
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        assert mode == "eval" and (state["chunks"] >= 0).all(), "the base acts in an episode that it was not told of"
-        self.asked.append(len(features["time"]))
+        assert mode == "eval" and (state["chunks"] >= 0).all(), "the base acts without a reset"
+        self.batch_sizes.append(len(features["time"]))
         number = (features["time"] + 7 * state["chunks"])[:, None] + torch.arange(3)
         action = torch.stack([number % 11, number % 5], -1) + 0.5 * state["last"][:, None]
         after = {"chunks": state["chunks"] + 1, "last": action[:, -1]}
@@ -74,7 +74,7 @@ class PacingBase:
 
 
 def biased(obs: Observation) -> np.ndarray:
-    """float32 [E,4,2]: the best plan for the point mass, off by ``BIAS`` at every step, which adds up in the chunk."""
+    """float32 [E,4,2]: the optimal plan for the point mass plus ``BIAS`` at every step, adding up over the chunk."""
     position, plan = np.asarray(obs.state, np.float32), []
     for _ in range(HORIZON):
         best = optimal_action(replace(obs, state=position))
@@ -84,7 +84,7 @@ def biased(obs: Observation) -> np.ndarray:
 
 
 def stepping(obs: Observation) -> np.ndarray:
-    """float32 [E,4,2]: numbers in the counting environment that say when and in which episode they were chosen."""
+    """float32 [E,4,2]: the step and the seed at which an action was chosen, in the counting environment."""
     return np.stack([obs.time[:, None] + np.arange(4), obs.state[:, :1] + np.zeros(4)], -1).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Small things with known answers for tests of algorithms: a flow policy, eyes, a bandit, and two processes in one."""
+"""Toys with known answers for tests of algorithms: a flow policy, an encoder, a bandit, two processes as threads."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ class FlowToy(nn.Module):
         state = features["state"]
 
         def velocity(x: Tensor, t: Tensor) -> Field:
-            given = state[:, None].expand(-1, x.shape[1], -1)
-            return Field(*self.net(torch.cat([given, x, t.unsqueeze(-1)], -1)).chunk(2, -1))
+            condition = state[:, None].expand(-1, x.shape[1], -1)
+            return Field(*self.net(torch.cat([condition, x, t.unsqueeze(-1)], -1)).chunk(2, -1))
 
         return velocity
 
     def encode(self, obs: Any) -> Features:
         return {"state": torch.as_tensor(obs.state)}
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Any) -> State:
+    def reset_state(self, state: State, env_ids: Any) -> State:
         return state
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
-        rows = len(features["state"])
-        noise = torch.randn(rows, self.dims, generator=generator)
+        count = len(features["state"])
+        noise = torch.randn(count, self.dims, generator=generator)
         if mode == "eval":
             sample = self.sampler.deterministic(self.field(features), noise)
-            return ActionOut(sample[:, None], sample[:, None], torch.zeros(rows), {}, self.version), state
+            return ActionOut(sample[:, None], sample[:, None], torch.zeros(count), {}, self.version), state
         chain, density = self.sampler.sample(self.field(features), noise, generator)
         aux = {"points": chain.points, "noisy_steps": chain.noisy_steps}
         sample = chain.sample[:, None]
         return ActionOut(sample, sample, density.logprob, aux, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        found = self.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
-        return Likelihood(found.logprob, found.entropy, {"mean": found.mean, "std": found.std})
+        density = self.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
+        return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
 
     def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
@@ -83,7 +83,7 @@ class FlowToy(nn.Module):
         return dict(self.named_parameters())
 
     def pretrain(self, steps: int = 300, std: float = 0.2) -> FlowToy:
-        """Imitate actions around 0, whatever the state."""
+        """Imitate actions around 0 in all states."""
         generator, adam = torch.Generator().manual_seed(0), torch.optim.Adam(self.parameters(), 3e-3)
         for _ in range(steps):
             state, x0, noise = (torch.randn(128, n, generator=generator) for n in (1, self.dims, self.dims))
@@ -96,7 +96,7 @@ class FlowToy(nn.Module):
 
 
 class ToyEncoder:
-    """Perceive ``features["state"]`` [B,1], for policies over one action of two entries (``ObservationEncoder``)."""
+    """An ``ObservationEncoder`` of ``features["state"]`` [B,1], for policies over one action of two entries."""
 
     feature_sizes: ClassVar = {"state": 1}
     spec = EnvSpec(
@@ -127,16 +127,16 @@ def bandit_reward(state: Tensor, action: Tensor) -> Tensor:
     return -(action - bandit_optimum(state)).square().sum(-1)
 
 
-def bandit(policy: Any, rows: int, generator: torch.Generator) -> Rollout:
-    """One decision in each of ``rows`` random states within [-1, 1]; every episode terminates after it."""
-    state = 2 * torch.rand(rows, 1, generator=generator) - 1
+def bandit(policy: Any, num_envs: int, generator: torch.Generator) -> Rollout:
+    """One decision in each of ``num_envs`` random states within [-1, 1]; every episode terminates after it."""
+    state = 2 * torch.rand(num_envs, 1, generator=generator) - 1
     out, _ = policy.act({"state": state}, {}, "sample", generator)
     return rollout({"state": torch.stack([state, state])}, out, bandit_reward(state, out.action[:, 0])[None, :, None])
 
 
 def rollout(features: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes: Any) -> Rollout:
-    """One decision of ``E`` rows with ``reward`` [1,E,H], all valid and terminated unless ``changes`` say otherwise."""
-    yes, rows = torch.ones_like(reward, dtype=torch.bool), reward.shape[1]
+    """One decision in ``E`` environments with ``reward`` [1,E,H], valid and terminated unless ``changes`` differ."""
+    yes, num_envs = torch.ones_like(reward, dtype=torch.bool), reward.shape[1]
     parts: dict[str, Any] = {
         "features": features,
         "sample": out.sample[None],
@@ -149,11 +149,11 @@ def rollout(features: dict[str, Tensor], out: ActionOut, reward: Tensor, **chang
         "terminated": yes[..., 0],
         "truncated": ~yes[..., 0],
         "success": ~yes[..., 0],
-        "version": torch.zeros(1, rows, dtype=torch.long),
+        "version": torch.zeros(1, num_envs, dtype=torch.long),
         "final_index": torch.zeros(0, 2, dtype=torch.long),
         "final_features": {name: item[0, :0] for name, item in features.items()},
-        "seeds": torch.zeros(1, rows, dtype=torch.long),
-        "info": {"env_steps": float(rows)},
+        "seeds": torch.zeros(1, num_envs, dtype=torch.long),
+        "info": {"env_steps": float(num_envs)},
     }
     return Rollout(**{**parts, **changes})
 

@@ -85,20 +85,20 @@ def test_g7_decision_without_actions():
     check([[([1.0, 1.0], 1, "term"), ([], 50, ""), ([1.0, 1.0], 2, "")]], [4], [[1 / 2, 0, 1 / 2]])
 
 
-def test_idle_decisions_are_passed_over():
+def test_idle_decisions_are_skipped():
     """A row that waits in mid-episode has the advantages of one that does not."""
     before, after = ([1.0, 2.0], 1, "", 2), ([0.0, 4.0], 2, "")
     check([[before, ([], 50, "", 70), ([], -50, "", 90), after]], [8], [[7 / 4, 0, 0, 2]])
 
 
-def test_an_end_while_idle_parts_its_neighbours():
+def test_an_end_while_idle_separates_episodes():
     """Stopped between two decisions (a person, a lost connection): what comes after is another episode."""
     rows = [[([1.0, 2.0], 1, "", 2), ([], 2, "trunc", 2), ([100.0, 100.0], 5, "")]]
     advantage, _ = decisions(rows, [8])
     assert advantage[0, 0].item() == 1 + 2 / 2 + 2 / 4 - 1
 
 
-def test_flags_that_stay_up_while_the_row_idles_change_nothing():
+def test_latched_end_flags_change_nothing():
     once = [[([1.0], 1, "term"), ([], 0, ""), ([2.0], 1, "")]]
     latched = [[([1.0], 1, "term"), ([], 0, "term"), ([2.0], 1, "")]]
     assert torch.equal(decisions(once, [3])[0], decisions(latched, [3])[0])

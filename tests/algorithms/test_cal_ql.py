@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.off_policy_toys import Scripted, Table, critics, deployed, recorded, seeded, squashed, transitions, world
+from tests.off_policy_toys import Scripted, Table, critics, deployed, env_spec, recorded, seeded, squashed, transitions
 from tests.toys import bandit_reward
 from vla_rl.algorithms.cal_ql import CalQL, CalQLConfig, conservative_penalty, repeated
 from vla_rl.algorithms.sac import SAC, SACConfig
@@ -56,7 +56,7 @@ def test_heads_rows_and_bounds_do_not_mix():
 
 def test_the_sum_estimates_the_integral_over_all_actions():
     """So the weights are right: uniform in the square, and the policy's own density."""
-    policy, count = squashed(world(), std=0.8), 20_000
+    policy, count = squashed(env_spec(), std=0.8), 20_000
     made = policy.rsample(repeated({"state": torch.zeros(1, 1)}, count), seeded(2))
     uniform = 2 * torch.rand(count, 2, generator=seeded(3)) - 1
     q = lambda action: -2.0 * (action - 0.2).square().sum(-1)  # noqa: E731
@@ -99,7 +99,7 @@ def test_the_target_is_the_best_of_several_actions_by_their_least_value_without_
 
 
 def offline(config: SACConfig, width: float, rows: int = 512) -> SAC:
-    policy, replay = squashed(world()), Replay(20_000, 0.9)
+    policy, replay = squashed(env_spec()), Replay(20_000, 0.9)
     replay.add(recorded(rows, seeded(4), width))
     return config.build(policy, policy.trainable(), critics(policy), replay, seeded())
 
@@ -128,7 +128,7 @@ def test_the_penalty_of_the_regulariser_is_that_of_its_parts():
     assert found == pytest.approx(QUICK.conservatism * total / 3, rel=1e-4)
 
 
-def test_actions_that_nobody_tried_are_not_thought_better_than_recorded_ones():
+def test_untried_actions_are_not_valued_above_recorded_ones():
     """Recorded within 0.15 of 0, where the reward still rises towards its optimum outside."""
     sac = offline(SACConfig(**{n: getattr(QUICK, n) for n in SACConfig.__dataclass_fields__}), 0.15)
     careful = offline(replace(QUICK, conservatism=5.0), 0.15)

@@ -126,7 +126,7 @@ def test_without_discount_the_gradient_is_that_of_the_chain(sampler, monkeypatch
     assert cosine >= 0.999 and norm == pytest.approx(1, abs=0.02)
 
 
-def test_discounted_it_is_another_one(monkeypatch):
+def test_a_discount_changes_the_gradient(monkeypatch):
     cosine, norm = gradient(SAMPLERS["ddim"], monkeypatch, 0.5)
     assert cosine < 0.995 or abs(norm - 1) > 0.05
 
@@ -173,7 +173,7 @@ def test_the_config_builds_it_and_a_flow_policy_serves_as_well():
     assert type(built) is DPPO and built.config == CONFIG
 
 
-def test_a_policy_without_steps_is_told_in_one_sentence():
+def test_a_policy_without_steps_is_refused_in_one_sentence():
     policy = GaussianPolicy(make("point_mass", num_envs=1).spec)
     with pytest.raises(UserError, match=r"StepwisePolicy\) but GaussianPolicy lacks it.*or PPO") as caught:
         learner(policy)

@@ -160,7 +160,7 @@ def test_distillation_is_at_noise_that_the_actor_can_choose_its_bounds_included(
     assert float((1.5 * w)[w.abs() < 1].std()) == pytest.approx(0.743, abs=0.03)  # of N(0, 1) within +-1.5
 
 
-def test_every_step_distils_as_often_as_told(base, monkeypatch):
+def test_every_step_distils_as_often_as_configured(base, monkeypatch):
     made, count = learner(base, replace(ALIASED, distillations=4)), []
     monkeypatch.setattr(made, "distil", lambda features: count.append(1) or {"distillation_loss": 1.0})
     made.critic_step(batch())
@@ -179,7 +179,7 @@ def test_reaches_the_optimum_of_a_bandit(base, config):
 
 
 @BOTH
-def test_goes_on_bit_for_bit(base, config):
+def test_a_resumed_run_is_bit_identical(base, config):
     whole, g = learner(base, config), seeded(1)
     experience = [bandit(whole.policy, 32, g) for _ in range(3)]
     for part in experience[:2]:
@@ -199,7 +199,7 @@ def test_goes_on_bit_for_bit(base, config):
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
-def test_noise_critics_see_what_critics_see(base):
+def test_noise_critics_have_the_critics_input_statistics(base):
     made = learner(base, ALIASED)
     made.update(bandit(made.policy, 64, seeded(1)))
     assert torch.equal(made.noise_critic.inputs.std, made.critic.inputs.std)

@@ -98,7 +98,7 @@ def test_the_refit_maps_the_prior_to_what_was_executed(imitated):
     state, g = rollout.features["state"][0], seeded(3)
     law = torch.stack([0.5 * state[:, 0], -0.4 + 0 * state[:, 0]], -1)
     executed = law + 0.1 * torch.randn(law.shape, generator=g)
-    made.window = [made._kept(replace(rollout, executed=executed[None, :, None]))]
+    made.window = [made._refit_data(replace(rollout, executed=executed[None, :, None]))]
     made.refit()
     made.policy.base.sampler = FlowSampler(Ode(), AllSteps(), 40)  # four steps would contract the law
     given = {"state": torch.linspace(-1, 1, 2001)[:, None]}
@@ -114,13 +114,13 @@ def test_actions_that_were_not_executed_are_not_learnt(imitated):
     idle[0, 5:] = True
     corrected = rollout.executed.clone()
     corrected[0, 0] = 0.7  # by a person
-    made.window = [made._kept(replace(rollout, valid=~idle, executed=corrected))]
+    made.window = [made._refit_data(replace(rollout, valid=~idle, executed=corrected))]
     features, chunks = made._data()
     assert torch.equal(features["state"], rollout.features["state"][0, :5])
     assert torch.equal(chunks[1:], rollout.executed[0, 1:5, 0]) and torch.equal(chunks[0], torch.full((2,), 0.7))
 
 
-def test_stages_take_turns(imitated):
+def test_a_refit_ends_every_stage_but_the_last(imitated):
     config = replace(CONFIG, iterations=3, window=2, stages=3, refit=RefitConfig(1, 1e-3))
     made, g = learner(imitated, config), seeded(1)
     rows, refits, stages = [], [], []
@@ -137,7 +137,7 @@ def test_stages_take_turns(imitated):
     assert stages == [0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_the_best_is_kept_and_put_back_with_its_decoder(imitated):
+def test_the_best_weights_include_the_decoder(imitated):
     made = learner(imitated, replace(CONFIG, iterations=1))
     kept = {name: parameter.detach().clone() for name, parameter in made.parameters.items()}
     before = deployed(made.policy, "sample")
@@ -162,7 +162,7 @@ def test_reaches_the_optimum_of_a_bandit(imitated):
     assert made.stage == 3 and deployed(made.policy) > -0.025
 
 
-def test_goes_on_bit_for_bit_in_the_middle_of_a_stage(imitated):
+def test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical(imitated):
     config = replace(CONFIG, iterations=3, stages=2, refit=RefitConfig(2, 1e-3))
     whole, g = learner(imitated, config), seeded(1)
     experience = [bandit(whole.policy, 32, g) for _ in range(4)]
@@ -219,8 +219,8 @@ def doubled(rollout: Rollout) -> Rollout:
     return replace(rollout, features=features, final_features=final, **numbers)
 
 
-def test_what_it_refuses(imitated):
-    with pytest.raises(UserError, match=r"FlowToy is none.*choose PPO"):
+def test_a_policy_without_decoder_and_empty_stages_are_refused(imitated):
+    with pytest.raises(UserError, match=r"FlowToy is not.*choose PPO"):
         CONFIG.build(FlowToy(), {}, ValueCritic({"state": 1}), seeded(), None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"0 of them.*at least 1"):
         learner(imitated, replace(CONFIG, window=0))

@@ -152,7 +152,7 @@ def test_the_decoupled_objective_of_old_decisions():
 
 
 def test_the_weight_of_old_decisions_is_bounded():
-    batch, _ = anchored(learner(most_correction=1.5), [-5.0, 0.0], [0.0, 0.0], [3, 4])
+    batch, _ = anchored(learner(max_importance_weight=1.5), [-5.0, 0.0], [0.0, 0.0], [3, 4])
     assert batch.weight.tolist() == [1.5, 1]
 
 
@@ -287,11 +287,11 @@ def test_configs_build_their_learner_are_json_and_can_be_overridden():
         policy = FlowToy(sampler=SDE, width=16)
         built = config.build(policy, policy.trainable(), torch.nn.Linear(1, 1), seeded(), OneProcess())
         assert built.config == config and built.lr == config.lr
-    changed = override(GRPOConfig(averaging=CONSTANT), ["--averaging.longest", "9", "--clip-high", "0.4"], "test")
+    changed = override(GRPOConfig(averaging=CONSTANT), ["--averaging.max-decisions", "9", "--clip-high", "0.4"], "test")
     assert changed == GRPOConfig(averaging=Constant(9), clip_high=0.4)
 
 
-def test_a_policy_without_a_likelihood_is_told_in_one_sentence():
+def test_a_policy_without_a_likelihood_is_refused_in_one_sentence():
     for config in (GRPOConfig(), RLOOConfig()):
         with pytest.raises(UserError, match=r"^(GRPO|RLOO) needs a policy with log_prob and kl"):
             config.build(object(), {}, None, seeded(), OneProcess())

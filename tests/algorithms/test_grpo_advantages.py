@@ -8,7 +8,15 @@ from itertools import product
 import pytest
 import torch
 
-from vla_rl.algorithms.group_relative import Constant, Global, LeaveOneOut, Mean, PerTrajectory, Standardised, relative
+from vla_rl.algorithms.group_relative import (
+    Constant,
+    Global,
+    LeaveOneOut,
+    Mean,
+    PerTrajectory,
+    Standardised,
+    group_advantages,
+)
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError
 
@@ -35,7 +43,7 @@ def seeded(seed: int) -> torch.Generator:
     ],
 )
 def test_golden_advantages(returns, baseline, expected):
-    found = relative(torch.tensor(returns, dtype=torch.float64), torch.zeros(4).long(), baseline)
+    found = group_advantages(torch.tensor(returns, dtype=torch.float64), torch.zeros(4).long(), baseline)
     assert found.tolist() == pytest.approx(expected, abs=6e-6)
 
 
@@ -57,13 +65,13 @@ def test_advantages_equal_brute_force_whatever_the_order_of_the_columns():
                 STANDARDISED: (mine - mean) / (std + 1e-6),
             }
             for baseline, value in expected.items():
-                assert relative(returns, seeds, baseline)[e].item() == pytest.approx(value, abs=1e-12)
+                assert group_advantages(returns, seeds, baseline)[e].item() == pytest.approx(value, abs=1e-12)
 
 
 @pytest.mark.parametrize("baseline", [LEAVE_ONE_OUT, MEAN, STANDARDISED])
-def test_equal_returns_are_worth_exactly_nothing(baseline):
+def test_equal_returns_have_advantages_of_exactly_zero(baseline):
     returns = torch.tensor([0.1, 0.1, 0.1, 5.0, 0.7], dtype=torch.float64)  # 0.1 + 0.1 + 0.1 is not 3 * 0.1
-    assert relative(returns, torch.tensor([1, 1, 1, 2, 2]), baseline)[:3].tolist() == [0, 0, 0]
+    assert group_advantages(returns, torch.tensor([1, 1, 1, 2, 2]), baseline)[:3].tolist() == [0, 0, 0]
 
 
 def bernoulli(p: float, size: int, baseline, kept=lambda outcome: True) -> float:
@@ -75,7 +83,7 @@ def bernoulli(p: float, size: int, baseline, kept=lambda outcome: True) -> float
     for outcome in product((0.0, 1.0), repeat=size):
         if kept(outcome):
             chance = math.prod(p if win else 1 - p for win in outcome)
-            advantage = relative(torch.tensor(outcome).double(), torch.zeros(size).long(), baseline).tolist()
+            advantage = group_advantages(torch.tensor(outcome).double(), torch.zeros(size).long(), baseline).tolist()
             score = [1 / p if win else -1 / (1 - p) for win in outcome]
             total += chance * sum(a * s for a, s in zip(advantage, score, strict=True)) / size
             mass += chance
@@ -95,7 +103,7 @@ def test_the_expected_gradient_by_enumeration(baseline, expected):
     assert {p: bernoulli(p, 8, baseline) for p in expected} == pytest.approx(expected, abs=tolerance)
 
 
-def test_mixed_groups_alone_give_every_task_its_due():
+def test_filtering_mixed_groups_scales_all_tasks_alike():
     """Refilled with new tasks, both of two tasks get 1.505 times their gradient; with the same again, 2.97 and 1.01."""
     mixed = {p: 1 - p**8 - (1 - p) ** 8 for p in (0.05, 0.5)}
     given = {p: bernoulli(p, 8, LEAVE_ONE_OUT, lambda outcome: len(set(outcome)) == 2) for p in mixed}
@@ -105,27 +113,27 @@ def test_mixed_groups_alone_give_every_task_its_due():
     assert given == pytest.approx({0.05: 2.97, 0.5: 1.01}, abs=5e-3)
 
 
-def test_a_group_of_one_is_told():
+def test_a_group_of_one_episode_is_refused():
     with pytest.raises(ContractError, match=r"group of seed 3 has one episode"):
-        relative(torch.ones(3), torch.tensor([1, 1, 3]), LEAVE_ONE_OUT)
+        group_advantages(torch.ones(3), torch.tensor([1, 1, 3]), LEAVE_ONE_OUT)
 
 
 # -- averages ---------------------------------------------------------------------------------------------------------
 
 
 def test_weights_by_hand():
-    units, one = torch.tensor([2, 4, 0]), OneProcess()
-    assert GLOBAL.weights(units, one).tolist() == pytest.approx([1 / 6] * 3)
-    assert CONSTANT.weights(units, one).tolist() == pytest.approx([1 / 15] * 3)
-    assert PER_TRAJECTORY.weights(units, one).tolist() == pytest.approx([1 / 6, 1 / 12, 1 / 3])
+    decisions, one = torch.tensor([2, 4, 0]), OneProcess()
+    assert GLOBAL.weights(decisions, one).tolist() == pytest.approx([1 / 6] * 3)
+    assert CONSTANT.weights(decisions, one).tolist() == pytest.approx([1 / 15] * 3)
+    assert PER_TRAJECTORY.weights(decisions, one).tolist() == pytest.approx([1 / 6, 1 / 12, 1 / 3])
     assert GLOBAL.weights(torch.zeros(2).long(), one).isfinite().all()
 
 
-def test_per_trajectory_is_the_form_that_divides_by_the_share_of_the_longest():
-    units, longest, loss = torch.tensor([2, 4, 3]), 5, torch.randn(5, 3, generator=seeded(0)).double()
-    mask = torch.arange(longest)[:, None] < units
-    public = (loss * mask / (units / longest)).mean()
-    assert (PER_TRAJECTORY.weights(units, OneProcess()) * (loss * mask).sum(0)).sum().item() == pytest.approx(
+def test_per_trajectory_is_the_form_that_divides_by_the_share_of_the_max_decisions():
+    decisions, max_decisions, loss = torch.tensor([2, 4, 3]), 5, torch.randn(5, 3, generator=seeded(0)).double()
+    mask = torch.arange(max_decisions)[:, None] < decisions
+    public = (loss * mask / (decisions / max_decisions)).mean()
+    assert (PER_TRAJECTORY.weights(decisions, OneProcess()) * (loss * mask).sum(0)).sum().item() == pytest.approx(
         public.item()
     )
 
@@ -135,8 +143,8 @@ def test_per_trajectory_can_prefer_the_worse_action_and_the_others_cannot():
     chances = {"X": [(0.5, 1, 1), (0.5, 0, 4)], "Y": [(0.55, 1, 3), (0.45, 0, 4)]}
 
     def push(averaging, action):
-        units = torch.tensor([length for _, _, length in chances[action]])
-        weight = averaging.weights(units, OneProcess()) * (len(units) if averaging is PER_TRAJECTORY else 1)
+        decisions = torch.tensor([length for _, _, length in chances[action]])
+        weight = averaging.weights(decisions, OneProcess()) * (len(decisions) if averaging is PER_TRAJECTORY else 1)
         return sum(p * (win - 0.525) * w for (p, win, _), w in zip(chances[action], weight.tolist(), strict=True))
 
     assert push(PER_TRAJECTORY, "X") == pytest.approx(0.1719, abs=1e-4)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.off_policy_toys import Scripted, Table, critics, deployed, recorded, seeded, squashed, transitions, world
+from tests.off_policy_toys import Scripted, Table, critics, deployed, env_spec, recorded, seeded, squashed, transitions
 from tests.toys import bandit
 from vla_rl.algorithms.iql import IQL, IQLConfig, expectile_loss
 from vla_rl.contract.batch import Transitions
@@ -66,7 +66,7 @@ def by_hand(**numbers: float) -> IQL:
     return iql
 
 
-def test_critics_are_regressed_on_the_value_of_what_follows():
+def test_critics_are_regressed_on_the_next_value():
     next_features = {"v": torch.tensor([3.0]), "q": torch.full((1, 2), 99.0)}
     batch = transitions(reward=torch.tensor([0.5]), discount=torch.tensor([0.81]), next_features=next_features)
     torch.testing.assert_close(by_hand().target(batch), torch.tensor([0.5 + 0.81 * 3.0]))
@@ -92,7 +92,7 @@ def test_the_actors_gradient_reaches_the_policy_and_no_critic():
     assert all(p.grad is None for part in (iql.critic, iql.target_critic, iql.value) for p in part.parameters())
 
 
-def test_the_value_sees_what_the_critics_see():
+def test_the_value_network_has_the_critics_inputs():
     iql = learner(rows=64)
     assert set(iql.value.inputs.keys) == set(iql.critic.inputs.keys)
     iql.pretrain(1)
@@ -100,7 +100,7 @@ def test_the_value_sees_what_the_critics_see():
 
 
 def learner(config: IQLConfig = QUICK, rows: int = 1024) -> IQL:
-    policy, replay = squashed(world()), Replay(20_000, 0.9)
+    policy, replay = squashed(env_spec()), Replay(20_000, 0.9)
     replay.add(recorded(rows, seeded(4)))
     return config.build(policy, policy.trainable(), critics(policy), replay, seeded())
 
@@ -124,7 +124,7 @@ def test_it_reaches_the_optimum_from_recorded_decisions_alone_and_keeps_it_onlin
     assert iql.steps == 500 + 4 * 32 and deployed(iql.policy) > -0.03
 
 
-def test_a_run_that_is_resumed_goes_on_the_same():
+def test_a_resumed_run_is_bit_identical():
     ours = learner(rows=64)
     ours.pretrain(5)
     theirs = learner(rows=64)

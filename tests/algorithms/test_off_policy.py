@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.by_hand import Line, Recorded, batch, learnt, made, seeded
+from tests.by_hand import Line, Recorded, batch, build, learnt, seeded
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.policies.residual import GaussianResidual
 
 
-def test_the_least_is_of_a_random_pair_without_replacement():
+def test_the_minimum_is_over_a_random_pair_without_replacement():
     """Of three constant heads the highest is never the least; with replacement it would be one time in nine."""
-    td3 = made(num_critics=3, num_min_q=2)
+    td3 = build(num_critics=3, num_min_q=2)
     for parameter in learnt(td3.target_critic):
         nn.init.zeros_(parameter)
     with torch.no_grad():
@@ -28,8 +28,8 @@ def test_the_least_is_of_a_random_pair_without_replacement():
     assert float((found == 1).float().mean()) == pytest.approx(2 / 3, abs=0.06)  # four standard errors
 
 
-def test_targets_are_kept_within_what_returns_can_be():
-    td3 = made(value_bounds=(-0.1, 0.2))
+def test_targets_are_clamped_to_the_bounds_of_returns():
+    td3 = build(value_bounds=(-0.1, 0.2))
     td3.target = lambda found: found.reward
     seen = td3.critic(td3.replay.found.features, td3.replay.found.executed.flatten(1)).detach()
     expected = (seen - td3.replay.found.reward.clamp(-0.1, 0.2)).square().mean(1).sum()
@@ -38,12 +38,12 @@ def test_targets_are_kept_within_what_returns_can_be():
 
 def test_each_head_is_regressed_on_its_own():
     """The gradient of each is that of its own mean squared error: all that couples them is the norm's bound."""
-    td3 = made(grad_norm=1e9)
+    td3 = build(grad_norm=1e9)
     target = td3.target(td3.replay.found)
     td3.target = lambda found: target
     td3.critic_step(td3.replay.found)
     for head in range(4):
-        alone = made()
+        alone = build()
         value = alone.critic(td3.replay.found.features, td3.replay.found.executed.flatten(1))[head]
         (value - target).square().mean().backward()
         for one, two in zip(learnt(td3.critic), learnt(alone.critic), strict=True):
@@ -63,7 +63,7 @@ class Table(nn.Module):
         return self.values.expand(10, len(action))
 
 
-def test_heads_that_begin_apart_end_together():
+def test_critics_that_start_apart_converge():
     """Bernoulli(1/2) targets, heads in [-1, 2] (algorithms.md 7.6): coupled heads would stay .08 to .96 apart."""
     policy, table, generator = Line(), Table(), seeded(1)
     config = OffPolicyConfig(critic_lr=1e-2)
@@ -77,8 +77,8 @@ def test_heads_that_begin_apart_end_together():
     assert float(table.values.detach().mean()) == pytest.approx(0.5, abs=0.05)
 
 
-def test_critics_get_nothing_from_the_actor():
-    td3 = made()
+def test_the_actor_step_leaves_the_critics_unchanged():
+    td3 = build()
     td3.critic_step(td3.replay.found)
     before = [(p.detach().clone(), p.grad.clone()) for p in learnt(td3.critic)]
     slow = [p.clone() for p in td3.target_critic.parameters()]
@@ -97,7 +97,7 @@ def decisions(number: int):
 
 def test_steps_follow_the_decisions_once_there_are_enough():
     """Half a step per decision from the tenth on; idle decisions do not count, and halves are not lost."""
-    td3 = made()
+    td3 = build()
     steps = [td3.update(decisions(number)) and td3.steps for number in (4, 5, 4, 1, 1, 0, 20)]
     assert steps == [0, 0, 2, 2, 3, 3, 13]
     idle = decisions(8)
@@ -105,7 +105,7 @@ def test_steps_follow_the_decisions_once_there_are_enough():
     assert td3.update(idle)["decisions"] == 5 and td3.steps == 15
     td3.update(decisions(1))
     assert td3.steps == 16
-    empty = made(replay=Recorded(batch(0)))
+    empty = build(replay=Recorded(batch(0)))
     empty.update(decisions(30))
     assert empty.steps == 0 and empty.update_debt == 10.5
     empty.replay.found = batch()
@@ -113,8 +113,8 @@ def test_steps_follow_the_decisions_once_there_are_enough():
     assert empty.steps == 11
 
 
-def test_the_actor_rests_at_first_and_then_follows_every_other_step():
-    td3, moved = made(), []
+def test_the_actor_waits_for_the_warmup_and_then_steps_every_policy_delay():
+    td3, moved = build(), []
     for _ in range(12):
         before = td3.policy.w.detach().clone()
         info = td3.step()
@@ -123,7 +123,7 @@ def test_the_actor_rests_at_first_and_then_follows_every_other_step():
     assert moved == [False] * 6 + [True, False] * 3
 
 
-def test_weights_are_lent_within_the_block_only():
+def test_swapped_weights_are_restored_after_the_block():
     line = Line(0.5)
     with pytest.raises(ZeroDivisionError), swapped({"w": line.w}, {"w": torch.ones(2)}):
         assert line.w.tolist() == [1, 1]
@@ -132,16 +132,18 @@ def test_weights_are_lent_within_the_block_only():
 
 
 def test_a_policy_without_gradient_or_a_subset_too_large_is_refused():
-    with pytest.raises(UserError, match=r"needs a policy with rsample and judged .* but GaussianResidual lacks them"):
-        made(GaussianResidual(biased_base(), StateEncoder(POINT), SMALL))
+    with pytest.raises(
+        UserError, match=r"needs a policy with rsample and critic_action .* but GaussianResidual lacks them"
+    ):
+        build(GaussianResidual(biased_base(), StateEncoder(POINT), SMALL))
     with pytest.raises(UserError, match=r"num_min_q 5 exceeds the 4 critics.*choose 1 to 4"):
-        made(num_min_q=5)
+        build(num_min_q=5)
 
 
 @pytest.mark.parametrize("who", ["critic", "policy"])
 def test_a_nan_is_named_and_its_step_not_taken(who):
     found = batch()
-    td3 = made(replay=Recorded(found), critic_warmup=0)
+    td3 = build(replay=Recorded(found), critic_warmup=0)
     td3.step(), td3.step()
     if who == "critic":
         found.reward[3] = torch.nan

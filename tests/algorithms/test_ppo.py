@@ -326,7 +326,7 @@ def test_a_nan_stops_before_it_enters_the_weights_and_says_where(part, who, tens
     assert same(before, weights(ppo.policy)) and all(item.isfinite().all() for item in weights(ppo.critic))
 
 
-def test_a_policy_without_a_likelihood_is_told_in_one_sentence():
+def test_a_policy_without_a_likelihood_is_refused_in_one_sentence():
     class NoKl:
         version = 0
         encode = initial_state = reset_state = act = log_prob = lambda self: None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sims.catalog import make
-from tests.by_hand import CONFIG, Line, batch, drift, learnt, made, seeded
+from tests.by_hand import CONFIG, Line, batch, build, drift, learnt, seeded
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from vla_rl.algorithms.residual_td3 import ResidualTD3
 from vla_rl.experience.replay import Replay
@@ -23,7 +23,7 @@ from vla_rl.training.checkpoint import latest_state, save_state
 
 def test_the_target_by_hand():
     """Slow critics and slow policy, smoothed and clipped, the least of two heads, nothing after a termination."""
-    td3, found = made(target_noise=0.3, target_clip=0.4), batch()
+    td3, found = build(target_noise=0.3, target_clip=0.4), batch()
     drift(td3.critic), drift(td3.policy)
     for parameter in td3.target_critic.parameters():
         nn.init.normal_(parameter, generator=seeded(1))
@@ -40,25 +40,25 @@ def test_the_target_by_hand():
 
 
 def test_the_actor_ascends_the_mean_of_all_heads_less_the_penalty():
-    td3, found = made(penalty=0.7, grad_norm=1e9), batch()
+    td3, found = build(penalty=0.7, grad_norm=1e9), batch()
     td3.actor_step(found)
     line = Line()
     action = line.rsample(found.features, None).action
     effort = action.square().sum(1).mean()
     (-td3.critic(found.features, action).mean() + 0.7 * effort).backward()
     torch.testing.assert_close(td3.policy.w.grad, line.w.grad)
-    assert td3.actor_step(found)["effort"] > 0 and "effort" not in made().actor_step(found)
+    assert td3.actor_step(found)["effort"] > 0 and "effort" not in build().actor_step(found)
 
 
 def test_targets_follow_slowly():
-    td3 = made(tau=0.25, critic_warmup=0, policy_delay=1)
-    slow, critics = td3.slow["w"].clone(), [p.clone() for p in learnt(td3.target_critic)]
+    td3 = build(tau=0.25, critic_warmup=0, policy_delay=1)
+    slow, critics = td3.target_parameters["w"].clone(), [p.clone() for p in learnt(td3.target_critic)]
     td3.step()
-    torch.testing.assert_close(td3.slow["w"], 0.75 * slow + 0.25 * td3.policy.w.detach())
+    torch.testing.assert_close(td3.target_parameters["w"], 0.75 * slow + 0.25 * td3.policy.w.detach())
     for was, p, fast in zip(critics, learnt(td3.target_critic), learnt(td3.critic), strict=True):
         torch.testing.assert_close(p, 0.75 * was + 0.25 * fast.detach())
         assert not p.requires_grad
-    assert not torch.equal(td3.slow["w"], td3.policy.w)
+    assert not torch.equal(td3.target_parameters["w"], td3.policy.w)
 
 
 def whole(seed: int):
@@ -72,7 +72,7 @@ def whole(seed: int):
     return RolloutSource(make("point_mass", num_envs=4), policy, 9, itertools.count(1), seeded(seed + 1)), td3
 
 
-def test_a_saved_run_goes_on_bit_for_bit(tmp_path):
+def test_a_resumed_run_is_bit_identical(tmp_path):
     """Statistics of what is seen, slow weights, memory, running episodes and generators included."""
     source, td3 = whole(1)
     rollouts = [source.next() for _ in range(3)]
@@ -88,11 +88,13 @@ def test_a_saved_run_goes_on_bit_for_bit(tmp_path):
     for name in ("policy", "critic", "target_critic"):
         one, two = (getattr(learner, name).state_dict() for learner in (td3, again))
         assert all(torch.equal(one[key], two[key]) for key in one)
-    assert all(torch.equal(td3.slow[name], again.slow[name]) for name in td3.slow)
+    assert all(
+        torch.equal(td3.target_parameters[name], again.target_parameters[name]) for name in td3.target_parameters
+    )
     assert torch.equal(td3.generator.get_state(), again.generator.get_state())
 
 
-def test_what_is_seen_is_standardised_once_and_only_the_critics_see_what_is_privileged():
+def test_inputs_are_standardised_once_and_only_critics_receive_privileged_ones():
     source, td3 = whole(1)
     shown = []
     for part in (td3.critic, td3.policy):

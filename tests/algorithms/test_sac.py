@@ -17,12 +17,12 @@ from tests.off_policy_toys import (
     Table,
     critics,
     deployed,
+    env_spec,
     recorded,
     regret,
     seeded,
     squashed,
     transitions,
-    world,
 )
 from tests.toys import bandit
 from vla_rl.algorithms.rlpd import RLPDConfig
@@ -91,7 +91,7 @@ class Valley(torch.nn.Module):
 
 
 def test_the_actors_gradient_is_that_of_the_expectation():
-    policy = squashed(world(dims=1), std=0.6).double()
+    policy = squashed(env_spec(dims=1), std=0.6).double()
     with torch.no_grad():
         policy.head.last.bias[0] = 0.4
     config = SACConfig(temperature=0.2)
@@ -114,12 +114,12 @@ def test_the_actors_gradient_is_that_of_the_expectation():
 
 
 def learner(config: SACConfig = QUICK, replay: object = None) -> SAC:
-    policy = squashed(world())
+    policy = squashed(env_spec())
     replay = replay or Replay(20_000, 0.9)
     return config.build(policy, policy.trainable(), critics(policy, config.num_critics), replay, seeded())  # type: ignore[arg-type]
 
 
-def test_it_reaches_the_optimum_of_a_bandit_with_the_entropy_it_was_told_and_its_temperature():
+def test_it_reaches_the_optimum_of_a_bandit_with_the_target_entropy_and_its_temperature():
     sac, generator = learner(), seeded(1)
     assert deployed(sac.policy) < -0.2
     for _ in range(15):
@@ -145,7 +145,7 @@ def test_it_reaches_the_optimum_of_the_point_mass():
     assert missing < 0.4 and success > 0.9
 
 
-def test_a_run_that_is_resumed_goes_on_the_same():
+def test_a_resumed_run_is_bit_identical():
     ours, generator = learner(), seeded(1)
     for _ in range(2):
         ours.update(bandit(ours.policy, 8, generator))

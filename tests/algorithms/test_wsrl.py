@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.off_policy_toys import critics, deployed, recorded, seeded, squashed, world
+from tests.off_policy_toys import critics, deployed, env_spec, recorded, seeded, squashed
 from tests.toys import bandit
 from vla_rl.algorithms.cal_ql import CalQLConfig
 from vla_rl.algorithms.iql import IQLConfig
@@ -40,7 +40,7 @@ def mixture(width: float = 1.0) -> Mixture:
 
 
 def learner(config: WSRLConfig = QUICK, width: float = 1.0) -> WSRL:
-    policy = squashed(world())
+    policy = squashed(env_spec())
     return config.build(policy, policy.trainable(), critics(policy), mixture(width), seeded())
 
 
@@ -103,7 +103,7 @@ def test_it_finds_the_optimum_that_was_not_recorded(offline):
     assert deployed(wsrl.policy) > -0.02
 
 
-def test_a_run_that_is_resumed_goes_on_the_same_without_the_recorded_data():
+def test_a_resumed_run_is_bit_identical_without_the_recorded_data():
     ours, generator = learner(), seeded(1)
     ours.pretrain(5)
     ours.update(bandit(ours.policy, 70, generator))
@@ -115,14 +115,14 @@ def test_a_run_that_is_resumed_goes_on_the_same_without_the_recorded_data():
     assert all(torch.equal(*pair) for pair in zip(weights(ours), weights(theirs), strict=True))
 
 
-def test_a_memory_that_cannot_tell_recorded_data_apart_is_refused():
-    policy = squashed(world())
+def test_a_replay_buffer_without_parts_is_refused():
+    policy = squashed(env_spec())
     wsrl = QUICK.build(policy, policy.trainable(), critics(policy), Replay(100, 0.9), seeded())
-    with pytest.raises(UserError, match="Replay cannot tell them apart; give it a Mixture"):
+    with pytest.raises(UserError, match="Replay does not keep them apart; give it a Mixture"):
         wsrl.pretrain(5)
 
 
-def test_only_a_part_that_is_there_can_be_kept():
+def test_keep_only_refuses_an_unknown_part():
     replay = mixture()
     with pytest.raises(UserError, match=r"no memory 'offline' among .'demonstrations', 'online'."):
         replay.keep_only("offline")

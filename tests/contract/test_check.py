@@ -9,7 +9,7 @@ import pytest
 
 from sims.catalog import make
 from sims.toy.counting import CountingEnv
-from tests.auditing import SecretiveEnv
+from tests.auditing import PrivilegedEnv
 from vla_rl.contract.check import check_array, check_env, check_step
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.spec import ArraySpec
@@ -237,7 +237,7 @@ def test_a_broken_environment_is_found(kind):
         check_env(kind(), seed=11)
 
 
-@pytest.mark.parametrize("env", [Wrapped(), Wrapped(1), SecretiveEnv(3), CountingEnv(2)])
+@pytest.mark.parametrize("env", [Wrapped(), Wrapped(1), PrivilegedEnv(3), CountingEnv(2)])
 def test_a_sound_environment_passes(env):
     assert [item.name for item in check_env(env, seed=11)][-1] == "snapshot"
     assert not env.step(np.zeros((env.num_envs, 1, 2))).obs.time.max() > 1  # every row was reset

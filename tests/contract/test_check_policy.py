@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sims.catalog import make
-from tests.auditing import SecretiveEnv
+from tests.auditing import PrivilegedEnv
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
@@ -69,7 +69,7 @@ class ReadsPrivileged(GaussianPolicy):
     ],
 )
 def test_a_broken_policy_is_found(kind, message):
-    env = SecretiveEnv(8) if kind is ReadsPrivileged else make("point_mass", num_envs=8)
+    env = PrivilegedEnv(8) if kind is ReadsPrivileged else make("point_mass", num_envs=8)
     with pytest.raises(ContractError, match=message):
         check_policy(kind(env.spec, config=GaussianConfig(3, std=2.0)), env, torch.Generator().manual_seed(0))
 

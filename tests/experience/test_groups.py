@@ -12,7 +12,7 @@ import torch
 
 from sims.catalog import make
 from sims.toy.counting import CountingEnv, episode_length, expected_reward
-from tests.auditing import STEPS, AuditingPolicy, SecretiveEnv
+from tests.auditing import STEPS, AuditingPolicy, PrivilegedEnv
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.groups import GroupConfig
@@ -239,7 +239,7 @@ def test_every_launched_row_is_reset_in_the_policy_too_and_nothing_privileged_is
             seen.append(set(obs.extras))
             return super().encode(obs)
 
-    maker = source(replace(SMALL, limit=5), policy=Watching(4), env=SecretiveEnv(7))
+    maker = source(replace(SMALL, limit=5), policy=Watching(4), env=PrivilegedEnv(7))
     rollout = maker.next()
     assert len(maker.policy.resets) == 5 * SMALL.size and len(rollout.final_index) > 0
     assert all(names == {"force"} for names in seen)

@@ -11,7 +11,7 @@ import torch
 
 from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
-from tests.auditing import AuditingPolicy, SecretiveEnv
+from tests.auditing import AuditingPolicy, PrivilegedEnv
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import to_env
 from vla_rl.contract.errors import NonFiniteError
@@ -131,7 +131,7 @@ def test_nothing_privileged_is_shown_to_the_policy():
             seen.append(set(obs.extras))
             return super().encode(obs)
 
-    rollout = source(policy=Watching(4), env=SecretiveEnv(ROWS)).next()
+    rollout = source(policy=Watching(4), env=PrivilegedEnv(ROWS)).next()
     assert len(rollout.final_index) > 0 and all(names == {"force"} for names in seen)
 
 

@@ -198,15 +198,15 @@ _ALGORITHM = (
     Fault(
         "one ratio for the whole chain",
         _DPPO,
-        "ratio = (self.policy.step_logprob(row.aux, new.params) - row.logprob).exp()",
-        "ratio = (self.policy.step_logprob(row.aux, new.params) - row.logprob).mean(1, keepdim=True).exp()",
+        "ratio = (self.policy.step_logprob(minibatch.aux, new.params) - minibatch.logprob).exp()",
+        "ratio = (self.policy.step_logprob(minibatch.aux, new.params) - minibatch.logprob).mean(1, keepdim=True).exp()",
         (_HAND,),
     ),
     Fault(
         "steps are anchored at their present log-prob",
         _DPPO,
-        "- row.logprob).exp()",
-        "- self.policy.step_logprob(row.aux, new.params).detach()).exp()",
+        "- minibatch.logprob).exp()",
+        "- self.policy.step_logprob(minibatch.aux, new.params).detach()).exp()",
         (_HAND,),
     ),
     Fault(

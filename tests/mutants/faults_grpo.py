@@ -37,7 +37,7 @@ _ADVANTAGE = (
         _RELATIVE,
         "if (group != group[0]).any():",
         "if len(group):",
-        (f"{_ADVANTAGES}test_equal_returns_are_worth_exactly_nothing",),
+        (f"{_ADVANTAGES}test_equal_returns_have_advantages_of_exactly_zero",),
     ),
     Fault(
         "every episode weighs the same by default",
@@ -52,15 +52,15 @@ _LEARNING = (
     Fault(
         "uniform groups leave the denominators",
         _RELATIVE,
-        "weights(learnt.sum(0), self.reducer)",
-        "weights((learnt & (advantage != 0)).sum(0), self.reducer)",
+        "weights(usable.sum(0), self.reducer)",
+        "weights((usable & (advantage != 0)).sum(0), self.reducer)",
         (_GRADIENT, f"{_LEARNT}test_uniform_groups_stay_in_the_denominators"),
     ),
     Fault(
         "each process has denominators of its own",
         _RELATIVE,
-        "total = reducer.sum(units.sum().double())",
-        "total = units.sum().double()",
+        "total = reducer.sum(decisions.sum().double())",
+        "total = decisions.sum().double()",
         (f"{_LEARNT}test_two_processes_that_share_the_groups_end_with_the_weights_of_one",),
     ),
     Fault(
@@ -87,15 +87,15 @@ _LEARNING = (
     Fault(
         "old decisions have no weight",
         _RELATIVE,
-        "weight=batch.weight * correction)",
+        "weight=batch.weight * importance)",
         "weight=batch.weight)",
         (f"{_LEARNT}test_the_decoupled_objective_of_old_decisions",),
     ),
     Fault(
         "the age of decisions counts as a loss of parity",
         _RELATIVE,
-        "by_row(rollout.version, used) < rollout.version.max()",
-        "by_row(rollout.version, used) > rollout.version.max()",
+        "flatten(rollout.version, used) < rollout.version.max()",
+        "flatten(rollout.version, used) > rollout.version.max()",
         (f"{_LEARNT}test_decisions_are_old_by_their_recorded_version",),
     ),
     Fault(

@@ -13,10 +13,10 @@ _ALIASED = f"{_ON_DSRL}test_the_aliased_target_by_hand"
 _GRADIENT = f"{_ON_DSRL}test_the_actor_s_gradient_by_hand"
 _DISTILLED = f"{_ON_DSRL}test_noise_critics_equal_action_critics_after_the_decoder"
 _REFIT = f"{_ON_GORL}test_the_refit_maps_the_prior_to_what_was_executed"
-_STAGES = f"{_ON_GORL}test_stages_take_turns"
+_STAGES = f"{_ON_GORL}test_a_refit_ends_every_stage_but_the_last"
 _PROCESSES = f"{_ON_GORL}test_two_processes_that_share_the_rows_end_with_the_weights_of_one"
-_DSRL_RESUMED = f"{_ON_DSRL}test_goes_on_bit_for_bit"
-_GORL_RESUMED = f"{_ON_GORL}test_goes_on_bit_for_bit_in_the_middle_of_a_stage"
+_DSRL_RESUMED = f"{_ON_DSRL}test_a_resumed_run_is_bit_identical"
+_GORL_RESUMED = f"{_ON_GORL}test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical"
 
 _POLICIES = (
     Fault("a decoded chunk is not clipped", _POLICY, "features), w).clamp(-1.0, 1.0)", "features), w)", (_DECODED,)),
@@ -65,15 +65,15 @@ _SOFT = (
     Fault(
         "demonstrations train critics of noise",
         _DSRL,
-        "unknown = batch.intervened | nothing",
+        "unknown = batch.intervened | no_sample",
         "unknown = batch.intervened",
         (f"{_ON_DSRL}test_critics_of_noise_refuse_what_has_none",),
     ),
     Fault(
         "interventions train critics of noise",
         _DSRL,
-        "unknown = batch.intervened | nothing",
-        "unknown = nothing",
+        "unknown = batch.intervened | no_sample",
+        "unknown = no_sample",
         (f"{_ON_DSRL}test_critics_of_noise_refuse_what_has_none",),
     ),
 )
@@ -96,8 +96,8 @@ _NOISE_ALIASED = (
     Fault(
         "the aliased target decodes unscaled noise",
         _DSRL,
-        "self.policy.decode(batch.next_features, self.policy.config.magnitude * choice)",
-        "self.policy.decode(batch.next_features, choice)",
+        "self.policy.decode(batch.next_features, self.policy.config.magnitude * noise)",
+        "self.policy.decode(batch.next_features, noise)",
         (_ALIASED,),
     ),
     Fault(
@@ -138,8 +138,8 @@ _NOISE_ALIASED = (
     Fault(
         "the aliased actor follows the critic of actions",
         _DSRL,
-        "self.noise_critic(features, choice).mean(0)",
-        "self.critic(features, choice).mean(0)",
+        "self.noise_critic(features, action).mean(0)",
+        "self.critic(features, action).mean(0)",
         (_GRADIENT,),
     ),
     Fault(
@@ -154,7 +154,7 @@ _NOISE_ALIASED = (
         _DSRL,
         "[*super().input_normalizers(), self.noise_critic]",
         "super().input_normalizers()",
-        (f"{_ON_DSRL}test_noise_critics_see_what_critics_see",),
+        (f"{_ON_DSRL}test_noise_critics_have_the_critics_input_statistics",),
     ),
 )
 
@@ -216,7 +216,7 @@ _TURNS = (
         _GORL,
         'self.parameters |= {f"decoder.{name}": parameter for name, parameter in self.decoder.items()}',
         "pass",
-        (f"{_ON_GORL}test_the_best_is_kept_and_put_back_with_its_decoder",),
+        (f"{_ON_GORL}test_the_best_weights_include_the_decoder",),
     ),
     Fault(
         "a refit's gradient stays",
@@ -231,7 +231,7 @@ _TURNS = (
     Fault(
         "all processes draw the same noise",
         _GORL,
-        "noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[mine]",
+        "noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[local]",
         "noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[: len(chunks)]",
         (_PROCESSES,),
     ),

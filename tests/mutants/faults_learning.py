@@ -166,15 +166,15 @@ _RETURNS = (
     Fault(
         "an end while idle does not part its neighbours",
         _GAE,
-        "passed = torch.where(ended[j], 0.0, ahead)",
-        "passed = ahead",
-        (f"{_ADVANTAGES}test_an_end_while_idle_parts_its_neighbours",),
+        "skipped = torch.where(ended[j], 0.0, following)",
+        "skipped = following",
+        (f"{_ADVANTAGES}test_an_end_while_idle_separates_episodes",),
     ),
     Fault(
         "rewards of unexecuted actions count",
         _GAE,
-        "kept = torch.where(valid, reward.double(), 0.0)",
-        "kept = reward.double()",
+        "masked = torch.where(valid, reward.double(), 0.0)",
+        "masked = reward.double()",
         (f"{_ADVANTAGES}test_chunk_reward_discounts_over_valid_actions",),
     ),
     Fault(

@@ -32,14 +32,14 @@ _LOSSES = (
     Fault(
         "the ratio inverted",
         _PPO,
-        "(new.logprob - row.logprob).exp()",
-        "(row.logprob - new.logprob).exp()",
+        "(new.logprob - minibatch.logprob).exp()",
+        "(minibatch.logprob - new.logprob).exp()",
         (_BY_HAND,),
     ),
     Fault(
         "the old log-prob is that after the update",
         _PPO,
-        "(new.logprob - row.logprob).exp()",
+        "(new.logprob - minibatch.logprob).exp()",
         "(new.logprob - new.logprob.detach()).exp()",
         (_BY_HAND,),
     ),
@@ -67,8 +67,8 @@ _LOSSES = (
     Fault(
         "the critic learns advantages",
         _PPO,
-        "(self.critic(row.features) - row.returns)",
-        "(self.critic(row.features) - row.advantage)",
+        "(self.critic(minibatch.features) - minibatch.returns)",
+        "(self.critic(minibatch.features) - minibatch.advantage)",
         (_VALUES,),
     ),
     Fault(
@@ -109,8 +109,8 @@ _LOSSES = (
     Fault(
         "log-probs that are off are kept",
         _SHARED,
-        "float(parity > self.config.max_logprob_gap)",
-        "float(parity < -self.config.max_logprob_gap)",
+        "float(gap > self.config.max_logprob_gap)",
+        "float(gap < -self.config.max_logprob_gap)",
         (f"{_TESTS}test_old_log_probs_that_are_off_are_recomputed_and_others_are_not",),
     ),
     Fault(

@@ -107,16 +107,16 @@ _LEARNING = (
         _OFF,
         "loss = (value - target).square().mean(1).sum() + self",
         "loss = len(value) * (value.mean(0) - target).square().mean() + self",
-        (f"{_ON_OFF}test_heads_that_begin_apart_end_together", f"{_ON_OFF}test_each_head_is_regressed_on_its_own"),
+        (f"{_ON_OFF}test_critics_that_start_apart_converge", f"{_ON_OFF}test_each_head_is_regressed_on_its_own"),
     ),
     Fault(
         "the pair is drawn with replacement",
         _OFF,
         "torch.randperm(self.critic.num_critics, generator=self.generator)[: self.config.num_min_q]",
         "torch.randint(self.critic.num_critics, (self.config.num_min_q,), generator=self.generator)",
-        (f"{_ON_OFF}test_the_least_is_of_a_random_pair_without_replacement",),
+        (f"{_ON_OFF}test_the_minimum_is_over_a_random_pair_without_replacement",),
     ),
-    Fault("targets are the mean of the pair", _OFF, "[chosen].amin(0)", "[chosen].mean(0)", (_TARGET,)),
+    Fault("targets are the mean of the pair", _OFF, "[subset].amin(0)", "[subset].mean(0)", (_TARGET,)),
     Fault(
         "targets by the critics themselves",
         _OFF,
@@ -127,8 +127,8 @@ _LEARNING = (
     Fault(
         "targets by the policy itself",
         _TD3,
-        "swapped(self.learnt, self.slow)",
-        "swapped(self.slow, self.slow)",
+        "swapped(self.learnt, self.target_parameters)",
+        "swapped(self.target_parameters, self.target_parameters)",
         (_TARGET,),
     ),
     Fault(
@@ -148,8 +148,8 @@ _LEARNING = (
     Fault(
         "the targets never follow",
         _OFF,
-        "slow.lerp_(fast, self.config.tau)",
-        "slow.lerp(fast, self.config.tau)",
+        "target.lerp_(online, self.config.tau)",
+        "target.lerp(online, self.config.tau)",
         (f"{_ON_TD3}test_targets_follow_slowly",),
     ),
     Fault(
@@ -157,7 +157,7 @@ _LEARNING = (
         _OFF,
         "            parameter.requires_grad_(False)",
         "            parameter.requires_grad_(True)",
-        (f"{_ON_OFF}test_critics_get_nothing_from_the_actor",),
+        (f"{_ON_OFF}test_the_actor_step_leaves_the_critics_unchanged",),
     ),
     Fault(
         "half steps are lost",
@@ -178,14 +178,14 @@ _LEARNING = (
         _OFF,
         "if turn and self.steps >= self.config.critic_warmup:",
         "if turn:",
-        (f"{_ON_OFF}test_the_actor_rests_at_first_and_then_follows_every_other_step",),
+        (f"{_ON_OFF}test_the_actor_waits_for_the_warmup_and_then_steps_every_policy_delay",),
     ),
     Fault(
         "a learner that goes on has other slow weights",
         _TD3,
-        'self.slow = {name: item.clone() for name, item in state["slow"].items()}',
-        "self.slow = dict(self.slow)",
-        (f"{_ON_TD3}test_a_saved_run_goes_on_bit_for_bit",),
+        'self.target_parameters = {name: item.clone() for name, item in state["target_parameters"].items()}',
+        "self.target_parameters = dict(self.target_parameters)",
+        (f"{_ON_TD3}test_a_resumed_run_is_bit_identical",),
     ),
     Fault(
         "validation by actions comes once only",

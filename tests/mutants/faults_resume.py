@@ -95,15 +95,15 @@ FAULTS = (
     Fault(
         "a small part of a minibatch counts as much as a large one",
         _SHARED,
-        "yield mine, len(mine) / len(part)",
-        "yield mine, float(len(mine) > 0) / self.reducer.size",
+        "yield local, len(local) / len(part)",
+        "yield local, float(len(local) > 0) / self.reducer.size",
         (_TWO,),
     ),
     Fault(
         "the KL stop looks at one process",
         _SHARED,
-        "self.reducer.sum(seen).tolist()",
-        "seen.tolist()",
+        "self.reducer.sum(stats).tolist()",
+        "stats.tolist()",
         (_TWO,),
     ),
     Fault(

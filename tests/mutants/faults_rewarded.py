@@ -199,15 +199,15 @@ _CUT_OFF = (
     Fault(
         "what lies beyond the end of cut-off members is forgotten",
         _RELATIVE,
-        "relative(earned + beyond(rollout), rollout.seeds[0], self.baseline)",
-        "relative(earned, rollout.seeds[0], self.baseline)",
+        "group_advantages(returns + truncation_return(rollout), rollout.seeds[0], self.baseline)",
+        "group_advantages(returns, rollout.seeds[0], self.baseline)",
         (_PUSH,),
     ),
     Fault(
         "what lies beyond the end counts for the neighbour",
         _RELATIVE,
-        "found[rollout.final_index[:, 1]] =",
-        "found[rollout.final_index[:, 0]] =",
+        "value[rollout.final_index[:, 1]] =",
+        "value[rollout.final_index[:, 0]] =",
         (_PUSH,),
     ),
     Fault(

@@ -99,15 +99,15 @@ _MAXIMUM_ENTROPY = (
     Fault(
         "the actor shuns entropy",
         _SAC,
-        "return (self.temperature * made.logprob - value).mean()",
-        "return (-self.temperature * made.logprob - value).mean()",
+        "return (self.temperature * decision.logprob - value).mean()",
+        "return (-self.temperature * decision.logprob - value).mean()",
         (f"{_ON_SAC}test_the_actors_gradient_is_that_of_the_expectation",),
     ),
     Fault(
         "no gradient through the density",
         _SAC,
-        "return (self.temperature * made.logprob - value).mean()",
-        "return (self.temperature * made.logprob.detach() - value).mean()",
+        "return (self.temperature * decision.logprob - value).mean()",
+        "return (self.temperature * decision.logprob.detach() - value).mean()",
         (f"{_ON_SAC}test_the_actors_gradient_is_that_of_the_expectation",),
     ),
     Fault(
@@ -120,8 +120,8 @@ _MAXIMUM_ENTROPY = (
     Fault(
         "the target entropy is that of the whole action",
         _SAC,
-        "entropy = -float(made.logprob.detach().mean()) / made.action.shape[-1]",
-        "entropy = -float(made.logprob.detach().mean())",
+        "entropy = -float(decision.logprob.detach().mean()) / decision.action.shape[-1]",
+        "entropy = -float(decision.logprob.detach().mean())",
         (f"{_ON_SAC}test_the_actor_loss_by_hand_and_its_entropy_is_per_entry",),
     ),
     Fault(
@@ -129,7 +129,7 @@ _MAXIMUM_ENTROPY = (
         _SAC,
         'self.log_temperature.copy_(state["log_temperature"])',
         'self.log_temperature.add_(0.0 * state["log_temperature"])',
-        (f"{_ON_SAC}test_a_run_that_is_resumed_goes_on_the_same",),
+        (f"{_ON_SAC}test_a_resumed_run_is_bit_identical",),
     ),
 )
 
@@ -146,7 +146,7 @@ _OFFLINE = (
         _IQL,
         "next_value: Tensor = self.value(batch.next_features)",
         'following: Tensor = self.critic(batch.next_features, batch.next_features["q"]).amax(0)',
-        (f"{_ON_IQL}test_critics_are_regressed_on_the_value_of_what_follows",),
+        (f"{_ON_IQL}test_critics_are_regressed_on_the_next_value",),
     ),
     Fault(
         "the weight has no limit",
@@ -174,34 +174,34 @@ _OFFLINE = (
         _IQL,
         "return [*super().input_normalizers(), self.value]",
         "return super().input_normalizers()",
-        (f"{_ON_IQL}test_the_value_sees_what_the_critics_see",),
+        (f"{_ON_IQL}test_the_value_network_has_the_critics_inputs",),
     ),
     Fault(
         "uniform actions are bounded as well",
         _CAL,
-        "torch.cat([uniform - entries * math.log(0.5), others], -1)",
-        "torch.cat([torch.maximum(uniform, bound[:, None]) - entries * math.log(0.5), others], -1)",
+        "torch.cat([uniform - entries * math.log(0.5), bounded], -1)",
+        "torch.cat([torch.maximum(uniform, bound[:, None]) - entries * math.log(0.5), bounded], -1)",
         (_GOLDEN,),
     ),
     Fault(
         "the bound is on weighted values",
         _CAL,
-        "others = torch.maximum(chosen, bound[:, None]) - logprob",
-        "others = torch.maximum(chosen - logprob, bound[:, None])",
+        "bounded = torch.maximum(policy, bound[:, None]) - logprob",
+        "bounded = torch.maximum(policy - logprob, bound[:, None])",
         (_GOLDEN,),
     ),
     Fault(
         "no bound: CQL",
         _CAL,
-        "others = torch.maximum(chosen, bound[:, None]) - logprob",
-        "others = chosen - logprob",
+        "bounded = torch.maximum(policy, bound[:, None]) - logprob",
+        "bounded = policy - logprob",
         (_GOLDEN,),
     ),
     Fault(
         "likely actions weigh more",
         _CAL,
-        "others = torch.maximum(chosen, bound[:, None]) - logprob",
-        "others = torch.maximum(chosen, bound[:, None]) + logprob",
+        "bounded = torch.maximum(policy, bound[:, None]) - logprob",
+        "bounded = torch.maximum(policy, bound[:, None]) + logprob",
         (_GOLDEN, f"{_ON_CAL}test_the_sum_estimates_the_integral_over_all_actions"),
     ),
     Fault(
@@ -235,14 +235,14 @@ _OFFLINE = (
     Fault(
         "the targets begin anew after pre-training",
         _WSRL,
-        "self.target_critic.load_state_dict(built.target_critic.state_dict())",
+        "self.target_critic.load_state_dict(offline.target_critic.state_dict())",
         "self.target_critic.load_state_dict(self.target_critic.state_dict())",
         (f"{_ON_WSRL}test_the_targets_are_those_of_pre_training",),
     ),
     Fault(
         "the temperature begins anew after pre-training",
         _WSRL,
-        "self.log_temperature.data.copy_(built.log_temperature.data)",
+        "self.log_temperature.data.copy_(offline.log_temperature.data)",
         "self.log_temperature.data.copy_(self.log_temperature.data)",
         (_DROPPED,),
     ),
@@ -258,7 +258,7 @@ _OFFLINE = (
         "vla_rl/experience/mixture.py",
         "if state.keys() < self.parts.keys():",
         "if state.keys() > self.parts.keys():",
-        (f"{_ON_WSRL}test_a_run_that_is_resumed_goes_on_the_same_without_the_recorded_data",),
+        (f"{_ON_WSRL}test_a_resumed_run_is_bit_identical_without_the_recorded_data",),
     ),
 )
 

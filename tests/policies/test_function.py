@@ -10,7 +10,7 @@ import torch
 
 from sims.catalog import make
 from sims.toy.point_mass import optimal_action, optimal_return
-from tests.auditing import SecretiveEnv
+from tests.auditing import PrivilegedEnv
 from tests.residuals import COUNTING, biased_base
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError, UserError
@@ -41,7 +41,7 @@ def test_it_keeps_the_contract_and_sees_all_that_may_be_seen():
         )
         return np.stack([obs.time + 1, obs.state[:, 0]], -1)[:, None]
 
-    env = SecretiveEnv(3)
+    env = PrivilegedEnv(3)
     RolloutSource(env, FunctionPolicy(env.spec, watching), 20, SeedStream(300, 400), torch.Generator()).next()
     assert len(seen) == 20 and all(line[:2] == (["audit"], ["force"]) and line[2] == line[3] for line in seen)
 

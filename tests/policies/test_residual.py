@@ -118,7 +118,7 @@ def test_the_base_is_asked_only_when_its_chunk_is_used_up():
     base = PacingBase(COUNTING)
     policy = made(base=base)
     episodes = played(policy, range(300, 306), seeded())
-    assert base.asked == [1] * sum(-(-len(episode) // 3) for episode in episodes)
+    assert base.batch_sizes == [1] * sum(-(-len(episode) // 3) for episode in episodes)
 
 
 def test_what_else_is_in_the_queue_is_seen_and_nothing_beyond_it():

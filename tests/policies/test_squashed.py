@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from tests.off_policy_toys import seeded, squashed, world
+from tests.off_policy_toys import env_spec, seeded, squashed
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ReparametrisedPolicy
@@ -17,7 +17,7 @@ from vla_rl.policies.squashed import SquashedPolicy
 @pytest.fixture
 def policy() -> SquashedPolicy:
     """Chunks of three actions within [-1, 3], with weights that are not those of the start."""
-    made = squashed(world(low=-1.0, high=3.0), horizon=3, std=0.7)
+    made = squashed(env_spec(low=-1.0, high=3.0), horizon=3, std=0.7)
     with torch.no_grad():
         for parameter in made.trainable().values():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=seeded(1)))
@@ -53,7 +53,7 @@ def test_a_density_far_outside_stays_finite_with_its_gradient(policy):
 
 
 def test_the_std_stays_within_its_bounds():
-    policy = squashed(world(low=-1.0, high=3.0), std=0.5, std_bounds=(0.4, 0.6))
+    policy = squashed(env_spec(low=-1.0, high=3.0), std=0.5, std_bounds=(0.4, 0.6))
     with torch.no_grad():
         policy.head.last.bias.copy_(torch.tensor([0.0, 0.0, -50.0, 50.0]))
     std = policy.head.distribution(features())[1].exp()
@@ -63,7 +63,7 @@ def test_the_std_stays_within_its_bounds():
 @pytest.mark.parametrize("std", [0.3, 0.4, 2.0])
 def test_a_std_outside_its_bounds_is_refused(std):
     with pytest.raises(UserError, match="not between its bounds"):
-        squashed(world(), std=std, std_bounds=(0.4, 0.6))
+        squashed(env_spec(), std=std, std_bounds=(0.4, 0.6))
 
 
 def test_the_gradient_of_a_sample_is_that_of_its_distribution(policy):
@@ -123,4 +123,4 @@ def test_a_checkpoint_holds_eyes_statistics_and_weights(policy, tmp_path):
 @pytest.mark.parametrize("horizon", [0, 5])
 def test_a_chunk_that_cannot_be_executed_is_refused(horizon):
     with pytest.raises(UserError, match=rf"chunks of 1 to 4 actions, so none of {horizon}"):
-        squashed(world(), horizon=horizon)
+        squashed(env_spec(), horizon=horizon)

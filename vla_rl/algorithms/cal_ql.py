@@ -5,10 +5,10 @@
           + alpha sum_k E [log sum_i exp(Q~_k(o, a_i) - log mu(a_i)) - Q_k(o, a)]
     Q~(o, a_i) = max(Q(o, a_i), G(o)) for actions of the policy, Q(o, a_i) for uniform ones
 
-The ``a_i`` are n uniform actions, n of pi(.|o) and n of pi(.|o'), and ``mu`` is what each was drawn from: the sum
-estimates the integral of exp Q over all actions.  G is the return that the recorded episode had from o on: a lower
-bound of what the best policy earns there, so values are not pushed below it, and online learning does not begin by
-unlearning.  Where the return is unknown (-inf, a truncated episode) there is no bound, which is CQL.
+The ``a_i`` are n uniform actions, n of pi(.|o) and n of pi(.|o'), and ``mu`` is the density each was drawn from: the
+sum estimates the integral of exp Q over all actions.  G is the return of the recorded episode from o on, a lower bound
+of the optimal value: the penalty does not push values below it, so online learning does not start with values that
+are too low.  Where the return is unknown (-inf, a truncated episode) there is no bound, as in CQL.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vla_rl.contract.policy import CriticAction
 
 @dataclass(frozen=True)
 class CalQLConfig(SACConfig):
-    """The numbers of Cal-QL; ``offline_steps`` of it, and online the same loss goes on."""
+    """Cal-QL's defaults; the loss is the same in the ``offline_steps`` and online."""
 
     num_critics: int = 10
     lr: float = 1e-4
@@ -40,49 +40,51 @@ class CalQLConfig(SACConfig):
 
 
 class CalQL(SAC):
-    """SAC whose critics are held down where nothing was recorded; the entropy stays out of its targets."""
+    """SAC with a penalty on the values of unrecorded actions, and without entropy in the targets."""
 
     config: CalQLConfig
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
-        made = self._draw(batch.next_features)
-        values = self.min_target_q(repeated(batch.next_features, self.config.actions), made.action)
+        sampled = self._sample(batch.next_features)
+        values = self.min_target_q(repeated(batch.next_features, self.config.actions), sampled.action)
         return batch.reward + batch.discount * values.view(-1, self.config.actions).amax(1)
 
     def regularizer(self, batch: Transitions, value: Tensor) -> Tensor:
-        """The penalty, for critics that give the recorded actions ``value`` [K,B]."""
-        count, rows = self.config.actions, value.shape[1]
+        """The penalty, given the critics' ``value`` [K,B] of the recorded actions."""
+        count, size = self.config.actions, value.shape[1]
         with torch.no_grad():
-            now, then = self._draw(batch.features), self._draw(batch.next_features)
-            uniform = 2.0 * torch.rand(now.action.shape, generator=self.generator, dtype=now.action.dtype) - 1.0
+            current, following = self._sample(batch.features), self._sample(batch.next_features)
+            shape, dtype = current.action.shape, current.action.dtype
+            uniform = 2.0 * torch.rand(shape, generator=self.generator, dtype=dtype) - 1.0
         entries = uniform.shape[-1]
-        actions = torch.cat([part.view(rows, count, entries) for part in (uniform, now.action, then.action)], 1)
-        values = self.critic(repeated(batch.features, 3 * count), actions.flatten(0, 1)).view(-1, rows, 3 * count)
-        logprob = torch.cat([now.logprob.view(rows, count), then.logprob.view(rows, count)], 1)
-        tried, chosen = values.split([count, 2 * count], 2)
-        penalty = conservative_penalty(tried, chosen, logprob, value, batch.returns, entries)
+        candidates = (uniform, current.action, following.action)
+        actions = torch.cat([part.view(size, count, entries) for part in candidates], 1)
+        values = self.critic(repeated(batch.features, 3 * count), actions.flatten(0, 1)).view(-1, size, 3 * count)
+        logprob = torch.cat([part.logprob.view(size, count) for part in (current, following)], 1)
+        of_uniform, of_policy = values.split([count, 2 * count], 2)
+        penalty = conservative_penalty(of_uniform, of_policy, logprob, value, batch.returns, entries)
         return self.config.conservatism * penalty.mean(1).sum()
 
-    def _draw(self, features: Mapping[str, Tensor]) -> CriticAction:
-        """``n`` decisions for each of ``B`` rows: action [B*n,A], logprob [B*n], those of one row side by side."""
+    def _sample(self, features: Mapping[str, Tensor]) -> CriticAction:
+        """``n`` decisions per observation: action [B*n,A], logprob [B*n], those of one observation adjacent."""
         return self.policy.rsample(repeated(features, self.config.actions), self.generator)
 
 
 def conservative_penalty(
-    uniform: Tensor, chosen: Tensor, logprob: Tensor, recorded: Tensor, bound: Tensor, entries: int
+    uniform: Tensor, policy: Tensor, logprob: Tensor, recorded: Tensor, bound: Tensor, entries: int
 ) -> Tensor:
-    """How much more is thought of other actions than of the recorded one, [K,B].
+    """The log-sum-exp value of all actions minus the value of the recorded one, [K,B].
 
-    Values: ``uniform`` [K,B,N] of actions drawn uniformly from [-1, 1]^entries, ``chosen`` [K,B,M] of the policy's,
-    drawn with ``logprob`` [B,M] and held to be at least ``bound`` [B], and ``recorded`` [K,B].  First the bound, then
-    the weight: the bound is on values, not on weighted ones.
+    The arguments are values: ``uniform`` [K,B,N] of actions drawn uniformly from [-1, 1]^entries, ``policy`` [K,B,M]
+    of the policy's actions, drawn with ``logprob`` [B,M] and raised to at least ``bound`` [B], and ``recorded`` [K,B].
+    The bound precedes the importance weight: it is a bound of values.
     """
-    others = torch.maximum(chosen, bound[:, None]) - logprob
-    everything = torch.cat([uniform - entries * math.log(0.5), others], -1)
-    return everything.logsumexp(-1) - recorded
+    bounded = torch.maximum(policy, bound[:, None]) - logprob
+    weighted = torch.cat([uniform - entries * math.log(0.5), bounded], -1)
+    return weighted.logsumexp(-1) - recorded
 
 
 def repeated(features: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Every row ``count`` times, side by side."""
+    """Every observation ``count`` times, copies adjacent."""
     return {name: item.repeat_interleave(count, 0) for name, item in features.items()}

@@ -1,21 +1,21 @@
 """DSRL: soft actor-critic over the latent noise of a frozen flow policy (Wagenmaker et al. 2025, arXiv 2506.15799).
 
-``g`` is the frozen decoder, ``w`` the noise that the policy chooses, ``d = gamma^n (1 - terminated)`` with the true
-number n of executed actions.  As SAC (``sac.py``) in ``w`` (:class:`DSRL`):
+``g`` is the frozen decoder, ``w`` the noise that the policy chooses, and ``d = gamma^n (1 - terminated)`` with the
+actual number n of executed actions.  As SAC (``sac.py``) in ``w`` (:class:`DSRL`):
 
     y     = R + d [min_{k in M} Q'_k(o', w') - alpha log pi(w'|o')],    w' ~ pi(.|o')
     L_Q   = sum_k E (Q_k(o, w) - y)^2
     L_pi  = E [alpha log pi(w|o) - mean_k Q_k(o, w)]
 
-or noise-aliased (:class:`NoiseAliased`), with critics Q^A of actions, which any (o, a) can train, and Q^W of noise:
+or noise-aliased (:class:`NoiseAliased`), with critics Q^A of actions, which learn from any (o, a), and Q^W of noise:
 
     y     = R + d min_{k in M} Q^A'_k(o', g(o', w'))
-    L_W   = sum_k E (Q^W_k(o, w) - Q^A_k(o, g(o, w)))^2,    w ~ N(0, I) clipped to what the policy can choose
+    L_W   = sum_k E (Q^W_k(o, w) - Q^A_k(o, g(o, w)))^2,    w ~ N(0, I) clipped to the policy's range
     L_pi  = E [alpha log pi(w|o) - mean_k Q^W_k(o, w)]
 
-Deviations: discounts count the executed actions (the public code takes the same exponent for every chunk); ``w`` is
-clipped in the distillation because the actor never leaves +-m but likes to go there, where N(0, I) has next to no
-samples of all entries within; every head of Q^W learns from its own head of Q^A, so their spread is kept.
+Deviations: discounts count the executed actions (the public code has the same exponent for every chunk); ``w`` is
+clipped in the distillation because the actor stays within +-m but often reaches the bounds, where N(0, I) has few
+samples with all entries inside; every critic of Q^W learns from its own critic of Q^A, which keeps their spread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vla_rl.policies.latent_noise import SquashedLatent
 
 @dataclass(frozen=True)
 class DSRLConfig(SACConfig):
-    """SAC's numbers; the entropy is that of ``w / m``, ``log 2`` per entry for uniform noise."""
+    """SAC's fields; the entropy is that of ``w / m``, ``log 2`` per entry for uniform noise."""
 
     temperature: float = 0.1
     target_entropy: float = 0.0
@@ -50,19 +50,19 @@ class DSRLConfig(SACConfig):
 
 
 class DSRL(SAC):
-    """DSRL-SAC: its critics judge noise, so only decisions of a latent-noise policy can train them."""
+    """DSRL-SAC: its critics evaluate noise, so they learn only from decisions of a latent-noise policy."""
 
     config: DSRLConfig
 
     def critic_action(self, batch: Transitions) -> Tensor:
-        """``w / m``; raises UserError for a decision whose noise is not known."""
-        nothing = (batch.sample == 0).flatten(1).all(1)  # of a demonstration only the action is known
-        unknown = batch.intervened | nothing
+        """``w / m``; raises UserError for a decision whose noise is unknown."""
+        no_sample = (batch.sample == 0).flatten(1).all(1)  # a demonstration has only the action
+        unknown = batch.intervened | no_sample
         if unknown.any():
             raise UserError(
-                f"{int(unknown.sum())} of {len(unknown)} decisions in a batch are demonstrations or interventions, of "
-                "which no noise is known, so critics of noise cannot learn from them; set their share to 0, or choose "
-                "the noise-aliased DSRL."
+                f"{int(unknown.sum())} of {len(unknown)} decisions in a batch are demonstrations or interventions "
+                "with unknown noise, so critics of noise cannot learn from them; set their share to 0, or choose the "
+                "noise-aliased DSRL."
             )
         return super().critic_action(batch)
 
@@ -79,7 +79,7 @@ class NoiseAliasedConfig(DSRLConfig):
 
 
 class NoiseAliased(DSRL):
-    """DSRL-NA: ``critic`` judges normalised actions, ``noise_critic`` noise; demonstrations train the former too."""
+    """DSRL-NA: ``critic`` evaluates normalised actions and learns from demonstrations too, ``noise_critic`` noise."""
 
     config: NoiseAliasedConfig
     policy: SquashedLatent
@@ -100,20 +100,20 @@ class NoiseAliased(DSRL):
             )
         super().__init__(policy, parameters, critic, replay, config, generator)
         self.noise_critic = copy.deepcopy(critic)
-        self._of_noise_critic = {
+        self._noise_critic_parameters = {
             name: item for name, item in self.noise_critic.named_parameters() if item.requires_grad
         }
         rate = config.critic_lr
-        self.noise_optimizer = torch.optim.Adam(self._of_noise_critic.values(), lr=rate, fused=True)
+        self.noise_optimizer = torch.optim.Adam(self._noise_critic_parameters.values(), lr=rate, fused=True)
 
     def critic_action(self, batch: Transitions) -> Tensor:
-        """What was executed, normalised, whoever chose it."""
+        """The executed actions, normalised, the policy's and others'."""
         return self.policy.normalized(batch.executed)
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
-        choice = self.policy.rsample(batch.next_features, self.generator).action
-        action = self.policy.decode(batch.next_features, self.policy.config.magnitude * choice)
+        noise = self.policy.rsample(batch.next_features, self.generator).action
+        action = self.policy.decode(batch.next_features, self.policy.config.magnitude * noise)
         return batch.reward + batch.discount * self.min_target_q(batch.next_features, action)
 
     def critic_step(self, batch: Transitions) -> dict[str, float]:
@@ -121,25 +121,25 @@ class NoiseAliased(DSRL):
         return info | mean([self.distil(batch.features) for _ in range(self.config.distillations)])
 
     def distil(self, features: Mapping[str, Tensor]) -> dict[str, float]:
-        """One step of every head of Q^W towards its head of Q^A, at noise that is drawn anew."""
-        magnitude, rows = self.policy.config.magnitude, len(next(iter(features.values())))
-        w = torch.randn(rows, self.policy.latent, generator=self.generator).clamp(-magnitude, magnitude)
+        """One regression step of every critic of Q^W on its critic of Q^A, at newly drawn noise."""
+        magnitude, size = self.policy.config.magnitude, len(next(iter(features.values())))
+        w = torch.randn(size, self.policy.latent, generator=self.generator).clamp(-magnitude, magnitude)
         with torch.no_grad():
             value = self.critic(features, self.policy.decode(dict(features), w))
         loss = (self.noise_critic(features, w / magnitude) - value).square().mean(1).sum()
-        self.optimizer_step(self.noise_optimizer, loss, self._of_noise_critic, "noise critic")
+        self.optimizer_step(self.noise_optimizer, loss, self._noise_critic_parameters, "noise critic")
         return {"distillation_loss": float(loss.detach())}
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
-        for parameter in self._of_noise_critic.values():
+        for parameter in self._noise_critic_parameters.values():
             parameter.requires_grad_(False)
         info = super().actor_step(batch)
-        for parameter in self._of_noise_critic.values():
+        for parameter in self._noise_critic_parameters.values():
             parameter.requires_grad_(True)
         return info
 
-    def actor_objective(self, features: Mapping[str, Tensor], choice: Tensor) -> Tensor:
-        value: Tensor = self.noise_critic(features, choice).mean(0)
+    def actor_objective(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        value: Tensor = self.noise_critic(features, action).mean(0)
         return value
 
     def input_normalizers(self) -> list[Any]:

@@ -1,20 +1,20 @@
-"""GoRL: turns of PPO on the latent noise and of flow matching of the decoder (Zhang et al. 2025, arXiv 2512.02581).
+"""GoRL: PPO on the latent noise alternates with flow matching of the decoder (Zhang et al. 2025, arXiv 2512.02581).
 
-A stage of PPO trains the encoder ``w ~ N(mu(o), sigma^2)`` through the decoder ``g``, which is frozen meanwhile, so
-that ratios are exact, and holds it near the prior:
+A stage of PPO trains the encoder ``w ~ N(mu(o), sigma^2)`` of a frozen decoder ``g``, so that ratios are exact, with a
+penalty on its distance from the prior:
 
     L     = L_PPO + prior / 2 E sum(mu^2 + sigma^2 - 1 - 2 ln sigma)
 
-Then ``g`` is refitted to the actions ``a`` that were executed of late, from the *fixed* prior and not from the noise
-that led to them, and the encoder starts again at N(0, I):
+Then ``g`` is refitted to the recently executed actions ``a``, from the *fixed* prior and not from the noise that led to
+them, and the encoder is reset to N(0, I):
 
     L_g   = E |v(a + t (eps - a), t, o) - (eps - a)|^2,    eps ~ N(0, I), t ~ U(0, 1)
 
-So what a stage has learnt becomes what the next one begins with, and noise is never pushed far from the prior.
+So the next stage starts from the result of this one, and the noise stays near the prior.
 
 Deviations: the penalty is the exact KL(N(mu, sigma^2) || N(0, I)) (the public code's mean(mu^2) + mean(sigma^2) is
-least at sigma = 0); the decisions of the stage's last iterations serve for the refit instead of new ones; the decoder
-begins as an imitation policy and not as the identity; clip range and gradient norm are the same in every stage.
+minimal at sigma = 0); the refit uses the decisions of the stage's last iterations instead of new ones; the initial
+decoder is an imitation policy and not the identity; clip range and gradient norm are the same in every stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.policy_gradient import by_row, pick
+from vla_rl.algorithms.policy_gradient import flatten, select_each
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.errors import UserError
@@ -37,7 +37,7 @@ from vla_rl.policies.latent_noise import GaussianLatent
 
 @dataclass(frozen=True)
 class RefitConfig:
-    """How the decoder is fitted; minibatches are as large as PPO's."""
+    """The fit of the decoder; minibatches are as large as PPO's."""
 
     epochs: int = 20
     lr: float = 3e-4
@@ -45,13 +45,13 @@ class RefitConfig:
 
 @dataclass(frozen=True)
 class GoRLConfig(PPOConfig):
-    """PPO's numbers are those of the encoder.  After the last stage, PPO goes on without another refit."""
+    """PPO's fields are those of the encoder.  After the last stage, PPO continues without a refit."""
 
     lr: float = 3e-4
     prior: float = 1e-3  # weight of the KL between encoder and prior
     stages: int = 4
-    iterations: int = 20  # of PPO in a stage
-    window: int = 20  # last iterations of a stage, to whose actions the decoder is refitted
+    iterations: int = 20  # PPO iterations per stage
+    window: int = 20  # last iterations of a stage, whose actions the refit uses
     refit: RefitConfig = field(default_factory=RefitConfig)
 
     def build(
@@ -62,13 +62,13 @@ class GoRLConfig(PPOConfig):
         generator: torch.Generator,
         reducer: Reducer,
     ) -> GoRL:
-        """The learner with these numbers."""
+        """The learner with this config."""
         return GoRL(policy, parameters, critic, self, generator, reducer)
 
 
 @dataclass(frozen=True)
 class _Window:
-    """What one rollout contributes to a refit: {name: [T,E,...]}, normalised chunks [T,E,N], which of them [T,E]."""
+    """One rollout's data for a refit: {name: [T,E,...]}, normalised chunks [T,E,N] and their mask [T,E]."""
 
     features: dict[str, Tensor]
     chunks: Tensor
@@ -78,7 +78,7 @@ class _Window:
 class GoRL(PPO):
     """A ``Learner`` for a ``GaussianLatent``; its ``parameters`` are those of encoder and decoder.
 
-    So what a loop keeps as the best is a pair that fits.  PPO's optimiser holds the encoder's only.
+    So a loop saves matching pairs as the best weights.  PPO's optimizer holds the encoder's parameters only.
     """
 
     config: GoRLConfig
@@ -93,11 +93,11 @@ class GoRL(PPO):
         generator: torch.Generator,
         reducer: Reducer | None = None,
     ) -> None:
-        """Raises UserError for a policy without a decoder, and for stages in which nothing would be learnt."""
+        """Raises UserError for a policy without a decoder and for empty stages."""
         if not isinstance(policy, GaussianLatent):
             raise UserError(
                 f"{type(self).__name__} needs a Gaussian policy over the noise of a flow (GaussianLatent) but "
-                f"{type(policy).__name__} is none, so there is no decoder to refit; choose PPO, or wrap the flow."
+                f"{type(policy).__name__} is not, so there is no decoder to refit; choose PPO, or wrap the flow."
             )
         if min(config.stages, config.iterations, config.window, config.refit.epochs) < 1:
             raise UserError(
@@ -107,23 +107,23 @@ class GoRL(PPO):
         super().__init__(policy, parameters, critic, config, generator, reducer)
         self.decoder = policy.base.trainable()
         self.parameters |= {f"decoder.{name}": parameter for name, parameter in self.decoder.items()}
-        self.stage, self.played = 0, 0
+        self.stage, self.stage_iteration = 0, 0
         self.window: list[_Window] = []
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """One iteration of PPO, and at the end of a stage the refit."""
+        """One iteration of PPO, and the refit at the end of a stage."""
         metrics = super().update(rollout)
         if metrics["decisions"] and self.stage + 1 < self.config.stages:
-            self.window = [*self.window, self._kept(rollout)][-self.config.window :]
-            self.played += 1
-            if self.played == self.config.iterations:
+            self.window = [*self.window, self._refit_data(rollout)][-self.config.window :]
+            self.stage_iteration += 1
+            if self.stage_iteration == self.config.iterations:
                 metrics["refit_loss"] = self.refit()
-                self._begin_stage()
+                self._next_stage()
         return {**metrics, "refits": float(self.stage)}
 
-    def policy_loss(self, row: Any, new: Likelihood) -> tuple[Tensor, Tensor]:
-        """PPO's, and what it costs to be far from the prior."""
-        loss, clipped = super().policy_loss(row, new)
+    def policy_loss(self, minibatch: Any, new: Likelihood) -> tuple[Tensor, Tensor]:
+        """PPO's loss plus the penalty on the distance from the prior."""
+        loss, clipped = super().policy_loss(minibatch, new)
         return loss + self.config.prior * prior_kl(new.params).mean(), clipped
 
     def refit(self) -> float:
@@ -131,50 +131,50 @@ class GoRL(PPO):
         features, chunks = self._data()
         optimizer = torch.optim.Adam(self.decoder.values(), lr=self.config.refit.lr)
         total, first = self._span(len(chunks))
-        mine, loss_of_epoch = slice(first, first + len(chunks)), 0.0
+        local, epoch_loss = slice(first, first + len(chunks)), 0.0
         for _ in range(self.config.refit.epochs):
-            # Drawn for the decisions of all processes in each of them, so that their generators stay equal.
-            noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[mine]
-            time = torch.rand(total, generator=self.generator, dtype=chunks.dtype)[mine]
+            # Every process draws for the decisions of all, so that their generators stay equal.
+            noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[local]
+            time = torch.rand(total, generator=self.generator, dtype=chunks.dtype)[local]
             losses = []
             for index, share in self._minibatches(len(chunks)):
                 loss = torch.zeros(())
                 if share:
-                    velocity = self.policy.base.field(pick(features, index))
+                    velocity = self.policy.base.field(select_each(features, index))
                     matching = flow_matching_loss(velocity, chunks[index], noise[index], time[index])
                     loss = share * matching.mean()
                 self._step(optimizer, loss, self.decoder, "decoder")
                 losses.append(self._sum(float(loss.detach())))
-            loss_of_epoch = sum(losses) / len(losses)
+            epoch_loss = sum(losses) / len(losses)
         optimizer.zero_grad(set_to_none=True)
-        return loss_of_epoch
+        return epoch_loss
 
-    def _kept(self, rollout: Rollout) -> _Window:
+    def _refit_data(self, rollout: Rollout) -> _Window:
         features = {name: item[:-1] for name, item in public(dict(rollout.features)).items()}
         chunks = self.policy.normalized(rollout.executed.flatten(0, 1)).clamp(-1.0, 1.0)
         return _Window(features, chunks.unflatten(0, rollout.terminated.shape), rollout.valid.any(-1))
 
     def _data(self) -> tuple[dict[str, Tensor], Tensor]:
-        """What was seen {name: [B,...]} and done [B,N] in the window, one row of environments after the other."""
+        """Features {name: [B,...]} and chunks [B,N] of the window, one environment after the other."""
         used = torch.cat([part.used for part in self.window])
         names = self.window[0].features
-        features = {name: by_row(torch.cat([part.features[name] for part in self.window]), used) for name in names}
-        return features, by_row(torch.cat([part.chunks for part in self.window]), used)
+        features = {name: flatten(torch.cat([part.features[name] for part in self.window]), used) for name in names}
+        return features, flatten(torch.cat([part.chunks for part in self.window]), used)
 
-    def _begin_stage(self) -> None:
-        """The encoder begins anew, and so does its optimiser; the critic's values are still those of the behaviour."""
+    def _next_stage(self) -> None:
+        """Reset the encoder and its optimizer; the critic keeps the values of the unchanged behaviour."""
         self.policy.restart()
         self.optimizer.state.clear()
         self.lr = self.config.lr
-        self.stage, self.played, self.window = self.stage + 1, 0, []
+        self.stage, self.stage_iteration, self.window = self.stage + 1, 0, []
 
     def state_dict(self) -> dict[str, Any]:
         window = [{"features": part.features, "chunks": part.chunks, "used": part.used} for part in self.window]
-        return {**super().state_dict(), "stage": self.stage, "played": self.played, "window": window}
+        return {**super().state_dict(), "stage": self.stage, "stage_iteration": self.stage_iteration, "window": window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.stage, self.played = state["stage"], state["played"]
+        self.stage, self.stage_iteration = state["stage"], state["stage_iteration"]
         self.window = [_Window(**part) for part in state["window"]]
 
 

@@ -2,12 +2,13 @@
 
     L = - sum_i w_i sum_t min(rho_it A_i, clip(rho_it, 1-eps_low, 1+eps_high) A_i),   rho = exp(log pi - log pi_old)
 
-``i`` counts episodes, ``t`` their decisions (chunks, whose log-prob is summed first), ``A_i`` is the advantage within
-the group and ``w_i`` how decisions are averaged (``group_relative.py``).
+``i`` counts episodes and ``t`` their decisions (chunks, whose log-prob is summed first); ``A_i`` is the advantage
+within the group and ``w_i`` the weight of the episode (``group_relative.py``).
 
-Deviations from the paper: the baseline leaves the episode itself out and is not divided by the std; all decisions weigh
-the same, those after a success nothing; the upper clip is wider, so that rare good actions can grow (DAPO, arXiv
-2503.14476); there is no reference policy: the trust region is PPO's (``policy_gradient.py``).
+Deviations from the paper: the baseline excludes the episode itself, and advantages are not divided by the std; all
+decisions have equal weight, except those after a success, which have none; the upper clip bound is wider, so that rare
+good actions can grow (DAPO, arXiv 2503.14476); there is no reference policy, and the trust region is PPO's
+(``policy_gradient.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from vla_rl.contract.policy import LikelihoodPolicy
 
 @dataclass(frozen=True)
 class GRPOConfig(GroupRelativeConfig):
-    """Clip bounds are DAPO's; the numbers of the trust region are those of PPO in the demo."""
+    """Clip bounds are DAPO's; the trust region is that of PPO in the demo."""
 
     baseline: Baseline = LeaveOneOut()
     clip_low: float = 0.2
@@ -40,7 +41,7 @@ class GRPOConfig(GroupRelativeConfig):
         generator: torch.Generator,
         reducer: Reducer,
     ) -> GRPO:
-        """The learner with these numbers; it has no use for ``critic``."""
+        """The learner with this config; ``critic`` is ignored."""
         return GRPO(policy, parameters, self, generator, reducer)
 
 

@@ -4,8 +4,8 @@
     L_Q  = sum_k E (Q_k(o, a) - R - gamma^m (1 - terminated) V(o'))^2
     L_pi = -E [min(exp(beta A), limit) log pi(a|o)],  A = min_{k in M} Q'_k(o, a) - V(o)
 
-All three read recorded actions alone, so nothing is asked of an action that nobody tried.  Deviation: any number of
-heads, of which a random subset gives the least value (two of two in the paper).
+All three losses use recorded actions only, so critics are never evaluated at untried actions.  Deviation: any number of
+critics, with the minimum over a random subset (two of two in the paper).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from vla_rl.policies.critics import QEnsemble, ValueCritic
 
 @runtime_checkable
 class ScoringPolicy(ReparametrisedPolicy, Protocol):
-    """A policy that knows how likely recorded decisions are: IQL needs this."""
+    """A policy that has a density of recorded decisions, as IQL needs."""
 
     def log_prob_of(self, features: Features, action: Any) -> Any:
-        """Log-density [B] of decisions [B,A] in the terms of ``critic_action``, with gradient."""
+        """Log-density [B] of decisions [B,A] in the space of ``critic_action``, with gradient."""
 
 
 @dataclass(frozen=True)
 class IQLConfig(OffPolicyConfig):
-    """The numbers of IQL; alone, it learns from a dataset in ``offline_steps``."""
+    """IQL's defaults; ``offline_steps`` learn from a dataset alone."""
 
     utd_ratio: float = 1.0
     critic_warmup: int = 0
     policy_delay: int = 1
     num_critics: int = 2
     expectile: float = 0.9  # tau
-    beta: float = 10.0  # how sharply better actions are preferred
+    beta: float = 10.0  # inverse temperature of the advantage weights
     weight_limit: float = 100.0
 
     @property
@@ -50,7 +50,7 @@ class IQLConfig(OffPolicyConfig):
 
 
 class IQL(OffPolicy):
-    """Trains a policy on recorded decisions; raises UserError when it cannot say how likely they are."""
+    """Trains a policy on recorded decisions; raises UserError when it has no density of them."""
 
     config: IQLConfig
     policy: ScoringPolicy
@@ -68,20 +68,20 @@ class IQL(OffPolicy):
         if not isinstance(policy, ScoringPolicy):
             raise UserError(
                 f"IQL needs a policy with log_prob_of (ScoringPolicy) but {type(policy).__name__} lacks it, so no "
-                "recorded action could be imitated; add it or choose an algorithm that follows the critics' gradient."
+                "recorded action could be imitated; add it or choose an algorithm that uses the critics' gradient."
             )
         self.value = ValueCritic(critic.inputs.sizes, config.critic.width, config.critic.depth)
-        self._of_value = {name: item for name, item in self.value.named_parameters() if item.requires_grad}
-        self.value_optimizer = torch.optim.Adam(self._of_value.values(), lr=config.critic_lr, fused=True)
+        self._value_parameters = {name: item for name, item in self.value.named_parameters() if item.requires_grad}
+        self.value_optimizer = torch.optim.Adam(self._value_parameters.values(), lr=config.critic_lr, fused=True)
 
     def critic_step(self, batch: Transitions) -> dict[str, float]:
-        """A step of V, then one of the critics towards it."""
+        """A step of V, then one of the critics."""
         with torch.no_grad():
-            lowest = self.min_target_q(
+            min_q = self.min_target_q(
                 batch.features, self.policy.critic_action(batch.features, batch.sample, batch.executed)
             )
-        loss = expectile_loss(lowest - self.value(batch.features), self.config.expectile).mean()
-        self.optimizer_step(self.value_optimizer, loss, self._of_value, "value")
+        loss = expectile_loss(min_q - self.value(batch.features), self.config.expectile).mean()
+        self.optimizer_step(self.value_optimizer, loss, self._value_parameters, "value")
         return {"value_loss": float(loss.detach()), **super().critic_step(batch)}
 
     @torch.no_grad()
@@ -111,5 +111,5 @@ class IQL(OffPolicy):
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:
-    """``|tau - 1(u < 0)| u^2`` of errors ``u``: minimised by the tau-expectile, the mean for tau = 1/2."""
+    """``|tau - 1(u < 0)| u^2`` of errors ``u``, minimal at the tau-expectile (the mean for tau = 1/2)."""
     return torch.where(error < 0, 1.0 - expectile, expectile) * error.square()

@@ -1,8 +1,8 @@
-"""What PPO, GRPO and RLOO share: epochs of minibatches, whose steps a KL stop and an adaptive learning rate hold back.
+"""The base of PPO, GRPO and RLOO: epochs of minibatches, bounded by a KL stop and an adaptive learning rate.
 
-The log-probability is that of a whole denoising chain (a surrogate for, or equal to, that of the action; see
-``policies/flow.py``), and the KL is the *exact* Gaussian one of the chains, without sampling noise.  Recorded
-log-probs that the learner's own numerics contradict are recomputed before the first epoch.
+The log-probability is that of a whole denoising chain (equal to that of the action or a surrogate for it, see
+``policies/flow.py``).  The KL is the *exact* Gaussian KL of the chains, without sampling noise.  Recorded log-probs
+that differ from the learner's own by more than a bound are recomputed before the first epoch.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, publi
 
 @dataclass(frozen=True)
 class PolicyGradientConfig:
-    """How far a policy moves per rollout; ``target_kl`` is of the chain, summed over its Gaussian terms."""
+    """How far the policy moves per rollout; ``target_kl`` is the KL of the chain, summed over its Gaussian terms."""
 
     epochs: int = 3
     minibatch: int = 320  # decisions
     lr: float = 5e-5
     target_kl: float = 0.04
-    stop_kl: float = 4.0  # the policy's epochs end early beyond stop_kl * target_kl
-    lr_factor: float = 1.4  # the learning rate moves by this factor when the last epoch's KL misses the target
+    stop_kl: float = 4.0  # no further policy step in this update beyond stop_kl * target_kl
+    lr_factor: float = 1.4  # changes the learning rate when the last epoch's KL misses the target
     lr_bounds: tuple[float, float] = (1e-6, 1e-3)
-    entropy: float = 0.0  # weight of the chain's summed entropy (Flow-Noise only: elsewhere the noise is fixed)
+    entropy: float = 0.0  # weight of the chain's summed entropy (only for learned noise, such as Flow-Noise)
     grad_norm: float = 1.0
     max_logprob_gap: float = 1e-2  # beyond this, old log-probs are recomputed in training precision
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """The decisions of one rollout, flattened to [B]; idle and intervened ones are left out."""
+    """The usable decisions of a rollout, flattened to [B]: neither idle nor intervened."""
 
     features: dict[str, Tensor]
     sample: Tensor
@@ -54,7 +54,7 @@ class PolicyGradient(Generic[B]):
 
     A subclass computes advantages (:meth:`_make_batch`) and the loss (:meth:`policy_loss`).
     Raises UserError when the policy has no likelihood and NonFiniteError when a loss or gradient is not finite; the
-    weights are then still those of the last finite step.
+    weights are then those of the last finite step.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PolicyGradient(Generic[B]):
             )
         self.policy, self.config = policy, config
         self.parameters, self.generator = dict(parameters), generator
-        # The others, statistics, are published and kept like weights but move otherwise.
+        # The rest are statistics: published and saved like weights, but not optimized.
         self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self.reducer: Reducer = reducer or OneProcess()
         self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, eps=1e-5)
@@ -81,7 +81,7 @@ class PolicyGradient(Generic[B]):
 
     @property
     def lr(self) -> float:
-        """The optimiser's; setting it keeps it within ``lr_bounds``."""
+        """The optimizer's learning rate; the setter clamps it to ``lr_bounds``."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @lr.setter
@@ -90,7 +90,7 @@ class PolicyGradient(Generic[B]):
         self.optimizer.param_groups[0]["lr"] = min(max(value, low), high)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, generator and the number of the iteration (see ``Resumable``)."""
+        """Weights, optimizer, generator and iteration (see ``Resumable``)."""
         return {
             "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
             "optimizer": self.optimizer.state_dict(),
@@ -107,9 +107,9 @@ class PolicyGradient(Generic[B]):
         self.iteration = state["iteration"]
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """One iteration: advantages, then epochs of freshly drawn minibatches.
+        """One iteration: advantages, then epochs over newly shuffled minibatches.
 
-        Without a usable decision (all idle or intervened) nothing is learnt and only ``decisions`` = 0 is returned.
+        Without a usable decision (all idle or intervened) nothing changes and ``decisions`` is 0.
         """
         batch, metrics = self._make_batch(rollout)
         metrics["decisions"] = self._sum(metrics["decisions"])
@@ -118,20 +118,20 @@ class PolicyGradient(Generic[B]):
         old = self._old_likelihood(batch, metrics)
         batch = self._with_old_log_probs(batch, old, metrics)
         kl, stopped = 0.0, self._in_warmup()
-        resting = stopped
+        warmup = stopped
         losses: list[dict[str, float]] = []
         for _ in range(self.config.epochs):
             epoch_kl: list[float] = []
             for index, share in self._minibatches(len(batch.logprob)):
-                row = rows(batch, index)
-                losses.append(self._critic_step(row, share))
+                minibatch = select(batch, index)
+                losses.append(self._critic_step(minibatch, share))
                 if not stopped:
-                    info = self._policy_step(row, pick(old.params, index), share)
+                    info = self._policy_step(minibatch, select_each(old.params, index), share)
                     epoch_kl.append(info["kl"])
                     losses.append(info)
                     stopped = info["kl"] > self.config.stop_kl * self.config.target_kl
             kl = sum(epoch_kl) / len(epoch_kl) if epoch_kl else kl
-        if not resting:
+        if not warmup:
             self._adapt_lr(kl, stopped)
         self.iteration += 1
         for observer in self._observers():
@@ -139,26 +139,26 @@ class PolicyGradient(Generic[B]):
         state = {"kl_last": kl, "stopped": float(stopped), "lr": self.lr}
         return {**metrics, **_mean(losses), **state}
 
-    # -- what a subclass says ---------------------------------------------------------------------------------------
+    # -- implemented by subclasses-----------------------------------------------------------------------------------
 
     def _make_batch(self, rollout: Rollout) -> tuple[B, dict[str, float]]:
-        """What may be learnt from, with its advantages, and metrics; among them ``decisions``, their number."""
+        """The usable decisions with their advantages, and metrics; ``decisions`` is their number."""
         raise NotImplementedError
 
-    def policy_loss(self, row: B, new: Likelihood) -> tuple[Tensor, Tensor]:
-        """What is minimised, and which samples [B] were clipped."""
+    def policy_loss(self, minibatch: B, new: Likelihood) -> tuple[Tensor, Tensor]:
+        """The loss, and the clipped share of each sample [B]."""
         raise NotImplementedError
 
     def _in_warmup(self) -> bool:
-        """Whether the policy is left alone in this iteration."""
+        """Whether the policy stays unchanged in this iteration."""
         return False
 
     def _observers(self) -> list[Observer]:
-        """Who keeps statistics of what was seen."""
+        """The modules that keep running statistics of their inputs."""
         return [self.policy] if isinstance(self.policy, Observer) else []
 
-    def _critic_step(self, row: B, share: float) -> dict[str, float]:
-        """What else learns from a minibatch, before the policy does."""
+    def _critic_step(self, minibatch: B, share: float) -> dict[str, float]:
+        """One critic step on a minibatch, before the policy's; nothing without a critic."""
         return {}
 
     # -- data -------------------------------------------------------------------------------------------------------
@@ -172,27 +172,27 @@ class PolicyGradient(Generic[B]):
         return old
 
     def _with_old_log_probs(self, batch: B, old: Likelihood, metrics: dict[str, float]) -> B:
-        """``batch`` with the log-probs that ratios are taken against: the recorded ones, unless they are off."""
-        metrics["parity"] = largest(old.logprob - batch.logprob)
+        """``batch`` with the log-probs of the ratios' denominators: the recorded ones unless they are off."""
+        metrics["parity"] = max_abs(old.logprob - batch.logprob)
         return replace(batch, logprob=old.logprob) if self._log_probs_disagree(metrics["parity"]) else batch
 
-    def _log_probs_disagree(self, parity: float) -> bool:
-        """Whether recorded log-probs are too far off, in any process."""
-        return self._sum(float(parity > self.config.max_logprob_gap)) > 0
+    def _log_probs_disagree(self, gap: float) -> bool:
+        """Whether recorded log-probs are off by more than ``max_logprob_gap`` in any process."""
+        return self._sum(float(gap > self.config.max_logprob_gap)) > 0
 
     def _minibatches(self, size: int) -> Iterator[tuple[Tensor, float]]:
-        """A new permutation at every call of all processes' decisions, cut into parts of nearly equal size.
+        """A new permutation of all processes' decisions, cut into minibatches of nearly equal size.
 
-        Of each part: which of this process's ``size`` decisions are in it, and their share of the part.
+        Yields for each minibatch the indices of this process's ``size`` decisions in it, and their share of it.
         """
         total, first = self._span(size)
         order = torch.randperm(total, generator=self.generator)
         for part in order.tensor_split(max(1, round(total / self.config.minibatch))):
-            mine = part[(part >= first) & (part < first + size)] - first
-            yield mine, len(mine) / len(part)
+            local = part[(part >= first) & (part < first + size)] - first
+            yield local, len(local) / len(part)
 
     def _span(self, size: int) -> tuple[int, int]:
-        """How many decisions all processes have, and which of them the first of this process's ``size`` is."""
+        """The number of decisions of all processes, and the index of this process's first one among them."""
         sizes = torch.zeros(self.reducer.size, dtype=torch.float64)
         sizes[self.reducer.rank] = size
         sizes = self.reducer.sum(sizes)
@@ -203,23 +203,23 @@ class PolicyGradient(Generic[B]):
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def _policy_step(self, row: B, old: Mapping[str, Tensor], share: float) -> dict[str, float]:
-        """One step on the mean over a minibatch, of which ``row`` is this process's ``share``."""
-        loss, seen = torch.zeros(()), torch.zeros(3, dtype=torch.float64)
+    def _policy_step(self, minibatch: B, old: Mapping[str, Tensor], share: float) -> dict[str, float]:
+        """One step on the mean loss of a minibatch, of which this process has the ``share`` in ``minibatch``."""
+        loss, stats = torch.zeros(()), torch.zeros(3, dtype=torch.float64)
         if share:
-            new = self.policy.log_prob(public(row.features), row.sample, row.aux)
+            new = self.policy.log_prob(public(minibatch.features), minibatch.sample, minibatch.aux)
             kl = self.policy.kl(old, new.params).mean()
-            loss, clipped = self.policy_loss(row, new)
+            loss, clipped = self.policy_loss(minibatch, new)
             loss = share * (loss - self.config.entropy * new.entropy.mean())
-            seen = torch.stack([share * kl.detach(), share * clipped.mean(), loss.detach()]).double().cpu()
+            stats = torch.stack([share * kl.detach(), share * clipped.mean(), loss.detach()]).double().cpu()
         norm = self._step(self.optimizer, loss, self.learnt, "policy")
-        named = zip(("kl", "clipped", "policy_loss"), self.reducer.sum(seen).tolist(), strict=True)
+        named = zip(("kl", "clipped", "policy_loss"), self.reducer.sum(stats).tolist(), strict=True)
         return {**dict(named), "grad_norm": norm}
 
     def _step(
-        self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], who: str
+        self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], name: str
     ) -> float:
-        """Descend ``loss``, of which every process has a part; one without a gradient has nothing to add."""
+        """One optimizer step on the sum of all processes' ``loss``; returns the gradient's norm."""
         optimizer.zero_grad(set_to_none=True)
         if loss.requires_grad:
             loss.backward()
@@ -228,8 +228,8 @@ class PolicyGradient(Generic[B]):
         if not torch.isfinite(loss) or norm != norm or norm == float("inf"):
             bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "loss")
             raise NonFiniteError(
-                f"the {who} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
-                "taken; go on from the last checkpoint with a lower learning rate."
+                f"the {name} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
+                "taken; resume from the last checkpoint with a lower learning rate."
             )
         optimizer.step()
         return norm
@@ -241,38 +241,40 @@ class PolicyGradient(Generic[B]):
             self.lr *= self.config.lr_factor
 
 
-def by_row(item: Tensor, used: Tensor) -> Tensor:
-    """The entries of ``item`` [T,E,...] where ``used`` [T,E], as [B,...], one row after the other.
+def flatten(item: Tensor, mask: Tensor) -> Tensor:
+    """The entries of ``item`` [T,E,...] where ``mask`` [T,E], as [B,...], one environment after the other.
 
-    So the rows of several processes make the same batch, in the same order, as those of one.
+    In this order, several processes have the same batch as one process with all environments.
     """
-    return item.transpose(0, 1)[used.T]
+    return item.transpose(0, 1)[mask.T]
 
 
-def largest(gap: Tensor) -> float:
-    """The largest absolute value, 0 where there is none."""
+def max_abs(gap: Tensor) -> float:
+    """The largest absolute value, 0 for an empty tensor."""
     return float(gap.abs().max()) if len(gap) else 0.0
 
 
 def clipped_objective(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """``min(rho A, clip(rho, 1-low, 1+high) A)`` and where ``rho`` was outside, all [B] (arXiv 1707.06347, eq. 7)."""
+    """``min(rho A, clip(rho, 1-low, 1+high) A)`` and where ``rho`` was clipped, all [B] (arXiv 1707.06347, eq. 7)."""
     clipped = ratio.clamp(1 - low, 1 + high)
     return torch.minimum(ratio * advantage, clipped * advantage), (ratio != clipped).float()
 
 
-def rows(batch: B, index: Tensor) -> B:
+def select(batch: B, index: Tensor) -> B:
     """The decisions at ``index``, in its order."""
-    chosen: dict[str, Any] = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    chosen = {name: pick(item, index) if isinstance(item, Mapping) else item[index] for name, item in chosen.items()}
-    return replace(batch, **chosen)
+    parts: dict[str, Any] = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    parts = {
+        name: select_each(item, index) if isinstance(item, Mapping) else item[index] for name, item in parts.items()
+    }
+    return replace(batch, **parts)
 
 
-def pick(items: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """Every array at ``index``."""
+def select_each(items: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """Every tensor at ``index``."""
     return {name: item[index] for name, item in items.items()}
 
 
-def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    names = {name for row in rows for name in row}
-    values = {name: [row[name] for row in rows if name in row] for name in sorted(names)}
+def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
+    names = {name for item in metrics for name in item}
+    values = {name: [item[name] for item in metrics if name in item] for name in sorted(names)}
     return {name: sum(items) / len(items) for name, items in values.items()}

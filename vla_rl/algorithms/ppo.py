@@ -1,12 +1,12 @@
-"""PPO over chunks (Schulman et al. 2017, arXiv 1707.06347) for any policy whose samples have a likelihood.
+"""PPO over action chunks (Schulman et al. 2017, arXiv 1707.06347) for any policy whose samples have a likelihood.
 
 The decision process is the SMDP of chunks: gamma is per low-level action, lambda per decision (``advantages.py``).
 
     L_pi = -E[ min(rho A, clip(rho, 1-eps_low, 1+eps_high) A) ],    rho = exp(log pi - log pi_old)
     L_V  = 1/2 E[ (V - return)^2 ]
 
-Deviations from the paper: the trust region is held by a stop on the exact KL of the chains and by a learning rate that
-follows it (``policy_gradient.py``); the value loss is not clipped; every advantage statistic is global.
+Deviations from the paper: a stop on the exact KL of the chains and a learning rate that adapts to it bound the update
+(``policy_gradient.py``); the value loss is not clipped; advantage statistics are global.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vla_rl.algorithms.policy_gradient import (
     Decisions,
     PolicyGradient,
     PolicyGradientConfig,
-    by_row,
     clipped_objective,
+    flatten,
 )
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
@@ -32,7 +32,7 @@ from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, publi
 
 @dataclass(frozen=True)
 class PPOConfig(PolicyGradientConfig):
-    """Defaults, inherited ones included, are those of the demo."""
+    """The defaults, inherited ones included, are the demo's."""
 
     gamma: float = 0.99  # per low-level action
     lam: float = 0.95
@@ -40,7 +40,7 @@ class PPOConfig(PolicyGradientConfig):
     clip_low: float = 0.3
     clip_high: float = 0.3
     critic_lr: float = 1e-3
-    critic_warmup: int = 2  # first iterations that train the critic only
+    critic_warmup: int = 2  # first iterations, which train the critic only
 
     def build(
         self,
@@ -50,13 +50,13 @@ class PPOConfig(PolicyGradientConfig):
         generator: torch.Generator,
         reducer: Reducer,
     ) -> PPO:
-        """The learner with these numbers."""
+        """The learner with this config."""
         return PPO(policy, parameters, critic, self, generator, reducer)
 
 
 @dataclass(frozen=True)
 class _Batch(Decisions):
-    """What the critic learns as well, [B]."""
+    """``returns`` [B]: the critic's targets."""
 
     returns: Tensor
 
@@ -77,8 +77,8 @@ class PPO(PolicyGradient[_Batch]):
     ) -> None:
         super().__init__(policy, parameters, config, generator, reducer)
         self.critic = critic
-        self._of_critic = {name: item for name, item in critic.named_parameters() if item.requires_grad}
-        self.critic_optimizer = torch.optim.Adam(self._of_critic.values(), lr=config.critic_lr, eps=1e-5)
+        self._critic_parameters = {name: item for name, item in critic.named_parameters() if item.requires_grad}
+        self.critic_optimizer = torch.optim.Adam(self._critic_parameters.values(), lr=config.critic_lr, eps=1e-5)
 
     def state_dict(self) -> dict[str, Any]:
         own = {"critic": self.critic.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict()}
@@ -111,21 +111,21 @@ class PPO(PolicyGradient[_Batch]):
         usable = rollout.valid.any(-1) & ~rollout.intervened.any(-1)
         normalized = normalize(advantage, usable, self.reducer)
         batch = _Batch(
-            {name: by_row(item[:-1], usable) for name, item in rollout.features.items()},
-            by_row(rollout.sample, usable),
-            {name: by_row(item, usable) for name, item in rollout.aux.items()},
-            by_row(rollout.logprob, usable),
-            by_row(normalized, usable),
-            by_row(returns, usable),
+            {name: flatten(item[:-1], usable) for name, item in rollout.features.items()},
+            flatten(rollout.sample, usable),
+            {name: flatten(item, usable) for name, item in rollout.aux.items()},
+            flatten(rollout.logprob, usable),
+            flatten(normalized, usable),
+            flatten(returns, usable),
         )
-        return batch, _quality(batch.returns, by_row(value, usable))
+        return batch, _quality(batch.returns, flatten(value, usable))
 
     def _calibrate(self, features: Mapping[str, Tensor]) -> None:
-        """Standardise what the critic sees, and the policy if its actions stay the same by it."""
-        for part, seen in ((self.critic, features), (self.policy, public(dict(features)))):
-            calibrate = getattr(part, "calibrate", None)
+        """Fit the input normalization of the critic, and of a policy whose actions it leaves unchanged."""
+        for module, inputs in ((self.critic, features), (self.policy, public(dict(features)))):
+            calibrate = getattr(module, "calibrate", None)
             if callable(calibrate):
-                calibrate(seen, self.reducer)
+                calibrate(inputs, self.reducer)
 
     def _observers(self) -> list[Observer]:
         return super()._observers() + ([self.critic] if isinstance(self.critic, Observer) else [])
@@ -133,22 +133,22 @@ class PPO(PolicyGradient[_Batch]):
     def _in_warmup(self) -> bool:
         return self.iteration < self.config.critic_warmup
 
-    def _critic_step(self, row: _Batch, share: float) -> dict[str, float]:
+    def _critic_step(self, minibatch: _Batch, share: float) -> dict[str, float]:
         loss = torch.zeros(())
         if share:
-            loss = share * 0.5 * (self.critic(row.features) - row.returns).square().mean()
-        self._step(self.critic_optimizer, loss, self._of_critic, "critic")
+            loss = share * 0.5 * (self.critic(minibatch.features) - minibatch.returns).square().mean()
+        self._step(self.critic_optimizer, loss, self._critic_parameters, "critic")
         return {"value_loss": self._sum(float(loss.detach()))}
 
-    def policy_loss(self, row: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
-        """The clipped surrogate and which samples were clipped."""
-        ratio = (new.logprob - row.logprob).exp()
-        objective, clipped = clipped_objective(ratio, row.advantage, self.config.clip_low, self.config.clip_high)
+    def policy_loss(self, minibatch: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
+        """The negative clipped surrogate, and which samples were clipped."""
+        ratio = (new.logprob - minibatch.logprob).exp()
+        objective, clipped = clipped_objective(ratio, minibatch.advantage, self.config.clip_low, self.config.clip_high)
         return -objective.mean(), clipped
 
 
 def _quality(returns: Tensor, value: Tensor) -> dict[str, float]:
-    """How many decisions there are to learn from and how well the critic ``value`` [B] explains ``returns`` [B]."""
+    """The number of usable decisions, and how well the critic's ``value`` [B] explains ``returns`` [B]."""
     if not len(returns):
         return {"decisions": 0.0}
     unexplained = (returns - value).var(correction=0) / returns.var(correction=0).clamp_min(1e-8)

@@ -4,9 +4,9 @@
     L_Q  = sum_k E (Q_k(o, u) - y)^2
     L_pi = -E mean_k Q_k(o, pi(o)) + penalty |pi(o)|^2
 
-R is the n-step return of m <= n actions, o' what was seen after them; o includes the base's action b, also at the last
-observation of a truncated episode.  u is the correction, a = b + s u.  Deviations: critics judge u and not a (see
-``policies/residual.py``); every head is regressed on its own (``off_policy.py``).
+R is the n-step return of m <= n actions and o' the observation after them; o includes the base's action b, also at the
+last observation of a truncated episode.  u is the correction, a = b + s u.  Deviations: critics evaluate u and not a
+(see ``policies/residual.py``); every critic has its own regression loss (``off_policy.py``).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from vla_rl.policies.critics import QEnsemble
 
 @dataclass(frozen=True)
 class ResidualTD3Config(OffPolicyConfig):
-    """Noise and penalty are in units of the correction."""
+    """Noise and penalty have the units of the correction."""
 
-    target_noise: float = 0.2  # smooths the targets
+    target_noise: float = 0.2  # std of the target smoothing
     target_clip: float = 0.3
-    penalty: float = 0.0  # on the squared size of the correction
+    penalty: float = 0.0  # weight of the correction's squared norm
 
     @property
     def learner(self) -> type[ResidualTD3]:
@@ -52,11 +52,11 @@ class ResidualTD3(OffPolicy):
         generator: torch.Generator,
     ) -> None:
         super().__init__(policy, parameters, critic, replay, config, generator)
-        self.slow = {name: parameter.detach().clone() for name, parameter in self.learnt.items()}
+        self.target_parameters = {name: parameter.detach().clone() for name, parameter in self.learnt.items()}
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
-        with swapped(self.learnt, self.slow):
+        with swapped(self.learnt, self.target_parameters):
             action = self.policy.rsample(batch.next_features, self.generator).action
         noise = self.config.target_noise * torch.randn(action.shape, generator=self.generator, dtype=action.dtype)
         action = (action + noise.clamp(-self.config.target_clip, self.config.target_clip)).clamp(-1.0, 1.0)
@@ -67,18 +67,18 @@ class ResidualTD3(OffPolicy):
         loss = -self.critic(batch.features, action).mean()
         if not self.config.penalty:
             return loss, {}
-        effort = action.square().sum(-1).mean()
-        return loss + self.config.penalty * effort, {"effort": float(effort.detach())}
+        norm = action.square().sum(-1).mean()
+        return loss + self.config.penalty * norm, {"effort": float(norm.detach())}
 
     @torch.no_grad()
     def soft_update(self) -> None:
         super().soft_update()
         for name, parameter in self.learnt.items():
-            self.slow[name].lerp_(parameter, self.config.tau)
+            self.target_parameters[name].lerp_(parameter, self.config.tau)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "slow": self.slow}
+        return {**super().state_dict(), "target_parameters": self.target_parameters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.slow = {name: item.clone() for name, item in state["slow"].items()}
+        self.target_parameters = {name: item.clone() for name, item in state["target_parameters"].items()}

@@ -2,8 +2,8 @@
 
     L = - sum_i w_i sum_t rho_it A_i,    A_i = R_i - mean of the others' R,    rho = exp(log pi - log pi_old)
 
-At ``rho = 1`` the gradient is the unbiased policy gradient.  A rollout is passed over once, so ``rho`` accounts only
-for the minibatches before.  Deviations: one ratio per decision and not per episode; no reference policy.
+At ``rho = 1`` the gradient is the unbiased policy gradient.  Every rollout is used for one epoch, so ``rho`` corrects
+only for earlier minibatches.  Deviations: one ratio per decision and not per episode; no reference policy.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vla_rl.contract.policy import LikelihoodPolicy
 
 @dataclass(frozen=True)
 class RLOOConfig(GroupRelativeConfig):
-    """One epoch of small steps, since nothing but the KL stop and the adaptive rate holds them.
+    """One epoch of small steps, since only the KL stop and the adaptive learning rate bound them.
 
-    ``target_kl`` is much lower than GRPO's: it is compared with the mean over the only epoch, before most of its steps
-    were taken.  On lift (one seed, 240,000 control steps, validation) success fell to 39 % with 0.04 and minibatches of
+    ``target_kl`` is much lower than GRPO's: it is compared with the mean over the only epoch, most of which precedes
+    most steps.  On lift (one seed, 240,000 control steps, validation) success fell to 39 % with 0.04 and minibatches of
     320, and rose to 76 % with these, as GRPO's did.
     """
 
@@ -40,7 +40,7 @@ class RLOOConfig(GroupRelativeConfig):
         generator: torch.Generator,
         reducer: Reducer,
     ) -> RLOO:
-        """The learner with these numbers; it has no use for ``critic``."""
+        """The learner with this config; ``critic`` is ignored."""
         return RLOO(policy, parameters, self, generator, reducer)
 
 
@@ -51,5 +51,5 @@ class RLOO(GroupRelative):
     baseline = LeaveOneOut()
 
     def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """``rho A``; nothing is clipped."""
+        """``rho A``; without clipping."""
         return ratio * advantage, torch.zeros_like(ratio)

@@ -1,12 +1,12 @@
-"""RLPD (Ball et al. 2023, arXiv 2302.02948): SAC whose every batch is half recorded data, with safe critics.
+"""RLPD (Ball et al. 2023, arXiv 2302.02948): SAC on batches that are half recorded data, with regularised critics.
 
-Four things make it differ from SAC (``sac.py``), and none of them is in a loss:
+It differs from SAC (``sac.py``) in four ways, none of them in a loss:
 
-- half of each batch comes from demonstrations or other recorded data, the other half from the run itself: a ``Mixture``
-  of memories with equal shares;
-- critics with LayerNorm, which bounds the values of actions that nobody tried (``QEnsemble`` always has it);
-- an ensemble of ten, of which a random two give the target, without replacement;
-- many steps of the critics per decision, and one of the actor after them.
+- half of each batch is demonstrations or other recorded data, the other half the run's own: a ``Mixture`` of replay
+  buffers with equal shares;
+- critics have LayerNorm, which bounds the values of untried actions (``QEnsemble`` always has it);
+- an ensemble of ten critics, of which a random two without replacement give the target;
+- many critic steps per decision, followed by one actor step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from vla_rl.algorithms.sac import SACConfig
 
 @dataclass(frozen=True)
 class RLPDConfig(SACConfig):
-    """RLPD's numbers; what is mixed, and how much of it, is said by the memory.
+    """RLPD's defaults; the replay buffer defines the mixture.
 
-    Deviation: every step of the critics draws a batch of its own, and the actor learns from the last of them.
+    Deviation: every critic step samples its own batch, and the actor step uses the last of them.
     """
 
     num_critics: int = 10

@@ -5,9 +5,9 @@
     L_pi    = E [alpha log pi(a|o) - mean_k Q_k(o, a)],  a ~ pi(.|o)
     L_alpha = alpha E [-log pi(a|o) - target entropy]
 
-R is the n-step return of m actions and o' what was seen after them.  Deviations: the entropies of the decisions between
-o and o' are left out of R, which was recorded before they were known; the actor follows the mean of all heads, as in
-REDQ, where SAC takes the least of its two.
+R is the n-step return of m actions and o' the observation after them.  Deviations: R lacks the entropies of the
+decisions between o and o', which change after it was recorded; the actor maximises the mean of all critics, as in REDQ,
+where SAC takes the minimum of two.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from vla_rl.policies.critics import QEnsemble
 
 @dataclass(frozen=True)
 class SACConfig(OffPolicyConfig):
-    """The numbers of SAC; with two heads, of which the least counts, and a step per decision it is the classic one."""
+    """The defaults are classic SAC: the minimum of two critics and one gradient step per decision."""
 
     utd_ratio: float = 1.0
     critic_warmup: int = 0
     policy_delay: int = 1
     num_critics: int = 2
     target_entropy: float = -1.0  # per entry of the action
-    temperature: float = 1.0  # alpha at first
-    temperature_lr: float = 3e-4  # its learning rate
+    temperature: float = 1.0  # initial alpha
+    temperature_lr: float = 3e-4  # learning rate of alpha
 
     @property
     def learner(self) -> type[SAC]:
@@ -44,7 +44,7 @@ class SACConfig(OffPolicyConfig):
 
 
 class SAC(OffPolicy):
-    """Trains any policy whose decisions have a density and are differentiable, and its temperature alpha."""
+    """Trains any policy with differentiable decisions that have a density, and the temperature alpha."""
 
     config: SACConfig
 
@@ -73,18 +73,18 @@ class SAC(OffPolicy):
         return batch.reward + batch.discount * value
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, dict[str, float]]:
-        made = self.policy.rsample(batch.features, self.generator)
-        value = self.actor_objective(batch.features, made.action)
-        entropy = -float(made.logprob.detach().mean()) / made.action.shape[-1]
-        return (self.temperature * made.logprob - value).mean(), {"entropy": entropy}
+        decision = self.policy.rsample(batch.features, self.generator)
+        value = self.actor_objective(batch.features, decision.action)
+        entropy = -float(decision.logprob.detach().mean()) / decision.action.shape[-1]
+        return (self.temperature * decision.logprob - value).mean(), {"entropy": entropy}
 
     def actor_objective(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
-        """What the actor maximises, [B]: the mean of all heads."""
+        """The values [B] that the actor maximises: the mean of all critics."""
         value: Tensor = self.critic(features, action).mean(0)
         return value
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
-        """A step of the actor, then one of the temperature; metrics have the entropy per entry of the action."""
+        """A step of the actor, then one of the temperature; the metric ``entropy`` is per entry of the action."""
         info = super().actor_step(batch)
         loss = self.log_temperature.exp() * (info["entropy"] - self.config.target_entropy)
         self.optimizer_step(self.temperature_optimizer, loss, {"log_temperature": self.log_temperature}, "temperature")

@@ -1,10 +1,10 @@
-"""WSRL, warm-start RL (Zhou et al. 2024, arXiv 2412.07762): offline pre-training whose data are then left behind.
+"""WSRL, warm-start RL (Zhou et al. 2024, arXiv 2412.07762): offline pre-training, then SAC without the offline data.
 
 1. Cal-QL, CQL or IQL on recorded data.
-2. The recorded data are dropped.
-3. Warm-up: the pre-trained policy, frozen, collects ``start`` decisions, so that the critics' first online batches
-   hold what this very policy does; without them their values fall as soon as online learning begins.
-4. SAC from there, on online data alone: policy, critics, their targets and the temperature go on as they are.
+2. Drop the recorded data.
+3. Warm-up: the frozen pre-trained policy collects ``learning_starts`` decisions, so that the critics' first online
+   batches come from this policy; otherwise their values collapse when online learning starts.
+4. SAC on online data alone, from the pre-trained policy, critics, targets and temperature.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vla_rl.policies.critics import QEnsemble
 
 
 class OfflineConfig(Protocol):
-    """The frozen dataclass of an algorithm that can learn from recorded data alone: ``CalQLConfig``, ``IQLConfig``."""
+    """The config of an algorithm that learns from recorded data alone: ``CalQLConfig``, ``IQLConfig``."""
 
     def build(
         self,
@@ -39,18 +39,18 @@ class OfflineConfig(Protocol):
 
 
 @runtime_checkable
-class Forgetful(ReplayBuffer, Protocol):
-    """A memory that can drop its recorded data: a ``Mixture``."""
+class MixedReplay(ReplayBuffer, Protocol):
+    """A replay buffer of named parts that can drop all but one: a ``Mixture``."""
 
     def keep_only(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class WSRLConfig(SACConfig):
-    """WSRL's numbers: those of SAC online; ``offline`` has those of ``offline_steps`` before it.
+    """SAC's fields apply online; ``offline`` is the config of the ``offline_steps`` before.
 
-    ``start`` is the warm-up.  Of ``offline``, what concerns collecting (``utd_ratio``, ``start``) and the size of
-    the critics has no effect.
+    ``learning_starts`` is the length of the warm-up.  The fields of ``offline`` for collection (``utd_ratio``,
+    ``learning_starts``) and for the size of the critics have no effect.
     """
 
     batch: int = 1024
@@ -68,21 +68,21 @@ class WSRLConfig(SACConfig):
 
 
 class WSRL(SAC):
-    """SAC that begins with what another algorithm made of recorded data."""
+    """SAC that starts from offline pre-training by another algorithm."""
 
     config: WSRLConfig
 
     def pretrain(self, steps: int, report: Callable[[int, dict[str, float]], None] = lambda step, info: None) -> None:
-        """Learn offline, then drop the recorded data; raises UserError when the memory holds none apart."""
-        if not isinstance(self.replay, Forgetful):
+        """Learn offline, then drop the recorded data; raises UserError when they have no part of their own."""
+        if not isinstance(self.replay, MixedReplay):
             raise UserError(
-                f"WSRL learns from recorded data first and drops them then, but {type(self.replay).__name__} cannot "
-                "tell them apart; give it a Mixture, for example by a share of demonstrations above 0."
+                f"WSRL learns from recorded data and then drops them, but {type(self.replay).__name__} does not keep "
+                "them apart; give it a Mixture, for example by a share of demonstrations above 0."
             )
-        built = self.config.offline.build(self.policy, self.parameters, self.critic, self.replay, self.generator)
-        built.pretrain(steps, report)
+        offline = self.config.offline.build(self.policy, self.parameters, self.critic, self.replay, self.generator)
+        offline.pretrain(steps, report)
         self.replay.keep_only("online")
-        self.target_critic.load_state_dict(built.target_critic.state_dict())
-        if isinstance(built, SAC):
-            self.log_temperature.data.copy_(built.log_temperature.data)
-        self.steps = built.steps
+        self.target_critic.load_state_dict(offline.target_critic.state_dict())
+        if isinstance(offline, SAC):
+            self.log_temperature.data.copy_(offline.log_temperature.data)
+        self.steps = offline.steps
