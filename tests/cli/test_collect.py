@@ -13,6 +13,7 @@ import pytest
 
 from vla_rl.cli.main import main
 from vla_rl.evaluation import suite
+from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.reader import DatasetReader
 
@@ -39,7 +40,7 @@ class Slow(Echo):
 
 def collect(path, *arguments) -> Demonstrations:
     main(["collect", "--count", "3", "--out", str(path), *arguments])
-    return Demonstrations.load(path)
+    return load_demonstrations(path)
 
 
 def test_demonstrations_are_kept_with_everything_that_imitation_needs(tmp_path, capsys):
@@ -60,7 +61,7 @@ def test_the_seed_decides_and_options_reach_the_environment(tmp_path, capsys):
     assert np.array_equal(one.action, again.action) and np.array_equal(one.images["front"], again.images["front"])
     assert not np.array_equal(one.action[:10], other.action[:10])
     assert "it is now" in capsys.readouterr().err
-    assert np.array_equal(Demonstrations.load(tmp_path / "e.1").action, one.action), "the earlier ones are still there"
+    assert np.array_equal(load_demonstrations(tmp_path / "e.1").action, one.action), "the earlier ones are still there"
 
 
 def test_how_many_rows_play_side_by_side_changes_nothing(tmp_path):
@@ -101,10 +102,10 @@ def test_a_recording_that_is_stopped_keeps_its_episodes_and_can_be_finished(tmp_
         time.sleep(0.02)
     process.send_signal(blow)
     said = process.communicate(timeout=60)[1]
-    before = Demonstrations.load(out)
+    before = load_demonstrations(out)
     assert before.count >= 3 and (blow == signal.SIGKILL or f"collect --repair {out}" in said.replace("\n", ""))
     main(["collect", "--repair", str(out)])
     assert "finished" in capsys.readouterr().err and not (out / "recording").exists()
-    after = Demonstrations.load(out)
+    after = load_demonstrations(out)
     assert np.array_equal(before.state, after.state) and np.array_equal(before.seed, after.seed)
     assert np.array_equal(before.images["audit"], after.images["audit"])

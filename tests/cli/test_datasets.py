@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vla_rl.cli.main import main
-from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.policies.tiny import TinyVLA
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "imitate.py") + ":from_dataset"
@@ -36,7 +36,7 @@ def trained(out: Path, *arguments: object) -> TinyVLA:
 
 def test_everything_is_learnt_from_the_dataset(dataset, tmp_path):
     policy = trained(tmp_path / "run", "--dataset", dataset, *SMALL)
-    episodes = Demonstrations.load(dataset)
+    episodes = load_demonstrations(dataset)
     spec = policy.spec
     assert spec.tasks == episodes.tasks and spec.control_dt == pytest.approx(0.06, abs=0.001)
     assert spec.images["front"].shape == (64, 64, 3) and spec.state.names == episodes.state_names
@@ -64,7 +64,7 @@ def test_a_policy_that_sees_keeps_its_perception_and_learns_the_rest(dataset, un
 def test_a_dataset_by_lerobot_is_learnt_from(tmp_path):
     golden = Path(__file__).parents[1] / "golden" / "lerobot" / "dataset"
     policy = trained(tmp_path / "run", "--dataset", golden, *SMALL, "--tiny.horizon", 3)
-    assert policy.spec.tasks == Demonstrations.load(golden).tasks
+    assert policy.spec.tasks == load_demonstrations(golden).tasks
 
 
 def test_pictures_are_shrunk_and_episodes_chosen(dataset, tmp_path):
@@ -80,9 +80,9 @@ def test_what_does_not_fit_is_named(dataset, untrained, tmp_path, complaint):
     other = untrained(image_size=32)
     said = complaint("train", CONFIG, "--out", tmp_path / "c", "--dataset", dataset, "--policy", other)
     assert "camera front of shape (32, 32, 3) but the dataset has (64, 64, 3)" in said
-    episodes = Demonstrations.load(dataset)
+    episodes = load_demonstrations(dataset)
     texts = tuple(f"{text} now" for text in episodes.tasks)
-    replace(episodes, tasks=texts).save(tmp_path / "texts", video="never")
+    save_demonstrations(replace(episodes, tasks=texts), tmp_path / "texts", video="never")
     shutil.rmtree(other)
     said = complaint("train", CONFIG, "--out", tmp_path / "d", "--dataset", tmp_path / "texts", "--policy", untrained())
     assert "which is not in the table" in said

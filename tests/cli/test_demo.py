@@ -15,7 +15,7 @@ from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json
 from vla_rl.contract.env import PRIVILEGED
 from vla_rl.evaluation import suite
-from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 
@@ -98,7 +98,7 @@ def test_rl_changed_what_it_may_and_nothing_else(folder, summary):
 
 
 def test_demonstrations_are_kept_and_used_training_seeds(folder):
-    episodes = Demonstrations.load(folder / "demonstrations")
+    episodes = load_demonstrations(folder / "demonstrations")
     assert episodes.count <= load_config(CONFIG).imitation.demonstrations
     assert set(episodes.seed) <= set(suite.training_seeds(1, "demonstrations"))
 

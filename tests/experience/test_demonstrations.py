@@ -12,7 +12,9 @@ import pytest
 from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.demonstrations import Demonstrations, demonstrations, record, recording
+from vla_rl.experience.collect import collect_demonstrations, iter_demonstrations
+from vla_rl.experience.datasets import load_demonstrations, recording, save_demonstrations, stream_demonstrations
+from vla_rl.experience.demonstrations import Demonstrations
 
 
 def count(obs):
@@ -23,7 +25,7 @@ def count(obs):
 @pytest.fixture(scope="module")
 def episodes():
     env = make("counting", num_envs=3)
-    return record(env, count, list(range(100, 108)))
+    return collect_demonstrations(env, count, list(range(100, 108)))
 
 
 def test_successes_are_recorded_once_complete_and_in_order(episodes):
@@ -70,17 +72,17 @@ def same(one: Demonstrations, other: Demonstrations) -> bool:
 
 def test_saved_episodes_come_back(episodes, tmp_path):
     path = tmp_path / "deep" / "demos"
-    episodes.save(path)
+    save_demonstrations(episodes, path)
     assert [item.name for item in path.parent.iterdir()] == ["demos"]
-    assert same(Demonstrations.load(path), episodes)
+    assert same(load_demonstrations(path), episodes)
     assert same(
-        Demonstrations.load(path, [2, 0]), Demonstrations.joined([list(Demonstrations.stream(path))[i] for i in (2, 0)])
+        load_demonstrations(path, [2, 0]), Demonstrations.joined([list(stream_demonstrations(path))[i] for i in (2, 0)])
     )
 
 
 def test_episodes_one_at_a_time_are_the_same_and_keep_their_numbers(episodes, tmp_path):
-    episodes.save(tmp_path / "demos")
-    parts = list(Demonstrations.stream(tmp_path / "demos"))
+    save_demonstrations(episodes, tmp_path / "demos")
+    parts = list(stream_demonstrations(tmp_path / "demos"))
     assert [set(part.episode) for part in parts] == [{0}, {1}, {2}, {3}] and same(
         Demonstrations.joined(parts), episodes
     )
@@ -105,29 +107,29 @@ def test_tasks_are_counted_in_another_table(episodes):
 
 def test_what_is_no_dataset_is_said_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"has no meta/info\.json, so it holds no readable episodes"):
-        Demonstrations.load(tmp_path / "nothing")
+        load_demonstrations(tmp_path / "nothing")
 
 
 def test_an_earlier_dataset_is_moved_aside_and_other_things_are_left_alone(episodes, tmp_path):
     for _ in range(3):
-        episodes.save(tmp_path / "demos")
+        save_demonstrations(episodes, tmp_path / "demos")
     assert sorted(item.name for item in tmp_path.iterdir()) == ["demos", "demos.1", "demos.2"]
-    assert same(Demonstrations.load(tmp_path / "demos.1"), episodes)
+    assert same(load_demonstrations(tmp_path / "demos.1"), episodes)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("one")
     with pytest.raises(UserError, match="is no dataset, so it was left alone"):
-        episodes.save(tmp_path / "thesis")
+        save_demonstrations(episodes, tmp_path / "thesis")
     assert [item.name for item in (tmp_path / "thesis").iterdir()] == ["chapter"]
     assert not list(tmp_path.glob("*.writing"))
 
 
 def test_a_write_that_fails_changes_nothing(episodes, tmp_path, monkeypatch):
     path = tmp_path / "demos"
-    episodes.save(path)
+    save_demonstrations(episodes, path)
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError(28, "no space left")))
     with pytest.raises(UserError, match="no space left"):
-        episodes.save(path)
+        save_demonstrations(episodes, path)
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
     assert [item.name for item in tmp_path.iterdir()] == ["demos"]
 
@@ -138,22 +140,22 @@ def test_a_recording_that_stops_keeps_what_was_added(episodes, tmp_path):
         kept.add(parts[0])
         kept.add(parts[1])
         raise ZeroDivisionError
-    assert same(Demonstrations.load(tmp_path / "demos"), Demonstrations.joined(parts[:2]))
+    assert same(load_demonstrations(tmp_path / "demos"), Demonstrations.joined(parts[:2]))
     with recording(tmp_path / "demos") as kept:
         kept.add(parts[2])
-    assert same(Demonstrations.load(tmp_path / "demos"), Demonstrations.joined(parts[:3]))
+    assert same(load_demonstrations(tmp_path / "demos"), Demonstrations.joined(parts[:3]))
     assert not (tmp_path / "demos" / "recording").exists()
 
 
 def list_of_episodes(episodes: Demonstrations) -> list[Demonstrations]:
-    return list(demonstrations(make("counting", num_envs=3), count, sorted(set(episodes.seed.tolist()))))
+    return list(iter_demonstrations(make("counting", num_envs=3), count, sorted(set(episodes.seed.tolist()))))
 
 
 def test_an_episode_that_a_dataset_cannot_hold_is_refused(episodes, tmp_path):
     with pytest.raises(ContractError, match="does not count 0, 1, 2"):
-        replace(episodes, time=episodes.time + 1).save(tmp_path / "demos")
+        save_demonstrations(replace(episodes, time=episodes.time + 1), tmp_path / "demos")
     with pytest.raises(ContractError, match="two tasks have the same text"):
-        replace(episodes, tasks=("count", "count")).save(tmp_path / "demos")
+        save_demonstrations(replace(episodes, tasks=("count", "count")), tmp_path / "demos")
     assert not list(tmp_path.iterdir())
 
 
@@ -167,9 +169,9 @@ def test_without_the_dataset_libraries_it_says_how_to_get_them(episodes, tmp_pat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pyarrow is not installed.*pip install 'vla-rl\[data\]'"):
-        episodes.save(tmp_path / "demos")
+        save_demonstrations(episodes, tmp_path / "demos")
 
 
 def test_an_expert_that_never_succeeds_is_named():
     with pytest.raises(UserError, match="none of 2 demonstrations"):
-        record(make("counting", num_envs=2), count, [101, 103])
+        collect_demonstrations(make("counting", num_envs=2), count, [101, 103])

@@ -261,7 +261,7 @@ class Failing(AuditingPolicy):
 def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
     maker = source(policy=Failing(4))
     for _ in range(2):
-        with pytest.raises(NonFiniteError, match=r"version 0.*row 2.*nothing was executed"):
+        with pytest.raises(NonFiniteError, match=r"version 0.*environment 2.*nothing was executed"):
             maker.next()
         with pytest.raises(ContractError, match=r"7 decisions of an unfinished rollout would be lost"):
             maker.state_dict()
@@ -318,8 +318,8 @@ def test_the_same_seeds_give_the_same_rollouts_and_a_saved_state_goes_on_with_th
         ({"ahead": 3}, "ahead 3, groups 3 and limit 40 contradict each other"),
         ({"ahead": -1}, "contradict each other"),
         ({"limit": 2}, "contradict each other"),
-        ({"size": 2, "ahead": 0}, "7 rows are more than the 6 episodes that may be in play"),
-        ({"size": 2, "limit": 3}, "7 rows are more than the 6 episodes"),
+        ({"size": 2, "ahead": 0}, "7 environments are more than the 6 episodes that may run at once"),
+        ({"size": 2, "limit": 3}, "7 environments are more than the 6 episodes"),
     ],
 )
 def test_numbers_that_contradict_each_other_are_refused_in_one_sentence(changes, message):

@@ -89,7 +89,7 @@ class Hasty(GroupSource):
     """What not to do: the first groups to end are delivered and the others dropped."""
 
     def _deliver(self) -> Rollout:
-        self._groups.sort(key=lambda group: max(episode.stop for episode in group.episodes))
+        self._groups.sort(key=lambda group: max(member.stop for member in group.members))
         rollout, self._carried = super()._deliver(), []
         return rollout
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.experience.lerobot_makers import FRONT, assert_is, schema, write
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.lerobot.damage import DamagedError, Problem, merged
 from vla_rl.experience.lerobot.features import Feature, fits
 from vla_rl.experience.lerobot.live import Limits
@@ -246,13 +246,13 @@ def test_episodes_and_columns_that_are_not_there_are_named(root):
 def test_episodes_are_loaded_without_the_damaged_ones_only_when_that_is_said(root):
     cut(0.5)(root / SECOND)
     with pytest.raises(DamagedError, match=r"file-001.parquet' cannot be read"):
-        Demonstrations.load(root)
+        load_demonstrations(root)
     told: list[Problem] = []
-    assert Demonstrations.load(root, on_damage=told.append).count == 4 and merged(told)[0].episodes == (2, 3)
-    assert Demonstrations.load(root, chosen=[0, 5]).count == 2, "those that were not asked for do not matter"
+    assert load_demonstrations(root, on_damage=told.append).count == 4 and merged(told)[0].episodes == (2, 3)
+    assert load_demonstrations(root, episodes=[0, 5]).count == 2, "those that were not asked for do not matter"
     shutil.rmtree(root / "data")
     with pytest.raises(UserError, match="holds no readable episodes"):
-        Demonstrations.load(root, on_damage=told.append)
+        load_demonstrations(root, on_damage=told.append)
 
 
 def test_a_dataset_without_actions_cannot_be_imitated(root):
@@ -260,7 +260,7 @@ def test_a_dataset_without_actions_cannot_be_imitated(root):
     info["features"].pop("action")
     (root / "meta" / "info.json").write_text(json.dumps(info))
     with pytest.raises(UserError, match="has no column 'action', so there is nothing to imitate"):
-        Demonstrations.load(root)
+        load_demonstrations(root)
 
 
 def test_problems_are_put_together_by_file_and_column():

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.lerobot import statistics, video
 from vla_rl.experience.lerobot.features import Feature, Schema
 from vla_rl.experience.lerobot.reader import DatasetReader
@@ -72,7 +72,7 @@ def test_every_episode_is_read_from_its_files():
 
 
 def test_it_comes_as_episodes_too():
-    episodes = Demonstrations.load(DATASET, chosen=[4, 1])
+    episodes = load_demonstrations(DATASET, episodes=[4, 1])
     assert episodes.count == 2 and episodes.state_names == tuple(VALUES.STATE_NAMES) and episodes.fps == 10
     assert np.array_equal(episodes.state, np.concatenate([columns(i)["observation.state"] for i in (4, 1)]))
     assert episodes.images["wrist"].shape == (7, *VALUES.WRIST) and episodes.images["front"].dtype == np.uint8

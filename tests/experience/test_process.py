@@ -107,7 +107,7 @@ def test_troubles_there_are_told_here(capfd):
         assert source.next().reward.shape == (2, 2, 1)
         with pytest.raises(UserError, match="ZeroDivisionError: the wheel came off; the whole traceback is above"):
             source.next()
-        with pytest.raises(NonFiniteError, match="non-finite action in row 0"):
+        with pytest.raises(NonFiniteError, match="non-finite action in environment 0"):
             source.next()
         with pytest.raises(UserError, match=r"makers:troubled' was killed by SIGABRT during 'next'.*start it again"):
             source.next()
@@ -153,7 +153,7 @@ OTHER = SPEAKS + "wire.CONTRACT_VERSION = 99; wire.handshake(i, o, 'actor')"
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (OTHER, r"'actor' speaks contract version 99 but 'learner' speaks 1"),
+        (OTHER, r"'actor' speaks contract version 99 but 'learner' speaks 2"),
         (SPEAKS + "wire.write_message(o, 'hello')", "got no vla-rl greeting"),
         ("print('Welcome to my simulator!')", r"holds b'Welcome to m' where a message should begin"),
         ("import sys; sys.exit(3)", "ended with exit code 3 during 'starting'"),

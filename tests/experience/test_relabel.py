@@ -17,7 +17,8 @@ from tests.experience.test_demonstrations import count
 from tests.residuals import COUNTING, SMALL, PacingBase, StateEncoder, stepping_base
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError
-from vla_rl.experience.demonstrations import Demonstrations, record
+from vla_rl.experience.collect import collect_demonstrations
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.relabel import relabelled
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource
@@ -28,7 +29,7 @@ SEEDS = range(300, 316)
 
 @pytest.fixture(scope="module")
 def successes() -> Demonstrations:
-    return record(make("counting", num_envs=3), count, list(SEEDS))
+    return collect_demonstrations(make("counting", num_envs=3), count, list(SEEDS))
 
 
 def everything(flags: str = "next.success") -> Demonstrations:

@@ -153,7 +153,7 @@ def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
     maker = source(4, 6, policy=Failing(4), env=env)
     parts, seen = [maker.next()], []
     for _ in range(2):
-        with pytest.raises(NonFiniteError, match=r"version 0.*row 2.*nothing was executed"):
+        with pytest.raises(NonFiniteError, match=r"version 0.*environment 2.*nothing was executed"):
             maker.next()
         seen.append(env.snapshot(np.arange(ROWS)))
     assert maker.policy.calls == 9  # the seventh was executed, the eighth and its repetition were not
@@ -207,7 +207,7 @@ def test_the_audit_notices(name, tamper):
 def test_the_audit_notices_a_policy_that_is_not_reset():
     maker = source()
     reset, maker.policy.reset_state = maker.policy.reset_state, lambda state, rows: state
-    maker._state = reset(maker._state, np.arange(ROWS))
+    maker.driver.state = reset(maker.driver.state, np.arange(ROWS))
     with pytest.raises(AssertionError, match="jumped"):
         maker.next()
 

@@ -7,8 +7,10 @@ import pytest
 
 from tests.world_models.pushing import played
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.trajectories import Trajectories, cut, seen_at, trace, windows
+from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.windows import context_at, make_windows, window_batch
 
 
 class Walker:
@@ -41,7 +43,7 @@ def test_an_episode_has_every_moment_and_the_actions_between():
     from sims.catalog import make
 
     env = make("point_mass", num_envs=3)
-    trajectories = trace(env, Walker(env), [5, 6, 7, 8], np.random.default_rng(0))
+    trajectories = collect_trajectories(env, Walker(env), [5, 6, 7, 8], np.random.default_rng(0))
     assert trajectories.count == 4 and trajectories.steps == len(trajectories.state) - 4
     for (begin, end), seed in zip(trajectories.spans(), [5, 6, 7, 8], strict=True):
         assert (trajectories.seed[begin:end] == seed).all()
@@ -61,9 +63,9 @@ def test_an_episode_has_every_moment_and_the_actions_between():
 
 def test_windows_stay_inside_their_episode():
     trajectories = played(3, seed=0, length=7)
-    table = windows(trajectories, frames=2, memory=2)
+    table = make_windows(trajectories, frames=2, context=2)
     assert len(table["count"]) == trajectories.steps
-    for seen, ahead, count in zip(table["seen"], table["ahead"], table["count"], strict=True):
+    for seen, ahead, count in zip(table["past"], table["future"], table["count"], strict=True):
         ((begin, end),) = [span for span in trajectories.spans() if span[0] <= seen[-1] < span[1]]
         now = seen[-1]
         assert seen.tolist() == [begin, max(begin, now - 2), now]
@@ -73,13 +75,13 @@ def test_windows_stay_inside_their_episode():
 
 def test_a_window_holds_what_was_seen_done_and_came_of_it():
     trajectories = played(4, seed=2, length=7)
-    table = windows(trajectories, frames=2, memory=2)
+    table = make_windows(trajectories, frames=2, context=2)
     chosen = np.arange(len(table["count"]))[::-1]
-    batch = cut(trajectories, table, chosen)
+    batch = window_batch(trajectories, table, chosen)
     assert batch["pictures"].shape[1:] == (7, 3, 16, 16) and batch["state"].shape[1:] == (5, 3)
     assert 0 < trajectories.outcomes.sum() < 4
     for row, index in enumerate(chosen):
-        now, ahead = table["seen"][index, -1], table["ahead"][index]
+        now, ahead = table["past"][index, -1], table["future"][index]
         np.testing.assert_array_equal(batch["pictures"][row, 2], np.moveaxis(trajectories.images["front"][now], -1, 0))
         np.testing.assert_array_equal(
             batch["pictures"][row, 3], np.moveaxis(trajectories.images["front"][ahead[0]], -1, 0)
@@ -95,8 +97,11 @@ def test_a_window_holds_what_was_seen_done_and_came_of_it():
 
 def test_a_start_is_what_a_window_has_seen():
     trajectories = played(3, seed=0, length=7)
-    table = windows(trajectories, frames=2, memory=2)
-    batch, start = cut(trajectories, table, np.arange(8)), seen_at(trajectories, table["seen"][:8, -1], 2, 2)
+    table = make_windows(trajectories, frames=2, context=2)
+    batch, start = (
+        window_batch(trajectories, table, np.arange(8)),
+        context_at(trajectories, table["past"][:8, -1], 2, 2),
+    )
     np.testing.assert_array_equal(start["pictures"], batch["pictures"][:, :3])
     np.testing.assert_array_equal(start["state"], batch["state"][:, 0])
     np.testing.assert_array_equal(start["task"], batch["task"])
@@ -140,7 +145,9 @@ def logged(success: bool, **extras: np.ndarray) -> Demonstrations:
 
 
 def test_logged_episodes_show_their_outcome_in_their_last_picture():
-    trajectories = Trajectories.of_episodes(logged(False, **{"next.terminated": np.array([False, False, True] * 2)}))
+    trajectories = Trajectories.from_demonstrations(
+        logged(False, **{"next.terminated": np.array([False, False, True] * 2)})
+    )
     assert (
         trajectories.outcomes.tolist() == [False, True]
         and trajectories.failed.tolist() == [False, False, True] + [False] * 3
@@ -153,4 +160,4 @@ def test_logged_episodes_without_outcomes_are_refused():
     episodes = logged(True)
     bare = Demonstrations(**{name: item for name, item in vars(episodes).items() if name != "extras"})
     with pytest.raises(UserError, match="no 'next"):
-        Trajectories.of_episodes(bare)
+        Trajectories.from_demonstrations(bare)

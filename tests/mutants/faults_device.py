@@ -24,8 +24,8 @@ FAULTS = (
     Fault(
         "a rollout lies where the dreams are",
         "vla_rl/experience/rollout.py",
-        "device=out.sample.device",
-        "device=env.spec.device",
+        "device=decision.out.sample.device",
+        "device='cpu'",
         (f"{_ON_DEVICE}test_what_is_collected_there_is_where_the_policy_is",),
     ),
     Fault(

@@ -12,7 +12,8 @@ _DOUBT, _KEYFRAMES, _STARTS = (
     "world_models/keyframes.py",
     "world_models/initial_states.py",
 )
-_TRAJECTORIES, _ROWS = "vla_rl/experience/trajectories.py", "vla_rl/contract/rows.py"
+_WINDOWS, _COLLECT = "vla_rl/experience/windows.py", "vla_rl/experience/collect.py"
+_ROWS = "vla_rl/contract/rows.py"
 _ON_ENV, _ON_MODEL = "tests/world_models/test_env.py::", "tests/world_models/test_model.py::"
 _ON_DOUBT, _ON_KEYFRAMES = "tests/world_models/test_uncertainty.py::", "tests/world_models/test_keyframes.py::"
 _ON_TRAJECTORIES = "tests/experience/test_trajectories.py::"
@@ -292,8 +293,8 @@ FAULTS = (
     Fault(
         "a followed dream begins anew in every call",
         "vla_rl/training/world_model.py",
-        "batch = seen_at(dreamt, part, frames, memory)",
-        "batch = seen_at(trajectories, part, frames, memory)",
+        "batch = context_at(dreamt, part, frames, memory)",
+        "batch = context_at(trajectories, part, frames, memory)",
         ("tests/training/test_world_model.py::test_dreams_follow_episodes_to_their_ends",),
     ),
     Fault(
@@ -313,8 +314,8 @@ FAULTS = (
     Fault(
         "looks are learnt from recorded pictures alone",
         "vla_rl/training/world_model.py",
-        "moves(dreamt.trajectories, table, other.numpy())",
-        "moves(trajectories, table, other.numpy())",
+        "call_batch(dreamt.trajectories, table, other.numpy())",
+        "call_batch(trajectories, table, other.numpy())",
         ("tests/training/test_world_model.py::test_half_of_the_looks_that_are_learnt_from_are_dreamt",),
     ),
     Fault(
@@ -326,28 +327,28 @@ FAULTS = (
     ),
     Fault(
         "the outcome is that of the moment before",
-        _TRAJECTORIES,
-        "np.stack([trajectories.success[ahead], trajectories.failed[ahead], won], -1)",
-        "np.stack([trajectories.success[ahead - 1], trajectories.failed[ahead - 1], won], -1)",
+        _WINDOWS,
+        "np.stack([trajectories.success[future], trajectories.failed[future], succeeds], -1)",
+        "np.stack([trajectories.success[future - 1], trajectories.failed[future - 1], succeeds], -1)",
         (f"{_ON_TRAJECTORIES}test_a_window_holds_what_was_seen_done_and_came_of_it",),
     ),
     Fault(
         "an action belongs to the moment after it",
-        _TRAJECTORIES,
-        "trajectories.action[np.concatenate([now, ahead[:, :-1]], 1)]",
-        "trajectories.action[ahead]",
+        _WINDOWS,
+        "trajectories.action[np.concatenate([present, future[:, :-1]], 1)]",
+        "trajectories.action[future]",
         (f"{_ON_TRAJECTORIES}test_a_window_holds_what_was_seen_done_and_came_of_it",),
     ),
     Fault(
         "a window looks into the episode before",
-        _TRAJECTORIES,
-        "np.maximum(now[:, None] - back, begin)",
-        "np.maximum(now[:, None] - back, 0)",
+        _WINDOWS,
+        "np.maximum(present[:, None] - back, begin)",
+        "np.maximum(present[:, None] - back, 0)",
         (f"{_ON_TRAJECTORIES}test_windows_stay_inside_their_episode",),
     ),
     Fault(
         "running out of time is a failure",
-        _TRAJECTORIES,
+        _COLLECT,
         "failed=last & terminated & (not success)",
         "failed=last & (not success)",
         (f"{_ON_TRAJECTORIES}test_an_episode_has_every_moment_and_the_actions_between",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _ROLLOUT, _EPISODES = "vla_rl/experience/rollout.py", "vla_rl/experience/demonstrations.py"
+_DRIVER, _COLLECT = "vla_rl/experience/driver.py", "vla_rl/experience/collect.py"
 _ON_ROLLOUT, _RECORDED = "tests/experience/test_rollout.py::", "tests/experience/test_demonstrations.py::"
 _NUMBERS = f"{_ON_ROLLOUT}test_every_number_can_be_recomputed"
 
@@ -12,41 +13,39 @@ _ROLLOUTS = (
     Fault(
         "the last observation is the next episode's first",
         _ROLLOUT,
-        "self._encode(step.obs.select(truncated), then)",
-        "self._encode(self.env.reset(truncated, self._seed[truncated].numpy()).select(truncated), then)",
+        "final = self.driver.final_features(truncated)",
+        "final = (self._reset(truncated), self.driver.final_features(truncated))[1]",
         (_NUMBERS,),
     ),
     Fault(
         "last observations of terminated rows as well",
         _ROLLOUT,
-        "np.flatnonzero(on_host(step.truncated))",
-        "np.flatnonzero(on_host(step.done))",
+        "np.flatnonzero(on_host(decision.step.truncated))",
+        "np.flatnonzero(on_host(decision.step.done))",
         (_NUMBERS,),
     ),
     Fault(
         "a last observation belongs to the next decision",
         _ROLLOUT,
-        "(len(window.decisions) - 1, int(row))",
-        "(len(window.decisions), int(row))",
+        "(len(window.decisions) - 1, int(env_id))",
+        "(len(window.decisions), int(env_id))",
         (_NUMBERS,),
     ),
     Fault(
         "the policy's state is not reset",
-        _ROLLOUT,
-        "self._state = self.policy.reset_state(self._state, rows)",
-        "self.policy.reset_state(self._state, rows)",
+        _DRIVER,
+        "self.state = self.policy.reset_state(self.state, env_ids)",
+        "self.policy.reset_state(self.state, env_ids)",
         (_NUMBERS,),
     ),
     Fault(
         "a decision is paired with the observation after it",
         _ROLLOUT,
-        "[decision.features for decision in decisions] + [last]",
-        "[last] + [decision.features for decision in decisions]",
+        "[*window.features, last]",
+        "[last, *window.features]",
         (_NUMBERS,),
     ),
-    Fault(
-        "a decision has its successor's seed", _ROLLOUT, "step, self._seed.clone())", "step, self._seed)", (_NUMBERS,)
-    ),
+    Fault("a decision has its successor's seed", _DRIVER, "step, self.seeds.copy())", "step, self.seeds)", (_NUMBERS,)),
     Fault(
         "a chunk counts as executed to its end",
         _ROLLOUT,
@@ -64,8 +63,8 @@ _ROLLOUTS = (
     Fault(
         "the rollout shows privileged state",
         "vla_rl/contract/policy.py",
-        "policy.encode(obs.public())",
-        "policy.encode(obs)",
+        "else obs.public()",
+        "else obs",
         (
             f"{_ON_ROLLOUT}test_nothing_privileged_is_shown_to_the_policy",
             "tests/evaluation/test_run.py::test_nothing_privileged_reaches_the_policy",
@@ -90,16 +89,16 @@ _RECORDINGS = (
     ),
     Fault(
         "an action is paired with the observation after it",
-        _EPISODES,
-        "observations.append(obs.select(",
-        "observations.append(step.obs.select(",
+        _COLLECT,
+        "[decision.obs.select(slice(env_id, env_id + 1)) for",
+        "[decision.step.obs.select(slice(env_id, env_id + 1)) for",
         (f"{_RECORDED}test_an_action_belongs_to_the_observation_it_was_chosen_on",),
     ),
     Fault(
         "failures are imitated as well",
-        _EPISODES,
-        "enumerate(tracks) if step.success[row]]",
-        "enumerate(tracks) if step.done[row]]",
+        _COLLECT,
+        "np.flatnonzero(decisions[-1].step.success[",
+        "np.flatnonzero(decisions[-1].step.done[",
         (f"{_RECORDED}test_successes_are_recorded_once_complete_and_in_order",),
     ),
 )

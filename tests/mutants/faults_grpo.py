@@ -118,8 +118,8 @@ _COLLECTING = (
     Fault(
         "the newest groups are delivered",
         _GROUPS,
-        "return beside(parts[:wanted], info)",
-        "return beside(parts[-wanted:], info)",
+        "return side_by_side(parts[:wanted], info)",
+        "return side_by_side(parts[-wanted:], info)",
         (_NUMBERS,),
     ),
     Fault(
@@ -132,8 +132,8 @@ _COLLECTING = (
     Fault(
         "mixed means a success rate between .1 and .9",
         _MEMBERS,
-        "return self.ended and any(episode.worth != self.episodes[0].worth for episode in self.episodes)",
-        "return self.ended and 0.1 <= sum(e.worth for e in self.episodes) / len(self.episodes) <= 0.9",
+        "member.episode_return != self.members[0].episode_return for member in self.members",
+        "0.1 <= sum(m.episode_return for m in self.members) / len(self.members) <= 0.9 for _ in self.members",
         (f"{_ON_GROUPS}test_one_that_differs_among_many_is_enough",),
     ),
     Fault(
@@ -160,8 +160,8 @@ _COLLECTING = (
     Fault(
         "launched rows keep the policy's state of the episode before",
         _GROUPS,
-        "self._state = self.policy.reset_state(self._state, rows)",
-        "self.policy.reset_state(self._state, rows)",
+        "self.driver.reset(env_ids, seeds)",
+        "state = self.driver.state\n        self.driver.reset(env_ids, seeds)\n        self.driver.state = state",
         (_NUMBERS,),
     ),
     Fault(
@@ -181,8 +181,8 @@ _COLLECTING = (
     Fault(
         "truncations are those of the neighbour",
         _COLUMNS,
-        "torch.tensor([0, int(at)]) for part, at in zip(parts, widths[:-1], strict=True)",
-        "torch.tensor([0, int(at)]) for part, at in zip(parts, widths[1:], strict=True)",
+        "torch.tensor([0, int(first)]) for part, first in zip(parts, widths[:-1], strict=True)",
+        "torch.tensor([0, int(first)]) for part, first in zip(parts, widths[1:], strict=True)",
         (_NUMBERS,),
     ),
 )

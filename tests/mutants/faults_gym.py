@@ -118,8 +118,8 @@ FAULTS = (
     Fault(
         "the policy is shown everything in acting",
         _ROLLOUT,
-        'out, state = self.policy.act(public(features), self._state, "sample", self.generator)',
-        'out, state = self.policy.act(features, self._state, "sample", self.generator)',
+        "return {**features, **{name: to_tensor(obs.extras[name]) for name in self.privileged}}",
+        "features.update({name: to_tensor(obs.extras[name]) for name in self.privileged})\n        return features",
         (_SHOWN,),
     ),
     Fault(
@@ -132,7 +132,7 @@ FAULTS = (
     Fault(
         "the policy looks at everything",
         _CONTRACT,
-        "features = policy.encode(obs.public())",
+        "features = policy.encode(shown)",
         "features = policy.encode(obs)",
         (_SHOWN,),
     ),

@@ -92,9 +92,9 @@ _SAFETY = (
     ),
     Fault(
         "an earlier dataset is overwritten",
-        "vla_rl/experience/demonstrations.py",
-        "            move_aside(path)",
-        "            shutil.rmtree(path, ignore_errors=True)",
+        "vla_rl/experience/datasets.py",
+        "        move_aside(path)",
+        "        shutil.rmtree(path, ignore_errors=True)",
         (
             "tests/experience/test_demonstrations.py::test_an_earlier_dataset_is_moved_aside_and_other_things_are_left_alone",
         ),

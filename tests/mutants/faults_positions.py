@@ -27,13 +27,17 @@ FAULTS = (
         (_ONCE,),
     ),
     Fault(
-        "the first frame is not seen", _PLACES, "[Sightings.of(obs, kept)], True", "list[Sightings](), True", (_ONCE,)
+        "the first frame is not seen",
+        _PLACES,
+        "[Sightings.of(driver.start(seeds), kept)]",
+        "[Sightings.of(driver.start(seeds), kept)][1:]",
+        (_ONCE,),
     ),
     Fault(
         "rows without an episode of their own are kept",
         _PLACES,
-        "np.arange(rows) < len(seeds)",
-        "np.ones(rows, bool)",
+        "np.arange(env.num_envs) < len(seeds)",
+        "np.ones(env.num_envs, bool)",
         (_ONCE,),
     ),
     Fault(

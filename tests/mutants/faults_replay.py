@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _REPLAY, _STORAGE = "vla_rl/experience/replay.py", "vla_rl/experience/storage.py"
 _MIXTURE, _RELABEL, _ROLLOUT = (f"vla_rl/experience/{name}.py" for name in ("mixture", "relabel", "rollout"))
+_DRIVER = "vla_rl/experience/driver.py"
 _ON_REPLAY, _ON_RELABEL = "tests/experience/test_replay.py::", "tests/experience/test_relabel.py::"
 _ON_STORAGE, _ON_MIXTURE = "tests/experience/test_storage.py::", "tests/experience/test_mixture.py::"
 _EXECUTED = "tests/experience/test_executed.py::test_executed_is_what_was_done_and_after_an_end_what_had_been_chosen"
@@ -210,9 +211,9 @@ _RECORDED = (
     ),
     Fault(
         "last observations get the context of other rows",
-        _ROLLOUT,
-        "then = {name: item[truncated] for name, item in self._state.items()}",
-        "then = {name: item[: len(truncated)] for name, item in self._state.items()}",
+        _DRIVER,
+        "state = {name: item[env_ids] for name, item in self.state.items()}",
+        "state = {name: item[: len(env_ids)] for name, item in self.state.items()}",
         (
             "tests/experience/test_executed.py::test_every_observation_gets_its_context_the_last_one_that_of_its_own_episode",
         ),

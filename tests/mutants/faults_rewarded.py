@@ -192,8 +192,8 @@ _CUT_OFF = (
     Fault(
         "cut-off members are left out of their groups",
         _MEMBERS,
-        "for episode in self.episodes])",
-        "for episode in self.episodes if episode.last is None or episode is self.episodes[0]])",
+        "for member in self.members])",
+        "for member in self.members if member.final is None or member is self.members[0]])",
         (_KEPT, _PUSH),
     ),
     Fault(
@@ -213,8 +213,8 @@ _CUT_OFF = (
     Fault(
         "groups are mixed by what was earned alone",
         _MEMBERS,
-        "return self.value + self.beyond",
-        "return self.value",
+        "return self.reward + self.truncation_return",
+        "return self.reward",
         (f"{_TOY}test_groups_are_mixed_by_what_their_members_are_worth",),
     ),
     Fault(
@@ -234,7 +234,7 @@ _CUT_OFF = (
     Fault(
         "truncations are counted among the delivered only",
         _GROUPS,
-        "sum(episode.last is not None for episode in played)",
+        "sum(member.final is not None for member in members)",
         "sum(part.truncated.sum() for part in parts[:wanted])",
         ("tests/experience/test_groups.py::test_counters_tell_what_was_played_thrown_away_and_carried",),
     ),

@@ -140,8 +140,8 @@ _LOOPS = (
     Fault(
         "rows that end together share a seed",
         _ROLLOUT,
-        "[next(self.seeds) for _ in rows]",
-        "[next(self.seeds)] * len(rows)",
+        "[next(self.seeds) for _ in env_ids]",
+        "[next(self.seeds)] * len(env_ids)",
         ("tests/experience/test_rollout.py::test_every_number_can_be_recomputed",),
     ),
 )

@@ -179,16 +179,16 @@ _EVALUATION = (
     ),
     Fault(
         "the view is not applied",
-        _RUN,
-        "encode_observation(self.policy, self.view(obs), state, generator)",
-        "encode_observation(self.policy, obs, state, generator)",
+        "vla_rl/experience/driver.py",
+        "encode_observation(self.policy, self.view(obs), state, self.generator)",
+        "encode_observation(self.policy, obs, state, self.generator)",
         (f"{_ON_RUN}test_the_view_is_what_the_policy_sees",),
     ),
     Fault(
         "the policy's state outlives the episode",
-        _RUN,
-        "state = self.policy.reset_state(state, fresh)",
-        "state = self.policy.reset_state(state, fresh[:0])",
+        "vla_rl/experience/driver.py",
+        "self.policy.reset_state(self.state, env_ids)",
+        "self.policy.reset_state(self.state, env_ids[:0])",
         (f"{_ON_RUN}test_every_seed_is_played_once_and_told_truly",),
     ),
     Fault(

@@ -11,7 +11,7 @@ import torch
 from tests.world_models import pushing
 from tests.world_models.test_backbones import DIT, FRAMES, MAPS, MEMORY, TOLD, call, numbers, some_pictures
 from vla_rl.contract.errors import UserError
-from vla_rl.experience.trajectories import cut, windows
+from vla_rl.experience.windows import make_windows, window_batch
 from world_models.backbones.dit import DiT, preconditioned
 from world_models.backbones.video_model import Moves, Seen
 from world_models.model import WorldConfig, WorldModel
@@ -80,9 +80,9 @@ def world() -> WorldModel:
 
 def held_out(made: WorldModel, count: int) -> dict[str, torch.Tensor]:
     trajectories = pushing.played(count, seed=2)
-    table = windows(trajectories, STEPS, made.config.memory)
+    table = make_windows(trajectories, STEPS, made.config.memory)
     whole = np.flatnonzero(table["count"] >= STEPS)
-    return {name: torch.from_numpy(item) for name, item in cut(trajectories, table, whole).items()}
+    return {name: torch.from_numpy(item) for name, item in window_batch(trajectories, table, whole).items()}
 
 
 def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
@@ -102,10 +102,10 @@ def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
 def windows_of(count: int, seed: int) -> dict[str, torch.Tensor]:
     """Whole calls: pictures float [R,1+M+F,C,h,w], and ``Moves`` that tell actions and where the square will be."""
     trajectories = pushing.played(count, seed)
-    table = windows(trajectories, STEPS, MEMORY - 1)
+    table = make_windows(trajectories, STEPS, MEMORY - 1)
     table = {
         name: torch.from_numpy(item)
-        for name, item in cut(trajectories, table, np.flatnonzero(table["count"] >= STEPS)).items()
+        for name, item in window_batch(trajectories, table, np.flatnonzero(table["count"] >= STEPS)).items()
     }
     where = table["state"][:, 1 : 1 + STEPS]
     y, x = torch.meshgrid(*(torch.linspace(-1, 1, 4) for _ in range(2)), indexing="ij")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.world_models.pushing import played, world
-from vla_rl.experience.trajectories import cut, windows
+from vla_rl.experience.windows import make_windows, window_batch
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldFit, fit_world, statistics
 from world_models.backbones.unet import UNetConfig
@@ -36,9 +36,9 @@ def learnt() -> WorldModel:
 @pytest.fixture(scope="module")
 def held_out(learnt) -> dict[str, torch.Tensor]:
     trajectories = played(150, seed=2)
-    table = windows(trajectories, FRAMES, learnt.config.memory)
+    table = make_windows(trajectories, FRAMES, learnt.config.memory)
     whole = np.flatnonzero(table["count"] >= FRAMES)
-    return {name: torch.from_numpy(item) for name, item in cut(trajectories, table, whole).items()}
+    return {name: torch.from_numpy(item) for name, item in window_batch(trajectories, table, whole).items()}
 
 
 def present(model: WorldModel, batch: dict[str, torch.Tensor]) -> Now:

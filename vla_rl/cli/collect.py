@@ -11,7 +11,8 @@ from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
-from vla_rl.experience.demonstrations import demonstrations, move_aside, recording, repair
+from vla_rl.experience.collect import iter_demonstrations
+from vla_rl.experience.datasets import move_aside, recording, repair
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar, console
 
@@ -48,7 +49,7 @@ def collect(arguments: Sequence[str]) -> None:
     episodes = steps = 0
     try:
         with recording(out, config.video) as kept, bar("collect", config.count) as update:
-            for episode in demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations")):
+            for episode in iter_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations")):
                 kept.add(episode)
                 episodes, steps = episodes + 1, steps + len(episode.state)
     except KeyboardInterrupt as stop:

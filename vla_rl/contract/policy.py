@@ -115,7 +115,8 @@ class Observer(Protocol):
 
 def encode_observation(policy: Policy, obs: Observation, state: State, generator: Any) -> tuple[Features, State]:
     """The features of ``obs`` that ``policy`` decides on, with its context if it has one; never ``privileged/*``."""
-    features = policy.encode(obs.public())
+    shown = obs if getattr(policy, "reads_privileged", False) else obs.public()
+    features = policy.encode(shown)
     return policy.context(features, state, generator) if isinstance(policy, ContextPolicy) else (features, state)
 
 

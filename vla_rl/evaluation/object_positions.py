@@ -9,6 +9,8 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.experience.driver import Driver
+from vla_rl.experience.expert import ExpertPolicy
 
 TARGET = "privileged/target"  # centre of the object that the instruction names
 
@@ -77,18 +79,19 @@ def _watched(
     random: np.random.Generator,
 ) -> list[Sightings]:
     """One batch; rows beyond ``seeds`` replay the last seed and are not kept."""
-    rows = env.num_envs
-    kept = np.arange(rows) < len(seeds)
+    kept = np.arange(env.num_envs) < len(seeds)
     low, high = (np.asarray(bound, np.float32) for bound in (env.spec.action.low, env.spec.action.high))
-    obs = env.reset(np.arange(rows), np.array(seeds + [seeds[-1]] * (rows - len(seeds))))
-    parts, running = [Sightings.of(obs, kept)], True
-    while running:
+
+    def act_randomly_at_times(obs: Observation) -> np.ndarray:
         chunk = np.array(act(obs))
-        lost = random.random(rows) < clumsy
+        lost = random.random(len(chunk)) < clumsy
         chunk[lost] = random.uniform(low, high, (int(lost.sum()), 1, len(chunk[0, 0])))
-        step = env.step(chunk, observe="all")
+        return chunk
+
+    driver = Driver(env, ExpertPolicy(act_randomly_at_times), None, observe="all")
+    parts = [Sightings.of(driver.start(seeds), kept)]
+    for step in (decision.step for decision in driver.until_done()):
         parts += [Sightings.of(frame, kept & step.valid[:, h]) for h, frame in enumerate(step.frames)]
-        obs, running = step.obs, not step.done.all()
     return parts
 
 
@@ -116,13 +119,14 @@ def replayed_positions(env: VecEnv, seeds: Sequence[int], actions: Sequence[np.n
 
 def _replayed(env: VecEnv, seeds: list[int], actions: Sequence[np.ndarray]) -> list[np.ndarray]:
     rows, lengths = env.num_envs, np.array([len(item) for item in actions])
-    obs = env.reset(np.arange(rows), np.array(seeds + [seeds[-1]] * (rows - len(seeds))))
     padded = np.zeros((rows, int(lengths.max()), env.spec.action_dim), np.float32)
     for row, item in enumerate(actions):
         padded[row, : len(item)] = item
-    places, valid = [obs.extras[TARGET]], []
-    for first in range(0, padded.shape[1], env.spec.max_chunk):
-        step = env.step(padded[:, first : first + env.spec.max_chunk], observe="all")
+    starts = range(0, padded.shape[1], env.spec.max_chunk)
+    chunks = iter([padded[:, first : first + env.spec.max_chunk] for first in starts])
+    driver = Driver(env, ExpertPolicy(lambda obs: next(chunks)), None, observe="all")
+    places, valid = [driver.start(seeds).extras[TARGET]], []
+    for step in (driver.step().step for _ in starts):
         places += [frame.extras[TARGET] for frame in step.frames]
         valid.append(step.valid[: len(seeds)])
     lasted = np.concatenate(valid, 1).sum(1)

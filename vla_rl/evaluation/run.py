@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Array, Observation, Step, VecEnv, on_host, to_env
+from vla_rl.contract.env import Array, Observation, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.policy import Policy, encode_observation
+from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.experience.driver import Driver
 
 
 @dataclass(frozen=True)
@@ -66,20 +67,18 @@ def evaluate(
     called whenever episodes end.  The same seeds, generator and ``env.num_envs`` give the same outcomes.
     Raises UserError without a seed.
     """
-    return _Evaluation(env, policy, seeds, view, report).run(generator)
+    return _Evaluation(Driver(env, policy, generator, "eval", view=view), seeds, report).run()
 
 
 class _Evaluation:
     def __init__(
         self,
-        env: VecEnv,
-        policy: Policy,
+        driver: Driver,
         seeds: Sequence[int],
-        view: Callable[[Observation], Observation],
         report: Callable[[int, int], None],
     ) -> None:
-        self.env, self.policy, self.seeds, self.view, self.report = env, policy, np.asarray(seeds), view, report
-        self.playing = np.full(env.num_envs, -1)  # index into seeds, -1 when the row has none left
+        self.driver, self.seeds, self.report = driver, np.asarray(seeds), report
+        self.playing = np.full(driver.env.num_envs, -1)  # index into seeds, -1 when the row has none left
         self.queue = iter(range(len(self.seeds)))
         self.success = np.zeros(len(self.seeds), bool)
         self.length = np.zeros(len(self.seeds), np.int64)
@@ -90,16 +89,12 @@ class _Evaluation:
         if not len(self.seeds):
             raise UserError("no seeds were given, so there is nothing to evaluate; give at least one.")
 
-    def run(self, generator: Any) -> Outcomes:
-        state = self.policy.initial_state(self.env.num_envs)
-        obs, state = self._refill(np.arange(self.env.num_envs), None, state)
+    def run(self) -> Outcomes:
+        self._refill(np.arange(self.driver.env.num_envs))
         while (self.playing >= 0).any():
-            features, state = encode_observation(self.policy, self.view(obs), state, generator)
-            out, state = self.policy.act(features, state, "eval", generator)
-            step = self.env.step(to_env(out.action, self.env))
-            obs, state = self._refill(self._record(step), step.obs, state)
+            self._refill(self._record(self.driver.step().step))
         ends = self.success, tuple(self.cause), self.length, tuple(self.family), self.returns
-        return Outcomes(self.seeds, *ends, has_success=self.env.spec.success is not None)
+        return Outcomes(self.seeds, *ends, has_success=self.driver.env.spec.success is not None)
 
     def _record(self, step: Step) -> Array:
         """Record the outcomes of rows that ended; returns those rows."""
@@ -115,17 +110,14 @@ class _Evaluation:
             self.report(self.ended, int(self.success.sum()))
         return ended
 
-    def _refill(self, rows: Array, obs: Observation | None, state: Any) -> tuple[Observation, Any]:
-        """Give ``rows`` their next seeds.  At the start every row is reset, surplus ones with the first seed."""
-        upcoming = [next(self.queue, -1) for _ in rows]
-        self.playing[rows] = upcoming
-        fresh = rows if obs is None else rows[np.array(upcoming, dtype=int) >= 0]
-        if obs is None or len(fresh):
-            state = self.policy.reset_state(state, fresh)
-            obs = self.env.reset(fresh, self.seeds[np.maximum(self.playing[fresh], 0)])
-            for row in fresh[self.playing[fresh] >= 0]:
-                self.family[self.playing[row]] = self.env.spec.family(int(obs.task[row]))
-        return obs, state
+    def _refill(self, env_ids: Array) -> None:
+        """Give ``env_ids`` their next seeds.  At the start all are reset, surplus ones with the first seed."""
+        self.playing[env_ids] = [next(self.queue, -1) for _ in env_ids]
+        playing = env_ids[self.playing[env_ids] >= 0]
+        reset = env_ids if self.driver.obs is None else playing
+        obs = self.driver.reset(reset, self.seeds[np.maximum(self.playing[reset], 0)])
+        for env_id in playing:
+            self.family[self.playing[env_id]] = self.driver.env.spec.family(int(obs.task[env_id]))
 
 
 def _sum(per_action: Array) -> np.ndarray:

@@ -1,24 +1,21 @@
 """Groups for GRPO and RLOO: ``n`` episodes from one seed, and new groups until enough of them hold a signal.
 
-A group is **mixed** when its returns are not all equal; only mixed ones tell an algorithm anything.  Dynamic sampling
-(DAPO, arXiv 2503.14476) replaces the others by groups with new seeds.  Given that a group is kept, the gradient is
-``grad J / P(mixed)`` and a task's share of the kept groups is proportional to its ``P(mixed)``: every task has its
-due up to one constant, provided that **which** groups are kept depends on nothing else.  So here
+A group is **mixed** when its returns are not all equal; only mixed groups give an algorithm a gradient.  Dynamic
+sampling (DAPO, arXiv 2503.14476) replaces uniform groups by groups with new seeds.  Given that a group is kept, the
+gradient is ``grad J / P(mixed)``, and a task's share of the kept groups is proportional to its ``P(mixed)``: the two
+factors cancel for every task, up to one constant, provided that **which** groups are kept depends on nothing else.  So
 
-- a seed is played once, never again until it is mixed (that would multiply hard tasks by ``1 / P``);
-- groups are delivered in the order in which they were launched, not in that in which they ended (which would favour
-  short episodes), and what one rollout does not need opens the next one instead of being dropped;
-- a member that was cut off is a member, with what it has earned and ``GroupConfig.unfinished`` (see there).
+- a seed is played once, and not repeated until its group is mixed (that would multiply hard tasks by ``1 / P``);
+- groups are delivered in the order of their launch and not of their end (which would favour short episodes), and the
+  groups that one rollout does not need open the next one;
+- a truncated member is a member, with its reward so far and ``GroupConfig.truncation_value`` (see there).
 
-All members have one seed, hence one task, scene and start.  In a dream a seed chooses the start, the pictures that the
-model is shown before it, and the model's noise: members differ by what the policy does and by nothing else.
+All members have one seed, hence one task, scene and initial state.  In an imagined environment a seed determines the
+initial state, the context frames and the model's noise: members differ by the policy's actions and by nothing else.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +23,13 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import Observation, Step, VecEnv
+from vla_rl.contract.env import Step, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import Features, Policy, State, encode_observation
-from vla_rl.experience.columns import Moment, beside, to_state
+from vla_rl.contract.policy import Policy
+from vla_rl.experience.columns import side_by_side, to_state
+from vla_rl.experience.driver import Decision, Driver, no_seconds
 from vla_rl.experience.members import Group, Member
-from vla_rl.experience.rollout import SeedStream, check_finite, play, to_tensor
+from vla_rl.experience.rollout import SeedStream, to_policy_device, to_tensor
 from vla_rl.experience.truncation_value import TruncationValue, ZeroValue
 
 
@@ -39,29 +37,29 @@ from vla_rl.experience.truncation_value import TruncationValue, ZeroValue
 class GroupConfig:
     """How many groups a rollout holds and how many may be played for it.
 
-    ``ahead`` trades idle rows against age.  While a rollout is being collected, so many groups more than are still
-    missing may be in play; those that turn out not to be needed, at most ``ahead``, open the next rollout.  So no
-    decision is older than one rollout, and in each at least ``groups - ahead`` groups are new.  With 0 nothing is ever
-    carried over, and rows idle while the last groups end.
+    ``ahead`` trades idle environments against age.  While a rollout is being collected, so many groups more than are
+    still missing may run; those that turn out not to be needed, at most ``ahead``, open the next rollout.  So no
+    decision is older than one rollout, and in each at least ``groups - ahead`` groups are new.  With 0 no group is
+    carried over, and environments idle while the last groups end.
     """
 
     groups: int = 16  # G
     size: int = 8  # n: episodes in each
     ahead: int = 4  # less than ``groups``
-    limit: int = 64  # groups played for one rollout at most; with ``limit = groups`` these are it, mixed or not
-    num_envs: int = 64  # environments; the more, the more of them idle while the last groups end
-    unfinished: TruncationValue = ZeroValue()  # what members that were cut off would still have earned
+    limit: int = 64  # groups played for one rollout at most; with ``limit = groups`` uniform groups are not replaced
+    num_envs: int = 64  # with more environments, more of them idle while the last groups end
+    truncation_value: TruncationValue = ZeroValue()  # what truncated members would still have earned
 
     def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> GroupSource:
         """The source with these numbers."""
         return GroupSource(env, policy, self, seeds, generator)
 
     def split(self, parts: int) -> GroupConfig:
-        """What each of ``parts`` processes collects, so that together they have these groups."""
+        """The share of one of ``parts`` processes, which together have these groups."""
         if any(number % parts for number in (self.groups, self.ahead, self.limit, self.num_envs)):
             raise UserError(
                 f"{self} cannot be shared equally by {parts} processes, so nothing was started; choose groups, ahead, "
-                "limit and rows as multiples of the processes."
+                "limit and num_envs as multiples of the processes."
             )
         shares = {name: getattr(self, name) // parts for name in ("groups", "ahead", "limit", "num_envs")}
         return replace(self, **shares)
@@ -70,21 +68,21 @@ class GroupConfig:
         return f"{self.groups} groups of {self.size} episodes (at most {self.limit} played)"
 
     @property
-    def most_rows(self) -> int:
-        """More than these can never be of use."""
+    def max_envs(self) -> int:
+        """The largest useful number of environments."""
         return min(self.groups + self.ahead, self.limit) * self.size
 
 
 class GroupSource:
     """An ``ExperienceSource`` whose columns are whole episodes: ``size`` columns a group, ``groups`` groups a rollout.
 
-    Columns with one seed are one group; they differ in length and idle (``valid`` False) after their end.  Any free row
-    takes the next member of the newest group, so neither a group nor its neighbours wait for each other.  An episode is
-    over when it ends, or at its first success where the environment's success counts once.
+    Columns with one seed are one group; they differ in length and idle (``valid`` False) after their end.  Any free
+    environment takes the next member of the newest group, so neither a group nor its members wait for each other.  An
+    episode ends when the environment ends it, or at its first success where the environment counts success "once".
 
-    A rollout is complete when ``groups`` groups are mixed, those carried over included.  If ``limit`` groups were not
+    A rollout is complete when ``groups`` groups are mixed, carried-over ones included.  If ``limit`` groups were not
     enough, uniform ones fill it up: their advantages are 0, so the denominators stay what they were and the direction
-    stays unbiased.  Nothing is in play between two calls of :meth:`next`.
+    stays unbiased.  No episode is running between two calls of :meth:`next`.
 
     The policy acts in mode "sample" with ``generator``; ``env`` and ``policy`` belong to the source meanwhile.
     """
@@ -92,44 +90,43 @@ class GroupSource:
     def __init__(
         self, env: VecEnv, policy: Policy, config: GroupConfig, seeds: SeedStream, generator: torch.Generator
     ) -> None:
-        """Raises UserError for numbers that contradict each other or leave rows without use."""
+        """Raises UserError for numbers that contradict each other or leave environments without use."""
         _require(config, env.num_envs)
         self.env, self.policy, self.config = env, policy, config
         self.seeds, self.generator = seeds, generator
-        self._state = policy.initial_state(env.num_envs)
-        self._obs: Observation | None = None
+        self.driver = Driver(env, policy, generator)
         self._carried: list[Rollout] = []
         self._clear()
 
     def _clear(self) -> None:
         self._groups: list[Group] = []  # launched for this rollout, in order
-        self._playing: dict[int, Member] = {}  # row -> the episode in it
-        self._moments: list[Moment] = []
+        self._running: dict[int, Member] = {}  # env_id -> the member that it plays
+        self._decisions: list[Decision] = []
         self._steps = 0.0
-        self._seconds = {"env_s": 0.0, "perception_s": 0.0, "act_s": 0.0}
+        self.driver.seconds = no_seconds()
 
     def next(self) -> Rollout:
         """Play until the rollout is complete.
 
-        ``info`` counts what was played, thrown away or not: ``env_steps``, ``episodes``, ``successes``, ``truncations``
-        and ``groups_played``; ``groups_refilled`` uniform groups thrown away and replaced, ``groups_uniform`` delivered
-        ones, ``groups_old`` delivered ones from the rollout before and ``groups_carried`` for the next one.
+        ``info`` counts all that was played, delivered or not: ``env_steps``, ``episodes``, ``successes``,
+        ``truncations`` and ``groups_played``; ``groups_refilled`` uniform groups replaced, ``groups_uniform`` uniform
+        groups delivered, ``groups_old`` groups delivered from the rollout before, ``groups_carried`` for the next one.
 
-        Raises NonFiniteError when the policy produced a NaN: that decision moved nothing, and a next call with mended
-        weights goes on where this one stopped.
+        Raises NonFiniteError when the policy chose a NaN: that decision moved nothing, and a next call with repaired
+        weights continues the rollout.
         """
         self._fill()
-        while self._playing:
+        while self._running:
             self._decide()
             self._fill()
         return self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where seeds and generator stand, and the groups carried over (see ``Resumable``)."""
-        if self._moments:
+        """Seeds, generator and the groups carried over (see ``Resumable``)."""
+        if self._decisions:
             raise ContractError(
-                f"{len(self._moments)} decisions of an unfinished rollout would be lost, so the source has no state to "
-                "save now; ask between two calls of next()."
+                f"{len(self._decisions)} decisions of an unfinished rollout would be lost, so the source has no state "
+                "to save now; ask between two calls of next()."
             )
         carried = [to_state(group) for group in self._carried]
         return {"seeds": self.seeds.drawn, "generator": self.generator.get_state(), "carried": carried}
@@ -142,23 +139,22 @@ class GroupSource:
     # -- launching --------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Launch the next members in free rows, for as long as any are wanted."""
+        """Launch the next members in free environments, as long as more are wanted."""
         launched: dict[int, int] = {}
-        for row in range(self.env.num_envs):
-            if row in self._playing:
+        for env_id in range(self.env.num_envs):
+            if env_id in self._running:
                 continue
             group = self._open_group()
             if group is None:
                 break
-            self._playing[row] = Member(row, len(self._moments))
-            group.episodes.append(self._playing[row])
-            launched[row] = group.seed
+            self._running[env_id] = Member(env_id, len(self._decisions))
+            group.members.append(self._running[env_id])
+            launched[env_id] = group.seed
         if launched:
-            with self._clock("env_s"):
-                self._reset(np.array(list(launched)), np.array(list(launched.values()), np.int64))
+            self._reset(np.array(list(launched)), np.array(list(launched.values()), np.int64))
 
     def _open_group(self) -> Group | None:
-        """The group that the next member belongs to, None when no more are wanted."""
+        """The group of the next member, None when no more members are wanted."""
         if self._groups and not self._groups[-1].full:
             return self._groups[-1]
         mixed = len(self._carried) + sum(group.mixed for group in self._groups)
@@ -173,65 +169,47 @@ class GroupSource:
         seed = next(self.seeds)
         if seed in [group.seed for group in self._groups] + [int(part.seeds[0, 0]) for part in self._carried]:
             raise UserError(
-                f"seed {seed} came twice within one rollout, so two groups could not be told apart; give the source a "
-                "longer range of seeds."
+                f"seed {seed} came twice within one rollout, so two groups could not be distinguished; give the source "
+                "a longer range of seeds."
             )
         return seed
 
-    def _reset(self, rows: np.ndarray, seeds: np.ndarray) -> None:
-        if self._obs is None:  # an environment can only be stepped once every row was reset; what these do is ignored
-            spare = np.setdiff1d(np.arange(self.env.num_envs), rows)
-            rows, seeds = np.append(rows, spare), np.append(seeds, np.full(len(spare), seeds[0]))
-        self._state = self.policy.reset_state(self._state, rows)
-        self._obs = self.env.reset(rows, seeds)
+    def _reset(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
+        if self.driver.obs is None:  # every environment must be reset once before a step; the spare ones are ignored
+            spare = np.setdiff1d(np.arange(self.env.num_envs), env_ids)
+            env_ids, seeds = np.append(env_ids, spare), np.append(seeds, np.full(len(spare), seeds[0]))
+        self.driver.reset(env_ids, seeds)
 
     # -- playing ----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        assert self._obs is not None, "something is played, so the rows were reset"
-        features, state = self._encode(self._obs, self._state)
-        with self._clock("act_s"):
-            out, state = self.policy.act(features, state, "sample", self.generator)
-            check_finite(out)
-        with self._clock("env_s"):
-            step = play(self.env, out)
-        self._state, self._obs = state, step.obs
-        self._moments.append(Moment(features, out, step))
-        self._book(step)
+        decision = self.driver.step()
+        decision = replace(decision, step=to_policy_device(decision))
+        self._decisions.append(decision)
+        self._record(decision.step)
 
-    def _book(self, step: Step) -> None:
-        """Note what the playing rows earned, and which of them are free now."""
+    def _record(self, step: Step) -> None:
+        """Add what the running members earned, and free the environments of those that ended."""
         valid, reward = to_tensor(step.valid), to_tensor(step.reward).double()
         earned, steps = torch.where(valid, reward, 0.0).sum(1).tolist(), valid.sum(1).tolist()
-        for row, episode in self._playing.items():
-            episode.value += earned[row]
-            self._steps += steps[row]
-        succeeded = to_tensor(step.success).tolist()
-        over = to_tensor(step.done).tolist()
+        for env_id, member in self._running.items():
+            member.reward += earned[env_id]
+            self._steps += steps[env_id]
+        success, done = to_tensor(step.success).tolist(), to_tensor(step.done).tolist()
         if self.env.spec.success == "once":
-            over = [one or other for one, other in zip(over, succeeded, strict=True)]
-        ended = {row: self._playing.pop(row) for row in list(self._playing) if over[row]}
-        for row, episode in ended.items():
-            episode.stop, episode.success = len(self._moments), succeeded[row]
-        self._keep_last(step, {row: episode for row, episode in ended.items() if step.truncated[row]})
+            done = [one or other for one, other in zip(done, success, strict=True)]
+        ended = {env_id: self._running.pop(env_id) for env_id in list(self._running) if done[env_id]}
+        for env_id, member in ended.items():
+            member.stop, member.success = len(self._decisions), success[env_id]
+        self._keep_final({env_id: member for env_id, member in ended.items() if step.truncated[env_id]})
 
-    def _keep_last(self, step: Step, truncated: dict[int, Member]) -> None:
+    def _keep_final(self, truncated: dict[int, Member]) -> None:
+        """Give ``truncated`` members the features of their last observation and its value."""
         if truncated:
-            rows = np.array(list(truncated))
-            last, _ = self._encode(step.obs.select(rows), {name: item[rows] for name, item in self._state.items()})
-            beyond = self.config.unfinished.beyond(last).tolist()
-            for i, episode in enumerate(truncated.values()):
-                episode.last, episode.beyond = {name: item[i] for name, item in last.items()}, beyond[i]
-
-    def _encode(self, obs: Observation, state: State) -> tuple[Features, State]:
-        with self._clock("perception_s"):
-            return encode_observation(self.policy, obs, state, self.generator)
-
-    @contextmanager
-    def _clock(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[name] += time.perf_counter() - start
+            final = self.driver.final_features(np.array(list(truncated)))
+            values = self.config.truncation_value.value(final).tolist()
+            for i, member in enumerate(truncated.values()):
+                member.final, member.truncation_return = {name: item[i] for name, item in final.items()}, values[i]
 
     # -- delivering -------------------------------------------------------------------------------------------------
 
@@ -241,27 +219,27 @@ class GroupSource:
         uniform = [group.seed for group in self._groups if not group.mixed]
         filling = uniform[: max(0, wanted - old - (len(self._groups) - len(uniform)))]
         kept = [group for group in self._groups if group.mixed or group.seed in filling]
-        parts = self._carried + [group.cut(self._moments) for group in kept]
-        played = [episode for group in self._groups for episode in group.episodes]
+        parts = self._carried + [group.to_rollout(self._decisions) for group in kept]
+        members = [member for group in self._groups for member in group.members]
         info = {
             "env_steps": self._steps,
-            "episodes": float(len(played)),
-            "successes": float(sum(episode.success for episode in played)),
-            "truncations": float(sum(episode.last is not None for episode in played)),
+            "episodes": float(len(members)),
+            "successes": float(sum(member.success for member in members)),
+            "truncations": float(sum(member.final is not None for member in members)),
             "groups_played": float(len(self._groups)),
             "groups_refilled": float(len(uniform) - len(filling)),
             "groups_uniform": float(len(filling)),
             "groups_old": float(old),
             "groups_carried": float(len(parts) - wanted),
-            **self._seconds,
+            **self.driver.seconds,
         }
         self._carried = parts[wanted:]
         self._clear()
-        return beside(parts[:wanted], info)
+        return side_by_side(parts[:wanted], info)
 
 
-def _require(config: GroupConfig, rows: int) -> None:
-    """Raise UserError when the numbers contradict each other or some of ``rows`` would idle for ever."""
+def _require(config: GroupConfig, num_envs: int) -> None:
+    """Raise UserError when the numbers contradict each other or some environments would never be used."""
     if config.size < 2:
         raise UserError(
             f"groups of {config.size} cannot be compared within themselves, so nothing could be learnt; set size to 2 "
@@ -272,8 +250,8 @@ def _require(config: GroupConfig, rows: int) -> None:
             f"ahead {config.ahead}, groups {config.groups} and limit {config.limit} contradict each other, so no "
             "rollout could be completed; keep 0 <= ahead < groups <= limit."
         )
-    if rows > config.most_rows:
+    if num_envs > config.max_envs:
         raise UserError(
-            f"{rows} rows are more than the {config.most_rows} episodes that may be in play, so some would always "
-            "idle; use fewer rows or more groups."
+            f"{num_envs} environments are more than the {config.max_envs} episodes that may run at once, so some "
+            "would always idle; use fewer environments or more groups."
         )

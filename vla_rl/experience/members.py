@@ -1,4 +1,4 @@
-"""Groups while they are played: who is in them, what each member has earned, and whether the group is mixed."""
+"""Groups while they are played: their members, what each has earned, and whether the returns differ."""
 
 from __future__ import annotations
 
@@ -9,53 +9,55 @@ import torch
 
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
 from vla_rl.contract.policy import Features
-from vla_rl.experience.columns import Moment, beside, column
+from vla_rl.experience.columns import episode_column, side_by_side
+from vla_rl.experience.driver import Decision
 
 
 @dataclass
 class Member:
-    """One member of a group: where it is played and, so far, what it earned."""
+    """One member of a group: the environment that plays it and what it has earned so far."""
 
-    row: int
-    start: int  # its first decision, as an index into the moments
+    env_id: int
+    start: int  # its first decision, as an index into the decisions of the rollout
     stop: int | None = None  # one after its last decision
-    value: float = 0.0  # sum of its rewards
+    reward: float = 0.0  # sum of its rewards
     success: bool = False
-    last: Features | None = None  # what was kept of its last observation, if it was truncated
-    beyond: float = 0.0  # what it would still have earned then
+    final: Features | None = None  # features of its last observation if it was truncated
+    truncation_return: float = 0.0  # what it would still have earned then
 
     @property
-    def worth(self) -> float:
-        """Its return, by which it is compared."""
-        return self.value + self.beyond
+    def episode_return(self) -> float:
+        """The return by which members are compared."""
+        return self.reward + self.truncation_return
 
-    def cut(self, moments: Sequence[Moment], seed: int) -> Rollout:
-        """It as one column, with what lies beyond its end if it was truncated."""
-        part = column(moments[self.start : self.stop], self.row, seed, self.last)
-        beyond = torch.full((len(part.final_index),), self.beyond, dtype=torch.float64)
-        return replace(part, final_features={**part.final_features, TRUNCATION_RETURN: beyond})
+    def to_rollout(self, decisions: Sequence[Decision], seed: int) -> Rollout:
+        """The episode as one column, with its truncation return if it was truncated."""
+        part = episode_column(decisions[self.start : self.stop], self.env_id, seed, self.final)
+        remaining = torch.full((len(part.final_index),), self.truncation_return, dtype=torch.float64)
+        return replace(part, final_features={**part.final_features, TRUNCATION_RETURN: remaining})
 
 
 @dataclass
 class Group:
-    """``size`` members that begin with ``seed``, as far as they have been launched."""
+    """``size`` members that start from ``seed``; ``members`` are those that were launched."""
 
     seed: int
     size: int
-    episodes: list[Member] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
-        return len(self.episodes) == self.size
+        return len(self.members) == self.size
 
     @property
     def ended(self) -> bool:
-        return self.full and all(episode.stop is not None for episode in self.episodes)
+        return self.full and all(member.stop is not None for member in self.members)
 
     @property
     def mixed(self) -> bool:
-        return self.ended and any(episode.worth != self.episodes[0].worth for episode in self.episodes)
+        """Whether it has ended and the returns of its members differ."""
+        return self.ended and any(member.episode_return != self.members[0].episode_return for member in self.members)
 
-    def cut(self, moments: Sequence[Moment]) -> Rollout:
+    def to_rollout(self, decisions: Sequence[Decision]) -> Rollout:
         """Its episodes as columns, in the order in which they were launched."""
-        return beside([episode.cut(moments, self.seed) for episode in self.episodes])
+        return side_by_side([member.to_rollout(decisions, self.seed) for member in self.members])

@@ -1,11 +1,11 @@
-"""What an episode that was cut off would still have earned: out of time, or in a dream that doubted itself.
+"""What a truncated group member would still have earned, after a time limit or too much model uncertainty.
 
-Its return is ``R so far + V``, and it stays in its group.  **Leaving it out is not an option**: that ascends
-``E[R | not cut off]``, which rewards leading what is lost to where nobody sees how it ends.  Exactly, with two arms
-drawn alike, of which one wins or loses and the other wins or is cut off, half of the time each, the gradient towards
-the second is 1/9 when cut-off episodes are dropped, 0 when they earn nothing more, and 1/16 with ``V = .5``, which is
-too much if none of them would have been won.  So ``V`` is 0 unless a calibrated one exists, and a share of cut-off
-episodes that rises while learning (``truncated`` among the metrics) is a warning.
+Its return is its reward so far + V, and it stays in its group.  **Leaving it out is not an option**: that maximises
+``E[R | not truncated]``, which rewards actions that lead lost episodes into truncation.  Example: of two equally likely
+actions, one succeeds or fails and the other succeeds or is truncated, each with probability 1/2.  The gradient towards
+the second action is 1/9 when truncated episodes are dropped, 0 when they earn nothing more, and 1/16 with ``V = .5``,
+which is too much if none of them would have succeeded.  So ``V`` is 0 unless a calibrated one exists, and a share of
+truncated episodes that rises during training (``truncated`` among the metrics) is a warning.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from vla_rl.contract.policy import Features
 
 
 class TruncationValue(Protocol):
-    """``V``, the frozen dataclass of one way to know what cut-off episodes would still have earned."""
+    """``V``: a frozen dataclass that estimates what truncated episodes would still have earned."""
 
-    def beyond(self, last: Features) -> Tensor:
-        """float64 [F], undiscounted, given what was kept of their last observations {name: [F,...]}."""
+    def value(self, final: Features) -> Tensor:
+        """float64 [F], undiscounted, from the features of their last observations {name: [F,...]}."""
 
 
 @dataclass(frozen=True)
 class ZeroValue:
-    """0: what is cut off has earned what it has.  Never too much where rewards are not negative."""
+    """0: a truncated episode earns nothing more.  Never too high where rewards are not negative."""
 
-    def beyond(self, last: Features) -> Tensor:
+    def value(self, final: Features) -> Tensor:
         """Zeros."""
-        return torch.zeros(_count(last), dtype=torch.float64)
+        return torch.zeros(_count(final), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class OnAverage:
-    """The same for all: what such episodes earned on average when they were played on, in a simulator for instance.
+class ConstantValue:
+    """The same for all: what such episodes earned on average when they were continued, for instance in a simulator.
 
-    Calibrated only as far as it was measured, under a policy like the present one; every excess pays for being cut off.
+    It is calibrated only for policies like the one it was measured with; every excess rewards truncation.
     """
 
-    value: float
+    constant: float
 
-    def beyond(self, last: Features) -> Tensor:
-        """``value`` for each."""
-        return torch.full((_count(last),), self.value, dtype=torch.float64)
+    def value(self, final: Features) -> Tensor:
+        """``constant`` for each."""
+        return torch.full((_count(final),), self.constant, dtype=torch.float64)
 
 
-def _count(last: Features) -> int:
-    return len(next(iter(last.values())))
+def _count(final: Features) -> int:
+    return len(next(iter(final.values())))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vla_rl.evaluation import suite
+from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.recipes import stages
@@ -42,11 +43,12 @@ class Imitate:
         """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes its own."""
         grounded_at, imitation_at = folder.checkpoint("grounded"), folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
-            episodes = Demonstrations.load(folder.path / "demonstrations")
+            episodes = load_demonstrations(folder.path / "demonstrations")
             return TinyVLA.from_pretrained(imitation_at), TinyVLA.from_pretrained(grounded_at), episodes
         with clock(seconds, "collect"):
             episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed)
-            episodes.save(folder.path / "demonstrations", video="never")  # every pixel, for an exact repetition
+            kept = folder.path / "demonstrations"
+            save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
             grounded = stages.ground_policy(self.env, episodes, self.tiny, self.grounding, self.seed)
             grounded.save_pretrained(grounded_at)

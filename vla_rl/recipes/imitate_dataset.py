@@ -11,6 +11,7 @@ import torch
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
@@ -63,7 +64,7 @@ class ImitateDataset:
     def _read(self) -> Demonstrations:
         chosen = range(self.imitation.demonstrations) if self.imitation.demonstrations else None
         told = (lambda problem: console.print(f"left out: {problem}")) if self.leave_out_damaged else None
-        episodes = Demonstrations.load(Path(self.dataset), chosen, told)
+        episodes = load_demonstrations(Path(self.dataset), chosen, told)
         if not episodes.images or not self.image_size:
             return episodes
         images = {name: _shrink(image, self.image_size) for name, image in episodes.images.items()}

@@ -16,7 +16,8 @@ from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn, Rate
-from vla_rl.experience.demonstrations import Demonstrations, record
+from vla_rl.experience.collect import collect_demonstrations
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.diffusion import DiffusionPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
@@ -55,7 +56,7 @@ def collect(world: EnvConfig, count: int, seed: int, rows: int = 64) -> Demonstr
     env, expert = world.make(min(rows, count)), load(world.expert)(horizon=1)
     seeds = list(suite.training_seeds(seed, "demonstrations")[:count])
     with bar("collect", count) as update:
-        episodes = record(env, expert.act, seeds, lambda done: update(done, "demonstrations"))
+        episodes = collect_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations"))
     env.close()
     return episodes
 

@@ -17,6 +17,7 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
+from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.relabel import relabelled
@@ -80,7 +81,7 @@ class RunContext:
             raise UserError(
                 f"{who} needs demonstrations and none were given, so it cannot learn; add --demonstrations FOLDER."
             )
-        return Demonstrations.load(Path(self.demonstrations))
+        return load_demonstrations(Path(self.demonstrations))
 
 
 @dataclass

@@ -15,7 +15,8 @@ from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.experience.trajectories import Trajectories, cut, moves, seen_at, shots, windows
+from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.windows import call_batch, context_at, frames_at, make_windows, window_batch
 from vla_rl.pretrained import load_weights, read_config, save_folder
 from vla_rl.training.fit import FitConfig, fit, shuffled, weighted
 
@@ -98,28 +99,32 @@ def fit_world(
     """
     require_world_of(model.spec, trajectories)
     require_both_outcomes(trajectories)
-    table = windows(trajectories, model.config.frames, model.config.memory)
+    table = make_windows(trajectories, model.config.frames, model.config.memory)
     count, begun = len(table["count"]), 0
 
     def told(step: int, info: dict[str, float]) -> None:
         report(begun + step, info)
 
     made = (
-        _tensors(moves(trajectories, table, part), model.device) for part in _parts(count, config.motion, generator)
+        _tensors(call_batch(trajectories, table, part), model.device)
+        for part in _parts(count, config.motion, generator)
     )
     fit(model.motion_parameters(), lambda batch: model.motion_loss(batch, generator), made, config.motion, told)
     begun += config.motion.steps
     shown = (
-        _tensors(shots(trajectories, part), model.device)
+        _tensors(frames_at(trajectories, part), model.device)
         for part in _parts(len(trajectories.state), config.pose, generator)
     )
     fit(model.pose_parameters(), model.pose_loss, shown, config.pose, told)
     begun += config.pose.steps
-    seen = (_tensors(cut(trajectories, table, part), model.device) for part in _parts(count, config.video, generator))
+    seen = (
+        _tensors(window_batch(trajectories, table, part), model.device)
+        for part in _parts(count, config.video, generator)
+    )
     fit(model.other_parameters(), lambda batch: model.loss(batch, generator), seen, config.video, told)
     begun += config.video.steps
     chosen = torch.randperm(len(trajectories.state), generator=generator)[:_REGISTERED]
-    model.aim(_tensors(shots(trajectories, chosen.numpy()), model.device))
+    model.aim(_tensors(frames_at(trajectories, chosen.numpy()), model.device))
     unsure, dreamt = _unsure(model, trajectories, table), followed(model, trajectories, generator)
     felt = (
         _tensors(batch, model.device) for batch in _felt(trajectories, table, unsure, dreamt, config.touch, generator)
@@ -137,7 +142,7 @@ def followed(model: Learns, trajectories: Trajectories, generator: torch.Generat
     while (whole := now + frames < ends).any():
         for part in np.array_split(now[whole], -(-int(whole.sum()) // _TOGETHER)):
             ahead = part[:, None] + np.arange(1 + frames)
-            batch = seen_at(dreamt, part, frames, memory) | {"state": trajectories.state[ahead]}
+            batch = context_at(dreamt, part, frames, memory) | {"state": trajectories.state[ahead]}
             batch |= {"actions": trajectories.action[ahead[:, :-1]]}
             picture = model.follow(_tensors(batch, model.device), generator).cpu().numpy()
             for name, camera in zip(sorted(dreamt.images), np.split(picture, len(dreamt.images), 1), strict=True):
@@ -150,7 +155,7 @@ def followed(model: Learns, trajectories: Trajectories, generator: torch.Generat
 def _unsure(model: Learns, trajectories: Trajectories, table: dict[str, np.ndarray]) -> Tensor:
     """[N]: how often to look at each window of ``table``, 1 on average."""
     every = np.arange(len(table["count"]))
-    parts = (moves(trajectories, table, part) for part in np.array_split(every, 1 + len(every) // 1024))
+    parts = (call_batch(trajectories, table, part) for part in np.array_split(every, 1 + len(every) // 1024))
     share = torch.cat([model.unsure(_tensors(part, model.device)).cpu() for part in parts])
     return _SURE + (1.0 - _SURE) * share / share.mean().clamp_min(1e-12)
 
@@ -165,10 +170,13 @@ def _felt(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Batches of which half begin with recorded pictures and half with dreams of them, as often as ``unsure`` says."""
     half = config.batch // 2
-    there = torch.from_numpy(np.isin(table["seen"][:, -1], dreamt.moments))
+    there = torch.from_numpy(np.isin(table["past"][:, -1], dreamt.moments))
     true, false = weighted(unsure, half, generator), weighted(unsure * there, half, generator)
     for one, other in zip(true, false, strict=True):
-        seen, imagined = moves(trajectories, table, one.numpy()), moves(dreamt.trajectories, table, other.numpy())
+        seen, imagined = (
+            call_batch(trajectories, table, one.numpy()),
+            call_batch(dreamt.trajectories, table, other.numpy()),
+        )
         yield {name: np.concatenate([item, imagined[name]]) for name, item in seen.items()}
 
 

@@ -19,6 +19,7 @@ from vla_rl.cli import imagine as commands
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import Trust
 from vla_rl.evaluation.stats import Rate
+from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -52,7 +53,7 @@ SCENES = [1_100_000_000 + i for i in range(3)]
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Imagine:
     folder = tmp_path_factory.mktemp("before")
-    collect(EnvConfig(), 2, seed=1).save(folder / "demonstrations", video="never")
+    save_demonstrations(collect(EnvConfig(), 2, seed=1), folder / "demonstrations", video="never")
     plan = Plan(
         WorldConfig(backbone=SMALL),
         DreamConfig(horizon=5, deadline=5, part=4),

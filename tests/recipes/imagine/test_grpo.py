@@ -108,6 +108,6 @@ def test_both_recipes_are_that_of_ppo_but_for_the_groups():
         window = ppo.rl.experience
         assert recipe.rl.loop.env_steps == ppo.rl.loop.iterations * window.num_envs * window.decisions * 5
     assert grpo.rl.algorithm.averaging == Global() and wovr.rl.algorithm.averaging == PerTrajectory()
-    assert grpo.rl.experience.unfinished == ZeroValue()
+    assert grpo.rl.experience.truncation_value == ZeroValue()
     changed = override(grpo, ["--rl.algorithm.clip-high", "0.3", "--rl.experience.size", "4"], "vla-rl")
     assert changed.rl.algorithm.clip_high == 0.3 and changed.rl.experience.size == 4

@@ -14,6 +14,7 @@ from tests.world_models.dreams import SMALL
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import Trust
+from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -168,7 +169,7 @@ def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy
     """The whole recipe; without demonstrations, an untrained policy's episodes teach nothing about success."""
     start, demonstrations = tmp_path / "start", tmp_path / "demonstrations"
     policy.save_pretrained(start)
-    collect(EnvConfig(), 2, seed=1).save(demonstrations, video="never")
+    save_demonstrations(collect(EnvConfig(), 2, seed=1), demonstrations, video="never")
     sampler, loop = FlowSampler(FlowSde(0.5), LastStep(), 4), LoopConfig(3, validate_every=1)
     plan = Plan(
         WorldConfig(backbone=SMALL),

@@ -17,7 +17,7 @@ from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
 from vla_rl.contract.policy import ActionOut, Likelihood
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
-from vla_rl.experience.truncation_value import OnAverage, ZeroValue
+from vla_rl.experience.truncation_value import ConstantValue, ZeroValue
 from world_models.env import DreamConfig, ImaginedEnv
 from world_models.model import WorldConfig
 from world_models.types import Future
@@ -85,7 +85,7 @@ class Enumerated(nn.Module):
         return torch.zeros(())
 
 
-def played(unfinished, outcomes=EVERYTHING, **changes) -> tuple[Enumerated, Rollout]:
+def played(truncation_value, outcomes=EVERYTHING, **changes) -> tuple[Enumerated, Rollout]:
     """Every group of two that can come about, once, in a dream."""
     policy, model = Enumerated(outcomes), TwoArms()
     rows = len(policy.tries)
@@ -93,7 +93,7 @@ def played(unfinished, outcomes=EVERYTHING, **changes) -> tuple[Enumerated, Roll
     env = ImaginedEnv(model, starts(model), rows, Limits((0.5,)), config)  # type: ignore[arg-type]
     groups = rows // SIZE
     plan = {"groups": groups, "limit": groups, "ahead": 0} | changes
-    maker = GroupConfig(**plan, size=SIZE, num_envs=rows, unfinished=unfinished).build(
+    maker = GroupConfig(**plan, size=SIZE, num_envs=rows, truncation_value=truncation_value).build(
         env, policy, SeedStream(0, 10**6), torch.Generator()
     )
     return policy, maker.next()
@@ -108,29 +108,29 @@ def push(policy: Enumerated, rollout: Rollout, **changes) -> float:
 
 
 @pytest.mark.parametrize(
-    ("unfinished", "outcomes", "expected"),
+    ("truncation_value", "outcomes", "expected"),
     [
         (ZeroValue(), EVERYTHING, 0.0),
-        (OnAverage(0.5), EVERYTHING, 1 / 16),
-        (OnAverage(-1.0), EVERYTHING, -1 / 8),
+        (ConstantValue(0.5), EVERYTHING, 1 / 16),
+        (ConstantValue(-1.0), EVERYTHING, -1 / 8),
         (ZeroValue(), WITHOUT_DOUBT, 1 / 9),  # what not to do: cut off, dropped and drawn anew
     ],
     ids=["nothing-more", "half-a-success", "a-punishment", "dropped"],
 )
-def test_the_expected_gradient_towards_the_arm_that_is_cut_off(unfinished, outcomes, expected):
+def test_the_expected_gradient_towards_the_arm_that_is_cut_off(truncation_value, outcomes, expected):
     """Both arms win half of the time: only with ``V = 0`` is neither preferred."""
-    assert push(*played(unfinished, outcomes)) == pytest.approx(expected, abs=1e-12)
+    assert push(*played(truncation_value, outcomes)) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(("baseline", "expected"), [(Mean(), 1 / 32), (Standardised(), 0.5**0.5 / 16)])
 def test_the_same_with_other_baselines(baseline, expected):
     """The group's mean halves it; of two members, the std only leaves which is ahead."""
-    assert push(*played(OnAverage(0.5)), baseline=baseline) == pytest.approx(expected, rel=1e-5)
+    assert push(*played(ConstantValue(0.5)), baseline=baseline) == pytest.approx(expected, rel=1e-5)
     assert push(*played(ZeroValue()), baseline=baseline) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_cut_off_members_stay_in_their_groups_and_are_counted():
-    policy, rollout = played(OnAverage(0.5))
+    policy, rollout = played(ConstantValue(0.5))
     which = torch.tensor(list(product(EVERYTHING, repeat=SIZE))).flatten()
     assert torch.equal(rollout.truncated[0], which == CUT_OFF) and torch.equal(rollout.success[0], which % LUCK == 0)
     assert torch.equal(rollout.final_index[:, 1], (which == CUT_OFF).nonzero()[:, 0])
@@ -144,8 +144,10 @@ def test_cut_off_members_stay_in_their_groups_and_are_counted():
     assert metrics["truncated"] == 1 / 4 and metrics["return"] == 1 / 2
 
 
-@pytest.mark.parametrize(("unfinished", "uniform"), [(ZeroValue(), 8), (OnAverage(0.5), 6), (OnAverage(1.0), 10)])
-def test_groups_are_mixed_by_what_their_members_are_worth(unfinished, uniform):
+@pytest.mark.parametrize(
+    ("truncation_value", "uniform"), [(ZeroValue(), 8), (ConstantValue(0.5), 6), (ConstantValue(1.0), 10)]
+)
+def test_groups_are_mixed_by_what_their_members_are_worth(truncation_value, uniform):
     """What is cut off is worth as much as what is lost, as what is won, or something between them."""
-    _, rollout = played(unfinished)
+    _, rollout = played(truncation_value)
     assert rollout.info["groups_uniform"] == uniform

@@ -28,8 +28,9 @@ from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, Trust, replay_agreement
-from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.trajectories import Trajectories, trace
+from vla_rl.experience.collect import collect_trajectories
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.collect import Gather, Gathered, gather, told
@@ -135,7 +136,7 @@ class GrowingWorld:
         """The recorded demonstrations, whose texts are counted as in ``tasks``; none when there are none."""
         if not self.plan.demonstrations:
             return []
-        return [Trajectories.of_episodes(Demonstrations.load(Path(self.plan.demonstrations)).with_tasks(tasks))]
+        return [Trajectories.from_demonstrations(load_demonstrations(Path(self.plan.demonstrations)).with_tasks(tasks))]
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
@@ -246,7 +247,9 @@ class GrowingWorld:
         env = self.world.make_training(plan.gather.num_envs)
         seeds = suite.training_seeds(self.seed, "dreams")[plan.gather.episodes + self.bought :][:count]
         with bar("buy episodes", count) as update:
-            fresh = trace(env, policy, list(seeds), generator(self.seed, 3000 + number), "sample", told(update))
+            fresh = collect_trajectories(
+                env, policy, list(seeds), generator(self.seed, 3000 + number), "sample", told(update)
+            )
         env.close()
         fresh.save(self._episodes / f"bought-{number}.npz")
         self.bought += count

@@ -12,7 +12,8 @@ import numpy as np
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
-from vla_rl.experience.trajectories import Trajectories, trace
+from vla_rl.experience.collect import collect_trajectories
+from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
@@ -82,7 +83,7 @@ def gather(world: EnvConfig, policy: Policy, plan: Gather, seed: int) -> Gathere
             player = EpsilonRandomPolicy(policy, env.spec, share) if share else policy
             with bar(f"play {name}", count) as update:
                 chosen = [next(seeds) for _ in range(count)]
-                parts.append(trace(env, player, chosen, generator(seed, 30), "sample", told(update)))
+                parts.append(collect_trajectories(env, player, chosen, generator(seed, 30), "sample", told(update)))
     env.close()
     trajectories = Trajectories.joined(parts)
     order = np.random.default_rng([seed, 31]).permutation(trajectories.count)

@@ -16,7 +16,8 @@ import torch
 from vla_rl.contract.env import Observation, VecEnv, on_host, to_env
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy, encode_observation
-from vla_rl.experience.trajectories import Trajectories, seen_at
+from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.windows import context_at
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.trainers import generator
 
@@ -29,7 +30,7 @@ def replayed(model: Any, trajectories: Trajectories, dream: Any) -> Any:
     """
     spans = trajectories.spans()
     config, begins = model.config, np.array([begin for begin, _ in spans])
-    start = load("world_models.initial_states:Start")(**seen_at(trajectories, begins, config.frames, config.memory))
+    start = load("world_models.initial_states:Start")(**context_at(trajectories, begins, config.frames, config.memory))
     actions = [trajectories.action[begin : end - 1] for begin, end in spans]
     times = 1 + dream.again
     found = []
@@ -55,7 +56,7 @@ def promise(model: Any, trajectories: Trajectories) -> np.ndarray:
     asked = [(m, end) for begin, end in spans for m in range(begin, end - 1, frames)]
     now = np.array([m for m, _ in asked])
     known = np.array([min(frames, end - 1 - m) for m, end in asked])
-    start = seen_at(trajectories, now, frames, config.memory)
+    start = context_at(trajectories, now, frames, config.memory)
     ahead = np.minimum(now[:, None] + np.arange(frames), (now + known - 1)[:, None])
     chooser, hopes = generator(0, 32), []
     with bar("value", len(now)) as update:
@@ -83,7 +84,7 @@ def starts_of(model: Any, trajectories: Trajectories, value: np.ndarray, keyfram
     )
     kinds = (np.array([begin for begin, _ in spans]), found.all)
     start = load("world_models.initial_states:Start")
-    made = [start(**seen_at(trajectories, moments, config.frames, config.memory)) for moments in kinds]
+    made = [start(**context_at(trajectories, moments, config.frames, config.memory)) for moments in kinds]
     return load("world_models.initial_states:Starts")(*made)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
-from vla_rl.experience.trajectories import Trajectories, seen_at
+from vla_rl.experience.trajectories import Trajectories
+from vla_rl.experience.windows import context_at
 from vla_rl.recipes.imagine.coevolution import Trained
 from vla_rl.recipes.imagine.recipe import Imagine
 
@@ -68,5 +69,5 @@ def opened(run: Path) -> tuple[Imagine, Trained]:
 def beginnings(model: Any, trajectories: Trajectories) -> Any:
     """The first moments of ``trajectories`` in their order: seed ``i`` dreams from episode ``i`` (``InOrder``)."""
     begins = np.array([begin for begin, _ in trajectories.spans()])
-    seen = seen_at(trajectories, begins, model.config.frames, model.config.memory)
+    seen = context_at(trajectories, begins, model.config.frames, model.config.memory)
     return load("world_models.initial_states:InOrder")(load("world_models.initial_states:Start")(**seen))

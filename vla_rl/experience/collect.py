@@ -1,0 +1,125 @@
+"""Record whole episodes: the successes of a scripted expert, or every episode of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Mode, Policy
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.driver import Decision, Driver
+from vla_rl.experience.expert import ExpertPolicy
+from vla_rl.experience.trajectories import Trajectories
+
+
+def collect_demonstrations(
+    env: VecEnv,
+    expert: Callable[[Observation], np.ndarray],
+    seeds: list[int],
+    report: Callable[[int], None] = lambda episodes: None,
+) -> Demonstrations:
+    """Play one episode per seed with ``expert(obs) -> [E,1,D]``, one control step at a time; keep the successes."""
+    return Demonstrations.joined(list(iter_demonstrations(env, expert, seeds, report)))
+
+
+def iter_demonstrations(
+    env: VecEnv,
+    expert: Callable[[Observation], np.ndarray],
+    seeds: list[int],
+    report: Callable[[int], None] = lambda episodes: None,
+) -> Iterator[Demonstrations]:
+    """The episodes of :func:`collect_demonstrations` one by one, as soon as all environments have ended theirs.
+
+    ``report(episodes)`` is called after each batch of environments.  Raises UserError at the end if none succeeded.
+    """
+    found = False
+    driver = Driver(env, ExpertPolicy(expert, horizon=1), None)
+    for start in range(0, len(seeds), env.num_envs):
+        batch = seeds[start : start + env.num_envs]
+        driver.start(batch)
+        decisions = list(driver.until_done())
+        for env_id in np.flatnonzero(decisions[-1].step.success[: len(batch)]).tolist():
+            found = True
+            yield _demonstration(decisions, env_id, env.spec)
+        report(start + len(batch))
+    if not found:
+        raise UserError(
+            f"none of {len(seeds)} demonstrations of {env.spec.name!r} succeeded, so there is nothing to imitate; look "
+            "at the expert."
+        )
+
+
+def _demonstration(decisions: Sequence[Decision], env_id: int, spec: EnvSpec) -> Demonstrations:
+    """The successful episode that environment ``env_id`` played in ``decisions`` of one action each."""
+    decisions = [decision for decision in decisions if decision.step.valid[env_id, 0]]
+    observations = [decision.obs.select(slice(env_id, env_id + 1)) for decision in decisions]
+    count = len(decisions)
+    last = np.arange(count) == count - 1
+    rewards = [float(decision.step.reward[env_id, 0]) for decision in decisions]
+    return Demonstrations(
+        images={name: np.concatenate([obs.images[name] for obs in observations]) for name in spec.images},
+        state=np.concatenate([obs.state for obs in observations]),
+        task=np.concatenate([obs.task for obs in observations]),
+        time=np.concatenate([obs.time for obs in observations]),
+        action=np.stack([decision.step.executed[env_id, 0] for decision in decisions]),
+        episode=np.zeros(count, np.int64),
+        seed=np.full(count, decisions[0].seeds[env_id], np.int64),
+        tasks=spec.tasks,
+        fps=1.0 / spec.control_dt,
+        state_names=spec.state.names,
+        action_names=spec.action.names,
+        extras={"next.reward": np.array(rewards, np.float32), "next.done": last, "next.success": last.copy()},
+        robot=spec.name,
+    )
+
+
+def collect_trajectories(
+    env: VecEnv,
+    policy: Policy,
+    seeds: Sequence[int],
+    generator: Any,
+    mode: Mode = "sample",
+    report: Callable[[int, int], None] = lambda episodes, successes: None,
+) -> Trajectories:
+    """Play one episode per seed with ``policy`` and keep all of them, successful or not, with every frame.
+
+    ``report(episodes, successes)`` is called after each batch of environments.
+    """
+    parts: list[Trajectories] = []
+    driver = Driver(env, policy, generator, mode, observe="all")
+    for start in range(0, len(seeds), env.num_envs):
+        batch = list(seeds[start : start + env.num_envs])
+        driver.start(batch)
+        decisions = list(driver.until_done())
+        parts += [_trajectory(decisions, env_id) for env_id in range(len(batch))]
+        report(start + len(batch), sum(bool(part.success[-1]) for part in parts))
+    return Trajectories.joined(parts)
+
+
+def _trajectory(decisions: Sequence[Decision], env_id: int) -> Trajectories:
+    """The episode that environment ``env_id`` played in ``decisions``.
+
+    An episode fails when the task terminates it without success; a truncated one has not failed.
+    """
+    steps, row = [decision.step for decision in decisions], slice(env_id, env_id + 1)
+    executed = [(step, i) for step in steps for i in range(len(step.frames)) if step.valid[env_id, i]]
+    observations = [decisions[0].obs.select(row), *(step.frames[i].select(row) for step, i in executed)]
+    actions = [step.executed[env_id, i] for step, i in executed]
+    count = len(observations)
+    last = np.arange(count) == count - 1
+    success, terminated = bool(steps[-1].success[env_id]), bool(steps[-1].terminated[env_id])
+    return Trajectories(
+        {name: np.concatenate([obs.images[name] for obs in observations]) for name in observations[0].images},
+        state=np.concatenate([obs.state for obs in observations]),
+        action=np.stack([*actions, np.zeros_like(actions[0])]),
+        task=np.concatenate([obs.task for obs in observations]),
+        success=last & success,
+        failed=last & terminated & (not success),
+        episode=np.zeros(count, np.int64),
+        seed=np.full(count, decisions[0].seeds[env_id], np.int64),
+    )

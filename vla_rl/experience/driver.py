@@ -1,0 +1,161 @@
+"""The loop that steps environments with a policy: encode, act, step, and reset of the ids that the caller names.
+
+    driver = Driver(env, policy, generator)
+    driver.start(seeds)
+    while wanted:
+        decision = driver.step()
+        ended = np.flatnonzero(on_host(decision.step.done))
+        driver.reset(ended, [next(seeds) for _ in ended])
+
+What is kept, which seeds come next and when to stop is up to the caller.  Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vla_rl.contract.env import Array, Observation, Observe, Step, VecEnv, on_host, to_env
+from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation
+
+_NOT_RESET = "reset every environment before the first step"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision of all ``E`` environments and what came of it.
+
+    obs       the observation before it
+    features  {name: [E,...]}  what the policy decided on
+    out       what it chose
+    step      what the environments returned
+    seeds     int64 [E]        seeds of the episodes that the decision belongs to
+    """
+
+    obs: Observation
+    features: Features
+    out: ActionOut
+    step: Step
+    seeds: np.ndarray
+
+
+class Driver:
+    """Steps ``env`` with ``policy``; both belong to the driver meanwhile.
+
+    ``view`` changes what the policy sees (black images, for instance).  ``seconds`` adds up the wall time of
+    environment, encoder and policy until somebody sets it back.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        policy: Policy,
+        generator: Any,
+        mode: Mode = "sample",
+        observe: Observe = "last",
+        view: Callable[[Observation], Observation] = lambda obs: obs,
+    ) -> None:
+        self.env, self.policy, self.generator = env, policy, generator
+        self.mode, self.observe, self.view = mode, observe, view
+        self.obs: Observation | None = None  # None before the first reset
+        self.state: State = policy.initial_state(env.num_envs)
+        self.seeds = np.zeros(env.num_envs, np.int64)
+        self.seconds = no_seconds()
+        self._features: Features | None = None
+
+    def start(self, seeds: Sequence[int]) -> Observation:
+        """Reset every environment, number ``i`` with ``seeds[i]``; those beyond ``seeds`` repeat the last one."""
+        spare = self.env.num_envs - len(seeds)
+        return self.reset(np.arange(self.env.num_envs), np.array([*seeds, *[seeds[-1]] * spare]))
+
+    def reset(self, env_ids: Array, seeds: Array) -> Observation:
+        """Begin new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R]), in the policy's state too.
+
+        Returns the observation of all environments.  Each must be reset before the first step.
+        """
+        if len(env_ids):
+            with self._clock("env_s"):
+                self.seeds[env_ids] = seeds
+                self.state = self.policy.reset_state(self.state, env_ids)
+                self.obs = self.env.reset(env_ids, np.asarray(seeds, np.int64))
+                self._features = None
+        assert self.obs is not None, _NOT_RESET
+        return self.obs
+
+    @property
+    def features(self) -> Features:
+        """What the next decision is made on, {name: [E,...]}; every observation is encoded once."""
+        if self._features is None:
+            assert self.obs is not None, _NOT_RESET
+            with self._clock("perception_s"):
+                self._features, self.state = self._encode(self.obs, self.state)
+        return self._features
+
+    def final_features(self, env_ids: Array) -> Features:
+        """What the policy would decide on at the present observation of ``env_ids`` [R], {name: [R,...]}.
+
+        For the last observation of a truncated episode, before its environment is reset; changes nothing.
+        """
+        assert self.obs is not None, _NOT_RESET
+        with self._clock("perception_s"):
+            state = {name: item[env_ids] for name, item in self.state.items()}
+            return self._encode(self.obs.select(env_ids), state)[0]
+
+    def step(self) -> Decision:
+        """One decision of all environments; those whose episode has ended idle.
+
+        Raises NonFiniteError when the policy chose a NaN: nothing has moved then, and the next call decides again on
+        the same observation.
+        """
+        features, obs = self.features, self.obs
+        assert obs is not None, _NOT_RESET
+        with self._clock("act_s"):
+            out, state = self.policy.act(features, self.state, self.mode, self.generator)
+            require_finite(out)
+        with self._clock("env_s"):
+            step = self.env.step(to_env(out.action, self.env), observe=self.observe)
+        self.state, self.obs, self._features = state, step.obs, None
+        return Decision(obs, features, out, step, self.seeds.copy())
+
+    def until_done(self) -> Iterator[Decision]:
+        """Decisions until the episode of every environment has ended."""
+        while True:
+            decision = self.step()
+            yield decision
+            if on_host(decision.step.done).all():
+                return
+
+    def restore(self, obs: Observation, features: Features, state: State, seeds: np.ndarray) -> None:
+        """Go on from a saved state: ``features`` were encoded from ``obs`` already."""
+        self.obs, self._features, self.state, self.seeds = obs, features, state, seeds.copy()
+
+    def _encode(self, obs: Observation, state: State) -> tuple[Features, State]:
+        return encode_observation(self.policy, self.view(obs), state, self.generator)
+
+    @contextmanager
+    def _clock(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - start
+
+
+def no_seconds() -> dict[str, float]:
+    """Wall time of environment, encoder and policy, all 0."""
+    return {"env_s": 0.0, "perception_s": 0.0, "act_s": 0.0}
+
+
+def require_finite(out: ActionOut) -> None:
+    """Raise NonFiniteError when an action is NaN or infinite, naming the environment."""
+    finite = np.isfinite(on_host(out.action)).reshape(len(out.action), -1).all(1)
+    if not finite.all():
+        raise NonFiniteError(
+            f"the policy (version {out.policy_version}) chose a non-finite action in environment "
+            f"{int(np.flatnonzero(~finite)[0])}, so nothing was executed; go back to the last checkpoint and lower the "
+            "learning rate."
+        )
