@@ -10,8 +10,9 @@ Verification, RAW-Dream; there the episode is dropped, which favours steering do
 it shows last is what it showed before the call that it doubts.  No dream goes on from the doubtful, so nothing would
 correct what a critic makes of its pictures, and a cube that seems lifted could be worth a success.
 
-All noise is drawn from a row's seed and clock; equal seeds and actions give equal dreams, bit for bit, in any row and
-among any neighbours (calls are padded to one size, because kernels differ with it).
+All noise is drawn from a row's seed and clock; equal seeds and actions give equal dreams, bit for bit, among any
+neighbours (calls are padded to one size, because kernels differ with it).  In another row they are equal up to
+rounding: a kernel may round the rows at the edge of a batch differently.
 
 Dreams are where their model is.  On a GPU pictures and states stay there from call to call, and what is seen is given
 as tensors of that device; clocks, ends, actions and noise are kept on the host, where the noise of a seed is the same

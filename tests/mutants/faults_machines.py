@@ -1,0 +1,41 @@
+"""Faults that only tests which hold on every processor notice: exact in float64, or at equal shapes and places."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_DIT, _AUTOENCODER = "world_models/backbones/dit.py", "world_models/backbones/autoencoder.py"
+_BACKBONES = "tests/world_models/test_backbones.py::"
+_ALONE = f"{_BACKBONES}test_rows_and_frames_are_latents_of_their_own"
+_NEIGHBOURS = f"{_BACKBONES}test_a_row_does_not_depend_on_its_neighbours_or_its_place"
+
+FAULTS = (
+    Fault(
+        "the autoencoder centres its pictures by one part in a million of the batch's mean",
+        _AUTOENCODER,
+        "latents: Tensor = self.inward(pictures.flatten(0, -4))",
+        "latents: Tensor = self.inward(pictures.flatten(0, -4) - 1e-6 * pictures.flatten(0, -4).mean(0))",
+        (_ALONE,),
+    ),
+    Fault(
+        "the decoder reads one part in a million of another latent",
+        _AUTOENCODER,
+        "pictures: Tensor = self.outward(_unit(latents.flatten(0, -4)))",
+        "pictures: Tensor = self.outward(_unit(latents.flatten(0, -4) + 1e-6 * latents.flatten(0, -4).roll(1, 0)))",
+        (_ALONE,),
+    ),
+    Fault(
+        "a row of the video model reads one part in a million of its neighbour",
+        _DIT,
+        "features = self.mix(tokens.transpose(1, 2).flatten(2))",
+        "features = self.mix((tokens + 1e-6 * tokens.roll(1, 0)).transpose(1, 2).flatten(2))",
+        (_NEIGHBOURS,),
+    ),
+    Fault(
+        "the network learns nothing but its critic, because the warm-up never ends",
+        "vla_rl/algorithms/policy_gradient.py",
+        "self.iteration += 1",
+        "pass",
+        ("tests/cli/test_state.py::test_it_learns_to_balance",),
+    ),
+)
