@@ -5,7 +5,7 @@ from dataclasses import replace
 from vla_rl.algorithms.group_relative import Mean, PerTrajectory
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.evaluation.agreement import Trust
+from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -51,7 +51,7 @@ def no_keyframes() -> Imagine:
 
 def no_uncertainty() -> Imagine:
     """No dream ends in doubt."""
-    return _with(replace(PLAN, trust=Trust(quantiles=(1.0,))))
+    return _with(replace(PLAN, trust=TrustConfig(quantiles=(1.0,))))
 
 
 def no_second_dream() -> Imagine:

@@ -1,4 +1,4 @@
-"""Dream against truth: counts by hand and by brute force, golden statistics, and every case that could be a NaN."""
+"""World model against simulator: counts by hand and by brute force, golden statistics, and every potential NaN."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from vla_rl.evaluation.agreement import (
 )
 from vla_rl.evaluation.stats import Rate, wilson
 
-TRUE, DREAM = (0.0, 0.2, 0.4, 0.6), (0.2, 0.4, 0.4, 0.6)
+TRUE, IMAGINED = (0.0, 0.2, 0.4, 0.6), (0.2, 0.4, 0.4, 0.6)
 
 
 def counts(table: ReplayAgreement) -> tuple[int, int, int, int]:
@@ -58,11 +58,11 @@ def test_kappa_is_its_definition():
     ("cells", "kappa"),
     [((0, 0, 0, 9), 0), ((9, 0, 0, 0), 0), ((0, 9, 0, 0), 0), ((5, 4, 0, 0), 0), ((3, 0, 0, 6), 1), ((0, 4, 4, 0), -1)],
 )
-def test_kappa_where_one_answer_is_all_there_is(cells, kappa):
+def test_kappa_with_a_single_answer(cells, kappa):
     assert cohen_kappa(*cells) == kappa
 
 
-def test_shares_of_nothing_are_none_and_not_zero():
+def test_rates_over_no_replay_are_none():
     never = ReplayAgreement.of(5, 0, 0, 0, 7)
     assert (never.precision, never.missed, never.accuracy.success, never.mcnemar_p) == (None, None, 1.0, 1.0)
     always = ReplayAgreement.of(5, 7, 0, 0, 0)
@@ -76,13 +76,13 @@ def test_a_table_without_replays_is_refused(cells):
 
 
 def test_replays_by_hand():
-    """A dream that is late, early, right, blind, right to fail; the last is cut off before it fails or succeeds."""
+    """Imagined successes: late, early, exact, missed, rightly none; the last replay ends before its outcome."""
     imagined = [6, 3, 5, NEVER, NEVER, NEVER]
     true = [4, 7, 5, 2, NEVER, NEVER]
     early, middle, late = replay_agreement(imagined, true, [8, 8, 8, 2, 8, 4], [3, 5, 8])
     assert counts(early) == (0, 1, 1, 4)
-    assert counts(middle) == (1, 1, 2, 1), "the last replay is over before 5, and its truth is not known"
-    assert counts(late) == (3, 0, 1, 1), "the one that succeeded at 2 has succeeded by 8, though its actions ended"
+    assert counts(middle) == (1, 1, 2, 1), "the last replay ends before 5, so its true outcome is unknown"
+    assert counts(late) == (3, 0, 1, 1), "a success at 2 is a success by 8, although its actions ended"
     assert (early.horizon, middle.horizon, late.horizon) == (3, 5, 8)
 
 
@@ -94,20 +94,20 @@ def random_replays(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_replays_equal_flags_looked_at_one_by_one(seed):
+def test_replays_equal_a_count_of_single_flags(seed):
     imagined, true, length = random_replays(seed)
     horizons = list(range(1, int(length.max()) + 1))
     for horizon, table in zip(horizons, replay_agreement(imagined, true, length, horizons), strict=True):
         cells = {pair: 0 for pair in ((True, True), (True, False), (False, True), (False, False))}  # tp, fp, fn, tn
-        for dream, truth, steps in zip(imagined, true, length, strict=True):
-            seen = [step for step in range(1, horizon + 1) if step <= steps]
-            was = any(step == truth for step in seen)
-            if was or len(seen) == horizon:
-                cells[any(step == dream for step in seen), was] += 1
+        for imagined_step, true_step, steps in zip(imagined, true, length, strict=True):
+            played = [step for step in range(1, horizon + 1) if step <= steps]
+            was = any(step == true_step for step in played)
+            if was or len(played) == horizon:
+                cells[any(step == imagined_step for step in played), was] += 1
         assert counts(table) == tuple(cells.values())
 
 
-def test_the_dream_does_not_decide_which_replays_are_asked():
+def test_the_world_model_does_not_decide_which_replays_are_used():
     imagined, true, length = random_replays(0)
     for other in (imagined, np.full(40, NEVER), np.ones(40), true):
         for table, same in zip(*(replay_agreement(x, true, length, [4, 9]) for x in (imagined, other)), strict=True):
@@ -128,19 +128,19 @@ def test_the_dream_does_not_decide_which_replays_are_asked():
         ([NEVER], [NEVER], [0], [1], "lengths of replays"),
     ],
 )
-def test_replays_that_cannot_be_are_refused(imagined, true, length, horizons, match):
+def test_impossible_replays_are_refused(imagined, true, length, horizons, match):
     with pytest.raises(ContractError, match=match):
         replay_agreement(imagined, true, np.array(length, dtype=int if length == [] else None), horizons)
 
 
-def test_the_longest_horizon_that_can_be_trusted():
-    """35 failures without a hallucination are the fewest whose upper bound is within 10 %."""
+def test_the_longest_trusted_horizon():
+    """35 failures without a hallucination are the smallest number whose upper bound is within 10 %."""
     few, enough = ReplayAgreement.of(60, 5, 0, 1, 34), ReplayAgreement.of(40, 5, 0, 1, 35)
     assert few.hallucinated_high > 0.10 >= enough.hallucinated_high
     early, no_failure = ReplayAgreement.of(10, 0, 9, 0, 80), ReplayAgreement.of(80, 90, 0, 0, 0)
-    sure = ReplayAgreement.of(20, 5, 1, 1, 100)
-    assert trusted_horizon([enough, early, no_failure, few, sure]) is enough
-    assert trusted_horizon([few, enough], most=few.hallucinated_high) is few, "the bound itself is allowed"
+    shorter = ReplayAgreement.of(20, 5, 1, 1, 100)
+    assert trusted_horizon([enough, early, no_failure, few, shorter]) is enough
+    assert trusted_horizon([few, enough], max_hallucinated=few.hallucinated_high) is few, "the bound itself is allowed"
     with pytest.raises(UserError, match=r"within 10 % \(upper bounds: 10\.2 % at 60\).*35 failures are enough"):
         trusted_horizon([few])
     with pytest.raises(UserError, match=r"100\.0 % at 80"):
@@ -148,8 +148,8 @@ def test_the_longest_horizon_that_can_be_trusted():
 
 
 def test_policies_by_hand():
-    """dx = -.3 -.1 .1 .3, dy = -.2 0 0 .2; five of six pairs are concordant, one is tied in the dream."""
-    found = policy_agreement(DREAM, TRUE)
+    """dx = -.3 -.1 .1 .3, dy = -.2 0 0 .2; five of six pairs are concordant, one is tied in the world model."""
+    found = policy_agreement(IMAGINED, TRUE)
     r = 0.12 / math.sqrt(0.2 * 0.08)
     assert found.policies == 4 and found.r == pytest.approx(r)
     half = 1.959964  # / sqrt(4 - 3)
@@ -158,7 +158,7 @@ def test_policies_by_hand():
     )
     assert (found.r_low, found.r_high) == pytest.approx((-0.1406, 0.9990), abs=1e-4)
     assert found.tau == pytest.approx(5 / math.sqrt(6 * 5))
-    assert found.mmrv == pytest.approx(0.2 / 4), "the tie is charged to the truly better one, by the true gap"
+    assert found.mmrv == pytest.approx(0.2 / 4), "the tie counts against the truly better policy, by the true gap"
     assert (found.slope, found.intercept, found.optimism) == pytest.approx((0.6, 0.22, 0.1))
     assert found.leverage == pytest.approx(r - math.sqrt(0.75)), "without the first or the last r is sqrt(3)/2"
 
@@ -179,15 +179,15 @@ def kendall_by_pairs(x, y):
 def test_policies_equal_numpy_and_brute_force(seed):
     generator = np.random.default_rng(seed)
     true = generator.integers(0, 9, 12) / 8  # ties among 12 policies
-    dream = np.clip(np.round(8 * (0.5 * true + 0.6 * generator.random(12))) / 8, 0, 1)
-    found = policy_agreement(dream, true)
-    assert found.r == pytest.approx(np.corrcoef(dream, true)[0, 1], abs=1e-12)
-    assert (found.slope, found.intercept) == pytest.approx(tuple(np.polyfit(true, dream, 1)), abs=1e-9)
-    assert found.tau == pytest.approx(kendall_by_pairs(dream, true), abs=1e-12)
+    estimates = np.clip(np.round(8 * (0.5 * true + 0.6 * generator.random(12))) / 8, 0, 1)
+    found = policy_agreement(estimates, true)
+    assert found.r == pytest.approx(np.corrcoef(estimates, true)[0, 1], abs=1e-12)
+    assert (found.slope, found.intercept) == pytest.approx(tuple(np.polyfit(true, estimates, 1)), abs=1e-9)
+    assert found.tau == pytest.approx(kendall_by_pairs(estimates, true), abs=1e-12)
     others = [[i for i in range(12) if i != u] for u in range(12)]
-    changes = [abs(found.r - np.corrcoef(dream[rest], true[rest])[0, 1]) for rest in others]
+    changes = [abs(found.r - np.corrcoef(estimates[rest], true[rest])[0, 1]) for rest in others]
     assert found.leverage == pytest.approx(max(changes), abs=1e-12)
-    assert found.optimism == pytest.approx(sum(dream - true) / 12)
+    assert found.optimism == pytest.approx(sum(estimates - true) / 12)
 
 
 def test_kendall_of_a_published_example():
@@ -197,7 +197,7 @@ def test_kendall_of_a_published_example():
     assert kendall_tau_b(x, np.ones(5)) == kendall_tau_b(np.ones(5), x) == 0
 
 
-def test_a_dream_exactly_on_a_line():
+def test_rates_exactly_on_a_line():
     up, down = policy_agreement(TRUE, TRUE), policy_agreement(TRUE[::-1], TRUE)
     assert (up.r, up.r_low, up.r_high, up.tau, up.mmrv, up.leverage) == (1, 1, 1, 1, 0, 0)
     assert (up.slope, up.intercept, up.optimism) == pytest.approx((1, 0, 0))
@@ -208,28 +208,28 @@ def test_a_dream_exactly_on_a_line():
 
 
 @pytest.mark.parametrize("k", range(4, 13))
-def test_a_dream_of_one_rate_ranks_nothing(k):
+def test_a_world_model_of_one_rate_ranks_nothing(k):
     """0.1 is not a binary fraction, so the mean of some of these is not their value."""
     found = policy_agreement(np.full(k, 0.1), np.linspace(0, 1, k))
     assert (found.r, found.r_low, found.r_high, found.tau, found.slope, found.leverage) == (0, -1, 1, 0, 0, 0)
     assert (found.intercept, found.optimism) == pytest.approx((0.1, -0.4))
 
 
-def test_r_that_hangs_on_one_policy():
+def test_r_that_depends_on_one_policy():
     found = policy_agreement([0.1, 0.1, 0.1, 0.1, 0.9], [0, 0, 0, 0, 1.0])
-    assert found.r == pytest.approx(1) and found.leverage == found.r, "without the last all are alike"
+    assert found.r == pytest.approx(1) and found.leverage == found.r, "without the last policy all rates are equal"
 
 
 @pytest.mark.parametrize(
     ("imagined", "true", "error", "match"),
     [
         ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3], UserError, "3 policies do not show"),
-        (DREAM, [0.1] * 4, UserError, r"all 4 policies truly succeed in 10\.0 %"),
-        (DREAM, [0.1] * 5, ContractError, r"imagined \[4\] and true \[5\]"),
+        (IMAGINED, [0.1] * 4, UserError, r"all 4 policies truly succeed in 10\.0 %"),
+        (IMAGINED, [0.1] * 5, ContractError, r"imagined \[4\] and true \[5\]"),
         ([0.2, 0.4, 0.4, 60.0], TRUE, ContractError, "two success rates"),
-        (DREAM, [0.0, 0.2, math.nan, 0.6], ContractError, "two success rates"),
-        (DREAM, [0.0, 0.2, -0.1, 0.6], ContractError, "two success rates"),
-        ([DREAM], [TRUE], ContractError, r"imagined \[1, 4\]"),
+        (IMAGINED, [0.0, 0.2, math.nan, 0.6], ContractError, "two success rates"),
+        (IMAGINED, [0.0, 0.2, -0.1, 0.6], ContractError, "two success rates"),
+        ([IMAGINED], [TRUE], ContractError, r"imagined \[1, 4\]"),
     ],
 )
 def test_policies_that_cannot_be_compared_are_refused(imagined, true, error, match):
@@ -239,7 +239,7 @@ def test_policies_that_cannot_be_compared_are_refused(imagined, true, error, mat
 
 def test_results_are_strict_json():
     tables = [ReplayAgreement.of(40, *cells) for cells in ((15, 5, 21, 55), (0, 0, 0, 1), (1, 0, 0, 0))]
-    found = policy_agreement(DREAM, TRUE)
+    found = policy_agreement(IMAGINED, TRUE)
     for item in (*tables, found, policy_agreement([0.0] * 4, TRUE), policy_agreement(TRUE, TRUE)):
         assert json.loads(json.dumps(asdict(item), allow_nan=False)) == asdict(item)
     short = json.loads(json.dumps(summary(tables[0], found), allow_nan=False))

@@ -1,4 +1,4 @@
-"""A probe learns to find what a task names: on squares whose place is known to a fraction of a pixel, and on lift."""
+"""A probe learns to locate the named object: on squares with exactly known positions, and on lift."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from sims.catalog import make
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation.object_positions import watch
+from vla_rl.evaluation.object_positions import collect_located_frames
 from vla_rl.evaluation.probe import ObjectProbe, ProbeConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.probe import fit_probe
 
 SIDE, MIDDLE, METRES = 24, np.array([0.3, -0.2, 0.05]), 0.12
-SMALL = ProbeConfig(width=16, stem=8, looks=2, hidden=32)
+SMALL = ProbeConfig(width=16, stem=8, keypoints=2, hidden=32)
 SHORT = FitConfig(steps=250, batch=64, lr=1e-2)
 
 
@@ -29,13 +29,13 @@ def squares(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     pictures = 30 + 200 * np.stack([shade[:, 0], 0 * shade[:, 0], shade[:, 1]], -1)
     tasks = chooser.integers(0, 2, count)
     rows = np.arange(count)
-    told = np.concatenate([places[rows, tasks], 5 * (halves[rows, tasks, None] - 0.25)], 1)
-    return pictures.round().astype(np.uint8), tasks, (MIDDLE + METRES * told).astype(np.float32)
+    located = np.concatenate([places[rows, tasks], 5 * (halves[rows, tasks, None] - 0.25)], 1)
+    return pictures.round().astype(np.uint8), tasks, (MIDDLE + METRES * located).astype(np.float32)
 
 
-def fitted(seed: int = 0, report=lambda step, info: None) -> ObjectProbe:
+def fitted(seed: int = 0, progress=lambda step, info: None) -> ObjectProbe:
     torch.manual_seed(seed)
-    return fit_probe(*squares(2000, seed=1), torch.Generator().manual_seed(seed), SHORT, SMALL, report)
+    return fit_probe(*squares(2000, seed=1), torch.Generator().manual_seed(seed), SHORT, SMALL, progress)
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +43,17 @@ def probe():
     return fitted()
 
 
-def millimetres(told: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    return 1e3 * np.linalg.norm(told - positions, axis=1)
+def millimetres(located: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    return 1e3 * np.linalg.norm(located - positions, axis=1)
 
 
-def test_it_finds_what_is_named(probe):
-    """To about a pixel (10 mm), where squares lie up to 72 mm from the middle in each axis."""
+def test_it_finds_the_named_object(probe):
+    """To about a pixel (10 mm), where squares lie up to 72 mm from the centre in each axis."""
     pictures, tasks, positions = squares(400, seed=2)
-    told = probe.locate(pictures, tasks)
-    assert told.shape == (400, 3) and told.dtype == np.float32
-    assert np.median(millimetres(told, positions)) < 12
-    assert np.median(np.abs(told - positions)[:, 2]) < 0.5 * np.median(np.abs(positions - MIDDLE)[:, 2])
+    located = probe.locate(pictures, tasks)
+    assert located.shape == (400, 3) and located.dtype == np.float32
+    assert np.median(millimetres(located, positions)) < 12
+    assert np.median(np.abs(located - positions)[:, 2]) < 0.5 * np.median(np.abs(positions - MIDDLE)[:, 2])
 
 
 def test_the_other_task_names_the_other_square(probe):
@@ -61,16 +61,16 @@ def test_the_other_task_names_the_other_square(probe):
     assert np.median(millimetres(probe.locate(pictures, 1 - tasks), positions)) > 40
 
 
-def test_the_loss_is_smooth_l1_in_spreads_and_the_error_is_in_millimetres(probe):
-    """By hand, for a probe that is off by 0.6, 0, 0.8 mm and by 100 mm in one axis; 5 % of a spread are 2 mm."""
+def test_the_loss_is_smooth_l1_in_standard_deviations_and_the_error_is_in_millimetres(probe):
+    """By hand, for a probe that is off by 0.6, 0, 0.8 mm and by 100 mm in one axis; 5 % of a position_std are 2 mm."""
     pictures, tasks, _ = squares(2, seed=3)
     shown = torch.from_numpy(pictures), torch.from_numpy(tasks)
     off = torch.tensor([[0.0006, 0.0, 0.0008], [0.0, 0.1, 0.0]])
     with torch.no_grad():
         loss, info = probe.loss({"pictures": shown[0], "tasks": shown[1], "positions": probe(*shown) - off})
-    spread = float(probe.spread)
-    assert spread == pytest.approx(float(squares(2000, seed=1)[2].std(0).max()), rel=1e-4)
-    small, large = ((off[0] / spread) ** 2 / 0.1).sum(), 0.1 / spread - 0.025
+    position_std = float(probe.position_std)
+    assert position_std == pytest.approx(float(squares(2000, seed=1)[2].std(0).max()), rel=1e-4)
+    small, large = ((off[0] / position_std) ** 2 / 0.1).sum(), 0.1 / position_std - 0.025
     assert float(loss) == pytest.approx(float(small + large) / 6, rel=1e-3)
     assert info["error_mm"] == pytest.approx((1 + 100) / 2, rel=1e-3)
 
@@ -82,33 +82,33 @@ def test_the_same_seeds_give_the_same_probe():
     assert infos[0] == infos[1] and np.array_equal(one.locate(pictures, tasks), two.locate(pictures, tasks))
 
 
-def test_any_number_of_pictures_is_looked_at(probe):
+def test_any_number_of_pictures_is_located(probe):
     pictures, tasks, _ = squares(300, seed=5)
-    told = probe.locate(pictures, tasks)
-    np.testing.assert_allclose(told[290:], probe.locate(pictures[290:], tasks[290:]), atol=1e-5)
+    located = probe.locate(pictures, tasks)
+    np.testing.assert_allclose(located[290:], probe.locate(pictures[290:], tasks[290:]), atol=1e-5)
     assert probe.locate(pictures[:0], tasks[:0]).shape == (0, 3)
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda p, t: (p.astype(np.float32), t), "are not what the probe looks at"),
-        (lambda p, t: (p[:, :12], t), "are not what the probe looks at"),
-        (lambda p, t: (p[..., :1], t), "are not what the probe looks at"),
-        (lambda p, t: (p, t[:1]), "are not what the probe looks at"),
-        (lambda p, t: (p[0], t[:1]), "are not what the probe looks at"),
+        (lambda p, t: (p.astype(np.float32), t), "do not fit the probe"),
+        (lambda p, t: (p[:, :12], t), "do not fit the probe"),
+        (lambda p, t: (p[..., :1], t), "do not fit the probe"),
+        (lambda p, t: (p, t[:1]), "do not fit the probe"),
+        (lambda p, t: (p[0], t[:1]), "do not fit the probe"),
         (lambda p, t: (p, t + 2), "are not among the probe's 2"),
         (lambda p, t: (p, t - 2), "are not among the probe's 2"),
     ],
 )
-def test_pictures_it_was_not_made_for_are_refused(probe, change, error):
+def test_pictures_that_do_not_fit_are_refused(probe, change, error):
     pictures, tasks, _ = squares(3, seed=6)
     with pytest.raises(ContractError, match=error):
         probe.locate(*change(pictures, tasks))
 
 
 @pytest.mark.parametrize("change", [lambda x: x[:2], lambda x: x[:, :2], lambda x: x * np.nan])
-def test_positions_that_teach_nothing_are_refused(change):
+def test_invalid_positions_are_refused(change):
     pictures, tasks, positions = squares(3, seed=6)
     with pytest.raises(ContractError, match="do not say where each object was"):
         fit_probe(pictures, tasks, change(positions), torch.Generator(), SHORT, SMALL)
@@ -116,10 +116,10 @@ def test_positions_that_teach_nothing_are_refused(change):
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_on_lift_it_errs_by_less_than_5_mm_in_the_median():
+def test_on_lift_its_median_error_is_below_5_mm():
     env, random = make("lift", num_envs=32), np.random.default_rng(1)
     learnt, held_out = (
-        watch(env, LiftExpert(5).act, list(range(first, first + count)), 0.3, random)
+        collect_located_frames(env, LiftExpert(5).act, list(range(first, first + count)), 0.3, random)
         for first, count in ((910_000, 300), (920_000, 64))
     )
     env.close()

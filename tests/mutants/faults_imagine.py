@@ -45,11 +45,11 @@ FAULTS = (
         (f"{_ON_BUY}test_what_was_bought_sets_what_is_usual",),
     ),
     Fault(
-        "the most accurate threshold, however short its dreams",
+        "the most accurate threshold, however short its horizon",
         _TRUST,
-        "key=lambda one: (one.table.horizon, one.table.accuracy.success)",
-        "key=lambda one: (-one.table.horizon, one.table.accuracy.success)",
-        (f"{_ON_TRUST}test_a_strict_threshold_saves_the_long_horizon",),
+        "key=lambda choice: (choice.table.horizon, choice.table.accuracy.success)",
+        "key=lambda choice: (-choice.table.horizon, choice.table.accuracy.success)",
+        (f"{_ON_TRUST}test_a_strict_threshold_allows_the_long_horizon",),
     ),
     Fault(
         "a dream is a success when it ends as one",
@@ -156,11 +156,11 @@ FAULTS = (
         ("tests/world_models/test_replay.py::test_what_was_doubted_is_no_success_from_then_on",),
     ),
     Fault(
-        "no limits of doubt are tried",
+        "no uncertainty limits are tried",
         "vla_rl/evaluation/agreement.py",
         "itertools.product(self.thresholds, self.quantiles)",
         "itertools.product(self.thresholds, self.quantiles[:1])",
-        ("tests/evaluation/test_trust.py::test_limits_of_doubt_save_the_long_horizon",),
+        ("tests/evaluation/test_trust.py::test_uncertainty_limits_allow_the_long_horizon",),
     ),
     Fault(
         "a success in the first of the dreams is enough to agree",

@@ -1,5 +1,7 @@
-"""How alike imagined frames are to true ones, and how far off they show the object that matters; beside what a model
-reaches that only repeats the frame it was given."""
+"""Similarity of imagined to true frames (PSNR), and position error of the named object in them.
+
+The baseline beside each number is a model that repeats the initial frame.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.evaluation.agreement import reached
+from vla_rl.evaluation.agreement import check_horizons
 
 
 @dataclass(frozen=True)
 class FrameAgreement:
-    """PSNR of the frames after ``horizon`` control steps, in dB, over the ``replays`` that lasted so long.
+    """PSNR in dB of the frames after ``horizon`` control steps, over the ``replays`` of at least that length.
 
-    ``copied`` is that of a model which repeats the last frame it was given: a still background alone makes it high.
+    ``copied`` is the PSNR of a model that repeats the initial frame: a static background alone makes it high.
     """
 
     horizon: int
@@ -35,35 +37,35 @@ def frame_agreement(
     length: ArrayLike,
     horizons: Sequence[int],
 ) -> tuple[FrameAgreement, ...]:
-    """Likeness of imagined frames to true ones, and of the copied first frame to them, at each of ``horizons``.
+    """PSNR of imagined frames, and of the copied initial frame, at each of ``horizons``.
 
     ``imagined`` and ``true`` uint8 [n,T,h,w,c] are the frames after each control step, ``first`` uint8 [n,h,w,c] the
-    last frame that both began from, ``length`` [n] how many control steps have a frame in both.
+    initial frame of both, ``length`` [n] the numbers of control steps that have a frame in both.
 
     Raises ContractError for other shapes or dtypes and for a horizon that no replay reaches.
     """
-    asked, steps = _checked(imagined, true, first, length, horizons)
+    checked, steps = _check_frames(imagined, true, first, length, horizons)
     results = []
-    for horizon in asked:
-        rows = np.flatnonzero(steps >= horizon)
-        shown = true[rows, horizon - 1]
-        both = psnr(imagined[rows, horizon - 1], shown), psnr(first[rows], shown)
-        results.append(FrameAgreement(horizon, rows.size, *both))
+    for horizon in checked:
+        index = np.flatnonzero(steps >= horizon)
+        frames = true[index, horizon - 1]
+        both = psnr(imagined[index, horizon - 1], frames), psnr(first[index], frames)
+        results.append(FrameAgreement(horizon, index.size, *both))
     return tuple(results)
 
 
-def psnr(shown: NDArray[np.uint8], true: NDArray[np.uint8]) -> float:
-    """``10 log10(255^2 / MSE)`` in dB of uint8 frames of one shape, the error averaged over all frames first.
+def psnr(frames: NDArray[np.uint8], true: NDArray[np.uint8]) -> float:
+    """``10 log10(255^2 / MSE)`` in dB of uint8 frames of one shape, with the MSE averaged over all frames.
 
-    (A mean over each frame's dB would be infinite with one equal frame, as copies of the first often are.)  Frames that
-    are all equal count as if one value were one level off, the least they could differ by, so that dB stay finite.
+    (A mean of dB over frames would be infinite with one identical frame, which copies of the first often are.)
+    Identical arrays count as if one value differed by one level, the smallest possible error, so that dB stay finite.
     """
-    squares = int(np.square(shown.astype(np.int32) - true.astype(np.int32)).sum(dtype=np.int64))
+    squares = int(np.square(frames.astype(np.int32) - true.astype(np.int32)).sum(dtype=np.int64))
     return 10.0 * math.log10(255.0**2 * true.size / max(squares, 1))
 
 
-class Locates(Protocol):
-    """Says where objects are, as :class:`vla_rl.evaluation.probe.ObjectProbe` does."""
+class ObjectLocator(Protocol):
+    """Estimates object positions from pictures, for example :class:`vla_rl.evaluation.probe.ObjectProbe`."""
 
     def locate(self, pictures: NDArray[np.uint8], tasks: NDArray[np.int64]) -> NDArray[np.float32]:
         """Positions [N,3] in metres, of ``pictures`` [N,h,w,c] with ``tasks`` [N]."""
@@ -71,7 +73,7 @@ class Locates(Protocol):
 
 @dataclass(frozen=True)
 class Millimetres:
-    """Median and 90th percentile (interpolated linearly) of distances."""
+    """Median and 90th percentile (with linear interpolation) of distances in millimetres."""
 
     median: float
     p90: float
@@ -79,22 +81,22 @@ class Millimetres:
 
 @dataclass(frozen=True)
 class ObjectAgreement:
-    """How far from its true place the named object is seen after ``horizon`` control steps, over ``replays``.
+    """Position error of the named object after ``horizon`` control steps, over ``replays``.
 
-    ``dream`` in imagined frames, ``copied`` in the first frame, as a model would show it that only repeats that.
-    ``probe``: in the true frames, which is the error of the eyes themselves, so less cannot be told from nothing; None
-    when the true place is not known and what the probe sees in the true frames stands for it.
+    ``imagined``: located in imagined frames.  ``copied``: located in the initial frame (a model that repeats it).
+    ``probe``: located in true frames, the probe's own error and so the smallest error that can be measured; None when
+    true positions are unknown and the probe's estimate in the true frames replaces them.
     """
 
     horizon: int
     replays: int
-    dream: Millimetres
+    imagined: Millimetres
     copied: Millimetres
     probe: Millimetres | None
 
 
 def object_error(
-    probe: Locates,
+    probe: ObjectLocator,
     imagined: NDArray[np.uint8],
     true: NDArray[np.uint8],
     first: NDArray[np.uint8],
@@ -103,58 +105,58 @@ def object_error(
     horizons: Sequence[int],
     positions: NDArray[np.floating] | None = None,
 ) -> tuple[ObjectAgreement, ...]:
-    """Position error of the object that the tasks name, at each of ``horizons``; frames as in :func:`frame_agreement`.
+    """Position error of the named object at each of ``horizons``; frames as in :func:`frame_agreement`.
 
-    ``tasks`` int [n] of the replays; ``positions`` [n,T,3] in metres, where the object truly was after each control
-    step (``places.replayed_positions``; beyond ``length`` anything).  A probe that has learnt from these very replays
-    would be told to err too little.
+    ``tasks`` int [n] of the replays; ``positions`` [n,T,3] in metres, the object's true positions after each control
+    step (``object_positions.replayed_positions``; ignored beyond ``length``).  The probe must not have been trained on
+    these replays, or its error is underestimated.
 
-    Raises ContractError as :func:`frame_agreement`, and for tasks or positions of other shapes or without a value.
+    Raises ContractError as :func:`frame_agreement` does, and for tasks or positions of other shapes or not finite.
     """
-    asked, steps = _checked(imagined, true, first, length, horizons)
+    checked, steps = _check_frames(imagined, true, first, length, horizons)
     named = np.asarray(tasks, np.int64)
     played = np.arange(true.shape[1]) < steps[:, None]
     known = positions is None or (positions.shape == (*true.shape[:2], 3) and np.isfinite(positions[played]).all())
     if named.shape != steps.shape or not known:
         given = None if positions is None else list(positions.shape)
         raise ContractError(
-            f"tasks {list(named.shape)} and positions {given} do not say where the objects of "
-            f"{steps.size} replays were, so no error can be told; give [n], and finite metres [n,T,3] or None."
+            f"tasks {list(named.shape)} and positions {given} do not give the objects' positions in {steps.size} "
+            "replays, so no error can be computed; give [n], and finite metres [n,T,3] or None."
         )
-    begun = probe.locate(first, named)
+    located_first = probe.locate(first, named)
     results = []
-    for horizon in asked:
-        lasting = np.flatnonzero(steps >= horizon)
-        dreamt, seen = (probe.locate(item[lasting, horizon - 1], named[lasting]) for item in (imagined, true))
-        place = seen if positions is None else positions[lasting, horizon - 1]
-        own = None if positions is None else _apart(seen, place)
-        results.append(
-            ObjectAgreement(horizon, lasting.size, _apart(dreamt, place), _apart(begun[lasting], place), own)
-        )
+    for horizon in checked:
+        long_enough = np.flatnonzero(steps >= horizon)
+        shown = (frames[long_enough, horizon - 1] for frames in (imagined, true))
+        located_imagined, located_true = (probe.locate(frames, named[long_enough]) for frames in shown)
+        place = located_true if positions is None else positions[long_enough, horizon - 1]
+        own = None if positions is None else _distances(located_true, place)
+        errors = _distances(located_imagined, place), _distances(located_first[long_enough], place)
+        results.append(ObjectAgreement(horizon, long_enough.size, *errors, own))
     return tuple(results)
 
 
-def _apart(told: NDArray[np.floating], place: NDArray[np.floating]) -> Millimetres:
-    distances = 1e3 * np.linalg.norm(told.astype(np.float64) - place, axis=-1)
+def _distances(located: NDArray[np.floating], place: NDArray[np.floating]) -> Millimetres:
+    distances = 1e3 * np.linalg.norm(located.astype(np.float64) - place, axis=-1)
     return Millimetres(float(np.median(distances)), float(np.percentile(distances, 90)))
 
 
-def _checked(
+def _check_frames(
     imagined: NDArray[np.uint8],
     true: NDArray[np.uint8],
     first: NDArray[np.uint8],
     length: ArrayLike,
     horizons: Sequence[int],
 ) -> tuple[list[int], NDArray[np.int64]]:
-    """``horizons`` and ``length``, when all belong together; raises ContractError otherwise."""
-    asked, steps = reached(horizons, length)
+    """``horizons`` and ``length``, checked against the frames; raises ContractError for a mismatch."""
+    checked, steps = check_horizons(horizons, length)
     frames = (imagined, true, first)
-    alike = imagined.shape == true.shape and first.shape == true.shape[:1] + true.shape[2:]
+    same_shape = imagined.shape == true.shape and first.shape == true.shape[:1] + true.shape[2:]
     fits = true.ndim == 5 and steps.shape == true.shape[:1] and steps.max() <= true.shape[1]
-    if not alike or not fits or any(item.dtype != np.uint8 for item in frames):
+    if not same_shape or not fits or any(item.dtype != np.uint8 for item in frames):
         given = ", ".join(f"{item.dtype} {list(item.shape)}" for item in frames)
         raise ContractError(
-            f"imagined, true and first frames ({given}) of {steps.size} replays of up to {steps.max()} steps do not "
-            "belong together, so they cannot be compared; give uint8 [n,T,h,w,c] twice and [n,h,w,c]."
+            f"imagined, true and first frames ({given}) of {steps.size} replays of up to {steps.max()} steps do "
+            "not match in shape or dtype, so they cannot be compared; give uint8 [n,T,h,w,c] twice and [n,h,w,c]."
         )
-    return asked, steps
+    return checked, steps

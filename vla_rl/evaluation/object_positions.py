@@ -1,4 +1,4 @@
-"""Where the simulator knows the named object to be, beside what its cameras show: labels that only a simulator has."""
+"""Frames with the true position of the named object: labels that only a simulator has."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.driver import Driver
 from vla_rl.experience.expert import ExpertPolicy
 
-TARGET = "privileged/target"  # centre of the object that the instruction names
+TARGET = "privileged/target"  # extra: centre of the object that the instruction names
 
 
 @dataclass(frozen=True)
-class Sightings:
-    """``N`` pictures of an object whose place is known.
+class LocatedFrames:
+    """``N`` frames with the true position of the named object.
 
     pictures   uint8 [N,h,w,c]  cameras in the order of their names, side by side in ``c``
     tasks      int64 [N]        index into the environment's texts
@@ -32,82 +32,82 @@ class Sightings:
         return len(self.tasks)
 
     @classmethod
-    def of(cls, obs: Observation, rows: np.ndarray) -> Sightings:
-        """What ``rows`` (bool [E]) of ``obs`` show."""
+    def of(cls, obs: Observation, rows: np.ndarray) -> LocatedFrames:
+        """The frames of ``rows`` (bool [E]) of ``obs``."""
         pictures = np.concatenate([obs.images[name][rows] for name in sorted(obs.images)], -1)
         return cls(pictures, obs.task[rows], obs.extras[TARGET][rows])
 
     @classmethod
-    def joined(cls, parts: Sequence[Sightings]) -> Sightings:
-        """``parts`` one after the other."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
+    def concatenate(cls, parts: Sequence[LocatedFrames]) -> LocatedFrames:
+        """All of ``parts``, in order."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS))
 
 
-_NAMES = ("pictures", "tasks", "positions")
+_FIELDS = ("pictures", "tasks", "positions")
 
 
-def watch(
+def collect_located_frames(
     env: VecEnv,
     act: Callable[[Observation], np.ndarray],
     seeds: Sequence[int],
-    clumsy: float,
-    random: np.random.Generator,
-    report: Callable[[int], None] = lambda episodes: None,
-) -> Sightings:
-    """Every frame of one episode per seed, the first one included.
+    random_action_prob: float,
+    rng: np.random.Generator,
+    progress: Callable[[int], None] = lambda episodes: None,
+) -> LocatedFrames:
+    """Every frame of one episode per seed, the initial one included.
 
-    ``act`` (obs -> [E,H,D], a scripted expert: it sees what is privileged) plays, so that objects are lifted, carried
-    and hidden by the gripper; a share ``clumsy`` of its decisions is random, one action held for the chunk, so that
-    they are missed, pushed and dropped, too.
+    ``act`` (obs -> [E,H,D]) is a scripted expert, which may read privileged extras; it lifts, carries and occludes
+    objects.  A share ``random_action_prob`` of its decisions is replaced by one random action held for the chunk, so
+    that objects are also missed, pushed and dropped.
 
-    Raises UserError for an environment that does not know where the named object is.
+    Raises UserError for an environment without ``privileged/target``.
     """
     require_target(env)
-    parts: list[Sightings] = []
+    parts: list[LocatedFrames] = []
     for start in range(0, len(seeds), env.num_envs):
         batch = list(seeds[start : start + env.num_envs])
-        parts += _watched(env, act, batch, clumsy, random)
-        report(start + len(batch))
-    return Sightings.joined(parts)
+        parts += _collect_batch(env, act, batch, random_action_prob, rng)
+        progress(start + len(batch))
+    return LocatedFrames.concatenate(parts)
 
 
-def _watched(
+def _collect_batch(
     env: VecEnv,
     act: Callable[[Observation], np.ndarray],
     seeds: list[int],
-    clumsy: float,
-    random: np.random.Generator,
-) -> list[Sightings]:
-    """One batch; rows beyond ``seeds`` replay the last seed and are not kept."""
-    kept = np.arange(env.num_envs) < len(seeds)
+    random_action_prob: float,
+    rng: np.random.Generator,
+) -> list[LocatedFrames]:
+    """One batch; surplus rows play the last seed, and their frames are dropped."""
+    has_seed = np.arange(env.num_envs) < len(seeds)
     low, high = (np.asarray(bound, np.float32) for bound in (env.spec.action.low, env.spec.action.high))
 
-    def act_randomly_at_times(obs: Observation) -> np.ndarray:
+    def act_partly_at_random(obs: Observation) -> np.ndarray:
         chunk = np.array(act(obs))
-        lost = random.random(len(chunk)) < clumsy
-        chunk[lost] = random.uniform(low, high, (int(lost.sum()), 1, len(chunk[0, 0])))
+        randomized = rng.random(len(chunk)) < random_action_prob
+        chunk[randomized] = rng.uniform(low, high, (int(randomized.sum()), 1, len(chunk[0, 0])))
         return chunk
 
-    driver = Driver(env, ExpertPolicy(act_randomly_at_times), None, observe="all")
-    parts = [Sightings.of(driver.start(seeds), kept)]
+    driver = Driver(env, ExpertPolicy(act_partly_at_random), None, observe="all")
+    parts = [LocatedFrames.of(driver.start(seeds), has_seed)]
     for step in (decision.step for decision in driver.until_done()):
-        parts += [Sightings.of(frame, kept & step.valid[:, h]) for h, frame in enumerate(step.frames)]
+        parts += [LocatedFrames.of(frame, has_seed & step.valid[:, h]) for h, frame in enumerate(step.frames)]
     return parts
 
 
 def replayed_positions(env: VecEnv, seeds: Sequence[int], actions: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Where the named object was in recorded episodes: for each of them float32 [T+1,3] metres, the start first.
+    """Positions of the named object in recorded episodes: for each float32 [T+1,3] metres, the initial one first.
 
-    A simulator repeats an episode from its seed ``seeds[i]`` and what was executed, ``actions[i]`` [T,D], so recordings
-    need not hold what only a simulator knows.  ``env`` may do without pictures.
+    The simulator replays each episode from its seed ``seeds[i]`` and executed actions ``actions[i]`` [T,D], so
+    recordings need not contain privileged extras.  ``env`` needs no cameras.
 
-    Raises UserError for an environment that does not know where the named object is and for episodes without a seed,
-    ContractError for one that ends before its last action: it was recorded in another environment.
+    Raises UserError for an environment without ``privileged/target`` and for episodes without a seed, ContractError for
+    an episode that ends before its last action, which was therefore recorded in another environment.
     """
     require_target(env)
     if len(seeds) and min(seeds) < 0:
         raise UserError(
-            f"episode {int(np.argmin(seeds))} has no seed, so it cannot be repeated to learn where its objects were; "
+            f"episode {int(np.argmin(seeds))} has no seed, so it cannot be replayed to obtain its object positions; "
             "leave it out, or record it in a simulator."
         )
     found: list[np.ndarray] = []
@@ -118,32 +118,32 @@ def replayed_positions(env: VecEnv, seeds: Sequence[int], actions: Sequence[np.n
 
 
 def _replayed(env: VecEnv, seeds: list[int], actions: Sequence[np.ndarray]) -> list[np.ndarray]:
-    rows, lengths = env.num_envs, np.array([len(item) for item in actions])
-    padded = np.zeros((rows, int(lengths.max()), env.spec.action_dim), np.float32)
+    num_envs, lengths = env.num_envs, np.array([len(item) for item in actions])
+    padded = np.zeros((num_envs, int(lengths.max()), env.spec.action_dim), np.float32)
     for row, item in enumerate(actions):
         padded[row, : len(item)] = item
     starts = range(0, padded.shape[1], env.spec.max_chunk)
     chunks = iter([padded[:, first : first + env.spec.max_chunk] for first in starts])
     driver = Driver(env, ExpertPolicy(lambda obs: next(chunks)), None, observe="all")
-    places, valid = [driver.start(seeds).extras[TARGET]], []
+    positions, valid = [driver.start(seeds).extras[TARGET]], []
     for step in (driver.step().step for _ in starts):
-        places += [frame.extras[TARGET] for frame in step.frames]
+        positions += [frame.extras[TARGET] for frame in step.frames]
         valid.append(step.valid[: len(seeds)])
-    lasted = np.concatenate(valid, 1).sum(1)
-    for seed, length, steps in zip(seeds, lengths, lasted, strict=True):
+    executed = np.concatenate(valid, 1).sum(1)
+    for seed, length, steps in zip(seeds, lengths, executed, strict=True):
         if steps < length:
             raise ContractError(
-                f"the episode of seed {seed} ends after {steps} of its {length} actions when it is repeated, so where "
-                f"its objects were is unknown; repeat it in the environment and with the options of its recording."
+                f"the episode of seed {seed} ends after {steps} of its {length} actions when it is replayed, so its "
+                f"object positions are unknown; replay it in the environment and with the options of its recording."
             )
-    path = np.stack(places, 1)
+    path = np.stack(positions, 1)
     return [path[row, : length + 1].copy() for row, length in enumerate(lengths)]
 
 
 def require_target(env: VecEnv) -> None:
-    """Raise UserError for an environment that does not know where the object of the instruction is."""
+    """Raise UserError for an environment that does not report the position of the named object."""
     if TARGET not in env.spec.extras:
         raise UserError(
-            f"environment {env.spec.name!r} has no {TARGET!r}, so it cannot say where an object is; take a simulator "
-            "that knows."
+            f"environment {env.spec.name!r} has no {TARGET!r}, so object positions are unknown; use a simulator with "
+            "that extra."
         )

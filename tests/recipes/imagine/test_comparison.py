@@ -17,7 +17,7 @@ from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.world_models.dreams import SMALL
 from vla_rl.cli import imagine as commands
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.agreement import Trust
+from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
@@ -61,7 +61,7 @@ def recipe(tmp_path_factory) -> Imagine:
         Gather(own=2, clumsy=1, random=2, calibration=1, held_out=2, num_envs=4),
         demonstrations=str(folder / "demonstrations"),
         fit=WorldFit(*[FitConfig(steps=2, batch=4)] * 4),
-        trust=Trust(most=1.0),
+        trust=TrustConfig(max_hallucinated=1.0),
         coevolution=CoevolutionConfig(budget=0),
     )
     method = RLConfig(
@@ -94,7 +94,7 @@ def test_what_was_trained_is_gone_on_with(run):
 def test_a_run_may_begin_with_what_another_gathered_and_learnt(run, recipe, tmp_path, monkeypatch):
     """How far it trusts that world is its own affair."""
     monkeypatch.setattr("vla_rl.recipes.imagine.coevolution.gather", None)  # nothing is played
-    other = replace(recipe, plan=replace(recipe.plan, begin_with=str(run), trust=Trust(1.0, (0.3,), (1.0,))))
+    other = replace(recipe, plan=replace(recipe.plan, begin_with=str(run), trust=TrustConfig(1.0, (0.3,), (1.0,))))
     folder = RunFolder(tmp_path / "other", other)
     mind = other.prepare(folder)[1]
     folder.close()
@@ -107,9 +107,11 @@ def test_a_run_may_begin_with_what_another_gathered_and_learnt(run, recipe, tmp_
 
 
 def test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again(recipe, tmp_path, monkeypatch):
-    strict = replace(recipe, plan=replace(recipe.plan, trust=Trust(1e-9)))
+    strict = replace(recipe, plan=replace(recipe.plan, trust=TrustConfig(1e-9)))
     folder = RunFolder(tmp_path / "strict", strict)
-    with pytest.raises(UserError, match=rf"no dream to trust.*--plan.begin-with {folder.path} asks again"):
+    with pytest.raises(
+        UserError, match=rf"no imagined rollouts to learn from.*--plan.begin-with {folder.path} asks again"
+    ):
         strict.prepare(folder)
     assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to dream with"
     monkeypatch.setattr("vla_rl.recipes.imagine.coevolution.fit_world", None)  # nothing is learnt

@@ -13,7 +13,7 @@ from tests.cli.conftest import save_untrained
 from tests.world_models.dreams import SMALL
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.agreement import Trust
+from vla_rl.evaluation.agreement import TrustConfig
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.trajectories import Trajectories
@@ -178,7 +178,7 @@ def test_a_policy_is_improved_in_dreams_and_judged_in_the_truth(tmp_path, policy
         GATHER,
         fit=WorldFit(*[FitConfig(steps=3, batch=4)] * 4),
         refit=WorldFit(*[FitConfig(steps=1, batch=4)] * 4),
-        trust=Trust(most=1.0),
+        trust=TrustConfig(max_hallucinated=1.0),
         coevolution=CoevolutionConfig(budget=3, batch=2, every=1, doubt=-1.0),  # doubt is always said to have risen
     )
     recipe = Imagine(

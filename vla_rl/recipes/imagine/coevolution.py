@@ -27,7 +27,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
-from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, Trust, replay_agreement
+from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, TrustConfig, replay_agreement
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.trajectories import Trajectories
@@ -65,7 +65,7 @@ class Plan:
     demonstrations: str = ""  # folder of a dataset that is learnt from as well
     fit: WorldFit = field(default_factory=WorldFit)
     refit: WorldFit = field(default_factory=_little)  # after episodes were bought
-    trust: Trust = field(default_factory=Trust)
+    trust: TrustConfig = field(default_factory=TrustConfig)
     begun: int = 500  # dreams begin in the latest episodes, so many of them
     coevolution: CoevolutionConfig = field(default_factory=CoevolutionConfig)
     device: str = "cpu"  # where the world model learns and dreams, such as "cuda"; the policy stays where it is

@@ -159,7 +159,7 @@ def _likeness(report: Report, found: Mapping[str, Any]) -> None:
     for one in found["likeness"]:
         shown = [one["horizon"], one["replays"], f"{one['psnr']:.1f} dB", f"{one['copied']:.1f} dB"]
         errors = one.get("object", {})
-        rows.append([*shown, *(_millimetres(errors.get(name)) for name in ("dream", "copied", "probe"))])
+        rows.append([*shown, *(_millimetres(errors.get(name)) for name in ("imagined", "copied", "probe"))])
     header = ["steps", "replays", "dream", "copied", "object in the dream", "copied", "probe on true pictures"]
     report.table(header, rows, "Object: median and 90th percentile of the error.")
 
