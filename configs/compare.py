@@ -24,8 +24,9 @@ from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import Diffusion, PPOLatent, PPOResidual, SACLatent, SquashedActor, TD3Residual
-from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig, TrainerConfig
+from vla_rl.recipes.trainers import OnPolicyRL, RLConfig, TrainerConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
@@ -39,7 +40,7 @@ PLACE = EnvConfig(
     expert="sims.mujoco.tasks.place_expert:PlaceExpert",
     scenes="sims.mujoco.tasks.scenes:place",
 )
-# Every method has the same control steps; only they count, so the iterations never run out.
+# Every trainer has the same control steps; only they count, so the iterations never run out.
 BUDGET = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=150_000, validate_steps=10_000)
 ON_POLICY = replace(BUDGET, save_every=5, collapse=0.15)
 # Small enough for one core to learn from 150,000 decisions in minutes.
@@ -163,7 +164,7 @@ def wsrl() -> Improve:
     little of this policy's own doing, do not know how bad other actions are.
     """
     # Without a least std, 30 demonstrations are learnt by heart: 2 % success before the first decision, not 60.
-    subject = SquashedActor(replace(CHUNKS.squashed, std_bounds=(0.2, 7.0)))
+    policy = SquashedActor(replace(CHUNKS.squashed, std_bounds=(0.2, 7.0)))
     offline = IQLConfig(num_min_q=2, expectile=0.7, beta=3.0, critic=SMALL, value_bounds=(0.0, 1.0))
     algorithm = WSRLConfig(
         batch=256,
@@ -177,7 +178,7 @@ def wsrl() -> Improve:
         offline_steps=2000,
         offline=offline,
     )
-    return _lift(OffPolicyRL(subject, replay=replace(CHUNK_REPLAY, share=0.5), loop=BUDGET, algorithm=algorithm))
+    return _lift(OffPolicyRL(policy, replay=replace(CHUNK_REPLAY, share=0.5), loop=BUDGET, algorithm=algorithm))
 
 
 def imitate_place() -> Imitate:
@@ -219,11 +220,11 @@ def place_grpo() -> Improve:
     return replace(grpo(), env=PLACE)
 
 
-def _lift(method: TrainerConfig) -> Improve:
-    return Improve(method, env=LIFT)
+def _lift(trainer: TrainerConfig) -> Improve:
+    return Improve(trainer, env=LIFT)
 
 
-def _residual_td3(subject: TD3Residual) -> OffPolicyRL:
+def _residual_td3(policy: TD3Residual) -> OffPolicyRL:
     algorithm = ResidualTD3Config(
         learning_starts=6000,  # decisions of the base with noise, from which the critics learn what it is worth
         critic_warmup=1500,
@@ -234,4 +235,4 @@ def _residual_td3(subject: TD3Residual) -> OffPolicyRL:
         value_bounds=(0.0, 1.0),
     )
     replay = ReplayConfig(gamma=0.98, n_step=5, share=0.25)
-    return OffPolicyRL(subject, replay=replay, loop=BUDGET, algorithm=algorithm)
+    return OffPolicyRL(policy, replay=replay, loop=BUDGET, algorithm=algorithm)

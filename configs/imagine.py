@@ -16,9 +16,10 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig, RLConfig
+from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.loop import LoopConfig
 from world_models.env import DreamConfig
@@ -79,9 +80,9 @@ def residual_td3() -> Improve:
     )
     # 1375 episodes: some 1310 of 21 or 22 control steps, and 32 to validate before and after, lest ruins are kept.
     loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_200)
-    subject = TD3Residual(ResidualConfig(head=small))
-    method = OffPolicyRL(subject, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
-    return Improve(method, env=WORLD, evaluation=EvaluationConfig(validation=32))
+    policy = TD3Residual(ResidualConfig(head=small))
+    trainer = OffPolicyRL(policy, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
+    return Improve(trainer, env=WORLD, evaluation=EvaluationConfig(validation=32))
 
 
 def _with(plan: Plan) -> Imagine:

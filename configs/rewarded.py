@@ -30,13 +30,13 @@ WEIGHTS = RewardWeights(progress=1.0, done=1.0)
 
 def lift() -> Improve:
     """The demo's PPO in the simulator, from the checkpoint ``--policy``."""
-    method = RLConfig(SAMPLER, loop=LoopConfig(iterations=200, validate_every=20))
-    return Improve(Rewarded(method, weights=WEIGHTS), env=WORLD)
+    trainer = RLConfig(SAMPLER, loop=LoopConfig(iterations=200, validate_every=20))
+    return Improve(Rewarded(trainer, weights=WEIGHTS), env=WORLD)
 
 
 def dreams() -> Imagine:
     """The same in dreams, otherwise as ``imagine.py:lift``."""
-    method = RLConfig(
+    trainer = RLConfig(
         SAMPLER, WindowConfig(num_envs=128, decisions=5), loop=LoopConfig(iterations=60, validate_every=12)
     )
-    return Imagine(Rewarded(method, weights=WEIGHTS), PLAN, env=WORLD)
+    return Imagine(Rewarded(trainer, weights=WEIGHTS), PLAN, env=WORLD)

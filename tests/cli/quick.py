@@ -12,9 +12,10 @@ from vla_rl.policies.tiny import TinyConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
 from vla_rl.recipes.policies import TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.trainers import OffPolicyRL, ReplayConfig, RLConfig
+from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 
@@ -21,10 +22,11 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
-from vla_rl.recipes.rewarded import Rewarded, RewardedWorld
+from vla_rl.recipes.rewarded import Rewarded
 from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import RLConfig, RunContext
+from vla_rl.recipes.trainers import RLConfig, build
 from vla_rl.rewards.encoder import words_of
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
@@ -66,7 +68,7 @@ def test_every_method_learns_from_it_and_is_judged_by_the_world(world, policy, c
     recipe = Rewarded(method, critic, RewardWeights(progress=3.0))
     assert recipe.loop == method.loop
     context = RunContext(world, deepcopy(policy), 1, OneProcess())
-    setup = recipe.assemble(context)
+    setup = build(recipe, context)
     assert isinstance(setup.env, RewardedEnv) and not isinstance(context.env.make(2), RewardedEnv)
     paid = setup.source.next().reward
     assert (paid < 0).any() and (paid > 0).any()  # forwards and back, which neither world pays itself
@@ -78,19 +80,19 @@ def test_every_method_learns_from_it_and_is_judged_by_the_world(world, policy, c
     assert len(rows) == 3 and max(learnt) > 0 and {0.0, 0.25, 0.5, 0.75, 1.0} >= {rows[0]["validation"]}
 
 
-def test_only_what_is_learnt_in_is_rewarded(critic):
-    world = RewardedWorld(EnvConfig(training_options={"deadline": 3}), Rewarded(PPO, critic).model(), RewardWeights())
-    judged, learnt = world.make(1), world.make_training(1)
-    assert judged.spec.name == "lift" and learnt.spec.name == "rewarded lift"
-    learnt.reset(np.zeros(1, int), np.zeros(1, int))
-    assert learnt.step(np.zeros((1, 4, learnt.spec.action_dim))).valid.sum() == 3  # its training options hold
-    judged.close()
-    learnt.close()
+def test_only_the_environment_for_learning_is_rewarded(critic):
+    context = RunContext(EnvConfig(training_options={"deadline": 3}), None, 1, OneProcess())
+    with closing(context.env.make(1)) as plain, closing(Rewarded(PPO, critic).build_env(context)) as learnt:
+        assert plain.spec.name == "lift" and learnt.spec.name == "rewarded lift"
+        env_ids = np.arange(learnt.num_envs)
+        learnt.reset(env_ids, env_ids)
+        chunk = np.zeros((len(env_ids), 4, learnt.spec.action_dim))
+        assert (learnt.step(chunk).valid.sum(1) == 3).all()  # the training options hold
 
 
 def test_a_folder_without_a_reward_model_is_named(policy, tmp_path):
     with pytest.raises(UserError, match="nowhere"):
-        Rewarded(PPO, str(tmp_path / "nowhere")).assemble(RunContext(EnvConfig(), policy, 1, OneProcess()))
+        build(Rewarded(PPO, str(tmp_path / "nowhere")), RunContext(EnvConfig(), policy, 1, OneProcess()))
 
 
 @pytest.mark.parametrize("name", ["lift", "dreams"])
@@ -98,4 +100,4 @@ def test_its_configs_survive_json_and_can_be_overridden(name):
     recipe = load_config(f"configs/rewarded.py:{name}")
     assert from_json(to_json(recipe)) == recipe and isinstance(recipe.rl, Rewarded)
     plain = load_config({"lift": "configs/demo.py:last_step", "dreams": "configs/imagine.py:lift"}[name])
-    assert recipe.rl.method == plain.rl and replace(recipe, rl=plain.rl) == plain
+    assert recipe.rl.trainer == plain.rl and replace(recipe, rl=plain.rl) == plain

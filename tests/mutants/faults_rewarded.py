@@ -173,18 +173,11 @@ _ENDED = (
         (_UNFIT,),
     ),
     Fault(
-        "policies are judged by the reward that they learn from",
+        "the environment for learning pays its own reward",
         _CLI,
-        "return self.env.make(rows)",
-        "return self.make_training(rows)",
-        (f"{_WITHIN}test_only_what_is_learnt_in_is_rewarded",),
-    ),
-    Fault(
-        "learning goes on in the world as it is",
-        _CLI,
-        "return rewarded(self.env.make_training(rows), self.reward, self.weights)",
-        "return self.env.make_training(rows)",
-        (f"{_WITHIN}test_only_what_is_learnt_in_is_rewarded",),
+        "return rewarded(self.trainer.build_env(context), model, self.weights)",
+        "return self.trainer.build_env(context)",
+        (f"{_WITHIN}test_only_the_environment_for_learning_is_rewarded",),
     ),
 )
 

@@ -13,9 +13,9 @@ from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate, mcnemar_exact, paired_bootstrap
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.perception_ablation import PerceptionAblation
-from vla_rl.recipes.trainers import generator
 from vla_rl.training.tracking import RunFolder
 
 _CLIP_SIZE = 192  # pixels

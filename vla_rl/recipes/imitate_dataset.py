@@ -17,9 +17,9 @@ from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.recipes import stages
+from vla_rl.recipes.context import generator
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import clock
-from vla_rl.recipes.trainers import generator
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate_from_pixels
 from vla_rl.training.tracking import RunFolder

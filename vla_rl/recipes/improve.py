@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
-from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
+from vla_rl.recipes.context import RunContext, StartPolicy
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.trainers import RunContext, TrainerConfig
+from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.tracking import RunFolder
 
@@ -21,7 +23,7 @@ class Improve:
     """Reinforcement learning from a checkpoint, then the test seeds: the checkpoint "best"."""
 
     rl: TrainerConfig
-    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder
+    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder, or module:Class; "": rl builds its own
     demonstrations: str = ""  # folder of a dataset, for methods that learn from it as well
     seed: int = 1
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -29,16 +31,18 @@ class Improve:
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
-        """Improve and judge.  The policy to begin with is kept in the run folder, so the run can be resumed from it."""
+        """Train and evaluate.  The starting policy is kept in the run folder, so that the run can be resumed."""
         start = folder.checkpoint("start")
-        env = self.env.make(1)
-        policy = TinyVLA.from_pretrained(start if folder.resumed and start.exists() else self.policy, env.spec)
-        env.close()
-        if not start.exists():
+        with closing(self.env.make(1)) as env:
+            name = start if folder.resumed and start.exists() else self.policy
+            policy = start_policy(name, env.spec, self.seed)
+        if policy is not None and not start.exists():
             policy.save_pretrained(start)
         return self.improve(policy, folder, {})[1]
 
-    def improve(self, policy: TinyVLA, folder: RunFolder, seconds: dict[str, float]) -> tuple[Outcomes, dict[str, Any]]:
+    def improve(
+        self, policy: StartPolicy | None, folder: RunFolder, seconds: dict[str, float]
+    ) -> tuple[Outcomes, dict[str, Any]]:
         """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):
             context = RunContext(self.env, policy, self.seed, current_reducer(), self.demonstrations)

@@ -1,38 +1,93 @@
-"""What is trained on top of a frozen imitation policy."""
+"""The policies that are trained: the starting policy itself, a new one, or a head on top of a frozen one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
+from vla_rl.recipes.context import RunContext, StartPolicy, Trainable
 from vla_rl.recipes.stages import imitate_policy
-from vla_rl.recipes.trainers import RunContext
 from vla_rl.training.imitation import ImitationConfig
+
+
+def start_policy(name: str | Path, spec: EnvSpec, seed: int) -> StartPolicy | None:
+    """The policy that a run in ``spec`` starts from; None for "".
+
+    ``name`` is a checkpoint folder, of whichever class, or ``module:Class``: a new policy ``Class(spec)``.
+    Raises UserError or ContractError when it does not exist or was trained for another environment.
+    """
+    if not str(name):
+        return None
+    if ":" in str(name) and not Path(name).is_dir():
+        return new_policy(str(name), spec, {}, seed)
+    policy: StartPolicy = load_policy(name, spec)
+    return policy
+
+
+def new_policy(target: str, spec: EnvSpec, options: Mapping[str, object], seed: int) -> StartPolicy:
+    """The untrained policy that ``target``, "module:Class", makes for ``spec``."""
+    torch.manual_seed(seed)  # module initialisation has no generator argument
+    try:
+        policy: StartPolicy = load(target)(spec, **options)
+    except TypeError as error:
+        raise UserError(
+            f"{target!r} could not be called with the environment's spec and {dict(options)} ({error}), so there is no "
+            "policy; its first argument is an EnvSpec, the others are its options."
+        ) from error
+    return policy
+
+
+@dataclass(frozen=True)
+class StartFrom:
+    """The policy that the run starts from (``--policy``) is itself trained, in place."""
+
+    def build(self, context: RunContext) -> Trainable:
+        return context.start("this run")
+
+
+@dataclass(frozen=True)
+class NewPolicy:
+    """A new policy of any class: ``target``, "module:Class", called with the environment's spec and ``options``."""
+
+    target: str
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def build(self, context: RunContext) -> Trainable:
+        env = context.env.make(1)
+        spec = env.spec
+        env.close()
+        return new_policy(self.target, spec, self.options, context.seed)
 
 
 @dataclass(frozen=True)
 class TD3Residual:
     """A deterministic correction at every step, for off-policy algorithms.
 
-    ``function``, "module:function" of an observation, is the base instead of the imitation policy if given; the
-    residual still sees with the imitation policy's eyes.
+    ``function``, "module:function" of an observation, is the base instead of the starting policy if given; the
+    residual still reads the features of the starting policy.
     """
 
     residual: ResidualConfig = ResidualConfig()
     function: str = ""
 
     def build(self, context: RunContext) -> DeterministicResidual:
+        encoder = context.start("a residual policy")
         if not self.function:
-            return DeterministicResidual(context.base, config=self.residual)
-        base = FunctionPolicy(context.base.spec, load(self.function), self.function)
-        return DeterministicResidual(base, context.base, self.residual)
+            return DeterministicResidual(encoder, config=self.residual)
+        base = FunctionPolicy(encoder.spec, load(self.function), self.function)
+        return DeterministicResidual(base, encoder, self.residual)
 
 
 @dataclass(frozen=True)
@@ -42,12 +97,12 @@ class PPOResidual:
     residual: ResidualConfig = ResidualConfig()
 
     def build(self, context: RunContext) -> GaussianResidual:
-        return GaussianResidual(context.base, config=self.residual)
+        return GaussianResidual(context.start("a residual policy"), config=self.residual)
 
 
 @dataclass(frozen=True)
 class Diffusion:
-    """A diffusion policy that imitates the demonstrations, seeing with the imitation policy's eyes."""
+    """A diffusion policy that imitates the demonstrations, given the features of the starting policy."""
 
     diffusion: DiffusionConfig = DiffusionConfig()
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
@@ -55,36 +110,36 @@ class Diffusion:
     def build(self, context: RunContext) -> DiffusionPolicy:
         episodes = context.episodes("a diffusion policy that imitates first")
         torch.manual_seed(context.seed)
-        policy = DiffusionPolicy(context.base, self.diffusion)
+        policy = DiffusionPolicy(context.start("a diffusion policy"), self.diffusion)
         imitate_policy(policy, episodes, self.imitation, context.seed)
         return policy
 
 
 @dataclass(frozen=True)
 class SquashedActor:
-    """A new policy that sees what the imitation policy sees and knows nothing of its actions: SAC and its kin."""
+    """A new squashed Gaussian for SAC and RLPD: it reads the features of the starting policy, not its actions."""
 
     squashed: SquashedConfig = SquashedConfig()
 
     def build(self, context: RunContext) -> SquashedPolicy:
-        return SquashedPolicy(context.base, self.squashed)
+        return SquashedPolicy(context.start("a squashed Gaussian policy"), self.squashed)
 
 
 @dataclass(frozen=True)
 class SACLatent:
-    """The noise of the flow within bounds, for off-policy algorithms."""
+    """The noise that the flow starts from, within bounds, for off-policy algorithms (DSRL)."""
 
     latent: SquashedLatentConfig = SquashedLatentConfig()
 
     def build(self, context: RunContext) -> SquashedLatent:
-        return SquashedLatent(context.base, self.latent)
+        return SquashedLatent(context.start("latent-noise RL"), self.latent)  # type: ignore[arg-type]  # a flow
 
 
 @dataclass(frozen=True)
 class PPOLatent:
-    """The noise of the flow, Gaussian, for on-policy algorithms; GoRL changes the flow as well."""
+    """The noise that the flow starts from, Gaussian, for on-policy algorithms; GoRL refits the flow as well."""
 
     latent: LatentConfig = LatentConfig()
 
     def build(self, context: RunContext) -> GaussianLatent:
-        return GaussianLatent(context.base, self.latent)
+        return GaussianLatent(context.start("latent-noise RL"), self.latent)  # type: ignore[arg-type]  # a flow

@@ -1,55 +1,54 @@
-"""Any way to improve a policy, in any world, paid for what a reward model sees instead of what the world says."""
+"""Any trainer, in any environment, paid for what a reward model sees instead of the environment's own reward."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import VecEnv
-from vla_rl.recipes.env_config import EnvFactory
-from vla_rl.recipes.trainers import RunContext, TrainerConfig, TrainingSetup
+from vla_rl.recipes.context import RunContext, Trainable
+from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.rewards.env import RewardWeights, rewarded
 from vla_rl.rewards.reward import Reward, load_reward
-from vla_rl.training.loop import LoopConfig
-
-
-@dataclass(frozen=True)
-class RewardedWorld:
-    """A world, simulated or imagined, in which learning is paid for what ``reward`` sees (``EnvFactory``)."""
-
-    env: EnvFactory
-    reward: Reward
-    weights: RewardWeights
-
-    def make(self, rows: int) -> VecEnv:
-        """The world as it is: policies are judged by what it says itself."""
-        return self.env.make(rows)
-
-    def make_training(self, rows: int) -> VecEnv:
-        """The environment for reinforcement learning."""
-        return rewarded(self.env.make_training(rows), self.reward, self.weights)
+from vla_rl.training.loop import LoopConfig, LoopLearner
 
 
 @dataclass(frozen=True)
 class Rewarded:
-    """``method``, paid for what the reward model in the folder ``reward`` sees (``TrainerConfig``).
+    """``trainer``, paid for what the reward model in the folder ``reward`` sees (a ``TrainerConfig``).
 
-    The world's own success still ends episodes and still judges the policy, so that a reward that is exploited shows:
-    what is earned rises and validation does not.  Demonstrations in a memory keep the rewards that they were recorded
-    with; mix them in only if these are of the same kind.
+    The environment's own success still ends episodes and still evaluates the policy, so an exploited reward shows: the
+    return rises and validation does not.  Demonstrations in a replay buffer keep the rewards that they were recorded
+    with; mix them in only if those are of the same kind.
     """
 
-    method: TrainerConfig
+    trainer: TrainerConfig
     reward: str = "runs/progress/checkpoints/progress"  # a checkpoint folder
     weights: RewardWeights = field(default_factory=RewardWeights)
 
     @property
     def loop(self) -> LoopConfig:
-        """That of the method."""
-        return self.method.loop
+        return self.trainer.loop
 
-    def assemble(self, context: RunContext) -> TrainingSetup:
-        """What the method makes in the rewarded world; raises UserError for a folder without a reward model."""
-        return self.method.assemble(replace(context, env=RewardedWorld(context.env, self.model(), self.weights)))
+    def build_env(self, context: RunContext) -> VecEnv:
+        """The trainer's environments with the model's reward; raises UserError for a folder without a reward model."""
+        model = self.model()
+        return rewarded(self.trainer.build_env(context), model, self.weights)
+
+    def build_policy(self, context: RunContext) -> Trainable:
+        return self.trainer.build_policy(context)
+
+    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
+        return self.trainer.build_learner(context, env, policy)
+
+    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> ExperienceSource:
+        return self.trainer.build_source(context, env, policy)
+
+    def pretrain(self, learner: LoopLearner) -> None:
+        self.trainer.pretrain(learner)
+
+    def schedule(self, policy: Trainable, progress: float) -> bool:
+        return self.trainer.schedule(policy, progress)
 
     def model(self) -> Reward:
         """The reward model; raises UserError for a folder without one."""

@@ -22,10 +22,11 @@ from vla_rl.policies.diffusion import DiffusionPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
-from vla_rl.recipes.trainers import RunContext, Trainable, TrainerConfig, generator
+from vla_rl.recipes.trainers import TrainerConfig, build
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
 from vla_rl.training.loop import BestWeights, Loop
@@ -134,21 +135,21 @@ def play(
 
 
 def improve(
-    method: TrainerConfig, context: RunContext, judged: EvaluationConfig, folder: RunFolder
+    trainer: TrainerConfig, context: RunContext, evaluation: EvaluationConfig, folder: RunFolder
 ) -> tuple[Trainable, BestWeights]:
-    """Reinforcement learning from ``context.base``; the policy ends with its best validated weights.
+    """Reinforcement learning by ``trainer``; the policy ends with its best validated weights.
 
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
     group, seed = context.group, context.seed
-    validation = context.env.make(judged.num_envs)
-    setup = method.assemble(context)
-    policy, held_out = setup.policy, suite.held_out(suite.VALIDATION, judged.validation)
+    validation = context.env.make(evaluation.num_envs)
+    setup = build(trainer, context)
+    policy, held_out = setup.policy, suite.held_out(suite.VALIDATION, evaluation.validation)
     by_family: dict[str, float] = {}
     saved = folder.load_state("rl") if folder.resumed else None
     if saved is None:
-        setup.begin()
+        trainer.pretrain(setup.learner)
 
     def validate() -> Rate | MeanReturn:
         outcomes = evaluate(validation, policy, held_out, generator(seed, 3))
@@ -156,10 +157,10 @@ def improve(
             by_family.update({f"validation/{name}": rate.success for name, rate in outcomes.families.items()})
         return outcomes.score
 
-    with bar("improve", method.loop.iterations) as update, patient_sigterm() as asked_to_stop:
+    with bar("improve", trainer.loop.iterations) as update, patient_sigterm() as asked_to_stop:
 
         def save(iteration: int) -> None:
-            if group.size == 1 and (asked_to_stop() or iteration % method.loop.save_every == 0):
+            if group.size == 1 and (asked_to_stop() or iteration % trainer.loop.save_every == 0):
                 folder.save_state(iteration, loop.state_dict())
             if asked_to_stop():
                 raise Terminated
@@ -169,10 +170,10 @@ def improve(
             setup.learner,
             InProcessPolicyStore(policy),
             validate,
-            method.loop,
+            trainer.loop,
             on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             report=_report_rl(folder, update, by_family),
-            prepare=setup.prepare,
+            prepare=lambda progress: trainer.schedule(policy, progress),
             save=save,
         )
         if saved is not None:

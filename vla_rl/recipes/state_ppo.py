@@ -19,10 +19,11 @@ from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import RunningCritic
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.statistics import RunningStatistics
+from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.signals import Terminated, patient_sigterm
-from vla_rl.recipes.stages import EvaluationConfig, clock, generator
+from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.training.distributed import SummedCounters, current_reducer
 from vla_rl.training.loop import BestWeights, Loop, LoopConfig, LoopLearner
 from vla_rl.training.policy_store import InProcessPolicyStore

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import wilson
+from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.label_frames import label_frames
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import clock
-from vla_rl.recipes.trainers import generator
 from vla_rl.rewards.calibration import Counts, value_order_correlation
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.pairs import PairSampler

@@ -21,9 +21,10 @@ from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.truncation_value import ZeroValue
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.imagine.imagined_env import DreamWorld
 from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import RLConfig, RunContext
+from vla_rl.recipes.trainers import RLConfig, build
 from vla_rl.training.tracking import RunFolder
 from world_models.env import DreamConfig
 from world_models.initial_states import Start, Starts
@@ -73,7 +74,7 @@ def small(name: str) -> RLConfig:
 
 
 def test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept(policy, world):
-    setup = small("lift_grpo").assemble(RunContext(world, deepcopy(policy), 1, OneProcess()))
+    setup = build(small("lift_grpo"), RunContext(world, deepcopy(policy), 1, OneProcess()))
     cut_off = 0
     for _ in range(4):
         rollout = setup.source.next()

@@ -20,13 +20,14 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Plan
 from vla_rl.recipes.imagine.collect import Gather, Gathered, gather
 from vla_rl.recipes.imagine.imagined_env import DreamWorld, promise, replayed, starts_of, watch
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.stages import EvaluationConfig, collect, improve
-from vla_rl.recipes.trainers import RLConfig, RunContext
+from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig

@@ -13,11 +13,11 @@ from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
+from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.imagine.coevolution import Trained
 from vla_rl.recipes.imagine.imagined_env import DreamWorld
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.trainers import generator
 
 RANDOM_ACTION_PROB = (
     0.0,

@@ -15,7 +15,6 @@ Everything lies in the run folder, so a run that was stopped goes on from there:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.contract.batch import ExperienceSource
+from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
@@ -32,14 +33,15 @@ from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.collect import Gather, Gathered, gather, told
 from vla_rl.recipes.imagine.imagined_env import DreamWorld, promise, replayed, starts_of, watch
 from vla_rl.recipes.progress import bar, console
-from vla_rl.recipes.trainers import RunContext, TrainerConfig, TrainingSetup, generator
+from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.training.coevolve import Coevolution, CoevolutionConfig, Decision, Signals
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.loop import LoopConfig
+from vla_rl.training.loop import LoopConfig, LoopLearner
 from vla_rl.training.tracking import RunFolder, write_json
 from vla_rl.training.world_model import WorldFit, fit_world, load_world, save_world, statistics
 
@@ -275,26 +277,34 @@ class GrowingWorld:
 
 @dataclass(frozen=True)
 class Growing:
-    """``method``, in dreams whose world model grows with the policy."""
+    """``trainer``, in imagination, whose world model keeps learning beside the policy (a ``TrainerConfig``)."""
 
-    method: TrainerConfig
+    trainer: TrainerConfig
     world: GrowingWorld
 
     @property
     def loop(self) -> LoopConfig:
-        return self.method.loop
+        return self.trainer.loop
 
-    def assemble(self, context: RunContext) -> TrainingSetup:
-        made = self.method.assemble(context)
-        made.prepare = self._and_grow(made.prepare, made.policy)
-        return made
+    def build_env(self, context: RunContext) -> VecEnv:
+        return self.trainer.build_env(context)
 
-    def _and_grow(self, prepare: Callable[[float], bool], policy: Policy) -> Callable[[float], bool]:
-        def both(progress: float) -> bool:
-            changed = prepare(progress)
-            return self.world.grow(policy, round(progress * self.loop.iterations)) or changed
+    def build_policy(self, context: RunContext) -> Trainable:
+        return self.trainer.build_policy(context)
 
-        return both
+    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
+        return self.trainer.build_learner(context, env, policy)
+
+    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> ExperienceSource:
+        return self.trainer.build_source(context, env, policy)
+
+    def pretrain(self, learner: LoopLearner) -> None:
+        self.trainer.pretrain(learner)
+
+    def schedule(self, policy: Trainable, progress: float) -> bool:
+        """The trainer's own schedule, then real episodes where the world model needs them."""
+        changed = self.trainer.schedule(policy, progress)
+        return self.world.grow(policy, round(progress * self.loop.iterations)) or changed
 
 
 def _require(device: str) -> None:

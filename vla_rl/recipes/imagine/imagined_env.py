@@ -18,8 +18,8 @@ from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy, encode_observation
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.experience.windows import context_at
+from vla_rl.recipes.context import generator
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.trainers import generator
 
 
 def replayed(model: Any, trajectories: Trajectories, dream: Any) -> Any:

@@ -11,11 +11,11 @@ import torch
 from vla_rl.evaluation.frame_metrics import frame_agreement, object_error
 from vla_rl.evaluation.object_positions import TARGET, replayed_positions
 from vla_rl.experience.trajectories import Trajectories
+from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Trained
 from vla_rl.recipes.imagine.imagined_env import replayed
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.trainers import generator
 from vla_rl.training.probe import FIT, fit_probe
 
 _LEARNT = 400  # episodes that the probe learns from

@@ -11,10 +11,11 @@ from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
+from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Growing, GrowingWorld, Plan
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.trainers import RunContext, TrainerConfig
+from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.tracking import RunFolder
 

@@ -1,0 +1,71 @@
+"""What trainer configs build, and what several processes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+import pytest
+import torch
+
+from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.recipes.context import RunContext
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.off_policy import OffPolicyRL
+from vla_rl.recipes.policies import StartFrom, TD3Residual
+from vla_rl.recipes.trainers import OnPolicyRL, RLConfig
+
+
+class Process(OneProcess):
+    """One of two processes."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.size = rank, 2
+
+
+@dataclass
+class Wooden:
+    """Not a flow policy."""
+
+    version: int = 0
+
+
+def context(rank: int = 0, base=None) -> RunContext:
+    return RunContext(EnvConfig(), base, 1, Process(rank))
+
+
+def test_processes_play_different_seeds():
+    first, second = (set(islice(context(rank).seeds(), 1000)) for rank in (0, 1))
+    assert len(first) == len(second) == 1000 and not first & second
+    together = set(islice(RunContext(EnvConfig(), None, 1, OneProcess()).seeds(), 2000))
+    assert first | second == together, "together they play what one process would"
+
+
+def test_processes_explore_with_different_noise():
+    first, second = (torch.randn(8, generator=context(rank).exploration()) for rank in (0, 1))
+    assert not torch.equal(first, second)
+
+
+def test_off_policy_training_refuses_several_processes():
+    with pytest.raises(UserError, match="ResidualTD3Config cannot share its replay buffer, so 2 processes"):
+        OffPolicyRL(TD3Residual()).build_policy(context())
+
+
+def test_a_policy_that_needs_another_one_says_how_to_give_it():
+    with pytest.raises(UserError, match=r"a residual policy is built on another policy.*--policy"):
+        TD3Residual().build(context())
+
+
+def test_a_starting_policy_without_features_is_named():
+    with pytest.raises(UserError, match="Wooden has no spec, so this run cannot be built on it"):
+        OnPolicyRL(StartFrom()).build_policy(context(base=Wooden()))
+
+
+def test_the_sampler_of_what_is_no_flow_policy_cannot_be_chosen():
+    base = Wooden()
+    base.spec = base.feature_sizes = base.encode = None
+    with pytest.raises(UserError, match=r"Wooden has no with_sampler.*OnPolicyRL\(StartFrom\(\)\)"):
+        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4)).build_policy(context(base=base))

@@ -1,0 +1,102 @@
+"""What every trainer is built from: the environment, the policy that the run starts from, the seed, the processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from vla_rl.contract.batch import Reducer
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Policy
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.evaluation import suite
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.rollout import SeedStream
+from vla_rl.recipes.env_config import EnvFactory
+
+CPU = torch.device("cpu")
+
+
+def generator(seed: int, stream: int) -> torch.Generator:
+    """An independent generator per seed and purpose, so that a change in one stage leaves the others alone."""
+    return torch.Generator().manual_seed(1_000_003 * stream + seed)
+
+
+class Trainable(Policy, Protocol):
+    """A policy that learns and can be saved."""
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """The entries of ``encode`` that a critic reads, with their flattened sizes; critics add ``time``."""
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The parameters that an algorithm may change, by name."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a checkpoint that names the class, see ``vla_rl/pretrained.py``."""
+
+
+class StartPolicy(Trainable, Protocol):
+    """What a run may start from: it acts, it can be trained, and heads on top of it read its features.
+
+    It is an ``ObservationEncoder``, see ``vla_rl/policies/encoder.py``.
+    """
+
+    spec: EnvSpec
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The surroundings of one training run.
+
+    env             makes the environments, simulated or imagined
+    base            the policy that the run starts from; None when the config builds one from nothing
+    group           the processes that share the work
+    demonstrations  folder of a dataset; "" for none
+    device          where policy, critic, learner and replay are
+    """
+
+    env: EnvFactory
+    base: StartPolicy | None
+    seed: int
+    group: Reducer
+    demonstrations: str = ""
+    device: torch.device = CPU
+
+    def start(self, needed_by: str) -> StartPolicy:
+        """``base``; raises UserError when there is none or when it lacks what heads and critics read."""
+        if self.base is None:
+            raise UserError(
+                f"{needed_by} is built on another policy and none was given, so it cannot be built; add --policy with "
+                "a checkpoint folder or module:Class."
+            )
+        lacking = [name for name in ("spec", "feature_sizes", "encode") if not hasattr(self.base, name)]
+        if lacking:
+            raise UserError(
+                f"{type(self.base).__name__} has no {lacking[0]}, so {needed_by} cannot be built on it; see "
+                "vla_rl.policies.encoder.ObservationEncoder."
+            )
+        return self.base
+
+    def episodes(self, needed_by: str) -> Demonstrations:
+        """The demonstrations; raises UserError when there are none."""
+        if not self.demonstrations:
+            raise UserError(
+                f"{needed_by} needs demonstrations and none were given, so it cannot learn; add --demonstrations "
+                "FOLDER."
+            )
+        return load_demonstrations(Path(self.demonstrations))
+
+    def seeds(self) -> SeedStream:
+        """The training seeds of this process: every ``group.size``-th, from its rank."""
+        seeds = suite.training_seeds(self.seed, "reinforcement")
+        return SeedStream(seeds.start + self.group.rank, seeds.stop, self.group.size)
+
+    def exploration(self) -> torch.Generator:
+        """The generator of this process's exploration."""
+        return generator(self.seed, 5 + 100 * self.group.rank)

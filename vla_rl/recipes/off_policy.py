@@ -1,0 +1,132 @@
+"""Off-policy training: a replay buffer, demonstrations beside it, and learners that may begin with recorded data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.contract.batch import ExperienceSource, ReplayBuffer
+from vla_rl.contract.env import VecEnv
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Policy
+from vla_rl.experience.mixture import Mixture
+from vla_rl.experience.relabel import relabelled
+from vla_rl.experience.replay import Replay
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.experience.storage import InMemory, OnDisk
+from vla_rl.policies.critics import QEnsemble
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.recipes.context import RunContext, Trainable, generator
+from vla_rl.recipes.progress import bar
+from vla_rl.recipes.trainers import PolicyConfig, SourceConfig
+from vla_rl.training.loop import LoopConfig, LoopLearner
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The replay buffer, and the demonstrations that its batches are mixed with."""
+
+    capacity: int = 200_000  # slots: decisions and ends of episodes
+    gamma: float = 0.99  # per low-level action
+    n_step: int = 3  # decisions
+    share: float = 0.25  # of the demonstrations in a batch
+    folder: str = ""  # keep the replay in files there instead of in memory
+
+    def build(self, policy: Policy, context: RunContext, horizon: int) -> ReplayBuffer:
+        """The buffer, with the demonstrations relabelled as decisions of ``policy`` in chunks of ``horizon``."""
+        online = Replay(self.capacity, self.gamma, self.n_step, OnDisk(self.folder) if self.folder else InMemory())
+        if not self.share:
+            return online
+        episodes = context.episodes(f"a replay with a share of {self.share:g} for demonstrations")
+        noise = generator(context.seed, 6)
+        offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step)
+        env = context.env.make(1)
+        with bar("relabel", episodes.count * horizon) as update:
+            for done, rollout in enumerate(relabelled(episodes, policy, env.spec, horizon, noise, horizon), 1):
+                offline.add(rollout)
+                update(done, "demonstrations")
+        env.close()
+        parts: Mapping[str, ReplayBuffer] = {"online": online, "demonstrations": offline}
+        return Mixture(parts, {"online": 1.0 - self.share, "demonstrations": self.share})
+
+
+@runtime_checkable
+class OffPolicyLearner(LoopLearner, Protocol):
+    """A learner that can begin with recorded data."""
+
+    def pretrain(self, steps: int, report: Callable[[int, dict[str, float]], None]) -> None:
+        """Take ``steps`` steps from the replay buffer; ``report(step, metrics)`` after each."""
+
+
+class OffPolicyAlgorithm(Protocol):
+    """The frozen dataclass of one off-policy algorithm's numbers, which builds its learner."""
+
+    @property
+    def num_critics(self) -> int: ...
+
+    @property
+    def critic(self) -> HeadConfig: ...
+
+    @property
+    def offline_steps(self) -> int:
+        """Steps from recorded data alone, before anything is collected."""
+
+    def build(
+        self,
+        policy: Any,  # each algorithm names the protocol that it needs
+        parameters: Mapping[str, nn.Parameter],
+        critic: QEnsemble,
+        replay: ReplayBuffer,
+        generator: torch.Generator,
+    ) -> OffPolicyLearner:
+        """A learner that improves ``policy`` (through ``parameters``) and ``critic`` in place from ``replay``."""
+
+
+@dataclass(frozen=True)
+class OffPolicyRL:
+    """Off-policy RL of the policy that ``policy`` builds; it runs in one process."""
+
+    policy: PolicyConfig
+    experience: SourceConfig = field(default_factory=lambda: WindowConfig(num_envs=32, decisions=8))
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    algorithm: OffPolicyAlgorithm = field(default_factory=ResidualTD3Config)
+
+    def build_env(self, context: RunContext) -> VecEnv:
+        return context.env.make_training(self.experience.num_envs)
+
+    def build_policy(self, context: RunContext) -> Trainable:
+        """Raises UserError in several processes: each would train a policy of its own."""
+        if context.group.size > 1:
+            raise UserError(
+                f"{type(self.algorithm).__name__} cannot share its replay buffer, so {context.group.size} processes "
+                "would train unrelated policies; start one process, or choose an on-policy algorithm."
+            )
+        torch.manual_seed(context.seed)  # module initialisation has no generator argument
+        return self.policy.build(context)
+
+    def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> OffPolicyLearner:
+        horizon = getattr(policy, "horizon", 1)
+        replay = self.replay.build(policy, context, horizon)
+        sizes, actions = {**policy.feature_sizes, "time": 1}, horizon * env.spec.action_dim
+        critic = QEnsemble(sizes, actions, self.algorithm.num_critics, self.algorithm.critic).to(context.device)
+        return self.algorithm.build(policy, policy.trainable(), critic, replay, generator(context.seed, 4))
+
+    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> ExperienceSource:
+        return self.experience.build(env, policy, context.seeds(), context.exploration())
+
+    def pretrain(self, learner: LoopLearner) -> None:
+        """Learn from the recorded data before anything is collected."""
+        if steps := self.algorithm.offline_steps:
+            assert isinstance(learner, OffPolicyLearner)
+            with bar("offline", steps) as update:
+                learner.pretrain(steps, lambda step, info: update(step + 1, f"value {info['value']:.3f}"))
+
+    def schedule(self, policy: Trainable, progress: float) -> bool:
+        """Nothing changes during the run."""
+        return False
