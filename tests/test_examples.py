@@ -107,7 +107,7 @@ def test_algorithms_and_policies_are_interchangeable():
     """PPO takes the policy of the example; the loop takes the algorithm of the example."""
     env, policy, source, critic = _learning()
     ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0), torch.Generator().manual_seed(2))
-    assert ppo.update(source.next())["parity"] < 1e-4
+    assert ppo.update(source.next())["policy/logprob_gap"] < 1e-4
     env, policy, source, critic = _learning()
     learner = Reinforce(policy, policy.trainable(), critic, ReinforceConfig(), OneProcess())
     noise = torch.Generator()

@@ -153,7 +153,7 @@ def rollout(features: dict[str, Tensor], out: ActionOut, reward: Tensor, **chang
         "final_index": torch.zeros(0, 2, dtype=torch.long),
         "final_features": {name: item[0, :0] for name, item in features.items()},
         "seeds": torch.zeros(1, num_envs, dtype=torch.long),
-        "info": {"env_steps": float(num_envs)},
+        "info": {"env/steps": float(num_envs)},
     }
     return Rollout(**{**parts, **changes})
 

@@ -75,7 +75,7 @@ class Reinforce:
         loss = -(self.policy.log_prob(features, rollout.sample[used], aux).logprob * advantage).mean()
         self.optimizer.param_groups[0]["lr"] = self.lr
         _step(self.optimizer, loss)
-        return {"policy_loss": float(loss.detach()), "value_loss": float(value_loss.detach())}
+        return {"policy/loss": float(loss.detach()), "critic/loss": float(value_loss.detach())}
 
     def state_dict(self) -> dict[str, Any]:
         """With this and the next method a run can be resumed; the loop saves what they say after every iteration."""

@@ -150,7 +150,7 @@ class Watching(DPPO):
 def test_every_steps_ratio_is_one_before_the_first_update_and_not_after():
     dppo = learner(toy(), Watching)
     metrics = dppo.update(bandit(dppo.policy, 49, seeded(1)))
-    assert dppo.gaps[0] <= 1e-5 * math.sqrt(2) and metrics["parity"] <= 1e-5 * math.sqrt(10)
+    assert dppo.gaps[0] <= 1e-5 * math.sqrt(2) and metrics["policy/logprob_gap"] <= 1e-5 * math.sqrt(10)
     assert max(dppo.gaps[1:]) > 1e-3
 
 

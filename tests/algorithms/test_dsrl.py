@@ -110,7 +110,7 @@ def test_the_actor_s_gradient_by_hand(base, config):
     torch.testing.assert_close(found, loss, atol=1e-4, rtol=1e-4)
     for mine, theirs in zip(torch.autograd.grad(found, list(made.learnt.values())), expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
-    assert info["entropy"] == pytest.approx(-density.mean().item() / 2, abs=1e-3)
+    assert info["policy/entropy"] == pytest.approx(-density.mean().item() / 2, abs=1e-3)
 
 
 def test_critics_judge_noise_and_actions(base):
@@ -126,7 +126,7 @@ def test_critics_of_noise_refuse_what_has_none(base):
     for given, count in ((demonstrated, 32), (corrected, 1)):
         with pytest.raises(UserError, match=f"{count} of 32 decisions.*share to 0, or choose the noise-aliased"):
             learner(base).critic_step(given)
-        assert math.isfinite(learner(base, ALIASED).critic_step(given)["critic_loss"])
+        assert math.isfinite(learner(base, ALIASED).critic_step(given)["critic/loss"])
 
 
 def test_noise_critics_equal_action_critics_after_the_decoder(base):
@@ -162,7 +162,7 @@ def test_distillation_is_at_noise_that_the_actor_can_choose_its_bounds_included(
 
 def test_every_step_distils_as_often_as_configured(base, monkeypatch):
     made, count = learner(base, replace(ALIASED, distillations=4)), []
-    monkeypatch.setattr(made, "distil", lambda features: count.append(1) or {"distillation_loss": 1.0})
+    monkeypatch.setattr(made, "distil", lambda features: count.append(1) or {"critic/distillation_loss": 1.0})
     made.critic_step(batch())
     assert len(count) == 4
 

@@ -127,8 +127,8 @@ def test_a_refit_ends_every_stage_but_the_last(imitated):
     for i in range(8):
         metrics = made.update(bandit(made.policy, 16, g))
         rows.append(len(made.window))
-        refits += [i] if "refit_loss" in metrics else []
-        stages.append(metrics["refits"])
+        refits += [i] if "policy/refit_loss" in metrics else []
+        stages.append(metrics["policy/refits"])
         if i in (2, 5):
             mean, std = made.policy.actor({"state": torch.ones(1, 1)})
             assert not mean.any() and torch.equal(std, torch.ones(1, 2))
@@ -155,7 +155,7 @@ def test_reaches_the_optimum_of_a_bandit(imitated):
     made, g = learner(imitated), seeded(1)
     first, plain = deployed(made.policy, "sample"), []
     for _ in range(30):
-        if "refit_loss" in made.update(bandit(made.policy, 256, g)):
+        if "policy/refit_loss" in made.update(bandit(made.policy, 256, g)):
             plain.append(deployed(made.policy, "sample"))
     assert first < -0.25 and len(plain) == 3
     assert plain[0] > 0.5 * first and plain[1] > 0.2 * first and plain[2] > -0.02, (first, plain)

@@ -82,7 +82,7 @@ def play(policy, episodes=EPISODES, seed=1, horizon=2) -> Rollout:
         final_index=(ends & ~earned).nonzero(),
         final_features={"state": state[1:][ends & ~earned]},
         seeds=torch.tensor([item[0] for item in episodes]).expand(length, -1),
-        info={"env_steps": float(valid.sum())},
+        info={"env/steps": float(valid.sum())},
     )
 
 
@@ -110,7 +110,9 @@ def test_the_first_gradient_is_the_policy_gradient(config, averaging):
     loss = -sum(weight[averaging](e) * advantage[e] * new[t][e] for t, e in counted)
     expected = torch.autograd.grad(loss, grpo.parameters.values())
     batch, metrics = grpo._make_batch(experience)
-    assert metrics["decisions"] == len(batch.logprob) == 3 + 3 + 1 + 4  # the first episode is as good as the others
+    assert (
+        metrics["rollout/decisions"] == len(batch.logprob) == 3 + 3 + 1 + 4
+    )  # the first episode is as good as the others
     found = torch.autograd.grad(
         grpo.policy_loss(batch, grpo.policy.log_prob(batch.features, batch.sample, batch.aux))[0],
         grpo.parameters.values(),
@@ -145,7 +147,7 @@ def test_the_decoupled_objective_of_old_decisions():
     """log pi: -1 when it was made, -.8 at the start of the update, -.5 now; A = 2, clip .2."""
     grpo = learner(clip_low=0.2, clip_high=0.2)
     batch, metrics = anchored(grpo, [-1.0, -0.8], [-0.8, -0.8], [3, 4])
-    assert batch.weight.tolist() == pytest.approx([1.221403, 1]) and metrics["parity"] == 0
+    assert batch.weight.tolist() == pytest.approx([1.221403, 1]) and metrics["policy/logprob_gap"] == 0
     new = Likelihood(torch.tensor([-0.5, -0.5]).double(), torch.zeros(2), {})
     assert (new.logprob - batch.logprob).exp().tolist() == pytest.approx([1.349859] * 2)
     assert grpo.policy_loss(batch, new)[0].item() == pytest.approx(-(2.931367 + 2.4) / 2)
@@ -158,9 +160,11 @@ def test_the_weight_of_old_decisions_is_bounded():
 
 def test_log_probs_that_are_off_are_recomputed_but_old_ones_are_not_off():
     batch, metrics = anchored(learner(), [-1.0, 0.0], [0.0, 0.005], [3, 4])
-    assert metrics["parity"] == pytest.approx(0.005) and batch.logprob.tolist() == [0.0, 0.0]
+    assert metrics["policy/logprob_gap"] == pytest.approx(0.005) and batch.logprob.tolist() == [0.0, 0.0]
     batch, metrics = anchored(learner(), [-1.0, 0.0], [0.0, 0.5], [4, 4])
-    assert metrics["parity"] == 1 and batch.logprob.tolist() == [0.0, 0.5] and batch.weight.tolist() == [1, 1]
+    assert (
+        metrics["policy/logprob_gap"] == 1 and batch.logprob.tolist() == [0.0, 0.5] and batch.weight.tolist() == [1, 1]
+    )
 
 
 def test_decisions_are_old_by_their_recorded_version():
@@ -169,8 +173,8 @@ def test_decisions_are_old_by_their_recorded_version():
     experience = play(grpo.policy)
     experience.version[:, 3:] = 1
     batch, metrics = grpo._make_batch(experience)
-    assert batch.stale.sum() == 4 + 3 and metrics["stale"] == pytest.approx(7 / 12)
-    assert grpo.update(experience)["parity"] < 1e-4
+    assert batch.stale.sum() == 4 + 3 and metrics["rollout/stale"] == pytest.approx(7 / 12)
+    assert grpo.update(experience)["policy/logprob_gap"] < 1e-4
 
 
 # -- what enters ------------------------------------------------------------------------------------------------------
@@ -190,7 +194,7 @@ def test_idle_and_intervened_decisions_and_those_after_a_success_never_enter(con
         for item in (experience.sample, experience.logprob, experience.aux["points"]):
             item[out] = poison
         metrics = grpo.update(experience)
-        assert metrics["decisions"] == 4 + 2 + 1 + 2 and metrics["parity"] < 1e-4
+        assert metrics["rollout/decisions"] == 4 + 2 + 1 + 2 and metrics["policy/logprob_gap"] < 1e-4
         ends.append(weights(grpo.policy))
     assert same(*ends) and all(item.isfinite().all() for item in ends[0])
 
@@ -201,7 +205,9 @@ def test_what_never_enters_is_not_in_the_denominators_either():
     experience.success[:, 4] = torch.tensor([False, True, False, False])
     units = 2 + 4 + 3 + 1 + 2 + 2 + 3
     batch, metrics = grpo._make_batch(experience)
-    assert batch.weight.tolist() == pytest.approx([metrics["decisions"] / units] * int(metrics["decisions"]))
+    assert batch.weight.tolist() == pytest.approx(
+        [metrics["rollout/decisions"] / units] * int(metrics["rollout/decisions"])
+    )
 
 
 def test_uniform_groups_stay_in_the_denominators():
@@ -214,7 +220,7 @@ def test_without_a_mixed_group_nothing_changes():
     grpo = learner()
     before, rate = weights(grpo.policy), grpo.lr
     metrics = grpo.update(play(grpo.policy, EPISODES[5:]))
-    assert metrics["decisions"] == 0 and metrics["return"] == 1 and same(before, weights(grpo.policy))
+    assert metrics["rollout/decisions"] == 0 and metrics["rollout/return"] == 1 and same(before, weights(grpo.policy))
     assert grpo.lr == rate
 
 
@@ -237,7 +243,7 @@ def test_the_same_seeds_give_the_same_weights_and_the_rate_follows_the_kl():
     for _ in range(2):
         grpo = learner(minibatch=4, target_kl=1e-4, lr=1e-2, lr_bounds=(1e-6, 1.0))
         metrics = grpo.update(play(grpo.policy))
-        assert metrics["stopped"] == 1 and grpo.lr == pytest.approx(1e-2 / 1.4)
+        assert metrics["policy/stopped"] == 1 and grpo.lr == pytest.approx(1e-2 / 1.4)
         ends.append(weights(grpo.policy))
     assert same(*ends)
 
@@ -256,8 +262,8 @@ def test_two_processes_that_share_the_groups_end_with_the_weights_of_one(averagi
     for grpo, metrics in zip(both, found, strict=True):
         for mine, one in zip(weights(grpo.policy), weights(whole.policy), strict=True):
             torch.testing.assert_close(mine, one, rtol=1e-3, atol=2e-5)
-        assert metrics["decisions"] == expected["decisions"]
-        assert metrics["policy_loss"] == pytest.approx(expected["policy_loss"], rel=1e-3, abs=1e-6)
+        assert metrics["rollout/decisions"] == expected["rollout/decisions"]
+        assert metrics["policy/loss"] == pytest.approx(expected["policy/loss"], rel=1e-3, abs=1e-6)
 
 
 def _columns(experience: Rollout, part: slice) -> Rollout:

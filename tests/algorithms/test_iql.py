@@ -77,7 +77,7 @@ def test_recorded_actions_are_imitated_by_the_exponential_of_their_advantage(val
     iql = by_hand(beta=3.0)
     batch = transitions(features={"v": torch.tensor([value]), "q": torch.tensor([[2.0, 3.0]])})  # advantage 2 - value
     loss, info = iql.actor_loss(batch)
-    assert info["weight"] == pytest.approx(weight, rel=1e-5)
+    assert info["policy/advantage_weight"] == pytest.approx(weight, rel=1e-5)
     assert float(loss.detach()) == pytest.approx(2.0 * weight, rel=1e-5)
     (gradient,) = torch.autograd.grad(loss, iql.parameters["nothing"])
     assert float(gradient) == pytest.approx(-weight, rel=1e-5)  # likelier, and no gradient through the weight

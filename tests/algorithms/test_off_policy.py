@@ -33,7 +33,7 @@ def test_targets_are_clamped_to_the_bounds_of_returns():
     td3.target = lambda found: found.reward
     seen = td3.critic(td3.replay.found.features, td3.replay.found.executed.flatten(1)).detach()
     expected = (seen - td3.replay.found.reward.clamp(-0.1, 0.2)).square().mean(1).sum()
-    assert td3.critic_step(td3.replay.found)["critic_loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert td3.critic_step(td3.replay.found)["critic/loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_each_head_is_regressed_on_its_own():
@@ -102,7 +102,7 @@ def test_steps_follow_the_decisions_once_there_are_enough():
     assert steps == [0, 0, 2, 2, 3, 3, 13]
     idle = decisions(8)
     idle.valid[5:] = False
-    assert td3.update(idle)["decisions"] == 5 and td3.steps == 15
+    assert td3.update(idle)["rollout/decisions"] == 5 and td3.steps == 15
     td3.update(decisions(1))
     assert td3.steps == 16
     empty = build(replay=Recorded(batch(0)))
@@ -119,7 +119,7 @@ def test_the_actor_waits_for_the_warmup_and_then_steps_every_policy_delay():
         before = td3.policy.w.detach().clone()
         info = td3.step()
         moved.append(not torch.equal(before, td3.policy.w))
-        assert moved[-1] == ("actor_loss" in info)
+        assert moved[-1] == ("policy/loss" in info)
     assert moved == [False] * 6 + [True, False] * 3
 
 

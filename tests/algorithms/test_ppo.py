@@ -86,7 +86,7 @@ def test_the_ratio_is_one_before_the_first_update_and_not_after(sampler):
     ppo = learner(FlowToy(sampler=sampler, width=16), Watching, minibatch=7)
     metrics = ppo.update(bandit(ppo.policy, 49, seeded(1)))
     limit = 1e-5 * math.sqrt(8)
-    assert ppo.gaps[0] <= limit and metrics["parity"] <= limit
+    assert ppo.gaps[0] <= limit and metrics["policy/logprob_gap"] <= limit
     assert max(ppo.gaps[1:]) > 1e-3
 
 
@@ -95,7 +95,7 @@ def test_old_log_probs_that_are_off_are_recomputed_and_others_are_not():
         ppo = learner(kind=Watching)
         experience = bandit(ppo.policy, 64, seeded(1))
         metrics = ppo.update(replace(experience, logprob=experience.logprob + error))
-        assert metrics["parity"] == pytest.approx(error, abs=1e-4)
+        assert metrics["policy/logprob_gap"] == pytest.approx(error, abs=1e-4)
         assert ppo.gaps[0] == pytest.approx(first, abs=1e-4)
 
 
@@ -188,7 +188,7 @@ def test_intervened_and_idle_decisions_never_enter_a_likelihood(kind):
         for item in (sample, logprob, poisoned["points"]):
             item[left_out[..., 0]] = poison
         metrics = ppo.update(replace(experience, sample=sample, logprob=logprob, aux=poisoned, **flags))
-        assert metrics["decisions"] == 42 and metrics["parity"] < 1e-4
+        assert metrics["rollout/decisions"] == 42 and metrics["policy/logprob_gap"] < 1e-4
         ends.append(weights(ppo.policy) + weights(ppo.critic))
     assert same(*ends) and all(item.isfinite().all() for item in ends[0])
 
@@ -199,14 +199,14 @@ def test_one_intervened_action_is_enough_to_leave_a_decision_out():
     touched = torch.zeros(1, 8, 3, dtype=torch.bool)
     touched[0, 2, 1] = True
     chunks = {"reward": torch.zeros(1, 8, 3), "valid": torch.ones(1, 8, 3, dtype=torch.bool), "intervened": touched}
-    assert ppo.update(replace(experience, **chunks))["decisions"] == 7
+    assert ppo.update(replace(experience, **chunks))["rollout/decisions"] == 7
 
 
 def test_without_a_usable_decision_nothing_changes():
     ppo = learner()
     before = weights(ppo.policy) + weights(ppo.critic)
     experience = bandit(ppo.policy, 8, seeded(1))
-    assert ppo.update(replace(experience, intervened=experience.valid)) == {"decisions": 0.0}
+    assert ppo.update(replace(experience, intervened=experience.valid)) == {"rollout/decisions": 0.0}
     assert same(before, weights(ppo.policy) + weights(ppo.critic))
 
 
@@ -239,7 +239,7 @@ def test_two_processes_that_share_the_data_end_with_the_weights_of_one(cut, in_d
     experience = bandit(policy, 100, seeded(1))
     experience = replace(experience, intervened=(torch.arange(100) % 7 == 0)[None, :, None])
     expected = [whole.update(experience) for _ in range(2)]
-    assert expected[0]["stopped"] + expected[1]["stopped"] > 0 and expected[0]["decisions"] == 85
+    assert expected[0]["policy/stopped"] + expected[1]["policy/stopped"] > 0 and expected[0]["rollout/decisions"] == 85
 
     both = [learner(copy.deepcopy(policy), reducer=reducer, **config) for reducer in TwoProcesses.pair()]
     parts = [_columns(experience, slice(0, cut)), _columns(experience, slice(cut, None))]
@@ -249,7 +249,15 @@ def test_two_processes_that_share_the_data_end_with_the_weights_of_one(cut, in_d
         for name in ("policy", "critic"):
             for mine, one in zip(weights(getattr(ppo, name)), weights(getattr(whole, name)), strict=True):
                 torch.testing.assert_close(mine, one, rtol=1e-9, atol=1e-9)
-        for name in ("decisions", "kl", "clipped", "policy_loss", "value_loss", "stopped", "lr"):
+        for name in (
+            "rollout/decisions",
+            "policy/kl",
+            "policy/clip_fraction",
+            "policy/loss",
+            "critic/loss",
+            "policy/stopped",
+            "policy/lr",
+        ):
             assert metrics[-1][name] == pytest.approx(expected[-1][name], rel=1e-6, abs=1e-9), name
 
 
@@ -266,7 +274,7 @@ def _columns(experience, part):
 def test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on():
     ppo = learner(kind=Watching, target_kl=1e-4, lr=1e-2)
     metrics = ppo.update(bandit(ppo.policy, 640, seeded(1)))
-    assert metrics["stopped"] == 1 and ppo.steps.count("critic") == 40
+    assert metrics["policy/stopped"] == 1 and ppo.steps.count("critic") == 40
     assert 1 < ppo.steps.count("policy") < 20
     assert ppo.lr == pytest.approx(1e-2 / CONFIG.lr_factor)
 

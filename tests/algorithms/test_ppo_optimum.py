@@ -97,4 +97,4 @@ def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass():
     for _ in range(25):
         metrics = ppo.update(source.next())
     missing, success = regret(policy)
-    assert missing < 0.3 and success > 0.95 and metrics["explained_variance"] > 0.8
+    assert missing < 0.3 and success > 0.95 and metrics["critic/explained_variance"] > 0.8

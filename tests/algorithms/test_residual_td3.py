@@ -47,7 +47,7 @@ def test_the_actor_ascends_the_mean_of_all_heads_less_the_penalty():
     effort = action.square().sum(1).mean()
     (-td3.critic(found.features, action).mean() + 0.7 * effort).backward()
     torch.testing.assert_close(td3.policy.w.grad, line.w.grad)
-    assert td3.actor_step(found)["effort"] > 0 and "effort" not in build().actor_step(found)
+    assert td3.actor_step(found)["policy/residual_norm"] > 0 and "policy/residual_norm" not in build().actor_step(found)
 
 
 def test_targets_follow_slowly():

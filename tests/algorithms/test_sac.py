@@ -63,7 +63,7 @@ def test_the_actor_loss_by_hand_and_its_entropy_is_per_entry():
     features = {"q": torch.tensor([[2.0, 3.0]]), "a": torch.zeros(1, 4), "logp": torch.tensor([-1.5])}
     loss, info = by_hand(temperature=0.4).actor_loss(transitions(features=features))
     torch.testing.assert_close(loss, torch.tensor(0.4 * -1.5 - 2.5))
-    assert info["entropy"] == pytest.approx(1.5 / 4)
+    assert info["policy/entropy"] == pytest.approx(1.5 / 4)
 
 
 @pytest.mark.parametrize(("logp", "wider"), [(1.0, True), (3.0, True), (0.0, False), (-2.0, False)])
@@ -72,7 +72,7 @@ def test_the_temperature_rises_when_the_entropy_is_below_its_target_and_falls_ab
     sac = by_hand(temperature=0.4, target_entropy=-0.25)
     made = {"q": torch.zeros(1, 2), "a": torch.zeros(1, 2), "logp": logp + sac.parameters["nothing"][None]}
     info = sac.actor_step(transitions(features=made))
-    assert (info["temperature"] > 0.4) == wider
+    assert (info["policy/temperature"] > 0.4) == wider
     expected = 0.4 * (-logp / 2 + 0.25)
     assert sac.log_temperature.grad is not None and float(sac.log_temperature.grad) == pytest.approx(expected)
 
@@ -125,9 +125,9 @@ def test_it_reaches_the_optimum_of_a_bandit_with_the_target_entropy_and_its_temp
     for _ in range(15):
         metrics = sac.update(bandit(sac.policy, 64, generator))
     assert deployed(sac.policy) > -0.02
-    assert metrics["entropy"] == pytest.approx(-1.0, abs=0.2)
+    assert metrics["policy/entropy"] == pytest.approx(-1.0, abs=0.2)
     # exp(-d^2 / alpha) is a normal density of variance alpha / 2, whose entropy is log(pi e alpha) / 2 per entry.
-    assert metrics["temperature"] == pytest.approx(math.exp(-2.0) / (math.pi * math.e), rel=0.4)
+    assert metrics["policy/temperature"] == pytest.approx(math.exp(-2.0) / (math.pi * math.e), rel=0.4)
 
 
 def test_it_reaches_the_optimum_of_the_point_mass():

@@ -45,8 +45,8 @@ def update_stored_vs_recomputed(quick: bool = False) -> list[Row]:
         for side, data in {"ours": features, "other": pixels}.items():
             contenders[side] = _update(policy, data, side, metrics)
         seconds = interleave(contenders, repeats)
-        gap = abs(metrics["ours"]["kl"] - metrics["other"]["kl"])
-        assert gap <= 1e-3 * metrics["ours"]["kl"], "the two updates learnt something else"
+        gap = abs(metrics["ours"]["policy/kl"] - metrics["other"]["policy/kl"])
+        assert gap <= 1e-3 * metrics["ours"]["policy/kl"], "the two updates learnt something else"
         detail = {
             f"{side}_bytes_per_decision": _size(data) for side, data in {"ours": features, "other": pixels}.items()
         }

@@ -52,7 +52,7 @@ def test_the_frozen_base_is_the_same_file_afterwards(tmp_path, untrained, quick)
     assert len(digests) == 1
     assert type(load_policy(kept)).__name__ == "DeterministicResidual"
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["steps"] > 10, "it learnt"
+    assert rows[-1]["critic/steps"] > 10, "it learnt"
 
 
 def test_demonstrations_that_are_needed_and_missing_are_asked_for(untrained, quick, tmp_path, complaint):

@@ -69,9 +69,9 @@ def test_metrics_tell_the_whole_course(folder, summary):
     assert [row["elapsed_s"] for row in rows] == sorted(row["elapsed_s"] for row in rows)
     rl = [row for row in rows if row["stage"] == "rl"]
     assert [row["step"] for row in rl] == list(range(load_config(CONFIG).rl.loop.iterations + 1))
-    assert "validation" in rl[0] and "validation" in rl[-1]
-    assert all(row["parity"] < 1e-3 for row in rl[1:])
-    assert rl[-1]["env_steps_total"] == summary["env_steps"] == sum(row["env_steps"] for row in rl[1:])
+    assert "eval/score" in rl[0] and "eval/score" in rl[-1]
+    assert all(row["policy/logprob_gap"] < 1e-3 for row in rl[1:])
+    assert rl[-1]["env/steps_total"] == summary["env_steps"] == sum(row["env/steps"] for row in rl[1:])
     losses = [row["loss"] for row in rows if row["stage"] == "imitation"]
     assert losses[-1] < 0.5 * losses[0]
 

@@ -49,7 +49,7 @@ def test_it_learns_to_balance(tmp_path):
         folder = tmp_path / str(seed)
         summary = run(recipe, str(folder))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        validations = [line["validation"] for line in lines if "validation" in line]
+        validations = [line["eval/score"] for line in lines if "eval/score" in line]
         assert len(validations) == 5 and validations[0] < 50 and summary["return"]["episodes"] == 4
         gains.append(math.log(max(validations) / validations[0]))
         assert load_policy(folder / "checkpoints" / "best").standardize.count > 0

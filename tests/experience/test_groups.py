@@ -108,23 +108,26 @@ def test_every_number_can_be_recomputed_and_groups_come_in_the_order_of_their_la
     delivered = [seed for rollout in rollouts for seed in seeds_of(rollout)]
     assert delivered == list(islice(filter(mixed, count(START)), 8 * SMALL.groups))
     assert all(times == SMALL.size for times in maker.env.begun.values())  # no seed was tried again
-    assert sum(rollout.info["groups_refilled"] for rollout in rollouts) > 5
+    assert sum(rollout.info["rollout/groups_refilled"] for rollout in rollouts) > 5
 
 
 def test_counters_tell_what_was_played_thrown_away_and_carried():
     maker, carried, begun = source(), 0, START
     for _ in range(8):
         rollout = maker.next()
-        info, played = rollout.info, range(begun, begun + int(rollout.info["groups_played"]))
+        info, played = rollout.info, range(begun, begun + int(rollout.info["rollout/groups_played"]))
         lengths = episode_length(np.array(played))
-        assert info["env_steps"] == SMALL.size * lengths.sum() and info["episodes"] == SMALL.size * len(played)
-        assert info["successes"] == SMALL.size * sum(seed % 2 == 0 for seed in played)
-        assert info["truncations"] == info["episodes"] - info["successes"]
-        assert info["groups_refilled"] == sum(not mixed(seed) for seed in played) and info["groups_uniform"] == 0
-        assert info["groups_old"] == carried
-        carried = info["groups_carried"]
-        assert info["groups_old"] + len(played) == SMALL.groups + info["groups_refilled"] + carried
-        assert all(info[name] > 0 for name in ("env_s", "perception_s", "act_s"))
+        assert info["env/steps"] == SMALL.size * lengths.sum() and info["rollout/episodes"] == SMALL.size * len(played)
+        assert info["rollout/successes"] == SMALL.size * sum(seed % 2 == 0 for seed in played)
+        assert info["rollout/truncations"] == info["rollout/episodes"] - info["rollout/successes"]
+        assert (
+            info["rollout/groups_refilled"] == sum(not mixed(seed) for seed in played)
+            and info["rollout/groups_uniform"] == 0
+        )
+        assert info["rollout/groups_old"] == carried
+        carried = info["rollout/groups_carried"]
+        assert info["rollout/groups_old"] + len(played) == SMALL.groups + info["rollout/groups_refilled"] + carried
+        assert all(info[name] > 0 for name in ("time/env_s", "time/encode_s", "time/act_s"))
         begun = played.stop
     assert maker.seeds.drawn == begun - START == sum(maker.env.begun.values()) / SMALL.size
 
@@ -145,9 +148,9 @@ def test_what_is_carried_over_is_at_most_what_was_ahead_and_one_rollout_old(ahea
         versions = rollout.version[0].reshape(-1, SMALL.size)
         assert (rollout.version == rollout.version[:1]).all() and (versions == versions[:, :1]).all()
         assert (versions >= version - 1).all() and versions.max() == version
-        assert (versions[:, 0] < version).sum() == rollout.info["groups_old"] <= ahead
-        assert rollout.info["groups_carried"] <= ahead
-        most = max(most, rollout.info["groups_carried"])
+        assert (versions[:, 0] < version).sum() == rollout.info["rollout/groups_old"] <= ahead
+        assert rollout.info["rollout/groups_carried"] <= ahead
+        most = max(most, rollout.info["rollout/groups_carried"])
     assert most == ahead
 
 
@@ -161,8 +164,8 @@ def test_without_dynamic_sampling_every_group_is_delivered_once():
         assert seeds_of(rollout) == [first, first + 1, first + 2]
         audit(rollout, 4, SMALL.size)
         uniform = sum(not mixed(seed) for seed in range(first, first + 3))
-        assert rollout.info["groups_uniform"] == uniform and rollout.info["groups_refilled"] == 0
-        assert rollout.info["groups_carried"] == rollout.info["groups_old"] == 0
+        assert rollout.info["rollout/groups_uniform"] == uniform and rollout.info["rollout/groups_refilled"] == 0
+        assert rollout.info["rollout/groups_carried"] == rollout.info["rollout/groups_old"] == 0
 
 
 def test_at_the_limit_uniform_groups_fill_the_rollout():
@@ -170,7 +173,7 @@ def test_at_the_limit_uniform_groups_fill_the_rollout():
     maker = source(replace(SMALL, limit=6), env=make("counting", num_envs=7))
     rollout = maker.next()
     assert seeds_of(rollout) == [START, START + 1, START + 2]
-    assert [rollout.info[f"groups_{name}"] for name in ("played", "refilled", "uniform", "carried")] == [6, 3, 3, 0]
+    assert [rollout.info[f"rollout/groups_{name}"] for name in ("played", "refilled", "uniform", "carried")] == [6, 3, 3, 0]
 
 
 def test_mixed_groups_before_the_limit_are_delivered_with_the_first_uniform_ones():
@@ -178,7 +181,7 @@ def test_mixed_groups_before_the_limit_are_delivered_with_the_first_uniform_ones
     rollout = maker.next()  # of 300 to 304 the last three are mixed
     assert [mixed(seed) for seed in range(300, 305)] == [False, False, True, True, True]
     assert seeds_of(rollout) == [300, 302, 303, 304]
-    assert [rollout.info[f"groups_{name}"] for name in ("played", "refilled", "uniform", "carried")] == [5, 1, 1, 0]
+    assert [rollout.info[f"rollout/groups_{name}"] for name in ("played", "refilled", "uniform", "carried")] == [5, 1, 1, 0]
 
 
 @pytest.mark.parametrize("winners", [1, 15])
@@ -193,7 +196,7 @@ def test_one_that_differs_among_many_is_enough(winners):
     maker = source(GroupConfig(groups=2, size=16, ahead=0, limit=9), env=Rare(8, 16))
     rollout = maker.next()
     assert seeds_of(rollout, 16) == [START, START + 1] and rollout.reward.sum() == 2 * winners
-    assert rollout.info["groups_played"] == 2 and rollout.info["groups_uniform"] == 0
+    assert rollout.info["rollout/groups_played"] == 2 and rollout.info["rollout/groups_uniform"] == 0
 
 
 # -- boundaries -------------------------------------------------------------------------------------------------------
@@ -217,11 +220,11 @@ def test_an_episode_is_over_at_its_first_success_unless_only_its_end_counts(kind
     rollout = maker.next()
     length = torch.from_numpy(episode_length(rollout.seeds[0].numpy()))
     steps = torch.minimum(length, torch.tensor(8)) if kind == "once" else length
-    assert torch.equal(rollout.valid.sum((0, 2)), steps) and rollout.info["env_steps"] == steps.sum()
+    assert torch.equal(rollout.valid.sum((0, 2)), steps) and rollout.info["env/steps"] == steps.sum()
     assert torch.equal(rollout.success.sum(0), (length >= 5).long())
     assert torch.equal((rollout.terminated | rollout.truncated).sum(0), torch.ones(24).long())
     assert (rollout.terminated | rollout.truncated)[rollout.success].all()
-    assert rollout.info["successes"] == (length >= 5).sum()
+    assert rollout.info["rollout/successes"] == (length >= 5).sum()
 
 
 class Careless(AuditingPolicy):
@@ -305,7 +308,7 @@ def test_the_same_seeds_give_the_same_rollouts_and_a_saved_state_goes_on_with_th
         rollout = one.next()
         same(rollout, other.next())
         same(rollout, resumed.next())
-    assert rollout.info["groups_old"] == SMALL.ahead
+    assert rollout.info["rollout/groups_old"] == SMALL.ahead
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def contributions(rollouts) -> dict[bool, tuple[float, float]]:
             p = (HARD if seed % 2 else EASY)[0]
             advantage = (group - group.mean()) * 4 / 3
             found[bool(seed % 2)].append(float((advantage * (group - p) / (p * (1 - p))).mean()))
-    launched = sum(rollout.info["groups_played"] for rollout in rollouts) / 2
+    launched = sum(rollout.info["rollout/groups_played"] for rollout in rollouts) / 2
     total = {hard: (sum(items), sum(item**2 for item in items)) for hard, items in found.items()}
     error = {hard: (b / launched - (a / launched) ** 2) ** 0.5 / launched**0.5 for hard, (a, b) in total.items()}
     return {hard: (a / launched, error[hard]) for hard, (a, _) in total.items()}
@@ -77,8 +77,8 @@ def collect(kind: type[GroupSource], ahead: int) -> list[Rollout]:
 @pytest.mark.parametrize("ahead", [0, 5])
 def test_refilling_gives_short_easy_and_long_hard_episodes_their_due(ahead):
     rollouts = collect(GroupSource, ahead)
-    refilled = sum(rollout.info["groups_refilled"] for rollout in rollouts)
-    played = sum(rollout.info["groups_played"] for rollout in rollouts)
+    refilled = sum(rollout.info["rollout/groups_refilled"] for rollout in rollouts)
+    played = sum(rollout.info["rollout/groups_played"] for rollout in rollouts)
     alike = sum(p**4 + (1 - p) ** 4 for p, _ in (EASY, HARD)) / 2
     assert refilled / played == pytest.approx(alike, abs=4 * (alike * (1 - alike) / played) ** 0.5)
     for mean, error in contributions(rollouts).values():

@@ -48,7 +48,7 @@ def test_the_same_rollouts_bit_for_bit_before_and_after_publishing():
         for version in range(3):
             rollout = source.next()
             assert same(rollout, here.next()) and (rollout.version == version).all()
-            assert rollout.valid.any() and rollout.info["env_steps"] == rollout.valid.sum()
+            assert rollout.valid.any() and rollout.info["env/steps"] == rollout.valid.sum()
             with torch.no_grad():
                 for p in here.policy.parameters():
                     p.mul_(0.9).add_(0.01)

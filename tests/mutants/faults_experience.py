@@ -49,8 +49,8 @@ _ROLLOUTS = (
     Fault(
         "a chunk counts as executed to its end",
         _ROLLOUT,
-        '"env_steps": float(valid.sum()),',
-        '"env_steps": float(valid.numel()),',
+        '"env/steps": float(valid.sum()),',
+        '"env/steps": float(valid.numel()),',
         (f"{_ON_ROLLOUT}test_counters_and_seconds_are_those_of_the_window",),
     ),
     Fault(

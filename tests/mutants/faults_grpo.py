@@ -153,8 +153,8 @@ _COLLECTING = (
     Fault(
         "the steps of groups thrown away are not counted",
         _GROUPS,
-        '"env_steps": self._steps,',
-        '"env_steps": float(sum(part.valid.sum() for part in parts[:wanted])),',
+        '"env/steps": self._steps,',
+        '"env/steps": float(sum(part.valid.sum() for part in parts[:wanted])),',
         (f"{_ON_GROUPS}test_counters_tell_what_was_played_thrown_away_and_carried",),
     ),
     Fault(

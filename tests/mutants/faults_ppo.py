@@ -123,7 +123,7 @@ _LOSSES = (
     Fault(
         "the KL never stops the epochs",
         _SHARED,
-        'stopped = info["kl"] > self.config.stop_kl * self.config.target_kl',
+        'stopped = info["policy/kl"] > self.config.stop_kl * self.config.target_kl',
         "stopped = False",
         (f"{_TESTS}test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on",),
     ),
@@ -140,6 +140,16 @@ _LOSSES = (
         'if not torch.isfinite(loss) or norm != norm or norm == float("inf"):',
         'if norm == float("inf"):',
         (f"{_TESTS}test_a_nan_stops_before_it_enters_the_weights_and_says_where",),
+    ),
+)
+
+_REPORTING = (
+    Fault(
+        "metrics of an older version are read as none",
+        "vla_rl/recipes/metrics.py",
+        "for name in _OLD_NAMES & row.keys()",
+        "for name in set[str]() & row.keys()",
+        ("tests/recipes/test_metrics.py::test_metrics_of_an_older_version_are_refused_in_one_sentence",),
     ),
 )
 
@@ -174,4 +184,4 @@ _TRAINING = (
     ),
 )
 
-FAULTS = (*_LOSSES, *_TRAINING)
+FAULTS = (*_LOSSES, *_REPORTING, *_TRAINING)

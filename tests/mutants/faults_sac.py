@@ -113,8 +113,8 @@ _MAXIMUM_ENTROPY = (
     Fault(
         "the temperature flees its target",
         _SAC,
-        '* (info["entropy"] - self.config.target_entropy)',
-        '* (self.config.target_entropy - info["entropy"])',
+        '* (info["policy/entropy"] - self.config.target_entropy)',
+        '* (self.config.target_entropy - info["policy/entropy"])',
         (_TEMPERATURE,),
     ),
     Fault(

@@ -251,4 +251,4 @@ def test_learning_sees_the_density_of_acting(dtype, bound):
     for _ in range(3):
         rollout = source.next()
         assert rollout.sample.dtype == dtype and rollout.logprob.dtype == torch.float64
-        assert ppo.update(rollout)["parity"] <= bound * (1 if dtype == torch.float64 else 2**0.5)
+        assert ppo.update(rollout)["policy/logprob_gap"] <= bound * (1 if dtype == torch.float64 else 2**0.5)

@@ -134,7 +134,7 @@ def test_the_ratio_is_one_before_every_update(dtype, bound):
     ppo = learner(policy)
     for iteration in range(4):
         rollout = made.next()
-        assert ppo.update(rollout)["parity"] <= bound
+        assert ppo.update(rollout)["policy/logprob_gap"] <= bound
         assert policy.standardize.count == 8 * ROWS * (iteration + 1), "each decision counts once"
     assert (policy.standardize.variance < 0.5).all(), "nothing was observed"
 
@@ -252,7 +252,7 @@ def test_the_critic_explains_what_only_it_can_see():
         ppo = PPO(policy, policy.trainable(), RunningCritic(sizes, width=32), config, seeded())
         for _ in range(3):
             ppo.update(rollouts[0])
-        explained[name] = ppo.update(rollouts[1])["explained_variance"]
+        explained[name] = ppo.update(rollouts[1])["critic/explained_variance"]
     assert explained["seeing"] > 0.8 and explained["blind"] < 0.1
 
 

@@ -59,8 +59,8 @@ def test_a_whole_run_in_two_processes(tmp_path):
     }
     assert len(best) == 1
     told = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
-    assert [line["env_steps_total"] for line in told[0]] == [line["env_steps_total"] for line in told[1]]
-    assert [line["decisions"] for line in told[0][1:]] == [8.0] * 3  # 4 rows, 2 decisions
+    assert [line["env/steps_total"] for line in told[0]] == [line["env/steps_total"] for line in told[1]]
+    assert [line["rollout/decisions"] for line in told[0][1:]] == [8.0] * 3  # 4 rows, 2 decisions
     assert not (out / "state").exists()
 
 
@@ -81,7 +81,7 @@ def test_processes_draw_different_seeds_that_together_are_those_of_one():
 def test_counters_are_summed_and_seconds_averaged():
     class Source:
         def next(self):
-            return replace(bandit(FlowToy(), 2, seeded(0)), info={"env_steps": 3.0, "env_s": 2.0})
+            return replace(bandit(FlowToy(), 2, seeded(0)), info={"env/steps": 3.0, "time/env_s": 2.0})
 
     class Twice(OneProcess):
         size = 2
@@ -89,5 +89,5 @@ def test_counters_are_summed_and_seconds_averaged():
         def sum(self, values):
             return 2 * values
 
-    assert SummedCounters(Source(), current_reducer()).next().info == {"env_s": 2.0, "env_steps": 3.0}
-    assert SummedCounters(Source(), Twice()).next().info == {"env_s": 2.0, "env_steps": 6.0}
+    assert SummedCounters(Source(), current_reducer()).next().info == {"time/env_s": 2.0, "env/steps": 3.0}
+    assert SummedCounters(Source(), Twice()).next().info == {"time/env_s": 2.0, "env/steps": 6.0}

@@ -26,7 +26,7 @@ class Fake:
 
     def next(self):
         self.calls.append("next")
-        return SimpleNamespace(info={"env_steps": 10.0})
+        return SimpleNamespace(info={"env/steps": 10.0})
 
     def update(self, rollout):
         self.calls.append("update")
@@ -82,7 +82,7 @@ def test_a_collapse_goes_back_to_the_best_weights_and_slows_down():
     found = run([0.2, 0.8, 0.6, 0.7, 0.66], collapse=0.15, collapse_lr_factor=0.25)
     assert found.fake.weights_at == [0, 1, 2, 2, 3]  # back to 1 after the third validation
     assert found.fake.lr == 0.25 and found.final == [1.0, 1.0]
-    assert [found.reports[i]["collapsed"] for i in range(5)] == [0, 0, 1, 0, 0]
+    assert [found.reports[i]["eval/collapsed"] for i in range(5)] == [0, 0, 1, 0, 0]
     assert found.fake.version == 6  # restored weights are published too, and the best ones at the end
 
 
@@ -96,7 +96,7 @@ def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():
     once = ["next", "update"]
     assert found.fake.calls == ["validate", *2 * once, "validate", *2 * once, "validate", *once, "validate"]
     assert found.fake.version == 6
-    assert [("validation" in found.reports[i]) for i in range(6)] == [True, False, True, False, True, True]
+    assert [("eval/score" in found.reports[i]) for i in range(6)] == [True, False, True, False, True, True]
 
 
 def test_the_best_weights_are_judged_again_when_the_world_has_changed():
@@ -115,25 +115,27 @@ def test_the_best_weights_are_judged_again_when_the_world_has_changed():
 
 def test_the_run_ends_when_its_actions_are_used_up():
     found = run([0.1] * 3, iterations=100, validate_every=2, env_steps=25)
-    assert sorted(found.reports) == [0, 1, 2, 3] and found.reports[3]["env_steps_total"] == 30
-    assert "validation" in found.reports[3]
+    assert sorted(found.reports) == [0, 1, 2, 3] and found.reports[3]["env/steps_total"] == 30
+    assert "eval/score" in found.reports[3]
 
 
 def test_validation_comes_after_so_many_actions_too():
     """Counted from the last validation, whatever called for that one; 10 actions an iteration."""
     found = run([0.1] * 9, iterations=8, validate_every=100, validate_steps=25)
-    assert [i for i in range(9) if "validation" in found.reports[i]] == [0, 3, 6, 8]
+    assert [i for i in range(9) if "eval/score" in found.reports[i]] == [0, 3, 6, 8]
     found = run([0.1] * 9, iterations=8, validate_every=4, validate_steps=25)
-    assert [i for i in range(9) if "validation" in found.reports[i]] == [0, 3, 4, 7, 8]
+    assert [i for i in range(9) if "eval/score" in found.reports[i]] == [0, 3, 4, 7, 8]
     found = run([0.1] * 9, iterations=8, validate_every=100, validate_steps=0)
-    assert [i for i in range(9) if "validation" in found.reports[i]] == [0, 8]
+    assert [i for i in range(9) if "eval/score" in found.reports[i]] == [0, 8]
 
 
 def test_reports_hold_everything_and_count_all_steps():
     found = run([0.2, 0.5, 0.7, 0.6, 0.65])
-    assert [found.reports[i]["env_steps_total"] for i in range(5)] == [0, 10, 20, 30, 40]
-    assert {"kl", "env_steps", "learn_s", "validation", "validation_low", "validation_high"} <= found.reports[3].keys()
-    assert found.reports[3]["validation"] == 0.6 and found.reports[3]["validation_high"] == 0.9
+    assert [found.reports[i]["env/steps_total"] for i in range(5)] == [0, 10, 20, 30, 40]
+    assert {"kl", "env/steps", "time/learn_s", "eval/score", "eval/score_low", "eval/score_high"} <= found.reports[
+        3
+    ].keys()
+    assert found.reports[3]["eval/score"] == 0.6 and found.reports[3]["eval/score_high"] == 0.9
 
 
 def test_kept_weights_are_copies():
@@ -178,7 +180,9 @@ def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
     assert (halves[1].best.score, halves[1].best.iteration) == (0.8, 1) == (whole.best.score, whole.best.iteration)
     assert halves[1].fake.parameters["w"].tolist() == whole.final and halves[1].fake.version == whole.fake.version
     for i, metrics in whole.reports.items():
-        assert halves[1].reports[i] == {**metrics, "learn_s": halves[1].reports[i].get("learn_s", 0)} or i == 0
+        assert (
+            halves[1].reports[i] == {**metrics, "time/learn_s": halves[1].reports[i].get("time/learn_s", 0)} or i == 0
+        )
 
 
 def test_a_part_that_cannot_save_its_state_is_named():

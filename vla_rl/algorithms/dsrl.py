@@ -128,7 +128,7 @@ class NoiseAliased(DSRL):
             value = self.critic(features, self.policy.decode(dict(features), w))
         loss = (self.noise_critic(features, w / magnitude) - value).square().mean(1).sum()
         self.optimizer_step(self.noise_optimizer, loss, self._noise_critic_parameters, "noise critic")
-        return {"distillation_loss": float(loss.detach())}
+        return {"critic/distillation_loss": float(loss.detach())}
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
         for parameter in self._noise_critic_parameters.values():

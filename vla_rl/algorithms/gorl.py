@@ -113,13 +113,13 @@ class GoRL(PPO):
     def update(self, rollout: Rollout) -> dict[str, float]:
         """One iteration of PPO, and the refit at the end of a stage."""
         metrics = super().update(rollout)
-        if metrics["decisions"] and self.stage + 1 < self.config.stages:
+        if metrics["rollout/decisions"] and self.stage + 1 < self.config.stages:
             self.window = [*self.window, self._refit_data(rollout)][-self.config.window :]
             self.stage_iteration += 1
             if self.stage_iteration == self.config.iterations:
-                metrics["refit_loss"] = self.refit()
+                metrics["policy/refit_loss"] = self.refit()
                 self._next_stage()
-        return {**metrics, "refits": float(self.stage)}
+        return {**metrics, "policy/refits": float(self.stage)}
 
     def policy_loss(self, minibatch: Any, new: Likelihood) -> tuple[Tensor, Tensor]:
         """PPO's loss plus the penalty on the distance from the prior."""

@@ -192,14 +192,17 @@ class GroupRelative(PolicyGradient[_Batch]):
             flatten(weight.expand_as(used), used).to(rollout.logprob.dtype),
             flatten(rollout.version, used) < rollout.version.max(),
         )
-        metrics = {"return": float(returns.mean()), "truncated": float(rollout.truncated.any(0).double().mean())}
-        metrics["stale"] = float(batch.stale.double().mean()) if used.any() else 0.0
-        return batch, {"decisions": float(used.sum()), **metrics}
+        metrics = {
+            "rollout/return": float(returns.mean()),
+            "rollout/truncated": float(rollout.truncated.any(0).double().mean()),
+        }
+        metrics["rollout/stale"] = float(batch.stale.double().mean()) if used.any() else 0.0
+        return batch, {"rollout/decisions": float(used.sum()), **metrics}
 
     def _with_old_log_probs(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
         gap, fresh = old.logprob - batch.logprob, ~batch.stale
-        metrics["parity"] = max_abs(gap[fresh])
-        off = self._log_probs_disagree(metrics["parity"])
+        metrics["policy/logprob_gap"] = max_abs(gap[fresh])
+        off = self._log_probs_disagree(metrics["policy/logprob_gap"])
         proximal = old.logprob if off else torch.where(batch.stale, old.logprob, batch.logprob)
         importance = torch.where(batch.stale, gap.exp().clamp(max=self.config.max_importance_weight), 1.0)
         return replace(batch, logprob=proximal, weight=batch.weight * importance)

@@ -82,7 +82,7 @@ class IQL(OffPolicy):
             )
         loss = expectile_loss(min_q - self.value(batch.features), self.config.expectile).mean()
         self.optimizer_step(self.value_optimizer, loss, self._value_parameters, "value")
-        return {"value_loss": float(loss.detach()), **super().critic_step(batch)}
+        return {"critic/value_loss": float(loss.detach()), **super().critic_step(batch)}
 
     @torch.no_grad()
     def target(self, batch: Transitions) -> Tensor:
@@ -95,7 +95,7 @@ class IQL(OffPolicy):
             advantage = self.min_target_q(batch.features, action) - self.value(batch.features)
             weight = (self.config.beta * advantage).exp().clamp_max(self.config.weight_limit)
         loss = -(weight * self.policy.log_prob_of(batch.features, action)).mean()
-        return loss, {"weight": float(weight.mean()), "advantage": float(advantage.mean())}
+        return loss, {"policy/advantage_weight": float(weight.mean()), "policy/advantage": float(advantage.mean())}
 
     def input_normalizers(self) -> list[Any]:
         return [*super().input_normalizers(), self.value]

@@ -115,14 +115,14 @@ class OffPolicy:
         before, self.decisions = self.decisions, self.decisions + new
         if self.decisions >= self.config.learning_starts:
             self.update_debt += self.config.utd_ratio * (self.decisions - max(before, self.config.learning_starts - 1))
-        metrics = {"decisions": float(new), "replay": float(len(self.replay))}
+        metrics = {"rollout/decisions": float(new), "replay/size": float(len(self.replay))}
         if not len(self.replay):
             return metrics
         infos = []
         while self.update_debt >= 1:
             self.update_debt -= 1
             infos.append(self.step())
-        return {**metrics, "steps": float(self.steps), **mean(infos)}
+        return {**metrics, "critic/steps": float(self.steps), **mean(infos)}
 
     def pretrain(self, steps: int, report: Callable[[int, dict[str, float]], None] = lambda step, info: None) -> None:
         """Take ``steps`` gradient steps from the replay buffer as it is; ``report(step, metrics)`` after each."""
@@ -151,7 +151,11 @@ class OffPolicy:
         loss = (value - target).square().mean(1).sum() + self.regularizer(batch, value)
         self.optimizer_step(self.critic_optimizer, loss, self._critic_parameters, "critic")
         spread = value.detach().std(0).mean() if len(value) > 1 else torch.zeros(())
-        return {"critic_loss": float(loss.detach()), "value": float(value.detach().mean()), "spread": float(spread)}
+        return {
+            "critic/loss": float(loss.detach()),
+            "critic/value": float(value.detach().mean()),
+            "critic/q_std": float(spread),
+        }
 
     def actor_step(self, batch: Transitions) -> dict[str, float]:
         """One step on :meth:`actor_loss`; the critics stay as they are."""
@@ -161,7 +165,7 @@ class OffPolicy:
         for parameter in self._critic_parameters.values():
             parameter.requires_grad_(True)
         self.optimizer_step(self.optimizer, loss, self.learnt, "policy")
-        return {"actor_loss": float(loss.detach()), **info}
+        return {"policy/loss": float(loss.detach()), **info}
 
     # -- implemented by subclasses-----------------------------------------------------------------------------------
 

@@ -112,8 +112,8 @@ class PolicyGradient(Generic[B]):
         Without a usable decision (all idle or intervened) nothing changes and ``decisions`` is 0.
         """
         batch, metrics = self._make_batch(rollout)
-        metrics["decisions"] = self._sum(metrics["decisions"])
-        if not metrics["decisions"]:
+        metrics["rollout/decisions"] = self._sum(metrics["rollout/decisions"])
+        if not metrics["rollout/decisions"]:
             return metrics
         old = self._old_likelihood(batch, metrics)
         batch = self._with_old_log_probs(batch, old, metrics)
@@ -127,16 +127,16 @@ class PolicyGradient(Generic[B]):
                 losses.append(self._critic_step(minibatch, share))
                 if not stopped:
                     info = self._policy_step(minibatch, select_each(old.params, index), share)
-                    epoch_kl.append(info["kl"])
+                    epoch_kl.append(info["policy/kl"])
                     losses.append(info)
-                    stopped = info["kl"] > self.config.stop_kl * self.config.target_kl
+                    stopped = info["policy/kl"] > self.config.stop_kl * self.config.target_kl
             kl = sum(epoch_kl) / len(epoch_kl) if epoch_kl else kl
         if not warmup:
             self._adapt_lr(kl, stopped)
         self.iteration += 1
         for observer in self._observers():
             observer.observe(batch.features, self.reducer)
-        state = {"kl_last": kl, "stopped": float(stopped), "lr": self.lr}
+        state = {"policy/kl_last": kl, "policy/stopped": float(stopped), "policy/lr": self.lr}
         return {**metrics, **_mean(losses), **state}
 
     # -- implemented by subclasses-----------------------------------------------------------------------------------
@@ -166,15 +166,15 @@ class PolicyGradient(Generic[B]):
     @torch.no_grad()
     def _old_likelihood(self, batch: B, metrics: dict[str, float]) -> Likelihood:
         old = self.policy.log_prob(public(batch.features), batch.sample, batch.aux)
-        metrics["entropy"] = float(old.entropy.mean())
+        metrics["policy/entropy"] = float(old.entropy.mean())
         if "std" in old.params:
-            metrics["noise_std"] = float(old.params["std"].mean())
+            metrics["policy/noise_std"] = float(old.params["std"].mean())
         return old
 
     def _with_old_log_probs(self, batch: B, old: Likelihood, metrics: dict[str, float]) -> B:
         """``batch`` with the log-probs of the ratios' denominators: the recorded ones unless they are off."""
-        metrics["parity"] = max_abs(old.logprob - batch.logprob)
-        return replace(batch, logprob=old.logprob) if self._log_probs_disagree(metrics["parity"]) else batch
+        metrics["policy/logprob_gap"] = max_abs(old.logprob - batch.logprob)
+        return replace(batch, logprob=old.logprob) if self._log_probs_disagree(metrics["policy/logprob_gap"]) else batch
 
     def _log_probs_disagree(self, gap: float) -> bool:
         """Whether recorded log-probs are off by more than ``max_logprob_gap`` in any process."""
@@ -213,8 +213,8 @@ class PolicyGradient(Generic[B]):
             loss = share * (loss - self.config.entropy * new.entropy.mean())
             stats = torch.stack([share * kl.detach(), share * clipped.mean(), loss.detach()]).double().cpu()
         norm = self._step(self.optimizer, loss, self.learnt, "policy")
-        named = zip(("kl", "clipped", "policy_loss"), self.reducer.sum(stats).tolist(), strict=True)
-        return {**dict(named), "grad_norm": norm}
+        named = zip(("policy/kl", "policy/clip_fraction", "policy/loss"), self.reducer.sum(stats).tolist(), strict=True)
+        return {**dict(named), "policy/grad_norm": norm}
 
     def _step(
         self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], name: str

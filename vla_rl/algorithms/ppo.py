@@ -138,7 +138,7 @@ class PPO(PolicyGradient[_Batch]):
         if share:
             loss = share * 0.5 * (self.critic(minibatch.features) - minibatch.returns).square().mean()
         self._step(self.critic_optimizer, loss, self._critic_parameters, "critic")
-        return {"value_loss": self._sum(float(loss.detach()))}
+        return {"critic/loss": self._sum(float(loss.detach()))}
 
     def policy_loss(self, minibatch: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
         """The negative clipped surrogate, and which samples were clipped."""
@@ -150,7 +150,7 @@ class PPO(PolicyGradient[_Batch]):
 def _quality(returns: Tensor, value: Tensor) -> dict[str, float]:
     """The number of usable decisions, and how well the critic's ``value`` [B] explains ``returns`` [B]."""
     if not len(returns):
-        return {"decisions": 0.0}
+        return {"rollout/decisions": 0.0}
     unexplained = (returns - value).var(correction=0) / returns.var(correction=0).clamp_min(1e-8)
-    explained = {"explained_variance": float(1 - unexplained), "value": float(value.mean())}
-    return {"decisions": float(len(returns)), **explained}
+    explained = {"critic/explained_variance": float(1 - unexplained), "critic/value": float(value.mean())}
+    return {"rollout/decisions": float(len(returns)), **explained}

@@ -68,7 +68,7 @@ class ResidualTD3(OffPolicy):
         if not self.config.penalty:
             return loss, {}
         norm = action.square().sum(-1).mean()
-        return loss + self.config.penalty * norm, {"effort": float(norm.detach())}
+        return loss + self.config.penalty * norm, {"policy/residual_norm": float(norm.detach())}
 
     @torch.no_grad()
     def soft_update(self) -> None:

@@ -76,7 +76,7 @@ class SAC(OffPolicy):
         decision = self.policy.rsample(batch.features, self.generator)
         value = self.actor_objective(batch.features, decision.action)
         entropy = -float(decision.logprob.detach().mean()) / decision.action.shape[-1]
-        return (self.temperature * decision.logprob - value).mean(), {"entropy": entropy}
+        return (self.temperature * decision.logprob - value).mean(), {"policy/entropy": entropy}
 
     def actor_objective(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """The values [B] that the actor maximises: the mean of all critics."""
@@ -86,9 +86,9 @@ class SAC(OffPolicy):
     def actor_step(self, batch: Transitions) -> dict[str, float]:
         """A step of the actor, then one of the temperature; the metric ``entropy`` is per entry of the action."""
         info = super().actor_step(batch)
-        loss = self.log_temperature.exp() * (info["entropy"] - self.config.target_entropy)
+        loss = self.log_temperature.exp() * (info["policy/entropy"] - self.config.target_entropy)
         self.optimizer_step(self.temperature_optimizer, loss, {"log_temperature": self.log_temperature}, "temperature")
-        return {**info, "temperature": float(self.temperature)}
+        return {**info, "policy/temperature": float(self.temperature)}
 
     def state_dict(self) -> dict[str, Any]:
         own = {"log_temperature": self.log_temperature.detach()}

@@ -12,7 +12,7 @@ from typing import Any
 from vla_rl.cli.override import override
 from vla_rl.evaluation import suite
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.recipes import stages
+from vla_rl.recipes import metrics, stages
 from vla_rl.recipes.compare_report import Compared, write_page
 from vla_rl.recipes.config_files import config_function, load_config
 from vla_rl.recipes.progress import console
@@ -111,19 +111,18 @@ def _compared(config: Compare, task: str, name: str) -> Compared:
 
 def _curve(folder: Path, task: str, name: str, seed: int) -> list[dict[str, Any]]:
     """One row per validation."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [row for row in map(json.loads, lines) if row["stage"] == "rl" and "validation" in row]
+    found = [row for row in metrics.rows(folder, "rl") if "eval/score" in row]
     return [
         {
             "algorithm": name,
             "task": task,
             "seed": seed,
-            "env_steps": int(row["env_steps_total"]),
+            "env_steps": int(row["env/steps_total"]),
             "seconds": round(row["elapsed_s"] - found[0]["elapsed_s"], 1),
-            "success": row["validation"],
-            "low": row["validation_low"],
-            "high": row["validation_high"],
-            "episodes": int(row["validation_episodes"]),
+            "success": row["eval/score"],
+            "low": row["eval/score_low"],
+            "high": row["eval/score_high"],
+            "episodes": int(row["eval/episodes"]),
         }
         for row in found
     ]

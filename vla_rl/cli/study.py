@@ -11,6 +11,7 @@ from typing import Any
 from vla_rl.cli.override import override
 from vla_rl.evaluation.report import Report, Series
 from vla_rl.evaluation.stats import Rate
+from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.progress import console
@@ -94,6 +95,5 @@ def _report(out: Path, rows: list[dict[str, Any]], config: Study) -> None:
 
 
 def _curve(out: Path, sampler: str, seed: int) -> Series:
-    lines = (out / f"{sampler}-{seed}" / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if "validation" in row]
-    return Series(sampler, [row["env_steps_total"] for row in rows], [row["validation"] for row in rows])
+    rows = [row for row in metrics.rows(out / f"{sampler}-{seed}") if "eval/score" in row]
+    return Series(sampler, [row["env/steps_total"] for row in rows], [row["eval/score"] for row in rows])

@@ -80,7 +80,7 @@ class Driver:
         Returns the observation of all environments.  Each must be reset before the first step.
         """
         if len(env_ids):
-            with self._clock("env_s"):
+            with self._clock("time/env_s"):
                 self.seeds[env_ids] = seeds
                 self.state = self.policy.reset_state(self.state, env_ids)
                 self.obs = self.env.reset(env_ids, np.asarray(seeds, np.int64))
@@ -93,7 +93,7 @@ class Driver:
         """What the next decision is made on, {name: [E,...]}; every observation is encoded once."""
         if self._features is None:
             assert self.obs is not None, _NOT_RESET
-            with self._clock("perception_s"):
+            with self._clock("time/encode_s"):
                 self._features, self.state = self._encode(self.obs, self.state)
         return self._features
 
@@ -103,7 +103,7 @@ class Driver:
         For the last observation of a truncated episode, before its environment is reset; changes nothing.
         """
         assert self.obs is not None, _NOT_RESET
-        with self._clock("perception_s"):
+        with self._clock("time/encode_s"):
             state = {name: item[env_ids] for name, item in self.state.items()}
             return self._encode(self.obs.select(env_ids), state)[0]
 
@@ -115,10 +115,10 @@ class Driver:
         """
         features, obs = self.features, self.obs
         assert obs is not None, _NOT_RESET
-        with self._clock("act_s"):
+        with self._clock("time/act_s"):
             out, state = self.policy.act(features, self.state, self.mode, self.generator)
             require_finite(out)
-        with self._clock("env_s"):
+        with self._clock("time/env_s"):
             step = self.env.step(to_env(out.action, self.env), observe=self.observe)
         self.state, self.obs, self._features = state, step.obs, None
         return Decision(obs, features, out, step, self.seeds.copy())
@@ -147,7 +147,7 @@ class Driver:
 
 def no_seconds() -> dict[str, float]:
     """Wall time of environment, encoder and policy, all 0."""
-    return {"env_s": 0.0, "perception_s": 0.0, "act_s": 0.0}
+    return {"time/env_s": 0.0, "time/encode_s": 0.0, "time/act_s": 0.0}
 
 
 def require_finite(out: ActionOut) -> None:

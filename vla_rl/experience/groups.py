@@ -222,15 +222,15 @@ class GroupSource:
         parts = self._carried + [group.to_rollout(self._decisions) for group in kept]
         members = [member for group in self._groups for member in group.members]
         info = {
-            "env_steps": self._steps,
-            "episodes": float(len(members)),
-            "successes": float(sum(member.success for member in members)),
-            "truncations": float(sum(member.final is not None for member in members)),
-            "groups_played": float(len(self._groups)),
-            "groups_refilled": float(len(uniform) - len(filling)),
-            "groups_uniform": float(len(filling)),
-            "groups_old": float(old),
-            "groups_carried": float(len(parts) - wanted),
+            "env/steps": self._steps,
+            "rollout/episodes": float(len(members)),
+            "rollout/successes": float(sum(member.success for member in members)),
+            "rollout/truncations": float(sum(member.final is not None for member in members)),
+            "rollout/groups_played": float(len(self._groups)),
+            "rollout/groups_refilled": float(len(uniform) - len(filling)),
+            "rollout/groups_uniform": float(len(filling)),
+            "rollout/groups_old": float(old),
+            "rollout/groups_carried": float(len(parts) - wanted),
             **self.driver.seconds,
         }
         self._carried = parts[wanted:]

@@ -74,7 +74,7 @@ def _episode(
         final_index=torch.tensor([[len(starts) - 1, 0]])[: int(not terminated)],
         final_features={name: item[: int(not terminated)] for name, item in features[-1].items()},
         seeds=torch.full((len(starts), 1), int(episodes.seed[begin])),
-        info={"env_steps": float(valid.sum())},
+        info={"env/steps": float(valid.sum())},
     )
 
 

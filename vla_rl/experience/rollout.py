@@ -186,9 +186,9 @@ def _stack(window: _Window, last: Features, spec: EnvSpec, seconds: Mapping[str,
     terminated, truncated = over_time("terminated"), over_time("truncated")
     success, valid = over_time("success") & (terminated | truncated), over_time("valid")
     info = {
-        "env_steps": float(valid.sum()),
-        "episodes": float((terminated | truncated).sum()),
-        "successes": float(success.sum()),
+        "env/steps": float(valid.sum()),
+        "rollout/episodes": float((terminated | truncated).sum()),
+        "rollout/successes": float(success.sum()),
         **seconds,
         **_by_family(steps, spec),
     }
@@ -216,12 +216,14 @@ def _by_family(steps: Sequence[Step], spec: EnvSpec) -> dict[str, float]:
     """Episodes and successes of every family of tasks, where there are several."""
     if len(set(spec.families)) < 2:
         return {}
-    counts = {f"{what}/{name}": 0.0 for name in sorted(set(spec.families)) for what in ("episodes", "successes")}
+    counts = {
+        f"rollout/{what}/{name}": 0.0 for name in sorted(set(spec.families)) for what in ("episodes", "successes")
+    }
     for step in steps:
         for env_id in np.flatnonzero(on_host(step.done & step.valid.any(1))):  # not those that idle
             name = spec.family(int(step.obs.task[env_id]))
-            counts[f"episodes/{name}"] += 1.0
-            counts[f"successes/{name}"] += float(step.success[env_id])
+            counts[f"rollout/episodes/{name}"] += 1.0
+            counts[f"rollout/successes/{name}"] += float(step.success[env_id])
     return counts
 
 

@@ -76,8 +76,8 @@ def _headline(report: Report, content: DemoReport, summary: Mapping[str, Any]) -
 
 def _curves(report: Report, rows: list[dict[str, Any]]) -> None:
     report.section("While it learned")
-    checks = [row for row in rows if "validation" in row]
-    steps = [row["env_steps_total"] for row in checks]
+    checks = [row for row in rows if "eval/score" in row]
+    steps = [row["env/steps_total"] for row in checks]
     report.curves(
         "Success on validation scenes",
         "control steps",
@@ -86,29 +86,29 @@ def _curves(report: Report, rows: list[dict[str, Any]]) -> None:
             Series(
                 "deployed policy",
                 steps,
-                [row["validation"] for row in checks],
-                [row["validation_low"] for row in checks],
-                [row["validation_high"] for row in checks],
+                [row["eval/score"] for row in checks],
+                [row["eval/score_low"] for row in checks],
+                [row["eval/score_high"] for row in checks],
             ),
-            _line(rows, "exploring policy", lambda row: row["successes"] / max(1, row["episodes"])),
+            _line(rows, "exploring policy", lambda row: row["rollout/successes"] / max(1, row["rollout/episodes"])),
         ],
         percent=True,
     )
     for title, unit, name, key in (
-        ("Exact KL per update", "nats", "last epoch", "kl_last"),
-        ("Noise of the sampler", "standard deviation", "mean", "noise_std"),
-        ("Variance explained by the critic", "share", "critic", "explained_variance"),
+        ("Exact KL per update", "nats", "last epoch", "policy/kl_last"),
+        ("Noise of the sampler", "standard deviation", "mean", "policy/noise_std"),
+        ("Variance explained by the critic", "share", "critic", "critic/explained_variance"),
     ):
         if any(key in row for row in rows):
             report.curves(title, "control steps", unit, [_line(rows, name, itemgetter(key))])
 
 
 def _line(rows: list[dict[str, Any]], name: str, value: Any) -> Series:
-    rows = [row for row in rows if "env_s" in row]
+    rows = [row for row in rows if "time/env_s" in row]
     values = np.array([value(row) for row in rows], dtype=float)
     window = min(5, max(1, len(values)))
     smooth = np.convolve(values, np.ones(window) / window, mode="valid") if len(values) else values
-    return Series(name, [row["env_steps_total"] for row in rows][window - 1 :], smooth.tolist())
+    return Series(name, [row["env/steps_total"] for row in rows][window - 1 :], smooth.tolist())
 
 
 def _videos(report: Report, content: DemoReport) -> None:

@@ -55,9 +55,9 @@ class Improve:
             "rl": asdict(outcomes.rate),
             "families": {name: asdict(rate) for name, rate in outcomes.families.items()},
             "best_iteration": best.iteration,
-            "env_steps": int(rows[-1]["env_steps_total"]),
+            "env_steps": int(rows[-1]["env/steps_total"]),
             "env_steps_at_best": _steps_at(rows, best.iteration),
-            "episodes": int(sum(row.get("episodes", 0) for row in rows)),
+            "episodes": int(sum(row.get("rollout/episodes", 0) for row in rows)),
             **_groups(rows),
             "seconds": seconds,
             "seed": self.seed,
@@ -66,11 +66,11 @@ class Improve:
 
 
 def _steps_at(rows: list[dict[str, Any]], iteration: int) -> int:
-    return int(next((row["env_steps_total"] for row in rows if row["step"] == iteration), 0))
+    return int(next((row["env/steps_total"] for row in rows if row["step"] == iteration), 0))
 
 
 def _groups(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Totals of what a source of groups counts; nothing for other sources."""
-    names = sorted({name for row in rows for name in row if name.startswith("groups_")})
-    totals = {name.removeprefix("groups_"): int(sum(row.get(name, 0) for row in rows)) for name in names}
+    names = sorted({name for row in rows for name in row if name.startswith("rollout/groups_")})
+    totals = {name.removeprefix("rollout/groups_"): int(sum(row.get(name, 0) for row in rows)) for name in names}
     return {"groups": totals} if totals else {}

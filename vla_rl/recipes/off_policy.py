@@ -125,7 +125,7 @@ class OffPolicyRL:
         if steps := self.algorithm.offline_steps:
             assert isinstance(learner, OffPolicyLearner)
             with bar("offline", steps) as update:
-                learner.pretrain(steps, lambda step, info: update(step + 1, f"value {info['value']:.3f}"))
+                learner.pretrain(steps, lambda step, info: update(step + 1, f"value {info['critic/value']:.3f}"))
 
     def schedule(self, policy: Trainable, progress: float) -> bool:
         """Nothing changes during the run."""

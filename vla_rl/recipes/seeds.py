@@ -11,6 +11,7 @@ from typing import Any
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import Report, Series
 from vla_rl.evaluation.stats import Rate
+from vla_rl.recipes import metrics
 from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, run_cells
@@ -90,9 +91,9 @@ def _report(out: Path, rows: list[dict[str, Any]], cells: Sequence[Cell], comman
 
 def _curve(folder: Path, label: str, family: str = "") -> Series | None:
     """Validation success over control steps, of one kind of task if ``family`` is given; None where there is none."""
-    path, key = folder / "metrics.jsonl", f"validation/{family}" if family else "validation"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    found = [line for line in lines if key in line and "env_steps_total" in line]
+    key = f"eval/{family}" if family else "eval/score"
+    lines = metrics.rows(folder) if (folder / "metrics.jsonl").exists() else []
+    found = [line for line in lines if key in line and "env/steps_total" in line]
     if not found:
         return None
-    return Series(label, [line["env_steps_total"] for line in found], [line[key] for line in found])
+    return Series(label, [line["env/steps_total"] for line in found], [line[key] for line in found])

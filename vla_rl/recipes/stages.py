@@ -154,7 +154,7 @@ def improve(
     def validate() -> Rate | MeanReturn:
         outcomes = evaluate(validation, policy, held_out, generator(seed, 3))
         if len(outcomes.families) > 1:
-            by_family.update({f"validation/{name}": rate.success for name, rate in outcomes.families.items()})
+            by_family.update({f"eval/{name}": rate.success for name, rate in outcomes.families.items()})
         return outcomes.score
 
     with bar("improve", trainer.loop.iterations) as update, patient_sigterm() as asked_to_stop:
@@ -191,17 +191,17 @@ def _report_rl(
     folder: RunFolder, update: Callable[[int, str], None], by_family: dict[str, float]
 ) -> Callable[[int, dict[str, float]], None]:
     """Metrics to the folder, those of a validation with its rates ``by_family``; a short remark to the progress bar."""
-    best = {"validation": 0.0}
+    best = {"eval/score": 0.0}
 
     def report(iteration: int, metrics: dict[str, float]) -> None:
-        metrics |= by_family if "validation" in metrics else {}
+        metrics |= by_family if "eval/score" in metrics else {}
         folder.log("rl", iteration, metrics)
-        best["validation"] = metrics.get("validation", best["validation"])
-        seconds = sum(metrics.get(name, 0.0) for name in ("env_s", "perception_s", "act_s", "learn_s"))
-        trying = metrics.get("successes", 0.0) / max(1.0, metrics.get("episodes", 0.0))
-        speed = metrics.get("env_steps", 0.0) / max(seconds, 1e-9)
-        update(iteration, f"exploring {trying:.0%}, validated {best['validation']:.0%}, {speed:.0f} steps/s")
-        if metrics.get("collapsed"):
+        best["eval/score"] = metrics.get("eval/score", best["eval/score"])
+        seconds = sum(metrics.get(name, 0.0) for name in ("time/env_s", "time/encode_s", "time/act_s", "time/learn_s"))
+        trying = metrics.get("rollout/successes", 0.0) / max(1.0, metrics.get("rollout/episodes", 0.0))
+        speed = metrics.get("env/steps", 0.0) / max(seconds, 1e-9)
+        update(iteration, f"exploring {trying:.0%}, validated {best['eval/score']:.0%}, {speed:.0f} steps/s")
+        if metrics.get("eval/collapsed"):
             console.print(f"iteration {iteration}: validation collapsed, went back to the best weights.")
 
     return report

@@ -109,14 +109,16 @@ class StateBased:
 def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
     """Run ``loop`` with a progress bar, metrics and states to go on from in ``folder``."""
     with bar("improve", loop.config.iterations) as update, patient_sigterm() as asked_to_stop:
-        last = {"validation": math.nan}
+        last = {"eval/score": math.nan}
 
         def report(iteration: int, metrics: dict[str, float]) -> None:
             folder.log("rl", iteration, metrics)
-            last["validation"] = metrics.get("validation", last["validation"])
-            seconds = sum(metrics.get(name, 0.0) for name in ("env_s", "perception_s", "act_s", "learn_s"))
-            speed = metrics.get("env_steps", 0.0) / max(seconds, 1e-9)
-            update(iteration, f"validated return {last['validation']:.1f}, {speed:.0f} steps/s")
+            last["eval/score"] = metrics.get("eval/score", last["eval/score"])
+            seconds = sum(
+                metrics.get(name, 0.0) for name in ("time/env_s", "time/encode_s", "time/act_s", "time/learn_s")
+            )
+            speed = metrics.get("env/steps", 0.0) / max(seconds, 1e-9)
+            update(iteration, f"validated return {last['eval/score']:.1f}, {speed:.0f} steps/s")
 
         def save(iteration: int) -> None:
             if group.size == 1 and (asked_to_stop() or iteration % loop.config.save_every == 0):

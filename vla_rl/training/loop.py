@@ -127,7 +127,7 @@ class Loop:
     def run(self) -> BestWeights:
         """Train what is left to do; the learner's parameters end as the best validated ones."""
         if not self.best.weights:
-            self.report(0, {**self._validate(0), "env_steps_total": 0.0})
+            self.report(0, {**self._validate(0), "env/steps_total": 0.0})
             self.save(0)
         while (progress := self.progress()) < 1:
             if self.prepare(progress):
@@ -181,10 +181,10 @@ class Loop:
         rollout = self.source.next()
         start = time.perf_counter()
         metrics = self.learner.update(rollout)
-        metrics["learn_s"] = time.perf_counter() - start
+        metrics["time/learn_s"] = time.perf_counter() - start
         self.store.publish(self.learner.parameters)
-        self.env_steps += rollout.info["env_steps"]
-        return {**rollout.info, **metrics, "env_steps_total": self.env_steps}
+        self.env_steps += rollout.info["env/steps"]
+        return {**rollout.info, **metrics, "env/steps_total": self.env_steps}
 
     def _revalidate_best(self) -> None:
         """Validate the best weights in the world as it is now, and go on with the present ones."""
@@ -207,9 +207,9 @@ class Loop:
             self._restore_and_publish(self.best)
             self.learner.lr *= self.config.collapse_lr_factor
         return {
-            "validation": found.score,
-            "validation_low": found.low,
-            "validation_high": found.high,
-            "validation_episodes": float(found.episodes),
-            "collapsed": float(collapsed),
+            "eval/score": found.score,
+            "eval/score_low": found.low,
+            "eval/score_high": found.high,
+            "eval/episodes": float(found.episodes),
+            "eval/collapsed": float(collapsed),
         }

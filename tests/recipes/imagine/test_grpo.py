@@ -84,9 +84,9 @@ def test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept(policy, worl
         torch.testing.assert_close(features, features[:, :1].expand_as(features), rtol=0, atol=1e-6)
         cut_off += len(rollout.final_index)
         found = setup.learner.update(rollout)
-        assert found["truncated"] == len(rollout.final_index) / 6
+        assert found["rollout/truncated"] == len(rollout.final_index) / 6
         assert not torch.equal(rollout.sample[0, 0], rollout.sample[0, 1])  # and differ by what the policy does
-        assert 0 < rollout.info["truncations"] < rollout.info["episodes"]
+        assert 0 < rollout.info["rollout/truncations"] < rollout.info["rollout/episodes"]
     assert cut_off > 0
     setup.env.close()
 
@@ -96,9 +96,11 @@ def test_the_recipe_learns_in_a_dream(policy, world, tmp_path, name):
     folder, context = RunFolder(tmp_path / "run", {}), RunContext(world, deepcopy(policy), 1, OneProcess())
     improve(small(name), context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     rows = folder.metrics("rl")
-    assert len(rows) == 3 and rows[-1]["env_steps_total"] > 0
-    assert all(0 <= row["truncated"] <= 1 and row["truncations"] <= row["episodes"] for row in rows[1:])
-    assert any(row["decisions"] > 0 and row["grad_norm"] > 0 for row in rows[1:])
+    assert len(rows) == 3 and rows[-1]["env/steps_total"] > 0
+    assert all(
+        0 <= row["rollout/truncated"] <= 1 and row["rollout/truncations"] <= row["rollout/episodes"] for row in rows[1:]
+    )
+    assert any(row["rollout/decisions"] > 0 and row["policy/grad_norm"] > 0 for row in rows[1:])
 
 
 def test_both_recipes_are_that_of_ppo_but_for_the_groups():

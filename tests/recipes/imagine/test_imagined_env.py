@@ -133,7 +133,7 @@ def test_the_same_ppo_learns_in_a_dream(policy, gathered, tmp_path):
     context = RunContext(world, policy, 1, OneProcess())
     trained, _ = improve(method, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     rows = folder.metrics("rl")
-    assert len(rows) == 3 and rows[-1]["env_steps_total"] > 0
+    assert len(rows) == 3 and rows[-1]["env/steps_total"] > 0
     env = WORLD.make(2)
     again = TinyVLA.from_pretrained(folder.checkpoint("best"), env.spec)
     env.close()

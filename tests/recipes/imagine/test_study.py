@@ -44,8 +44,8 @@ def _leave(out: Path) -> None:
         found |= {"imagined_rl": rate, "simulator_episodes": 1375, "imitation": before, "gain": gain}
     out.mkdir(parents=True)
     (out / "summary.json").write_text(json.dumps(found))
-    seen = {"validation": 0.5, "validation_low": 0.4, "validation_high": 0.6, "validation_episodes": 256}
-    (out / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "episodes": 0, **seen}))
+    seen = {"eval/score": 0.5, "eval/score_low": 0.4, "eval/score_high": 0.6, "eval/episodes": 256}
+    (out / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "rollout/episodes": 0, **seen}))
 
 
 def test_ways_that_learn_the_same_world_begin_with_it(asked, tmp_path):

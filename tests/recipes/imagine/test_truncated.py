@@ -138,10 +138,14 @@ def test_cut_off_members_stay_in_their_groups_and_are_counted():
         "state"
     ].shape == (8, 3)
     assert rollout.seeds[0].reshape(-1, SIZE).unique(dim=1).shape == (16, 1)
-    assert (rollout.info["truncations"], rollout.info["successes"], rollout.info["episodes"]) == (8, 16, 32)
+    assert (
+        rollout.info["rollout/truncations"],
+        rollout.info["rollout/successes"],
+        rollout.info["rollout/episodes"],
+    ) == (8, 16, 32)
     grpo = GRPO(policy, dict(policy.named_parameters()), GRPOConfig(), torch.Generator())
     metrics = grpo._make_batch(rollout)[1]
-    assert metrics["truncated"] == 1 / 4 and metrics["return"] == 1 / 2
+    assert metrics["rollout/truncated"] == 1 / 4 and metrics["rollout/return"] == 1 / 2
 
 
 @pytest.mark.parametrize(
@@ -150,4 +154,4 @@ def test_cut_off_members_stay_in_their_groups_and_are_counted():
 def test_groups_are_mixed_by_what_their_members_are_worth(truncation_value, uniform):
     """What is cut off is worth as much as what is lost, as what is won, or something between them."""
     _, rollout = played(truncation_value)
-    assert rollout.info["groups_uniform"] == uniform
+    assert rollout.info["rollout/groups_uniform"] == uniform

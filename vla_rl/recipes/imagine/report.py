@@ -68,17 +68,19 @@ def _headline(report: Report, summary: Mapping[str, Any]) -> None:
 
 def _learning(report: Report, out: Path) -> None:
     report.section("While it learned", "Dreams are judged by dreams; what they are worth is what the test says.")
-    checks = [row for row in rows(out / "dreams", "rl") if "validation" in row]
+    checks = [row for row in rows(out / "dreams", "rl") if "eval/score" in row]
     deployed = Series(
         "in dreams",
         [row["step"] for row in checks],
-        [row["validation"] for row in checks],
-        [row["validation_low"] for row in checks],
-        [row["validation_high"] for row in checks],
+        [row["eval/score"] for row in checks],
+        [row["eval/score_low"] for row in checks],
+        [row["eval/score_high"] for row in checks],
     )
-    exploring = [row for row in rows(out / "dreams", "rl") if row.get("episodes")]
+    exploring = [row for row in rows(out / "dreams", "rl") if row.get("rollout/episodes")]
     tried = Series(
-        "exploring", [row["step"] for row in exploring], [row["successes"] / row["episodes"] for row in exploring]
+        "exploring",
+        [row["step"] for row in exploring],
+        [row["rollout/successes"] / row["rollout/episodes"] for row in exploring],
     )
     report.curves("Success in dreams", "iteration", "success", [deployed, tried], percent=True)
     curve = watched(out / "simulator")

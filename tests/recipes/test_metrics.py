@@ -1,0 +1,31 @@
+"""Metrics of a run: their names have prefixes, and runs with the names of an older version are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from vla_rl.contract.errors import UserError
+from vla_rl.recipes.metrics import rows, watched
+
+
+def _written(path, lines):
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_validations_count_the_episodes_before_them(tmp_path):
+    score = {"eval/score": 0.5, "eval/score_low": 0.25, "eval/score_high": 0.75, "eval/episodes": 8}
+    lines = [{"stage": "rl", "step": i, "rollout/episodes": 10 * i, **(score if i % 2 == 0 else {})} for i in range(3)]
+    found = watched(_written(tmp_path, [{"stage": "imitation", "step": 1, "loss": 1.0}, *lines]))
+    assert found == [{"episodes": n, "played": 8, "success": 0.5, "low": 0.25, "high": 0.75} for n in (0, 30)]
+
+
+@pytest.mark.parametrize("name", ["validation", "env_steps", "env_steps_total"])
+def test_metrics_of_an_older_version_are_refused_in_one_sentence(tmp_path, name):
+    _written(tmp_path, [{"stage": "imitation", "step": 1}, {"stage": "rl", "step": 1, name: 0.5}])
+    assert len(rows(tmp_path, "imitation")) == 1
+    with pytest.raises(UserError, match=rf"names of an older vla-rl \({name}\).*or run it again") as caught:
+        rows(tmp_path, "rl")
+    assert str(caught.value).count(". ") == 0
