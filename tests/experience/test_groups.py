@@ -173,7 +173,8 @@ def test_at_the_limit_uniform_groups_fill_the_rollout():
     maker = source(replace(SMALL, limit=6), env=make("counting", num_envs=7))
     rollout = maker.next()
     assert seeds_of(rollout) == [START, START + 1, START + 2]
-    assert [rollout.info[f"rollout/groups_{name}"] for name in ("played", "refilled", "uniform", "carried")] == [6, 3, 3, 0]
+    names = ("played", "refilled", "uniform", "carried")
+    assert [rollout.info[f"rollout/groups_{name}"] for name in names] == [6, 3, 3, 0]
 
 
 def test_mixed_groups_before_the_limit_are_delivered_with_the_first_uniform_ones():
@@ -181,7 +182,8 @@ def test_mixed_groups_before_the_limit_are_delivered_with_the_first_uniform_ones
     rollout = maker.next()  # of 300 to 304 the last three are mixed
     assert [mixed(seed) for seed in range(300, 305)] == [False, False, True, True, True]
     assert seeds_of(rollout) == [300, 302, 303, 304]
-    assert [rollout.info[f"rollout/groups_{name}"] for name in ("played", "refilled", "uniform", "carried")] == [5, 1, 1, 0]
+    names = ("played", "refilled", "uniform", "carried")
+    assert [rollout.info[f"rollout/groups_{name}"] for name in names] == [5, 1, 1, 0]
 
 
 @pytest.mark.parametrize("winners", [1, 15])
