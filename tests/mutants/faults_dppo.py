@@ -147,8 +147,8 @@ _POLICIES = (
     Fault(
         "the noisiest timestep is never learnt",
         _POLICY,
-        "torch.randint(process.timesteps, (len(target),)",
-        "torch.randint(process.timesteps - 1, (len(target),)",
+        "integers(process.timesteps, (len(target),)",
+        "integers(process.timesteps - 1, (len(target),)",
         (f"{_ON}test_every_chunk_is_drawn_with_several_noises_and_all_timesteps",),
     ),
     Fault(

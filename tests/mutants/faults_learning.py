@@ -86,8 +86,8 @@ _SAMPLERS = (
     Fault(
         "one noised step for the whole batch",
         _FLOW,
-        "return steps[choice]",
-        "return steps[choice[:1].expand(batch, 1)]",
+        "torch.tensor(table.noisy, dtype=torch.int64)[choice]",
+        "torch.tensor(table.noisy, dtype=torch.int64)[choice[:1].expand(batch, 1)]",
         ("tests/policies/test_flow.py::test_one_random_step_is_drawn_per_sample_among_noisy_steps",),
     ),
     Fault(

@@ -25,15 +25,15 @@ _SQUASHED = (
     Fault(
         "the tanh's slope is left out of a sample's density",
         _HEADS,
-        "return torch.tanh(u), (normal - log_tanh_derivative(u)).sum(-1)",
+        "return torch.tanh(u), (density - log_tanh_derivative(u)).sum(-1)",
         "return torch.tanh(u), normal.sum(-1)",
         (_DENSITY,),
     ),
     Fault(
         "the density of a chunk is a mean",
         _HEADS,
-        "return torch.tanh(u), (normal - log_tanh_derivative(u)).sum(-1)",
-        "return torch.tanh(u), (normal - log_tanh_derivative(u)).mean(-1)",
+        "return torch.tanh(u), (density - log_tanh_derivative(u)).sum(-1)",
+        "return torch.tanh(u), (density - log_tanh_derivative(u)).mean(-1)",
         (_DENSITY,),
     ),
     Fault(

@@ -67,8 +67,8 @@ _SUPERVISED = (
     Fault(
         "one time for the whole batch",
         _FLOW,
-        "torch.rand(len(target), generator=generator)",
-        "torch.rand(1, generator=generator).expand(len(target))",
+        "uniform((len(target),), generator, like=target)",
+        "uniform((1,), generator, like=target).expand(len(target))",
         (_DRAWS,),
     ),
     Fault(
@@ -112,8 +112,8 @@ _LOOPS = (
     Fault(
         "the offset of an action with the wrong sign",
         _NORMALIZE,
-        "normalized.new_tensor(self.scale) + normalized",
-        "normalized.new_tensor(self.scale) - normalized",
+        "return normalized * scale + offset",
+        "return normalized * scale - offset",
         ("tests/policies/test_inputs.py::test_bounds_become_one",),
     ),
     Fault(

@@ -322,7 +322,7 @@ def test_imitation_recovers_a_known_distribution():
         (lambda: made(POLICIES["ddim, last two"]).with_sampler(DiffusionSampler()), "last 2 of 5 steps"),
         (
             lambda: made(POLICIES["ddim, last two"]).imitation_loss({}, torch.zeros(1, 3, 1), 1, seeded()),
-            "imitation would not reach them",
+            "imitation would not change those",
         ),
     ],
 )

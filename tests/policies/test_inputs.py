@@ -55,7 +55,7 @@ def test_a_policy_is_refused_another_world():
     for given, part in [
         (slower, "control_dt"),
         (wider, "action"),
-        (mixed, "tasks"),
+        (mixed, "task table"),
         (replace(spec, images={}), "images"),
     ]:
         with pytest.raises(ContractError, match=part):

@@ -145,7 +145,7 @@ def test_what_each_can_be_trained_by_and_what_neither_accepts():
     assert isinstance(squashed(), ReparametrisedPolicy) and not isinstance(squashed(), LikelihoodPolicy)
     assert isinstance(gaussian(), LikelihoodPolicy) and not isinstance(gaussian(), ReparametrisedPolicy)
     assert squashed().horizon == HORIZON
-    with pytest.raises(UserError, match=r"GaussianPolicy makes its actions by no flow.*give a flow policy"):
+    with pytest.raises(UserError, match=r"GaussianPolicy is not a flow policy.*give a flow policy"):
         SquashedLatent(GaussianPolicy(replace(SPEC, images={})))  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"magnitude of 0.*such as 1\.5"):
         squashed(0.0)

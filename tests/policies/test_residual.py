@@ -94,7 +94,7 @@ def test_a_residual_can_be_the_base_of_another():
     outer = DeterministicResidual(inner, StateEncoder(COUNTING), SMALL)
     for one, two in zip(played(outer, seeds, seeded(3)), played(inner, seeds, seeded(3)), strict=True):
         equal(one, two)
-    with pytest.raises(UserError, match=r"DeterministicResidual does not say what it perceives, .*give eyes"):
+    with pytest.raises(UserError, match=r"DeterministicResidual has no feature_sizes, or .*give an encoder"):
         DeterministicResidual(inner)
 
 
@@ -172,9 +172,9 @@ def test_learning_leaves_the_base_alone():
 def test_a_base_that_fails_is_named():
     sick = FunctionPolicy(COUNTING, lambda obs: np.where(obs.state[:, :1, None] == 301, np.nan, stepping(obs)))
     source = RolloutSource(make("counting", num_envs=3), made(base=sick), 5, itertools.count(300), seeded())
-    with pytest.raises(NonFiniteError, match="the base FunctionPolicy chose a non-finite action in row 1"):
+    with pytest.raises(NonFiniteError, match="the base FunctionPolicy chose a non-finite action in environment 1"):
         source.next()
-    with pytest.raises(UserError, match=r"FunctionPolicy does not say what it perceives, .*give eyes"):
+    with pytest.raises(UserError, match=r"FunctionPolicy has no feature_sizes, or .*give an encoder"):
         DeterministicResidual(stepping_base())
 
 

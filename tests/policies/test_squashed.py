@@ -122,5 +122,5 @@ def test_a_checkpoint_holds_eyes_statistics_and_weights(policy, tmp_path):
 
 @pytest.mark.parametrize("horizon", [0, 5])
 def test_a_chunk_that_cannot_be_executed_is_refused(horizon):
-    with pytest.raises(UserError, match=rf"chunks of 1 to 4 actions, so none of {horizon}"):
+    with pytest.raises(UserError, match=rf"chunks of 1 to 4 actions, so it cannot execute {horizon}"):
         squashed(env_spec(), horizon=horizon)

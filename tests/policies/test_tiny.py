@@ -215,7 +215,7 @@ def test_a_new_task_at_the_end_of_the_table_is_welcome_if_its_words_are_known(sa
         ({"state": replace(SPEC.state, unit="mm")}, "state"),
         ({"action": replace(SPEC.action, high=(0.2, 5.0))}, "action"),
         ({"control_dt": 0.05}, "control_dt"),
-        ({"tasks": SPEC.tasks[::-1]}, "tasks"),
+        ({"tasks": SPEC.tasks[::-1]}, "task table"),
     ],
 )
 def test_another_world_is_refused(saved, change, part):

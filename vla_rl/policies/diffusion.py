@@ -20,6 +20,7 @@ from vla_rl.policies.diffusion_steps import DiffusionSampler, Network, denoising
 from vla_rl.policies.encoder import ObservationEncoder
 from vla_rl.policies.expert import FilmBlock, fourier_features
 from vla_rl.policies.flow import gaussian_kl, repeated
+from vla_rl.policies.noise import Generators, integers, normal
 from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import load_weights, save_folder
@@ -116,15 +117,15 @@ class DiffusionPolicy(nn.Module):
         return state
 
     @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
-        """``aux["points"]`` is the fine-tuned end of the chain [E,K'+1,N]; its last point is the sample."""
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        """``aux["points"]``: the fine-tuned part of the chain [E,K'+1,N]; its last point is the sample."""
         early, late = self._networks(features)
-        rows = len(features[next(iter(self.feature_sizes))])
-        noise = torch.randn(rows, self.config.horizon * self.spec.action_dim, generator=generator)
-        noise = noise.to(self.action_low)
+        num_envs = len(features[next(iter(self.feature_sizes))])
+        shape = (num_envs, self.config.horizon * self.spec.action_dim)
+        noise = normal(shape, generator, like=self.action_low)
         if mode == "eval":
             flat = self.config.sampler.deployed(early, late, noise, generator)
-            return self._action_out(flat, torch.zeros(rows, dtype=torch.float64), {}), state
+            return self._action_out(flat, flat.new_zeros(num_envs, dtype=torch.float64), {}), state
         points, mean, std = self.config.sampler.sample(early, late, noise, generator)
         logprob = step_logprob(points[:, 1:], mean, std).sum(1)
         return self._action_out(points[:, -1], logprob, {"points": points}), state
@@ -177,8 +178,8 @@ class DiffusionPolicy(nn.Module):
                 "fine_tuned = steps and choose fewer afterwards (with_sampler)."
             )
         target, process = chunks.flatten(1).repeat(draws, 1), self.config.sampler.process
-        noise = torch.randn(target.shape, generator=generator).to(target)
-        timestep = torch.randint(process.timesteps, (len(target),), generator=generator).to(target.device)
+        noise = normal(target.shape, generator, like=target)
+        timestep = integers(process.timesteps, (len(target),), generator).to(target.device)
         network = self._late_network(repeated(features, draws))
         return denoising_loss(process, network, target, noise, timestep, self.scheduler).mean()
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.errors import UserError
+from vla_rl.policies.noise import Generators, normal
 
 Network: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A network conditioned on an observation: points [B,k,N] and timesteps / training timesteps [B,k] -> [B,k,N]."""
@@ -212,7 +213,7 @@ class DiffusionSampler:
         return replace(self, reverse=self.reverse.scaled(factor), floor=self.floor * factor)
 
     def sample(
-        self, early: Network, late: Network, noise: Tensor, generator: torch.Generator
+        self, early: Network, late: Network, noise: Tensor, generator: Generators
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Chains from ``noise`` [B,N] by ``early`` and, in the last K' steps, ``late``; with gradient: reparameterised.
 
@@ -222,8 +223,8 @@ class DiffusionSampler:
         first = self.steps - self.fine_tuned
         return torch.stack(points[first:], 1), torch.cat(means[first:], 1), torch.cat(stds[first:], 1)
 
-    def deployed(self, early: Network, late: Network, noise: Tensor, generator: torch.Generator) -> Tensor:
-        """The sample [B,N] that ``noise`` [B,N] becomes in mode "eval"; DDPM draws its noise from ``generator``."""
+    def deployed(self, early: Network, late: Network, noise: Tensor, generator: Generators) -> Tensor:
+        """The sample [B,N] from ``noise`` [B,N] in mode "eval"; DDPM draws its noise from ``generator``."""
         return self._denoise(self.deployed_table, early, late, noise, generator)[0][-1]
 
     def gaussians(self, late: Network, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,26 +232,37 @@ class DiffusionSampler:
         return self._transition(self.table, late, points[:, :-1], slice(self.steps - self.fine_tuned, self.steps))
 
     def _denoise(
-        self, table: StepTable, early: Network, late: Network, x: Tensor, generator: torch.Generator
+        self, table: StepTable, early: Network, late: Network, x: Tensor, generator: Generators
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         points, means, stds = [x], [], []
         for k in range(self.steps):
             network = late if k >= self.steps - self.fine_tuned else early
             mean, std = self._transition(table, network, points[-1].unsqueeze(1), slice(k, k + 1))
-            xi = torch.randn(x.shape, generator=generator, device=generator.device, dtype=x.dtype)
-            points.append((mean + std * xi.to(x.device).unsqueeze(1)).squeeze(1))
+            xi = normal(x.shape, generator, like=x)
+            points.append((mean + std * xi.unsqueeze(1)).squeeze(1))
             means.append(mean)
             stds.append(std)
         return points, means, stds
 
     def _transition(self, table: StepTable, network: Network, x: Tensor, steps: slice) -> tuple[Tensor, Tensor]:
         """Mean and std [B,k,N] of ``steps`` from ``x`` [B,k,N]."""
-        coefficients = torch.stack(tuple(table))[:, steps].to(x).unsqueeze(-1)
+        coefficients = self._coefficients(table, x)[:, steps].unsqueeze(-1)
         time, from_x, from_network, on_x0, on_x, std = coefficients.unbind(0)
         output = network(x, time.squeeze(-1).expand(x.shape[:2])).to(x.dtype)
         x0 = (from_x * x + from_network * output).clamp(-self.process.clip, self.process.clip)
         mean = on_x0 * x0 + on_x * x
         return mean, std.expand_as(mean)
+
+    def _coefficients(self, table: StepTable, like: Tensor) -> Tensor:
+        """The columns of ``table`` [6,K] in the dtype and on the device of ``like``; one copy per device."""
+        key = (table is self.table, like.dtype, like.device)
+        if key not in self._copies:
+            self._copies[key] = torch.stack(tuple(table)).to(like)
+        return self._copies[key]
+
+    @cached_property
+    def _copies(self) -> dict[tuple[bool, torch.dtype, torch.device], Tensor]:
+        return {}
 
 
 def step_logprob(ends: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A policy that now and then does something else: failures and near-successes for a world model to learn from."""
+"""A policy that takes random actions with some probability: failures and near-successes to train a world model on."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.noise import uniform
 from vla_rl.policies.normalization import Affine, action_limits
 
 
 class EpsilonRandomPolicy:
-    """``base``, but a ``share`` of all decisions is one random action, held for the whole chunk; 1 is random play.
+    """``base``, but with probability ``random_action_prob`` a decision is one random action, held for the whole chunk.
 
-    What it does has no likelihood, so nobody can be trained on it by a policy gradient (``logprob`` is 0).
+    The mixture has no recorded density (``logprob`` is 0), so policy gradients cannot train it.
     """
 
-    def __init__(self, base: Policy, spec: EnvSpec, share: float) -> None:
-        """Raises UserError for a share outside [0, 1]."""
-        if not 0.0 <= share <= 1.0:
-            raise UserError(f"a share of {share} of the decisions cannot be random; choose one from 0 to 1.")
-        self.base, self.share, self.version = base, share, base.version
+    def __init__(self, base: Policy, spec: EnvSpec, random_action_prob: float) -> None:
+        """Raises UserError for a probability outside [0, 1]."""
+        if not 0.0 <= random_action_prob <= 1.0:
+            raise UserError(
+                f"random_action_prob is {random_action_prob}, which is no probability; choose one from 0 to 1."
+            )
+        self.base, self.random_action_prob, self.version = base, random_action_prob, base.version
         self._scale, self._limits = Affine.from_bounds(spec.action), action_limits(spec)
 
     def encode(self, obs: Observation) -> Features:
@@ -38,8 +41,11 @@ class EpsilonRandomPolicy:
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
         out, state = self.base.act(features, state, mode, generator)
-        rows, horizon, entries = out.action.shape
-        wild = 2.0 * torch.rand(rows, 1, entries, generator=generator) - 1.0
-        slips = (torch.rand(rows, 1, 1, generator=generator) < self.share).expand(rows, horizon, entries)
-        action = torch.where(slips, self._scale.unnormalize(wild).clamp(*self._limits), torch.as_tensor(out.action))
-        return replace(out, action=action, sample=self._scale.normalize(action), logprob=torch.zeros(rows)), state
+        chosen = torch.as_tensor(out.action)
+        num_envs, _, dims = chosen.shape
+        low, high = (bound.to(chosen) for bound in self._limits)
+        drawn = 2.0 * uniform((num_envs, 1, dims), generator, like=chosen) - 1.0
+        is_random = uniform((num_envs, 1, 1), generator, like=chosen) < self.random_action_prob
+        action = torch.where(is_random, self._scale.unnormalize(drawn).clamp(low, high), chosen)
+        logprob = action.new_zeros(num_envs)
+        return replace(out, action=action, sample=self._scale.normalize(action), logprob=logprob), state

@@ -1,4 +1,4 @@
-"""The action half of the small VLA: a flow-matching expert conditioned on features by FiLM (Perez et al. 2018)."""
+"""The action expert of TinyVLA: flow matching, conditioned on features by FiLM (Perez et al. 2018)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class FilmBlock(nn.Module):
-    """A residual MLP block whose normalised hidden layer is scaled and shifted by condition and time."""
+    """A residual MLP block; condition and time scale and shift its normalised hidden layer."""
 
     def __init__(self, width: int, condition: int, time: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class FlowExpert(nn.Module):
 
 
 def fourier_features(t: Tensor, frequencies: int) -> Tensor:
-    """Sines and cosines of times within [0, 1], ``t`` [...] -> [...,2*frequencies]; their rates go from 1 to 64."""
+    """Sines and cosines of times within [0, 1], ``t`` [...] -> [...,2*frequencies]; angular rates from 1 to 64."""
     rates = torch.exp(torch.linspace(0.0, math.log(64.0), frequencies, device=t.device, dtype=t.dtype))
     phase = t[..., None] * rates
     return torch.cat([phase.sin(), phase.cos()], -1)

@@ -22,10 +22,11 @@ from torch import Tensor
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features
 from vla_rl.policies.flow_schedules import Field, Ode, Schedule, StepTable
+from vla_rl.policies.noise import Generators, integers, normal, uniform
 
 
 class VelocityField(Protocol):
-    """A network with its observation already given."""
+    """A network conditioned on an observation."""
 
     def __call__(self, x: Tensor, t: Tensor) -> Field:
         """The field at ``k`` points of every sample's chain: ``x`` [B,k,N], ``t`` [B,k]."""
@@ -33,9 +34,9 @@ class VelocityField(Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """What happened while sampling; all that a likelihood needs.
+    """A recorded sampling chain: everything that a likelihood needs.
 
-    points  float [B,K+1,N]  from ``x_1`` (noise) to ``x_0`` (the sample), never clipped, in the dtype of the noise
+    points       float [B,K+1,N]  from ``x_1`` (noise) to ``x_0`` (the sample), never clipped, in the dtype of the noise
     noisy_steps  int64 [B,m]      the steps to which noise was added, ascending
     """
 
@@ -91,13 +92,13 @@ def imitation_loss(
 ) -> Tensor:
     """:func:`flow_matching_loss` of ``draws`` (noise, uniform time) pairs for each of ``chunks`` [B,H,D], averaged."""
     target = chunks.flatten(1).repeat(draws, 1)
-    noise = torch.randn(target.shape, generator=generator)
-    time = torch.rand(len(target), generator=generator)
+    noise = normal(target.shape, generator, like=target)
+    time = uniform((len(target),), generator, like=target)
     return flow_matching_loss(field_of(repeated(features, draws)), target, noise, time).mean()
 
 
 def repeated(features: Features, times: int) -> Features:
-    """Every array [B,...] ``times`` times over, [times*B,...]."""
+    """Every array [B,...] repeated ``times`` times, [times*B,...]."""
     return {name: value.repeat(times, *(1 for _ in value.shape[1:])) for name, value in features.items()}
 
 
@@ -107,18 +108,18 @@ Integrate = Callable[[Tensor, int], Tensor]
 class NoisePlacement(Protocol):
     """Which steps of a chain get noise; the others follow the ODE."""
 
-    def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
-        """Noised steps int64 [B,m] on the generator's device."""
+    def draw(self, table: StepTable, batch: int, generator: Generators) -> Tensor:
+        """The noised steps, int64 [B,m] on the host."""
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
-        """[B,m,N]: the points from which the likelihood takes the noised steps.
+        """The points [B,m,N] at which the likelihood evaluates the noised steps.
 
-        ``integrate(x [B,N], steps)`` follows the ODE for the first so many steps, with gradient.
+        ``integrate(x [B,N], steps)`` follows the ODE for the first ``steps`` steps, with gradient.
         """
 
 
 def _recorded_starts(chain: Chain) -> Tensor:
-    """The recorded points where the noised steps began, [B,m,N]."""
+    """The recorded starting points [B,m,N] of the noised steps."""
     return _gather(chain.points, chain.noisy_steps)
 
 
@@ -135,10 +136,9 @@ class AllSteps:
     ``last_std`` of the schedules); without it the gradient misses the last step (cosine .96-.99, norm .5-.9).
     """
 
-    def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
+    def draw(self, table: StepTable, batch: int, generator: Generators) -> Tensor:
         """The same steps for every sample."""
-        steps = torch.tensor(table.noisy, dtype=torch.int64, device=generator.device)
-        return steps.repeat(batch, 1)
+        return torch.tensor(table.noisy, dtype=torch.int64).repeat(batch, 1)
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
         """As recorded."""
@@ -147,20 +147,19 @@ class AllSteps:
 
 @dataclass(frozen=True)
 class OneRandomStep:
-    """Noise in one step, drawn uniformly **per sample** (pi_RL's mixed ODE-SDE, arXiv 2510.25889, there per batch).
+    """Noise in one step, drawn uniformly **per sample** (pi_RL's mixed ODE-SDE, arXiv 2510.25889, draws per batch).
 
-    A surrogate: only that step's use of the weights is differentiated, the other steps count as frozen environment.
+    A surrogate: the gradient passes through the drawn step only; the other steps count as part of the environment.
     The expected gradient is about 1/K of the executed policy's (six toy networks at K=4, a=0.5: norm .26-.30, cosine
     > .998; exactly 1/K as a -> 0).  Drawn per batch, its variance would not fall with the batch.
     """
 
-    def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
+    def draw(self, table: StepTable, batch: int, generator: Generators) -> Tensor:
         """One of the noisy steps for each sample."""
         if not table.noisy:
             raise UserError("the schedule adds no noise, so no step can be drawn; choose one with std > 0.")
-        steps = torch.tensor(table.noisy, dtype=torch.int64, device=generator.device)
-        choice = torch.randint(len(table.noisy), (batch, 1), generator=generator, device=generator.device)
-        return steps[choice]
+        choice = integers(len(table.noisy), (batch, 1), generator)
+        return torch.tensor(table.noisy, dtype=torch.int64)[choice]
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
         """As recorded."""
@@ -171,16 +170,16 @@ class OneRandomStep:
 class LastStep:
     """Noise in the last step only, evaluated at the recorded ``x_{K-1}``.
 
-    A surrogate: the prefix counts as frozen environment (against the executed policy's gradient, six toy networks at
-    K=4, a=0.5: norm .2-.6, cosine .72-.97).  :class:`LastStepFromNoise` is exact.
+    A surrogate: the first steps count as part of the environment (against the executed policy's gradient, six toy
+    networks at K=4, a=0.5: norm .2-.6, cosine .72-.97).  :class:`LastStepFromNoise` is exact.
     """
 
-    def draw(self, table: StepTable, batch: int, generator: torch.Generator) -> Tensor:
+    def draw(self, table: StepTable, batch: int, generator: Generators) -> Tensor:
         """The last step for every sample."""
         last = table.steps - 1
         if last not in table.noisy:
             raise UserError("the schedule's last step has std 0, so the action has no density; set last_std above 0.")
-        return torch.full((batch, 1), last, dtype=torch.int64, device=generator.device)
+        return torch.full((batch, 1), last, dtype=torch.int64)
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
         """As recorded."""
@@ -191,7 +190,8 @@ class LastStep:
 class LastStepFromNoise(LastStep):
     """Noise in the last step only, with the ODE prefix re-run from the recorded noise.
 
-    The density of the action given ``x_1`` is exact, hence its gradient; it costs K network calls, back-propagated.
+    The density of the action given ``x_1`` is exact, and so is its gradient; the likelihood back-propagates through K
+    network calls.
     """
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
@@ -203,8 +203,8 @@ class LastStepFromNoise(LastStep):
 class FlowSampler:
     """Draws chains and gives their density, both through one formula (:meth:`_transition`).
 
-    ``schedule`` says how much noise, ``placement`` in which steps, ``steps`` is K (4 for pi0, 5 for pi0.5).  See each
-    schedule for its bias at K=4 and each placement for whether its gradient is exact.
+    ``schedule``: how much noise each step adds; ``placement``: which steps are noised; ``steps``: K (4 for pi0, 5 for
+    pi0.5).  See each schedule for its bias at K=4 and each placement for whether its gradient is exact.
     """
 
     schedule: Schedule
@@ -222,16 +222,16 @@ class FlowSampler:
         louder = {name: factor * value for name, value in kept.items() if isinstance(value, float)}
         return replace(self, schedule=replace(self.schedule, **louder))
 
-    def sample(self, field: VelocityField, noise: Tensor, generator: torch.Generator) -> tuple[Chain, Gaussians]:
-        """Chains from ``noise`` [B,N] and their density, under whatever grad mode (with gradient: reparameterised)."""
+    def sample(self, field: VelocityField, noise: Tensor, generator: Generators) -> tuple[Chain, Gaussians]:
+        """Chains from ``noise`` [B,N] and their density; with grad mode on, the samples are reparameterised."""
         batch = noise.shape[0]
         noisy_steps = self.placement.draw(self.table, batch, generator).to(noise.device)
         points, means, stds = [noise], [], []
         for k in range(self.steps):
-            row = torch.where((noisy_steps == k).any(1, keepdim=True), k, self.steps + k)
-            mean, std = self._transition(field, points[-1].unsqueeze(1), row)
-            xi = torch.randn(noise.shape, generator=generator, device=generator.device, dtype=noise.dtype)
-            points.append((mean + std * xi.to(noise.device).unsqueeze(1)).squeeze(1))
+            index = torch.where((noisy_steps == k).any(1, keepdim=True), k, self.steps + k)
+            mean, std = self._transition(field, points[-1].unsqueeze(1), index)
+            xi = normal(noise.shape, generator, like=noise)
+            points.append((mean + std * xi.unsqueeze(1)).squeeze(1))
             means.append(mean)
             stds.append(std)
         chain = Chain(torch.stack(points, 1), noisy_steps)
@@ -240,41 +240,46 @@ class FlowSampler:
         )
 
     def deterministic(self, field: VelocityField, noise: Tensor) -> Tensor:
-        """``x_0`` [B,N] by the ODE from ``noise`` [B,N]: what is deployed and evaluated."""
+        """``x_0`` [B,N] by the ODE from ``noise`` [B,N], as in evaluation and deployment."""
         return self._integrate(field, noise, self.steps)
 
     def log_prob(self, field: VelocityField, chain: Chain) -> Gaussians:
         """The density of recorded chains under ``field``, with gradient; one network call for all noised steps."""
         if chain.noisy_steps.shape[1] == 0:
-            raise UserError(
-                "no step of these chains was noised, so they have no density; sample with a noise schedule."
-            )
+            raise UserError("no step of these chains has noise, so they have no density; sample with a noise schedule.")
         starts = self.placement.starts(chain, lambda x, steps: self._integrate(field, x, steps))
         return _gaussians(chain, *self._transition(field, starts, chain.noisy_steps))
 
     def _integrate(self, field: VelocityField, x: Tensor, steps: int) -> Tensor:
         """The first ``steps`` ODE steps from ``x`` [B,N]."""
         for k in range(steps):
-            row = torch.full((x.shape[0], 1), self.steps + k, device=x.device)
-            x = self._transition(field, x.unsqueeze(1), row)[0].squeeze(1)
+            index = torch.full((x.shape[0], 1), self.steps + k, device=x.device)
+            x = self._transition(field, x.unsqueeze(1), index)[0].squeeze(1)
         return x
 
-    def _transition(self, field: VelocityField, x: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std [B,k,N] of steps ``row`` [B,k] from ``x`` [B,k,N]; rows K..2K-1 are the ODE's steps 0..K-1."""
-        t, w0, w1, table_std = self._coefficients(x)[:, row].unsqueeze(-1).unbind(0)
+    def _transition(self, field: VelocityField, x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std [B,k,N] of steps ``index`` [B,k] from ``x`` [B,k,N]; K..2K-1 are the ODE's steps 0..K-1."""
+        t, w0, w1, table_std = self._coefficients(x)[:, index].unsqueeze(-1).unbind(0)
         out = field(x, t.squeeze(-1))
         velocity = out.velocity.to(x.dtype)
         mean = w0 * (x - t * velocity) + w1 * (x + (1.0 - t) * velocity)
         return mean, self.schedule.std(table_std, out).expand_as(mean)
 
     def _coefficients(self, like: Tensor) -> Tensor:
-        """``t, w0, w1, std`` of the schedule's K steps followed by those of the ODE, [4,2K]."""
-        pairs = zip(self.table.columns(), Ode().table(self.steps).columns(), strict=True)
-        return torch.tensor([noisy + ode for noisy, ode in pairs], dtype=like.dtype, device=like.device)
+        """``t, w0, w1, std`` of the schedule's K steps followed by those of the ODE, [4,2K]; one copy per device."""
+        key = (like.dtype, like.device)
+        if key not in self._copies:
+            pairs = zip(self.table.columns(), Ode().table(self.steps).columns(), strict=True)
+            self._copies[key] = torch.tensor([noisy + ode for noisy, ode in pairs], dtype=like.dtype).to(like.device)
+        return self._copies[key]
+
+    @cached_property
+    def _copies(self) -> dict[tuple[torch.dtype, torch.device], Tensor]:
+        return {}
 
 
 def _gaussians(chain: Chain, mean: Tensor, std: Tensor) -> Gaussians:
-    """Density of the recorded ends of the noised steps; sums in float64 so that ratios keep their precision."""
+    """Density of the recorded end points of the noised steps; summed in float64 to keep the precision of ratios."""
     log_std = std.log()
     z = (_gather(chain.points, chain.noisy_steps + 1) - mean) / std
     logprob = -0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)

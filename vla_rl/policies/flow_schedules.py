@@ -24,7 +24,7 @@ from vla_rl.contract.errors import ContractError, UserError
 
 @dataclass(frozen=True)
 class Field:
-    """What a network says about ``B`` samples at ``k`` points of their chains.
+    """The output of a network for ``B`` samples at ``k`` points of their chains.
 
     velocity  [B,k,N]          ``v = E[eps - x_0 | x_t]``, with ``x_t = (1-t) x_0 + t eps``
     log_std   [B,k,N] or None  raw output of the noise head; :class:`FlowNoise` bounds it, the others ignore it
@@ -67,7 +67,7 @@ class Schedule(Protocol):
         """The coefficients for ``K = steps``."""
 
     def std(self, table_std: Tensor, field: Field) -> Tensor:
-        """Standard deviation, broadcastable to [B,k,N], from the table's [B,k,1] and what the network said."""
+        """Standard deviation, broadcastable to [B,k,N], from the table's [B,k,1] and the network's output."""
 
 
 def time_grid(steps: int) -> tuple[float, ...]:
@@ -108,7 +108,7 @@ class _FixedStd:
 
 @dataclass(frozen=True)
 class Ode(_FixedStd):
-    """``dx = v dt`` by Euler steps: no noise and no density.  It is what evaluation and deployment run."""
+    """``dx = v dt`` by Euler steps, without noise or density; used in evaluation and deployment."""
 
     def table(self, steps: int) -> StepTable:
         """``w1 = s``, ``std = 0``."""
@@ -141,7 +141,7 @@ class FlowSde(_FixedStd):
 
 
 def _decay(t: float, s: float) -> float:
-    """``(1-t) s / (t (1-s))``: what is left of the signal-to-noise ratio; 0 from pure noise and into the action."""
+    """``(1-t) s / (t (1-s))``: the factor by which noise correlation decays; 0 from pure noise and into the action."""
     return (1.0 - t) * s / (t * (1.0 - s))
 
 
@@ -175,7 +175,7 @@ class FlowDdim(_FixedStd):
     """DDIM with noise (Song et al., arXiv 2010.02502, eq. 16) on the flow's path; a = sqrt(2) is ancestral sampling.
 
     ``eta = a/sqrt(2)``, so that ``a`` agrees with Flow-SDE's for many steps.  Distance to the deployed ODE at K=4, a=1
-    (as for :class:`FlowOu`): .006.  ``last_std`` as there.
+    (as for :class:`FlowOu`): .006.  ``last_std`` as in :class:`FlowOu`.
     """
 
     a: float = 0.5
@@ -220,8 +220,8 @@ class FlowNoise:
     """Flow-Noise (pi_RL, arXiv 2510.25889; ReinFlow, arXiv 2505.22094): ODE steps plus noise of a learned std.
 
     ``std = exp(bounded_log_std(Field.log_std))`` lies in [std_min, std_max]; the same bound serves sampling and
-    likelihood (ReinFlow's code clamps in one only).  Evaluation does not use it.  Not marginal-preserving: at K=4 the
-    variance exceeds the ODE's by 6 % (std .08) to 23 % (.16).  Unlike ReinFlow's, nothing is clipped or averaged.
+    likelihood (ReinFlow's code clamps in one of them only).  Evaluation has no noise.  Not marginal-preserving: at K=4
+    the variance exceeds the ODE's by 6 % (std .08) to 23 % (.16).  Unlike ReinFlow's, nothing is clipped or averaged.
     """
 
     std_min: float = 0.08
@@ -238,7 +238,7 @@ class FlowNoise:
         return _table(times, times[1:], [1.0] * steps)
 
     def std(self, table_std: Tensor, field: Field) -> Tensor:
-        """The learned one where the table is 1, none where it is 0."""
+        """The learned std where the table is 1, none where it is 0."""
         if field.log_std is None:
             raise ContractError(
                 "FlowNoise found no Field.log_std, so there is no density; give the network a noise head."

@@ -20,9 +20,9 @@ from vla_rl.pretrained import save_folder
 
 
 class FunctionPolicy:
-    """``function(obs) -> [E,H,D]`` in physical units; it has no weights, no state and does not explore.
+    """``function(obs) -> [E,H,D]`` in physical units, on the host: no weights, no state, no exploration.
 
-    ``name``, "module:function", is what a checkpoint holds of it.  What it stores is the observation itself.
+    A checkpoint holds ``name``, "module:function".  The features are the observation itself.
     """
 
     def __init__(self, spec: EnvSpec, function: Callable[[Observation], Array], name: str = "") -> None:
@@ -41,15 +41,15 @@ class FunctionPolicy:
         return state
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        given = {name: item.numpy() for name, item in features.items()}
-        images = {name.removeprefix("images/"): item for name, item in given.items() if name.startswith("images/")}
-        extras = {name.removeprefix("extras/"): item for name, item in given.items() if name.startswith("extras/")}
-        chosen = self.function(Observation(images, given["state"], given["task"], given["time"], extras))
+        arrays = {name: item.cpu().numpy() for name, item in features.items()}
+        images = {name.removeprefix("images/"): item for name, item in arrays.items() if name.startswith("images/")}
+        extras = {name.removeprefix("extras/"): item for name, item in arrays.items() if name.startswith("extras/")}
+        chosen = self.function(Observation(images, arrays["state"], arrays["task"], arrays["time"], extras))
         action = torch.as_tensor(np.asarray(chosen, np.float32))
-        if action.dim() != 3 or action.shape[::2] != (len(given["time"]), self.spec.action_dim):
+        if action.dim() != 3 or action.shape[::2] != (len(arrays["time"]), self.spec.action_dim):
             raise ContractError(
                 f"the function {self.name or self.function!r} chose actions of shape {list(action.shape)}, so nothing "
-                f"was executed; return [{len(given['time'])},H,{self.spec.action_dim}], one chunk per row."
+                f"was executed; return [{len(arrays['time'])},H,{self.spec.action_dim}], one chunk per environment."
             )
         action = action.clamp(*self._limits)
         return ActionOut(action, self._scale.normalize(action), torch.zeros(len(action))), state
@@ -66,7 +66,7 @@ class FunctionPolicy:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> FunctionPolicy:
-        """The policy in ``folder``, its function imported by name; ``spec`` must be of the world it was written for."""
+        """The policy in ``folder``; its function is imported by name, and ``spec`` must fit the recorded one."""
         saved = read_config(Path(folder))
         trained = EnvSpec.from_json(saved["spec"])
         check_same_env(trained, spec or trained)

@@ -17,6 +17,7 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
+from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.statistics import RunningStatistics, build_standardizer
@@ -59,7 +60,7 @@ class GaussianPolicy(nn.Module):
         sizes = [spec.state.shape[0]] + [self.config.width] * self.config.depth
         layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
         last = nn.Linear(sizes[-1], self.config.horizon * spec.action_dim)
-        nn.init.orthogonal_(last.weight, 0.01)  # begin near the middle of the bounds, whatever the state
+        nn.init.orthogonal_(last.weight, 0.01)  # the initial mean is near the middle of the bounds in every state
         nn.init.zeros_(last.bias)
         self.network = nn.Sequential(*layers, last)
         self.log_std = nn.Parameter(torch.full_like(last.bias, math.log(self.config.std)))
@@ -69,7 +70,7 @@ class GaussianPolicy(nn.Module):
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
-        """``{"state": [E,S] physical, "time": [E,1]}``; the time, a share of the limit, is for critics only."""
+        """``{"state": [E,S] physical, "time": [E,1]}``; time / time limit is for critics only."""
         state = torch.as_tensor(obs.state, device=self.action_low.device)
         return {"state": state, "time": torch.as_tensor(obs.time)[:, None].to(state) / self.spec.time_limit}
 
@@ -80,14 +81,12 @@ class GaussianPolicy(nn.Module):
         return state
 
     @torch.no_grad()
-    def act(
-        self, features: Features, state: State, mode: Mode, generator: torch.Generator | None
-    ) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        """Mode "eval" draws nothing, so it needs no generator."""
         sample = mean = self.mean(features)
-        logprob = torch.zeros(len(sample), dtype=torch.float64)
+        logprob = mean.new_zeros(len(sample), dtype=torch.float64)
         if mode == "sample":
-            noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
-            sample = mean + self.log_std.exp() * noise.to(mean)
+            sample = mean + self.log_std.exp() * normal(mean.shape, generator, like=mean)
             logprob = self._log_density(mean, sample)
         sample = sample.unflatten(-1, (self.config.horizon, self.spec.action_dim))
         action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
@@ -106,12 +105,12 @@ class GaussianPolicy(nn.Module):
         return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
     def mean(self, features: Features) -> Tensor:
-        """The middle of the distribution, [B,H*D] normalised."""
+        """The mean of the distribution, [B,H*D] normalised."""
         mean: Tensor = self.network(self.standardize(features["state"].to(self.log_std)))
         return mean
 
     def observe(self, features: Features, reducer: Reducer) -> None:
-        """Take the states [B,S] that were learnt from into the statistics, if they are running ones."""
+        """Merge the states [B,S] of the last update into the running statistics, if there are any."""
         self.standardize.observe(features["state"], reducer)
 
     def _log_density(self, mean: Tensor, sample: Tensor) -> Tensor:
@@ -119,7 +118,7 @@ class GaussianPolicy(nn.Module):
         return (terms - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """All weights, and the running statistics, which no gradient moves."""
+        """All weights, and the running statistics (without gradient)."""
         return dict(self.named_parameters())
 
     def save_pretrained(self, folder: str | Path) -> None:

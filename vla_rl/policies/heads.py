@@ -1,4 +1,4 @@
-"""Small networks on what a policy stored: deterministic, squashed Gaussian (SAC) and Gaussian (PPO) heads."""
+"""Small networks on the features of a policy: deterministic, squashed Gaussian (SAC) and Gaussian (PPO) heads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
+from vla_rl.policies.noise import Generators, normal
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -25,9 +26,9 @@ class HeadConfig:
 
 
 class Inputs(nn.Module):
-    """Chosen entries of what was stored, flattened, concatenated and standardised: [..., N].
+    """Chosen features, flattened, concatenated and standardised: [..., N].
 
-    The statistics are parameters without gradient, so that they go wherever weights go.
+    The statistics are parameters without gradient, so that they are published, saved and restored with the weights.
     """
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -42,16 +43,16 @@ class Inputs(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
-        """Set mean and standard deviation from all processes' data; call once, before the first update."""
+        """Set mean and standard deviation from the data of all processes; call once, before the first update."""
         inputs = self.concatenate(features).reshape(-1, self.size).double()
-        count = reducer.sum(torch.tensor(float(len(inputs)), dtype=torch.float64))
+        count = reducer.sum(inputs.new_tensor(float(len(inputs))))
         mean = reducer.sum(inputs.sum(0)) / count
         variance = reducer.sum((inputs - mean).square().sum(0)) / (count - 1).clamp_min(1)
         self.mean.copy_(mean)
         self.std.copy_(variance.sqrt().clamp_min(1e-2))
 
     def concatenate(self, features: Mapping[str, Tensor]) -> Tensor:
-        """As they were stored, [..., N]."""
+        """The inputs before standardising, [..., N]."""
         lead = features[self.keys[0]].dim() - 1
         return torch.cat([features[key].flatten(lead).to(self.mean) for key in self.keys], -1)
 
@@ -78,7 +79,7 @@ class Head(nn.Module):
 
 
 class DeterministicHead(Head):
-    """``tanh(f(o))`` within [-1, 1], 0 at first whatever it sees."""
+    """``tanh(f(o))`` within [-1, 1]; 0 for every input at initialisation."""
 
     def __init__(self, sizes: Mapping[str, int], outputs: int, config: HeadConfig) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class SquashedHead(Head):
         std: float = 1.0,
         std_bounds: tuple[float, float] = (math.exp(-5.0), math.exp(2.0)),
     ) -> None:
-        """``std``: at first, before squashing, and between which it stays."""
+        """``std``: initial standard deviation of ``u``; ``std_bounds``: the range of the learned one."""
         super().__init__()
         bounds = (math.log(std_bounds[0]), math.log(std_bounds[1]))
         self.trunk, self.bounds = Trunk(sizes, config), bounds
@@ -115,20 +116,20 @@ class SquashedHead(Head):
         low, high = self.bounds
         return mean, low + 0.5 * (high - low) * (torch.tanh(raw) + 1.0)
 
-    def forward(self, features: Mapping[str, Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A sample [B,N] within [-1, 1], through which gradients flow, and its log-density [B]."""
+    def forward(self, features: Mapping[str, Tensor], generator: Generators) -> tuple[Tensor, Tensor]:
+        """A reparameterised sample [B,N] within [-1, 1] and its log-density [B]."""
         mean, log_std = self.distribution(features)
-        xi = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+        xi = normal(mean.shape, generator, like=mean)
         u = mean + log_std.exp() * xi
-        normal = -0.5 * xi.square() - log_std - 0.5 * _LOG_2PI
-        return torch.tanh(u), (normal - log_tanh_derivative(u)).sum(-1)
+        density = -0.5 * xi.square() - log_std - 0.5 * _LOG_2PI
+        return torch.tanh(u), (density - log_tanh_derivative(u)).sum(-1)
 
     def log_prob(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
-        """Log-density [B] of actions [B,N]; those at the bounds are taken to be just within."""
+        """Log-density [B] of actions [B,N], which are first clamped 1e-5 inside the bounds."""
         mean, log_std = self.distribution(features)
         u = torch.atanh(action.clamp(-1.0 + 1e-5, 1.0 - 1e-5))
-        normal = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * _LOG_2PI
-        return (normal - log_tanh_derivative(u)).sum(-1)
+        density = -0.5 * ((u - mean) / log_std.exp()).square() - log_std - 0.5 * _LOG_2PI
+        return (density - log_tanh_derivative(u)).sum(-1)
 
     def mode(self, features: Mapping[str, Tensor]) -> Tensor:
         """``tanh(mean)`` [B,N]."""
@@ -136,7 +137,7 @@ class SquashedHead(Head):
 
 
 class GaussianHead(Head):
-    """``N(f(o), std^2)``, ``std`` learned and the same everywhere, ``f`` 0 at first; never clipped."""
+    """``N(f(o), std^2)`` with a learned ``std`` that does not depend on ``o``; ``f`` is 0 initially; never clipped."""
 
     def __init__(self, sizes: Mapping[str, int], outputs: int, config: HeadConfig, std: float) -> None:
         super().__init__()

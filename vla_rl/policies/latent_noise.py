@@ -1,10 +1,10 @@
-"""Latent-noise policies: they choose the noise ``w`` from which the flow of an imitation policy makes the actions.
+"""Latent-noise policies: they choose the initial noise ``w`` of an imitation policy's flow.
 
     a = clip(g(o, w), -1, 1),    g: the base's ODE from t=1 to t=0, w [B,N], N = H D, in the place of N(0, I)
 
-So any ``w`` within reach gives an action that the base might have chosen (Wagenmaker et al. 2025, DSRL, arXiv
-2506.15799).  No gradient passes through ``g``.  Nothing but ``w`` is random, so a density of ``w`` is one of the
-decision, and ratios of it are exact as long as ``g`` stays the same.
+So every typical ``w`` gives an action that the base might have chosen (Wagenmaker et al. 2025, DSRL, arXiv
+2506.15799).  No gradient passes through ``g``.  Only ``w`` is random, so its density is that of the decision, and its
+ratios are exact as long as ``g`` does not change.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import FlowSampler, VelocityField, gaussian_kl
+from vla_rl.policies.frozen import HoldsFrozen
 from vla_rl.policies.heads import GaussianHead, Head, HeadConfig, SquashedHead
+from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import Saveable, load_weights, save_folder
 
 
 class FlowPolicyConfig(Protocol):
-    """What a flow policy's config says: actions in a chunk, and the sampler whose ODE decodes."""
+    """The config of a flow policy: actions in a chunk, and the sampler whose ODE decodes."""
 
     @property
     def horizon(self) -> int: ...
@@ -59,24 +61,24 @@ class FlowBase(Policy, Saveable, Protocol):
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """The network that chooses the noise."""
+    """The network that outputs the noise."""
 
     head: HeadConfig = HeadConfig()
 
 
 @dataclass(frozen=True)
 class SquashedLatentConfig(LatentConfig):
-    """``magnitude`` m: noise beyond +-m, of N(0, 1) 31.7 % (m=1), 13.4 % (1.5) or 4.6 % (2), is out of reach."""
+    """``magnitude`` m bounds the noise; it excludes 31.7 % (m=1), 13.4 % (1.5) or 4.6 % (2) of N(0, 1)."""
 
     magnitude: float = 1.5
-    std: float = 1.0  # of ``u`` at first
+    std: float = 1.0  # initial, of ``u``
 
 
-class LatentPolicy(nn.Module):
-    """What every latent-noise policy shares: the base, decoding, checkpoints.  Subclasses choose ``w``.
+class LatentPolicy(HoldsFrozen):
+    """The common part of latent-noise policies: base, decoding, checkpoints.  Subclasses define ``w``.
 
-    The base is not among :meth:`trainable`.  Mode "eval" takes the mean of ``w`` (of ``u`` where it is squashed), so
-    that what is deployed is deterministic; the base alone would draw its noise.
+    The base is not in :meth:`trainable`.  Mode "eval" takes the mean of ``w`` (of ``u`` where it is squashed), so the
+    deployed policy is deterministic, while the base alone draws its noise.
     """
 
     actor: Head
@@ -87,11 +89,10 @@ class LatentPolicy(nn.Module):
         super().__init__()
         if not hasattr(base, "field") or not hasattr(base.config, "sampler"):
             raise UserError(
-                f"{type(base).__name__} makes its actions by no flow (it lacks field or config.sampler), so there is "
-                "no noise to choose; give a flow policy such as an imitation checkpoint."
+                f"{type(base).__name__} is not a flow policy (it lacks field or config.sampler), so there is no noise "
+                "to choose; give a flow policy such as an imitation checkpoint."
             )
         self.config, self.version, self.spec = config, 0, base.spec
-        # Not registered: the base is neither moved, nor saved among these weights, nor copied with this one.
         self._frozen = (base,)
         self.action_scale = Affine.from_bounds(self.spec.action)
         low, high = action_limits(self.spec)
@@ -100,7 +101,8 @@ class LatentPolicy(nn.Module):
 
     @property
     def base(self) -> FlowBase:
-        return self._frozen[0]
+        base: FlowBase = self._frozen[0]
+        return base
 
     @property
     def horizon(self) -> int:
@@ -114,13 +116,13 @@ class LatentPolicy(nn.Module):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """What the noise is chosen by, by size: what the base sees."""
+        """Sizes of the inputs: the features of the base, by name."""
         return self.base.feature_sizes
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
     def encode(self, obs: Observation) -> Features:
-        """What the base stores."""
+        """The base's features."""
         return self.base.encode(obs)
 
     def initial_state(self, num_envs: int) -> State:
@@ -131,11 +133,11 @@ class LatentPolicy(nn.Module):
 
     @torch.no_grad()
     def decode(self, features: Features, w: Tensor) -> Tensor:
-        """``clip(g(o, w), -1, 1)`` [B,N]: the normalised chunk, flattened, that noise ``w`` [B,N] leads to."""
+        """``clip(g(o, w), -1, 1)`` [B,N]: the normalised chunk, flattened, for noise ``w`` [B,N]."""
         return self.base.config.sampler.deterministic(self.base.field(features), w).clamp(-1.0, 1.0)
 
     def normalized(self, executed: Tensor) -> Tensor:
-        """Executed chunks [B,H,D] in the terms of :meth:`decode`, [B,N]."""
+        """Executed chunks [B,H,D] in the form of :meth:`decode`, [B,N]."""
         return self.action_scale.normalize(executed).flatten(1)
 
     def _action_out(self, features: Features, w: Tensor, logprob: Tensor) -> ActionOut:
@@ -146,24 +148,24 @@ class LatentPolicy(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
-        """Standardise what the noise is chosen by; at first it does not depend on that."""
+        """Standardise the features; the initial noise does not depend on them, so it does not change."""
         self.actor.trunk.inputs.calibrate(features, reducer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The weights that choose the noise."""
+        """The weights of the network that outputs the noise."""
         return dict(self.actor.named_parameters())
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` and the base, as it is now, in ``base``."""
+        """Write ``config.json``, ``model.safetensors`` and the base with its present weights in ``base``."""
         kind = f"{type(self).__module__}:{type(self).__qualname__}"
         config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
         save_folder(Path(folder), config, self.state_dict(), {"base": self.base})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> LatentPolicy:
-        """Load a checkpoint; with ``spec``, the base checks that it was trained for such a world."""
+        """Load a checkpoint; with ``spec``, the base checks that it was trained for such an environment."""
         saved: dict[str, Any] = read_config(Path(folder))
         policy = cls(load_policy(Path(folder) / "base", spec), from_json(saved["config"]))
         load_weights(policy, Path(folder))
@@ -171,17 +173,17 @@ class LatentPolicy(nn.Module):
 
 
 class SquashedLatent(LatentPolicy):
-    """``w = m tanh(u)``, ``u ~ N(mean(o), std(o)^2)``: what SAC trains (``ReparametrisedPolicy``).
+    """``w = m tanh(u)``, ``u ~ N(mean(o), std(o)^2)``: trained by SAC (``ReparametrisedPolicy``).
 
-    Critics judge ``w / m`` within [-1, 1], and the density is that of ``w / m``: without ``- N log m``, by which a
-    target entropy would have to be shifted otherwise.
+    Critics take ``w / m`` within [-1, 1], and the density is that of ``w / m``: it lacks the constant ``-N log m``, so
+    the target entropy needs no shift.
     """
 
     config: SquashedLatentConfig
     actor: SquashedHead
 
     def __init__(self, base: FlowBase, config: SquashedLatentConfig | None = None) -> None:
-        """Raises UserError when the noise would have no room."""
+        """Raises UserError unless the magnitude is positive."""
         super().__init__(base, config := config or SquashedLatentConfig())
         if config.magnitude <= 0:
             raise UserError(
@@ -190,10 +192,10 @@ class SquashedLatent(LatentPolicy):
         self.actor = SquashedHead(self.feature_sizes, self.latent, config.head, config.std)
 
     @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         if mode == "eval":
             choice = self.actor.mode(features)
-            logprob = torch.zeros(len(choice))
+            logprob = choice.new_zeros(len(choice))
         else:
             choice, logprob = self.actor(features, generator)
         return self._action_out(features, self.config.magnitude * choice, logprob), state
@@ -203,15 +205,15 @@ class SquashedLatent(LatentPolicy):
         return CriticAction(*self.actor(features, generator))
 
     def critic_action(self, features: Features, sample: Tensor, executed: Tensor) -> Tensor:
-        """``w / m`` [B,N] of what was chosen; what was executed does not tell it."""
+        """``w / m`` [B,N] of the recorded sample; the executed action does not determine it."""
         return sample.flatten(1) / self.config.magnitude
 
 
 class GaussianLatent(LatentPolicy):
-    """``w ~ N(mean(o), std^2)``, never clipped: what PPO trains (``LikelihoodPolicy``).
+    """``w ~ N(mean(o), std^2)``, never clipped: trained by PPO (``LikelihoodPolicy``).
 
-    At first mean 0 and std 1: in mode "sample" it begins as the imitation policy.  Deviation from GoRL (arXiv
-    2512.02581): ``std`` is learned but the same everywhere, as in the other Gaussian policies here.
+    Initially mean 0 and std 1: in mode "sample" it starts as the imitation policy.  Deviation from GoRL (arXiv
+    2512.02581): the learned ``std`` does not depend on the observation, as in the other Gaussian policies here.
     """
 
     actor: GaussianHead
@@ -221,16 +223,16 @@ class GaussianLatent(LatentPolicy):
         self.actor = GaussianHead(self.feature_sizes, self.latent, config.head, std=1.0)
 
     @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         w, std = self.actor(features)
-        logprob = torch.zeros(len(w), dtype=torch.float64)
+        logprob = w.new_zeros(len(w), dtype=torch.float64)
         if mode == "sample":
-            w = w + std * torch.randn(w.shape, generator=generator, dtype=w.dtype)
+            w = w + std * normal(w.shape, generator, like=w)
             logprob = self.log_prob(features, w, {}).logprob
         return self._action_out(features, w, logprob), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Density of recorded noise; the sum over its entries is float64 so that ratios keep their precision."""
+        """Density of recorded noise, summed in float64 to keep the precision of ratios."""
         mean, std = self.actor(features)
         z = (sample.reshape(mean.shape) - mean) / std
         logprob = (-0.5 * z.square() - std.log() - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
@@ -243,6 +245,6 @@ class GaussianLatent(LatentPolicy):
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Choose ``w ~ N(0, I)`` again whatever is seen; the hidden layers stay."""
+        """Reset to ``w ~ N(0, I)`` for every observation; the hidden layers keep their weights."""
         for parameter in (self.actor.last.weight, self.actor.last.bias, self.actor.log_std):
             parameter.zero_()

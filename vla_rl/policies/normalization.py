@@ -1,10 +1,11 @@
-"""Affine normalisation between physical units and what a network sees; its statistics live in the checkpoint."""
+"""Affine normalisation between physical units and network inputs or outputs; its numbers are in the checkpoint."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ class Affine:
         for i, (a, b) in enumerate(zip(low, high, strict=True)):
             if not 0 < b - a < math.inf:
                 raise ContractError(
-                    f"entry {i} is declared within [{a}, {b}], so it cannot be mapped to [-1, 1]; give it a range, or "
-                    "normalise by statistics of data."
+                    f"entry {i} is declared within [{a}, {b}], so it cannot be mapped to [-1, 1]; declare finite "
+                    "bounds low < high, or normalise by statistics of data."
                 )
         return cls(
             tuple((a + b) / 2 for a, b in zip(low, high, strict=True)),
@@ -44,10 +45,20 @@ class Affine:
         return cls(tuple(flat.mean(0).tolist()), tuple(std.clamp_min(minimum_scale).tolist()))
 
     def normalize(self, physical: Tensor) -> Tensor:
-        return (physical - physical.new_tensor(self.offset)) / physical.new_tensor(self.scale)
+        """Physical [...,N] -> normalised [...,N]."""
+        offset, scale = _constants(self, physical.dtype, physical.device)
+        return (physical - offset) / scale
 
     def unnormalize(self, normalized: Tensor) -> Tensor:
-        return normalized * normalized.new_tensor(self.scale) + normalized.new_tensor(self.offset)
+        """Normalised [...,N] -> physical [...,N]."""
+        offset, scale = _constants(self, normalized.dtype, normalized.device)
+        return normalized * scale + offset
+
+
+@lru_cache(maxsize=256)
+def _constants(affine: Affine, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Offset and scale [N], made once per device."""
+    return torch.tensor(affine.offset, dtype=dtype).to(device), torch.tensor(affine.scale, dtype=dtype).to(device)
 
 
 def check_same_env(trained: EnvSpec, given: EnvSpec) -> None:
@@ -56,16 +67,16 @@ def check_same_env(trained: EnvSpec, given: EnvSpec) -> None:
     Cameras, state and action must agree in shape, bounds and unit; the task table may have grown.
     """
     for part in ("images", "state", "action", "control_dt"):
-        ours, theirs = getattr(trained, part), getattr(given, part)
-        if ours != theirs:
+        expected, found = getattr(trained, part), getattr(given, part)
+        if expected != found:
             raise ContractError(
-                f"the checkpoint was trained for {part} {_describe(ours)} but environment {given.name!r} has "
-                f"{_describe(theirs)}, so its numbers would mean something else; use the environment options it was "
+                f"the checkpoint was trained for {part} {_describe(expected)} but environment {given.name!r} has "
+                f"{_describe(found)}, so its inputs or outputs would be misread; use the environment options it was "
                 "trained with."
             )
     if given.tasks[: len(trained.tasks)] != trained.tasks:
         raise ContractError(
-            f"the checkpoint knows the tasks {list(trained.tasks)} but environment {given.name!r} begins with "
+            f"the checkpoint's task table is {list(trained.tasks)} but that of environment {given.name!r} starts with "
             f"{list(given.tasks[: len(trained.tasks)])}, so task numbers would be mixed up; only append to the table."
         )
 

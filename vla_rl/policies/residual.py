@@ -1,11 +1,11 @@
-"""Residual policies: a small correction, at every step, of a frozen base that may be a black box.
+"""Residual policies: a small correction, at every step, of a frozen base policy that may be a black box.
 
-    a = clip(b + s * u),    b: the base's action, u: the residual's choice, s: its scale; all in units of the bounds
+    a = clip(b + s * u),    b: the base's action, u: the residual's output, s: its scale; all in units of the bounds
 
-The base is asked for a chunk whenever the last one is used up; its queue is state of this policy, so the base sees
-exactly what it would see alone (Ankile et al. 2025, ResFiT, arXiv 2509.19301).  ``b`` is part of what is decided on:
-``features["base_action"]`` [E,D], normalised.  Deviations: any policy can be the base; its plan is reset after
-termination and truncation alike; and what else is in the queue is decided on as well, since what follows depends on it.
+The base acts whenever its chunk queue is empty; the queue is state of this policy, so the base gets exactly the
+observations that it would get alone (Ankile et al. 2025, ResFiT, arXiv 2509.19301).  The residual's input includes
+``features["base_action"]`` [E,D], normalised.  Deviations: any policy can be the base; its queue is cleared after
+termination and truncation alike; and the rest of the queue is an input as well, since the next states depend on it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import ActionOut, ContextPolicy, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.encoder import ObservationEncoder
 from vla_rl.policies.flow import gaussian_kl
+from vla_rl.policies.frozen import HoldsFrozen
 from vla_rl.policies.heads import DeterministicHead, GaussianHead, Head, HeadConfig
+from vla_rl.policies.noise import Generators, generators_of, normal
 from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.pretrained import Saveable, load_weights, save_folder
@@ -35,33 +38,26 @@ _BASE = "base/"
 
 
 class Base(Policy, Saveable, Protocol):
-    """Any policy that acts in ``spec`` and can be saved; it is only ever asked to act, in mode "eval"."""
+    """Any policy for ``spec`` that can be saved; the residual only calls it in mode "eval"."""
 
     spec: EnvSpec
 
 
-class ObservationEncoder(Base, Protocol):
-    """What the residual sees with: ``encode`` stores, besides other things, the entries ``feature_sizes``."""
-
-    @property
-    def feature_sizes(self) -> dict[str, int]: ...
-
-
 @dataclass(frozen=True)
 class ResidualConfig:
-    """How large the correction may be and how it explores, in units of the action's half-range."""
+    """Size of the correction and its exploration, in units of the action's half-range."""
 
     scale: float = 0.3
-    plan: int = 4  # actions of the base beyond the next one that are decided on, 0 where it has not chosen them yet
-    noise: float = 0.1  # standard deviation of exploration; of ``u`` itself where the residual is Gaussian
-    correlation: float = 0.5  # of the noise of a deterministic residual with that of the step before
+    plan: int = 4  # queued base actions after the next one that the residual reads, 0 where the queue is shorter
+    noise: float = 0.1  # standard deviation of exploration; that of ``u`` for a Gaussian residual
+    correlation: float = 0.5  # between the noise of successive steps of a deterministic residual
     head: HeadConfig = HeadConfig()
 
 
-class ResidualPolicy(nn.Module):
-    """What every residual shares: the base with its queue, the eyes, checkpoints.  Subclasses choose ``u``.
+class ResidualPolicy(HoldsFrozen):
+    """The common part of residual policies: base with queue, encoder, checkpoints.  Subclasses define ``u``.
 
-    ``encoder`` defaults to the base.  Neither is trained, and neither is among :meth:`trainable`.
+    ``encoder`` defaults to the base.  Neither is trained, and neither is in :meth:`trainable`.
     """
 
     delta: Head
@@ -74,11 +70,10 @@ class ResidualPolicy(nn.Module):
         super().__init__()
         if encoder is None and (not hasattr(base, "feature_sizes") or isinstance(base, ContextPolicy)):
             raise UserError(
-                f"{type(base).__name__} does not say what it perceives, whatever its state, so the residual would act "
-                "blindly; give eyes: a policy with `feature_sizes`, such as an imitation checkpoint."
+                f"{type(base).__name__} has no feature_sizes, or its features depend on its state, so the residual "
+                "would have no input; give an encoder: a policy with feature_sizes, such as an imitation checkpoint."
             )
         self.config, self.version, self.spec = config or ResidualConfig(), 0, base.spec
-        # Not registered: what is frozen or not even a module is neither moved, nor saved, nor copied with this one.
         self._frozen = (base, encoder)
         self.action_scale = Affine.from_bounds(self.spec.action)
         low, high = action_limits(self.spec)
@@ -87,78 +82,82 @@ class ResidualPolicy(nn.Module):
 
     @property
     def base(self) -> Base:
-        return self._frozen[0]
+        base: Base = self._frozen[0]
+        return base
 
     @property
-    def encoder(self) -> Any:
-        return self._frozen[1] or self._frozen[0]
+    def encoder(self) -> ObservationEncoder:
+        encoder: ObservationEncoder = self._frozen[0] if self._frozen[1] is None else self._frozen[1]
+        return encoder
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """What the residual decides on, by size."""
+        """Sizes of the residual's inputs, by name."""
         base = {"base_action": self.spec.action_dim, "base_plan": self.config.plan * self.spec.action_dim}
         return {**self.encoder.feature_sizes, **base}
 
-    # -- seeing -----------------------------------------------------------------------------------------------------
+    # -- observations and the base's queue --------------------------------------------------------------------------
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
-        """What the eyes store and, with the prefix "base/", what the base does."""
+        """The encoder's features and, with the prefix "base/", those of the base."""
         features = dict(self.encoder.encode(obs))
-        given = features if self._frozen[1] is None else self.base.encode(obs)
-        return features | {_BASE + name: item for name, item in given.items()}
+        base_features = features if self._frozen[1] is None else self.base.encode(obs)
+        return features | {_BASE + name: item for name, item in base_features.items()}
 
     def initial_state(self, num_envs: int) -> State:
         """An empty queue [E,max_chunk+plan,D] of normalised base actions, and the base's own state."""
-        queue = torch.zeros(num_envs, self.spec.max_chunk + self.config.plan, self.spec.action_dim)
-        own = {"queue": queue, "left": torch.zeros(num_envs, dtype=torch.long)}
+        device, length = self.action_low.device, self.spec.max_chunk + self.config.plan
+        queue = torch.zeros(num_envs, length, self.spec.action_dim, device=device)
+        own = {"queue": queue, "left": torch.zeros(num_envs, dtype=torch.long, device=device)}
         return own | {_BASE + name: item for name, item in self.base.initial_state(num_envs).items()}
 
     def reset_state(self, state: State, env_ids: Array) -> State:
         left = state["left"].clone()
         left[torch.as_tensor(env_ids, dtype=torch.long)] = 0
-        theirs = self.base.reset_state(_base_entries(state), env_ids)
-        return {**state, "left": left, **{_BASE + name: item for name, item in theirs.items()}}
+        base_state = self.base.reset_state(_base_entries(state), env_ids)
+        return {**state, "left": left, **{_BASE + name: item for name, item in base_state.items()}}
 
     @torch.no_grad()
-    def context(self, features: Features, state: State, generator: torch.Generator) -> tuple[Features, State]:
-        """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; the base is asked where the queue is empty."""
+    def context(self, features: Features, state: State, generator: Generators) -> tuple[Features, State]:
+        """Adds ``base_action`` [E,D] and ``base_plan`` [E,plan*D]; the base acts where the queue is empty."""
         empty = (state["left"] == 0).nonzero().flatten()
         if len(empty):
             state = self._refill_queue(features, state, empty, generator)
         queue, left = state["queue"], state["left"]
-        seen = {name: item for name, item in features.items() if not name.startswith(_BASE)}
-        seen["base_action"] = queue[:, 0].clone()
-        ahead = torch.arange(1, 1 + self.config.plan)
-        seen["base_plan"] = (queue[:, ahead] * (ahead < left[:, None])[..., None]).flatten(1)
-        return seen, {**state, "queue": queue.roll(-1, 1), "left": left - 1}
+        inputs = {name: item for name, item in features.items() if not name.startswith(_BASE)}
+        inputs["base_action"] = queue[:, 0].clone()
+        position = torch.arange(1, 1 + self.config.plan, device=left.device)
+        inputs["base_plan"] = (queue[:, position] * (position < left[:, None])[..., None]).flatten(1)
+        return inputs, {**state, "queue": queue.roll(-1, 1), "left": left - 1}
 
-    def _refill_queue(self, features: Features, state: State, rows: Tensor, generator: torch.Generator) -> State:
-        """``state`` with the base's chunk in the queue of ``rows``; raises NonFiniteError when it is no number."""
-        given = {name: item[rows] for name, item in _base_entries(features).items()}
-        before = {name: item[rows] for name, item in _base_entries(state).items()}
+    def _refill_queue(self, features: Features, state: State, env_ids: Tensor, generator: Generators) -> State:
+        """``state`` with a new chunk of the base in the queues of ``env_ids``; raises NonFiniteError for a NaN."""
+        own, base_state = generators_of(generator, env_ids), _base_entries(state)
+        inputs = {name: item[env_ids.to(item.device)] for name, item in _base_entries(features).items()}
+        before = {name: item[env_ids.to(item.device)] for name, item in base_state.items()}
         if isinstance(self.base, ContextPolicy):
-            given, before = self.base.context(given, before, generator)
-        out, after = self.base.act(given, before, "eval", generator)
-        chunk = torch.as_tensor(out.action)
+            inputs, before = self.base.context(inputs, before, own)
+        out, after = self.base.act(inputs, before, "eval", own)
+        chunk = torch.as_tensor(out.action, device=env_ids.device)
         bad = ~chunk.isfinite().flatten(1).all(1)
         if bad.any():
             raise NonFiniteError(
-                f"the base {type(self.base).__name__} chose a non-finite action in row {int(rows[bad][0])}, so nothing "
-                "was executed; look at its checkpoint, the residual cannot mend it."
+                f"the base {type(self.base).__name__} chose a non-finite action in environment {int(env_ids[bad][0])}, "
+                "so nothing was executed; check the base's checkpoint, the residual cannot correct it."
             )
         queue, left = state["queue"].clone(), state["left"].clone()
-        queue[rows, : chunk.shape[1]] = self.action_scale.normalize(chunk).to(queue)
-        left[rows] = chunk.shape[1]
-        theirs = {name: item.clone() for name, item in _base_entries(state).items()}
+        queue[env_ids, : chunk.shape[1]] = self.action_scale.normalize(chunk).to(queue)
+        left[env_ids] = chunk.shape[1]
+        merged = {name: item.clone() for name, item in base_state.items()}
         for name, item in after.items():
-            theirs[name][rows] = item
-        return {**state, "queue": queue, "left": left, **{_BASE + name: item for name, item in theirs.items()}}
+            merged[name][env_ids.to(item.device)] = item
+        return {**state, "queue": queue, "left": left, **{_BASE + name: item for name, item in merged.items()}}
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
     def corrected(self, features: Features, u: Tensor) -> Tensor:
-        """``b + s u`` [B,D], not yet clipped."""
+        """``b + s u`` [B,D] before clipping."""
         return features["base_action"].to(u) + self.config.scale * u
 
     def _action_out(self, total: Tensor, sample: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,7 +166,7 @@ class ResidualPolicy(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
-        """Standardise what the residual sees; its first correction is 0 before and after."""
+        """Standardise the residual's inputs; the initial correction is 0 for every input, so it does not change."""
         self.delta.trunk.inputs.calibrate(features, reducer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -186,7 +185,7 @@ class ResidualPolicy(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> ResidualPolicy:
-        """Load a checkpoint; with ``spec``, the base and the eyes check that they were trained for such a world."""
+        """Load a checkpoint; with ``spec``, base and encoder check that they were trained for such an environment."""
         saved = read_config(Path(folder))
         parts = {name: load_policy(Path(folder) / name, spec) for name in saved["inside"]}
         policy = cls(parts["base"], parts.get("encoder"), from_json(saved["config"]))
@@ -195,10 +194,10 @@ class ResidualPolicy(nn.Module):
 
 
 class DeterministicResidual(ResidualPolicy):
-    """``u = tanh(f(o, b))`` and Gaussian noise on top while exploring: what TD3 trains (``ReparametrisedPolicy``).
+    """``u = tanh(f(o, b))``, plus Gaussian noise in mode "sample"; trained by TD3 (``ReparametrisedPolicy``).
 
-    The noise is an Ornstein-Uhlenbeck process, 0 at first, as in DDPG (Lillicrap et al. 2015, arXiv 1509.02971): one
-    independent step hardly moves the outcome of an episode, so a critic could not tell good corrections from bad ones.
+    The noise is an Ornstein-Uhlenbeck process that starts at 0, as in DDPG (Lillicrap et al. 2015, arXiv 1509.02971):
+    independent noise of one step hardly changes an episode's outcome, so a critic could not rank corrections.
     """
 
     def __init__(
@@ -209,7 +208,8 @@ class DeterministicResidual(ResidualPolicy):
 
     def initial_state(self, num_envs: int) -> State:
         """The queue, the base's own state and the noise [E,D]."""
-        return {**super().initial_state(num_envs), "noise": torch.zeros(num_envs, self.spec.action_dim)}
+        noise = torch.zeros(num_envs, self.spec.action_dim, device=self.action_low.device)
+        return {**super().initial_state(num_envs), "noise": noise}
 
     def reset_state(self, state: State, env_ids: Array) -> State:
         noise = state["noise"].clone()
@@ -217,27 +217,27 @@ class DeterministicResidual(ResidualPolicy):
         return {**super().reset_state(state, env_ids), "noise": noise}
 
     @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         u = self.delta(features)
         total = self.corrected(features, u)
         if mode == "sample":
-            fresh = torch.randn(total.shape, generator=generator)
-            kept, new = self.config.correlation, (1.0 - self.config.correlation**2) ** 0.5
-            noise = kept * state["noise"] + self.config.noise * new * fresh
+            correlation = self.config.correlation
+            innovation = self.config.noise * (1.0 - correlation**2) ** 0.5 * normal(total.shape, generator, like=total)
+            noise = correlation * state["noise"] + innovation
             total, state = total + noise, {**state, "noise": noise}
-        out = self._action_out(total, u, torch.zeros(len(u)))
+        out = self._action_out(total, u, u.new_zeros(len(u)))
         return ActionOut(*out, {}, self.version), state
 
     def rsample(self, features: Features, generator: torch.Generator) -> CriticAction:
-        """The correction [B,D] as far as the bounds let it through, without noise."""
+        """The correction [B,D] after clipping to the bounds, without noise."""
         total = self.corrected(features, self.delta(features)).clamp(-1.0, 1.0)
-        return CriticAction(self._correction(features, total), torch.zeros(len(total)))
+        return CriticAction(self._correction(features, total), total.new_zeros(len(total)))
 
     def critic_action(self, features: Features, sample: Tensor, executed: Tensor) -> Tensor:
-        """The correction [B,D] that would have led to what was executed.
+        """The correction [B,D] that explains the executed action.
 
-        Deviation from ResFiT, whose critics judge the whole action: b and a are nearly equal, so a critic lays the
-        value of b at the door of a, and its gradient drives the actor off before it knows anything.
+        Deviation from ResFiT, whose critics take the whole action: b and a are nearly equal, so such a critic
+        attributes the value of b to a, and its gradient moves the actor before the critic has learnt anything.
         """
         return self._correction(features, self.action_scale.normalize(executed[:, 0]))
 
@@ -246,7 +246,7 @@ class DeterministicResidual(ResidualPolicy):
 
 
 class GaussianResidual(ResidualPolicy):
-    """``u ~ N(f(o, b), std^2)``, never clipped, ``std`` learned: what PPO trains (``LikelihoodPolicy``)."""
+    """``u ~ N(f(o, b), std^2)``, never clipped, with a learned ``std``; trained by PPO (``LikelihoodPolicy``)."""
 
     def __init__(
         self, base: Base, encoder: ObservationEncoder | None = None, config: ResidualConfig | None = None
@@ -255,17 +255,17 @@ class GaussianResidual(ResidualPolicy):
         self.delta = GaussianHead(self.feature_sizes, self.spec.action_dim, self.config.head, self.config.noise)
 
     @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         u, std = self.delta(features)
-        logprob = torch.zeros(len(u), dtype=torch.float64)
+        logprob = u.new_zeros(len(u), dtype=torch.float64)
         if mode == "sample":
-            u = u + std * torch.randn(u.shape, generator=generator, dtype=u.dtype)
+            u = u + std * normal(u.shape, generator, like=u)
             logprob = self.log_prob(features, u[:, None], {}).logprob
         out = self._action_out(self.corrected(features, u), u, logprob)
         return ActionOut(*out, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Density of the raw corrections ``u``; the sum is float64 so that ratios keep their precision."""
+        """Density of the raw corrections ``u``, summed in float64 to keep the precision of ratios."""
         mean, std = self.delta(features)
         terms = -0.5 * ((sample[:, 0] - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
         entropy = (std.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum(-1, dtype=torch.float64)

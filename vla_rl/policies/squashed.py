@@ -1,9 +1,9 @@
-"""Squashed Gaussian policies: what SAC, RLPD, IQL, Cal-QL and WSRL train, on what frozen eyes see.
+"""Squashed Gaussian policies on a frozen observation encoder: trained by SAC, RLPD, IQL, Cal-QL and WSRL.
 
     a = tanh(u),    u ~ N(mean(o), std(o)^2),    log pi(a|o) = sum [log N(u) - log(1 - tanh(u)^2)]
 
 ``a`` is a whole chunk in units of the bounds, its ``A = H D`` entries side by side (Haarnoja et al. 2018, arXiv
-1801.01290, app. C).  A chunk is one decision, so what it is worth is learnt for the chunk as a whole.
+1801.01290, app. C).  A chunk is one decision, so critics learn one value for the whole chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,39 +22,31 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Mode, State
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.encoder import ObservationEncoder
+from vla_rl.policies.frozen import HoldsFrozen
 from vla_rl.policies.heads import HeadConfig, SquashedHead
+from vla_rl.policies.noise import Generators
 from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.pretrained import load_policy, read_config
-from vla_rl.pretrained import Saveable, load_weights, save_folder
-
-
-class ObservationEncoder(Saveable, Protocol):
-    """What a head sees with: ``encode`` stores, besides other things, the entries ``feature_sizes``, by size."""
-
-    spec: EnvSpec
-
-    @property
-    def feature_sizes(self) -> dict[str, int]: ...
-
-    def encode(self, obs: Observation) -> Features: ...
+from vla_rl.pretrained import load_weights, save_folder
 
 
 @dataclass(frozen=True)
 class SquashedConfig:
-    """The length of a decision, how wide it explores, and the network."""
+    """Length of a decision, width of exploration, and the network."""
 
     horizon: int = 1  # H: actions in a chunk
-    std: float = 1.0  # of ``u`` at first
-    # Of few demonstrations the likelihood is learnt by heart, with a std near 0, unless it is kept from that.
+    std: float = 1.0  # initial, of ``u``
+    # Maximum likelihood on few demonstrations overfits with a std near 0; the lower bound prevents that.
     std_bounds: tuple[float, float] = (math.exp(-5.0), math.exp(2.0))
     head: HeadConfig = HeadConfig()
 
 
-class SquashedPolicy(nn.Module):
+class SquashedPolicy(HoldsFrozen):
     """``tanh(u)`` over normalised chunks [E,H,D]; mode "eval" is ``tanh(mean)`` (``ReparametrisedPolicy``).
 
-    ``encoder`` are frozen: neither trained nor among :meth:`trainable`; a checkpoint holds them.  Raises UserError when
-    the horizon is not one that the environment can execute, or the std outside its bounds.
+    ``encoder`` is frozen: not trained, not in :meth:`trainable`, but part of the checkpoint.  Raises UserError for a
+    horizon that the environment cannot execute, and for a std outside its bounds.
     """
 
     action_low: Tensor
@@ -66,16 +57,15 @@ class SquashedPolicy(nn.Module):
         self.config, self.version, self.spec = config or SquashedConfig(), 0, encoder.spec
         if not 1 <= self.horizon <= self.spec.max_chunk:
             raise UserError(
-                f"{self.spec.name!r} executes chunks of 1 to {self.spec.max_chunk} actions, so none of {self.horizon} "
-                "can be decided on; choose another horizon."
+                f"{self.spec.name!r} executes chunks of 1 to {self.spec.max_chunk} actions, so it cannot execute "
+                f"{self.horizon}; choose another horizon."
             )
-        # Not registered: what is frozen or not even a module is neither moved, nor saved, nor copied with this one.
         self._frozen = (encoder,)
         self.action_scale = Affine.from_bounds(self.spec.action)
         if not self.config.std_bounds[0] < self.config.std < self.config.std_bounds[1]:
             raise UserError(
-                f"a std of {self.config.std:g} is not between its bounds {self.config.std_bounds}, so no policy can "
-                "begin with it; change one of them."
+                f"the initial std {self.config.std:g} is not between its bounds {self.config.std_bounds}, so the "
+                "network cannot be initialised with it; change one of them."
             )
         outputs, bounds = self.horizon * self.spec.action_dim, self.config.std_bounds
         self.head = SquashedHead(self.feature_sizes, outputs, self.config.head, self.config.std, bounds)
@@ -85,11 +75,12 @@ class SquashedPolicy(nn.Module):
 
     @property
     def encoder(self) -> ObservationEncoder:
-        return self._frozen[0]
+        encoder: ObservationEncoder = self._frozen[0]
+        return encoder
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """What is decided on, by size."""
+        """Sizes of the encoder's features, by name."""
         return dict(self.encoder.feature_sizes)
 
     @property
@@ -101,7 +92,7 @@ class SquashedPolicy(nn.Module):
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
-        """What the eyes store: the entries :attr:`feature_sizes`, and others for critics."""
+        """The encoder's features: those of :attr:`feature_sizes`, and others for critics."""
         return self.encoder.encode(obs)
 
     def initial_state(self, num_envs: int) -> State:
@@ -111,7 +102,7 @@ class SquashedPolicy(nn.Module):
         return state
 
     @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         if mode == "eval":
             flat = self.head.mode(features)
             logprob = flat.new_zeros(len(flat))
@@ -124,24 +115,24 @@ class SquashedPolicy(nn.Module):
     # -- learning ---------------------------------------------------------------------------------------------------
 
     def rsample(self, features: Features, generator: torch.Generator) -> CriticAction:
-        """A chunk [B,A] within [-1, 1], through which gradients flow, and its log-density [B]."""
+        """A reparameterised chunk [B,A] within [-1, 1] and its log-density [B]."""
         return CriticAction(*self.head(features, generator))
 
     def critic_action(self, features: Features, sample: Tensor, executed: Tensor) -> Tensor:
-        """What was executed [B,A], normalised: as a person or a supervisor changed it, not as it was drawn."""
+        """The executed chunk [B,A], normalised: after changes by a person or a safety supervisor."""
         return self.action_scale.normalize(executed).flatten(1)
 
     def log_prob_of(self, features: Features, action: Tensor) -> Tensor:
-        """Log-density [B] of recorded decisions [B,A] in the terms of :meth:`critic_action`, with gradient."""
+        """Log-density [B] of recorded decisions [B,A] in the form of :meth:`critic_action`, with gradient."""
         return self.head.log_prob(features, action)
 
     @torch.no_grad()
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
-        """Standardise what is seen; the distribution is the same everywhere before and after."""
+        """Standardise the features; the initial distribution does not depend on them, so it does not change."""
         self.head.trunk.inputs.calibrate(features, reducer)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The head's weights, and the statistics of what it sees, which no gradient moves."""
+        """The head's weights, and the statistics of its inputs (without gradient)."""
         return dict(self.head.named_parameters())
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
@@ -154,7 +145,7 @@ class SquashedPolicy(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> SquashedPolicy:
-        """Load a checkpoint; with ``spec``, the eyes check that they were trained for such a world."""
+        """Load a checkpoint; with ``spec``, the encoder checks that it was trained for such an environment."""
         saved = read_config(Path(folder))
         policy = cls(load_policy(Path(folder) / "encoder", spec), from_json(saved["config"]))
         load_weights(policy, Path(folder))

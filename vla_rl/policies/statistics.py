@@ -1,4 +1,4 @@
-"""Standardising what a network sees: by fixed statistics, or by those of all that was learnt from so far."""
+"""Standardising network inputs by fixed statistics, or by running statistics of all training data so far."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vla_rl.contract.batch import Reducer
 from vla_rl.policies.normalization import Affine
 
-_CLIP = 10.0  # standard deviations; a first glance at a new region must not blow up the network
-_EPSILON = 1e-8  # of a variance: an entry that never changes is 0
+_CLIP = 10.0  # standard deviations; inputs far from all data so far must not blow up the network
+_EPSILON = 1e-8  # added to the variance; a constant entry becomes 0
 
 
 class Standardizer(Protocol):
@@ -21,11 +21,11 @@ class Standardizer(Protocol):
     def __call__(self, physical: Tensor) -> Tensor: ...
 
     def observe(self, physical: Tensor, reducer: Reducer) -> None:
-        """Take in what all processes have learnt from, [B,S] here."""
+        """Merge the training data of all processes, [B,S] in this one."""
 
 
 class FixedStandardizer(nn.Module):
-    """``Affine`` as a module; nothing that is seen changes it."""
+    """``Affine`` as a module; ``observe`` changes nothing."""
 
     offset: Tensor
     scale: Tensor
@@ -44,18 +44,18 @@ class FixedStandardizer(nn.Module):
 
 @dataclass(frozen=True)
 class RunningStatistics:
-    """Says that the ``size`` entries of a vector are standardised by :class:`RunningStandardizer`."""
+    """Config: standardise a vector of ``size`` entries by a :class:`RunningStandardizer`."""
 
     size: int
 
 
 class RunningStandardizer(nn.Module):
-    """``(x - mean) / std`` clipped to +-10, by mean and population std of all that was observed (float64).
+    """``(x - mean) / std`` clipped to +-10, with mean and population std (float64) of everything observed.
 
-    The statistics are merged exactly (Chan, Golub, LeVeque 1979) and change in :meth:`observe` alone, which a learner
-    calls after its update: acting and learning see the same numbers in between, so ratios stay 1.  They are parameters
-    without gradient, so that they go wherever weights go: to those who act, into checkpoints, back to the best ones.
-    Before the first ``observe`` it is the identity, up to the clipping.
+    The statistics are merged exactly (Chan, Golub, LeVeque 1979).  Only :meth:`observe` changes them, and a learner
+    calls it after its update: acting and learning use the same statistics in between, so ratios start at 1.  They are
+    parameters without gradient, so that they are published, saved and restored with the weights.  Before the first
+    ``observe`` the module is the identity, up to the clipping.
     """
 
     def __init__(self, size: int) -> None:
@@ -66,7 +66,7 @@ class RunningStandardizer(nn.Module):
 
     def forward(self, physical: Tensor) -> Tensor:
         scale = (self.variance + _EPSILON).rsqrt()
-        # Subtracted in float64: far from 0, little would be left of float32's digits.
+        # Subtract in float64: for values far from 0, float32 would lose most digits.
         standard = (physical - self.mean) * scale
         return standard.clamp(-_CLIP, _CLIP).to(physical.dtype)
 
@@ -85,5 +85,5 @@ class RunningStandardizer(nn.Module):
 
 
 def build_standardizer(by: Affine | RunningStatistics) -> FixedStandardizer | RunningStandardizer:
-    """The module that does what ``by`` says."""
+    """The module for a config."""
     return FixedStandardizer(by) if isinstance(by, Affine) else RunningStandardizer(by.size)

@@ -18,6 +18,7 @@ from vla_rl.policies.backbone import BackboneOutput, PointingBackbone
 from vla_rl.policies.expert import FlowExpert
 from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, gaussian_kl, imitation_loss
 from vla_rl.policies.flow_schedules import Field, Ode
+from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.tokens import Vocabulary
@@ -29,8 +30,8 @@ class TinyConfig:
     """Sizes of the network and how it samples."""
 
     horizon: int = 5  # H: actions in a chunk
-    queries: int = 4  # places the backbone looks at
-    condition: int = 192  # width of what the expert is conditioned on
+    queries: int = 4  # attention queries of the backbone
+    condition: int = 192  # width of the expert's conditioning
     width: int = 256
     blocks: int = 3
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=4)
@@ -39,7 +40,7 @@ class TinyConfig:
 class TinyVLA(nn.Module):
     """A small VLA with a frozen pointing backbone and a trainable connector and flow expert.
 
-    ``encode`` runs the backbone once per observation; ``act`` and ``log_prob`` start from what it stored.
+    ``encode`` runs the backbone once per observation; ``act`` and ``log_prob`` take its features.
     The likelihood is that of ``config.sampler`` (Flow-SDE, Flow-Noise, ...; see ``policies/flow.py``); mode "eval" is
     always the deterministic ODE from random noise.  It implements ``LikelihoodPolicy``.
     """
@@ -68,29 +69,29 @@ class TinyVLA(nn.Module):
 
     @property
     def feature_sizes(self) -> dict[str, int]:
-        """What :meth:`encode` stores for acting on, by size: what any other head can act on as well."""
+        """Sizes of the features of :meth:`encode` that this policy and other heads act on, by name."""
         return {"image_features": self.backbone.features * len(self.spec.images), "state": self.spec.state.shape[0]}
 
     # -- the part no gradient reaches ------------------------------------------------------------------------------
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
-        """``{"image_features": [E,F], "state": [E,S], "time": [E,1]}``; state normalised, time / time limit.
+        """``{"image_features": [E,F], "state": [E,S], "time": [E,1]}``: normalised state, and time / time limit.
 
-        The policy does not read the time; it is there for critics.
+        Only critics read the time.
         """
         return self.encode_with_grad(obs)
 
     def encode_with_grad(self, obs: Observation) -> Features:
-        """:meth:`encode` with gradient, for learning to see from demonstrations alone."""
+        """:meth:`encode` with gradient, to train the backbone on demonstrations as well."""
         tokens = self.tokens[self._tensor(obs.task)]
-        percepts = [self.run_backbone(self._tensor(obs.images[name]), tokens) for name in sorted(self.spec.images)]
+        outputs = [self.run_backbone(self._tensor(obs.images[name]), tokens) for name in sorted(self.spec.images)]
         state = self.proprioception.normalize(self._tensor(obs.state))
         time = self._tensor(obs.time)[:, None].to(state) / self.spec.time_limit
-        return {"image_features": torch.cat([p.features for p in percepts], -1), "state": state, "time": time}
+        return {"image_features": torch.cat([out.features for out in outputs], -1), "state": state, "time": time}
 
     def run_backbone(self, images: Tensor, tokens: Tensor) -> BackboneOutput:
-        """What the backbone sees in ``images`` uint8 [B,h,w,3] when told ``tokens`` [B,L]."""
+        """The backbone on ``images`` uint8 [B,h,w,3] under instructions ``tokens`` [B,L]."""
         return self.backbone(images, tokens)
 
     # -- acting -----------------------------------------------------------------------------------------------------
@@ -102,14 +103,14 @@ class TinyVLA(nn.Module):
         return state
 
     @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         field = self.field(features)
-        rows = features["state"].shape[0]
-        noise = torch.randn(rows, self.config.horizon * self.spec.action_dim, generator=generator)
-        noise = noise.to(self.expert.enter.weight)
+        num_envs = features["state"].shape[0]
+        shape = (num_envs, self.config.horizon * self.spec.action_dim)
+        noise = normal(shape, generator, like=self.expert.enter.weight)
         if mode == "eval":
             sample = self.config.sampler.deterministic(field, noise)
-            out = self._action_out(sample, torch.zeros(rows), {})
+            out = self._action_out(sample, sample.new_zeros(num_envs), {})
         else:
             chain, density = self.config.sampler.sample(field, noise, generator)
             out = self._action_out(
@@ -125,7 +126,7 @@ class TinyVLA(nn.Module):
     # -- learning ---------------------------------------------------------------------------------------------------
 
     def field(self, features: Features) -> VelocityField:
-        """The velocity field given what was stored, differentiable in connector and expert."""
+        """The velocity field given features, differentiable in connector and expert."""
         condition = self.connector(torch.cat([features["image_features"], features["state"]], -1))
         return lambda x, t: Field(*self.expert(condition, x, t))
 
@@ -143,11 +144,11 @@ class TinyVLA(nn.Module):
         return imitation_loss(self.field, features, chunks, draws, generator)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What imitation and reinforcement learning change; the backbone stays as grounding left it."""
+        """The weights that imitation and RL train; the backbone stays frozen after grounding."""
         return {name: p for name, p in self.named_parameters() if not name.startswith("backbone.")}
 
     def with_sampler(self, sampler: FlowSampler) -> TinyVLA:
-        """Sample with ``sampler`` from now on."""
+        """Replace the sampler; returns ``self``."""
         self.config = replace(self.config, sampler=sampler)
         return self
 

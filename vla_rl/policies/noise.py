@@ -1,0 +1,65 @@
+"""Random draws of policies: on the host, so that a seed means the same on every device, then moved to the weights.
+
+A batch is drawn from one generator, or from one per environment.  Evaluation gives every episode its own generator, so
+what an episode draws does not depend on the number of environments, their order, or the episodes beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from vla_rl.contract.errors import ContractError
+
+Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
+"""One generator for the whole batch, or one for each of its rows."""
+
+
+def normal(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
+    """N(0, 1) noise [B,...] of ``shape``, on the device and in the dtype of ``like``.
+
+    It is drawn in float32, or in float64 where ``like`` is float64.  Raises ContractError unless a sequence holds one
+    generator per row.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+
+    def draw(size: Sequence[int], own: torch.Generator) -> Tensor:
+        return torch.randn(size, generator=own, device=own.device, dtype=dtype)
+
+    return _draw(shape, generator, draw).to(like)
+
+
+def uniform(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
+    """Uniform noise [B,...] within [0, 1) of ``shape``; device, dtype and errors as for :func:`normal`."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+
+    def draw(size: Sequence[int], own: torch.Generator) -> Tensor:
+        return torch.rand(size, generator=own, device=own.device, dtype=dtype)
+
+    return _draw(shape, generator, draw).to(like)
+
+
+def integers(high: int, shape: Sequence[int], generator: Generators) -> Tensor:
+    """Uniform int64 [B,...] below ``high``, on the host; errors as for :func:`normal`."""
+    return _draw(shape, generator, lambda size, g: torch.randint(high, size, generator=g, device=g.device)).cpu()
+
+
+def generators_of(generator: Generators, env_ids: Tensor) -> Generators:
+    """The generators of some rows [R] of a batch; a single generator serves all of them."""
+    return generator if isinstance(generator, torch.Generator) else [generator[i] for i in env_ids.tolist()]
+
+
+def _draw(
+    shape: Sequence[int], generator: Generators, draw: Callable[[Sequence[int], torch.Generator], Tensor]
+) -> Tensor:
+    if isinstance(generator, torch.Generator):
+        return draw(shape, generator)
+    if len(generator) != shape[0]:
+        raise ContractError(
+            f"{len(generator)} generators were given for a batch of {shape[0]}, so its rows would share their noise; "
+            "give one generator, or one per environment."
+        )
+    return torch.stack([draw(shape[1:], own) for own in generator])
