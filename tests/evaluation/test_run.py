@@ -6,12 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
+from tests.visual_point_mass import VisualPointMass, tiny_vla
+from vla_rl.contract.check import check_policy
+from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import MeanReturn
+from vla_rl.policies.gaussian import GaussianPolicy
 
 SEEDS = [*range(100, 111), 7]
 
@@ -48,7 +53,7 @@ class Auditor:
 @pytest.mark.parametrize(("rows", "horizon"), [(1, 1), (3, 4), (5, 8), (16, 4)])
 def test_every_seed_is_played_once_and_told_truly(rows, horizon):
     policy, reports = Auditor(rows, horizon), []
-    found = evaluate(make("counting", num_envs=rows), policy, SEEDS, None, report=lambda *seen: reports.append(seen))
+    found = evaluate(make("counting", num_envs=rows), policy, SEEDS, report=lambda *seen: reports.append(seen))
     even = np.array(SEEDS) % 2 == 0
     assert found.seeds.tolist() == SEEDS
     assert np.array_equal(found.length, episode_length(np.array(SEEDS)))
@@ -62,7 +67,7 @@ def test_every_seed_is_played_once_and_told_truly(rows, horizon):
 
 
 def test_rates_are_of_all_episodes():
-    found = evaluate(make("counting", num_envs=4), Auditor(4), SEEDS, None)
+    found = evaluate(make("counting", num_envs=4), Auditor(4), SEEDS)
     assert (found.rate.success, found.rate.episodes) == (0.5, 12)
     assert found.share("time_limit").success == 0.5 and found.share("diverged").success == 0.0
 
@@ -70,7 +75,7 @@ def test_rates_are_of_all_episodes():
 def test_the_view_is_what_the_policy_sees():
     policy = Auditor(2)
     blank = lambda obs: replace(obs, images={name: image * 0 for name, image in obs.images.items()})  # noqa: E731
-    evaluate(make("counting", num_envs=2), policy, [100, 101, 102], None, view=blank)
+    evaluate(make("counting", num_envs=2), policy, [100, 101, 102], view=blank)
     assert len(policy.seen) > 5 and not any(obs.images["audit"].any() for obs in policy.seen)
 
 
@@ -78,7 +83,7 @@ def test_nothing_privileged_reaches_the_policy():
     env = make("lift", num_envs=2, render=False)
     policy = Auditor(2, 20)
     policy.act = lambda *args: (ActionOut(np.zeros((2, 20, 4), np.float32), None, None), {})
-    found = evaluate(env, policy, [1, 2], None)
+    found = evaluate(env, policy, [1, 2])
     assert set(found.cause) == {"time_limit"} and found.length.tolist() == [60, 60]
     assert policy.seen and not any(obs.extras for obs in policy.seen)
 
@@ -94,7 +99,41 @@ class Still(Auditor):
 def test_without_success_the_score_is_the_mean_return():
     """Gymnasium's tasks know no success: 0 % would say nothing."""
     env = make("gym", num_envs=2, id="Pendulum-v1", time_limit=6)
-    found = evaluate(env, Still(2, 3), [1, 2, 3], None)
+    found = evaluate(env, Still(2, 3), [1, 2, 3])
     assert found.score == MeanReturn.of(found.returns) and found.score.mean < 0
-    counted = evaluate(make("counting", num_envs=2), Auditor(2), [1, 2, 3], None)
+    counted = evaluate(make("counting", num_envs=2), Auditor(2), [1, 2, 3])
     assert counted.score == counted.rate
+
+
+def test_an_outcome_does_not_depend_on_the_environments_beside_it_or_on_the_order():
+    """The flow policy draws noise in mode "eval"; success, causes and lengths are compared without a tolerance."""
+    seeds, found = list(range(20)), {}
+    for rows in (1, 3, 7):
+        env = VisualPointMass(rows)
+        found[rows] = evaluate(env, tiny_vla(env.spec), seeds, noise_seed=5)
+    reverse = evaluate(VisualPointMass(3), tiny_vla(env.spec), seeds[::-1], noise_seed=5)
+    part = evaluate(VisualPointMass(7), tiny_vla(env.spec), seeds[4:9], noise_seed=5)
+    assert 0 < found[1].success.sum() < len(seeds)
+    for other in (found[3], found[7]):
+        assert np.array_equal(found[1].success, other.success) and found[1].cause == other.cause
+        assert np.array_equal(found[1].length, other.length)
+        np.testing.assert_allclose(found[1].returns, other.returns, rtol=1e-4)
+    assert np.array_equal(reverse.success[::-1], found[3].success)
+    assert np.array_equal(part.success, found[3].success[4:9])
+
+
+def test_another_noise_seed_is_other_noise():
+    env = VisualPointMass(5)
+    one, same, other = (evaluate(env, tiny_vla(env.spec), range(10), noise_seed=seed).returns for seed in (0, 0, 1))
+    assert np.array_equal(one, same) and not np.isclose(one, other).any()
+
+
+def test_a_policy_that_takes_no_generator_per_environment_is_found_by_the_check():
+    class OneGenerator(GaussianPolicy):
+        def act(self, features, state, mode, generator):
+            torch.rand(2, generator=generator)
+            return super().act(features, state, mode, generator)
+
+    env = make("point_mass", num_envs=2)
+    with pytest.raises(ContractError, match="with a list of generators, one per environment"):
+        check_policy(OneGenerator(env.spec), env, torch.Generator())

@@ -18,6 +18,7 @@ from tests.mutants import (
     faults_learning,
     faults_lerobot,
     faults_machines,
+    faults_noise,
     faults_packaging,
     faults_play,
     faults_policies,
@@ -69,4 +70,5 @@ FAULTS: tuple[Fault, ...] = (
     *faults_gym.FAULTS,
     *faults_sac.FAULTS,
     *faults_runs.FAULTS,
+    *faults_noise.FAULTS,
 )

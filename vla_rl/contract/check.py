@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import ActionOut, Features, LikelihoodPolicy, Policy, encode_observation
+from vla_rl.contract.policy import ActionOut, Features, LikelihoodPolicy, Policy, State, encode_observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _TOLERANCE = 1e-5
@@ -112,7 +112,7 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
             f"the policy reads {error}, which {env.spec.name!r} does not give to policies (privileged/* is for critics "
             "and rewards), so it could not be deployed; train it on public observations."
         ) from error
-    _check_out(policy.act(features, state, "eval", generator)[0], env)
+    _check_out(_evaluated(policy, features, state, [generator] * env.num_envs), env)
     out, _ = policy.act(features, state, "sample", generator)
     _check_out(out, env)
     env.step(on_host(out.action))
@@ -121,6 +121,17 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
     if isinstance(policy, LikelihoodPolicy):
         found.append(Checked("log-prob parity", _check_parity(policy, features, out)))
     return found
+
+
+def _evaluated(policy: Policy, features: Features, state: State, generators: list[Any]) -> ActionOut:
+    """Decisions as an evaluation asks for them: with one generator per environment."""
+    try:
+        return policy.act(features, state, "eval", generators)[0]
+    except TypeError as error:
+        raise ContractError(
+            f"act in mode 'eval' fails with a list of generators, one per environment ({error}), so the noise of an "
+            "episode would depend on its neighbours; draw it by vla_rl.policies.noise.normal, or draw none."
+        ) from error
 
 
 def _check_parity(policy: LikelihoodPolicy, features: Features, out: ActionOut) -> str:

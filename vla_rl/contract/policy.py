@@ -57,7 +57,11 @@ class Policy(Protocol):
         """Called for every environment that is reset, after termination and truncation alike."""
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        """Choose a chunk: ``mode`` "sample" explores, "eval" is the deployed behaviour."""
+        """Choose a chunk: ``mode`` "sample" explores, "eval" is the deployed behaviour.
+
+        ``generator`` is one ``torch.Generator`` for the batch or, in an evaluation, a list with one per environment;
+        ``policies/noise.py`` draws from either.
+        """
 
 
 @runtime_checkable

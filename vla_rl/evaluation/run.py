@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import torch
 
 from vla_rl.contract.env import Array, Observation, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
@@ -57,17 +57,27 @@ def evaluate(
     env: VecEnv,
     policy: Policy,
     seeds: Sequence[int],
-    generator: Any,
+    noise_seed: int = 0,
     view: Callable[[Observation], Observation] = lambda obs: obs,
     report: Callable[[int, int], None] = lambda episodes, successes: None,
 ) -> Outcomes:
     """Play every one of ``seeds`` once with ``policy`` in mode "eval"; a row whose episode ended takes the next seed.
 
     ``view`` changes the observations of the policy (blanks the images, for example); ``report(episodes, successes)`` is
-    called whenever episodes end.  The same seeds, generator and ``env.num_envs`` give the same outcomes.
-    Raises UserError without a seed.
+    called whenever episodes end.  Raises UserError without a seed.
+
+    Every episode draws its noise from a generator of its own, seeded by ``noise_seed`` and the episode's seed, so an
+    outcome does not depend on the number of environments, on their order, or on the other seeds.  That holds exactly
+    as far as simulator and network compute a row alike in batches of any size; matrix products of different batch
+    sizes may differ in the last bits.
     """
-    return _Evaluation(Driver(env, policy, generator, "eval", view=view), seeds, report).run()
+    generators = [_episode_generator(noise_seed, 0)] * env.num_envs
+    return _Evaluation(Driver(env, policy, generators, "eval", view=view), seeds, noise_seed, report).run()
+
+
+def _episode_generator(noise_seed: int, episode_seed: int) -> torch.Generator:
+    mixed = np.random.SeedSequence([noise_seed, episode_seed]).generate_state(1)
+    return torch.Generator().manual_seed(int(mixed[0]))
 
 
 class _Evaluation:
@@ -75,9 +85,10 @@ class _Evaluation:
         self,
         driver: Driver,
         seeds: Sequence[int],
+        noise_seed: int,
         report: Callable[[int, int], None],
     ) -> None:
-        self.driver, self.seeds, self.report = driver, np.asarray(seeds), report
+        self.driver, self.seeds, self.noise_seed, self.report = driver, np.asarray(seeds), noise_seed, report
         self.playing = np.full(driver.env.num_envs, -1)  # index into seeds, -1 when the row has none left
         self.queue = iter(range(len(self.seeds)))
         self.success = np.zeros(len(self.seeds), bool)
@@ -115,6 +126,8 @@ class _Evaluation:
         self.playing[env_ids] = [next(self.queue, -1) for _ in env_ids]
         playing = env_ids[self.playing[env_ids] >= 0]
         reset = env_ids if self.driver.obs is None else playing
+        for env_id in playing:
+            self.driver.generator[env_id] = _episode_generator(self.noise_seed, int(self.seeds[self.playing[env_id]]))
         obs = self.driver.reset(reset, self.seeds[np.maximum(self.playing[reset], 0)])
         for env_id in playing:
             self.family[self.playing[env_id]] = self.driver.env.spec.family(int(obs.task[env_id]))

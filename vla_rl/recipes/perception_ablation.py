@@ -62,10 +62,10 @@ def _check(
     seeds = suite.held_out(suite.VALIDATION, config.ablation)
     rates = []
     for k, view in enumerate((lambda obs: obs, _blank, _shuffle)):
-        rates.append(evaluate(plain, policy, seeds, generator(seed, 3), view=view).rate)
+        rates.append(evaluate(plain, policy, seeds, noise_seed=seed, view=view).rate)
         update(k + 1)
     watch = _Watch(misled)
-    named = evaluate(watch, policy, seeds, generator(seed, 3))
+    named = evaluate(watch, policy, seeds, noise_seed=seed)
     update(4)
     former = Rate.of([watch.former.get(seed, False) for seed in seeds])
     return PerceptionAblation(rates[0], rates[1], rates[2], named.rate, former)

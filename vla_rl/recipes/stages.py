@@ -127,7 +127,7 @@ def play(
             env,
             policy,
             seeds,
-            generator(seed, 3),
+            noise_seed=seed,
             report=lambda done, good: update(done, f"success {good / done:.0%}"),
         )
     env.close()
@@ -152,7 +152,7 @@ def improve(
         trainer.pretrain(setup.learner)
 
     def validate() -> Rate | MeanReturn:
-        outcomes = evaluate(validation, policy, held_out, generator(seed, 3))
+        outcomes = evaluate(validation, policy, held_out, noise_seed=seed)
         if len(outcomes.families) > 1:
             by_family.update({f"eval/{name}": rate.success for name, rate in outcomes.families.items()})
         return outcomes.score

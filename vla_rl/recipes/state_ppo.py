@@ -102,7 +102,7 @@ class StateBased:
 
     def judge(self, env: VecEnv, policy: GaussianPolicy, seeds: range, count: int) -> MeanReturn:
         """The mean return of what would be deployed, on ``count`` held-out seeds."""
-        outcomes = evaluate(env, policy, suite.held_out(seeds, count), generator(self.seed, 3))
+        outcomes = evaluate(env, policy, suite.held_out(seeds, count), noise_seed=self.seed)
         return MeanReturn.of(outcomes.returns)
 
 

@@ -74,7 +74,7 @@ def _played(world: EnvFactory, policy: Policy, seeds: Sequence[int], rows: int, 
     env = world.make(rows)
     with bar(what, len(seeds)) as update:
         outcomes = evaluate(
-            env, policy, seeds, generator(seed, 3), report=lambda done, won: update(done, f"success {won / done:.0%}")
+            env, policy, seeds, noise_seed=seed, report=lambda done, won: update(done, f"success {won / done:.0%}")
         )
     env.close()
     return outcomes
