@@ -6,9 +6,8 @@ from tests.mutants.fault import Fault
 
 _NOISE, _RUN = "vla_rl/policies/noise.py", "vla_rl/evaluation/run.py"
 _DRAWS = "tests/policies/test_noise.py::"
-_NEIGHBOURS = (
-    "tests/evaluation/test_run.py::test_an_outcome_does_not_depend_on_the_environments_beside_it_or_on_the_order"
-)
+_EVALUATION = "tests/evaluation/test_run.py::"
+_NEIGHBOURS = f"{_EVALUATION}test_an_outcome_does_not_depend_on_the_environments_beside_it_or_on_the_order"
 
 FAULTS = (
     Fault(
@@ -26,11 +25,11 @@ FAULTS = (
         (f"{_DRAWS}test_some_rows_keep_their_generators",),
     ),
     Fault(
-        "noise is drawn in half precision",
+        "noise of double precision is drawn in single precision",
         _NOISE,
         "torch.randn(size, generator=own, device=own.device, dtype=dtype)",
-        "torch.randn(size, generator=own, device=own.device, dtype=like.dtype)",
-        (f"{_DRAWS}test_half_precision_rounds_the_noise_of_single_precision",),
+        "torch.randn(size, generator=own, device=own.device, dtype=torch.float32)",
+        (f"{_DRAWS}test_one_generator_draws_as_torch_does",),
     ),
     Fault(
         "an episode's noise follows from its environment",
@@ -44,6 +43,6 @@ FAULTS = (
         _RUN,
         "np.random.SeedSequence([noise_seed, episode_seed])",
         "np.random.SeedSequence([episode_seed])",
-        ("tests/evaluation/test_run.py::test_another_noise_seed_is_other_noise",),
+        (f"{_EVALUATION}test_another_noise_seed_is_other_noise",),
     ),
 )

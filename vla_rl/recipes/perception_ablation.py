@@ -13,7 +13,6 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.tiny import TinyVLA
-from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.stages import EvaluationConfig

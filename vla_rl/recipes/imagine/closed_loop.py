@@ -13,7 +13,6 @@ from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
-from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.imagine.coevolution import Trained
 from vla_rl.recipes.imagine.imagined_env import DreamWorld
