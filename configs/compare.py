@@ -34,12 +34,7 @@ from vla_rl.training.loop import LoopConfig
 
 # As in the demo and in tabletop.py.
 LIFT = EnvConfig(training_options={"deadline": 25})
-PLACE = EnvConfig(
-    "place",
-    training_options={"deadline": 50},
-    expert="sims.mujoco.tasks.place_expert:PlaceExpert",
-    scenes="sims.mujoco.tasks.scenes:place",
-)
+PLACE = EnvConfig("place", training_options={"deadline": 50})
 # Every trainer has the same control steps; only they count, so the iterations never run out.
 BUDGET = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=150_000, validate_steps=10_000)
 ON_POLICY = replace(BUDGET, save_every=5, collapse=0.15)

@@ -28,12 +28,7 @@ JUDGED = EvaluationConfig(validation=384, test=1536)  # a third of the seeds for
 GROUNDING = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, lr=2e-3))
 
 # As in the demo, an episode that takes much longer than the expert has failed while learning.
-PLACE = EnvConfig(
-    "place",
-    training_options={"deadline": 50},
-    expert="sims.mujoco.tasks.place_expert:PlaceExpert",
-    scenes="sims.mujoco.tasks.scenes:place",
-)
+PLACE = EnvConfig("place", training_options={"deadline": 50})
 
 
 def imitate_place() -> Imitate:
@@ -46,18 +41,8 @@ def place() -> Improve:
     return Improve(RL, policy="runs/imitate_place/checkpoints/imitation", env=PLACE)
 
 
-PUSH = EnvConfig(
-    "push",
-    training_options={"deadline": 50},
-    expert="sims.mujoco.tasks.push_expert:PushExpert",
-    scenes="sims.mujoco.tasks.scenes:push",
-)
-MIXED = EnvConfig(
-    "mixed",
-    training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}},
-    expert="sims.mujoco.tasks.mixed:MixedExpert",
-    scenes="sims.mujoco.tasks.scenes:mixed",
-)
+PUSH = EnvConfig("push", training_options={"deadline": 50})
+MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})
 
 
 def imitate_push() -> Imitate:

@@ -1,11 +1,19 @@
-"""The environments by name: strings that are imported only when one is made."""
+"""Environments by name: those of the catalogue, and those of a user as "package.module:make".
+
+An environment module is imported only when it is needed.  What belongs to a task besides its environment (a scripted
+expert, labelled scenes, a swapped instruction, the spec) is declared by its own ``make``; see ``vla_rl.contract.task``.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.task import TaskExtras, extras_of, resolve
 
 CATALOG: dict[str, str] = {
     "lift": "sims.mujoco.tasks.lift:make",
@@ -19,7 +27,91 @@ CATALOG: dict[str, str] = {
 
 
 def make(name: str, **options: Any) -> Any:
-    """Make the environment ``name`` of the catalogue with its own ``options`` (``num_envs`` is one of them)."""
-    if name not in CATALOG:
-        raise UserError(f"no environment is called {name!r}, so nothing can be made; {did_you_mean(name, CATALOG)}")
-    return load(CATALOG[name])(**options)
+    """Make the environment ``name`` with its own ``options``; ``num_envs`` is one of them.
+
+    ``name`` is in ``CATALOG`` or "package.module:function", which is also looked for in the working folder.  Raises
+    UserError for an unknown name or option.
+    """
+    builder = find(name)
+    _check_options(name, builder, options)
+    return builder(**options)
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The function ``make(num_envs, **options)`` of environment ``name``; raises UserError for an unknown name."""
+    if name not in CATALOG and ":" not in name:
+        raise UserError(
+            f"no environment is called {name!r}, so nothing can be made; {did_you_mean(name, CATALOG)}  "
+            "An environment of your own is named 'package.module:make'."
+        )
+    builder: Callable[..., Any] = load(CATALOG.get(name, name))
+    return builder
+
+
+def spec_of(name: str, **options: Any) -> EnvSpec:
+    """The spec of environment ``name`` with ``options``.
+
+    The environment is not built if its module declares the spec; otherwise one is built and closed.
+    """
+    builder = find(name)
+    _check_options(name, builder, options)
+    declared = extras_of(builder).spec
+    if declared is not None:
+        spec: EnvSpec = resolve(declared)(**options)
+        return spec
+    env = builder(num_envs=1, **options)
+    try:
+        found: EnvSpec = env.spec
+        return found
+    finally:
+        env.close()
+
+
+def extras(name: str) -> TaskExtras:
+    """What the module of environment ``name`` declares beside it."""
+    return extras_of(find(name))
+
+
+def expert(name: str, horizon: int) -> Any:
+    """The scripted expert of ``name``, which plans ``horizon`` actions; raises UserError if it declares none."""
+    declared = extras(name).expert
+    if declared is None:
+        raise _undeclared(name, "scripted expert", "nobody can demonstrate its task", "expert")
+    return resolve(declared)(horizon=horizon)
+
+
+def scenes(name: str) -> Callable[..., Any]:
+    """The function ``(count, seed)`` that draws labelled scenes of ``name``; raises UserError if it declares none."""
+    declared = extras(name).scenes
+    if declared is None:
+        raise _undeclared(name, "labelled scenes", "no policy can be grounded on them", "scenes")
+    found: Callable[..., Any] = resolve(declared)
+    return found
+
+
+def swapped_options(name: str) -> Mapping[str, Any]:
+    """Options of ``name`` for an instruction that names another object; raises UserError if it declares none."""
+    declared = extras(name).swapped_options
+    if declared is None:
+        raise _undeclared(name, "swapped instruction", "following the instruction cannot be tested", "swapped_options")
+    return declared
+
+
+def _undeclared(name: str, what: str, consequence: str, argument: str) -> UserError:
+    return UserError(
+        f"environment {name!r} declares no {what}, so {consequence}; declare one by "
+        f"@declare_task({argument}=...) above its make function (vla_rl.contract.task)."
+    )
+
+
+def _check_options(name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise UserError for options that ``builder`` does not take; any are left to one with ``**options``."""
+    parameters = inspect.signature(builder).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters]
+    for option in options:
+        if option not in known:
+            raise UserError(
+                f"environment {name!r} has no option {option!r}, so it cannot be made; {did_you_mean(option, known)}"
+            )

@@ -1,13 +1,23 @@
-"""Every string of the catalogue resolves, and an unknown name gets help."""
+"""Environments by name: every entry resolves, specs come without building, and a user's own module is found."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 
+import numpy as np
 import pytest
 
-from sims.catalog import CATALOG, make
+from sims import catalog
+from sims.catalog import CATALOG, make, spec_of
+from sims.mujoco import env as mujoco_env
+from sims.mujoco.tasks import lift_scenes, scenes
+from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.mujoco.tasks.mixed import MixedExpert
+from sims.mujoco.tasks.place_expert import PlaceExpert
+from sims.mujoco.tasks.push_expert import PushExpert
+from sims.toy.counting import CountingEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 
@@ -30,3 +40,136 @@ def test_unknown_option_says_what_was_meant():
 def test_the_catalogue_imports_no_simulator():
     code = "import sims.catalog, sys; assert not {'mujoco', 'numpy', 'sims.mujoco'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- the spec without the environment ----------------------------------------------------------------------------------
+
+OPTIONS = {
+    "lift": {"image_size": 16, "cameras": ("top",), "colours": 5, "threads": 1},
+    "place": {"render": False, "cubes": 3},
+    "gym": {"id": "Pendulum-v1", "time_limit": 7},
+}
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_the_spec_of_a_name_is_that_of_its_environment(name):
+    for options in ({}, OPTIONS.get(name, {})):
+        with closing(make(name, num_envs=2, **options)) as env:
+            assert spec_of(name, **options) == env.spec
+
+
+@pytest.mark.parametrize("name", ["lift", "place", "push", "mixed", "counting", "point_mass"])
+def test_the_spec_is_read_without_building_the_environment(name, monkeypatch):
+    def refuse(*args, **options):
+        raise AssertionError("built")
+
+    monkeypatch.setattr(mujoco_env.MujocoEnv, "__init__", refuse)
+    monkeypatch.setattr("sims.toy.rows.ToyEnv.__init__", refuse)
+    assert spec_of(name).name == name
+
+
+def test_an_unknown_option_of_a_spec_is_refused_like_that_of_its_environment():
+    with pytest.raises(UserError, match=r"'counting' has no option 'size'"):
+        spec_of("counting", size=3)
+    with pytest.raises(UserError, match=r"'image_sise'.*did you mean 'image_size'"):
+        spec_of("lift", image_sise=3)
+
+
+# -- what belongs to a task --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "expert", "draw"),
+    [
+        ("lift", LiftExpert, lift_scenes.random_scenes),
+        ("place", PlaceExpert, scenes.place),
+        ("push", PushExpert, scenes.push),
+        ("mixed", MixedExpert, scenes.mixed),
+    ],
+)
+def test_every_task_declares_its_own_expert_and_scenes(name, expert, draw):
+    assert type(catalog.expert(name, 1)) is expert and catalog.scenes(name) is draw
+
+
+def test_an_expert_plans_as_far_as_it_is_asked():
+    with closing(make("lift", num_envs=2, render=False)) as env:
+        assert catalog.expert("lift", 3).act(env.reset([0, 1], [1, 2])).shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize("name", ["lift", "place"])
+def test_swapped_options_keep_the_scene_and_change_the_instruction(name):
+    plain, swapped = (
+        make(name, num_envs=4, render=False, **options) for options in ({}, catalog.swapped_options(name))
+    )
+    before, after = (env.reset(np.arange(4), np.arange(4)) for env in (plain, swapped))
+    assert np.array_equal(before.state, after.state) and (before.task != after.task).all()
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (
+            lambda: catalog.expert("counting", 1),
+            r"'counting' declares no scripted expert.*@declare_task\(expert=\.\.\.\)",
+        ),
+        (lambda: catalog.scenes("gym"), r"'gym' declares no labelled scenes"),
+        (lambda: catalog.swapped_options("push"), r"'push' declares no swapped instruction"),
+    ],
+)
+def test_what_a_task_does_not_declare_is_refused_in_one_sentence(ask, sentence):
+    with pytest.raises(UserError, match=sentence):
+        ask()
+
+
+# -- an environment of the user's own ----------------------------------------------------------------------------------
+
+MODULE = """
+from sims.toy.counting import CountingEnv
+from vla_rl.contract.task import declare_task
+
+
+class Expert:
+    def __init__(self, horizon):
+        self.horizon = horizon
+
+
+@declare_task(expert=Expert, swapped_options={"longest": 3})
+def make(num_envs, longest=8):
+    return CountingEnv(num_envs)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the user's module in it, as the console script finds it."""
+    (tmp_path / "own_task.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [item for item in sys.path if item])
+    yield tmp_path
+    sys.modules.pop("own_task", None)
+
+
+def test_an_environment_of_the_working_folder_is_made_by_its_string(folder):
+    env = make("own_task:make", num_envs=3, longest=5)
+    assert isinstance(env, CountingEnv) and env.num_envs == 3
+    assert spec_of("own_task:make").name == "counting"
+    assert catalog.expert("own_task:make", 4).horizon == 4
+    assert catalog.swapped_options("own_task:make") == {"longest": 3}
+
+
+def test_the_working_folder_hides_no_installed_package(folder):
+    make("own_task:make", num_envs=1)
+    assert sys.path[-1] == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("own_task:mkae", {}, r"'own_task' has no 'mkae'.*did you mean 'make'"),
+        ("own_task:make", {"longets": 2}, r"'own_task:make' has no option 'longets'.*did you mean 'longest'"),
+        ("own_task", {}, r"no environment is called 'own_task'.*'package\.module:make'"),
+    ],
+)
+def test_a_wrong_name_or_option_of_ones_own_gets_help(folder, name, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make(name, num_envs=1, **options)

@@ -29,7 +29,7 @@ from vla_rl.training.policy_store import InProcessPolicyStore
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLES = sorted((DOCS / "examples").glob("[!_]*.py"))
-REACH = EnvConfig(name="reach", options={"render": False}, expert="docs.examples.reach_task:ReachExpert")
+REACH = EnvConfig(name="reach", options={"render": False})
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ Put this file into ``sims/mujoco/tasks/`` and one line into ``CATALOG`` in ``sim
     "reach": "sims.mujoco.tasks.reach_task:make",
 
 ``vla-rl inspect reach`` then checks that it keeps the contract, and the whole demo runs in it: in a copy of
-``configs/demo.py`` say ``EnvConfig(name="reach", expert="sims.mujoco.tasks.reach_task:ReachExpert")``.  The scene,
-state, actions and privileged extras are those of lift; a task with a scene of its own implements
+``configs/demo.py`` say ``EnvConfig("reach")``.  (In a folder of your own it is ``reach_task:make``, without that line.)
+The scene, state, actions and privileged extras are those of lift; a task with a scene of its own implements
 ``sims.mujoco.task.Task``.
 """
 
@@ -22,6 +22,7 @@ from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, MOST_DISPLACEMENT
 from sims.mujoco.task import Memory, Verdict
 from sims.mujoco.tasks.lift import LiftTask
 from vla_rl.contract.env import Observation
+from vla_rl.contract.task import declare_task
 
 HOVER = np.array([0.0, 0.0, 0.08])  # metres from a cube's centre to where the pinch point should be
 NEAR = 0.015  # metres
@@ -65,6 +66,7 @@ class ReachExpert:
         return np.repeat(action[:, None], self._horizon, axis=1)
 
 
+@declare_task(expert=ReachExpert, swapped_options={"instruct": "distractor"})
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The reach environment.  Options: ``cubes``, ``colours``, ``instruct``, and those of ``MujocoEnv``."""
     return make_env(ReachTask, ("cubes", "colours", "instruct"), num_envs, options)

@@ -36,9 +36,10 @@ class MujocoEnv:
         """``image_size`` in pixels; ``render=False`` or no cameras gives a state-only environment without OpenGL."""
         self._task = task
         self._num_envs = num_envs
-        self._cameras = tuple(cameras) if render else ()
-        self._check_options(image_size)
-        self.spec = self._make_spec(image_size)
+        self.spec = task_spec(task, cameras, image_size, render)
+        self._cameras = tuple(self.spec.images)
+        if num_envs < 1:
+            raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
         self._batch = Batch(task.model, nsim=num_envs, nthread=threads)
         self._blank = self._batch.state[0].copy()  # the model's defaults; zeros would switch its equalities off
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
@@ -154,57 +155,63 @@ class MujocoEnv:
         colours, places = self._task.colours(memory), self._task.places(memory)
         return self._renderers[size].render(self._qpos[rows], colours, places, camera, out)
 
-    def _make_spec(self, image_size: int) -> EnvSpec:
-        task = self._task
-        images = {
-            name: ArraySpec((image_size, image_size, 3), "uint8", 0, 255, unit="RGB", frame=name)
-            for name in self._cameras
-        }
-        return EnvSpec(
-            name=task.name,
-            images=images,
-            state=task.state,
-            action=task.action,
-            tasks=task.texts,
-            families=task.families,
-            control_dt=task.substeps * float(task.model.opt.timestep),
-            time_limit=task.time_limit,
-            max_chunk=task.time_limit,
-            extras=dict(task.extras),
-            can_snapshot=True,
-        )
 
-    def _check_options(self, image_size: int) -> None:
-        known = [self._task.model.camera(i).name for i in range(self._task.model.ncam)]
-        for name in self._cameras:
-            if name not in known:
-                raise UserError(
-                    f"task {self._task.name!r} has no camera {name!r}, so nothing can be shown; "
-                    f"{did_you_mean(name, known)}"
-                )
-        if self._num_envs < 1 or image_size < 1:
+def task_spec(task: Task, cameras: tuple[str, ...] = ("front",), image_size: int = 64, render: bool = True) -> EnvSpec:
+    """The spec of an environment of ``task``; raises UserError for an unknown camera or an empty image."""
+    names = tuple(cameras) if render else ()
+    known = [task.model.camera(i).name for i in range(task.model.ncam)]
+    for name in names:
+        if name not in known:
             raise UserError(
-                f"num_envs={self._num_envs} and image_size={image_size} leave nothing to simulate; "
-                "give both at least 1."
+                f"task {task.name!r} has no camera {name!r}, so nothing can be rendered; {did_you_mean(name, known)}"
             )
+    if image_size < 1:
+        raise UserError(f"image_size={image_size} leaves nothing to render; give at least 1.")
+    shape = (image_size, image_size, 3)
+    return EnvSpec(
+        name=task.name,
+        images={name: ArraySpec(shape, "uint8", 0, 255, unit="RGB", frame=name) for name in names},
+        state=task.state,
+        action=task.action,
+        tasks=task.texts,
+        families=task.families,
+        control_dt=task.substeps * float(task.model.opt.timestep),
+        time_limit=task.time_limit,
+        max_chunk=task.time_limit,
+        extras=dict(task.extras),
+        can_snapshot=True,
+    )
 
 
 OPTIONS = ("cameras", "image_size", "threads", "render")
 
 
 def make_env(task: Callable[..., Task], known: Sequence[str], num_envs: int, options: Mapping[str, Any]) -> MujocoEnv:
-    """An environment of ``task(**options)``, as far as they are in ``known``; the rest is for the environment.
+    """An environment of ``task`` with those of ``options`` that are in ``known``; the others are the environment's.
 
-    Its own options: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` pixels (64), ``threads``
-    (2), ``render`` (True).  Raises UserError for an option that neither has.
+    The environment's options: ``cameras`` out of "front", "side", "top" (("front",)), ``image_size`` in pixels (64),
+    ``threads`` (2), ``render`` (True).  Raises UserError for an unknown option.
     """
-    check_options(options, (*known, *OPTIONS), getattr(task, "name", "this"))
-    made = task(**{name: value for name, value in options.items() if name in known})
-    return MujocoEnv(made, num_envs, **{name: value for name, value in options.items() if name in OPTIONS})
+    made, rest = _make_task(task, known, options)
+    return MujocoEnv(made, num_envs, **rest)
 
 
-def check_options(options: Mapping[str, Any], known: tuple[str, ...], task: str) -> None:
-    """Raise UserError for an option that ``task`` does not have."""
-    for name in options:
-        if name not in known:
-            raise UserError(f"task {task!r} has no option {name!r}, so it cannot be made; {did_you_mean(name, known)}")
+def make_spec(task: Callable[..., Task], known: Sequence[str], options: Mapping[str, Any]) -> EnvSpec:
+    """The spec of what :func:`make_env` makes with ``options``, without simulator state, threads or OpenGL."""
+    made, rest = _make_task(task, known, options)
+    return task_spec(made, **{name: value for name, value in rest.items() if name != "threads"})
+
+
+def _make_task(
+    task: Callable[..., Task], known: Sequence[str], options: Mapping[str, Any]
+) -> tuple[Task, dict[str, Any]]:
+    """The task, and the options of the environment."""
+    name = getattr(task, "name", "this")
+    for option in options:
+        if option not in (*known, *OPTIONS):
+            raise UserError(
+                f"task {name!r} has no option {option!r}, so it cannot be made; "
+                f"{did_you_mean(option, (*known, *OPTIONS))}"
+            )
+    made = task(**{option: value for option, value in options.items() if option in known})
+    return made, {option: value for option, value in options.items() if option in OPTIONS}

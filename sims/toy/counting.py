@@ -8,12 +8,12 @@ number of the step it was earned in.  Whoever receives the data can recompute al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from sims.toy.rows import ToyEnv
 from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.task import declare_task
 
 _SEED_MODULUS = 1 << 20
 _LONGEST = 29
@@ -40,21 +40,7 @@ class CountingEnv(ToyEnv):
     """
 
     def __init__(self, num_envs: int) -> None:
-        images = {"audit": ArraySpec((_SIZE, _SIZE, 3), "uint8", 0, 255, unit="count", frame="audit")}
-        names = ("seed", "steps", "length", "echo")
-        most = float(_SEED_MODULUS)
-        spec = EnvSpec(
-            name="counting",
-            images=images,
-            state=ArraySpec((4,), "float32", (0.0, 0.0, 0.0, -most), (most, 64.0, 64.0, most), "count", names=names),
-            action=ArraySpec((2,), "float32", (-64.0, 0.0), (64.0, most), unit="count", names=("steps", "seed")),
-            tasks=("count the even episode", "count the odd episode"),
-            control_dt=0.1,
-            time_limit=_LONGEST,
-            max_chunk=8,
-            can_snapshot=True,
-        )
-        super().__init__(spec, num_envs, {"echo": np.zeros(num_envs, np.float64)})
+        super().__init__(spec(), num_envs, {"echo": np.zeros(num_envs, np.float64)})
 
     def _begin(self, row: int, seed: int) -> None:
         self._memory["echo"][row] = 0.0
@@ -79,6 +65,25 @@ class CountingEnv(ToyEnv):
         return np.maximum(self._seed, 0) % 2
 
 
-def make(num_envs: int, **options: Any) -> CountingEnv:
+def spec() -> EnvSpec:
+    """The spec of :func:`make`."""
+    images = {"audit": ArraySpec((_SIZE, _SIZE, 3), "uint8", 0, 255, unit="count", frame="audit")}
+    names = ("seed", "steps", "length", "echo")
+    most = float(_SEED_MODULUS)
+    return EnvSpec(
+        name="counting",
+        images=images,
+        state=ArraySpec((4,), "float32", (0.0, 0.0, 0.0, -most), (most, 64.0, 64.0, most), "count", names=names),
+        action=ArraySpec((2,), "float32", (-64.0, 0.0), (64.0, most), unit="count", names=("steps", "seed")),
+        tasks=("count the even episode", "count the odd episode"),
+        control_dt=0.1,
+        time_limit=_LONGEST,
+        max_chunk=8,
+        can_snapshot=True,
+    )
+
+
+@declare_task(spec=spec)
+def make(num_envs: int) -> CountingEnv:
     """The counting environment; it has no options."""
-    return CountingEnv(num_envs, **options)
+    return CountingEnv(num_envs)

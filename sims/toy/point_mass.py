@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sims.toy.rows import ToyEnv
 from vla_rl.contract.env import Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.task import declare_task
 
 _LIMIT = 16  # actions per episode
 _STRIDE = 0.2  # metres per action and axis
@@ -26,20 +25,7 @@ class PointMassEnv(ToyEnv):
     """
 
     def __init__(self, num_envs: int) -> None:
-        axes = ("x", "y")
-        spec = EnvSpec(
-            name="point_mass",
-            images={},
-            state=ArraySpec((2,), "float32", -_EDGE, _EDGE, unit="m", frame="world", names=axes),
-            action=ArraySpec((2,), "float32", -_STRIDE, _STRIDE, unit="m", frame="world", names=axes),
-            tasks=("go to the origin",),
-            control_dt=0.1,
-            time_limit=_LIMIT,
-            max_chunk=_LIMIT,
-            success="at_end",
-            can_snapshot=True,
-        )
-        super().__init__(spec, num_envs, {"position": np.zeros((num_envs, 2), np.float64)})
+        super().__init__(spec(), num_envs, {"position": np.zeros((num_envs, 2), np.float64)})
 
     def _begin(self, row: int, seed: int) -> None:
         rng = np.random.Generator(np.random.PCG64(seed))
@@ -72,6 +58,24 @@ def optimal_return(position: np.ndarray) -> np.ndarray:
     return total
 
 
-def make(num_envs: int, **options: Any) -> PointMassEnv:
+def spec() -> EnvSpec:
+    """The spec of :func:`make`."""
+    axes = ("x", "y")
+    return EnvSpec(
+        name="point_mass",
+        images={},
+        state=ArraySpec((2,), "float32", -_EDGE, _EDGE, unit="m", frame="world", names=axes),
+        action=ArraySpec((2,), "float32", -_STRIDE, _STRIDE, unit="m", frame="world", names=axes),
+        tasks=("go to the origin",),
+        control_dt=0.1,
+        time_limit=_LIMIT,
+        max_chunk=_LIMIT,
+        success="at_end",
+        can_snapshot=True,
+    )
+
+
+@declare_task(spec=spec)
+def make(num_envs: int) -> PointMassEnv:
     """The point-mass environment; it has no options."""
-    return PointMassEnv(num_envs, **options)
+    return PointMassEnv(num_envs)

@@ -17,7 +17,7 @@ from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.reader import DatasetReader
 
-TOY = ("--env.name", "counting", "--env.expert", "tests.cli.test_collect:Echo")
+TOY = ("--env.name", "counting", "--expert", "tests.cli.test_collect:Echo")
 
 
 class Echo:
@@ -77,7 +77,7 @@ def test_cameras_become_video_where_that_is_wanted(tmp_path):
 
 def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
     """An expert that never succeeds, and places that cannot be written to."""
-    idle = ("--env.expert", "sims.mujoco.tasks.lift_expert:LiftExpert", "--env.options", '{"deadline": 2}')
+    idle = ("--expert", "sims.mujoco.tasks.lift_expert:LiftExpert", "--env.options", '{"deadline": 2}')
     assert "none of 2 demonstrations" in complaint("collect", "--count", "2", *idle, "--out", tmp_path / "e")
     assert not (tmp_path / "e").exists()
     (tmp_path / "file").touch()
@@ -89,7 +89,7 @@ def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
 def test_a_recording_that_is_stopped_keeps_its_episodes_and_can_be_finished(tmp_path, capsys, blow):
     out = tmp_path / "e"
-    slow = ["--env.name", "counting", "--env.expert", "tests.cli.test_collect:Slow", "--num-envs", "1"]
+    slow = ["--env.name", "counting", "--expert", "tests.cli.test_collect:Slow", "--num-envs", "1"]
     command = [sys.executable, "-m", "vla_rl.cli", "collect", "--count", "500", "--out", str(out), *slow]
     settings = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.getcwd(), "COLUMNS": "500"}
 

@@ -68,8 +68,8 @@ def test_help_of_a_command_shows_its_fields_and_runs_nothing(capsys, command):
         ("train demo.py:demo --out", r"--out needs a value"),
         ("train demo.py:last_step --policy nowhere --out {tmp}/run", r"'nowhere' has no config\.json"),
         ("collect --env.name lfit", r"no environment is called 'lfit'.* did you mean 'lift'\?"),
-        ("collect --env.expert sims.toy.counting:Exprt", r"no 'Exprt'"),
-        ("collect --env.expert sims.mujoco.tasks.lfit:Expert", r"'sims\.mujoco\.tasks\.lfit'.* check its name"),
+        ("collect --expert sims.toy.counting:Exprt", r"no 'Exprt'"),
+        ("collect --expert sims.mujoco.tasks.lfit:Expert", r"'sims\.mujoco\.tasks\.lfit'.* check its name"),
         ("study --samplers last_step al_steps --out {tmp}", r"no config function 'al_steps'.* 'all_steps'\?"),
         ("inspect a b", r"takes one target"),
     ],
@@ -132,7 +132,6 @@ def test_protocol_typed_fields_have_the_fields_of_their_present_value():
 def test_options_of_an_environment_are_given_as_json(capsys):
     config = override(Collect(), ["--env.options", '{"image_size": 48, "cameras": ["top"]}'], "test")
     assert config.env.options == {"image_size": 48, "cameras": ["top"]}
-    assert config.env.distractor_options == {"instruct": "distractor"}
     with pytest.raises(SystemExit):
         override(Collect(), ["--env.options", "image_size=48"], "test")
     assert "JSON" in capsys.readouterr().err

@@ -37,4 +37,68 @@ _SUCCESS = (
     ),
 )
 
-FAULTS = (*_SUCCESS,)
+_CATALOG, _LOAD, _ON_CATALOG = "sims/catalog.py", "vla_rl/contract/load.py", "tests/test_catalog.py::"
+_OWN = f"{_ON_CATALOG}test_an_environment_of_the_working_folder_is_made_by_its_string"
+_SAME_SPEC = f"{_ON_CATALOG}test_the_spec_of_a_name_is_that_of_its_environment"
+
+_NAMES = (
+    Fault("the working folder is not searched", _LOAD, "    _search_working_folder()", "    pass", (_OWN,)),
+    Fault(
+        "a file of the working folder hides an installed package",
+        _LOAD,
+        "sys.path.append(folder)",
+        "sys.path.insert(0, folder)",
+        (f"{_ON_CATALOG}test_the_working_folder_hides_no_installed_package",),
+    ),
+    Fault(
+        "a declared spec ignores the options",
+        _CATALOG,
+        "resolve(declared)(**options)",
+        "resolve(declared)()",
+        (_SAME_SPEC,),
+    ),
+    Fault(
+        "a declared spec is not used",
+        _CATALOG,
+        "declared = extras_of(builder).spec",
+        "declared = TaskExtras().spec",
+        (f"{_ON_CATALOG}test_the_spec_is_read_without_building_the_environment",),
+    ),
+    Fault(
+        "the spec has cameras although nothing is rendered",
+        "sims/mujoco/env.py",
+        "names = tuple(cameras) if render else ()",
+        "names = tuple(cameras)",
+        ("tests/sims/test_lift.py::test_state_only_environments_need_no_opengl",),
+    ),
+    Fault(
+        "an expert plans one action whatever was asked",
+        _CATALOG,
+        "resolve(declared)(horizon=horizon)",
+        "resolve(declared)(horizon=1)",
+        (f"{_ON_CATALOG}test_an_expert_plans_as_far_as_it_is_asked",),
+    ),
+    Fault(
+        "place is demonstrated by the expert of lift",
+        "sims/mujoco/tasks/place.py",
+        'expert="sims.mujoco.tasks.place_expert:PlaceExpert"',
+        'expert="sims.mujoco.tasks.lift_expert:LiftExpert"',
+        (f"{_ON_CATALOG}test_every_task_declares_its_own_expert_and_scenes",),
+    ),
+    Fault(
+        "unknown options of a user's environment end in a traceback",
+        _CATALOG,
+        "        if option not in known:",
+        "        if option in ():",
+        (f"{_ON_CATALOG}test_a_wrong_name_or_option_of_ones_own_gets_help",),
+    ),
+    Fault(
+        "a task without a swapped instruction runs unswapped",
+        _CATALOG,
+        'raise _undeclared(name, "swapped instruction",',
+        'return _undeclared(name, "swapped instruction",',
+        (f"{_ON_CATALOG}test_what_a_task_does_not_declare_is_refused_in_one_sentence",),
+    ),
+)
+
+FAULTS = (*_SUCCESS, *_NAMES)

@@ -25,6 +25,7 @@ class Collect:
     """
 
     env: EnvConfig = field(default_factory=EnvConfig)
+    expert: str = ""  # "module:Class" instead of the expert that the task declares
     count: int = 30
     seed: int = 1  # of the training run that they are for
     num_envs: int = 16  # episodes played side by side
@@ -44,7 +45,7 @@ def collect(arguments: Sequence[str]) -> None:
     if aside:
         console.print(f"an earlier dataset was in {out}; it is now {aside}")
     env = config.env.make(min(config.num_envs, config.count))
-    expert = load(config.env.expert)(horizon=1)
+    expert = load(config.expert)(horizon=1) if config.expert else config.env.make_expert()
     seeds = list(suite.training_seeds(config.seed, "demonstrations")[: config.count])
     episodes = steps = 0
     try:

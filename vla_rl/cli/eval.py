@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -74,6 +73,5 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 
 def _load(folder: str, world: EnvConfig) -> Policy:
-    with closing(world.make(1)) as env:
-        policy: Policy = load_policy(folder, env.spec)
+    policy: Policy = load_policy(folder, world.spec())
     return policy

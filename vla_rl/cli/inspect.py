@@ -286,8 +286,7 @@ def _untrained(config: Any) -> Any:
     from vla_rl.policies.tiny import TinyVLA
     from vla_rl.policies.tokens import Vocabulary
 
-    with closing(config.env.make(1)) as env:
-        spec = env.spec
+    spec = config.env.spec()
     return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config.tiny)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
 
 
 def load(target: str) -> Any:
-    """Import ``"package.module:name"``.
+    """Import ``"package.module:name"``, also from the working folder, where installed packages come first.
 
     Raises UserError when the string has no colon or the module has no such name; a missing module raises its own
     ImportError, which names the package that is not installed.
@@ -19,8 +21,20 @@ def load(target: str) -> Any:
         raise UserError(
             f"{target!r} has no module and name, so it cannot be loaded; write it as 'package.module:function'."
         )
+    _search_working_folder()
     module = importlib.import_module(module_name)
     if not hasattr(module, name):
         public = [item for item in vars(module) if not item.startswith("_")]
         raise UserError(f"module {module_name!r} has no {name!r}, so it cannot be loaded; {did_you_mean(name, public)}")
     return getattr(module, name)
+
+
+def _search_working_folder() -> None:
+    """Append the working folder to Python's path: a console script, unlike ``python -m``, does not have it there.
+
+    At the end of the path, so that a file in it never hides an installed package.
+    """
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)
+        importlib.invalidate_caches()

@@ -1,4 +1,4 @@
-"""Where a policy lives: the environment, who demonstrates in it, and pictures to learn pointing from, as strings."""
+"""The environment of a run: its name and options.  What belongs to its task is declared by the task's own module."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from vla_rl.contract.config import from_json
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.load import load
+from vla_rl.contract.spec import EnvSpec
 
 
 class EnvFactory(Protocol):
@@ -24,19 +25,20 @@ class EnvFactory(Protocol):
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """An environment of the catalogue and what belongs to it; every string is "module:name"."""
+    """An environment by name, with its options.
+
+    ``name`` is in the catalogue (``sims/catalog.py``) or "package.module:make", also in the working folder.  Expert,
+    labelled scenes and swapped instruction are those that its module declares (``vla_rl/contract/task.py``); asking for
+    one that it does not declare raises UserError.
+    """
 
     name: str = "lift"
     options: dict[str, Any] = field(default_factory=dict)  # of the environment, as in ``sims/catalog.py``
     training_options: dict[str, Any] = field(default_factory=dict)  # on top of them while learning by RL
-    distractor_options: dict[str, Any] = field(default_factory=lambda: {"instruct": "distractor"})
-    expert: str = "sims.mujoco.tasks.lift_expert:LiftExpert"
-    scenes: str = "sims.mujoco.tasks.lift_scenes:random_scenes"
-    catalog: str = "sims.catalog:make"
 
     def make(self, rows: int, **more: Any) -> VecEnv:
         """The environment with ``rows`` rows."""
-        env: VecEnv = load(self.catalog)(self.name, num_envs=rows, **{**self.options, **more})
+        env: VecEnv = _catalog("make")(self.name, num_envs=rows, **{**self.options, **more})
         return env
 
     def make_training(self, rows: int) -> VecEnv:
@@ -45,7 +47,21 @@ class EnvConfig:
 
     def make_swapped(self, rows: int) -> VecEnv:
         """The same scenes with an instruction that names another object of them."""
-        return self.make(rows, **self.distractor_options)
+        return self.make(rows, **_catalog("swapped_options")(self.name))
+
+    def spec(self) -> EnvSpec:
+        """The spec of :meth:`make`; where the task declares it, no environment is built."""
+        spec: EnvSpec = _catalog("spec_of")(self.name, **self.options)
+        return spec
+
+    def make_expert(self, horizon: int = 1) -> Any:
+        """The task's scripted expert; ``act(obs)`` returns ``horizon`` actions, float32 [E,H,D]."""
+        return _catalog("expert")(self.name, horizon)
+
+    def draw_scenes(self, count: int, seed: int) -> tuple[Any, Any, Any, Any]:
+        """``count`` labelled random scenes of the task: images, tasks, uv, state."""
+        images, tasks, uv, state = _catalog("scenes")(self.name)(count, seed)
+        return images, tasks, uv, state
 
     def with_options(self, **options: Any) -> EnvConfig:
         """The same world with some environment options changed."""
@@ -60,3 +76,7 @@ def env_config_of(checkpoint: str | Path) -> EnvConfig | None:
     except (OSError, ValueError, AttributeError):
         return None
     return found if isinstance(found, EnvConfig) else None
+
+
+def _catalog(function: str) -> Any:
+    return load(f"sims.catalog:{function}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,9 +32,8 @@ class Improve:
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Train and evaluate.  The starting policy is kept in the run folder, so that the run can be resumed."""
         start = folder.checkpoint("start")
-        with closing(self.env.make(1)) as env:
-            name = start if folder.resumed and start.exists() else self.policy
-            policy = start_policy(name, env.spec, self.seed)
+        name = start if folder.resumed and start.exists() else self.policy
+        policy = start_policy(name, self.env.spec(), self.seed)
         if policy is not None and not start.exists():
             policy.save_pretrained(start)
         return self.improve(policy, folder, {})[1]

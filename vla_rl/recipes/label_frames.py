@@ -47,7 +47,7 @@ def label_frames(
     The expert of ``world`` is told of a distractor.  In a share ``clumsy`` of its decisions it moves at random instead,
     so that there are misses, drops and detours to learn from.  ``episode`` is the episode's seed.
     """
-    env, expert, judge = world.make_swapped(min(rows, len(seeds))), load(world.expert)(horizon=_HORIZON), load(claims)
+    env, expert, judge = world.make_swapped(min(rows, len(seeds))), world.make_expert(_HORIZON), load(claims)
     parts: list[LabelledFrames] = []
     for start in range(0, len(seeds), env.num_envs):
         batch = seeds[start : start + env.num_envs]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes, evaluate
@@ -54,7 +53,7 @@ def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 def collect(world: EnvConfig, count: int, seed: int, rows: int = 64) -> Demonstrations:
     """``count`` successful demonstrations of the scripted expert."""
-    env, expert = world.make(min(rows, count)), load(world.expert)(horizon=1)
+    env, expert = world.make(min(rows, count)), world.make_expert()
     seeds = list(suite.training_seeds(seed, "demonstrations")[:count])
     with bar("collect", count) as update:
         episodes = collect_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations"))
@@ -66,12 +65,11 @@ def ground_policy(
     world: EnvConfig, episodes: Demonstrations, tiny: TinyConfig, config: GroundingConfig, seed: int
 ) -> TinyVLA:
     """A new policy whose backbone has learnt to point; statistics come from the demonstrations."""
-    env = world.make(1)
+    spec = world.spec()
     torch.manual_seed(seed)  # module initialisation has no generator argument
-    vocabulary = Vocabulary.from_texts(env.spec.tasks)
-    policy = TinyVLA(env.spec, vocabulary, Affine.from_data(torch.as_tensor(episodes.state)), tiny)
-    env.close()
-    images, tasks, uv, _ = load(world.scenes)(config.scenes, suite.training_seeds(seed, "grounding")[0])
+    vocabulary = Vocabulary.from_texts(spec.tasks)
+    policy = TinyVLA(spec, vocabulary, Affine.from_data(torch.as_tensor(episodes.state)), tiny)
+    images, tasks, uv, _ = world.draw_scenes(config.scenes, suite.training_seeds(seed, "grounding")[0])
     tokens = policy.tokens[torch.as_tensor(tasks)]
     with bar("ground", config.fit.steps) as update:
         report = every(25, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths"))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sims.mujoco.env import MujocoEnv, make_env
+from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
@@ -28,7 +28,8 @@ from sims.mujoco.tabletop import (
     scatter,
 )
 from sims.mujoco.task import Episode, Memory, Verdict
-from vla_rl.contract.spec import ArraySpec
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.task import declare_task
 
 
 class LiftTask(Tabletop):
@@ -115,10 +116,24 @@ class LiftTask(Tabletop):
         return np.maximum(colour, 0).astype(np.int64)
 
 
+_OPTIONS = ("cubes", "colours", "instruct", "deadline")
+
+
+def spec(**options: Any) -> EnvSpec:
+    """The spec of :func:`make` with the same options."""
+    return make_spec(LiftTask, _OPTIONS, options)
+
+
+@declare_task(
+    expert="sims.mujoco.tasks.lift_expert:LiftExpert",
+    scenes="sims.mujoco.tasks.lift_scenes:random_scenes",
+    swapped_options={"instruct": "distractor"},
+    spec=spec,
+)
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The lift environment.
 
     Options of the task: ``cubes`` 2-4 (3), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor", ``deadline``
     control steps after which an unfinished episode has failed (none).  Those of the environment: see ``make_env``.
     """
-    return make_env(LiftTask, ("cubes", "colours", "instruct", "deadline"), num_envs, options)
+    return make_env(LiftTask, _OPTIONS, num_envs, options)

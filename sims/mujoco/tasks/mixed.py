@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sims.mujoco.env import MujocoEnv, make_env
+from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.tabletop import Tabletop
 from sims.mujoco.task import Episode, Memory, Verdict
 from sims.mujoco.tasks.lift import LiftTask
@@ -23,6 +23,8 @@ from sims.mujoco.tasks.push import PushTask
 from sims.mujoco.tasks.push_expert import PushExpert
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.task import declare_task
 
 CUBES = 3
 _LOOKS = ("colour", "mark_colour", "mark_xy")  # the memory that all three share
@@ -131,9 +133,18 @@ class MixedExpert:
         return chosen
 
 
+_OPTIONS = ("deadlines",)
+
+
+def spec(**options: Any) -> EnvSpec:
+    """The spec of :func:`make` with the same options."""
+    return make_spec(MixedTask, _OPTIONS, options)
+
+
+@declare_task(expert=MixedExpert, scenes="sims.mujoco.tasks.scenes:mixed", spec=spec)
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The environment of all three tasks.
 
     Option of the task: ``deadlines`` {"lift": 25, ...}.  The rest: see ``make_env``.
     """
-    return make_env(MixedTask, ("deadlines",), num_envs, options)
+    return make_env(MixedTask, _OPTIONS, num_envs, options)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sims.mujoco.env import MujocoEnv, make_env
+from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.scene import CUBE_EDGE, FINGER_QPOS, MARK_RADIUS
 from sims.mujoco.tabletop import (
     COLOURS,
@@ -28,6 +28,8 @@ from sims.mujoco.tabletop import (
     scatter,
 )
 from sims.mujoco.task import Episode, Memory, Verdict
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.task import declare_task
 
 NEAR = 0.025  # metres between the centres of cube and plate
 RESTING = CUBE_EDGE / 2 + 0.004  # metres; a cube whose centre is lower stands on the table
@@ -121,10 +123,24 @@ class PlaceTask(Tabletop):
         return np.maximum(cube * len(self._names) + plate, 0)
 
 
+_OPTIONS = ("cubes", "colours", "instruct", "deadline")
+
+
+def spec(**options: Any) -> EnvSpec:
+    """The spec of :func:`make` with the same options."""
+    return make_spec(PlaceTask, _OPTIONS, options)
+
+
+@declare_task(
+    expert="sims.mujoco.tasks.place_expert:PlaceExpert",
+    scenes="sims.mujoco.tasks.scenes:place",
+    swapped_options={"instruct": "distractor"},
+    spec=spec,
+)
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The place environment.
 
     Options of the task: ``cubes`` 2-4 in the model (2), ``colours`` 4-6 (4), ``instruct`` "target" or "distractor",
     ``deadline`` control steps after which an unfinished episode has failed (none).  The rest: see ``make_env``.
     """
-    return make_env(PlaceTask, ("cubes", "colours", "instruct", "deadline"), num_envs, options)
+    return make_env(PlaceTask, _OPTIONS, num_envs, options)

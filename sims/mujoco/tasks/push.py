@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sims.mujoco.env import MujocoEnv, make_env
+from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, TARGET_COLOUR, Tabletop, last_in_a_row
 from sims.mujoco.task import Episode, Memory, Verdict
 from sims.mujoco.tasks.place import NEAR, RESTING
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.task import declare_task
 
 WITHIN = 0.09  # metres; the cube and the target are within +-WITHIN, so that the gripper can get behind the cube
 DISTANCE = (0.07, 0.13)  # metres between them
@@ -88,10 +90,19 @@ class PushTask(Tabletop):
         return np.zeros(len(memory["steps"]), np.int64)
 
 
+_OPTIONS = ("cubes", "marks", "deadline")
+
+
+def spec(**options: Any) -> EnvSpec:
+    """The spec of :func:`make` with the same options."""
+    return make_spec(PushTask, _OPTIONS, options)
+
+
+@declare_task(expert="sims.mujoco.tasks.push_expert:PushExpert", scenes="sims.mujoco.tasks.scenes:push", spec=spec)
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The push environment.
 
     Options of the task: ``cubes`` and ``marks`` of the model (1), ``deadline`` control steps after which an unfinished
     episode has failed (none).  The rest: see ``make_env``.
     """
-    return make_env(PushTask, ("cubes", "marks", "deadline"), num_envs, options)
+    return make_env(PushTask, _OPTIONS, num_envs, options)

@@ -174,16 +174,12 @@ class GrowingWorld:
         return trained
 
     def _begun(self) -> Any:
-        env = self.world.make(1)
-        model, _ = load_world(Path(self.plan.begin_with) / "checkpoints" / "first", env.spec)
-        env.close()
+        model, _ = load_world(Path(self.plan.begin_with) / "checkpoints" / "first", self.world.spec())
         return model.to(self.plan.device)
 
     def _new_model(self) -> Any:
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
-        env = self.world.make(1)
-        model = load("world_models.model:WorldModel")(env.spec, self.plan.model, *statistics(self.learnt))
-        env.close()
+        model = load("world_models.model:WorldModel")(self.world.spec(), self.plan.model, *statistics(self.learnt))
         return model.to(self.plan.device)
 
     def _learn(self, model: Any, fit: WorldFit) -> Any:

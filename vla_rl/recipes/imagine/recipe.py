@@ -66,9 +66,7 @@ class Imagine:
     def prepare(self, folder: RunFolder) -> tuple[TinyVLA, GrowingWorld]:
         """The policy to begin with, kept as the checkpoint "start", and a world model of what it does."""
         start = folder.checkpoint("start")
-        env = self.env.make(1)
-        policy = TinyVLA.from_pretrained(start if start.exists() else self.policy, env.spec)
-        env.close()
+        policy = TinyVLA.from_pretrained(start if start.exists() else self.policy, self.env.spec())
         if not start.exists():
             policy.save_pretrained(start)
         return policy, GrowingWorld(self.plan, self.env, self.seed, folder, policy)

@@ -1,0 +1,57 @@
+"""What the author of an environment declares beside it: an expert, labelled scenes, a swapped instruction, the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from vla_rl.contract.load import load
+from vla_rl.contract.spec import EnvSpec
+
+Named: TypeAlias = str | Callable[..., Any]  # "package.module:name", or the object itself
+Make = TypeVar("Make", bound=Callable[..., Any])
+_ATTRIBUTE = "task_extras"
+
+
+@dataclass(frozen=True)
+class TaskExtras:
+    """What belongs to a task besides its environment; every part is optional.
+
+    expert           ``expert(horizon=H).act(obs) -> float32 [E,H,D]``, a scripted expert that demonstrates the task
+    scenes           ``scenes(count, seed) -> (images, tasks, uv, state)``, labelled random scenes for grounding
+    swapped_options  options of ``make`` for the same scenes with an instruction that names another object
+    spec             ``spec(**options) -> EnvSpec`` of what ``make`` builds with these options, without building it
+    """
+
+    expert: Named | None = None
+    scenes: Named | None = None
+    swapped_options: Mapping[str, Any] | None = None
+    spec: Callable[..., EnvSpec] | str | None = None
+
+
+def declare_task(
+    expert: Named | None = None,
+    scenes: Named | None = None,
+    swapped_options: Mapping[str, Any] | None = None,
+    spec: Callable[..., EnvSpec] | str | None = None,
+) -> Callable[[Make], Make]:
+    """A decorator for ``make(num_envs, **options)`` that declares what else belongs to the task (``TaskExtras``)."""
+    extras = TaskExtras(expert, scenes, swapped_options, spec)
+
+    def declare(make: Make) -> Make:
+        setattr(make, _ATTRIBUTE, extras)
+        return make
+
+    return declare
+
+
+def extras_of(make: Callable[..., Any]) -> TaskExtras:
+    """What ``make`` declares; nothing without :func:`declare_task`."""
+    found: TaskExtras = getattr(make, _ATTRIBUTE, TaskExtras())
+    return found
+
+
+def resolve(named: Named) -> Any:
+    """The object that ``named`` is or names; raises what :func:`vla_rl.contract.load.load` raises."""
+    return load(named) if isinstance(named, str) else named
