@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     faults_agreement,
     faults_backbones,
+    faults_background,
     faults_device,
     faults_dppo,
     faults_dreams,
@@ -46,6 +47,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_environments.FAULTS,
     *faults_device.FAULTS,
     *faults_machines.FAULTS,
+    *faults_background.FAULTS,
     *faults_grpo.FAULTS,
     *faults_latent.FAULTS,
     *faults_resume.FAULTS,

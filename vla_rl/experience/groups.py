@@ -92,7 +92,7 @@ class GroupSource:
     ) -> None:
         """Raises UserError for numbers that contradict each other or leave environments without use."""
         _require(config, env.num_envs)
-        self.env, self.policy, self.config = env, policy, config
+        self.env, self.config = env, config
         self.seeds, self.generator = seeds, generator
         self.driver = Driver(env, policy, generator)
         self._carried: list[Rollout] = []
@@ -104,6 +104,15 @@ class GroupSource:
         self._decisions: list[Decision] = []
         self._steps = 0.0
         self.driver.seconds = no_seconds()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that acts; it may be replaced between two decisions."""
+        return self.driver.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.driver.policy = policy
 
     def next(self) -> Rollout:
         """Play until the rollout is complete.

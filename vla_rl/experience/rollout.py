@@ -84,10 +84,19 @@ class RolloutSource:
         privileged: Sequence[str] = (),
     ) -> None:
         _require_privileged(privileged, env.spec)
-        self.env, self.policy, self.decisions = env, policy, decisions
+        self.env, self.decisions = env, decisions
         self.seeds, self.generator, self.privileged = seeds, generator, tuple(privileged)
         self.driver = Driver(env, policy, generator)
         self._window = _Window()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that acts; it may be replaced between two decisions."""
+        return self.driver.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.driver.policy = policy
 
     def next(self) -> Rollout:
         """Collect one window.

@@ -1,0 +1,311 @@
+"""Collecting in threads: nothing lost, doubled or reordered; in lockstep with the learner; errors and states kept."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import fields
+from functools import partial
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.toy.counting import episode_length, expected_reward
+from tests.auditing import AuditingPolicy
+from tests.experience.makers import gaussian
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.experience.background import BackgroundSource, acting_copy
+from vla_rl.experience.rollout import RolloutSource, SeedStream
+from vla_rl.training.checkpoint import latest_state, save_state
+
+HORIZON, DECISIONS = 4, 6
+
+
+def counting(sources: int, ahead: int, rows: int = 3) -> BackgroundSource:
+    policy = AuditingPolicy(HORIZON)
+    parts = [
+        RolloutSource(
+            make("counting", num_envs=rows), policy, DECISIONS, SeedStream(300 + i, 2000, sources), torch.Generator()
+        )
+        for i in range(sources)
+    ]
+    return BackgroundSource(parts, policy, ahead)
+
+
+def noisy(sources: int = 2, ahead: int = 1, kind=BackgroundSource) -> BackgroundSource:
+    """Gaussian policies in a toy environment, with one set of weights."""
+    parts = [gaussian("point_mass", 3, 4, 1, seed=7 + i) for i in range(sources)]
+    policy = gaussian("point_mass", 1, 4, 1, seed=7).policy
+    for part in parts:
+        part.policy = policy
+    return kind(parts, policy, ahead)
+
+
+def learn(source: BackgroundSource, amount: float = 0.1) -> None:
+    """What a learner and its policy store do after a rollout."""
+    with torch.no_grad():
+        for parameter in source.policy.parameters():
+            parameter.add_(amount)
+    source.policy.version += 1
+
+
+def train(source: BackgroundSource, updates: int) -> list[Rollout]:
+    rollouts = []
+    for _ in range(updates):
+        rollouts.append(source.next())
+        learn(source)
+    return rollouts
+
+
+def same(one: Rollout, two: Rollout) -> bool:
+    def equal(a, b) -> bool:
+        return torch.equal(a, b) if torch.is_tensor(a) else all(equal(a[n], b[n]) for n in [*a, *b])
+
+    return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(Rollout) if f.name != "info")
+
+
+def follows(rollouts: list[Rollout], column: int, seeds) -> None:
+    """The decisions of ``column`` count on from one rollout to the next; its episodes come from ``seeds``."""
+    length, seed, steps = 0, None, 0
+    for rollout in rollouts:
+        for t in range(DECISIONS):
+            if steps >= length:
+                seed, steps = int(rollout.seeds[t, column]), 0
+                length = int(episode_length(np.array(seed)))
+                assert seed not in seeds
+                seeds.append(seed)
+            assert rollout.features["counters"][t, column].tolist() == [seed, steps]
+            number = steps + np.arange(1, HORIZON + 1)
+            wanted = np.where(number <= length, expected_reward(number), 0)
+            assert rollout.reward[t, column].tolist() == wanted.tolist()
+            steps += HORIZON
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("sources", [1, 2, 3])
+def test_nothing_is_lost_doubled_or_reordered(sources, ahead):
+    source = counting(sources, ahead)
+    rollouts = [source.next() for _ in range(5)]
+    source.close()
+    assert all(rollout.reward.shape == (DECISIONS, 3 * sources, HORIZON) for rollout in rollouts)
+    for i in range(sources):
+        seeds: list[int] = []
+        for column in range(3 * i, 3 * i + 3):
+            follows(rollouts, column, seeds)
+        assert sorted(seeds) == list(range(300 + i, 300 + i + sources * len(seeds), sources))
+    for rollout in rollouts:
+        t, column = rollout.final_index.T
+        last = rollout.final_features["counters"]
+        assert len(last) == int(rollout.truncated.sum()) and rollout.truncated[t, column].all()
+        assert last[:, 0].tolist() == rollout.seeds[t, column].tolist()
+        assert last[:, 1].tolist() == episode_length(last[:, 0].numpy()).tolist()
+        assert rollout.info["env_steps"] == float(rollout.valid.sum())
+        assert rollout.info["episodes"] == float((rollout.terminated | rollout.truncated).sum())
+
+
+def test_threads_give_what_one_source_gives_when_the_learner_is_waited_for():
+    """Depth 0 with one source changes nothing, weights published between two rollouts included."""
+    plain = gaussian("point_mass", 3, 4, 1, seed=7)
+    behind = noisy(sources=1, ahead=0)
+    for _ in range(4):
+        assert same(plain.next(), behind.next())
+        for policy in (plain.policy, behind.policy):
+            with torch.no_grad():
+                policy.log_std.add_(0.1)
+    behind.close()
+
+
+def test_a_rollout_ahead_is_played_with_the_weights_of_one_update_before():
+    ahead = noisy()
+    rollouts = train(ahead, 5)
+    ahead.close()
+    assert [sorted(set(rollout.version.flatten().tolist())) for rollout in rollouts] == [[0], [0], [1], [2], [3]]
+    waiting = noisy(ahead=0)  # depth 0 with the learner's steps one rollout later gives the same data
+    expected = [waiting.next()]
+    for _ in range(4):
+        expected.append(waiting.next())
+        learn(waiting)
+    waiting.close()
+    assert all(same(one, two) for one, two in zip(rollouts, expected, strict=True))
+
+
+def test_timing_changes_nothing():
+    """A slow learner, a slow collector: equal rollouts."""
+    usual = noisy()
+    expected = train(usual, 4)
+    usual.close()
+    late, gate = noisy(), threading.Event()
+    collect = late.sources[1].next
+
+    def slow() -> Rollout:
+        gate.wait(30)
+        return collect()
+
+    late.sources[1].next = slow
+    timer = threading.Timer(0.3, gate.set)
+    timer.start()
+    found = train(late, 4)
+    timer.join()
+    late.close()
+    assert all(same(one, two) for one, two in zip(found, expected, strict=True))
+
+
+def test_a_rollout_ahead_is_collected_while_the_learner_learns():
+    """The second rollout begins and ends between two calls of next()."""
+    source, done = noisy(sources=1), threading.Event()
+    collect, calls = source.sources[0].next, count(1)
+
+    def watched() -> Rollout:
+        rollout = collect()
+        if next(calls) == 2:
+            done.set()
+        return rollout
+
+    source.sources[0].next = watched
+    source.next()
+    assert done.wait(30)
+    source.close()
+
+
+def noted(call, threads: set[str], *arguments):
+    threads.add(threading.current_thread().name)
+    return call(*arguments)
+
+
+def test_each_source_works_in_one_thread_of_its_own():
+    source, used = noisy(), [set(), set()]
+    for i, part in enumerate(source.sources):
+        for owner, name in ((part, "next"), (part, "state_dict"), (part, "load_state_dict"), (part.env, "close")):
+            setattr(owner, name, partial(noted, getattr(owner, name), used[i]))
+    train(source, 3)
+    source.load_state_dict(source.state_dict())
+    source.next()
+    source.close()
+    source.close()
+    assert used == [{"collector-0_0"}, {"collector-1_0"}]
+    with pytest.raises(UserError, match="closed"):
+        source.next()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("collector") and thread.is_alive()]
+
+
+def test_a_saved_run_continues_with_the_same_rollouts(tmp_path):
+    """The rollout that was being collected is in the state: neither played again nor forgotten."""
+    source = noisy()
+    train(source, 3)
+    save_state(tmp_path, 3, {"source": source.state_dict(), "policy": source.policy.state_dict()})
+    expected = train(source, 3)
+    source.close()
+    resumed = noisy()
+    _, state = latest_state(tmp_path)
+    resumed.policy.load_state_dict(state["policy"])
+    resumed.policy.version = 3
+    resumed.load_state_dict(state["source"])
+    assert [int(state["source"]["pending"][i]["version"][0, 0]) for i in (0, 1)] == [2, 2]
+    found = train(resumed, 3)
+    resumed.close()
+    assert all(same(one, two) for one, two in zip(found, expected, strict=True))
+
+
+def test_a_state_of_another_number_of_threads_is_refused():
+    one, two = noisy(sources=1), noisy(sources=2)
+    with pytest.raises(UserError, match="1 collecting threads and there are 2 now"):
+        two.load_state_dict(one.state_dict())
+    for source in (one, two):
+        source.close()
+
+
+@pytest.mark.parametrize("ask", ["next", "state_dict"])
+def test_an_error_of_a_source_is_raised_in_the_learner_and_nothing_is_lost(ask):
+    """The weights turn NaN; with repaired ones the failed window continues, and that of the other source is kept."""
+    source = noisy()
+    train(source, 1)
+    broken = source.sources[1].policy
+    source._wait()
+    source._pending[1] = source._threads[1].submit(_fail)
+    with pytest.raises(NonFiniteError, match="chose a non-finite action"):
+        getattr(source, ask)()
+    kept = source._pending[0].result()
+    rollout = source.next()
+    assert same(_columns(rollout, 3), kept) and int(rollout.version[0, 3]) == 1
+    assert source.sources[1].policy is not broken
+    source.close()
+
+
+def _fail() -> Rollout:
+    raise NonFiniteError("the policy chose a non-finite action.")
+
+
+def _columns(rollout: Rollout, stop: int) -> Rollout:
+    """The first columns alone."""
+    kept = rollout.final_index[:, 1] < stop
+
+    def cut(value):
+        return {name: item[:, :stop] for name, item in value.items()} if isinstance(value, dict) else value[:, :stop]
+
+    own = {f.name: cut(getattr(rollout, f.name)) for f in fields(Rollout) if not f.name.startswith(("final", "info"))}
+    final = {name: item[kept] for name, item in rollout.final_features.items()}
+    return Rollout(**own, final_index=rollout.final_index[kept], final_features=final)
+
+
+def test_nan_weights_are_reported_by_the_next_call_and_repaired_ones_continue():
+    source = noisy(sources=1)
+    source.next()
+    healthy = {name: item.clone() for name, item in source.policy.state_dict().items()}
+    learn(source, float("nan"))
+    source.next()  # played before the weights broke
+    with pytest.raises(NonFiniteError):
+        source.next()
+    source.policy.load_state_dict(healthy)
+    assert torch.isfinite(source.next().sample).all()
+    source.close()
+
+
+def test_parameters_that_never_change_are_shared_with_the_copies():
+    policy = gaussian("point_mass", 1, 1, 1, seed=0).policy
+    frozen = torch.nn.Linear(2, 2)
+    policy.register_module("frozen", frozen)
+    moving = {name: item for name, item in policy.named_parameters() if not name.startswith("frozen.")}
+    policy.trainable = lambda: moving
+    copied = acting_copy(policy)
+    assert copied.frozen.weight is frozen.weight and copied.log_std is not policy.log_std
+    assert torch.equal(copied.log_std, policy.log_std) and copied.version == policy.version
+
+
+@pytest.mark.parametrize(("sources", "ahead"), [(0, 0), (1, 2), (1, -1)])
+def test_impossible_settings_are_refused(sources, ahead):
+    with pytest.raises(UserError, match="at least one source and rollouts_ahead 0 or 1"):
+        BackgroundSource([], AuditingPolicy(1), ahead) if not sources else counting(sources, ahead)
+
+
+INTERRUPTED = """
+import threading
+from tests.experience.test_background import noisy
+source = noisy()
+source.next()
+started, collect = threading.Event(), source.sources[0].next
+def slow():
+    started.set()
+    threading.Event().wait(0.5)
+    return collect()
+source.sources[0].next = slow
+source.next()
+started.wait()
+print("learning", flush=True)
+source.next()
+source.next()
+threading.Event().wait()
+"""
+
+
+def test_ctrl_c_ends_the_process_after_the_rollout_that_is_being_collected():
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == b"learning\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0 and b"KeyboardInterrupt" in errors

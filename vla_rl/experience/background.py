@@ -1,0 +1,139 @@
+"""Rollouts that threads of their own collect: several sources side by side, and one rollout ahead of the learner.
+
+Simulators and torch release Python's lock while they compute, so threads are enough to keep several cores busy.
+
+With ``rollouts_ahead = 1`` rollout ``k+1`` is collected while the learner learns from rollout ``k``, in lockstep: it
+is played with the weights published after update ``k-1``, however fast either side is.  So equal seeds give equal
+results, bit for bit, and every decision but those of the first rollout is one version old when it is learnt from.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from torch import nn
+
+from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
+from vla_rl.contract.env import VecEnv
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Policy
+from vla_rl.experience.columns import side_by_side, to_state
+
+T = TypeVar("T")
+
+
+class CollectingSource(ExperienceSource, Resumable, Protocol):
+    """A source that acts with a ``policy``, which may be replaced between two rollouts, in an ``env`` of its own."""
+
+    env: VecEnv
+    policy: Policy
+
+
+class BackgroundSource:
+    """An ``ExperienceSource`` whose rollouts are those of ``sources``, side by side, each collected by its own thread.
+
+    ``policy`` is what the learner changes.  With ``rollouts_ahead = 0`` the sources act with it while the learner
+    waits; with 1 they act with copies, taken when a rollout begins.  Everything that concerns a source happens in its
+    thread, because an OpenGL context belongs to one.  An exception of a source is raised by the next :meth:`next` or
+    :meth:`state_dict`; rollouts of the other sources are kept, so that a further call repeats only what failed.
+    """
+
+    def __init__(self, sources: Sequence[CollectingSource], policy: Policy, rollouts_ahead: int = 0) -> None:
+        """Raises UserError without sources, and for more than one rollout ahead."""
+        if not sources or rollouts_ahead not in (0, 1):
+            raise UserError(
+                f"{len(sources)} sources that are {rollouts_ahead} rollouts ahead cannot be kept in step with a "
+                "learner, so nothing is collected; give at least one source and rollouts_ahead 0 or 1."
+            )
+        self.sources, self.policy, self.rollouts_ahead = list(sources), policy, rollouts_ahead
+        self._threads = [ThreadPoolExecutor(1, f"collector-{i}") for i in range(len(sources))]
+        self._pending: list[Future[Rollout] | None] = [None] * len(sources)
+        self._closed = False
+
+    def next(self) -> Rollout:
+        """The next rollout; seconds in its ``info`` are the sources' mean, all other entries their sum."""
+        self._launch()
+        self._wait()
+        rollouts = [pending.result() for pending in self._pending if pending is not None]
+        self._pending = [None] * len(self.sources)
+        if self.rollouts_ahead:
+            self._launch()
+        return side_by_side(rollouts, _total(rollouts))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rollouts that are being collected, when complete, and the sources' states (see ``Resumable``)."""
+        self._wait()
+        return {
+            "pending": [None if pending is None else to_state(pending.result()) for pending in self._pending],
+            "sources": [self._ask(i, source.state_dict) for i, source in enumerate(self.sources)],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned; raises UserError when that was of more or fewer sources."""
+        if len(state["sources"]) != len(self.sources):
+            raise UserError(
+                f"the saved state is that of {len(state['sources'])} collecting threads and there are "
+                f"{len(self.sources)} now, so the run cannot continue; give as many as it was started with."
+            )
+        for i, source in enumerate(self.sources):
+            self._ask(i, partial(source.load_state_dict, state["sources"][i]))
+            self._pending[i] = _finished(state["pending"][i])
+
+    def close(self) -> None:
+        """Close the environments and end the threads, once what is being collected is complete; safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            for thread, source in zip(self._threads, self.sources, strict=True):
+                thread.submit(source.env.close).result()
+                thread.shutdown()
+
+    def _launch(self) -> None:
+        """Start every source that has nothing pending, with the present weights."""
+        if self._closed:
+            raise UserError("the source was closed, so it has no further rollout; make a new one.")
+        idle = [i for i, pending in enumerate(self._pending) if pending is None]
+        acting = acting_copy(self.policy) if self.rollouts_ahead and idle else self.policy
+        for i in idle:
+            self.sources[i].policy = acting
+            self._pending[i] = self._threads[i].submit(self.sources[i].next)
+
+    def _wait(self) -> None:
+        """Return when nothing is being collected; raises the first exception of a source and forgets those rollouts."""
+        wait([pending for pending in self._pending if pending is not None])
+        failed = [pending for pending in self._pending if pending is not None and pending.exception() is not None]
+        self._pending = [None if pending in failed else pending for pending in self._pending]
+        for pending in failed:
+            pending.result()
+
+    def _ask(self, i: int, request: Callable[[], T]) -> T:
+        """What ``request`` returns in the thread of source ``i``."""
+        return self._threads[i].submit(request).result()
+
+
+def acting_copy(policy: Policy) -> Policy:
+    """A copy that later steps of a learner leave alone; parameters that never change are shared with ``policy``."""
+    shared: dict[int, Any] = {}
+    trainable = getattr(policy, "trainable", None)
+    if isinstance(policy, nn.Module) and callable(trainable):
+        moving = {id(parameter) for parameter in trainable().values()}
+        shared = {id(item): item for item in policy.parameters() if id(item) not in moving}
+    return copy.deepcopy(policy, shared)
+
+
+def _finished(state: dict[str, Any] | None) -> Future[Rollout] | None:
+    """A rollout that was collected before its state was saved."""
+    if state is None:
+        return None
+    future: Future[Rollout] = Future()
+    future.set_result(Rollout(**state))
+    return future
+
+
+def _total(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.info)
+    sums = {name: sum(rollout.info.get(name, 0.0) for rollout in rollouts) for name in names}
+    return {name: value / len(rollouts) if name.endswith("_s") else value for name, value in sums.items()}
