@@ -41,7 +41,9 @@ def config_table(name: str, page: str = "") -> str:
     for field in dataclasses.fields(config):
         classes = [one for one in config.__mro__ if field.name in getattr(one, "__annotations__", {})]
         named = [f"{one.__name__}.{field.name}" for one in config.__mro__]
-        told = [known[one] for one in named if one in known] or [comment for one in classes if (comment := beside(one, field.name))]
+        told = [known[one] for one in named if one in known] or [
+            comment for one in classes if (comment := beside(one, field.name))
+        ]
         if not told:
             raise PluginError(f"{page}: {named[0]} has no meaning; add it to docs/tables/fields.yml.")
         rows.append(f"| `{field.name}` | {default(field)} | {told[0]} |")
