@@ -1,7 +1,7 @@
 """Tables that are made from the code while the site is built, so that they cannot be out of date.
 
-    <!-- config: vla_rl.algorithms.ppo:PPOConfig -->      the fields of a config, with their defaults
-    <!-- metrics: policy/kl critic/loss -->               what these metrics mean
+    <!-- config: PPOConfig -->                   the fields of a config, with their defaults
+    <!-- metrics: policy/kl critic/loss -->      what these metrics mean
 
 A field's meaning is the entry ``Class.field`` of ``fields.yml``, of the class itself or of one that it inherits from,
 or else the comment beside the field.  A metric's is its entry of ``metrics.yml``.  What has no meaning fails the build.
@@ -21,6 +21,7 @@ from mkdocs.exceptions import PluginError
 from vla_rl.contract.load import load
 
 _HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -35,8 +36,8 @@ def with_tables(markdown: str, page: str = "") -> str:
 
 
 def config_table(name: str, page: str = "") -> str:
-    """One row per field of the dataclass ``module:name``."""
-    config, known = load(name), meanings("fields.yml")
+    """One row per field of the dataclass ``name``, wherever in vla_rl it is."""
+    config, known = load(where(name, page)), meanings("fields.yml")
     rows = ["| field | default | meaning |", "|---|---|---|"]
     for field in dataclasses.fields(config):
         classes = [one for one in config.__mro__ if field.name in getattr(one, "__annotations__", {})]
@@ -48,6 +49,15 @@ def config_table(name: str, page: str = "") -> str:
             raise PluginError(f"{page}: {named[0]} has no meaning; add it to docs/tables/fields.yml.")
         rows.append(f"| `{field.name}` | {default(field)} | {told[0]} |")
     return "\n".join(rows)
+
+
+def where(name: str, page: str = "") -> str:
+    """``module:name`` of the one class of this name in vla_rl."""
+    declared = re.compile(rf"^class {name}\b", re.M)
+    files = [path for path in (_ROOT / "vla_rl").rglob("*.py") if declared.search(path.read_text(encoding="utf-8"))]
+    if len(files) != 1:
+        raise PluginError(f"{page}: {len(files)} classes of vla_rl are called {name!r}; name one that there is once.")
+    return ".".join(files[0].relative_to(_ROOT).with_suffix("").parts) + f":{name}"
 
 
 def metrics_table(names: list[str], page: str = "") -> str:

@@ -1,0 +1,109 @@
+"""An environment with a simulator of its own: a ball on a rail that must be brought to a mark and stopped there.
+
+Everything a learner may assume is in the spec; the physics is numpy over all environments at once.  ``RowBook`` checks
+what callers hand in and keeps seeds, clocks and how episodes ended.  ``BallExpert`` makes demonstrations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vla_rl.contract.env import Observation, Observe, Step
+from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+
+DT, LIMIT = 0.05, 60  # seconds per control step; control steps per episode
+NEAR, SLOW = 0.05, 0.2  # metres and metres per second: the ball is at the mark and at rest
+SIZE = 32  # pixels
+
+SPEC = EnvSpec(
+    name="ball",
+    images={"side": ArraySpec((SIZE, SIZE, 3), "uint8", 0, 255, unit="RGB", frame="side")},
+    state=ArraySpec((2,), "float32", (-1.0, -4.0), (1.0, 4.0), unit="m, m/s", frame="rail", names=("x", "speed")),
+    action=ArraySpec((1,), "float32", -4.0, 4.0, unit="m/s^2", frame="rail", names=("push",)),
+    tasks=("stop the ball at the mark",),
+    control_dt=DT,
+    time_limit=LIMIT,
+    max_chunk=10,
+    extras={"privileged/mark": ArraySpec((1,), "float32", -0.8, 0.8, unit="m", frame="rail")},
+)
+
+
+class BallEnv:
+    """``E`` rails (``VecEnv``).  A policy sees the mark in the picture only; the state is that of the ball."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.spec, self._book = SPEC, RowBook(num_envs)
+        self._x, self._speed, self._mark = (np.zeros(num_envs, np.float32) for _ in range(3))
+
+    @property
+    def num_envs(self) -> int:
+        return self._book.num_envs
+
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """New episodes in ``env_ids`` (int [R]); all of an episode follows from its seed and the actions."""
+        index = self._book.index(env_ids)
+        seed = self._book.seeds(index, seeds)
+        self._book.begin(index, seed)
+        for env_id, one in zip(index, seed, strict=True):
+            rng = np.random.default_rng(one)
+            self._x[env_id], self._mark[env_id] = rng.uniform(-0.8, 0.8, 2)
+            self._speed[env_id] = 0.0
+        return self._observe()
+
+    def step(self, chunk: Any, observe: Observe = "last") -> Step:
+        """Execute ``chunk`` [E,H,1]; the end of an episode inside a chunk leaves the rest of it unexecuted."""
+        action = self._book.chunk(chunk, self.spec)
+        reward, valid = np.zeros(action.shape[:2], np.float32), np.zeros(action.shape[:2], bool)
+        frames = []
+        for i in range(action.shape[1]):
+            active = np.flatnonzero(~self._book.done)
+            valid[active, i] = True
+            reward[active, i] = self._advance(active, action[active, i, 0])
+            frames += [self._observe()] if observe == "all" else []
+        return self._book.step(frames[-1] if frames else self._observe(), reward, valid, action, frames)
+
+    def _advance(self, active: np.ndarray, push: np.ndarray) -> np.ndarray:
+        """One control step of the environments that run; returns their rewards."""
+        self._speed[active] = np.clip(self._speed[active] + DT * push, -4.0, 4.0)
+        self._x[active] = np.clip(self._x[active] + DT * self._speed[active], -1.0, 1.0)
+        self._speed[active] = np.where(np.abs(self._x[active]) == 1.0, 0.0, self._speed[active])
+        self._book.time[active] += 1
+        at_mark = np.abs(self._x[active] - self._mark[active]) < NEAR
+        success = at_mark & (np.abs(self._speed[active]) < SLOW)
+        late = self._book.time[active] >= LIMIT
+        self._book.end(active, success, np.select([success, late], [SUCCESS, TIME_LIMIT], 0))
+        return success.astype(np.float32)
+
+    def _observe(self) -> Observation:
+        """Copies: what was handed out must not change with the next step."""
+        side = np.full((self.num_envs, SIZE, SIZE, 3), 230, np.uint8)
+        red, blue = (200, 40, 40), (40, 40, 200)
+        for place, rows, colour in ((self._mark, slice(24, 30), red), (self._x, slice(14, 22), blue)):
+            column = np.rint((place + 1) / 2 * (SIZE - 3)).astype(int)[:, None] + np.arange(3)
+            side[np.arange(self.num_envs)[:, None], rows, column] = colour
+        state, task = np.stack([self._x, self._speed], 1), np.zeros(self.num_envs, np.int64)
+        mark = self._mark[:, None].copy()
+        return Observation({"side": side}, state, task, self._book.time.copy(), {"privileged/mark": mark})
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class BallExpert:
+    """A spring and a damper towards the mark; it may read what is privileged, policies may not."""
+
+    def __init__(self, horizon: int = 1) -> None:
+        self._horizon = horizon
+
+    def act(self, obs: Observation) -> np.ndarray:
+        """float32 [E,H,1]."""
+        push = 12.0 * (obs.extras["privileged/mark"] - obs.state[:, :1]) - 6.0 * obs.state[:, 1:]
+        return np.repeat(np.clip(push, -4.0, 4.0)[:, None], self._horizon, axis=1).astype(np.float32)
+
+
+def make(num_envs: int) -> BallEnv:
+    """What ``--env.name ball_env:make`` names."""
+    return BallEnv(num_envs)

@@ -1,0 +1,71 @@
+"""A reward from pictures and words: how high in the picture is the object whose colour the instruction names?
+
+It needs no simulator's truth and no training, so it pays the same in a simulator, in an imagined environment and on a
+robot.  ``make`` is the lift environment, paid by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sims.mujoco.tabletop import COLOURS
+from sims.mujoco.tasks.lift import make as make_lift
+from vla_rl.contract.env import Array, VecEnv
+from vla_rl.contract.policy import State
+from vla_rl.rewards.env import RewardWeights, rewarded
+from vla_rl.rewards.reward import Judgement
+
+CAMERA = "front"
+ALIKE, VIVID = 0.97, 25.0  # least cosine between a pixel's hue and the colour's; least saturation, of 255
+RISE, DONE = 0.25, 0.6  # share of the picture's height that counts as all of the way; progress at which it is done
+
+
+class HeightReward:
+    """Progress 0 where the object was first seen, 1 where it is ``RISE`` of the picture higher (``Reward``).
+
+    State: ``start`` float32 [E], the height in the episode's first frame, NaN before it; ``last``, the latest progress,
+    which is kept while the object is hidden.
+    """
+
+    def initial_state(self, rows: int) -> State:
+        return {"start": np.full(rows, np.nan, np.float32), "last": np.zeros(rows, np.float32)}
+
+    def reset_state(self, state: State, rows: Array) -> State:
+        start, last = state["start"].copy(), state["last"].copy()
+        start[rows], last[rows] = np.nan, 0.0
+        return {"start": start, "last": last}
+
+    def judge(
+        self, frames: Mapping[str, Array], text: Sequence[str], valid: Array, state: State
+    ) -> tuple[Judgement, State]:
+        """See ``Reward``: ``frames`` {camera: uint8 [E,T,h,w,3]}, ``valid`` bool [E,T]."""
+        heights = np.stack([height(images, one) for images, one in zip(frames[CAMERA], text, strict=True)])
+        start, last = state["start"].copy(), state["last"].copy()
+        progress = np.zeros(valid.shape, np.float32)
+        for t in range(valid.shape[1]):
+            seen = valid[:, t] & np.isfinite(heights[:, t])
+            start = np.where(seen & np.isnan(start), heights[:, t], start)
+            last = np.where(seen, np.clip((heights[:, t] - start) / RISE, 0.0, 1.0), last).astype(np.float32)
+            progress[:, t] = last
+        return Judgement(progress, progress >= DONE), {"start": start, "last": last}
+
+
+def height(images: np.ndarray, text: str) -> np.ndarray:
+    """float [T]: mean height, 0 at the bottom and 1 at the top, of the pixels of uint8 [T,h,w,3] that have the colour
+    named in ``text``; NaN where there are none."""
+    named = next(rgba for name, rgba in COLOURS.items() if name in text)
+    hue = np.array(named[:3]) - np.mean(named[:3])
+    pixels = images.astype(np.float32) - images.mean(-1, keepdims=True)
+    size = np.linalg.norm(pixels, axis=-1)
+    match = ((pixels @ hue) / (np.linalg.norm(hue) * size + 1e-6) > ALIKE) & (size > VIVID)
+    rows = 1.0 - (np.arange(images.shape[1]) + 0.5) / images.shape[1]
+    count = match.sum((1, 2))
+    return np.where(count > 0, (match * rows[:, None]).sum((1, 2)) / np.maximum(count, 1), np.nan)
+
+
+def make(num_envs: int, **options: Any) -> VecEnv:
+    """Lift, paid for progress and, once, for being done; what the simulator itself pays is left out."""
+    return rewarded(make_lift(num_envs, **options), HeightReward(), RewardWeights(progress=1.0, done=1.0, own=0.0))
