@@ -60,8 +60,8 @@ def flow_ddim() -> Improve:
 
 def flow_noise() -> Improve:
     """Learned noise with its exact joint likelihood and a small entropy bonus."""
-    recipe = _with(FlowSampler(FlowNoise(0.04, 0.16), AllSteps(), 4))
-    return replace(recipe, rl=replace(recipe.rl, algorithm=PPOConfig(entropy=1e-4)))
+    sampler = FlowSampler(FlowNoise(0.04, 0.16), AllSteps(), 4)
+    return Improve(replace(RL, sampler=sampler, algorithm=PPOConfig(entropy=1e-4)), env=WORLD)
 
 
 def grpo() -> Improve:

@@ -20,8 +20,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from safetensors.torch import load_file
 
-from vla_rl.cli.train import run
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.recipe import run
 from vla_rl.training.fit import FitConfig
 
 IMPROVE = (

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from vla_rl.cli.inspect import inspect
-from vla_rl.cli.train import run
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json
 from vla_rl.contract.env import PRIVILEGED
@@ -18,6 +17,7 @@ from vla_rl.evaluation import suite
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.recipe import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 CONFIG = "debug.py:small"

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from vla_rl.cli.main import main
-from vla_rl.recipes.env_config import env_config_of
+from vla_rl.recipes.saved import env_config_of
 
 SMALL = ("--episodes", "6", "--num-envs", "4", "--env.options", '{"deadline": 10}')
 
@@ -28,8 +28,8 @@ def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "eval needs a checkpoint folder"),
-        (("--seeds", "test"), "eval needs a checkpoint folder"),
+        ((), "eval needs a checkpoint or run folder"),
+        (("--seeds", "test"), "eval needs a checkpoint or run folder"),
         (("{}", "--seeds", "tests"), "no 'tests' seeds; did you mean 'test'?"),
         (("{}", "--episodes", "0"), "measure nothing"),
         (("{}", "--num-envs", "0"), "measure nothing"),
@@ -96,7 +96,7 @@ def test_a_checkpoint_in_a_run_is_played_in_the_world_of_that_run(capsys, tmp_pa
     assert returns["episodes"] == 3 and returns["low"] <= returns["mean"] <= returns["high"] and returns["mean"] > 0
     assert "mean return" in " ".join(said.err.split())
     main(["inspect", str(run / "checkpoints" / "best")])
-    assert "in the world of its run" in capsys.readouterr().out
+    assert "in the environment of its run" in capsys.readouterr().out
 
 
 def test_without_a_run_around_it_a_checkpoint_has_no_world(tmp_path, untrained):

@@ -13,10 +13,10 @@ import torch
 
 from vla_rl.cli.main import main
 from vla_rl.cli.override import override
-from vla_rl.cli.train import run
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.recipe import run
 from vla_rl.training.policy_store import InProcessPolicyStore
 
 # What a full disk looks like to a program: a write fails with EFBIG instead of ENOSPC.
@@ -88,7 +88,7 @@ def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(untrained, quick, tmp
     ("validate_every", "sentence", "logged"),
     [
         (1, r"action\[0,0,0\] is nan \(environment 0 at control step 0\), so nothing was executed", [0, 1]),
-        (4, r"the policy \(version 2\) chose a non-finite action in row 0, so nothing was executed", [0, 1, 2]),
+        (4, r"the policy \(version 2\) chose a non-finite action in environment 0, so nothing was executed", [0, 1, 2]),
     ],
 )
 def test_a_nan_ends_the_run_with_good_weights_on_disk(

@@ -140,7 +140,7 @@ def test_a_run_shows_its_summary_and_checkpoints(tmp_path, checkpoint):
 def test_a_config_is_resolved_and_measured():
     printed = text("demo.py:demo")
     assert "sampler: FlowSampler" in printed
-    assert "128 rows x 5 decisions = 640" in printed
+    assert "128 environments x 5 decisions = 640" in printed
     assert any(row[0] == "all" for row in lines(printed))
     assert "gamma" in printed
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from vla_rl.cli.main import main
-from vla_rl.cli.train import run
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.recipe import run
 from vla_rl.recipes.stages import EvaluationConfig
 
 SMALL = {

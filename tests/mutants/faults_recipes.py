@@ -7,6 +7,10 @@ from tests.mutants.fault import Fault
 _CONTEXT, _OFF = "vla_rl/recipes/context.py", "vla_rl/recipes/off_policy.py"
 _ON_TRAINERS = "tests/recipes/test_trainers.py::"
 
+_FILES, _SAVED = "vla_rl/recipes/config_files.py", "vla_rl/recipes/saved.py"
+_ON_FILES, _ON_SAVED = "tests/recipes/test_config_files.py::", "tests/recipes/test_saved.py::"
+_OUTSIDE = "tests/recipes/test_outside.py::test_a_policy_an_environment_and_a_config_of_ones_own"
+
 FAULTS = (
     Fault(
         "all processes play the same seeds",
@@ -35,5 +39,54 @@ FAULTS = (
         "if context.group.size > 1:",
         "if context.group.size > 2:",
         (f"{_ON_TRAINERS}test_off_policy_training_refuses_several_processes",),
+    ),
+    Fault(
+        "a run keeps no copy of its config file",
+        "vla_rl/recipes/recipe.py",
+        "keep_file(source, folder.path)",
+        "pass",
+        (_OUTSIDE,),
+    ),
+    Fault(
+        "a resumed run does not look into its own config file",
+        "vla_rl/cli/train.py",
+        "load_kept_files(Path(stopped))",
+        "pass",
+        (_OUTSIDE,),
+    ),
+    Fault(
+        "a config in any folder may be a shipped one",
+        _FILES,
+        'if path.parent in (Path("."), Path("configs")) else []',
+        "if path.parent else []",
+        (f"{_ON_FILES}test_a_file_in_another_folder_is_never_taken_for_a_shipped_one",),
+    ),
+    Fault(
+        "a run with a field policy is taken for a checkpoint",
+        "vla_rl/cli/inspect.py",
+        'if "policy" in config and not run:',
+        'if "policy" in config:',
+        (f"{_ON_SAVED}test_a_run_with_a_policy_field_is_a_run",),
+    ),
+    Fault(
+        "a run is evaluated by its imitation policy",
+        _SAVED,
+        '_DEPLOYED = ("best", "imitation")',
+        '_DEPLOYED = ("imitation", "best")',
+        (f"{_ON_SAVED}test_a_run_is_evaluated_by_its_best_checkpoint",),
+    ),
+    Fault(
+        "a short flag loses its value after an equals sign",
+        "vla_rl/cli/override.py",
+        'return f"--{field}.name{equals}{value}" if short else argument',
+        'return f"--{field}.name" if short else argument',
+        (f"{_ON_FILES}test_env_is_short_for_its_name",),
+    ),
+    Fault(
+        "a mistake inside of what was called is taken for wrong options",
+        "vla_rl/recipes/named.py",
+        "inspect.signature(function).bind(*args, **options)",
+        "return function(*args, **options)",
+        (f"{_ON_FILES}test_a_type_error_inside_what_was_called_keeps_its_traceback",),
     ),
 )

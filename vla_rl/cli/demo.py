@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vla_rl.cli.override import override
-from vla_rl.cli.train import run, take_option
-from vla_rl.recipes.config_files import load_config
+from vla_rl.cli.train import take_option
+from vla_rl.recipes.config_files import file_of, load_config
 from vla_rl.recipes.progress import console
+from vla_rl.recipes.recipe import run
+
+CONFIG = "demo.py:demo"
 
 
 def demo(arguments: Sequence[str]) -> None:
     """Collect, ground, imitate, improve by RL, judge, report; everything is made on the spot."""
     out, rest = take_option(list(arguments), "--out", "runs/demo")
-    summary = run(override(load_config("demo.py:demo"), rest, "vla-rl demo"), out)
+    summary = run(override(load_config(CONFIG), rest, "vla-rl demo"), out, file_of(CONFIG))
     before, after, seconds = summary["imitation"], summary["rl"], sum(summary["seconds"].values())
     console.print(
         f"\n[bold]imitation {before['success']:.1%}  ->  RL {after['success']:.1%}[/bold] on {after['episodes']} test "

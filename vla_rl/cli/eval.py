@@ -1,4 +1,4 @@
-"""``vla-rl eval CHECKPOINT [--field value ...]``"""
+"""``vla-rl eval CHECKPOINT|RUN [--field value ...]``"""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import stages
 from vla_rl.recipes.demo_report import percent
-from vla_rl.recipes.env_config import EnvConfig, env_config_of
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import console
+from vla_rl.recipes.saved import checkpoint_of, env_config_of
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.training.tracking import write_json
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Play a checkpoint once per held-out seed.  Test seeds are for a number that will be reported, once.
+    """Play a policy once per held-out seed.  Test seeds are for a number that will be reported, once.
 
-    The world is that of the run which the checkpoint lies in, otherwise lift.
+    Of a run, its checkpoint "best" is played.  The environment is that of the run, otherwise lift.
     """
 
     seeds: str = "validation"  # or "test"
@@ -40,25 +41,31 @@ class Evaluate:
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Load, check that policy and environment belong together, play, print."""
-    if not arguments or arguments[0].startswith("-"):
-        raise UserError("eval needs a checkpoint folder, for example vla-rl eval runs/demo/checkpoints/best.")
-    default = Evaluate(env=env_config_of(arguments[0]) or EnvConfig())
-    config: Evaluate = override(default, arguments[1:], "vla-rl eval CHECKPOINT")
+    """Load, check that policy and environment fit together, play, print."""
+    given = list(arguments)
+    if given in (["-h"], ["--help"]):
+        override(Evaluate(), given, "vla-rl eval CHECKPOINT")
+    if not given or given[0].startswith("-"):
+        raise UserError("eval needs a checkpoint or run folder, for example vla-rl eval runs/demo.")
+    checkpoint = checkpoint_of(given[0])
+    default = Evaluate(env=env_config_of(checkpoint) or EnvConfig())
+    config: Evaluate = override(default, given[1:], "vla-rl eval CHECKPOINT")
     ranges = {"validation": suite.VALIDATION, "test": suite.TEST}
     if config.seeds not in ranges:
         raise UserError(f"there are no {config.seeds!r} seeds; {did_you_mean(config.seeds, ranges)}")
     if min(config.episodes, config.num_envs) < 1:
-        raise UserError(f"{config.episodes} episodes in {config.num_envs} rows measure nothing; give both at least 1.")
+        raise UserError(
+            f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
+        )
     seeds = suite.held_out(ranges[config.seeds], config.episodes)
-    policy = _load(arguments[0], config.env)
-    judged = EvaluationConfig(num_envs=config.num_envs)
-    outcomes = stages.play(config.env, policy, seeds, judged, config.seed, config.seeds)
+    policy = _load(checkpoint, config.env)
+    side_by_side = EvaluationConfig(num_envs=config.num_envs)
+    outcomes = stages.play(config.env, policy, seeds, side_by_side, config.seed, config.seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)
     mean = f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"
     headline = percent(outcomes.rate) if outcomes.has_success else mean
-    console.print(f"{arguments[0]}: {headline} of {config.episodes} {config.seeds} episodes ({ends})")
+    console.print(f"{checkpoint}: {headline} of {config.episodes} {config.seeds} episodes ({ends})")
     if outcomes.has_success and not np.array_equal(outcomes.returns, outcomes.success):  # rewards add something
         console.print(f"  {mean}")
     families = outcomes.families if outcomes.has_success and len(outcomes.families) > 1 else {}
@@ -67,11 +74,11 @@ def evaluate(arguments: Sequence[str]) -> None:
     result = {**asdict(outcomes.score), "families": {name: asdict(rate) for name, rate in families.items()}}
     result["returns"] = asdict(earned)
     if config.out:
-        write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": arguments[0]})
+        write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": str(checkpoint)})
     else:
         print(json.dumps(result))
 
 
-def _load(folder: str, world: EnvConfig) -> Policy:
-    policy: Policy = load_policy(folder, world.spec())
+def _load(folder: Path, env_config: EnvConfig) -> Policy:
+    policy: Policy = load_policy(folder, env_config.spec())
     return policy

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from vla_rl.cli.override import override
-from vla_rl.cli.train import run_in, take_option
+from vla_rl.cli.train import take_option
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.config_files import file_of, keep_file, load_config, load_kept_files
 from vla_rl.recipes.imagine.comparison import ImagineStory, judged, story
 from vla_rl.recipes.imagine.play import Play, serve, steering_of
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
 from vla_rl.recipes.imagine.saved_run import DreamRun, located
 from vla_rl.recipes.imagine.study import ImagineStudy, run_study
 from vla_rl.recipes.progress import console
+from vla_rl.recipes.recipe import run_in
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
 from vla_rl.training.tracking import RunFolder, write_json
 
@@ -48,6 +49,7 @@ def train(arguments: Sequence[str]) -> None:
     config, rest = (given[0], given[1:]) if given and not given[0].startswith("-") else ("imagine.py:lift", given)
     out, rest = take_option(rest, "--out", "runs/dreams")
     folder = RunFolder(out, override(load_config(config), rest, f"vla-rl imagine train {config}"))
+    keep_file(file_of(config), folder.path)
     if folder.moved_to:
         console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
     try:
@@ -61,7 +63,9 @@ def train(arguments: Sequence[str]) -> None:
 
 def improve(arguments: Sequence[str]) -> None:
     """``vla-rl imagine improve RUN``: RL in the world model that was trained there."""
-    run_in(RunFolder.resume(_only_run("improve", arguments)))
+    run = _only_run("improve", arguments)
+    load_kept_files(run)
+    run_in(RunFolder.resume(run))
 
 
 def agreement(arguments: Sequence[str]) -> None:

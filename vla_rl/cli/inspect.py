@@ -26,17 +26,18 @@ from vla_rl.contract.check import Checked, check_env, check_policy
 from vla_rl.contract.config import to_json
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.load import load
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.recipes.env_config import env_config_of
+from vla_rl.recipes import sims
+from vla_rl.recipes.saved import env_config_of
 
 # Distribution -> the extra of vla-rl that brings it; "" for what comes always.
 PACKAGES = dict.fromkeys(("numpy", "msgpack", "tyro", "rich"), "")
 PACKAGES |= {"torch": "train", "safetensors": "train", "mujoco": "mujoco", "gymnasium": "gym", "diffusers": "diffusion"}
 PACKAGES |= {"av": "report", "pillow": "report", "tensorboard": "tracking", "wandb": "tracking"}
-_ROWS = 4
+_NUM_ENVS = 4
 _USAGE = (
-    "vla-rl inspect [ENVIRONMENT | CHECKPOINT FOLDER | RUN FOLDER | FILE.py:function]; without one: this installation"
+    "vla-rl inspect [ENVIRONMENT | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | FILE.py:function]; without "
+    "one: this installation"
 )
 
 
@@ -60,8 +61,10 @@ def inspect(target: str | None, console: Console | None = None) -> None:
             _environment(show, target)
         elif Path(target).is_dir():
             _folder(show, Path(target))
-        elif ":" in target or target.endswith(".py"):
+        elif target.rpartition(":")[0].endswith(".py") or target.endswith(".py"):
             _config(show, target)
+        elif ":" in target:
+            _environment(show, target)
         else:
             raise UserError(
                 f"{target!r} is no environment, folder or FILE.py:function, so there is nothing to inspect; "
@@ -106,13 +109,13 @@ def _devices() -> list[tuple[str, str]]:
 
 def _renderers() -> list[tuple[str, str]]:
     try:
-        return list(load("sims.mujoco.render:available_backends")().items())
+        return list(sims.renderers().items())
     except ImportError as error:
         return [("none", f"mujoco cannot be imported ({error})")]
 
 
 def _catalog() -> dict[str, str]:
-    entries: dict[str, str] = load("sims.catalog:CATALOG")
+    entries: dict[str, str] = sims.catalog().CATALOG
     return entries
 
 
@@ -130,12 +133,11 @@ def _about(name: str) -> str:
 def _environment(show: Console, name: str) -> None:
     with closing(_make(name)) as env:
         _spec(show, env.spec)
-        show.print(_checked(f"{name}, {_ROWS} rows: declared equals delivered", check_env(env)))
+        show.print(_checked(f"{name}, {_NUM_ENVS} environments: declared equals delivered", check_env(env)))
 
 
 def _make(name: str, **options: Any) -> VecEnv:
-    env: VecEnv = load("sims.catalog:make")(name, num_envs=_ROWS, **options)
-    return env
+    return sims.make_env(name, _NUM_ENVS, **options)
 
 
 def _spec(show: Console, spec: EnvSpec) -> None:
@@ -179,11 +181,12 @@ def _ranges(spec: ArraySpec, size: int) -> list[str]:
 
 def _folder(show: Console, folder: Path) -> None:
     config, summary = (_json(folder / name) for name in ("config.json", "summary.json"))
-    if "policy" in config:
+    run = "class" in config  # a config names its class; a checkpoint says what it holds
+    if "policy" in config and not run:
         _checkpoint(show, folder)
-    elif "reward" in config:
+    elif "reward" in config and not run:
         _reward(show, folder)
-    elif summary or config:
+    elif summary or run:
         show.print(_tree(f"{folder}: summary", summary) if summary else f"{folder} has no summary yet.")
         found = sorted(str(path.parent) for path in folder.glob("checkpoints/*/config.json"))
         show.print(_table("checkpoints", ("vla-rl inspect ...",), [(path,) for path in found]))
@@ -207,22 +210,31 @@ def _checkpoint(show: Console, folder: Path) -> None:
     from vla_rl.policies.pretrained import load_policy, read_config
 
     saved = read_config(folder)
-    policy, spec = load_policy(folder), EnvSpec.from_json(saved["spec"])
+    env_config = env_config_of(folder)
+    policy = load_policy(folder)
     show.print(f"{folder}: {saved['policy']}, contract {saved['contract_version']}", soft_wrap=True)
     show.print(_sizes(policy))
-    show.print(_tree("config", saved.get("config", {})))
-    show.print(_table("vocabulary", ("words",), [(" ".join(saved.get("vocabulary", {}).get("words", ())),)]))
+    show.print(_tree("config", _mapping(saved, "config")))
+    if words := _mapping(saved, "vocabulary").get("words"):
+        show.print(_table("vocabulary", ("words",), [(" ".join(words),)]))
+    spec = EnvSpec.from_json(saved["spec"])
     _spec(show, spec)
-    world = env_config_of(folder)
-    if world is not None:
-        show.print(_checked(f"in the world of its run, {_ROWS} rows", _play(folder, type(policy), world.make(_ROWS))))
+    if env_config is not None:
+        env = env_config.make(_NUM_ENVS)
+        show.print(_checked(f"in the environment of its run, {_NUM_ENVS} at a time", _play(folder, type(policy), env)))
         return
     if spec.name not in _catalog():
         raise UserError(
             f"{str(folder)!r} was trained for {spec.name!r}, which is not in the catalogue, so it was not tried; "
             f"{did_you_mean(spec.name, _catalog())}"
         )
-    show.print(_checked(f"in {spec.name}, {_ROWS} rows", _try(folder, spec, type(policy))))
+    show.print(_checked(f"in {spec.name}, {_NUM_ENVS} environments", _try(folder, spec, type(policy))))
+
+
+def _mapping(saved: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The entry ``name`` of a checkpoint's config where it is an object; policies of others may have none."""
+    value = saved.get(name)
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _reward(show: Console, folder: Path) -> None:
@@ -251,10 +263,10 @@ def _play(folder: Path, kind: Any, env: VecEnv) -> list[Checked]:
 
 
 def _sizes(policy: Any) -> Table:
-    """Parameters per module, and how many of them are trained."""
+    """Parameters per module, and how many of them are trained; none for what is no network."""
     trained = {id(item) for item in policy.trainable().values()} if hasattr(policy, "trainable") else None
     rows = []
-    for name, module in [*policy.named_children(), ("all", policy)]:
+    for name, module in [*policy.named_children(), ("all", policy)] if hasattr(policy, "named_children") else []:
         sizes = [(item.numel(), trained is None or id(item) in trained) for item in module.parameters()]
         rows.append((name, f"{sum(n for n, _ in sizes):,}", f"{sum(n for n, learns in sizes if learns):,}"))
     return _table(f"{type(policy).__name__}: parameters", ("module", "number", "trained"), rows)

@@ -19,6 +19,7 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
     Raises UserError for a field that does not exist, naming the nearest one.
     """
     known = _fields(config)
+    arguments = [_name_of(argument, known) for argument in arguments]
     for argument in arguments:
         name = argument[2:].split("=")[0].replace("-", "_")
         if argument.startswith("--") and name not in known and name not in ("help", "h"):
@@ -26,7 +27,14 @@ def override(config: Any, arguments: Sequence[str], command: str) -> Any:
             raise UserError(f"the config has no field {given!r}, so it cannot be set; {_suggest(name, known)}")
     with _registry():
         description = type(config).__doc__ or ""
-        return tyro.cli(type(config), default=config, args=list(arguments), prog=command, description=description)
+        return tyro.cli(type(config), default=config, args=arguments, prog=command, description=description)
+
+
+def _name_of(argument: str, known: set[str]) -> str:
+    """``--env lift`` is short for ``--env.name lift``, and so for every field that has a ``name``."""
+    field, equals, value = argument.removeprefix("--").partition("=")
+    short = argument.startswith("--") and f"{field.replace('-', '_')}.name" in known
+    return f"--{field}.name{equals}{value}" if short else argument
 
 
 def _registry() -> constructors.ConstructorRegistry:

@@ -5,78 +5,70 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.progress import console
+from vla_rl.recipes.config_files import file_of, load_config, load_kept_files
+from vla_rl.recipes.recipe import run, run_in
 from vla_rl.recipes.seeds import train_seeds
-from vla_rl.recipes.signals import sigterm_like_ctrl_c
-from vla_rl.training.distributed import barrier, torchrun_processes
 from vla_rl.training.tracking import RunFolder
+
+USAGE = """vla-rl train FILE.py:function [options] [--field value ...]
+vla-rl train --resume RUN
+
+Run the config that the function returns.  FILE.py is a path, or the name of a config that vla-rl ships.
+
+  --out FOLDER       the run folder (default: runs/FUNCTION); an earlier run there is moved aside
+  --seeds N          train on the seeds 1 to N in OUT/seed-1 ... with one table; {seed} in a value is the seed
+  --processes P      with --seeds: how many run at a time (default: 2)
+  --resume RUN       go on with a run that was stopped, with the config that it began with
+  --env NAME         environment of the catalogue, or package.module:make (short for --env.name)
+  --field value      any field of the config, nested ones with dots (--rl.algorithm.gamma 0.98)
+
+vla-rl train FILE.py:function --help lists the fields of that config, vla-rl inspect FILE.py:function their values."""
 
 
 def train(arguments: Sequence[str]) -> None:
     """Run the recipe that a config function returns, or go on with a run that was stopped."""
+    if list(arguments) in (["-h"], ["--help"]):
+        print(USAGE)
+        return
     stopped, others = take_option(list(arguments), "--resume", "")
     if stopped:
-        if others:
-            raise UserError(
-                f"a resumed run has the config it began with, so {others[0]!r} cannot change it; leave it out."
-            )
-        if "WORLD_SIZE" in os.environ:
-            raise UserError(
-                "a run of several processes saves no state, so it cannot go on; start one from its best checkpoint."
-            )
-        run_in(RunFolder.resume(stopped))
+        _resume(stopped, others)
         return
     if not arguments or arguments[0].startswith("-"):
         raise UserError("train needs a config, so it knows what to run; write vla-rl train FILE.py:function.")
-    out, rest = take_option(list(arguments[1:]), "--out", f"runs/{arguments[0].rpartition(':')[2]}")
+    target = arguments[0]
+    out, rest = take_option(list(arguments[1:]), "--out", f"runs/{target.rpartition(':')[2]}")
     seeds, rest = take_option(rest, "--seeds", "")
+    if {"-h", "--help"} & set(rest):
+        print(USAGE, end="\n\n", flush=True)
+    processes = "2"
     if seeds:
-        processes, rest = take_option(rest, "--processes", "2")
-        override(load_config(arguments[0]), rest, f"vla-rl train {arguments[0]}")  # a mistake is told before any run
-        train_seeds(arguments[0], _count("--seeds", seeds), Path(out), rest, _count("--processes", processes))
+        processes, rest = take_option(rest, "--processes", processes)
+    recipe = override(load_config(target), rest, f"vla-rl train {target}")  # a mistake is said before any run starts
+    if seeds:
+        train_seeds(target, _count("--seeds", seeds), Path(out), rest, _count("--processes", processes))
         return
-    run(override(load_config(arguments[0]), rest, f"vla-rl train {arguments[0]}"), out)
+    run(recipe, out, file_of(target))
+
+
+def _resume(stopped: str, others: Sequence[str]) -> None:
+    if others:
+        raise UserError(f"a resumed run has the config it began with, so {others[0]!r} cannot change it; leave it out.")
+    if "WORLD_SIZE" in os.environ:
+        raise UserError(
+            "a run of several processes saves no state, so it cannot go on; start one from its best checkpoint."
+        )
+    load_kept_files(Path(stopped))
+    run_in(RunFolder.resume(stopped))
 
 
 def _count(name: str, given: str) -> int:
     if not given.isdigit():
         raise UserError(f"{name} {given!r} is no number, so nothing was run; write for example {name} 3.")
     return int(given)
-
-
-def run(recipe: Any, out: str) -> dict[str, Any]:
-    """Run ``recipe`` in the folder ``out`` and write its summary; torchrun's further processes have folders in it."""
-    with torchrun_processes() as group:
-        if group.rank == 0:
-            folder = RunFolder(out, recipe)
-            if folder.moved_to:
-                console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
-        barrier(group)
-        if group.rank:
-            folder = RunFolder(f"{out}/process-{group.rank}", recipe, tracked=False)
-        return run_in(folder)
-
-
-def run_in(folder: RunFolder) -> dict[str, Any]:
-    """Run, or go on with, the recipe of ``folder``.
-
-    Ctrl-C and SIGTERM are raised again with a sentence that says how to go on.
-    """
-    try:
-        with sigterm_like_ctrl_c():
-            summary: dict[str, Any] = folder.config.run(folder)
-    except KeyboardInterrupt as stop:
-        raise type(stop)(f"stopped; go on with: vla-rl train --resume {folder.path}") from stop
-    finally:
-        folder.close()
-    folder.write_summary(summary)
-    console.print(f"done: {folder.path}")
-    return summary
 
 
 def take_option(arguments: list[str], name: str, default: str) -> tuple[str, list[str]]:

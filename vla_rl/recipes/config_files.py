@@ -1,28 +1,45 @@
-"""Find config functions by ``FILE.py:function``."""
+"""Config functions by ``FILE.py:function``, and copies of their files in run folders, so that runs can be resumed."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import vla_rl
+from vla_rl.contract.config import from_json
 from vla_rl.contract.errors import UserError, did_you_mean
+
+_PREFIX = "vla_rl_config_"  # of the module that a config file becomes; config.json names its classes by it
+_KEPT = "config_files"  # folder of a run
 
 
 def find_file(name: str) -> Path:
-    """The config file at the given path, in ``./configs``, or among those shipped with the package."""
+    """The config file at the path ``name``; a bare name, or one in ``configs/``, may be one that vla-rl ships."""
     path = Path(name)
     shipped = Path(vla_rl.__file__).parent / "_configs"
     checkout = Path(vla_rl.__file__).parents[1] / "configs"
-    places = [path, Path("configs") / path.name, shipped / path.name, checkout / path.name]
-    for place in places:
+    folders = (Path("configs"), shipped, checkout)
+    elsewhere = [folder / path.name for folder in folders] if path.parent in (Path("."), Path("configs")) else []
+    for place in (path, *elsewhere):
         if place.is_file():
             return place
-    known = {item.name for folder in (Path("configs"), shipped, checkout) for item in folder.glob("[!_]*.py")}
+    known = {item.name for folder in folders for item in folder.glob("[!_]*.py")}
     raise UserError(f"there is no config file {name!r}, so nothing can be run; {did_you_mean(path.name, known)}")
+
+
+def file_of(target: str) -> Path:
+    """The file of ``FILE.py:function``."""
+    file, colon, _ = target.rpartition(":")
+    if not colon:
+        raise UserError(f"{target!r} names no config function, so nothing can be run; write FILE.py:function.")
+    return find_file(file)
 
 
 def load_config(target: str) -> Any:
@@ -32,20 +49,12 @@ def load_config(target: str) -> Any:
 
 def config_function(target: str) -> Callable[[], Any]:
     """``FILE.py:function`` itself, whose docstring says what its config is for."""
-    file, colon, function = target.rpartition(":")
-    if not colon:
-        raise UserError(f"{target!r} names no config function, so nothing can be run; write FILE.py:function.")
-    path = find_file(file)
-    spec = importlib.util.spec_from_file_location(f"vla_rl_config_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{str(path)!r} is not a Python file, so it holds no config; name a .py file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses defined in the file look themselves up here
-    spec.loader.exec_module(module)
+    path, function = file_of(target), target.rpartition(":")[2]
+    module = _load_file(path)
     made = [
         name
         for name, item in vars(module).items()
-        if callable(item) and getattr(item, "__module__", "") == spec.name and not name.startswith("_")
+        if callable(item) and getattr(item, "__module__", "") == module.__name__ and not name.startswith("_")
     ]
     if function not in made:
         raise UserError(
@@ -53,3 +62,41 @@ def config_function(target: str) -> Callable[[], Any]:
         )
     found: Callable[[], Any] = getattr(module, function)
     return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{str(path)!r} is not a Python file, so it holds no config; name a .py file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # classes that are defined in the file are looked up here
+    spec.loader.exec_module(module)
+    return module
+
+
+def keep_file(source: Path, run: Path) -> None:
+    """Copy the config file ``source`` into the folder ``run``, where :func:`read_config` finds its classes."""
+    (run / _KEPT).mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, run / _KEPT / source.name)
+
+
+def load_kept_files(run: Path) -> None:
+    """Load the run's own config file if its ``config.json`` names classes that are defined there."""
+    path = run / "config.json"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    for stem in sorted(set(re.findall(rf'"{_PREFIX}([^":]+):', text))):
+        if (kept := run / _KEPT / f"{stem}.py").is_file():
+            _load_file(kept)
+
+
+def read_config(run: Path) -> Any:
+    """The config of the run in the folder ``run``; raises UserError when there is none that can be read."""
+    path = run / "config.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{str(path)!r} cannot be read ({error}), so this is no run of vla-rl; name a run folder."
+        ) from error
+    load_kept_files(run)
+    return from_json(value)

@@ -9,6 +9,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.load import load
+from vla_rl.recipes import sims
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.rewards.frames import LabelledFrames
 
@@ -26,7 +27,7 @@ def lift_claims(obs: Observation) -> Iterable[Claim]:
     For ``lift`` with ``instruct="distractor"``, where these are two cubes of one scene: the same picture under both
     names makes a classifier read.  Nothing is claimed about the second while any cube but the named one is up.
     """
-    lifted: float = load("sims.mujoco.tabletop:LIFT_HEIGHT")  # metres, of a cube's centre above the table
+    lifted = sims.lift_height()
     up = obs.extras["privileged/cubes"].reshape(len(obs.task), -1, 3)[..., 2] >= lifted
     named, other = obs.extras["privileged/target"][:, 2] >= lifted, obs.extras["privileged/seeded"]
     known = (up.sum(1) == named) & (other != obs.task)

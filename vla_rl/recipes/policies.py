@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
@@ -18,6 +18,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.recipes.context import RunContext, StartPolicy, Trainable
+from vla_rl.recipes.named import call
 from vla_rl.recipes.stages import imitate_policy
 from vla_rl.training.imitation import ImitationConfig
 
@@ -39,13 +40,7 @@ def start_policy(name: str | Path, spec: EnvSpec, seed: int) -> StartPolicy | No
 def new_policy(target: str, spec: EnvSpec, options: Mapping[str, object], seed: int) -> StartPolicy:
     """The untrained policy that ``target``, "module:Class", makes for ``spec``."""
     torch.manual_seed(seed)  # module initialisation has no generator argument
-    try:
-        policy: StartPolicy = load(target)(spec, **options)
-    except TypeError as error:
-        raise UserError(
-            f"{target!r} could not be called with the environment's spec and {dict(options)} ({error}), so there is no "
-            "policy; its first argument is an EnvSpec, the others are its options."
-        ) from error
+    policy: StartPolicy = call(target, spec, **options)
     return policy
 
 
@@ -65,10 +60,8 @@ class NewPolicy:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def build(self, context: RunContext) -> Trainable:
-        env = context.env.make(1)
-        spec = env.spec
-        env.close()
-        return new_policy(self.target, spec, self.options, context.seed)
+        with closing(context.env.make(1)) as env:
+            return new_policy(self.target, env.spec, self.options, context.seed)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
+from vla_rl.recipes.config_files import keep_file
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.training.distributed import barrier, torchrun_processes
 from vla_rl.training.tracking import RunFolder
 
 
@@ -12,3 +17,38 @@ class Recipe(Protocol):
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Do it, leaving everything in ``folder``; returns what belongs into ``summary.json``."""
+
+
+def run(recipe: Recipe, out: str, source: Path | None = None) -> dict[str, Any]:
+    """Run ``recipe`` in the folder ``out`` and write its summary; torchrun's further processes have folders in it.
+
+    ``source`` is the config file that it comes from: the run keeps a copy.
+    """
+    with torchrun_processes() as group:
+        if group.rank == 0:
+            folder = RunFolder(out, recipe)
+            if source is not None:
+                keep_file(source, folder.path)
+            if folder.moved_to:
+                console.print(f"an earlier run was in {out}; it is now {folder.moved_to}.")
+        barrier(group)
+        if group.rank:
+            folder = RunFolder(f"{out}/process-{group.rank}", recipe, tracked=False)
+        return run_in(folder)
+
+
+def run_in(folder: RunFolder) -> dict[str, Any]:
+    """Run, or go on with, the recipe of ``folder``.
+
+    Ctrl-C and SIGTERM are raised again with a sentence that says how to go on.
+    """
+    try:
+        with sigterm_like_ctrl_c():
+            summary: dict[str, Any] = folder.config.run(folder)
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"stopped; go on with: vla-rl train --resume {folder.path}") from stop
+    finally:
+        folder.close()
+    folder.write_summary(summary)
+    console.print(f"done: {folder.path}")
+    return summary

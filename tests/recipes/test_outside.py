@@ -1,0 +1,89 @@
+"""What people bring: a policy, an environment and a config in a folder of their own, used by ``vla-rl`` alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FILES = Path(__file__).parent / "outside"
+REPOSITORY = Path(__file__).resolve().parents[2]
+# The console script, which unlike ``python -m`` does not look for modules in the working folder by itself.
+VLA_RL = [sys.executable, "-P", "-c", "from vla_rl.cli import main; main()"]
+
+
+@pytest.fixture
+def outside(tmp_path) -> Path:
+    """A folder with nothing but a policy, an environment and a config."""
+    for path in FILES.glob("*.py"):
+        shutil.copyfile(path, tmp_path / path.name)
+    return tmp_path
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*VLA_RL, *arguments], cwd=folder, env=environment, text=True, **pipes)
+
+
+def vla_rl(folder: Path, *arguments: str) -> str:
+    """What the command prints; it must succeed."""
+    process = start(folder, *arguments)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out + err
+
+
+def result(printed: str) -> dict[str, float]:
+    """The JSON object among what was printed."""
+    return json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
+
+
+def kill_after(process: subprocess.Popen[str], state: Path) -> None:
+    """Kill ``process`` as soon as ``state`` is on disk."""
+    while not state.exists() and process.poll() is None:
+        time.sleep(0.002)
+    assert process.poll() is None, process.communicate()[1]
+    process.kill()
+    process.communicate()
+
+
+def test_only_forty_lines_each():
+    assert all(len(code_lines(FILES / name)) <= 40 for name in ("rail.py", "straight.py", "mine.py"))
+
+
+def code_lines(path: Path) -> list[str]:
+    """The lines that are neither empty nor imports."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith(("from ", "import "))]
+
+
+def test_a_policy_an_environment_and_a_config_of_ones_own(outside):
+    """Trained, killed, resumed, inspected and evaluated."""
+    run = outside / "runs" / "built"
+    kill_after(start(outside, "train", "mine.py:built"), run / "state" / "00000002")
+    (outside / "mine.py").unlink()  # the run has its own copy
+    assert f"done: {run.relative_to(outside)}" in vla_rl(outside, "train", "--resume", "runs/built")
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rl"]["success"] > 0.9 and summary["env_steps"] == 40 * 16 * 8
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(41)), "no iteration is lost or doubled"
+    assert "StraightConfig" in (run / "config.json").read_text()
+    assert "best" in vla_rl(outside, "inspect", "runs/built")
+    assert "act" in vla_rl(outside, "inspect", "runs/built/checkpoints/best")
+    assert "determinism" in vla_rl(outside, "inspect", "rail:make")
+    played = result(vla_rl(outside, "eval", "runs/built", "--episodes", "16"))
+    assert played["success"] > 0.9 and played["episodes"] == 16
+
+
+def test_a_policy_that_is_named_on_the_command_line(outside):
+    arguments = ("--rl.loop.iterations", "2", "--env", "rail:make", "--env.options", '{"time_limit": 5}')
+    vla_rl(outside, "train", "mine.py:named", *arguments, "--out", "run")
+    kept = json.loads((outside / "run" / "checkpoints" / "start" / "config.json").read_text())
+    assert kept["policy"] == "straight:Straight" and kept["spec"]["time_limit"] == 5

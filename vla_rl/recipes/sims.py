@@ -1,0 +1,47 @@
+"""Where recipes name something of ``sims`` themselves: imported when it is needed, and typed."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from vla_rl.contract.env import Observation, VecEnv
+
+Scenes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""images uint8 [N,h,w,3], tasks int [N], uv float [N,2] (where the named object is, within [-1, 1]), state [N,S]."""
+
+
+class Expert(Protocol):
+    """A scripted expert."""
+
+    def act(self, obs: Observation) -> np.ndarray:
+        """The planned actions, float32 [E,H,D], in physical units."""
+
+
+def make_env(name: str, num_envs: int, **options: object) -> VecEnv:
+    """The environment ``name``, of the catalogue or "package.module:make", with its own ``options``."""
+    env: VecEnv = catalog().make(name, num_envs=num_envs, **options)
+    return env
+
+
+def catalog() -> ModuleType:
+    """The module that knows the environments by name."""
+    from sims import catalog
+
+    return catalog
+
+
+def lift_height() -> float:
+    """Metres, of a lifted cube's centre above the table."""
+    from sims.mujoco.tabletop import LIFT_HEIGHT
+
+    return LIFT_HEIGHT
+
+
+def renderers() -> dict[str, str]:
+    """The OpenGL backends of this machine, and whether each works."""
+    from sims.mujoco.render import available_backends
+
+    return available_backends()
