@@ -55,6 +55,7 @@ def batch(size: int = 40, seed: int = 0, **changes) -> Transitions:
         "next_features": {"state": normal(size, 2), "base_action": normal(size, 2)},
         "returns": normal(size),
         "intervened": torch.zeros(size, dtype=torch.bool),
+        **{name: torch.zeros(size, dtype=torch.long) for name in ("version", "task", "robot")},
     }
     return Transitions(**{**parts, **changes})
 

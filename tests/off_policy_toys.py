@@ -123,5 +123,6 @@ def transitions(**parts: Any) -> Transitions:
         "next_features": {},
         "returns": torch.full((1,), -torch.inf),
         "intervened": torch.zeros(1, dtype=torch.bool),
+        **{name: torch.zeros(1, dtype=torch.long) for name in ("version", "task", "robot")},
     }
     return Transitions(**{**one, **parts})

@@ -63,6 +63,7 @@ def batch(rows: int = 32, **changes: Any) -> Transitions:
         "next_features": {"state": torch.randn(rows, 1, generator=g)},
         "returns": torch.zeros(rows),
         "intervened": torch.zeros(rows, dtype=torch.bool),
+        **{name: torch.zeros(rows, dtype=torch.long) for name in ("version", "task", "robot")},
     }
     return Transitions(**{**parts, **changes})
 

@@ -6,6 +6,7 @@ from itertools import count
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sims.catalog import make
 from sims.toy.counting import episode_length
@@ -48,6 +49,14 @@ def ended(rollout: Rollout) -> list[tuple[int, int]]:
     """(seed, row) of the episodes that end in ``rollout``, in the order of time."""
     over = rollout.terminated | rollout.truncated
     return [(int(rollout.seeds[t, e]), e) for t in range(len(over)) for e in range(over.shape[1]) if over[t, e]]
+
+
+def of_ended_episodes(replay: Replay) -> Tensor:
+    """The slots of decisions whose episode has ended, int [N]."""
+    cursor, _, provisional = replay._filled
+    running = (cursor + torch.arange(provisional)) % replay.capacity
+    decisions = replay.decisions()
+    return decisions[~torch.isin(decisions, running)]
 
 
 def audit(found: Transitions, horizon: int, n_step: int) -> None:

@@ -19,8 +19,8 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.relabel import relabelled
-from vla_rl.experience.replay import Replay
+from vla_rl.experience.relabel import INTERVENTION, relabelled
+from vla_rl.experience.replay import Interventions, Replay
 from vla_rl.experience.rollout import RolloutSource
 from vla_rl.policies.residual import DeterministicResidual
 
@@ -107,6 +107,20 @@ def test_without_flags_nothing_is_taken_for_an_end(successes):
     bare = replace(successes, extras={"next.reward": successes.extras["next.reward"]})
     found = list(relabelled(bare, AuditingPolicy(4), COUNTING, 4, seeded()))
     assert all(rollout.truncated[-1] and not rollout.terminated.any() for rollout in found)
+
+
+def test_corrections_stay_marked(successes):
+    """Whoever fills a replay buffer from a folder still finds the actions of a person, and the robot and task."""
+    acted = successes.time % 7 == 3
+    episodes = replace(successes, robot="arm", extras={**successes.extras, INTERVENTION: acted})
+    replay = Replay(500, GAMMA)
+    for rollout in relabelled(episodes, AuditingPolicy(4), COUNTING, 4, seeded()):
+        step = rollout.features["counters"][:-1, :, 1, None] + torch.arange(4)
+        assert torch.equal(rollout.intervened, rollout.valid & (step % 7 == 3)) and (rollout.version == -1).all()
+        replay.add(rollout)
+    assert 10 < len(Interventions(replay)) < len(replay) and replay.robots == ["arm"]
+    found = replay.transitions(replay.decisions())
+    assert torch.equal(found.task, found.features["counters"][:, 0] % 2)
 
 
 def test_every_offset_is_decided_at(successes):

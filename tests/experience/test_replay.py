@@ -1,4 +1,4 @@
-"""The replay: nothing lost, doubled or reordered, n steps by brute force, eviction, state."""
+"""The replay buffer: nothing lost, doubled or reordered, n-step returns by brute force, eviction, streams, state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.replay import Interventions, Replay
-from vla_rl.experience.rollout import SeedStream
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.training.checkpoint import latest_state, save_state
 
 CASES = [(1, 40, 1), (4, 9, 3), (8, 7, 5)]  # horizon, decisions, n_step
@@ -25,13 +25,15 @@ CASES = [(1, 40, 1), (4, 9, 3), (8, 7, 5)]  # horizon, decisions, n_step
 
 @pytest.mark.parametrize(("horizon", "decisions", "n_step"), CASES)
 def test_every_slot_can_be_recomputed_and_none_is_missing(horizon, decisions, n_step):
-    replay, maker, episodes = Replay(ROOMY, GAMMA, n_step), source(horizon, decisions), []
+    replay, maker, episodes, added = Replay(ROOMY, GAMMA, n_step), source(horizon, decisions), [], 0
     for _ in range(4):
         window = maker.next()
-        new = sum(-(-length_of(seed) // horizon) for seed, _ in ended(window))
-        assert replay.add(window) == new
+        assert replay.add(window) == decisions * ROWS
+        added += decisions * ROWS
+        assert len(replay) == added
         episodes += ended(window)
-    slots = [(seed, at) for seed, _ in episodes for at in [*range(0, length_of(seed), horizon), None]]
+    running = running_slots(maker, horizon)
+    slots = [(seed, at) for seed, _ in episodes for at in [*range(0, length_of(seed), horizon), None]] + running
     assert len(episodes) > 15 and len({seed for seed, _ in episodes}) == len(episodes)
     columns = {name: item[: len(slots)] for name, item in replay.columns.items()}
     assert not replay.columns["remaining"][len(slots) :].any()
@@ -43,11 +45,71 @@ def test_every_slot_can_be_recomputed_and_none_is_missing(horizon, decisions, n_
             over = at + number == length_of(seed)
             assert columns["count"][i] == number and bool(columns["terminated"][i]) == (over and seed % 2 == 0)
             assert columns["features/counters"][i].tolist() == [seed, at]
-        elif seed % 2:
+        elif seed % 2 and i < len(slots) - len(running):
             assert columns["features/counters"][i].tolist() == [seed, length_of(seed)]
-    decisions_there = replay.decisions()
-    assert decisions_there.tolist() == [i for i, (_, at) in enumerate(slots) if at is not None]
-    audit(replay.transitions(decisions_there), horizon, n_step)
+    present = replay.decisions()
+    assert present.tolist() == [i for i, (_, at) in enumerate(slots) if at is not None]
+    audit(replay.transitions(present[present < len(slots) - len(running)]), horizon, n_step)
+    audit_running(replay.transitions(present[present >= len(slots) - len(running)]), maker, horizon, n_step)
+
+
+def running_slots(maker: RolloutSource, horizon: int) -> list[tuple[int, int | None]]:
+    """(seed, step) of the slots of running episodes, one environment after the other; None at their ends."""
+    found: list[tuple[int, int | None]] = []
+    for seed, step in maker.driver.features["counters"].tolist():
+        found += [(seed, at) for at in range(0, step, horizon)] + [(seed, None)] * (step > 0)
+    return found
+
+
+def audit_running(found: Transitions, maker: RolloutSource, horizon: int, n_step: int) -> None:
+    """The decisions of running episodes bootstrap at the latest observation at most; their returns are unknown."""
+    latest = dict(maker.driver.features["counters"].tolist())
+    for b, (seed, at) in enumerate(found.features["counters"].tolist()):
+        after = min(at + n_step * horizon, latest[seed])
+        reward = sum(GAMMA**i * (at + 1 + i) for i in range(after - at))
+        np.testing.assert_allclose(found.reward[b], reward, rtol=1e-5)
+        np.testing.assert_allclose(found.discount[b], GAMMA ** (after - at), rtol=1e-5)
+        assert found.next_features["counters"][b].tolist() == [seed, after] and found.returns[b] == -np.inf
+
+
+def test_early_samples_are_not_biased_towards_short_episodes():
+    """Episodes of 2 and of 18 decisions: ended episodes alone would hold short ones only at first."""
+    replay, kinds = Replay(ROOMY, 1.0), []
+    for part in range(3):
+        short = [line([1.0, 1.0], 100 * part + 10 * i, seed=9 * part + i, stream="short") for i in range(3)]
+        long = line([1.0] * 6, 1000 + 100 * part, seed=7, end="terminated" if part == 2 else "", stream="long")
+        for played in [*short, long]:
+            assert replay.add(played) == len(played.reward)
+        ids = replay.transitions(replay.decisions()).features["id"]
+        kinds.append([int((ids < 1000).sum()), int((ids >= 1000).sum())])
+    assert kinds == [[6, 6], [12, 12], [18, 18]]
+    assert (replay.transitions(replay.decisions()).returns > 0).all()
+
+
+def test_two_robots_never_mix():
+    """Environment 0 of either robot is in mid-episode with the same seed; each goes on with its own."""
+    replay = Replay(40, 1.0, 9)
+    for robot, reward in (("left", 1.0), ("right", 10.0)):
+        replay.add(line([reward] * 2, seed=3, end="", robot=robot, stream=robot))
+    for robot, reward in (("left", 1.0), ("right", 10.0)):
+        replay.add(line([reward], 5, seed=3, robot=robot, stream=robot))
+    found = replay.transitions(replay.decisions())
+    assert found.returns.tolist() == [3.0, 2.0, 1.0, 30.0, 20.0, 10.0]
+    assert [replay.robots[i] for i in found.robot] == ["left"] * 3 + ["right"] * 3
+
+
+def test_every_decision_keeps_its_version_its_task_and_who_acted():
+    replay = Replay(20, 1.0)
+    acted = torch.tensor([False, True, False])[:, None, None]
+    version, task = torch.tensor([4, 5, 5])[:, None], torch.tensor([2, 2, 2])[:, None]
+    replay.add(line([1.0] * 3, intervened=acted, version=version, task=task, robot="arm"))
+    replay.add(line([1.0] * 2, 10, seed=1, version=torch.tensor([6, 6])[:, None], task=task[:2] - 1, robot="arm"))
+    found = replay.transitions(replay.decisions())
+    assert found.version.tolist() == [4, 5, 5, 6, 6] and found.task.tolist() == [2, 2, 2, 1, 1]
+    assert found.intervened.tolist() == [False, True, False, False, False]
+    assert replay.robots == ["arm"] and found.robot.tolist() == [0] * 5
+    window = source().next()
+    assert window.robot == "counting" and torch.equal(window.task, window.seeds % 2)
 
 
 @pytest.mark.parametrize("decisions", [1, 4, 36])
@@ -86,13 +148,17 @@ def numbered(generator: torch.Generator) -> tuple[Rollout, Rollout]:
                 final_index=final,
                 final_features={"id": -1 - ids[final[:, 0], final[:, 1]]},
                 seeds=torch.zeros(time, rows, dtype=torch.long),
+                version=torch.zeros(time, rows, dtype=torch.long),
             )
         )
     return parts[0], parts[1]
 
 
 def brute_force(parts: tuple[Rollout, ...], gamma: float, n_step: int) -> dict[int, tuple]:
-    """{id: (reward, discount, id of what followed or None, return)} of every decision of an episode that has ended."""
+    """{id: (reward, discount, id of what followed or None, return)} of every decision.
+
+    An episode that still runs counts as truncated at its latest observation.
+    """
     found = {}
     for row in range(parts[0].reward.shape[1]):
         line = [(part, t) for part in parts for t in range(len(part.reward)) if part.valid[t, row].any()]
@@ -109,12 +175,11 @@ def brute_force(parts: tuple[Rollout, ...], gamma: float, n_step: int) -> dict[i
                 elif part.truncated[t, row]:
                     known, after = -np.inf, -1 - ids[j]
                 else:
-                    after = ids[j + 1] if j + 1 < len(line) else "open"
+                    after = ids[j + 1] if j + 1 < len(line) else int(parts[-1].features["id"][-1, row])
                 steps.append((total, 0.0 if after is None else gamma**power, after))
                 if known is not None:
                     break
-            if known is not None:
-                found[ids[i]] = (*steps[min(n_step, len(steps)) - 1], known)
+            found[ids[i]] = (*steps[min(n_step, len(steps)) - 1], -np.inf if known is None else known)
     return found
 
 
@@ -124,8 +189,6 @@ def test_n_steps_equal_brute_force_on_120_ragged_cases():
         parts, gamma, n_step = numbered(generator), (1.0, 0.99, 0.5)[case % 3], 1 + case % 4
         expected, replay = brute_force(parts, gamma, n_step), Replay(200, gamma, n_step)
         assert sum(replay.add(part) for part in parts) == len(expected) == len(replay)
-        if not expected:
-            continue
         found = replay.transitions(replay.decisions())
         assert sorted(found.features["id"].tolist()) == sorted(expected)
         for b, name in enumerate(found.features["id"].tolist()):
@@ -158,6 +221,7 @@ def line(rewards: list[float], number: int = 0, seed: int = 0, end: str = "termi
         "final_index": torch.tensor([[length - 1, 0]])[: int(end == "truncated")],
         "final_features": {"id": torch.tensor([-1])[: int(end == "truncated")]},
         "seeds": torch.full((length, 1), seed),
+        "version": torch.zeros(length, 1, dtype=torch.long),
     }
     return replace(made, **{**parts, **changes})
 
@@ -173,28 +237,28 @@ def test_golden_three_steps():
 def test_the_last_slots_are_kept_and_tails_of_evicted_episodes_stay_valid():
     capacity = 37
     small, roomy, maker = Replay(capacity, GAMMA, 3), Replay(ROOMY, GAMMA, 3), source(4, 3)
-    sizes, written, running = set(), 0, 0
+    sizes, full = set(), 0
     for _ in range(30):
         window = maker.next()
-        new = roomy.add(window)
-        slots = new + len(ended(window))
-        written += slots
-        assert small.add(window) == new or slots > capacity
-        newest = torch.arange(max(0, written - capacity), written)
-        playable = newest[roomy.columns["remaining"][newest] > 0]
-        assert sorted((playable % capacity).tolist()) == small.decisions().tolist()
+        assert small.add(window) == min(roomy.add(window), len(small))
+        _, size, running = roomy._filled
+        newest = torch.arange(max(0, size + running - capacity), size + running)
+        present = newest[roomy.columns["remaining"][newest] > 0]
+        intact = present[present >= full - capacity]  # running episodes took the place of older ones
+        assert sorted((intact % capacity).tolist()) == small.decisions().tolist()
         for name, item in roomy.columns.items():
-            assert torch.equal(small.columns[name][playable % capacity], item[playable])
-        if len(small):
-            audit(small.transitions(small.decisions()), 4, 3)
-            sizes.add(sum(item.numel() for item in small.columns.values()))
-        running = max(running, sum(len(part["count"]) for parts in small._open.values() for part in parts))
-    assert written > 8 * capacity and len(sizes) == 1 and running <= ROWS * 8  # 29 actions are 8 chunks of 4 at most
+            assert torch.equal(small.columns[name][intact % capacity], item[intact])
+        ended_slots = intact[intact < size] % capacity
+        audit(small.transitions(ended_slots), 4, 3)
+        audit_running(small.transitions(intact[intact >= size] % capacity), maker, 4, 3)
+        sizes.add(sum(item.numel() for item in small.columns.values()))
+        full = max(full, size + running)
+    assert full > 8 * capacity and len(sizes) == 1
 
 
 def test_what_is_new_is_counted_though_something_old_made_room():
     replay = Replay(8, 1.0)
-    assert [replay.add(line([1.0] * 4, number)) for number in (0, 10, 20)] == [4, 4, 4]
+    assert [replay.add(line([1.0] * 4, number)) for number in (0, 10, 20)] == [4, 4, 4] and len(replay) == 6
     assert replay.add(line([1.0] * 7)) == 7 == len(replay)
 
 
@@ -205,7 +269,7 @@ def test_groups_of_any_length_side_by_side():
     replay, rollouts = Replay(ROOMY, GAMMA, 3), [maker.next() for _ in range(3)]
     idle = sum(int((~part.valid.any(-1)).sum()) for part in rollouts)
     assert sum(replay.add(part) for part in rollouts) == sum(int(part.valid.any(-1).sum()) for part in rollouts)
-    assert idle > 10 and not replay._open
+    assert idle > 10 and not replay._filled[2]
     found = replay.transitions(replay.decisions())
     for b, (seed, steps) in enumerate(found.features["counters"].tolist()):
         after = min(steps + 12, length_of(seed))
@@ -213,12 +277,23 @@ def test_groups_of_any_length_side_by_side():
         assert (found.discount[b] == 0) == (after == length_of(seed) and seed % 2 == 0)
 
 
-def test_an_episode_that_was_broken_off_is_not_joined_to_the_next():
-    """A source whose environment has no snapshots starts its rows anew when a run goes on."""
+def test_an_episode_that_was_broken_off_is_truncated_and_not_joined_to_the_next():
+    """A source whose environment has no snapshots resets its environments when a run is resumed."""
     replay = Replay(20, 1.0, 5)
-    assert replay.add(line([1.0, 1.0], seed=3, end="")) == 0
+    assert replay.add(line([1.0, 1.0], seed=3, end="")) == 2
     assert replay.add(line([5.0, 5.0], 10, seed=4)) == 2
-    assert replay.transitions(replay.decisions()).returns.tolist() == [10.0, 5.0]
+    found = replay.transitions(replay.decisions())
+    assert found.returns.tolist() == [-np.inf, -np.inf, 10.0, 5.0] and found.reward.tolist() == [2.0, 1.0, 10.0, 5.0]
+    assert found.next_features["id"][:2].tolist() == [2, 2] and found.discount[:2].tolist() == [1.0, 1.0]
+
+
+def test_an_episode_that_was_broken_off_inside_a_window_ends_before_its_last_action():
+    """Nobody saw what that action led to."""
+    replay, seeds = Replay(20, 1.0, 5), torch.tensor([3, 3, 3, 4, 4])[:, None]
+    replay.add(line([1.0] * 5, seeds=seeds))
+    found = replay.transitions(replay.decisions())
+    assert found.features["id"].tolist() == [0, 1, 3, 4] and found.next_features["id"][:2].tolist() == [2, 2]
+    assert found.reward.tolist() == [2.0, 1.0, 2.0, 1.0]
 
 
 def test_interventions_are_a_view():
@@ -264,6 +339,36 @@ def test_a_saved_replay_goes_on_bit_for_bit(tmp_path):
             assert same(replay.sample(64, seeded(7)), again.sample(64, seeded(7)))
 
 
+def test_a_full_replay_loads_into_a_larger_one():
+    """The ring of the larger one has its end elsewhere: no slot of another episode or of zeros may be read."""
+    windows = [window for maker in [source()] for window in (maker.next() for _ in range(12))]
+    for capacity in range(40, 75):
+        small = Replay(capacity, GAMMA, 3)
+        for window in windows[:8]:
+            small.add(window)
+        large = Replay(ROOMY, GAMMA, 3)
+        large.load_state_dict(small.state_dict())
+        one, two = (by_id(replay.transitions(replay.decisions())) for replay in (small, large))
+        assert one == two and len(two) == len(large) == len(small) > 10
+        for window in windows[8:]:
+            large.add(window)
+        everything = Replay(ROOMY, GAMMA, 3)
+        for window in windows:
+            everything.add(window)
+        true = by_id(everything.transitions(everything.decisions()))
+        assert by_id(large.transitions(large.decisions())).items() <= true.items()
+
+
+def by_id(found: Transitions) -> dict[tuple[int, ...], tuple[object, ...]]:
+    """{(seed, step): everything about the decision}."""
+    after = [
+        tuple(item) if discount else ()
+        for item, discount in zip(found.next_features["counters"].tolist(), found.discount.tolist(), strict=True)
+    ]
+    rest = zip(found.reward.tolist(), found.discount.tolist(), found.returns.tolist(), after, strict=True)
+    return dict(zip(map(tuple, found.features["counters"].tolist()), rest, strict=True))
+
+
 def test_what_cannot_be_kept_is_named():
     for wrong in ({"capacity": 1}, {"gamma": 0.0}, {"n_step": 0}):
         with pytest.raises(UserError, match="cannot hold or value a decision"):
@@ -271,11 +376,11 @@ def test_what_cannot_be_kept_is_named():
     replay = Replay(4, 0.9)
     with pytest.raises(UserError, match="holds no such decision yet"):
         replay.sample(1, seeded())
-    with pytest.raises(UserError, match="an episode of 4 decisions does not fit into a replay of 4 slots"):
+    with pytest.raises(UserError, match="an episode of 4 decisions does not fit into a replay buffer of 4 slots"):
         replay.add(line([1.0] * 4))
     replay.add(line([1.0] * 3))
     other = line([1.0])
-    with pytest.raises(ContractError, match=r"'executed' of shape \[1, 2\] to a replay that holds \[1, 1\]"):
+    with pytest.raises(ContractError, match=r"'executed' of shape \[1, 2\] to a replay buffer that holds \[1, 1\]"):
         replay.add(replace(other, executed=torch.zeros(1, 1, 1, 2)))
     with pytest.raises(ContractError, match=r"'features/id' of shape None"):
         replay.add(replace(other, features={}))

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from tests.experience.replays import GAMMA, audit, filled, seeded, source
+from tests.experience.replays import GAMMA, audit, filled, of_ended_episodes, seeded, source
 from tests.experience.test_replay import line, same
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import UserError
@@ -28,7 +28,7 @@ def test_on_the_disk_is_as_in_memory_and_there_for_the_next(tmp_path):
         assert len(replay) == len(one) > 30 and replay.columns.keys() == one.columns.keys()
         assert all(torch.equal(item, replay.columns[name]) for name, item in one.columns.items())
         assert same(one.sample(64, seeded(1)), replay.sample(64, seeded(1)))
-    audit(farther.transitions(farther.decisions()), 4, 5)
+    audit(farther.transitions(of_ended_episodes(farther)), 4, 5)
     for replay in (one, reopened):
         filled(replay, windows=1)
     assert all(torch.equal(item, reopened.columns[name]) for name, item in one.columns.items())
@@ -40,7 +40,7 @@ def test_a_resumed_run_has_what_is_on_the_disk_and_its_running_episodes(tmp_path
     for window in windows[:2]:
         one.add(window), two.add(window)
     save_state(tmp_path / "state", 1, {"memory": two.state_dict()})
-    assert not two.state_dict()["columns"] and two.state_dict()["open"]
+    assert not two.state_dict()["columns"] and two.state_dict()["running"]
     again = on_disk(tmp_path / "replay")
     again.load_state_dict(latest_state(tmp_path / "state")[1]["memory"])
     for window in windows[2:]:
@@ -103,7 +103,7 @@ def test_killed_inside_a_write_there_are_only_whole_decisions(tmp_path, written)
     for number in (0, 10):
         replay.add(line([1.0, 2.0, 3.0], number))
     replay.columns = Dying(replay.columns)
-    replay._require_same = lambda columns: None
+    replay._require_fit = lambda columns: None
     with pytest.raises(Killed):
         replay.add(line([7.0, 8.0, 9.0], 20))
     again = on_disk(tmp_path, 9, 1.0, 1)

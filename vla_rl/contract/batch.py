@@ -28,6 +28,9 @@ class Rollout:
     final_features  {name: [F,...]}    the encoded last observations of those episodes; a source that knows the rest of
                                        the return adds ``TRUNCATION_RETURN`` float64 [F]
     seeds         int [T,E]            seed of the decision's episode
+    task          int [T,E]            index into the environment's ``tasks``; None where unknown
+    robot         the robot or environment that acted (``EnvSpec.name``)
+    stream        who collected it: consecutive rollouts of one stream continue its episodes, others never do
     info          counters and seconds of the collection, with prefixes (``rollout/``, ``env/``, ``time/``)
     """
 
@@ -47,6 +50,9 @@ class Rollout:
     final_features: Mapping[str, Array]
     seeds: Array
     info: Mapping[str, float] = field(default_factory=dict)
+    task: Array | None = None
+    robot: str = ""
+    stream: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,9 @@ class Transitions:
     next_features  {name: [B,...]}  encoded observation after those rewards (the last one of a truncated episode)
     returns        [B]              discounted return until the episode's end; -inf (unknown) where it was truncated
     intervened     bool [B]         whether a person acted in the decision
+    version        int [B]          version of the policy that acted, -1 where none did (demonstrations)
+    task           int [B]          index into the environment's ``tasks``
+    robot          int [B]          index into the replay buffer's ``robots``
     """
 
     features: dict[str, Array]
@@ -70,6 +79,9 @@ class Transitions:
     next_features: dict[str, Array]
     returns: Array
     intervened: Array
+    version: Array
+    task: Array
+    robot: Array
 
 
 class ReplayBuffer(Protocol):

@@ -25,10 +25,12 @@ _ZERO_WHEN_IDLE = (
     "truncated",
     "success",
 )
-_KEPT_WHEN_IDLE = ("version", "seeds")
+_KEPT_WHEN_IDLE = ("version", "seeds", "task")
 
 
-def episode_column(decisions: Sequence[Decision], env_id: int, seed: int, final: Features | None) -> Rollout:
+def episode_column(
+    decisions: Sequence[Decision], env_id: int, seed: int, final: Features | None, robot: str = ""
+) -> Rollout:
     """The episode that environment ``env_id`` played in ``decisions``: a rollout with E = 1, ended by the last of them.
 
     ``final`` {name: [...]} are the features of the last observation of a truncated episode.  A terminated episode
@@ -60,6 +62,8 @@ def episode_column(decisions: Sequence[Decision], env_id: int, seed: int, final:
         final_index=torch.tensor([[length - 1, 0]])[: int(truncated)],
         final_features={name: item[None][: int(truncated)] for name, item in features[-1].items()},
         seeds=torch.full((length, 1), seed),
+        task=over_time([decision.obs.task for decision in decisions]),
+        robot=robot,
     )
 
 
@@ -70,7 +74,7 @@ def side_by_side(parts: Sequence[Rollout], info: Mapping[str, float] | None = No
     """
     length = max(len(part.reward) for part in parts)
     widths = torch.tensor([0] + [part.reward.shape[1] for part in parts]).cumsum(0)
-    arrays = {
+    arrays: dict[str, Any] = {
         name: torch.cat([_pad_with_zeros(getattr(part, name), length) for part in parts], 1) for name in _ZERO_WHEN_IDLE
     }
     arrays |= {
@@ -86,6 +90,7 @@ def side_by_side(parts: Sequence[Rollout], info: Mapping[str, float] | None = No
         final_index=torch.cat(shifted),
         final_features={name: torch.cat([p.final_features[name] for p in parts]) for name in parts[0].final_features},
         info=dict(info or {}),
+        robot=parts[0].robot,
         **arrays,
     )
 

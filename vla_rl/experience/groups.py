@@ -228,7 +228,7 @@ class GroupSource:
         uniform = [group.seed for group in self._groups if not group.mixed]
         filling = uniform[: max(0, wanted - old - (len(self._groups) - len(uniform)))]
         kept = [group for group in self._groups if group.mixed or group.seed in filling]
-        parts = self._carried + [group.to_rollout(self._decisions) for group in kept]
+        parts = self._carried + [group.to_rollout(self._decisions, self.env.spec.name) for group in kept]
         members = [member for group in self._groups for member in group.members]
         info = {
             "env/steps": self._steps,

@@ -30,9 +30,9 @@ class Member:
         """The return by which members are compared."""
         return self.reward + self.truncation_return
 
-    def to_rollout(self, decisions: Sequence[Decision], seed: int) -> Rollout:
+    def to_rollout(self, decisions: Sequence[Decision], seed: int, robot: str) -> Rollout:
         """The episode as one column, with its truncation return if it was truncated."""
-        part = episode_column(decisions[self.start : self.stop], self.env_id, seed, self.final)
+        part = episode_column(decisions[self.start : self.stop], self.env_id, seed, self.final, robot)
         remaining = torch.full((len(part.final_index),), self.truncation_return, dtype=torch.float64)
         return replace(part, final_features={**part.final_features, TRUNCATION_RETURN: remaining})
 
@@ -58,6 +58,6 @@ class Group:
         """Whether it has ended and the returns of its members differ."""
         return self.ended and any(member.episode_return != self.members[0].episode_return for member in self.members)
 
-    def to_rollout(self, decisions: Sequence[Decision]) -> Rollout:
+    def to_rollout(self, decisions: Sequence[Decision], robot: str) -> Rollout:
         """Its episodes as columns, in the order in which they were launched."""
-        return side_by_side([member.to_rollout(decisions, self.seed) for member in self.members])
+        return side_by_side([member.to_rollout(decisions, self.seed, robot) for member in self.members])

@@ -1,7 +1,7 @@
-"""Recorded episodes as experience of a policy: what it would have stored, and its context, at each of their decisions.
+"""Recorded episodes as rollouts: each decision gets the features and context that a policy would have had.
 
-So a replay can be filled from demonstrations or from any LeRobot folder; in residual mode they are relabelled with the
-base's actions (Ankile et al. 2025, ResFiT, arXiv 2509.19301).
+So a replay buffer can be filled from demonstrations or from any LeRobot folder; in residual mode they are relabelled
+with the base policy's actions (Ankile et al. 2025, ResFiT, arXiv 2509.19301).
 """
 
 from __future__ import annotations
@@ -19,34 +19,38 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 
 _REWARD, _DONE, _SUCCESS = "next.reward", "next.done", "next.success"
+INTERVENTION = "complementary_info.is_intervention"  # bool: a person acted, as lerobot records it
 
 
 def relabelled(
     episodes: Demonstrations, policy: Policy, spec: EnvSpec, horizon: int, generator: Any, offsets: int = 1
 ) -> Iterator[Rollout]:
-    """Every episode as a rollout with E = 1, decided every ``horizon`` actions.
+    """Every episode as a rollout with E = 1 and one decision every ``horizon`` actions.
 
-    With ``offsets`` it comes so many times, its first decision at step 0, 1, ...; so chunks begin at every step.  An
-    episode that ends with "next.success", or "next.done" where that was not recorded, is terminated; another is
-    truncated at its last recorded observation, and the action after that one is left out.  Samples are zeros: only what
-    was executed is known.  Raises ContractError when the rewards or bounds that this needs are missing or others.
+    With ``offsets`` > 1 every episode is yielded so many times, with its first decision at step 0, 1, ...; with
+    ``offsets = horizon`` a chunk begins at every step.  An episode that ends with "next.success", or with "next.done"
+    where success was not recorded, is terminated; any other is truncated at its last recorded observation, and the
+    action after that one is left out.  Samples are zeros and versions -1: only the executed actions are known.  Actions
+    of a person (column ``INTERVENTION``) stay marked as interventions.
+
+    Raises ContractError when rewards are missing or an action lies outside the bounds of ``spec``.
     """
     _require_rewards(episodes)
     _require_bounds(episodes, spec)
     episodes = episodes.with_tasks(spec.tasks)
     for begin, end in episodes.spans():
         for offset in range(min(offsets, end - begin)):
-            rollout = _episode(episodes, begin + offset, end, policy, horizon, generator)
+            rollout = _episode(episodes, begin + offset, end, policy, spec, horizon, generator)
             if rollout is not None:
                 yield rollout
 
 
 def _episode(
-    episodes: Demonstrations, begin: int, end: int, policy: Policy, horizon: int, generator: Any
+    episodes: Demonstrations, begin: int, end: int, policy: Policy, spec: EnvSpec, horizon: int, generator: Any
 ) -> Rollout | None:
-    """Steps ``begin`` to before ``end``; None when nothing was decided in them."""
+    """The steps from ``begin`` to before ``end``; None when they hold no decision."""
     terminated = _terminated(episodes, end - 1)
-    last = end if terminated else end - 1  # actions before this step have a known outcome
+    last = end if terminated else end - 1  # the outcome of actions before this step is known
     starts = list(range(begin, last, horizon))
     if not starts:
         return None
@@ -66,7 +70,7 @@ def _episode(
         logprob=torch.zeros(len(starts), 1),
         reward=torch.where(valid, reward, 0.0),
         valid=valid,
-        intervened=torch.zeros_like(valid),
+        intervened=valid & _intervened(episodes, index),
         terminated=over & terminated,
         truncated=over & (not terminated),
         success=over & terminated,
@@ -75,11 +79,13 @@ def _episode(
         final_features={name: item[: int(not terminated)] for name, item in features[-1].items()},
         seeds=torch.full((len(starts), 1), int(episodes.seed[begin])),
         info={"env/steps": float(valid.sum())},
+        task=torch.from_numpy(episodes.task[starts])[:, None],
+        robot=episodes.robot or spec.name,
     )
 
 
 def _encode(episodes: Demonstrations, steps: list[int], policy: Policy, generator: Any) -> list[Features]:
-    """What the policy would have decided on at ``steps`` of one episode, in their order, each with a leading axis 1."""
+    """The policy's features at ``steps`` of one episode, in their order, each with a leading axis 1."""
     batch = policy.encode(episodes.observation().select(np.array(steps)))
     found = [{name: item[i : i + 1] for name, item in batch.items()} for i in range(len(steps))]
     if isinstance(policy, ContextPolicy):
@@ -94,6 +100,12 @@ def _terminated(episodes: Demonstrations, step: int) -> bool:
     return bool(np.asarray(flags).reshape(-1)[step]) if flags is not None else False
 
 
+def _intervened(episodes: Demonstrations, index: np.ndarray) -> torch.Tensor:
+    """bool [T,1,H]: whether a person chose the actions ``index`` [T,H]; nobody did where that was not recorded."""
+    flags = np.asarray(episodes.extras.get(INTERVENTION, np.zeros(len(episodes.action), bool))).reshape(-1)
+    return torch.from_numpy(flags.astype(bool)[index])[:, None]
+
+
 def _require_rewards(episodes: Demonstrations) -> None:
     if _REWARD not in episodes.extras:
         raise ContractError(
@@ -106,8 +118,8 @@ def _require_bounds(episodes: Demonstrations, spec: EnvSpec) -> None:
     dims = episodes.action.shape[-1]
     if dims != spec.action_dim:
         raise ContractError(
-            f"the episodes' actions have {dims} entries but {spec.name!r} has {spec.action_dim}, so they mean "
-            "something else; use episodes of this environment."
+            f"the episodes' actions have {dims} entries but {spec.name!r} has {spec.action_dim}, so their "
+            "meaning differs; use episodes of this environment."
         )
     low, high = np.broadcast_to(spec.action.low, dims), np.broadcast_to(spec.action.high, dims)
     outside = (episodes.action < low - 1e-4) | (episodes.action > high + 1e-4)
@@ -115,6 +127,6 @@ def _require_bounds(episodes: Demonstrations, spec: EnvSpec) -> None:
         step, entry = np.argwhere(outside)[0]
         raise ContractError(
             f"entry {entry} of the episodes' action is {episodes.action[step, entry]:.6g} at step {step}, outside the "
-            f"bounds [{low[entry]:.6g}, {high[entry]:.6g}] of {spec.name!r}, so critics would judge actions that no "
-            "policy can choose; use episodes with the same bounds, or convert them."
+            f"bounds [{low[entry]:.6g}, {high[entry]:.6g}] of {spec.name!r}, so critics would evaluate actions that "
+            "no policy can choose; use episodes with the same bounds, or convert them."
         )

@@ -72,6 +72,7 @@ class RolloutSource:
     Episodes run on across windows, so whoever computes advantages bootstraps after the last decision of a window.  The
     policy acts in mode "sample" with ``generator``; ``env`` and ``policy`` belong to the source meanwhile.
     ``privileged`` names extras that are kept beside the policy's features, for critics; the policy never sees them.
+    ``stream`` names the source where several fill one replay buffer.
     """
 
     def __init__(
@@ -82,10 +83,12 @@ class RolloutSource:
         seeds: SeedStream,
         generator: torch.Generator,
         privileged: Sequence[str] = (),
+        stream: str = "",
     ) -> None:
         _require_privileged(privileged, env.spec)
         self.env, self.decisions = env, decisions
         self.seeds, self.generator, self.privileged = seeds, generator, tuple(privileged)
+        self.stream = stream
         self.driver = Driver(env, policy, generator)
         self._window = _Window()
 
@@ -111,7 +114,7 @@ class RolloutSource:
         window, self._window = self._window, _Window()
         last = self._features(self.driver.obs, self.driver.features)
         seconds, self.driver.seconds = self.driver.seconds, no_seconds()
-        return _stack(window, last, self.env.spec, seconds)
+        return replace(_stack(window, last, self.env.spec, seconds), stream=self.stream)
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds, generator, environments and the policy's own state (see ``Resumable``).
@@ -218,6 +221,8 @@ def _stack(window: _Window, last: Features, spec: EnvSpec, seconds: Mapping[str,
         final_features=_concatenate(window.final_features, last),
         seeds=torch.stack([torch.from_numpy(decision.seeds) for decision in decisions]),
         info=info,
+        task=torch.stack([to_tensor(decision.obs.task) for decision in decisions]),
+        robot=spec.name,
     )
 
 
