@@ -31,6 +31,13 @@ def improve() -> Improve:
     )
 
 
+def ahead() -> Improve:
+    """As :func:`improve`, with two threads that collect the next rollout beside learning."""
+    recipe = improve()
+    loop = replace(recipe.rl.loop, collectors=2, rollouts_ahead=1)
+    return replace(recipe, rl=replace(recipe.rl, loop=loop))
+
+
 def residual() -> Improve:
     """The same off-policy: TD3 of a residual."""
     small = HeadConfig(16, 1)

@@ -65,7 +65,7 @@ def writing(out: Path) -> bool:
     return any((out / "state").glob("*.writing"))
 
 
-@pytest.mark.parametrize("recipe", ["improve", "residual"])
+@pytest.mark.parametrize("recipe", ["improve", "residual", "ahead"])
 def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
     main(arguments(tmp_path / "whole", recipe=recipe))
     process = start(arguments(tmp_path / "killed", recipe=recipe))
@@ -80,6 +80,15 @@ def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
     for summary in summaries:
         del summary["seconds"]
     assert summaries[0] == summaries[1] and summaries[0]["best_iteration"] == ITERATIONS
+
+
+def test_a_rollout_ahead_is_one_version_old_in_a_whole_run(arguments, tmp_path):
+    """The state holds the rollout for the next iteration: it was played with the weights of one update before."""
+    main(arguments(tmp_path / "run", 3, "ahead"))
+    step, state = latest_state(tmp_path / "run" / "state")
+    pending = state["source"]["pending"]
+    assert step == 3 and len(pending) == 2
+    assert [set(part["version"].flatten().tolist()) for part in pending] == [{state["store"]["version"] - 1}] * 2
 
 
 def test_sigterm_finishes_the_iteration_saves_and_says_how_to_go_on(arguments, tmp_path):

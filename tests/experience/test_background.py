@@ -105,8 +105,8 @@ def test_nothing_is_lost_doubled_or_reordered(sources, ahead):
         assert len(last) == int(rollout.truncated.sum()) and rollout.truncated[t, column].all()
         assert last[:, 0].tolist() == rollout.seeds[t, column].tolist()
         assert last[:, 1].tolist() == episode_length(last[:, 0].numpy()).tolist()
-        assert rollout.info["env_steps"] == float(rollout.valid.sum())
-        assert rollout.info["episodes"] == float((rollout.terminated | rollout.truncated).sum())
+        assert rollout.info["env/steps"] == float(rollout.valid.sum())
+        assert rollout.info["rollout/episodes"] == float((rollout.terminated | rollout.truncated).sum())
 
 
 def test_threads_give_what_one_source_gives_when_the_learner_is_waited_for():

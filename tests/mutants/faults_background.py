@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _BACKGROUND, _ON = "vla_rl/experience/background.py", "tests/experience/test_background.py::"
 _LOCKSTEP = f"{_ON}test_a_rollout_ahead_is_played_with_the_weights_of_one_update_before"
+_PATH = "tests/cli/test_resume.py::"
 _AUDIT = f"{_ON}test_nothing_is_lost_doubled_or_reordered"
 _RESUMED = f"{_ON}test_a_saved_run_continues_with_the_same_rollouts"
 _ERROR = f"{_ON}test_an_error_of_a_source_is_raised_in_the_learner_and_nothing_is_lost"
@@ -43,7 +44,7 @@ FAULTS = (
     Fault(
         "the rollout that was being collected is not saved",
         _BACKGROUND,
-        "None if pending is None else to_state(pending.result()) for pending in self._pending",
+        "None if pending is None else _saved(pending.result()) for pending in self._pending",
         "None for _ in self._pending",
         (_RESUMED,),
     ),
@@ -116,5 +117,37 @@ FAULTS = (
         "for item in policy.parameters() if id(item) not in moving}",
         "for item in policy.parameters()}",
         (f"{_ON}test_parameters_that_never_change_are_shared_with_the_copies",),
+    ),
+    Fault(
+        "the state of a run holds what clocks say",
+        _BACKGROUND,
+        'for name, value in rollout.info.items() if not name.endswith("_s")}',
+        "for name, value in rollout.info.items()}",
+        (f"{_PATH}test_a_killed_run_goes_on_and_ends_the_same",),
+    ),
+    Fault(
+        "all collecting threads play the same seeds with the same noise",
+        "vla_rl/recipes/context.py",
+        "return [replace(self, collector=i, collectors=collectors) for i in range(collectors)]",
+        "return [replace(self, collectors=collectors) for i in range(collectors)]",
+        (
+            "tests/recipes/test_trainers.py::test_the_threads_of_all_processes_play_different_seeds_with_different_noise",
+        ),
+    ),
+    Fault(
+        "two processes play the seeds of each other's threads",
+        "vla_rl/recipes/context.py",
+        "return self.group.rank * self.collectors + self.collector",
+        "return self.group.rank + self.collector",
+        (
+            "tests/recipes/test_trainers.py::test_the_threads_of_all_processes_play_different_seeds_with_different_noise",
+        ),
+    ),
+    Fault(
+        "the setting of a rollout ahead is ignored",
+        "vla_rl/recipes/trainers.py",
+        "background = BackgroundSource(sources, policy, loop.rollouts_ahead)",
+        "background = BackgroundSource(sources, policy)",
+        (f"{_PATH}test_a_rollout_ahead_is_one_version_old_in_a_whole_run",),
     ),
 )

@@ -10,13 +10,18 @@ import torch
 
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError
+from vla_rl.experience.background import BackgroundSource
+from vla_rl.experience.rollout import RolloutSource, WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.gaussian import GaussianPolicy
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imagine.coevolution import Growing
 from vla_rl.recipes.off_policy import OffPolicyRL
 from vla_rl.recipes.policies import StartFrom, TD3Residual
-from vla_rl.recipes.trainers import OnPolicyRL, RLConfig
+from vla_rl.recipes.trainers import OnPolicyRL, OnPolicyTrainer, RLConfig, build
+from vla_rl.training.loop import LoopConfig
 
 
 class Process(OneProcess):
@@ -42,6 +47,44 @@ def test_processes_play_different_seeds():
     assert len(first) == len(second) == 1000 and not first & second
     together = set(islice(RunContext(EnvConfig(), None, 1, OneProcess()).seeds(), 2000))
     assert first | second == together, "together they play what one process would"
+
+
+def test_the_threads_of_all_processes_play_different_seeds_with_different_noise():
+    parts = [part for rank in (0, 1) for part in context(rank).split(3)]
+    seeds = [set(islice(part.seeds(), 500)) for part in parts]
+    together = set(islice(RunContext(EnvConfig(), None, 1, OneProcess()).seeds(), 3000))
+    assert len(parts) == 6 and set().union(*seeds) == together and sum(map(len, seeds)) == 3000
+    noise = [float(torch.randn((), generator=part.exploration())) for part in parts]
+    assert len(set(noise)) == 6
+    with pytest.raises(UserError, match="0 collectors collect nothing"):
+        context().split(0)
+
+
+@dataclass(frozen=True)
+class Collecting(OnPolicyTrainer):
+    """A trainer whose learner is of no interest."""
+
+    loop: LoopConfig
+    experience: WindowConfig = WindowConfig(num_envs=4, decisions=2)
+
+    def build_policy(self, context):
+        return GaussianPolicy(context.env.make(1).spec)
+
+    def build_learner(self, context, env, policy):
+        return None
+
+
+@pytest.mark.parametrize(("collectors", "ahead", "kind"), [(1, 0, RolloutSource), (2, 0, BackgroundSource)])
+def test_a_single_collector_that_is_never_ahead_needs_no_thread(collectors, ahead, kind):
+    trainer = Collecting(LoopConfig(collectors=collectors, rollouts_ahead=ahead))
+    setup = build(trainer, RunContext(EnvConfig("point_mass"), None, 1, OneProcess()))
+    assert type(setup.source) is kind and setup.source.next().reward.shape[:2] == (2, 4)
+    setup.close()
+
+
+def test_a_rollout_ahead_of_a_learning_world_model_is_refused():
+    with pytest.raises(UserError, match="set rollouts_ahead to 0"):
+        Growing(Collecting(LoopConfig(rollouts_ahead=1)), None)
 
 
 def test_processes_explore_with_different_noise():

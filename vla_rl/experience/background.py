@@ -68,7 +68,7 @@ class BackgroundSource:
         """The rollouts that are being collected, when complete, and the sources' states (see ``Resumable``)."""
         self._wait()
         return {
-            "pending": [None if pending is None else to_state(pending.result()) for pending in self._pending],
+            "pending": [None if pending is None else _saved(pending.result()) for pending in self._pending],
             "sources": [self._ask(i, source.state_dict) for i, source in enumerate(self.sources)],
         }
 
@@ -122,6 +122,12 @@ def acting_copy(policy: Policy) -> Policy:
         moving = {id(parameter) for parameter in trainable().values()}
         shared = {id(item): item for item in policy.parameters() if id(item) not in moving}
     return copy.deepcopy(policy, shared)
+
+
+def _saved(rollout: Rollout) -> dict[str, Any]:
+    """``rollout`` without the seconds that it took, so that equal runs have equal states."""
+    info = {name: value for name, value in rollout.info.items() if not name.endswith("_s")}
+    return {**to_state(rollout), "info": info}
 
 
 def _finished(state: dict[str, Any] | None) -> Future[Rollout] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -59,6 +59,7 @@ class RunContext:
     group           the processes that share the work
     demonstrations  folder of a dataset; "" for none
     device          where policy, critic, learner and replay are
+    collector       number of the thread that collects, of ``collectors`` in every process
     """
 
     env: EnvFactory
@@ -67,6 +68,24 @@ class RunContext:
     group: Reducer
     demonstrations: str = ""
     device: torch.device = CPU
+    collector: int = 0
+    collectors: int = 1
+
+    @property
+    def part(self) -> int:
+        """The number of this share of the environments, seeds and exploration among ``parts``."""
+        return self.group.rank * self.collectors + self.collector
+
+    @property
+    def parts(self) -> int:
+        """How many threads collect in all processes together."""
+        return self.group.size * self.collectors
+
+    def split(self, collectors: int) -> list[RunContext]:
+        """A context for each of this process's ``collectors``; raises UserError for less than one."""
+        if collectors < 1:
+            raise UserError(f"{collectors} collectors collect nothing; set loop.collectors to at least 1.")
+        return [replace(self, collector=i, collectors=collectors) for i in range(collectors)]
 
     def start(self, needed_by: str) -> StartPolicy:
         """``base``; raises UserError when there is none or when it lacks what heads and critics read."""
@@ -93,10 +112,10 @@ class RunContext:
         return load_demonstrations(Path(self.demonstrations))
 
     def seeds(self) -> SeedStream:
-        """The training seeds of this process: every ``group.size``-th, from its rank."""
+        """The training seeds of this share: every ``parts``-th, from number ``part``."""
         seeds = suite.training_seeds(self.seed, "reinforcement")
-        return SeedStream(seeds.start + self.group.rank, seeds.stop, self.group.size)
+        return SeedStream(seeds.start + self.part, seeds.stop, self.parts)
 
     def exploration(self) -> torch.Generator:
-        """The generator of this process's exploration."""
-        return generator(self.seed, 5 + 100 * self.group.rank)
+        """The generator of this share's exploration."""
+        return generator(self.seed, 5 + 100 * self.part)

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.contract.batch import ExperienceSource, ReplayBuffer
+from vla_rl.contract.batch import ReplayBuffer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
+from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.relabel import relabelled
 from vla_rl.experience.replay import Replay
@@ -98,7 +99,7 @@ class OffPolicyRL:
     algorithm: OffPolicyAlgorithm = field(default_factory=ResidualTD3Config)
 
     def build_env(self, context: RunContext) -> VecEnv:
-        return context.env.make_training(self.experience.num_envs)
+        return context.env.make_training(self.experience.split(context.parts).num_envs)
 
     def build_policy(self, context: RunContext) -> Trainable:
         """Raises UserError in several processes: each would train a policy of its own."""
@@ -117,8 +118,9 @@ class OffPolicyRL:
         critic = QEnsemble(sizes, actions, self.algorithm.num_critics, self.algorithm.critic).to(context.device)
         return self.algorithm.build(policy, policy.trainable(), critic, replay, generator(context.seed, 4))
 
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> ExperienceSource:
-        return self.experience.build(env, policy, context.seeds(), context.exploration())
+    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
+        part = self.experience.split(context.parts)
+        return part.build(env, policy, context.seeds(), context.exploration())
 
     def pretrain(self, learner: LoopLearner) -> None:
         """Learn from the recorded data before anything is collected."""

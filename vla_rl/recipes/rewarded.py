@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import VecEnv
+from vla_rl.experience.background import CollectingSource
 from vla_rl.recipes.context import RunContext, Trainable
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.rewards.env import RewardWeights, rewarded
@@ -41,7 +41,7 @@ class Rewarded:
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         return self.trainer.build_learner(context, env, policy)
 
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> ExperienceSource:
+    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         return self.trainer.build_source(context, env, policy)
 
     def pretrain(self, learner: LoopLearner) -> None:

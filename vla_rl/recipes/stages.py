@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
@@ -25,7 +26,7 @@ from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
-from vla_rl.recipes.trainers import TrainerConfig, build
+from vla_rl.recipes.trainers import TrainerConfig, TrainingSetup, build
 from vla_rl.training.grounding import GroundingConfig, ground
 from vla_rl.training.imitation import ImitationConfig, imitate
 from vla_rl.training.loop import BestWeights, Loop
@@ -140,9 +141,19 @@ def improve(
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
+    with closing(context.env.make(evaluation.num_envs)) as validation, closing(build(trainer, context)) as setup:
+        return _train(trainer, context, evaluation, folder, validation, setup)
+
+
+def _train(
+    trainer: TrainerConfig,
+    context: RunContext,
+    evaluation: EvaluationConfig,
+    folder: RunFolder,
+    validation: VecEnv,
+    setup: TrainingSetup,
+) -> tuple[Trainable, BestWeights]:
     group, seed = context.group, context.seed
-    validation = context.env.make(evaluation.num_envs)
-    setup = build(trainer, context)
     policy, held_out = setup.policy, suite.held_out(suite.VALIDATION, evaluation.validation)
     by_family: dict[str, float] = {}
     saved = folder.load_state("rl") if folder.resumed else None
@@ -180,8 +191,6 @@ def improve(
             best = loop.run()
         except NonFiniteError as error:
             raise NonFiniteError(f"{error} The last good weights are in {str(folder.checkpoint('best'))!r}.") from error
-    setup.env.close()
-    validation.close()
     return policy, best
 
 

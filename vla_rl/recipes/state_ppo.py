@@ -12,6 +12,7 @@ import torch
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import VecEnv
+from vla_rl.contract.errors import UserError
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import MeanReturn
@@ -60,6 +61,11 @@ class StateBased:
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Train and judge."""
+        if self.loop.collectors > 1 or self.loop.rollouts_ahead:
+            raise UserError(
+                "StateBased collects in the learner's own thread, so collectors and rollouts_ahead would change "
+                "nothing; leave them at 1 and 0."
+            )
         seconds: dict[str, float] = {}
         group = current_reducer()
         experience = self.experience.split(group.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
+from vla_rl.experience.background import BackgroundSource, CollectingSource
 from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
@@ -30,7 +32,7 @@ class SourceConfig(Protocol):
     def split(self, parts: int) -> SourceConfig:
         """What each of ``parts`` processes collects."""
 
-    def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> ExperienceSource:
+    def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> CollectingSource:
         """The source with these numbers."""
 
 
@@ -61,7 +63,7 @@ class TrainerConfig(Protocol):
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         """What improves ``policy``, with its critic and replay buffer."""
 
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> ExperienceSource:
+    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         """The experience of this process."""
 
     def pretrain(self, learner: LoopLearner) -> None:
@@ -76,20 +78,29 @@ class TrainerConfig(Protocol):
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """The parts of one training run."""
+    """The parts of one training run; ``close()`` ends its environments and the threads that collect in them."""
 
     policy: Trainable
     env: VecEnv
     source: ExperienceSource
     learner: LoopLearner
+    close: Callable[[], None]
 
 
 def build(trainer: TrainerConfig, context: RunContext) -> TrainingSetup:
     """All parts of a run in one process."""
+    loop, shares = trainer.loop, context.split(trainer.loop.collectors)
     policy = trainer.build_policy(context)
-    env = trainer.build_env(context)
-    learner = trainer.build_learner(context, env, policy)
-    return TrainingSetup(policy, env, trainer.build_source(context, env, policy), learner)
+    envs = [trainer.build_env(share) for share in shares]
+    learner = trainer.build_learner(context, envs[0], policy)
+    sources = [trainer.build_source(share, env, policy) for share, env in zip(shares, envs, strict=True)]
+    source: ExperienceSource = sources[0]
+    close = envs[0].close
+    if loop.collectors > 1 or loop.rollouts_ahead:
+        background = BackgroundSource(sources, policy, loop.rollouts_ahead)
+        source, close = background, background.close
+    summed = source if context.group.size == 1 else SummedCounters(source, context.group)
+    return TrainingSetup(policy, envs[0], summed, learner, close)
 
 
 class OnPolicyTrainer:
@@ -99,7 +110,7 @@ class OnPolicyTrainer:
     algorithm: AlgorithmConfig
 
     def build_env(self, context: RunContext) -> VecEnv:
-        return context.env.make_training(self.experience.split(context.group.size).num_envs)
+        return context.env.make_training(self.experience.split(context.parts).num_envs)
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
@@ -112,10 +123,9 @@ class OnPolicyTrainer:
             context.group,
         )
 
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> ExperienceSource:
-        part = self.experience.split(context.group.size)
-        source = part.build(env, policy, context.seeds(), context.exploration())
-        return source if context.group.size == 1 else SummedCounters(source, context.group)
+    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
+        part = self.experience.split(context.parts)
+        return part.build(env, policy, context.seeds(), context.exploration())
 
     def pretrain(self, learner: LoopLearner) -> None:
         """On-policy algorithms learn from their own experience only."""

@@ -29,6 +29,8 @@ class LoopConfig:
     save_every: int = 1  # iterations between two states on disk: so many are repeated at most after a kill
     collapse: float = 0.15  # a validation score this far below the best one sends the run back to the best weights
     collapse_lr_factor: float = 0.5  # and multiplies the learning rate
+    collectors: int = 1  # threads that collect, each with its share of the environments
+    rollouts_ahead: int = 0  # 1: collect the next rollout while learning from this one (experience/background.py)
     env_steps: int = 0  # low-level actions in all after which no further iteration is begun; 0: no limit
     validate_steps: int = 0  # validate also whenever so many low-level actions were taken since the last time; 0: never
 

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, TrustConfig, replay_agreement
+from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.trajectories import Trajectories
@@ -278,6 +278,14 @@ class Growing:
     trainer: TrainerConfig
     world: GrowingWorld
 
+    def __post_init__(self) -> None:
+        """Raises UserError for a rollout ahead: it would be played while the world model changes."""
+        if self.trainer.loop.rollouts_ahead:
+            raise UserError(
+                "a world model that keeps learning cannot be played in one rollout ahead, so this run cannot be "
+                "repeated; set rollouts_ahead to 0."
+            )
+
     @property
     def loop(self) -> LoopConfig:
         return self.trainer.loop
@@ -291,7 +299,7 @@ class Growing:
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> LoopLearner:
         return self.trainer.build_learner(context, env, policy)
 
-    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> ExperienceSource:
+    def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         return self.trainer.build_source(context, env, policy)
 
     def pretrain(self, learner: LoopLearner) -> None:
