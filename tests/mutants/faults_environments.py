@@ -101,4 +101,95 @@ _NAMES = (
     ),
 )
 
-FAULTS = (*_SUCCESS, *_NAMES)
+_FOREIGN, _DRIVER, _ON_FOREIGN = (
+    "vla_rl/contract/foreign.py",
+    "vla_rl/experience/driver.py",
+    "tests/contract/test_foreign.py::",
+)
+_MISTAKE = f"{_ON_FOREIGN}test_a_mistake_in_an_environment_is_one_sentence"
+_BLAMED = f"{_ON_FOREIGN}test_a_nan_of_an_environment_is_blamed_on_the_environment"
+
+_CHECKED = (
+    Fault(
+        "a NaN of the environment reaches the learner",
+        _DRIVER,
+        "require_finite_step(self.env, step, self.seeds)",
+        "pass",
+        (_BLAMED,),
+    ),
+    Fault(
+        "a NaN of a reset reaches the policy",
+        _DRIVER,
+        "require_finite_observation(self.env, self.obs, self.seeds)",
+        "pass",
+        (f"{_ON_FOREIGN}test_a_nan_of_a_reset_is_blamed_on_the_environment",),
+    ),
+    Fault(
+        "a NaN is blamed on another environment",
+        _FOREIGN,
+        "np.argwhere(~on_host(finite))[0][0]",
+        "np.argwhere(on_host(finite))[0][0]",
+        (_BLAMED,),
+    ),
+    Fault(
+        "only rewards may not be NaN",
+        _FOREIGN,
+        "    require_finite_observation(env, step.obs, seeds)",
+        "    pass",
+        (_BLAMED,),
+    ),
+    Fault(
+        "a foreign observation is not compared with its spec",
+        _FOREIGN,
+        "check_observation(obs, env.spec, env.num_envs)",
+        "pass",
+        (_MISTAKE,),
+    ),
+    Fault(
+        "a foreign step is not compared with its spec",
+        _FOREIGN,
+        "check_step(step, env.spec, env.num_envs, horizon)",
+        "pass",
+        (_MISTAKE,),
+    ),
+    Fault(
+        "arguments of foreign methods are not checked",
+        _FOREIGN,
+        "inspect.signature(found).bind(",
+        "dict(",
+        (_MISTAKE,),
+    ),
+    Fault(
+        "a float64 state passes",
+        _FOREIGN,
+        '_require(array.dtype == "float32" and len(array.shape) == 1, name',
+        "_require(len(array.shape) == 1, name",
+        (f"{_ON_FOREIGN}test_a_spec_that_does_not_fit_together_is_refused",),
+    ),
+    Fault(
+        "the check leaves episodes in the middle",
+        _FOREIGN,
+        "    env.reset(env_ids, seed + env_ids)",
+        "    pass",
+        (f"{_ON_FOREIGN}test_the_check_takes_few_actions_and_leaves_every_episode_at_its_start",),
+    ),
+    Fault(
+        "a policy that cannot be saved is trained",
+        _FOREIGN,
+        "for method in needs:",
+        "for method in ():",
+        (f"{_ON_FOREIGN}test_a_policy_without_a_method_is_named",),
+    ),
+)
+
+_TRAINED = (
+    Fault(
+        "a run in a foreign environment starts unchecked",
+        "vla_rl/recipes/recipe.py",
+        "        env.check()",
+        "pass",
+        ("tests/cli/test_foreign_env.py::test_a_foreign_environment_is_checked_before_the_run_folder_exists",),
+    ),
+)
+
+FAULTS = (*_SUCCESS, *_NAMES, *_CHECKED, *_TRAINED)

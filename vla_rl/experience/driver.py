@@ -22,6 +22,7 @@ import numpy as np
 
 from vla_rl.contract.env import Array, Observation, Observe, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.foreign import require_finite_observation, require_finite_step
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation
 
 _NOT_RESET = "reset every environment before the first step"
@@ -85,6 +86,7 @@ class Driver:
                 self.state = self.policy.reset_state(self.state, env_ids)
                 self.obs = self.env.reset(env_ids, np.asarray(seeds, np.int64))
                 self._features = None
+            require_finite_observation(self.env, self.obs, self.seeds)
         assert self.obs is not None, _NOT_RESET
         return self.obs
 
@@ -120,6 +122,7 @@ class Driver:
             require_finite(out)
         with self._clock("time/env_s"):
             step = self.env.step(to_env(out.action, self.env), observe=self.observe)
+        require_finite_step(self.env, step, self.seeds)
         self.state, self.obs, self._features = state, step.obs, None
         return Decision(obs, features, out, step, self.seeds.copy())
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from vla_rl.contract.env import VecEnv
+from vla_rl.contract.foreign import check_env_quickly
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.recipes import sims
 
@@ -48,6 +49,16 @@ class EnvConfig:
     def spec(self) -> EnvSpec:
         """The spec of :meth:`make`; where the task declares it, no environment is built."""
         return sims.catalog().spec_of(self.name, **self.options)
+
+    def check(self) -> None:
+        """Check an environment of the user's own before training; raises ContractError about its first mistake.
+
+        Those of the catalogue are checked by the tests.  It is reset and stepped, so do not check a robot like this.
+        """
+        if ":" in self.name:
+            env = self.make_training(2)
+            check_env_quickly(env)
+            env.close()
 
     def make_expert(self, horizon: int = 1) -> sims.Expert:
         """The task's scripted expert, which plans ``horizon`` actions."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vla_rl.recipes.config_files import keep_file
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
 from vla_rl.training.distributed import barrier, torchrun_processes
@@ -22,8 +23,11 @@ class Recipe(Protocol):
 def run(recipe: Recipe, out: str, source: Path | None = None) -> dict[str, Any]:
     """Run ``recipe`` in the folder ``out`` and write its summary; torchrun's further processes have folders in it.
 
-    ``source`` is the config file that it comes from: the run keeps a copy.
+    ``source`` is the config file that it comes from: the run keeps a copy.  An environment of the user's own is checked
+    first, so that a mistake in it leaves no run folder.
     """
+    if isinstance(env := getattr(recipe, "env", None), EnvConfig):
+        env.check()
     with torchrun_processes() as group:
         if group.rank == 0:
             folder = RunFolder(out, recipe)
