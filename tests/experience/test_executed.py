@@ -6,10 +6,12 @@ from dataclasses import replace
 from itertools import count
 
 import numpy as np
+import pytest
 import torch
 
 from sims.catalog import make
 from tests.auditing import AuditingPolicy
+from tests.experience.test_groups import LuckyEnv
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 
@@ -46,25 +48,64 @@ def test_executed_is_what_was_done_and_after_an_end_what_had_been_chosen():
 
 
 class Contextual(AuditingPolicy):
-    """Stores what its state says of each row: the seed and step that it should show, and whether it was just reset."""
+    """Its features hold the state of each environment: seed and step that are due, and whether it was just reset."""
 
     def __init__(self, horizon: int) -> None:
         super().__init__(horizon)
-        self.looks = 0
+        self.encoded = 0
 
     def context(self, features, state, generator):
-        self.looks += len(features["counters"])
-        return {**features, "told": torch.stack([state["seed"], state["steps"], state["fresh"].long()], 1)}, state
+        self.encoded += len(features["counters"])
+        return {**features, "context": torch.stack([state["seed"], state["steps"], state["fresh"].long()], 1)}, state
 
 
 def test_every_observation_gets_its_context_the_last_one_that_of_its_own_episode():
     policy = Contextual(4)
     rollout = RolloutSource(make("counting", num_envs=ROWS), policy, 30, count(300), torch.Generator()).next()
-    seen, told = rollout.features["counters"], rollout.features["told"]
-    fresh = told[..., 2] == 1
-    assert torch.equal(told[~fresh][:, :2], seen[~fresh]) and not seen[fresh][:, 1].any()
+    seen, context = rollout.features["counters"], rollout.features["context"]
+    fresh = context[..., 2] == 1
+    assert torch.equal(context[~fresh][:, :2], seen[~fresh]) and not seen[fresh][:, 1].any()
     ended = rollout.terminated | rollout.truncated
     assert torch.equal(fresh[1:], ended) and fresh[0].all()
     finals = torch.cat([rollout.final_features["counters"], torch.zeros(len(rollout.final_index), 1)], 1)
-    assert len(finals) > 5 and torch.equal(rollout.final_features["told"], finals.long())
-    assert policy.looks == 31 * ROWS + len(finals)
+    assert len(finals) > 5 and torch.equal(rollout.final_features["context"], finals.long())
+    assert policy.encoded == 31 * ROWS + len(finals)
+
+
+def test_a_truncated_group_member_gets_the_context_of_its_own_environment():
+    policy = Contextual(4)
+    config = GroupConfig(groups=6, size=4, ahead=2, limit=40)
+    source = config.build(LuckyEnv(9), policy, SeedStream(300, 9000), torch.Generator())
+    rollouts = [source.next() for _ in range(4)]
+    finals = [(part.final_features["counters"], part.final_features["context"]) for part in rollouts]
+    assert sum(len(counters) for counters, _ in finals) > 20
+    for counters, context in finals:
+        assert torch.equal(context, torch.cat([counters, torch.zeros(len(counters), 1, dtype=torch.long)], 1))
+    for part in rollouts:
+        played, fresh = part.valid.any(-1), part.features["context"][:-1, ..., 2] == 1
+        same = (part.features["context"][:-1, ..., :2] == part.features["counters"][:-1]).all(-1)
+        assert (same | fresh)[played].all() and torch.equal(fresh[0], played[0])
+
+
+class Stopping(AuditingPolicy):
+    """Fails at its fourth decision, so that one can look at what has been collected."""
+
+    calls = 0
+
+    def act(self, features, state, mode, generator):
+        self.calls += 1
+        if self.calls == 4:
+            raise RuntimeError("stopped")
+        return super().act(features, state, mode, generator)
+
+
+def test_sources_keep_no_pictures_beside_the_features():
+    """The policy says whether pictures are kept; those of the environment are freed at once."""
+    windows = RolloutSource(make("counting", num_envs=ROWS), Stopping(4), 9, count(300), torch.Generator())
+    groups = GroupConfig(2, 3, 1, 20).build(LuckyEnv(5), Stopping(4), SeedStream(300, 400), torch.Generator())
+    for source in (windows, groups):
+        with pytest.raises(RuntimeError, match="stopped"):
+            source.next()
+    for decision in [*windows._window.decisions, *groups._decisions]:
+        assert not decision.obs.images and not decision.step.obs.images and not decision.step.frames
+    assert len(windows._window.decisions) == len(groups._decisions) == 3

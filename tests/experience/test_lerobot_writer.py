@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.experience.lerobot_makers import FRONT, TASKS, WRIST, assert_holds, episode, length, schema, task, write
+from tests.experience.lerobot_makers import FPS, FRONT, TASKS, WRIST, assert_holds, episode, length, schema, task, write
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.experience.lerobot import compact, disk, live
+from vla_rl.experience.lerobot.compact import _new_splits
 from vla_rl.experience.lerobot.damage import DamagedError
 from vla_rl.experience.lerobot.features import Feature
 from vla_rl.experience.lerobot.live import Limits
@@ -124,6 +125,30 @@ def test_splits_are_shares_of_all_episodes(tmp_path):
     write(root, 1, first=5)
     assert info(root)["splits"] == {"train": "0:3", "validation": "3:4", "test": "4:6"}
     assert_holds(root, list(range(6)))
+
+
+def test_shares_that_round_badly_still_hold_every_episode(tmp_path):
+    root, writer = tmp_path / "set", DatasetWriter(tmp_path / "set", schema(video="never"))
+    for index in range(5):
+        writer.add(episode(index), task(index))
+    writer.finalise({"train": 0.5, "validation": 0.25, "test": 0.25})
+    assert DatasetReader(root).splits == {"train": range(0, 2), "validation": range(2, 4), "test": range(4, 5)}
+    assert list(_new_splits({name: 1 / 3 for name in "abc"}, 10).values()) == ["0:3", "3:7", "7:10"]
+
+
+def test_every_episode_has_its_seconds_of_its_video(tmp_path):
+    """lerobot cuts a file of several episodes by these times."""
+    write(tmp_path / "set", 4)
+    write(tmp_path / "set", 2, first=4)
+    key, wanted = f"videos/{FRONT}/", []
+    for group in (range(4), range(4, 6)):
+        ends = np.cumsum([length(index) for index in group]) / FPS
+        wanted += zip([0.0, *ends[:-1]], ends, strict=True)
+    tables = [pq.read_table(tmp_path / "set" / name) for name in files(tmp_path / "set", "meta/episodes/*/*.parquet")]
+    times = [
+        np.concatenate([table[f"{key}{which}_timestamp"].to_numpy() for table in tables]) for which in ("from", "to")
+    ]
+    np.testing.assert_allclose(np.stack(times, 1), wanted, rtol=1e-12)
 
 
 def test_tasks_may_change_within_an_episode_and_texts_keep_their_numbers(tmp_path):

@@ -55,6 +55,12 @@ def test_the_others_have_the_share_of_an_empty_part():
         mixture((False, True, False), (1.0, 0.0, 1.0)).sample(3, seeded())
 
 
+def test_a_part_without_a_share_counts_for_nothing():
+    mixed = mixture((True, True, True), (1.0, 0.0, 1.0))
+    assert len(mixed) == 6 and mixed.counts(7)["online"] == 0
+    assert len(mixture((False, True, False), (1.0, 0.0, 1.0))) == 0
+
+
 def test_what_is_added_goes_online_and_views_follow():
     online = replay(0, False)
     mixed = Mixture({"online": online, "person": Interventions(online)}, {"online": 0.5, "person": 0.5})

@@ -103,6 +103,20 @@ _SAFETY = (
 
 _LAYOUT = (
     Fault(
+        "splits are rounded one by one",
+        f"{_PACKAGE}compact.py",
+        "for share in np.cumsum(list(shares.values()))]",
+        "for share in np.cumsum([round(part * episodes) / episodes for part in shares.values()])]",
+        (f"{_WRITER}shares_that_round_badly_still_hold_every_episode",),
+    ),
+    Fault(
+        "an episode's video ends at its length and not behind its start",
+        f"{_PACKAGE}tables.py",
+        "= starts[name][item.index] + item.live.length / schema.fps",
+        "= item.live.length / schema.fps",
+        (f"{_WRITER}every_episode_has_its_seconds_of_its_video",),
+    ),
+    Fault(
         "added episodes go into the last file",
         f"{_PACKAGE}compact.py",
         "    return last.next(",

@@ -246,6 +246,27 @@ _MEMORY = (
 
 _RECORDED = (
     Fault(
+        "an empty part with share 0 counts",
+        _MIXTURE,
+        "for name, part in self.parts.items() if self.shares[name])",
+        "for name, part in self.parts.items())",
+        (f"{_ON_MIXTURE}test_a_part_without_a_share_counts_for_nothing",),
+    ),
+    Fault(
+        "a truncated group member gets the last observation of its neighbour",
+        "vla_rl/experience/groups.py",
+        "self.driver.final_features(np.array(list(truncated)))",
+        "self.driver.final_features(np.array(sorted(truncated)))",
+        ("tests/experience/test_executed.py::test_a_truncated_group_member_gets_the_context_of_its_own_environment",),
+    ),
+    Fault(
+        "rollouts keep the pictures of every observation",
+        "vla_rl/experience/driver.py",
+        "return replace(self, obs=_bare(self.obs), step=step)",
+        "return self",
+        ("tests/experience/test_executed.py::test_sources_keep_no_pictures_beside_the_features",),
+    ),
+    Fault(
         "a truncated recording keeps the action of unknown outcome",
         _RELABEL,
         "last = end if terminated else end - 1",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,15 @@ class Decision:
     out: ActionOut
     step: Step
     seeds: np.ndarray
+
+    def without_pictures(self) -> Decision:
+        """The same without images, extras and frames, for those who keep many decisions with their features."""
+        step = replace(self.step, obs=_bare(self.step.obs), frames=())
+        return replace(self, obs=_bare(self.obs), step=step)
+
+
+def _bare(obs: Observation) -> Observation:
+    return replace(obs, images={}, extras={})
 
 
 class Driver:

@@ -193,7 +193,7 @@ class GroupSource:
 
     def _decide(self) -> None:
         decision = self.driver.step()
-        decision = replace(decision, step=to_policy_device(decision))
+        decision = replace(decision, step=to_policy_device(decision)).without_pictures()
         self._decisions.append(decision)
         self._record(decision.step)
 

@@ -111,10 +111,7 @@ class RolloutSource:
             self._reset(np.arange(self.env.num_envs))
         while len(self._window.decisions) < self.decisions:
             self._decide(self._window)
-        window, self._window = self._window, _Window()
-        last = self._features(self.driver.obs, self.driver.features)
-        seconds, self.driver.seconds = self.driver.seconds, no_seconds()
-        return replace(_stack(window, last, self.env.spec, seconds), stream=self.stream)
+        return self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds, generator, environments and the policy's own state (see ``Resumable``).
@@ -146,13 +143,20 @@ class RolloutSource:
     def _decide(self, window: _Window) -> None:
         decision = self.driver.step()
         window.features.append(self._features(decision.obs, decision.features))
-        window.decisions.append(replace(decision, step=to_policy_device(decision)))
+        window.decisions.append(replace(decision, step=to_policy_device(decision)).without_pictures())
         truncated = np.flatnonzero(on_host(decision.step.truncated))
         if len(truncated):
             final = self.driver.final_features(truncated)
             window.final_features.append(self._features(decision.step.obs.select(truncated), final))
             window.final_index += [(len(window.decisions) - 1, int(env_id)) for env_id in truncated]
         self._reset(np.flatnonzero(on_host(decision.step.done)))
+
+    def _deliver(self) -> Rollout:
+        """The window as a rollout; the next one begins."""
+        last = self._features(self.driver.obs, self.driver.features)
+        seconds, self.driver.seconds = self.driver.seconds, no_seconds()
+        window, self._window = self._window, _Window()
+        return replace(_stack(window, last, self.env.spec, seconds), stream=self.stream)
 
     def _features(self, obs: Observation | None, features: Features) -> Features:
         """``features`` of ``obs`` with the privileged extras that critics read."""
