@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,34 @@ def gaussian(env: str, rows: int, decisions: int, horizon: int, seed: int) -> Ro
     policy = GaussianPolicy(world.spec, config=GaussianConfig(horizon, width=32))
     noise = torch.Generator().manual_seed(seed)
     return RolloutSource(world, policy, decisions, SeedStream(1000 * seed, 1000 * seed + 500), noise)
+
+
+class Annealed(GaussianPolicy):
+    """Remembers the progress that was published to it."""
+
+    progress = 0.0
+
+    def set_progress(self, progress: float) -> None:
+        self.progress = progress
+
+
+class AnnealedSource:
+    """Says in ``info`` what its policy was told."""
+
+    def __init__(self, source: RolloutSource, policy: Annealed) -> None:
+        self.source, self.policy = source, policy
+
+    def next(self) -> Rollout:
+        rollout = self.source.next()
+        return replace(rollout, info={**rollout.info, "progress": self.policy.progress})
+
+
+def annealed(env: str, rows: int, decisions: int, horizon: int, seed: int) -> AnnealedSource:
+    """A ``ScheduledPolicy`` in a toy environment."""
+    toy = make(env, num_envs=rows)
+    policy = Annealed(toy.spec, config=GaussianConfig(horizon, width=32))
+    source = RolloutSource(toy, policy, decisions, SeedStream(0, 500), torch.Generator().manual_seed(seed))
+    return AnnealedSource(source, policy)
 
 
 class Troubled:

@@ -81,6 +81,13 @@ def test_part_of_the_weights_may_be_published_but_none_that_does_not_fit():
         os.kill(source.pid, 0)
 
 
+def test_the_progress_of_the_run_is_published_with_the_weights():
+    with remote("annealed", **POINT_MASS) as source:
+        assert source.next().info["progress"] == 0.0
+        source.publish({}, 0.25)
+        assert source.next().info["progress"] == 0.25
+
+
 def learn(source, store, policy, iterations):
     """Mean reward of every rollout while PPO learns from ``source``."""
     torch.manual_seed(0)

@@ -204,14 +204,14 @@ FAULTS = (
         _LOOP,
         "self.best.score = self.validate().score",
         "self.validate()",
-        ("tests/training/test_loop.py::test_the_best_weights_are_judged_again_when_the_world_has_changed",),
+        ("tests/training/test_loop.py::test_the_best_weights_are_validated_again_when_the_environment_was_renewed",),
     ),
     Fault(
         "the present weights are lost when the best are judged again",
         _LOOP,
         "self._restore_and_publish(present)",
         "self._restore_and_publish(self.best)",
-        ("tests/training/test_loop.py::test_the_best_weights_are_judged_again_when_the_world_has_changed",),
+        ("tests/training/test_loop.py::test_the_best_weights_are_validated_again_when_the_environment_was_renewed",),
     ),
     Fault(
         "episodes of every stage count as simulated",

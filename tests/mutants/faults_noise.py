@@ -32,6 +32,54 @@ FAULTS = (
         (f"{_DRAWS}test_one_generator_draws_as_torch_does",),
     ),
     Fault(
+        "annealing forgets all but the first kind of noise",
+        "vla_rl/policies/flow.py",
+        "for name in magnitudes}",
+        "for name in magnitudes[:1]}",
+        ("tests/policies/test_flow.py::test_less_noise_is_less_of_every_kind_of_noise",),
+    ),
+    Fault(
+        "noise given as an int is not annealed",
+        "vla_rl/policies/flow.py",
+        'if item.type in (float, "float")]',
+        "if isinstance(getattr(self.schedule, item.name), float)]",
+        ("tests/policies/test_flow.py::test_less_noise_is_less_of_every_kind_of_noise",),
+    ),
+    Fault(
+        "one random step is the rank among the noisy ones",
+        "vla_rl/policies/flow.py",
+        "return torch.tensor(table.noisy, dtype=torch.int64)[choice]",
+        "return choice",
+        ("tests/policies/test_flow.py::test_one_random_step_is_the_step_and_not_its_rank_among_the_noisy_ones",),
+    ),
+    Fault(
+        "the fine-tuned network takes the first steps when deployed",
+        "vla_rl/policies/diffusion.py",
+        "self.sampler.deployed(early, late, noise, generator)",
+        "self.sampler.deployed(late, late, noise, generator)",
+        (
+            "tests/policies/test_diffusion.py::"
+            "test_what_is_deployed_takes_its_first_steps_with_the_network_of_imitation",
+        ),
+    ),
+    Fault(
+        "the noise of a flow does not fall",
+        "vla_rl/policies/tiny.py",
+        "self.config.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress)",
+        "self.config.sampler.scaled(self.final_noise**0)",
+        (
+            "tests/policies/test_tiny.py::"
+            "test_noise_falls_with_the_progress_of_the_run_and_stays_in_the_checkpoint_as_it_was_chosen",
+        ),
+    ),
+    Fault(
+        "the noise of a diffusion falls twice",
+        "vla_rl/policies/diffusion.py",
+        "self.sampler = self.config.sampler.scaled(",
+        "self.sampler = self.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress).scaled(",
+        ("tests/policies/test_diffusion.py::test_noise_falls_with_the_progress_of_the_run",),
+    ),
+    Fault(
         "an episode's noise follows from its environment",
         _RUN,
         "_episode_generator(self.noise_seed, int(self.seeds[self.playing[env_id]]))",

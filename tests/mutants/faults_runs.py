@@ -6,6 +6,8 @@ from tests.mutants.fault import Fault
 
 _DEVICE, _NAMES = "vla_rl/training/device.py", "tests/training/test_device.py::"
 
+_LOOP, _LOOP_TESTS = "vla_rl/training/loop.py", "tests/training/test_loop.py::"
+
 FAULTS = (
     Fault(
         "all processes share the first GPU",
@@ -27,5 +29,61 @@ FAULTS = (
         "if index >= count:",
         "if index > count:",
         (f"{_NAMES}test_a_device_that_cannot_be_used_is_refused",),
+    ),
+    Fault(
+        "the progress of a run stays in its process",
+        "vla_rl/experience/process.py",
+        "self.source.policy.set_progress(progress)",
+        "self.source.policy.set_progress(0.0)",
+        ("tests/experience/test_process.py::test_the_progress_of_the_run_is_published_with_the_weights",),
+    ),
+    Fault(
+        "a resumed run explores as at its start",
+        "vla_rl/training/policy_store.py",
+        'self.policy.version, self.progress = state["version"], state["progress"]',
+        'self.policy.version = state["version"]',
+        (f"{_LOOP_TESTS}test_the_share_that_is_done_is_published_with_the_weights",),
+    ),
+    Fault(
+        "the progress of a run counts iterations alone",
+        _LOOP,
+        "self.store.publish(self.learner.parameters, self.progress())",
+        "self.store.publish(self.learner.parameters, self.iteration / max(1, self.config.iterations))",
+        (f"{_LOOP_TESTS}test_the_share_of_the_actions_is_published_too",),
+    ),
+    Fault(
+        "a resumed run forgets when it validated last",
+        _LOOP,
+        'self.validated_at = state["validated_at"]',
+        "self.validated_at = self.env_steps",
+        (f"{_LOOP_TESTS}test_a_resumed_run_validates_at_the_same_actions",),
+    ),
+    Fault(
+        "without validation the first weights are kept",
+        _LOOP,
+        "self.best.offer(-math.inf, self.iteration, self.learner.parameters)",
+        "pass",
+        (f"{_LOOP_TESTS}test_without_validation_the_last_weights_are_kept",),
+    ),
+    Fault(
+        "every iteration validates when none should",
+        _LOOP,
+        "config.validate_every > 0 and self.iteration % config.validate_every == 0",
+        "self.iteration % max(1, config.validate_every) == 0",
+        (f"{_LOOP_TESTS}test_validate_every_0_validates_before_and_after",),
+    ),
+    Fault(
+        "a limit of a config is not included",
+        "vla_rl/contract/limits.py",
+        "if not low <= value <= high:",
+        "if value < low or value > high:",
+        (f"{_LOOP_TESTS}test_numbers_without_a_meaning_are_refused",),
+    ),
+    Fault(
+        "only the learner must be resumable",
+        _LOOP,
+        "            if not isinstance(part, Resumable):",
+        '            if name == "learner" and not isinstance(part, Resumable):',
+        (f"{_LOOP_TESTS}test_a_run_whose_parts_cannot_save_their_state_says_so_and_runs",),
     ),
 )

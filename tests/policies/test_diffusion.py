@@ -19,7 +19,7 @@ from tests.toys import ToyEncoder
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.diffusion_steps import Ddim, Ddpm, DiffusionSampler, Process, denoising_loss, step_logprob
@@ -223,6 +223,30 @@ def test_the_first_steps_keep_the_network_of_imitation():
     assert not torch.equal(before.aux["points"][:, 1], after.aux["points"][:, 1])
     whole = made().with_sampler(replace(POLICIES["ddim, last two"], fine_tuned=5)).act(kept, {}, "sample", seeded(1))[0]
     torch.testing.assert_close(whole.sample, before.sample)  # nothing else changes
+
+
+def test_what_is_deployed_takes_its_first_steps_with_the_network_of_imitation():
+    sampler = replace(POLICIES["ddim, last two"], floor=1e-9, reverse=Ddim(0.0))  # explores without noise, too
+    policy = made().with_sampler(sampler)
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=seeded(3)))
+    kept = features(policy)
+    deployed, explored = (policy.act(kept, {}, mode, seeded(1))[0].sample for mode in ("eval", "sample"))
+    torch.testing.assert_close(deployed, explored)
+    policy.heads["early"] = policy.heads["late"]
+    assert not torch.allclose(deployed, policy.act(kept, {}, "eval", seeded(1))[0].sample)
+
+
+def test_noise_falls_with_the_progress_of_the_run():
+    sampler = DiffusionSampler(floor=0.2)
+    policy = made(sampler).with_sampler(sampler, final_noise=0.5)
+    assert isinstance(policy, ScheduledPolicy) and policy.sampler == sampler
+    policy.set_progress(0.5)
+    assert policy.sampler == sampler.scaled(0.75) and policy.config.sampler == sampler
+    kept = features(policy)
+    out, _ = policy.act(kept, {}, "sample", seeded(1))
+    assert policy.log_prob(kept, out.sample, out.aux).params["std"].min() == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)

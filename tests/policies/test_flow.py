@@ -236,3 +236,27 @@ def test_errors_name_the_cure():
         FlowSampler(Ode(), OneRandomStep(), 4).sample(still, ones, seeded())
     with pytest.raises(ContractError, match="noise head"):
         FlowSampler(FlowNoise(), AllSteps(), 4).sample(lambda x, t: Field(x), ones, seeded())
+
+
+def test_one_random_step_is_the_step_and_not_its_rank_among_the_noisy_ones():
+    assert FlowOu(0.0, 0.05).table(4).noisy == (3,)
+    assert (OneRandomStep().draw(FlowOu(0.0, 0.05).table(4), 50, seeded()) == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "halved"),
+    [
+        (FlowSde(1), FlowSde(0.5)),
+        (FlowOu(0.5, 0.04), FlowOu(0.25, 0.02)),
+        (FlowDdim(0.5, 0.04), FlowDdim(0.25, 0.02)),
+        (FlowCps(0.5, 0.04), FlowCps(0.25, 0.02)),
+        (FlowNoise(0.08, 0.16), FlowNoise(0.04, 0.08)),
+        (Ode(), Ode()),
+    ],
+    ids=lambda value: repr(value),
+)
+def test_less_noise_is_less_of_every_kind_of_noise(schedule, halved):
+    """Annealing scales all magnitudes of a schedule, also one that was given as an int."""
+    sampler = FlowSampler(schedule, AllSteps(), 4)
+    assert sampler.scaled(0.5) == FlowSampler(halved, AllSteps(), 4)
+    assert sampler.scaled(1.0) == sampler

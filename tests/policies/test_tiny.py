@@ -13,6 +13,7 @@ import torch
 
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.policy import ScheduledPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowCps, FlowDdim, FlowNoise, FlowOu, FlowSde
@@ -293,3 +294,26 @@ def test_a_run_killed_between_the_two_moves_loses_nothing(saved, monkeypatch):
     with pytest.raises(UserError, match="disk full"):
         policy.save_pretrained(folder)
     assert torch.equal(outputs(TinyVLA.from_pretrained(folder), seen()), outputs(policy, seen()))
+
+
+def test_noise_falls_with_the_progress_of_the_run_and_stays_in_the_checkpoint_as_it_was_chosen(tmp_path):
+    sampler = FlowSampler(FlowOu(0.5, 0.1), AllSteps(), 4)
+    policy = made(sampler)
+    features = policy.encode(seen())
+
+    def stds() -> torch.Tensor:
+        out, _ = policy.act(features, {}, "sample", seeded())
+        return policy.log_prob(features, out.sample, out.aux).params["std"][0, :, 0]
+
+    assert isinstance(policy, ScheduledPolicy)
+    constant = stds()
+    policy.set_progress(0.5)
+    assert torch.equal(stds(), constant)  # without a final noise nothing falls
+    policy.with_sampler(sampler, final_noise=0.4)
+    assert torch.equal(stds(), constant)
+    policy.set_progress(0.5)
+    torch.testing.assert_close(stds()[-1], torch.tensor(0.7 * 0.1))
+    policy.set_progress(1.0)
+    assert (stds()[1:] < constant[1:]).all() and stds()[-1] == pytest.approx(0.04)
+    policy.save_pretrained(tmp_path / "it")
+    assert load_policy(tmp_path / "it").config.sampler == sampler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -99,17 +100,24 @@ def test_collect_learn_publish_in_turn_and_validate_first_in_between_and_last():
     assert [("eval/score" in found.reports[i]) for i in range(6)] == [True, False, True, False, True, True]
 
 
-def test_the_best_weights_are_judged_again_when_the_world_has_changed():
-    """Before the third iteration; the weights that were best in the old world are worth 0.1 in the new one."""
-    fake, seen = Fake([0.2, 0.8, 0.5, 0.1, 0.3, 0.2]), []
+class Renewing(Fake):
+    """Its environment changes before the third of four iterations."""
 
-    def changed(progress: float) -> bool:
-        seen.append(fake.parameters["w"][0].item())
+    def __init__(self, rates):
+        super().__init__(rates)
+        self.asked_at = []
+
+    def renew(self, progress: float) -> bool:
+        self.asked_at.append((progress, self.parameters["w"][0].item()))
         return progress == 0.5
 
-    loop = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, LoopConfig(4, 1, collapse=1.0), prepare=changed)
-    best = loop.run()
-    assert fake.weights_at == [0.0, 1.0, 2.0, 1.0, 3.0, 4.0] and seen == [0.0, 1.0, 2.0, 3.0]
+
+def test_the_best_weights_are_validated_again_when_the_environment_was_renewed():
+    """Before the third iteration; the weights that were best in the old environment score 0.1 in the new one."""
+    fake = Renewing([0.2, 0.8, 0.5, 0.1, 0.3, 0.2])
+    best = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, LoopConfig(4, 1, collapse=1.0)).run()
+    assert fake.weights_at == [0.0, 1.0, 2.0, 1.0, 3.0, 4.0]
+    assert fake.asked_at == [(0.0, 0.0), (0.25, 1.0), (0.5, 2.0), (0.75, 3.0)]
     assert (best.score, best.iteration) == (0.3, 3) and fake.parameters["w"].tolist() == [3.0, 3.0]
 
 
@@ -127,6 +135,22 @@ def test_validation_comes_after_so_many_actions_too():
     assert [i for i in range(9) if "eval/score" in found.reports[i]] == [0, 3, 4, 7, 8]
     found = run([0.1] * 9, iterations=8, validate_every=100, validate_steps=0)
     assert [i for i in range(9) if "eval/score" in found.reports[i]] == [0, 8]
+
+
+def test_a_resumed_run_validates_at_the_same_actions():
+    """Validation is due 25 actions after the last one, which was before the run stopped."""
+    undisturbed = run([0.1] * 9, iterations=8, validate_every=0, validate_steps=25)
+    config, states, reports = LoopConfig(8, 0, validate_steps=25), [], {}
+    fake = Fake([0.1] * 9)
+    loop = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, config)
+    loop.save = lambda iteration: states.append(loop.state_dict())
+    loop.run()
+    resumed = Loop(fake, fake, InProcessPolicyStore(fake), lambda: Rate(0.1, 0.0, 1.0, 9), config)
+    resumed.report = lambda i, metrics: reports.update({i: metrics})
+    resumed.load_state_dict(states[5])
+    resumed.run()
+    for i in (6, 7, 8):
+        assert ("eval/score" in reports[i]) == ("eval/score" in undisturbed.reports[i]) == (i in (6, 8))
 
 
 def test_reports_hold_everything_and_count_all_steps():
@@ -189,6 +213,98 @@ def test_a_part_that_cannot_save_its_state_is_named():
     loop = Loop(object(), Fake([]), InProcessPolicyStore(Fake([])), Fake([]).validate, LoopConfig())
     with pytest.raises(UserError, match="the source object cannot save its state"):
         loop.state_dict()
+
+
+@pytest.mark.parametrize("part", ["learner", "source", "store"])
+def test_a_run_whose_parts_cannot_save_their_state_says_so_and_runs(part):
+    class Stateless:
+        """Delegates all but the state."""
+
+        def __init__(self, whole):
+            self.next, self.update, self.publish = whole.next, whole.update, getattr(whole, "publish", None)
+            self.parameters, self.lr = getattr(whole, "parameters", None), 1.0
+
+    fake = Fake([])
+    parts = {"learner": fake, "source": fake, "store": InProcessPolicyStore(fake)}
+    store = parts["store"]
+    fake.publish = store.publish
+    parts[part] = Stateless(fake)
+    loop = Loop(parts["source"], parts["learner"], parts["store"], None, LoopConfig(iterations=3))
+    assert f"the {part} Stateless cannot save its state, so this run cannot be resumed" in loop.not_resumable()
+    assert loop.run().iteration == 3
+    assert Loop(fake, fake, store, None, LoopConfig()).not_resumable() == ""
+
+
+def test_without_validation_the_last_weights_are_kept():
+    fake, kept, reports = Fake([]), [], {}
+    loop = Loop(
+        fake,
+        fake,
+        InProcessPolicyStore(fake),
+        None,
+        LoopConfig(iterations=3, validate_every=1),
+        on_best=kept.append,
+        report=lambda i, metrics: reports.update({i: metrics}),
+    )
+    best = loop.run()
+    assert best.iteration == 3 and kept == [3] and fake.parameters["w"].tolist() == [3.0, 3.0]
+    assert sorted(reports) == [0, 1, 2, 3] and not any("eval/score" in metrics for metrics in reports.values())
+
+
+def test_validate_every_0_validates_before_and_after():
+    found = run([0.1] * 2, iterations=5, validate_every=0)
+    assert [i for i in range(6) if "eval/score" in found.reports[i]] == [0, 5]
+
+
+def test_the_share_that_is_done_is_published_with_the_weights():
+    """Also to a resumed run, and with the best weights after a collapse and at the end."""
+    fake, states = Fake([0.9, 0.1, 0.9, 0.9, 0.9]), []
+    fake.done = []
+    fake.encode = fake.initial_state = fake.reset_state = fake.act = print  # never called; they make it a policy
+    fake.set_progress = fake.done.append
+    config = LoopConfig(iterations=4, validate_every=1)
+    loop = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, config)
+    loop.save = lambda iteration: states.append(loop.state_dict())
+    loop.run()
+    assert fake.done == [0.0, 0.25, 0.25, 0.5, 0.75, 1.0, 1.0]
+    resumed = Loop(fake, fake, InProcessPolicyStore(fake), fake.validate, config)
+    resumed.load_state_dict(states[2])
+    assert fake.done[-2:] == [0.0, 0.5]
+
+
+def test_the_share_of_the_actions_is_published_too():
+    """10 actions an iteration; the run ends after 40."""
+    published = []
+
+    class Store(InProcessPolicyStore):
+        def publish(self, weights, progress=0.0):
+            published.append(progress)
+            return super().publish(weights, progress)
+
+    fake = Fake([])
+    Loop(fake, fake, Store(fake), None, LoopConfig(iterations=100, env_steps=40)).run()
+    assert published == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"iterations": -3},
+        {"validate_every": -1},
+        {"save_every": 0},
+        {"collapse": -0.1},
+        {"collapse": math.nan},
+        {"collapse_lr_factor": 1.5},
+        {"env_steps": -1},
+        {"validate_steps": -1},
+        {"collectors": 0},
+        {"rollouts_ahead": 2},
+    ],
+)
+def test_numbers_without_a_meaning_are_refused(wrong):
+    name, value = next(iter(wrong.items()))
+    with pytest.raises(UserError, match=rf"LoopConfig\.{name} is {value}, .*choose a number"):
+        LoopConfig(**wrong)
 
 
 def test_without_an_iteration_there_is_still_a_validation():

@@ -117,11 +117,25 @@ class Learner(Protocol):
 class PolicyStore(Protocol):
     """Holds the newest weights for the processes that act."""
 
-    def publish(self, weights: Mapping[str, Array]) -> int:
-        """Store ``weights`` as the newest; returns their version."""
+    def publish(self, weights: Mapping[str, Array], progress: float = 0.0) -> int:
+        """Store ``weights`` as the newest; returns their version.
+
+        ``progress``, the share of the run that is done, is for a ``ScheduledPolicy``.
+        """
 
     def latest(self) -> tuple[int, Mapping[str, Array]]:
         """The newest version and its weights."""
+
+
+@runtime_checkable
+class RenewableSource(Protocol):
+    """A source whose environment may change during the run, such as imagination whose world model keeps learning."""
+
+    def next(self) -> Rollout:
+        """The next rollout."""
+
+    def renew(self, progress: float) -> bool:
+        """Called before every iteration with the share of the run that is done; returns whether anything changed."""
 
 
 @runtime_checkable

@@ -65,6 +65,14 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class ScheduledPolicy(Policy, Protocol):
+    """A policy of which more than the weights changes during a run, such as its exploration noise."""
+
+    def set_progress(self, progress: float) -> None:
+        """Adopt the settings for a run of which the share ``progress`` is done; called whenever weights arrive."""
+
+
+@runtime_checkable
 class ContextPolicy(Policy, Protocol):
     """A policy whose decision and critic also depend on its own state, such as the plan that it follows."""
 

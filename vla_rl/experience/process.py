@@ -20,6 +20,7 @@ from torch import Tensor
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError, did_you_mean
 from vla_rl.contract.load import load
+from vla_rl.contract.policy import ScheduledPolicy
 from vla_rl.contract.wire import handshake, read_message, write_message
 
 COMMAND = (sys.executable, "-m", "vla_rl.experience.process")
@@ -63,9 +64,9 @@ class ProcessSource:
         """One rollout as torch tensors; ``version`` is that of the weights that acted."""
         return Rollout(**_tensors(self._ask("next")))
 
-    def publish(self, weights: Mapping[str, Tensor]) -> int:
+    def publish(self, weights: Mapping[str, Tensor], progress: float = 0.0) -> int:
         """Copy ``weights`` (any of the policy's, by name) into the acting policy."""
-        return int(self._ask("publish", weights=_arrays(weights)))
+        return int(self._ask("publish", weights=_arrays(weights), progress=progress))
 
     def latest(self) -> tuple[int, Mapping[str, Tensor]]:
         """Version and weights that the next rollout will act with."""
@@ -153,7 +154,7 @@ class _Actor:
         return {field.name: _arrays(getattr(rollout, field.name)) for field in fields(rollout)}
 
     @torch.no_grad()
-    def publish(self, weights: dict[str, np.ndarray]) -> int:
+    def publish(self, weights: dict[str, np.ndarray], progress: float) -> int:
         own = self.source.policy.state_dict()
         for name, array in weights.items():
             if name not in own or own[name].shape != array.shape:
@@ -163,6 +164,8 @@ class _Actor:
                 )
         for name, array in weights.items():
             own[name].copy_(torch.from_numpy(array))
+        if isinstance(self.source.policy, ScheduledPolicy):
+            self.source.policy.set_progress(progress)
         self.source.policy.version += 1
         return int(self.source.policy.version)
 

@@ -89,6 +89,7 @@ class DiffusionPolicy(nn.Module):
                 "it cannot be the encoder of a diffusion policy; give a policy that has them, or add the property."
             )
         self.encoder, self.spec, self.config, self.version = encoder, encoder.spec, config or DiffusionConfig(), 0
+        self.sampler, self.final_noise = self.config.sampler, 1.0
         self.action_scale = Affine.from_bounds(self.spec.action)
         self.scheduler = self.config.sampler.reverse.scheduler(self.config.sampler.process)
         dims = self.config.horizon * self.spec.action_dim
@@ -124,9 +125,9 @@ class DiffusionPolicy(nn.Module):
         shape = (num_envs, self.config.horizon * self.spec.action_dim)
         noise = normal(shape, generator, like=self.action_low)
         if mode == "eval":
-            flat = self.config.sampler.deployed(early, late, noise, generator)
+            flat = self.sampler.deployed(early, late, noise, generator)
             return self._action_out(flat, flat.new_zeros(num_envs, dtype=torch.float64), {}), state
-        points, mean, std = self.config.sampler.sample(early, late, noise, generator)
+        points, mean, std = self.sampler.sample(early, late, noise, generator)
         logprob = step_logprob(points[:, 1:], mean, std).sum(1)
         return self._action_out(points[:, -1], logprob, {"points": points}), state
 
@@ -154,7 +155,7 @@ class DiffusionPolicy(nn.Module):
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Joint density of the recorded fine-tuned steps, whose last point is ``sample``."""
-        mean, std = self.config.sampler.gaussians(self._late_network(features), aux["points"])
+        mean, std = self.sampler.gaussians(self._late_network(features), aux["points"])
         params = {"mean": mean, "std": std}
         return Likelihood(self.step_logprob(aux, params).sum(1), step_entropy(std).sum(1), params)
 
@@ -187,8 +188,8 @@ class DiffusionPolicy(nn.Module):
         """The weights that imitation and RL train: neither the encoder nor the frozen copy of the first steps."""
         return {name: p for name, p in self.named_parameters() if name.startswith("heads.late.")}
 
-    def with_sampler(self, sampler: DiffusionSampler) -> DiffusionPolicy:
-        """Replace the sampler; returns ``self``.
+    def with_sampler(self, sampler: DiffusionSampler, final_noise: float = 1.0) -> DiffusionPolicy:
+        """Replace the sampler; returns ``self``.  Its noise falls linearly to ``final_noise`` times itself in a run.
 
         The first sampler that fine-tunes fewer than all steps freezes a copy of the network for the other steps.
         Raises UserError for another diffusion process than the network was trained for, and for other numbers of steps
@@ -206,9 +207,14 @@ class DiffusionPolicy(nn.Module):
                 f"so it cannot sample with {sampler.fine_tuned} of {sampler.steps}; keep these numbers, or start from "
                 "the imitation checkpoint."
             )
-        self.config = replace(self.config, sampler=sampler)
+        self.config, self.final_noise = replace(self.config, sampler=sampler), final_noise
         self._freeze_early_copy()
+        self.set_progress(0.0)
         return self
+
+    def set_progress(self, progress: float) -> None:
+        """Scale the noise of ``config.sampler`` for a run of which the share ``progress`` is done."""
+        self.sampler = self.config.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress)
 
     def _freeze_early_copy(self) -> None:
         """Freeze a copy of the network for the first steps when fewer than all steps are fine-tuned."""

@@ -217,10 +217,13 @@ class FlowSampler:
         return self.schedule.table(self.steps)
 
     def scaled(self, factor: float) -> FlowSampler:
-        """The same sampler with ``factor`` times the noise: a schedule's float fields are all magnitudes of noise."""
-        kept = {item.name: getattr(self.schedule, item.name) for item in fields(self.schedule)}
-        louder = {name: factor * value for name, value in kept.items() if isinstance(value, float)}
-        return replace(self, schedule=replace(self.schedule, **louder))
+        """The same sampler with ``factor`` times the noise.
+
+        All fields of a schedule that are declared ``float`` are magnitudes of noise, also when they hold an int.
+        """
+        magnitudes = [item.name for item in fields(self.schedule) if item.type in (float, "float")]
+        scaled = {name: factor * getattr(self.schedule, name) for name in magnitudes}
+        return replace(self, schedule=replace(self.schedule, **scaled))
 
     def sample(self, field: VelocityField, noise: Tensor, generator: Generators) -> tuple[Chain, Gaussians]:
         """Chains from ``noise`` [B,N] and their density; with grad mode on, the samples are reparameterised."""

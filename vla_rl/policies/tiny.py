@@ -53,7 +53,7 @@ class TinyVLA(nn.Module):
         super().__init__()
         self.spec, self.vocabulary, self.proprioception, self.config = spec, vocabulary, proprioception, config
         self.action_scale = Affine.from_bounds(spec.action)
-        self.version = 0
+        self.version, self.sampler, self.final_noise = 0, config.sampler, 1.0
         self.backbone = PointingBackbone(len(vocabulary.words), config.queries, max_words=vocabulary.length)
         self.connector = nn.Sequential(
             nn.Linear(sum(self.feature_sizes.values()), 256),
@@ -109,10 +109,10 @@ class TinyVLA(nn.Module):
         shape = (num_envs, self.config.horizon * self.spec.action_dim)
         noise = normal(shape, generator, like=self.expert.enter.weight)
         if mode == "eval":
-            sample = self.config.sampler.deterministic(field, noise)
+            sample = self.sampler.deterministic(field, noise)
             out = self._action_out(sample, sample.new_zeros(num_envs), {})
         else:
-            chain, density = self.config.sampler.sample(field, noise, generator)
+            chain, density = self.sampler.sample(field, noise, generator)
             out = self._action_out(
                 chain.points[:, -1], density.logprob, {"points": chain.points, "noisy_steps": chain.noisy_steps}
             )
@@ -132,7 +132,7 @@ class TinyVLA(nn.Module):
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
         """Joint density of recorded chains, summed over noised steps and dimensions; ``sample`` is their last point."""
-        density = self.config.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
+        density = self.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
         return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
 
     def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
@@ -147,10 +147,15 @@ class TinyVLA(nn.Module):
         """The weights that imitation and RL train; the backbone stays frozen after grounding."""
         return {name: p for name, p in self.named_parameters() if not name.startswith("backbone.")}
 
-    def with_sampler(self, sampler: FlowSampler) -> TinyVLA:
-        """Replace the sampler; returns ``self``."""
-        self.config = replace(self.config, sampler=sampler)
+    def with_sampler(self, sampler: FlowSampler, final_noise: float = 1.0) -> TinyVLA:
+        """Replace the sampler; returns ``self``.  Its noise falls linearly to ``final_noise`` times itself in a run."""
+        self.config, self.final_noise = replace(self.config, sampler=sampler), final_noise
+        self.set_progress(0.0)
         return self
+
+    def set_progress(self, progress: float) -> None:
+        """Scale the noise of ``config.sampler`` for a run of which the share ``progress`` is done."""
+        self.sampler = self.config.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
-from vla_rl.contract.batch import ReplayBuffer
+from vla_rl.contract.batch import ExperienceSource, ReplayBuffer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
@@ -122,13 +122,12 @@ class OffPolicyRL:
         part = self.experience.split(context.parts)
         return part.build(env, policy, context.seeds(), context.exploration())
 
+    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
+        return source
+
     def pretrain(self, learner: LoopLearner) -> None:
         """Learn from the recorded data before anything is collected."""
         if steps := self.algorithm.offline_steps:
             assert isinstance(learner, OffPolicyLearner)
             with bar("offline", steps) as update:
                 learner.pretrain(steps, lambda step, info: update(step + 1, f"value {info['critic/value']:.3f}"))
-
-    def schedule(self, policy: Trainable, progress: float) -> bool:
-        """Nothing changes during the run."""
-        return False

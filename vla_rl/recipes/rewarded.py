@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import VecEnv
 from vla_rl.experience.background import CollectingSource
 from vla_rl.recipes.context import RunContext, Trainable
@@ -44,11 +45,11 @@ class Rewarded:
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         return self.trainer.build_source(context, env, policy)
 
+    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
+        return self.trainer.whole_source(source, policy)
+
     def pretrain(self, learner: LoopLearner) -> None:
         self.trainer.pretrain(learner)
-
-    def schedule(self, policy: Trainable, progress: float) -> bool:
-        return self.trainer.schedule(policy, progress)
 
     def model(self) -> Reward:
         """The reward model; raises UserError for a folder without one."""

@@ -169,7 +169,7 @@ def _train(
     with bar("improve", trainer.loop.iterations) as update, patient_sigterm() as asked_to_stop:
 
         def save(iteration: int) -> None:
-            if group.size == 1 and (asked_to_stop() or iteration % trainer.loop.save_every == 0):
+            if can_resume and (asked_to_stop() or iteration % trainer.loop.save_every == 0):
                 folder.save_state(iteration, loop.state_dict())
             if asked_to_stop():
                 raise Terminated
@@ -182,9 +182,12 @@ def _train(
             trainer.loop,
             on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             report=_report_rl(folder, update, by_family),
-            prepare=lambda progress: trainer.schedule(policy, progress),
             save=save,
         )
+        reason = loop.not_resumable() if group.size == 1 else ""
+        if reason:
+            console.print(reason)
+        can_resume = group.size == 1 and not reason
         if saved is not None:
             loop.load_state_dict(saved)
         try:

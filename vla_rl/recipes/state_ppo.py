@@ -22,7 +22,7 @@ from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import bar
+from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.training.distributed import SummedCounters, current_reducer
@@ -127,12 +127,16 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
             update(iteration, f"validated return {last['eval/score']:.1f}, {speed:.0f} steps/s")
 
         def save(iteration: int) -> None:
-            if group.size == 1 and (asked_to_stop() or iteration % loop.config.save_every == 0):
+            if can_resume and (asked_to_stop() or iteration % loop.config.save_every == 0):
                 folder.save_state(iteration, loop.state_dict())
             if asked_to_stop():
                 raise Terminated
 
         loop.report, loop.save = report, save
+        reason = loop.not_resumable() if group.size == 1 else ""
+        if reason:
+            console.print(reason)
+        can_resume = group.size == 1 and not reason
         if folder.resumed and (state := folder.load_state("rl")):
             loop.load_state_dict(state)
         return loop.run()

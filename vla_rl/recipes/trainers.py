@@ -64,16 +64,13 @@ class TrainerConfig(Protocol):
         """What improves ``policy``, with its critic and replay buffer."""
 
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
-        """The experience of this process."""
+        """The experience of this process, or of one collecting thread."""
+
+    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
+        """``source``, which joins all threads and processes, or a ``RenewableSource`` around it."""
 
     def pretrain(self, learner: LoopLearner) -> None:
         """Learn from recorded data alone; called once, before the first iteration of a run that is not resumed."""
-
-    def schedule(self, policy: Trainable, progress: float) -> bool:
-        """Set what changes during a run, before every iteration; ``progress`` [0, 1) is the share that is done.
-
-        Returns whether the environment has changed, so that earlier validations no longer count.
-        """
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ def build(trainer: TrainerConfig, context: RunContext) -> TrainingSetup:
         background = BackgroundSource(sources, policy, loop.rollouts_ahead)
         source, close = background, background.close
     summed = source if context.group.size == 1 else SummedCounters(source, context.group)
-    return TrainingSetup(policy, envs[0], summed, learner, close)
+    return TrainingSetup(policy, envs[0], trainer.whole_source(summed, policy), learner, close)
 
 
 class OnPolicyTrainer:
@@ -130,17 +127,16 @@ class OnPolicyTrainer:
     def pretrain(self, learner: LoopLearner) -> None:
         """On-policy algorithms learn from their own experience only."""
 
-    def schedule(self, policy: Trainable, progress: float) -> bool:
-        """Nothing changes during the run."""
-        return False
+    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
+        return source
 
 
 @runtime_checkable
 class FlowSampled(Protocol):
     """A flow policy whose exploration noise a trainer chooses."""
 
-    def with_sampler(self, sampler: FlowSampler) -> Trainable:
-        """The same policy, in place, sampling with ``sampler`` from now on."""
+    def with_sampler(self, sampler: FlowSampler, final_noise: float) -> Trainable:
+        """The same policy with ``sampler``, whose noise falls to ``final_noise`` times itself in the run."""
 
 
 @dataclass(frozen=True)
@@ -168,13 +164,7 @@ class RLConfig(OnPolicyTrainer):
                 f"{type(base).__name__} has no with_sampler, so RLConfig cannot choose its exploration noise; train it "
                 "with OnPolicyRL(StartFrom())."
             )
-        return base.with_sampler(self.sampler)
-
-    def schedule(self, policy: Trainable, progress: float) -> bool:
-        """Explore less as the run goes on: the deployed policy has no noise at all."""
-        assert isinstance(policy, FlowSampled)
-        policy.with_sampler(self.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress))
-        return False
+        return base.with_sampler(self.sampler, self.final_noise)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where acting policies find the newest weights when everything runs in one process."""
+"""The newest weights for acting policies when everything runs in one process."""
 
 from __future__ import annotations
 
@@ -7,23 +7,36 @@ from typing import Any
 
 from torch import Tensor
 
+from vla_rl.contract.policy import ScheduledPolicy
+
 
 class InProcessPolicyStore:
-    """A ``PolicyStore`` for the synchronous loop: actor and learner hold the same module, so only its version moves."""
+    """A ``PolicyStore`` for the synchronous loop.
+
+    Actor and learner hold the same module, so :meth:`publish` changes only its version and its progress.
+    """
 
     def __init__(self, policy: Any) -> None:
-        self.policy = policy
+        self.policy, self.progress = policy, 0.0
+        self._apply()
 
-    def publish(self, weights: Mapping[str, Tensor]) -> int:
+    def publish(self, weights: Mapping[str, Tensor], progress: float = 0.0) -> int:
         self.policy.version += 1
+        self.progress = progress
+        self._apply()
         return int(self.policy.version)
 
     def state_dict(self) -> dict[str, Any]:
-        """The version; the weights are the learner's."""
-        return {"version": int(self.policy.version)}
+        """Version and progress; the weights are the learner's."""
+        return {"version": int(self.policy.version), "progress": self.progress}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.policy.version = state["version"]
+        self.policy.version, self.progress = state["version"], state["progress"]
+        self._apply()
 
     def latest(self) -> tuple[int, Mapping[str, Tensor]]:
         return int(self.policy.version), self.policy.trainable()
+
+    def _apply(self) -> None:
+        if isinstance(self.policy, ScheduledPolicy):
+            self.policy.set_progress(self.progress)

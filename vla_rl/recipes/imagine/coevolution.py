@@ -17,11 +17,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
@@ -305,10 +306,30 @@ class Growing:
     def pretrain(self, learner: LoopLearner) -> None:
         self.trainer.pretrain(learner)
 
-    def schedule(self, policy: Trainable, progress: float) -> bool:
-        """The trainer's own schedule, then real episodes where the world model needs them."""
-        changed = self.trainer.schedule(policy, progress)
-        return self.world.grow(policy, round(progress * self.loop.iterations)) or changed
+    def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
+        """``source``, whose imagination is renewed when the world model needs real episodes."""
+        whole = self.trainer.whole_source(source, policy)
+        return GrowingSource(whole, self.world, policy, self.loop.iterations)
+
+
+class GrowingSource:
+    """``source`` in an imagination that is renewed when its world model needs real episodes (``RenewableSource``)."""
+
+    def __init__(self, source: ExperienceSource, world: GrowingWorld, policy: Policy, iterations: int) -> None:
+        self.source, self.world, self.policy, self.iterations = source, world, policy, iterations
+
+    def next(self) -> Rollout:
+        return self.source.next()
+
+    def renew(self, progress: float) -> bool:
+        """Collect real episodes and fit the world model again if it needs them; returns whether it did."""
+        return self.world.grow(self.policy, round(progress * self.iterations))
+
+    def state_dict(self) -> dict[str, Any]:
+        return cast(Resumable, self.source).state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        cast(Resumable, self.source).load_state_dict(state)
 
 
 def _require(device: str) -> None:
