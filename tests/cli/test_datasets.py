@@ -12,12 +12,15 @@ import pytest
 import torch
 
 from vla_rl.cli.main import main
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes.dataset_spec import require_fit
+from vla_rl.recipes.env_config import EnvConfig
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "imitate.py") + ":from_dataset"
 FEW = ["--imitation.fit.steps", "30", "--imitation.fit.batch", "16", "--imitation.draws", "1"]
-SMALL = ["--tiny.width", "32", "--tiny.blocks", "1"]
+SMALL = ["--new.width", "32", "--new.blocks", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ def test_a_policy_that_sees_keeps_its_perception_and_learns_the_rest(dataset, un
 
 def test_a_dataset_by_lerobot_is_learnt_from(tmp_path):
     golden = Path(__file__).parents[1] / "golden" / "lerobot" / "dataset"
-    policy = trained(tmp_path / "run", "--dataset", golden, *SMALL, "--tiny.horizon", 3)
+    policy = trained(tmp_path / "run", "--dataset", golden, *SMALL, "--new.horizon", 3)
     assert policy.spec.tasks == load_demonstrations(golden).tasks
 
 
@@ -86,3 +89,47 @@ def test_what_does_not_fit_is_named(dataset, untrained, tmp_path, complaint):
     shutil.rmtree(other)
     said = complaint("train", CONFIG, "--out", tmp_path / "d", "--dataset", tmp_path / "texts", "--policy", untrained())
     assert "which is not in the table" in said
+
+
+def test_a_policy_for_an_environment_takes_its_bounds_and_tasks(dataset, tmp_path):
+    policy = trained(tmp_path / "run", "--dataset", dataset, "--env", "lift", *SMALL)
+    assert policy.spec == EnvConfig("lift").spec()
+
+
+def test_few_steps_are_logged_too(dataset, tmp_path):
+    trained(tmp_path / "run", "--dataset", dataset, *SMALL, "--imitation.fit.steps", "3")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"fps": 30.0}, "control steps per second .* --accept rate"),
+        ({"state_names": tuple("abcdefghij")}, "state entries .* --accept names"),
+        ({"action": np.full((1, 4), 9.0, np.float32)}, "actions within .* --accept bounds"),
+    ],
+    ids=["rate", "names", "bounds"],
+)
+def test_what_differs_from_the_environment_is_named_and_may_be_accepted(dataset, changed, sentence):
+    spec, episodes = EnvConfig("lift").spec(), load_demonstrations(dataset)
+    changed = {"action": np.broadcast_to(changed["action"], episodes.action.shape)} if "action" in changed else changed
+    changed = {"state_names": changed["state_names"][: len(spec.state.names)]} if "state_names" in changed else changed
+    kind = sentence.rpartition(" ")[2]
+    other = replace(episodes, **changed)
+    assert require_fit(spec, episodes, "lift").tasks == spec.tasks
+    with pytest.raises(ContractError, match=sentence):
+        require_fit(spec, other, "lift")
+    assert require_fit(spec, other, "lift", (kind,)).tasks == spec.tasks
+    with pytest.raises(ContractError):
+        require_fit(spec, other, "lift", tuple({"rate", "names", "bounds"} - {kind}))
+
+
+def test_what_cannot_be_accepted_is_said(dataset):
+    with pytest.raises(UserError, match="did you mean 'names'"):
+        require_fit(EnvConfig("lift").spec(), load_demonstrations(dataset), "lift", ("name",))
+
+
+def test_a_policy_that_cannot_imitate_is_named(dataset, tmp_path, complaint):
+    given = ("--dataset", dataset, "--env", "lift", "--policy", "vla_rl.policies.gaussian:GaussianPolicy")
+    assert "GaussianPolicy in" in complaint("train", CONFIG, "--out", tmp_path / "run", *given)

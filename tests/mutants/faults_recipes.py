@@ -9,6 +9,7 @@ _ON_TRAINERS = "tests/recipes/test_trainers.py::"
 
 _FILES, _SAVED = "vla_rl/recipes/config_files.py", "vla_rl/recipes/saved.py"
 _ON_FILES, _ON_SAVED = "tests/recipes/test_config_files.py::", "tests/recipes/test_saved.py::"
+_SPEC, _ON_DATASETS = "vla_rl/recipes/dataset_spec.py", "tests/cli/test_datasets.py::"
 _OUTSIDE = "tests/recipes/test_outside.py::test_a_policy_an_environment_and_a_config_of_ones_own"
 
 FAULTS = (
@@ -88,5 +89,40 @@ FAULTS = (
         "inspect.signature(function).bind(*args, **options)",
         "return function(*args, **options)",
         (f"{_ON_FILES}test_a_type_error_inside_what_was_called_keeps_its_traceback",),
+    ),
+    Fault(
+        "the last of few steps is not logged",
+        "vla_rl/recipes/imitation.py",
+        "if (step + 1) % steps == 0 or step + 1 == last else None",
+        "if (step + 1) % steps == 0 else None",
+        (f"{_ON_DATASETS}test_few_steps_are_logged_too",),
+    ),
+    Fault(
+        "a policy that imitates a dataset ignores the environment that is named",
+        "vla_rl/recipes/imitate_dataset.py",
+        "spec = self.env.spec() if self.env.name else None",
+        "spec = None",
+        (f"{_ON_DATASETS}test_a_policy_for_an_environment_takes_its_bounds_and_tasks",),
+    ),
+    Fault(
+        "accepting one difference accepts all",
+        _SPEC,
+        "if kind not in accept:",
+        "if not accept:",
+        (f"{_ON_DATASETS}test_what_differs_from_the_environment_is_named_and_may_be_accepted",),
+    ),
+    Fault(
+        "recorded values below the bounds fit",
+        _SPEC,
+        "if (found[0] < low - slack).any() or (found[1] > high + slack).any():",
+        "if (found[0] < low - slack).any() and (found[1] > high + slack).any():",
+        (f"{_ON_DATASETS}test_what_differs_from_the_environment_is_named_and_may_be_accepted",),
+    ),
+    Fault(
+        "tasks are counted as in the dataset",
+        _SPEC,
+        "return episodes.with_tasks(spec.tasks)",
+        "return episodes",
+        (f"{_ON_DATASETS}test_what_differs_from_the_environment_is_named_and_may_be_accepted",),
     ),
 )

@@ -87,3 +87,21 @@ def test_a_policy_that_is_named_on_the_command_line(outside):
     vla_rl(outside, "train", "mine.py:named", *arguments, "--out", "run")
     kept = json.loads((outside / "run" / "checkpoints" / "start" / "config.json").read_text())
     assert kept["policy"] == "straight:Straight" and kept["spec"]["time_limit"] == 5
+
+
+def test_a_recorded_folder_becomes_a_policy_that_is_improved_in_its_environment(outside):
+    """Recorded by ``collect``, imitated in the environment's own bounds, improved by residual TD3, evaluated."""
+    lift = ("--env", "lift", "--env.options", '{"image_size": 32, "deadline": 20}')
+    vla_rl(outside, "collect", *lift, "--count", "2", "--out", "recorded")
+    small = ("--new.width", "32", "--new.blocks", "1", "--imitation.fit.steps", "3", "--imitation.fit.batch", "8")
+    vla_rl(outside, "train", "imitate.py:from_dataset", "--dataset", "recorded", *lift, *small, "--out", "imitated")
+    imitated = json.loads((outside / "imitated" / "checkpoints" / "imitation" / "config.json").read_text())
+    assert imitated["spec"]["name"] == "lift" and len(imitated["spec"]["tasks"]) > 2, "the environment's own tasks"
+    learning = ("--rl.loop.iterations", "2", "--rl.algorithm.learning-starts", "16", "--rl.loop.validate-every", "1")
+    learning += ("--rl.experience.num-envs", "2", "--rl.experience.decisions", "8", "--rl.replay.capacity", "200")
+    counts = ("--evaluation.validation", "2", "--evaluation.test", "2", "--evaluation.num-envs", "2")
+    given = ("--policy", "imitated/checkpoints/imitation", "--demonstrations", "recorded")
+    vla_rl(outside, "train", "compare.py:residual_td3", *given, *lift, *learning, *counts, "--out", "improved")
+    assert json.loads((outside / "improved" / "summary.json").read_text())["env_steps"] == 2 * 2 * 8
+    played = result(vla_rl(outside, "eval", "improved", "--episodes", "2", "--num-envs", "2"))
+    assert played["episodes"] == 2

@@ -100,6 +100,11 @@ class DiffusionPolicy(nn.Module):
         self.register_buffer("action_high", high, persistent=False)
 
     @property
+    def horizon(self) -> int:
+        """``H``: actions in a chunk."""
+        return self.config.horizon
+
+    @property
     def feature_sizes(self) -> dict[str, int]:
         """Sizes of the encoder's features, by name."""
         return dict(self.encoder.feature_sizes)

@@ -72,6 +72,11 @@ class TinyVLA(nn.Module):
         """Sizes of the features of :meth:`encode` that this policy and other heads act on, by name."""
         return {"image_features": self.backbone.features * len(self.spec.images), "state": self.spec.state.shape[0]}
 
+    @property
+    def horizon(self) -> int:
+        """``H``: actions in a chunk."""
+        return self.config.horizon
+
     # -- the part no gradient reaches ------------------------------------------------------------------------------
 
     @torch.no_grad()

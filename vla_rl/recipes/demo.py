@@ -13,6 +13,7 @@ from vla_rl.recipes import stages
 from vla_rl.recipes.demo_report import DemoReport, write_report
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
 from vla_rl.recipes.progress import console
@@ -66,7 +67,7 @@ class Demo:
         """Validation success after the configured imitation and after twice as many steps."""
         longer = replace(self.imitation, fit=replace(self.imitation.fit, steps=2 * self.imitation.fit.steps))
         other = copy.deepcopy(grounded)
-        stages.imitate_policy(other, episodes, longer, self.seed)
+        imitate_policy(other, episodes, longer, self.seed)
         seeds = suite.held_out(suite.VALIDATION, 2 * self.evaluation.validation)
         rates = {
             config.fit.steps: stages.play(self.env, trained, seeds, self.evaluation, self.seed, "plateau").rate

@@ -12,7 +12,9 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.recipes import stages
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.tiny import grounded_tiny
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.tracking import RunFolder
@@ -50,10 +52,10 @@ class Imitate:
             kept = folder.path / "demonstrations"
             save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
-            grounded = stages.ground_policy(self.env, episodes, self.tiny, self.grounding, self.seed)
+            grounded = grounded_tiny(self.env, episodes, self.tiny, self.grounding, self.seed)
             grounded.save_pretrained(grounded_at)
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)
-            stages.imitate_policy(policy, episodes, self.imitation, self.seed, folder)
+            imitate_policy(policy, episodes, self.imitation, self.seed, folder)
             policy.save_pretrained(imitation_at)
         return policy, grounded, episodes

@@ -18,8 +18,8 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.recipes.context import RunContext, StartPolicy, Trainable
+from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.named import call
-from vla_rl.recipes.stages import imitate_policy
 from vla_rl.training.imitation import ImitationConfig
 
 
@@ -31,10 +31,15 @@ def start_policy(name: str | Path, spec: EnvSpec, seed: int) -> StartPolicy | No
     """
     if not str(name):
         return None
-    if ":" in str(name) and not Path(name).is_dir():
+    if names_class(name):
         return new_policy(str(name), spec, {}, seed)
     policy: StartPolicy = load_policy(name, spec)
     return policy
+
+
+def names_class(name: str | Path) -> bool:
+    """Whether ``name`` is a "module:Class" and no folder."""
+    return ":" in str(name) and not Path(name).is_dir()
 
 
 def new_policy(target: str, spec: EnvSpec, options: Mapping[str, object], seed: int) -> StartPolicy:

@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.policy import Policy
@@ -18,17 +15,11 @@ from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.policies.diffusion import DiffusionPolicy
-from vla_rl.policies.normalization import Affine
-from vla_rl.policies.tiny import TinyConfig, TinyVLA
-from vla_rl.policies.tokens import Vocabulary
-from vla_rl.recipes.context import RunContext, Trainable, generator
+from vla_rl.recipes.context import RunContext, Trainable
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.trainers import TrainerConfig, TrainingSetup, build
-from vla_rl.training.grounding import GroundingConfig, ground
-from vla_rl.training.imitation import ImitationConfig, imitate
 from vla_rl.training.loop import BestWeights, Loop
 from vla_rl.training.policy_store import InProcessPolicyStore
 from vla_rl.training.tracking import RunFolder
@@ -52,9 +43,9 @@ def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def collect(world: EnvConfig, count: int, seed: int, rows: int = 64) -> Demonstrations:
+def collect(env_config: EnvConfig, count: int, seed: int, num_envs: int = 64) -> Demonstrations:
     """``count`` successful demonstrations of the scripted expert."""
-    env, expert = world.make(min(rows, count)), world.make_expert()
+    env, expert = env_config.make(min(num_envs, count)), env_config.make_expert()
     seeds = list(suite.training_seeds(seed, "demonstrations")[:count])
     with bar("collect", count) as update:
         episodes = collect_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations"))
@@ -62,65 +53,11 @@ def collect(world: EnvConfig, count: int, seed: int, rows: int = 64) -> Demonstr
     return episodes
 
 
-def ground_policy(
-    world: EnvConfig, episodes: Demonstrations, tiny: TinyConfig, config: GroundingConfig, seed: int
-) -> TinyVLA:
-    """A new policy whose backbone has learnt to point; statistics come from the demonstrations."""
-    spec = world.spec()
-    torch.manual_seed(seed)  # module initialisation has no generator argument
-    vocabulary = Vocabulary.from_texts(spec.tasks)
-    policy = TinyVLA(spec, vocabulary, Affine.from_data(torch.as_tensor(episodes.state)), tiny)
-    images, tasks, uv, _ = world.draw_scenes(config.scenes, suite.training_seeds(seed, "grounding")[0])
-    tokens = policy.tokens[torch.as_tensor(tasks)]
-    with bar("ground", config.fit.steps) as update:
-        report = every(25, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths"))
-        ground(policy, torch.as_tensor(images), tokens, torch.as_tensor(uv), config, generator(seed, 1), report)
-    return policy
-
-
-def imitate_policy(
-    policy: TinyVLA | DiffusionPolicy,
-    episodes: Demonstrations,
-    config: ImitationConfig,
-    seed: int,
-    folder: RunFolder | None = None,
-) -> None:
-    """Train connector and expert on the demonstrations, in place."""
-    features = store_episodes(policy, episodes)
-    chunks = policy.action_scale.normalize(torch.as_tensor(episodes.chunks(policy.config.horizon)))
-    learnt = torch.as_tensor(episodes.time % config.stride == 0)
-    features, chunks = {name: item[learnt] for name, item in features.items()}, chunks[learnt]
-
-    with bar("imitate", config.fit.steps) as update:
-        report = every(25, report_imitation(update, folder))
-        imitate(policy, features, chunks, config, generator(seed, 2), report)
-
-
-def report_imitation(
-    update: Callable[[int, str], None], folder: RunFolder | None
-) -> Callable[[int, dict[str, float]], None]:
-    """Tells the progress bar and, if there is one, the run folder."""
-
-    def report(step: int, info: dict[str, float]) -> None:
-        update(step + 1, f"loss {info['loss']:.4f}")
-        if folder:
-            folder.log("imitation", step, info)
-
-    return report
-
-
-def store_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -> dict[str, Tensor]:
-    """What the policy keeps of every recorded observation."""
-    obs, count = episodes.observation(), len(episodes.state)
-    parts = [policy.encode(obs.select(slice(i, i + part))) for i in range(0, count, part)]
-    return {name: torch.cat([item[name] for item in parts]) for name in parts[0]}
-
-
 def play(
-    world: EnvFactory, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str
+    env_config: EnvFactory, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str
 ) -> Outcomes:
     """Evaluate on ``seeds`` with a progress bar."""
-    env = world.make(config.num_envs)
+    env = env_config.make(config.num_envs)
     with bar(what, len(seeds)) as update:
         outcomes = evaluate(
             env,
@@ -215,8 +152,3 @@ def _report_rl(
             console.print(f"iteration {iteration}: validation collapsed, went back to the best weights.")
 
     return report
-
-
-def every(steps: int, report: Callable[[int, dict[str, float]], None]) -> Callable[[int, dict[str, float]], None]:
-    """Call ``report`` after every so many steps only."""
-    return lambda step, info: report(step, info) if (step + 1) % steps == 0 else None
