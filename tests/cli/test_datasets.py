@@ -125,6 +125,13 @@ def test_what_differs_from_the_environment_is_named_and_may_be_accepted(dataset,
         require_fit(spec, other, "lift", tuple({"rate", "names", "bounds"} - {kind}))
 
 
+def test_tasks_are_counted_as_in_the_environment(dataset):
+    spec, episodes = EnvConfig("lift").spec(), load_demonstrations(dataset)
+    reversed_table = replace(episodes, tasks=episodes.tasks[::-1], task=len(episodes.tasks) - 1 - episodes.task)
+    found = require_fit(spec, reversed_table, "lift")
+    assert [spec.tasks[i] for i in found.task] == [episodes.tasks[i] for i in episodes.task]
+
+
 def test_what_cannot_be_accepted_is_said(dataset):
     with pytest.raises(UserError, match="did you mean 'names'"):
         require_fit(EnvConfig("lift").spec(), load_demonstrations(dataset), "lift", ("name",))

@@ -10,6 +10,7 @@ _ON_TRAINERS = "tests/recipes/test_trainers.py::"
 _FILES, _SAVED = "vla_rl/recipes/config_files.py", "vla_rl/recipes/saved.py"
 _ON_FILES, _ON_SAVED = "tests/recipes/test_config_files.py::", "tests/recipes/test_saved.py::"
 _SPEC, _ON_DATASETS = "vla_rl/recipes/dataset_spec.py", "tests/cli/test_datasets.py::"
+_STAGES, _ON_NUMBERS = "vla_rl/recipes/stages.py", "tests/recipes/test_numbers.py::"
 _OUTSIDE = "tests/recipes/test_outside.py::test_a_policy_an_environment_and_a_config_of_ones_own"
 
 FAULTS = (
@@ -123,6 +124,27 @@ FAULTS = (
         _SPEC,
         "return episodes.with_tasks(spec.tasks)",
         "return episodes",
-        (f"{_ON_DATASETS}test_what_differs_from_the_environment_is_named_and_may_be_accepted",),
+        (f"{_ON_DATASETS}test_tasks_are_counted_as_in_the_environment",),
+    ),
+    Fault(
+        "no test episodes are allowed",
+        _STAGES,
+        "check_limits(self, validation=some, test=some, ablation=some, num_envs=some)",
+        "check_limits(self, validation=some, ablation=some, num_envs=some)",
+        (f"{_ON_NUMBERS}test_a_number_without_a_meaning_is_refused",),
+    ),
+    Fault(
+        "the replay's discount may exceed one",
+        _OFF,
+        "gamma=(0, 1), n_step",
+        "gamma=(0, 2), n_step",
+        (f"{_ON_NUMBERS}test_a_number_without_a_meaning_is_refused",),
+    ),
+    Fault(
+        "a policy of somebody else is not checked before it is trained",
+        _STAGES,
+        'if not type(setup.policy).__module__.startswith("vla_rl."):',
+        'if type(setup.policy).__module__.startswith("vla_rl.nowhere"):',
+        (f"{_ON_TRAINERS}test_a_policy_of_ones_own_is_checked_before_it_is_trained",),
     ),
 )

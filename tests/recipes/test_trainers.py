@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import pytest
 import torch
 
+from tests.recipes.outside.straight import Straight
 from vla_rl.contract.batch import OneProcess
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.background import BackgroundSource
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -20,8 +21,10 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import Growing
 from vla_rl.recipes.off_policy import OffPolicyRL
 from vla_rl.recipes.policies import StartFrom, TD3Residual
+from vla_rl.recipes.stages import EvaluationConfig, improve
 from vla_rl.recipes.trainers import OnPolicyRL, OnPolicyTrainer, RLConfig, build
 from vla_rl.training.loop import LoopConfig
+from vla_rl.training.tracking import RunFolder
 
 
 class Process(OneProcess):
@@ -112,3 +115,25 @@ def test_the_sampler_of_what_is_no_flow_policy_cannot_be_chosen():
     base.spec = base.feature_sizes = base.encode = None
     with pytest.raises(UserError, match=r"Wooden has no with_sampler.*OnPolicyRL\(StartFrom\(\)\)"):
         RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4)).build_policy(context(base=base))
+
+
+class Careless(Straight):
+    """Its actions leave the bounds."""
+
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
+        return replace(out, action=out.action + 10.0), state
+
+
+@dataclass(frozen=True)
+class CarelessConfig:
+    def build(self, context: RunContext) -> Careless:
+        return Careless(context.env.make(1).spec)
+
+
+def test_a_policy_of_ones_own_is_checked_before_it_is_trained(tmp_path):
+    rail = RunContext(EnvConfig("tests.recipes.outside.rail:make"), None, 1, OneProcess())
+    folder = RunFolder(tmp_path / "run", {})
+    with pytest.raises(ContractError, match="action"):
+        improve(OnPolicyRL(CarelessConfig()), rail, EvaluationConfig(validation=2, test=2, num_envs=2), folder)
+    assert not folder.metrics("rl")

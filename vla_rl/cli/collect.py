@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Literal
 
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
 from vla_rl.experience.collect import iter_demonstrations
@@ -32,6 +34,10 @@ class Collect:
     out: str = "runs/demonstrations"
     video: Literal["auto", "always", "never"] = "auto"  # cameras as video: where it pays, all, or none (PNG)
     repair: str = ""  # record nothing: finish what is in this folder
+
+    def __post_init__(self) -> None:
+        """Raises UserError for counts with which nothing would be recorded."""
+        check_limits(self, count=(1, math.inf), num_envs=(1, math.inf))
 
 
 def collect(arguments: Sequence[str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
@@ -54,6 +56,10 @@ class ImitateDataset:
         default_factory=lambda: ImitationConfig(demonstrations=0, stride=1, fit=FitConfig(steps=2000, batch=64))
     )
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a negative size of pictures."""
+        check_limits(self, image_size=(0, math.inf))
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Read, train, save."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +14,7 @@ from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.contract.batch import ExperienceSource, ReplayBuffer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.mixture import Mixture
@@ -37,6 +39,10 @@ class ReplayConfig:
     n_step: int = 3  # decisions
     share: float = 0.25  # of the demonstrations in a batch
     folder: str = ""  # keep the replay in files there instead of in memory
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers that have no meaning."""
+        check_limits(self, capacity=(1, math.inf), gamma=(0, 1), n_step=(1, math.inf), share=(0, 1))
 
     def build(self, policy: Policy, context: RunContext, horizon: int) -> ReplayBuffer:
         """The buffer, with the demonstrations relabelled as decisions of ``policy`` in chunks of ``horizon``."""

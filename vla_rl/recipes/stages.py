@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -9,13 +10,15 @@ from dataclasses import dataclass
 
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.foreign import check_policy_quickly
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.recipes.context import RunContext, Trainable
+from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
@@ -33,6 +36,11 @@ class EvaluationConfig:
     test: int = 512
     ablation: int = 256  # validation seeds for each check of what the policy looks at
     num_envs: int = 64
+
+    def __post_init__(self) -> None:
+        """Raises UserError for counts with which nothing would be played."""
+        some = (1, math.inf)
+        check_limits(self, validation=some, test=some, ablation=some, num_envs=some)
 
 
 @contextmanager
@@ -79,6 +87,8 @@ def improve(
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
     with closing(context.env.make(evaluation.num_envs)) as validation, closing(build(trainer, context)) as setup:
+        if not type(setup.policy).__module__.startswith("vla_rl."):  # ours are checked by the tests
+            check_policy_quickly(setup.policy, validation, generator(context.seed, 0))
         return _train(trainer, context, evaluation, folder, validation, setup)
 
 

@@ -13,6 +13,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import MeanReturn
@@ -37,6 +38,10 @@ class CriticConfig:
 
     width: int = 64
     depth: int = 2
+
+    def __post_init__(self) -> None:
+        """Raises UserError for sizes of no network."""
+        check_limits(self, width=(1, math.inf), depth=(1, math.inf))
 
 
 @dataclass(frozen=True)

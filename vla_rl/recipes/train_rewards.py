@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import wilson
 from vla_rl.recipes.context import generator
@@ -53,6 +55,12 @@ class TrainReward:
     precision: float = 0.95  # wanted of the frames that are called a success
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, lr=6e-3))
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers with which nothing could be learnt or measured."""
+        some = (1, math.inf)
+        check_limits(self, training=some, calibration=some, test=some, num_envs=some)
+        check_limits(self, clumsy=(0, 1), precision=(0, 1))
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
         """Leave the checkpoint ``name``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import ExperienceSource
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.background import BackgroundSource, CollectingSource
 from vla_rl.experience.rollout import SeedStream, WindowConfig
@@ -148,6 +150,10 @@ class RLConfig(OnPolicyTrainer):
     final_noise: float = 0.4  # the sampler's noise falls linearly to this share of itself
     loop: LoopConfig = field(default_factory=LoopConfig)
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a negative share of the noise."""
+        check_limits(self, final_noise=(0, math.inf))
 
     def noise(self) -> str:
         """The exploration in words, for reports."""

@@ -1,0 +1,65 @@
+"""Configs check their numbers at once, before anything runs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vla_rl.cli.collect import Collect
+from vla_rl.cli.override import override
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.imitate_dataset import ImitateDataset
+from vla_rl.recipes.off_policy import ReplayConfig
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.state_ppo import CriticConfig
+from vla_rl.recipes.train_rewards import TrainSuccess
+from vla_rl.recipes.trainers import RLConfig
+
+BAD = [
+    (EvaluationConfig, "validation", 0),
+    (EvaluationConfig, "test", 0),
+    (EvaluationConfig, "ablation", -1),
+    (EvaluationConfig, "num_envs", 0),
+    (ReplayConfig, "capacity", 0),
+    (ReplayConfig, "gamma", 1.5),
+    (ReplayConfig, "gamma", -0.1),
+    (ReplayConfig, "n_step", 0),
+    (ReplayConfig, "share", 1.1),
+    (ReplayConfig, "share", math.nan),
+    (ImitateDataset, "image_size", -1),
+    (CriticConfig, "width", 0),
+    (CriticConfig, "depth", 0),
+    (Collect, "count", 0),
+    (Collect, "num_envs", 0),
+    (TrainSuccess, "training", 0),
+    (TrainSuccess, "calibration", 0),
+    (TrainSuccess, "test", 0),
+    (TrainSuccess, "num_envs", 0),
+    (TrainSuccess, "precision", 1.5),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), BAD, ids=lambda item: getattr(item, "__name__", str(item)))
+def test_a_number_without_a_meaning_is_refused(kind, name, value):
+    with pytest.raises(UserError, match=rf"{kind.__name__}.{name} is {value}, which has no meaning"):
+        kind(**{name: value})
+
+
+def test_noise_is_not_negative():
+    with pytest.raises(UserError, match=r"RLConfig\.final_noise is -1"):
+        RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), final_noise=-1)
+
+
+@pytest.mark.parametrize("given", ["--evaluation.test 0", "--rl.loop.iterations -3", "--rl.loop.save-every 0"])
+def test_the_command_line_refuses_them_before_anything_runs(given, complaint, tmp_path):
+    assert "which has no meaning" in complaint("train", "demo.py:last_step", *given.split(), "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_at_their_limits_are_fine():
+    ReplayConfig(gamma=1.0, share=0.0, n_step=1)
+    assert override(load_config("demo.py:last_step"), ["--evaluation.test", "1"], "test").evaluation.test == 1
