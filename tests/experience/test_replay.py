@@ -352,6 +352,7 @@ def test_a_full_replay_loads_into_a_larger_one():
         assert one == two and len(two) == len(large) == len(small) > 10
         for window in windows[8:]:
             large.add(window)
+        assert len(large) == len(small) + sum(window.valid.any(-1).sum() for window in windows[8:])
         everything = Replay(ROOMY, GAMMA, 3)
         for window in windows:
             everything.add(window)

@@ -119,9 +119,16 @@ _MEMORY = (
     Fault(
         "a running episode is stored anew beside its older copy",
         _REPLAY,
-        'self.columns["remaining"][self._slots_from(cursor, provisional)] = 0',
-        "pass",
-        (f"{_ON_REPLAY}test_the_last_slots_are_kept_and_tails_of_evicted_episodes_stay_valid",),
+        "self._filled = (cursor, size, 0)",
+        "self._filled = ((cursor + provisional) % self.capacity, min(self.capacity, size + provisional), 0)",
+        (_SLOTS,),
+    ),
+    Fault(
+        "decisions that ran in an earlier process are overwritten",
+        _REPLAY,
+        "if provisional and not any(len(running.env_ids) for running in self._running.values()):",
+        "if False:",
+        (f"{_ON_STORAGE}test_on_the_disk_is_as_in_memory_and_there_for_the_next",),
     ),
     Fault(
         "a running episode is terminated at its latest observation",

@@ -73,18 +73,14 @@ class Replay:
         return min(new, len(self))
 
     def _withdraw(self) -> None:
-        """Free the slots of running episodes; those of an earlier process stay as truncated ones."""
-        cursor, size, provisional = self._filled
-        if not provisional:
-            return
-        if any(len(running.env_ids) for running in self._running.values()):
-            self.columns["remaining"][self._slots_from(cursor, provisional)] = 0
-            self._filled = (cursor, size, 0)
-        else:
-            self._filled = ((cursor + provisional) % self.capacity, min(self.capacity, size + provisional), 0)
+        """Let the slots of running episodes be overwritten: their longer versions take at least as many.
 
-    def _slots_from(self, cursor: int, count: int) -> Tensor:
-        return (cursor + torch.arange(count)) % self.capacity
+        Episodes that ran in an earlier process are unknown to this one and stay as truncated ones.
+        """
+        cursor, size, provisional = self._filled
+        if provisional and not any(len(running.env_ids) for running in self._running.values()):
+            cursor, size = (cursor + provisional) % self.capacity, min(self.capacity, size + provisional)
+        self._filled = (cursor, size, 0)
 
     def _write(self, columns: Columns) -> None:
         """Write slots behind the cursor; if they are more than the ring has, the last ones."""
