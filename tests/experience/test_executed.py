@@ -82,6 +82,7 @@ def test_a_truncated_group_member_gets_the_context_of_its_own_environment():
     for counters, context in finals:
         assert torch.equal(context, torch.cat([counters, torch.zeros(len(counters), 1, dtype=torch.long)], 1))
     for part in rollouts:
+        assert torch.equal(part.final_features["counters"][:, 0], part.seeds[tuple(part.final_index.T)])
         played, fresh = part.valid.any(-1), part.features["context"][:-1, ..., 2] == 1
         same = (part.features["context"][:-1, ..., :2] == part.features["counters"][:-1]).all(-1)
         assert (same | fresh)[played].all() and torch.equal(fresh[0], played[0])

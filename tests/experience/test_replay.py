@@ -356,8 +356,8 @@ def test_a_full_replay_loads_into_a_larger_one():
         everything = Replay(ROOMY, GAMMA, 3)
         for window in windows:
             everything.add(window)
-        true = by_id(everything.transitions(everything.decisions()))
-        assert by_id(large.transitions(large.decisions())).items() <= true.items()
+        true, found = (by_id(replay.transitions(replay.decisions())) for replay in (everything, large))
+        assert found.items() <= true.items() and len(found) == len(large)
 
 
 def by_id(found: Transitions) -> dict[tuple[int, ...], tuple[object, ...]]:

@@ -25,8 +25,8 @@ FAULTS = (
     Fault(
         "a clip has the dream of another episode",
         _ROLLOUT,
-        "env.reset(np.arange(len(spans)), chosen)",
-        "env.reset(np.arange(len(spans)), np.arange(len(spans)))",
+        "driver.start(chosen)",
+        "driver.start(np.arange(len(spans)))",
         (_CLIP,),
     ),
     Fault(

@@ -156,7 +156,7 @@ _DATA = (
     Fault(
         "frames after the end are labelled",
         _LABELS,
-        "chosen = step.valid[:, h] & known & kept",
+        "chosen = decision.step.valid[:, h] & known & kept",
         "chosen = known & kept",
         (f"{_ON_RECIPE}test_frames_of_the_expert_show_what_the_environment_calls_success",),
     ),

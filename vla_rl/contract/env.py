@@ -135,5 +135,9 @@ def on_host(array: Array) -> np.ndarray:
 
 
 def to_env(action: Array, env: VecEnv) -> Array:
-    """A policy's actions in the form that ``env`` takes: numpy on the CPU, otherwise tensors on its device."""
-    return on_host(action) if env.spec.device == "cpu" else action.to(env.spec.device)
+    """A policy's actions in the form that ``env`` takes: numpy on the CPU, otherwise tensors on its device.
+
+    Numpy actions, of a scripted expert for instance, stay as they are: every environment takes them.
+    """
+    host = env.spec.device == "cpu" or not hasattr(action, "to")
+    return on_host(action) if host else action.to(env.spec.device)

@@ -79,7 +79,7 @@ class Driver:
         self.seconds = no_seconds()
         self._features: Features | None = None
 
-    def start(self, seeds: Sequence[int]) -> Observation:
+    def start(self, seeds: Sequence[int] | np.ndarray) -> Observation:
         """Reset every environment, number ``i`` with ``seeds[i]``; those beyond ``seeds`` repeat the last one."""
         spare = self.env.num_envs - len(seeds)
         return self.reset(np.arange(self.env.num_envs), np.array([*seeds, *[seeds[-1]] * spare]))

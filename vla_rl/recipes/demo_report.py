@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
 from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate, mcnemar_exact, paired_bootstrap
+from vla_rl.experience.driver import Driver
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
@@ -129,27 +131,49 @@ def _videos(report: Report, content: DemoReport) -> None:
     report.videos("Where the final policy still fails", [last for _, last in pairs if not last.success][:_CLIPS])
 
 
+class _FilmedEnv:
+    """``env`` with a picture of every running row after the reset and after every control step: ``frames`` by row."""
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env, self.spec, self.num_envs = env, env.spec, env.num_envs
+        self.frames: list[list[np.ndarray]] = [[] for _ in range(env.num_envs)]
+
+    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Observation:
+        obs = self.env.reset(rows, seeds)
+        self._film(rows)
+        return obs
+
+    def step(self, chunk: np.ndarray, observe: Observe = "last") -> Step:
+        """The last of ``chunk``'s single steps, whose flags are latched."""
+        running = np.arange(self.num_envs)
+        for i in range(chunk.shape[1]):
+            step = self.env.step(chunk[:, i : i + 1], observe)
+            self._film(running[on_host(step.valid)[:, 0]])
+        return step
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _film(self, rows: np.ndarray) -> None:
+        pictures = self.env.render_rows(rows, _CLIP_SIZE)  # type: ignore[attr-defined]
+        for row, picture in zip(rows, pictures, strict=True):
+            self.frames[row].append(picture)
+
+
 def record_clips(world: EnvConfig, policy: TinyVLA, seeds: np.ndarray, seed: int) -> list[Clip]:
     """Play ``seeds`` side by side, rendering after every control step."""
     if not len(seeds):
         return []
-    env = world.make(len(seeds))
-    every, noise = np.arange(len(seeds)), generator(seed, 6)
-    obs = env.reset(every, seeds)
-    frames: list[list[np.ndarray]] = [[picture] for picture in env.render_rows(every, _CLIP_SIZE)]  # type: ignore[attr-defined]
-    done = np.zeros(len(seeds), bool)
-    while not done.all():
-        chunk = policy.act(policy.encode(obs), {}, "eval", noise)[0].action.numpy()
-        for i in range(chunk.shape[1]):
-            step = env.step(chunk[:, i : i + 1])
-            for row, picture in zip(every[~done], env.render_rows(every[~done], _CLIP_SIZE), strict=True):  # type: ignore[attr-defined]
-                frames[row].append(picture)
-            obs, done = step.obs, np.asarray(step.done)
+    env = _FilmedEnv(world.make(len(seeds)))
+    driver = Driver(env, policy, generator(seed, 6), "eval")
+    driver.start(seeds)
+    *_, last = driver.until_done()
     env.close()
+    step = last.step
     return [
         Clip(
-            np.stack(frames[row]),
-            f"{env.spec.tasks[int(obs.task[row])]} (seed {seeds[row]}): {step.cause[row].replace('_', ' ')}",
+            np.stack(env.frames[row]),
+            f"{env.spec.tasks[int(step.obs.task[row])]} (seed {seeds[row]}): {step.cause[row].replace('_', ' ')}",
             bool(step.success[row]),
             fps=1 / env.spec.control_dt,
         )

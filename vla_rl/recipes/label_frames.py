@@ -9,6 +9,8 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.load import load
+from vla_rl.experience.driver import Driver
+from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.recipes import sims
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.rewards.frames import LabelledFrames
@@ -67,22 +69,22 @@ def _play(
     random: np.random.Generator,
 ) -> list[LabelledFrames]:
     """One batch of episodes; rows beyond ``seeds`` replay the last seed and are not kept."""
-    rows = env.num_envs
-    seed = np.array(seeds + [seeds[-1]] * (rows - len(seeds)))
-    kept, texts = np.arange(rows) < len(seeds), np.array(env.spec.tasks)
+    kept, texts = np.arange(env.num_envs) < len(seeds), np.array(env.spec.tasks)
     low, high = (np.asarray(bound, np.float32) for bound in (env.spec.action.low, env.spec.action.high))
-    obs, parts = env.reset(np.arange(rows), seed), list[LabelledFrames]()
-    while True:
+
+    def act_randomly_at_times(obs: Observation) -> np.ndarray:
         chunk = act(obs)
-        lost = random.random(rows) < clumsy
+        lost = random.random(len(chunk)) < clumsy
         chunk[lost] = random.uniform(low, high, chunk[lost].shape)
-        step = env.step(chunk, observe="all")
-        for h, frame in enumerate(step.frames):
+        return chunk
+
+    driver, parts = Driver(env, ExpertPolicy(act_randomly_at_times), None, observe="all"), list[LabelledFrames]()
+    driver.start(seeds)
+    for decision in driver.until_done():
+        for h, frame in enumerate(decision.step.frames):
             for task, label, known in claims(frame):
-                chosen = step.valid[:, h] & known & kept
+                chosen = decision.step.valid[:, h] & known & kept
                 if chosen.any():
                     images = {name: image[chosen] for name, image in frame.images.items()}
-                    parts.append(LabelledFrames(images, texts[task[chosen]], label[chosen], seed[chosen]))
-        obs = step.obs
-        if step.done.all():
-            return parts
+                    parts.append(LabelledFrames(images, texts[task[chosen]], label[chosen], decision.seeds[chosen]))
+    return parts

@@ -13,9 +13,10 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from vla_rl.contract.env import Observation, VecEnv, on_host, to_env
+from vla_rl.contract.env import Observation, VecEnv, on_host
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import Policy, encode_observation
+from vla_rl.contract.policy import Policy
+from vla_rl.experience.driver import Driver
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.experience.windows import context_at
 from vla_rl.recipes.context import generator
@@ -99,20 +100,16 @@ class Watched:
 
 def watch(env: VecEnv, model: Any, policy: Policy, seeds: Sequence[int], noise: torch.Generator) -> Watched:
     """Dream whole episodes of ``policy``, exploring, one for each row of ``env``; decisions are calls of ``model``."""
-    rows = np.arange(env.num_envs)
-    obs, state = env.reset(rows, np.array(seeds)), policy.initial_state(env.num_envs)
-    state, slips, done = policy.reset_state(state, rows), [], np.zeros(env.num_envs, bool)
-    while not done.all():
-        before, active = _channels(model, obs), ~done
-        features, state = encode_observation(policy, obs, state, noise)
-        out, state = policy.act(features, state, "sample", noise)
-        step = env.step(to_env(out.action, env))
-        obs, done = step.obs, on_host(step.done)
-        doubted = np.array([cause == "uncertainty" for cause in step.cause])  # shows what was before
-        whole = np.flatnonzero(active & on_host(step.valid).all(1) & ~doubted)
+    driver, slips = Driver(env, policy, noise), []
+    driver.start(seeds)
+    for decision in driver.until_done():
+        step = decision.step
+        doubted = np.array([cause == "uncertainty" for cause in step.cause])  # its picture is the one before
+        whole = np.flatnonzero(on_host(step.valid).all(1) & ~doubted)
         if len(whole) and step.executed.shape[1] == model.config.frames:
             executed = torch.as_tensor(step.executed, device=model.device)
-            slips.append(model.slip(before[whole], _channels(model, obs)[whole], executed[whole]))
+            before, after = _channels(model, decision.obs), _channels(model, step.obs)
+            slips.append(model.slip(before[whole], after[whole], executed[whole]))
     slip = float(torch.cat(slips).mean()) if slips else 0.0
     return Watched(float(on_host(step.success).mean()), float(np.mean(doubted)), slip)
 

@@ -21,6 +21,8 @@ from vla_rl.evaluation.agreement import ReplayAgreement
 from vla_rl.evaluation.report import Cell, Report, Tile
 from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.video import Clip, encode
+from vla_rl.experience.driver import Driver
+from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes.imagine.imagined_env import replayed
 from vla_rl.recipes.imagine.saved_run import DreamRun, beginnings
@@ -151,11 +153,12 @@ def _dreamt(model: Any, limits: Any, trajectories: Trajectories, dream: Any, cho
         actions[row, : end - begin - 1] = trajectories.action[begin : end - 1]
     endless = replace(dream, horizon=longest, deadline=None, done=2.0, failed=2.0, again=0)
     env = load("world_models.env:ImaginedEnv")(model, beginnings(model, trajectories), len(spans), None, endless)
-    pictures = [_stacked(env.reset(np.arange(len(spans)), chosen).images)]
-    doubts = [np.zeros(len(spans))]
+    single = (actions[:, t : t + 1] for t in range(longest))
+    driver = Driver(env, ExpertPolicy(lambda obs: next(single)), None, observe="all")
+    pictures, doubts = [_stacked(driver.start(chosen).images)], [np.zeros(len(spans))]
     with bar("film", longest) as update:
         for t in range(longest):
-            pictures.append(_stacked(env.step(actions[:, t : t + 1], observe="all").obs.images))
+            pictures.append(_stacked(driver.step().step.obs.images))
             limit = float(limits.at(np.array([t // model.config.frames]))[0])
             doubts.append(env.doubt / limit if limit > 0 else np.where(env.doubt > 0, np.inf, 0.0))
             update(t + 1, "control steps")
