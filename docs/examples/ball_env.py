@@ -13,6 +13,7 @@ import numpy as np
 from vla_rl.contract.env import Observation, Observe, Step
 from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook
 from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.task import declare_task
 
 DT, LIMIT = 0.05, 60  # seconds per control step; control steps per episode
 NEAR, SLOW = 0.05, 0.2  # metres and metres per second: the ball is at the mark and at rest
@@ -104,6 +105,7 @@ class BallExpert:
         return np.repeat(np.clip(push, -4.0, 4.0)[:, None], self._horizon, axis=1).astype(np.float32)
 
 
+@declare_task(expert=BallExpert, spec=lambda: SPEC)
 def make(num_envs: int) -> BallEnv:
-    """What ``--env.name ball_env:make`` names."""
+    """What ``--env ball_env:make`` names; what belongs to its task is declared above it."""
     return BallEnv(num_envs)

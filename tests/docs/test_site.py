@@ -10,8 +10,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from mkdocs.exceptions import PluginError
 
+from docs.tables import hooks
 from tests.docs.conftest import PAGES, ROOT
+from vla_rl.contract.load import load
 
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 _FOLDERS = "vla_rl|sims|world_models|robot_drivers|configs|docs|tests"
@@ -92,6 +95,34 @@ def _missing(text: str) -> Iterator[str]:
             known = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
             if function.strip(":") not in known:
                 yield named
+
+
+def test_a_table_of_fields_shows_every_default():
+    table = hooks.config_table("ImitationConfig")
+    assert "| `stride` | `5` |" in table and "| `fit` | `FitConfig` |" in table
+    assert "| `size` | `8` | Episodes per group" in hooks.with_tables("<!-- config: GroupConfig -->")
+
+
+def test_a_table_of_fields_refuses_one_without_a_meaning(monkeypatch):
+    monkeypatch.setattr(hooks, "meanings", lambda file: {})
+    with pytest.raises(PluginError, match=r"FitConfig\.steps has no meaning"):
+        hooks.config_table("FitConfig")
+
+
+def test_a_class_that_is_not_there_once_is_refused():
+    with pytest.raises(PluginError, match="0 classes of vla_rl are called 'NothingConfig'"):
+        hooks.config_table("NothingConfig")
+
+
+def test_a_table_of_metrics_refuses_one_without_a_meaning():
+    with pytest.raises((PluginError, KeyError), match="have no meaning"):
+        hooks.metrics_table(["policy/kl", "policy/nothing"])
+
+
+def test_every_meaning_of_a_field_is_that_of_a_field():
+    for name in hooks.meanings("fields.yml"):
+        config, _, field = name.partition(".")
+        assert field in load(hooks.where(config)).__dataclass_fields__, name
 
 
 def test_the_readme_is_short_and_leads_to_the_pages():

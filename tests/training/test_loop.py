@@ -286,6 +286,14 @@ def test_the_share_of_the_actions_is_published_too():
     assert published == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
+def test_the_share_that_is_done_is_never_more_than_all():
+    """The last iteration takes more actions than were left; noise that falls with the share must not fall below 0."""
+    fake = Fake([])
+    loop = Loop(fake, fake, InProcessPolicyStore(fake), None, LoopConfig(iterations=100, env_steps=3))
+    loop.run()
+    assert (loop.env_steps, loop.progress()) == (10.0, 1.0)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

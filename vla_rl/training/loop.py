@@ -156,7 +156,9 @@ class Loop:
     def progress(self) -> float:
         """The share of the run that is done: of its iterations, or of its actions if those are used up first."""
         done = self.iteration / self.config.iterations if self.config.iterations else 1.0
-        return max(done, self.env_steps / self.config.env_steps) if self.config.env_steps else done
+        if self.config.env_steps:
+            done = max(done, self.env_steps / self.config.env_steps)
+        return min(done, 1.0)  # the last iteration may take more actions than are left
 
     def _should_validate(self) -> bool:
         config, since = self.config, self.env_steps - self.validated_at
