@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[1]
 LEAVES = ("sims", "world_models", "robot_drivers")
 PACKAGES = ("vla_rl", *LEAVES)
@@ -269,7 +271,7 @@ def test_rules_leave_good_code_alone(path: str, text: str) -> None:
 def test_imports_without_torch(package: str) -> None:
     modules = [source.module for source in SOURCES if within(source.module, package)]
     code = f"import sys, {', '.join(modules)}\nassert 'torch' not in sys.modules" if modules else ""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
 
 

@@ -165,7 +165,7 @@ class TwoProcesses:
 
     def __init__(self, rank: int = 0, shared: TwoProcesses | None = None) -> None:
         self.rank = rank
-        self.barrier = shared.barrier if shared else threading.Barrier(2, timeout=10)
+        self.barrier = shared.barrier if shared else threading.Barrier(2, timeout=60)
         self.values: dict[int, Tensor] = shared.values if shared else {}
 
     @classmethod

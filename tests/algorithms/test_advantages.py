@@ -219,7 +219,7 @@ class TwoProcesses:
     """Sums over two threads that stand for two processes."""
 
     def __init__(self) -> None:
-        self.barrier, self.values = threading.Barrier(2, timeout=10), {}
+        self.barrier, self.values = threading.Barrier(2, timeout=60), {}
 
     def sum(self, values: Tensor) -> Tensor:
         assert values.dtype == torch.float64

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.patience import PATIENCE
 from vla_rl.cli.main import main
 from vla_rl.evaluation import suite
 from vla_rl.experience.datasets import load_demonstrations
@@ -101,7 +102,7 @@ def test_a_recording_that_is_stopped_keeps_its_episodes_and_can_be_finished(tmp_
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(blow)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=PATIENCE)[1]
     before = load_demonstrations(out)
     assert before.count >= 3 and (blow == signal.SIGKILL or f"collect --repair {out}" in said.replace("\n", ""))
     main(["collect", "--repair", str(out)])

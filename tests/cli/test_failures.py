@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.patience import PATIENCE
 from vla_rl.cli.main import main
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import ContractError, NonFiniteError
@@ -40,7 +41,9 @@ def vla_rl(before: str, *arguments) -> tuple[int, str]:
     code = f"{before}\nfrom vla_rl.cli import main; main({[str(item) for item in arguments]!r})"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "500"}
     environment.pop("MUJOCO_GL", None)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
     return done.returncode, done.stderr
 
 

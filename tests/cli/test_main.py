@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tests.patience import PATIENCE
 from vla_rl.cli.collect import Collect
 from vla_rl.cli.main import COMMANDS, main
 from vla_rl.cli.override import override
@@ -183,11 +184,11 @@ def interrupt(command, when) -> tuple[int, str]:
 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=hear)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not when() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=30)[1]
+    said = process.communicate(timeout=PATIENCE)[1]
     return process.returncode, said
 
 

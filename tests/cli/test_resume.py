@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.patience import PATIENCE
 from vla_rl.cli.main import main
 from vla_rl.training.checkpoint import latest_state
 
@@ -52,7 +53,7 @@ def start(command: list[str]) -> subprocess.Popen:
 
 
 def wait_for(when, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not when() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.001)
 
@@ -96,7 +97,7 @@ def test_sigterm_finishes_the_iteration_saves_and_says_how_to_go_on(arguments, t
     process = start([*arguments(out, 10_000), "--rl.loop.save-every", "10000"])
     wait_for(lambda: (out / "metrics.jsonl").exists() and len(story(out)) > 3, process)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 143 and said.rstrip().endswith(f"stopped; go on with: vla-rl train --resume {out}")
     assert "Traceback" not in said
     step, state = latest_state(out / "state")

@@ -16,6 +16,7 @@ import pytest
 
 import vla_rl.cli
 from tests.docs.conftest import ROOT, Command, commands
+from tests.patience import PATIENCE
 from vla_rl.cli.main import COMMANDS, main
 from vla_rl.training.tracking import RunFolder
 
@@ -105,7 +106,7 @@ def test_cheap_commands_run(words, tmp_path):
     assert any(one.words == words for one in ALL) or words[-1].endswith(":demo")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = [sys.executable, "-m", "vla_rl.cli", *words[1:]]
-    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
 
 

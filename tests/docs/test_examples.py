@@ -11,6 +11,7 @@ import numpy as np
 from docs.examples import ball_env, height_reward, record_dataset
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from tests.docs.conftest import ROOT
+from tests.patience import PATIENCE
 from vla_rl.contract.check import check_env
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import load_demonstrations
@@ -67,7 +68,7 @@ def test_the_recorded_dataset_comes_back_as_it_was(tmp_path):
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     episodes = load_demonstrations(tmp_path / "data")

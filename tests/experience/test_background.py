@@ -18,6 +18,7 @@ from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
 from tests.auditing import AuditingPolicy
 from tests.experience.makers import gaussian
+from tests.patience import PATIENCE
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.experience.background import BackgroundSource, acting_copy
@@ -144,7 +145,7 @@ def test_timing_changes_nothing():
     collect = late.sources[1].next
 
     def slow() -> Rollout:
-        gate.wait(30)
+        gate.wait(PATIENCE)
         return collect()
 
     late.sources[1].next = slow
@@ -169,7 +170,7 @@ def test_a_rollout_ahead_is_collected_while_the_learner_learns():
 
     source.sources[0].next = watched
     source.next()
-    assert done.wait(30)
+    assert done.wait(PATIENCE)
     source.close()
 
 
@@ -307,5 +308,5 @@ def test_ctrl_c_ends_the_process_after_the_rollout_that_is_being_collected():
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == b"learning\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0 and b"KeyboardInterrupt" in errors

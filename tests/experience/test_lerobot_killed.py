@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.experience.lerobot_makers import assert_holds, length, write
+from tests.patience import PATIENCE
 from vla_rl.experience.lerobot.reader import DatasetReader
 from vla_rl.experience.lerobot.writer import repair
 
@@ -31,7 +32,7 @@ def kill(folder: Path, there: int, first: int, stride: int) -> dict[int, int]:
         str(first),
         str(stride),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     count, *lines = done.stdout.splitlines()
     assert done.returncode == 0 and int(count.split()[0]) > 100, done.stderr
     killed = {int(line.split()[0]): int(line.split()[1]) for line in lines}

@@ -25,7 +25,7 @@ from tests.mutants.fault import ROOT, Fault
 from tests.mutants.faults import FAULTS
 
 WORKERS = 2
-PATIENCE = 90  # seconds; a fault may make a test run for ever, which is a way of being noticed
+PATIENCE = 300  # seconds; a fault may make a test wait for ever, which is a way of being noticed
 PASSED, FAILED = 0, 1  # pytest's exit codes; every other one means that it could not test
 _ASIDE = (".venv", ".git", ".cache", "runs", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
 # A fault that cannot run shows nothing about the tests.

@@ -5,11 +5,40 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _DIT, _AUTOENCODER = "world_models/backbones/dit.py", "world_models/backbones/autoencoder.py"
+_LIMITS = "tests/test_limits.py::test_limits_count_cpu_time"
 _BACKBONES = "tests/world_models/test_backbones.py::"
 _ALONE = f"{_BACKBONES}test_rows_and_frames_are_latents_of_their_own"
 _NEIGHBOURS = f"{_BACKBONES}test_a_row_does_not_depend_on_its_neighbours_or_its_place"
 
 FAULTS = (
+    Fault(
+        "the plain step uses all vector instructions",
+        "Makefile",
+        "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST)",
+        "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST)",
+        ("tests/test_plain.py::test_torch_obeys",),
+    ),
+    Fault(
+        "a test may wait no longer than it may compute",
+        "tests/conftest.py",
+        "settings._replace(timeout=HANG * settings.timeout)",
+        "settings",
+        (f"{_LIMITS}[waiting]",),
+    ),
+    Fault(
+        "a test may compute for as long as it may wait",
+        "tests/conftest.py",
+        "signal.setitimer(signal.ITIMER_PROF, settings.timeout)",
+        "signal.setitimer(signal.ITIMER_PROF, HANG * settings.timeout)",
+        (f"{_LIMITS}[computing]", f"{_LIMITS}[a thread that computes]"),
+    ),
+    Fault(
+        "the processes of a test may compute for ever",
+        "tests/conftest.py",
+        "if _children() > item.stash.get(_LIMIT, math.inf):",
+        "if _children() < 0:",
+        (f"{_LIMITS}[a process that computes]",),
+    ),
     Fault(
         "the autoencoder centres its pictures by one part in a million of the batch's mean",
         _AUTOENCODER,

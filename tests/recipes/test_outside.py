@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 FILES = Path(__file__).parent / "outside"
 REPOSITORY = Path(__file__).resolve().parents[2]
 # The console script, which unlike ``python -m`` does not look for modules in the working folder by itself.
@@ -35,7 +37,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 def vla_rl(folder: Path, *arguments: str) -> str:
     """What the command prints; it must succeed."""
     process = start(folder, *arguments)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return out + err
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.patience import PATIENCE
 from tests.toys import FlowToy, bandit
 from tests.training.sharing import learn, seeded
 from vla_rl.contract.batch import OneProcess
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 def torchrun(*command: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command]
-    return subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    return subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_two_processes_end_with_the_weights_of_one(tmp_path):

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import wandb
 
+from tests.patience import PATIENCE
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.recipes.train_rewards import TrainSuccess
 from vla_rl.training.trackers import TRACKERS, WandbTracker, wandb_mode
@@ -123,7 +124,7 @@ def test_tensorboard_reads_back_every_number(tmp_path):
 
 def written(path, wanted: bytes) -> bytes:
     """The file's bytes, as soon as ``wanted`` (a pattern) is in them; wandb's own process writes them."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not re.search(wanted, path.read_bytes(), re.DOTALL) and time.monotonic() < deadline:
         time.sleep(0.05)
     return path.read_bytes()

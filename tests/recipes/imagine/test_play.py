@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import PATIENCE
 from tests.recipes.imagine.runs import run_folder, steered
 from tests.world_models.dreams import SIDE
 from vla_rl.cli.imagine import play
@@ -48,7 +49,7 @@ class Browser:
         self.port = port
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[HTTPResponse, bytes]:
-        with closing(HTTPConnection("127.0.0.1", self.port, timeout=20)) as connection:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
             connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
             answer = connection.getresponse()
             return answer, answer.read()

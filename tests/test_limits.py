@@ -1,0 +1,39 @@
+"""A test's limit counts CPU time: waiting is free, computing is not, in children as little as here; hangs end."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.test_layout import ROOT
+
+pytest_plugins = ["pytester"]
+
+# name -> (a test with a limit of half a second, its outcome, what it says)
+CASES = {
+    "waiting": ("time.sleep(1.5)", "passed", ""),
+    "computing": ("while True: pass", "failed", "more than 0.5 s of CPU time"),
+    "a thread that computes": (
+        "import threading\n"
+        "    thread = threading.Thread(target=lambda: all(True for _ in iter(int, 1)), daemon=True)\n"
+        "    thread.start(); thread.join()",
+        "failed",
+        "more than 0.5 s of CPU time",
+    ),
+    "a process that computes": (
+        "import subprocess, sys\n"
+        "    subprocess.run([sys.executable, '-c', 'import time\\nwhile time.process_time() < 1.0: pass'])",
+        "failed",
+        "took too much CPU time",
+    ),
+    "a hang": ("time.sleep(60)", "failed", "Timeout"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_limits_count_cpu_time(case, pytester):
+    body, outcome, words = CASES[case]
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    pytester.makepyfile(f"import time\nimport pytest\n\n@pytest.mark.timeout(0.5)\ndef test_it():\n    {body}\n")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist")
+    result.assert_outcomes(**{outcome: 1})
+    assert words in result.stdout.str()
