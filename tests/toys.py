@@ -131,7 +131,9 @@ def bandit(policy: Any, num_envs: int, generator: torch.Generator) -> Rollout:
     """One decision in each of ``num_envs`` random states within [-1, 1]; every episode terminates after it."""
     state = 2 * torch.rand(num_envs, 1, generator=generator) - 1
     out, _ = policy.act({"state": state}, {}, "sample", generator)
-    return rollout({"state": torch.stack([state, state])}, out, bandit_reward(state, out.action[:, 0])[None, :, None])
+    reward = bandit_reward(state, out.action[:, 0])[None, :, None]
+    version = torch.full((1, num_envs), policy.version)
+    return rollout({"state": torch.stack([state, state])}, out, reward, version=version)
 
 
 def rollout(features: dict[str, Tensor], out: ActionOut, reward: Tensor, **changes: Any) -> Rollout:

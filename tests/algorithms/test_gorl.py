@@ -165,13 +165,13 @@ def test_reaches_the_optimum_of_a_bandit(imitated):
 def test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical(imitated):
     config = replace(CONFIG, iterations=3, stages=2, refit=RefitConfig(2, 1e-3))
     whole, g = learner(imitated, config), seeded(1)
-    experience = [bandit(whole.policy, 32, g) for _ in range(4)]
-    for part in experience[:2]:
-        whole.update(part)
+    for _ in range(2):
+        whole.update(bandit(whole.policy, 32, g))
     again = learner(imitated, config)
     again.load_state_dict(copy.deepcopy(whole.state_dict()))
-    for made in (whole, again):
-        for part in experience[2:]:
+    for _ in range(2):
+        part = bandit(whole.policy, 32, g)
+        for made in (whole, again):
             made.update(part)
     assert whole.stage == again.stage == 1 and not whole.window
     for name, parameter in whole.parameters.items():
@@ -179,16 +179,42 @@ def test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical(imitated):
     assert deployed(whole.policy) == deployed(again.policy)
 
 
+def test_noise_that_went_through_an_earlier_decoder_is_dropped(imitated):
+    """A rollout of the stage before is older than the decoder; later in a stage, older rollouts are of that stage."""
+    made, g = learner(imitated, replace(CONFIG, iterations=2, refit=RefitConfig(1, 1e-3))), seeded(1)
+    dropped = []
+    for version in range(5):
+        made.policy.version = version
+        rollout = bandit(made.policy, 16, g)
+        old = replace(rollout, version=(rollout.version - 1).clamp_min(0))
+        dropped.append(made.update(old)["rollout/dropped_stale"])
+        if dropped[-1]:
+            made.update(rollout)
+    assert dropped == [0, 0, 16, 0, 16] and made.stage == 2
+
+
 def half(rollout: Rollout, rank: int) -> Rollout:
     """Five rows of eight for the first process, three for the second."""
     mine = slice(0, 5) if rank == 0 else slice(5, 8)
-    names = ("sample", "executed", "logprob", "reward", "valid", "intervened", "terminated", "truncated", "success")
-    parts: dict[str, Any] = {name: getattr(rollout, name)[:, mine] for name in names}
+    names = (
+        "version",
+        "sample",
+        "executed",
+        "logprob",
+        "reward",
+        "valid",
+        "intervened",
+        "terminated",
+        "truncated",
+        "success",
+    )
+    parts: dict[str, Any] = {name: getattr(rollout, name)[:, mine] for name in (*names, "version")}
     return replace(rollout, features={name: item[:, mine] for name, item in rollout.features.items()}, **parts)
 
 
 def test_two_processes_that_share_the_rows_end_with_the_weights_of_one(imitated):
     config = replace(CONFIG, iterations=2, window=2, minibatch=3, epochs=1, refit=RefitConfig(2, 1e-3))
+    config = replace(config, max_logprob_gap=1e9)  # the rollouts are all of the first policy
     doubles = {name: item.double() for name, item in imitated.items()}
     alone = learner(doubles, config, dtype=torch.float64)
     draws = learner(imitated, config)

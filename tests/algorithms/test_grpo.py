@@ -18,7 +18,6 @@ from vla_rl.cli.override import override
 from vla_rl.contract.batch import OneProcess, Rollout
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.contract.policy import Likelihood
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import FlowSde
 
@@ -131,50 +130,6 @@ def test_clipped_and_unclipped_objectives_by_hand():
     assert objective.tolist() == pytest.approx([3 * 1.28, 0.5, -1.5, -0.8, 2.2]) and clipped.tolist() == [1, 1, 1, 1, 0]
     objective, clipped = learner(RLOOConfig()).objective(ratio, advantage)
     assert objective.tolist() == pytest.approx([4.5, 0.5, -1.5, -0.5, 2.2]) and not clipped.any()
-
-
-def anchored(grpo, recorded, now, version, **changes):
-    """The batch after anchoring, when decisions ``recorded`` by ``version`` have log-prob ``now``."""
-    batch, _ = grpo._make_batch(play(grpo.policy, [(1, 1, (1, 0)), (1, 1, (0, 0))]))
-    stale = torch.tensor(version) < max(version)
-    two = torch.ones(2, dtype=torch.float64)
-    batch = replace(batch, logprob=two * torch.tensor(recorded), stale=stale, weight=two, advantage=2 * two, **changes)
-    metrics: dict[str, float] = {}
-    return grpo._with_old_log_probs(batch, Likelihood(two * torch.tensor(now), two, {}), metrics), metrics
-
-
-def test_the_decoupled_objective_of_old_decisions():
-    """log pi: -1 when it was made, -.8 at the start of the update, -.5 now; A = 2, clip .2."""
-    grpo = learner(clip_low=0.2, clip_high=0.2)
-    batch, metrics = anchored(grpo, [-1.0, -0.8], [-0.8, -0.8], [3, 4])
-    assert batch.weight.tolist() == pytest.approx([1.221403, 1]) and metrics["policy/logprob_gap"] == 0
-    new = Likelihood(torch.tensor([-0.5, -0.5]).double(), torch.zeros(2), {})
-    assert (new.logprob - batch.logprob).exp().tolist() == pytest.approx([1.349859] * 2)
-    assert grpo.policy_loss(batch, new)[0].item() == pytest.approx(-(2.931367 + 2.4) / 2)
-
-
-def test_the_weight_of_old_decisions_is_bounded():
-    batch, _ = anchored(learner(max_importance_weight=1.5), [-5.0, 0.0], [0.0, 0.0], [3, 4])
-    assert batch.weight.tolist() == [1.5, 1]
-
-
-def test_log_probs_that_are_off_are_recomputed_but_old_ones_are_not_off():
-    batch, metrics = anchored(learner(), [-1.0, 0.0], [0.0, 0.005], [3, 4])
-    assert metrics["policy/logprob_gap"] == pytest.approx(0.005) and batch.logprob.tolist() == [0.0, 0.0]
-    batch, metrics = anchored(learner(), [-1.0, 0.0], [0.0, 0.5], [4, 4])
-    assert (
-        metrics["policy/logprob_gap"] == 1 and batch.logprob.tolist() == [0.0, 0.5] and batch.weight.tolist() == [1, 1]
-    )
-
-
-def test_decisions_are_old_by_their_recorded_version():
-    """An update from groups of two policies: only those of the former are weighted."""
-    grpo = learner()
-    experience = play(grpo.policy)
-    experience.version[:, 3:] = 1
-    batch, metrics = grpo._make_batch(experience)
-    assert batch.stale.sum() == 4 + 3 and metrics["rollout/stale"] == pytest.approx(7 / 12)
-    assert grpo.update(experience)["policy/logprob_gap"] < 1e-4
 
 
 # -- what enters ------------------------------------------------------------------------------------------------------

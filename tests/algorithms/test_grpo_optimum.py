@@ -48,7 +48,8 @@ def grouped(policy, groups, size, generator):
     out, _ = policy.act({"state": state}, {}, "sample", generator)
     reward = bandit_reward(state, out.sample[:, 0])[None, :, None]
     seeds = torch.arange(groups).repeat_interleave(size)[None]
-    return rollout({"state": torch.stack([state, state])}, out, reward, seeds=seeds)
+    version = torch.full_like(seeds, policy.version)
+    return rollout({"state": torch.stack([state, state])}, out, reward, seeds=seeds, version=version)
 
 
 @pytest.mark.parametrize(("config", "noisy_steps"), CASES.values(), ids=CASES)

@@ -34,6 +34,7 @@ from tests.mutants import (
     faults_rewards,
     faults_runs,
     faults_sac,
+    faults_staleness,
     faults_tabletop,
     faults_training,
     faults_worlds,
@@ -73,6 +74,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_residual.FAULTS,
     *faults_gym.FAULTS,
     *faults_sac.FAULTS,
+    *faults_staleness.FAULTS,
     *faults_runs.FAULTS,
     *faults_noise.FAULTS,
 )

@@ -177,8 +177,8 @@ _ALGORITHM = (
     Fault(
         "denoising steps are averaged",
         _DPPO,
-        "loss, clipped = loss - objective.mean(), clipped + outside / steps",
-        "loss, clipped = loss - objective.mean() / steps, clipped + outside / steps",
+        "loss, clipped = loss - (minibatch.weight * objective).mean(), clipped + outside / steps",
+        "loss, clipped = loss - (minibatch.weight * objective).mean() / steps, clipped + outside / steps",
         (_HAND, _GRADIENT),
     ),
     Fault(

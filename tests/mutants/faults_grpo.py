@@ -78,27 +78,6 @@ _LEARNING = (
         (_GRADIENT,),
     ),
     Fault(
-        "interventions are learnt from",
-        _RELATIVE,
-        "rollout.valid.any(-1) & ~rollout.intervened.any(-1) & ~after",
-        "rollout.valid.any(-1) & ~after",
-        (_ENTERS,),
-    ),
-    Fault(
-        "old decisions have no weight",
-        _RELATIVE,
-        "weight=batch.weight * importance)",
-        "weight=batch.weight)",
-        (f"{_LEARNT}test_the_decoupled_objective_of_old_decisions",),
-    ),
-    Fault(
-        "the age of decisions counts as a loss of parity",
-        _RELATIVE,
-        "flatten(rollout.version, used) < rollout.version.max()",
-        "flatten(rollout.version, used) > rollout.version.max()",
-        (f"{_LEARNT}test_decisions_are_old_by_their_recorded_version",),
-    ),
-    Fault(
         "GRPO's bounds exchanged",
         _GRPO,
         "advantage, self.config.clip_low, self.config.clip_high)",

@@ -125,8 +125,8 @@ FAULTS = (
     Fault(
         "the policy is shown everything in learning",
         _SHARED,
-        "new = self.policy.log_prob(public(minibatch.features), minibatch.sample, minibatch.aux)",
-        "new = self.policy.log_prob(minibatch.features, minibatch.sample, minibatch.aux)",
+        "new = self.policy.log_prob(public(micro.features), micro.sample, micro.aux)",
+        "new = self.policy.log_prob(micro.features, micro.sample, micro.aux)",
         (_SHOWN,),
     ),
     Fault(

@@ -183,8 +183,8 @@ _TURNS = (
     Fault(
         "the decoder is fitted from the noise that was chosen",
         _GORL,
-        "matching = flow_matching_loss(velocity, chunks[index], noise[index], time[index])",
-        "matching = flow_matching_loss(velocity, chunks[index], 2.0 + noise[index], time[index])",
+        "flow_matching_loss(velocity, chunks[at], noise[at], time[at])",
+        "flow_matching_loss(velocity, chunks[at], 2.0 + noise[at], time[at])",
         (_REFIT,),
     ),
     Fault(
@@ -226,7 +226,11 @@ _TURNS = (
         (f"{_ON_GORL}test_ppo_leaves_the_decoder_and_the_refit_leaves_the_encoder",),
     ),
     Fault(
-        "every process counts as all", _GORL, "loss = share * matching.mean()", "loss = matching.mean()", (_PROCESSES,)
+        "every process counts as all",
+        _GORL,
+        "yield share * part * flow_matching_loss(",
+        "yield part * flow_matching_loss(",
+        (_PROCESSES,),
     ),
     Fault(
         "all processes draw the same noise",

@@ -102,8 +102,8 @@ FAULTS = (
     Fault(
         "the KL stop looks at one process",
         _SHARED,
-        "self.reducer.sum(stats).tolist()",
-        "stats.tolist()",
+        "self.reducer.sum(sum(stats))",
+        "sum(stats)",
         (_TWO,),
     ),
     Fault(

@@ -94,10 +94,10 @@ class DPPO(PPO):
                 "denoising steps have no ratios; choose a diffusion policy, or PPO, which needs only the joint density."
             )
 
-    def _with_old_log_probs(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
+    def _with_proximal(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
         """``batch`` with the log-probs [B,K'] of its steps before the first epoch; recorded is only their sum."""
         steps = self.policy.step_logprob(batch.aux, old.params)
-        return replace(super()._with_old_log_probs(batch, old, metrics), logprob=steps)
+        return replace(super()._with_proximal(batch, old, metrics), logprob=steps)
 
     def policy_loss(self, minibatch: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
         """The negative clipped surrogate summed over steps, and the clipped share of each sample's steps."""
@@ -109,7 +109,7 @@ class DPPO(PPO):
             advantage = self.config.gamma_denoise ** (steps - 1 - k) * minibatch.advantage
             bounds = share * self.config.clip_low, share * self.config.clip_high
             objective, outside = clipped_objective(ratio[:, k], advantage, *bounds)
-            loss, clipped = loss - objective.mean(), clipped + outside / steps
+            loss, clipped = loss - (minibatch.weight * objective).mean(), clipped + outside / steps
         return loss, clipped
 
 

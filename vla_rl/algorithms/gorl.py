@@ -19,20 +19,22 @@ decoder is an imitation policy and not the identity; clip range and gradient nor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.policy_gradient import flatten, select_each
+from vla_rl.algorithms.decisions import flatten, micro_batches, select_each
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 from vla_rl.policies.flow import flow_matching_loss
 from vla_rl.policies.latent_noise import GaussianLatent
+
+_RefitData: TypeAlias = tuple[dict[str, Tensor], Tensor, Tensor, Tensor]  # features, chunks, noise, time
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,10 @@ class GoRL(PPO):
                 self._next_stage()
         return {**metrics, "policy/refits": float(self.stage)}
 
+    def _max_age(self) -> int:
+        """Decisions of earlier stages are dropped: their noise went through another decoder."""
+        return min(self.config.max_age, self.stage_iteration) if self.stage else self.config.max_age
+
     def policy_loss(self, minibatch: Any, new: Likelihood) -> tuple[Tensor, Tensor]:
         """PPO's loss plus the penalty on the distance from the prior."""
         loss, clipped = super().policy_loss(minibatch, new)
@@ -138,16 +144,19 @@ class GoRL(PPO):
             time = torch.rand(total, generator=self.generator, dtype=chunks.dtype)[local]
             losses = []
             for index, share in self._minibatches(len(chunks)):
-                loss = torch.zeros(())
-                if share:
-                    velocity = self.policy.base.field(select_each(features, index))
-                    matching = flow_matching_loss(velocity, chunks[index], noise[index], time[index])
-                    loss = share * matching.mean()
-                self._step(optimizer, loss, self.decoder, "decoder")
-                losses.append(self._sum(float(loss.detach())))
+                data = features, chunks, noise, time
+                _, loss = self._step(optimizer, self._refit_losses(data, index, share), self.decoder, "decoder")
+                losses.append(self._sum(loss))
             epoch_loss = sum(losses) / len(losses)
         optimizer.zero_grad(set_to_none=True)
         return epoch_loss
+
+    def _refit_losses(self, data: _RefitData, index: Tensor, share: float) -> Iterator[Tensor]:
+        features, chunks, noise, time = data
+        for micro, part in micro_batches(len(index), self.config.micro_batch):
+            at = index if micro is None else index[micro]
+            velocity = self.policy.base.field(select_each(features, at))
+            yield share * part * flow_matching_loss(velocity, chunks[at], noise[at], time[at]).mean()
 
     def _refit_data(self, rollout: Rollout) -> _Window:
         features = {name: item[:-1] for name, item in public(dict(rollout.features)).items()}

@@ -14,13 +14,14 @@ only its forward passes are skipped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.policy_gradient import Decisions, PolicyGradient, PolicyGradientConfig, flatten, max_abs
+from vla_rl.algorithms.decisions import Decisions, flatten
+from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
@@ -141,25 +142,15 @@ class GroupRelativeConfig(PolicyGradientConfig):
     """The fields that GRPO and RLOO share."""
 
     averaging: Averaging = Global()
-    max_importance_weight: float = 2.0  # for decisions of an older policy version
 
 
-@dataclass(frozen=True)
-class _Batch(Decisions):
-    """``weight`` [B]: the loss is the mean of ``weight * l``; ``stale`` bool [B]: of an older policy version."""
-
-    weight: Tensor
-    stale: Tensor
-
-
-class GroupRelative(PolicyGradient[_Batch]):
+class GroupRelative(PolicyGradient[Decisions]):
     """A ``Learner`` from whole episodes in groups, one episode per column (collected by ``experience/groups.py``).
 
     The usable decisions are the policy's own up to an episode's first success, that decision included: neither idle
-    nor intervened ones, nor those after the success.  Decisions of a version older than the rollout's newest have the
-    decoupled objective (Hilton et al., arXiv 2110.00641): the ratio is relative to the policy at the start of the
-    update, and the importance weight between that policy and the recorded one is at most ``max_importance_weight``.
-    The metric ``truncated`` is the share of truncated episodes.
+    nor intervened ones, nor those after the success.  Those of older policy versions are treated as ``staleness.py``
+    says; the ones beyond ``max_age`` leave the denominators as well.  The metric ``rollout/truncated`` is the share of
+    truncated episodes.
     """
 
     config: GroupRelativeConfig
@@ -169,50 +160,41 @@ class GroupRelative(PolicyGradient[_Batch]):
         """The objective to maximise, and where it was clipped, all [B]."""
         raise NotImplementedError
 
-    def policy_loss(self, minibatch: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
+    def policy_loss(self, minibatch: Decisions, new: Likelihood) -> tuple[Tensor, Tensor]:
         """The negative weighted objective, and which samples were clipped."""
         objective, clipped = self.objective((new.logprob - minibatch.logprob).exp(), minibatch.advantage)
         return -(minibatch.weight * objective).mean(), clipped
 
     @torch.no_grad()
-    def _make_batch(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
+    def _make_batch(self, rollout: Rollout) -> tuple[Decisions, dict[str, float]]:
         require_whole_episodes(rollout)
         returns = torch.where(rollout.valid, rollout.reward.double(), 0.0).sum((0, 2))
         advantage = group_advantages(returns + truncation_return(rollout), rollout.seeds[0], self.baseline)
-        usable = _usable(rollout)
+        metrics: dict[str, float] = {}
+        usable, age = self._usable(rollout, metrics)
+        usable &= before_success(rollout)
         weight = self.config.averaging.weights(usable.sum(0), self.reducer)
         used = usable & (advantage != 0)
         weight = weight * self._sum(float(used.sum()))
-        batch = _Batch(
+        batch = Decisions(
             {name: flatten(item[:-1], used) for name, item in rollout.features.items()},
             flatten(rollout.sample, used),
             {name: flatten(item, used) for name, item in rollout.aux.items()},
             flatten(rollout.logprob, used),
             flatten(advantage.expand_as(used), used).to(rollout.logprob.dtype),
             flatten(weight.expand_as(used), used).to(rollout.logprob.dtype),
-            flatten(rollout.version, used) < rollout.version.max(),
+            flatten(age, used),
         )
-        metrics = {
-            "rollout/return": float(returns.mean()),
-            "rollout/truncated": float(rollout.truncated.any(0).double().mean()),
-        }
-        metrics["rollout/stale"] = float(batch.stale.double().mean()) if used.any() else 0.0
+        metrics["rollout/return"] = float(returns.mean())
+        metrics["rollout/truncated"] = float(rollout.truncated.any(0).double().mean())
         return batch, {"rollout/decisions": float(used.sum()), **metrics}
 
-    def _with_old_log_probs(self, batch: _Batch, old: Likelihood, metrics: dict[str, float]) -> _Batch:
-        gap, fresh = old.logprob - batch.logprob, ~batch.stale
-        metrics["policy/logprob_gap"] = max_abs(gap[fresh])
-        off = self._log_probs_disagree(metrics["policy/logprob_gap"])
-        proximal = old.logprob if off else torch.where(batch.stale, old.logprob, batch.logprob)
-        importance = torch.where(batch.stale, gap.exp().clamp(max=self.config.max_importance_weight), 1.0)
-        return replace(batch, logprob=proximal, weight=batch.weight * importance)
 
-
-def _usable(rollout: Rollout) -> Tensor:
-    """bool [T,C]: the policy's own decisions up to the first success of their episode, that one included."""
+def before_success(rollout: Rollout) -> Tensor:
+    """bool [T,C]: the decisions up to the first success of their episode, that one included."""
     success = rollout.success.long()
     after = success.cumsum(0) - success > 0
-    return rollout.valid.any(-1) & ~rollout.intervened.any(-1) & ~after
+    return ~after
 
 
 def truncation_return(rollout: Rollout) -> Tensor:

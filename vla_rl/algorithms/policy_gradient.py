@@ -1,19 +1,22 @@
 """The base of PPO, GRPO and RLOO: epochs of minibatches, bounded by a KL stop and an adaptive learning rate.
 
 The log-probability is that of a whole denoising chain (equal to that of the action or a surrogate for it, see
-``policies/flow.py``).  The KL is the *exact* Gaussian KL of the chains, without sampling noise.  Recorded log-probs
-that differ from the learner's own by more than a bound are recomputed before the first epoch.
+``policies/flow.py``).  The KL is the *exact* Gaussian KL of the chains, without sampling noise.  Decisions of older
+policies and log-probs that differ from the learner's own are treated as ``staleness.py`` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
 
+from vla_rl.algorithms.decisions import B, ages, micro_batches, select, select_each
+from vla_rl.algorithms.staleness import use_proximal, warn_recomputed
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
@@ -32,21 +35,10 @@ class PolicyGradientConfig:
     lr_bounds: tuple[float, float] = (1e-6, 1e-3)
     entropy: float = 0.0  # weight of the chain's summed entropy (only for learned noise, such as Flow-Noise)
     grad_norm: float = 1.0
-    max_logprob_gap: float = 1e-2  # beyond this, old log-probs are recomputed in training precision
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """The usable decisions of a rollout, flattened to [B]: neither idle nor intervened."""
-
-    features: dict[str, Tensor]
-    sample: Tensor
-    aux: Mapping[str, Tensor]
-    logprob: Tensor
-    advantage: Tensor
-
-
-B = TypeVar("B", bound=Decisions)
+    max_logprob_gap: float = 1e-2  # beyond this, log-probs of the learner's version are recomputed
+    max_importance_weight: float = 2.0  # of decisions of an older policy version
+    max_age: int = 16  # decisions that are more updates old are dropped
+    micro_batch: int = 0  # most decisions in one forward pass, 0: a whole minibatch; bounds memory, not the gradient
 
 
 class PolicyGradient(Generic[B]):
@@ -78,6 +70,7 @@ class PolicyGradient(Generic[B]):
         self.reducer: Reducer = reducer or OneProcess()
         self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, eps=1e-5)
         self.iteration = 0
+        self._warned = False
 
     @property
     def lr(self) -> float:
@@ -116,7 +109,7 @@ class PolicyGradient(Generic[B]):
         if not metrics["rollout/decisions"]:
             return metrics
         old = self._old_likelihood(batch, metrics)
-        batch = self._with_old_log_probs(batch, old, metrics)
+        batch = self._with_proximal(batch, old, metrics)
         kl, stopped = 0.0, self._in_warmup()
         warmup = stopped
         losses: list[dict[str, float]] = []
@@ -165,20 +158,39 @@ class PolicyGradient(Generic[B]):
 
     @torch.no_grad()
     def _old_likelihood(self, batch: B, metrics: dict[str, float]) -> Likelihood:
-        old = self.policy.log_prob(public(batch.features), batch.sample, batch.aux)
+        parts = []
+        for index, _ in list(micro_batches(len(batch.logprob), self.config.micro_batch)) or [(None, 1.0)]:
+            part = batch if index is None else select(batch, index)
+            parts.append(self.policy.log_prob(public(part.features), part.sample, part.aux))
+        old = parts[0] if len(parts) == 1 else _joined(parts)
         metrics["policy/entropy"] = float(old.entropy.mean())
         if "std" in old.params:
             metrics["policy/noise_std"] = float(old.params["std"].mean())
         return old
 
-    def _with_old_log_probs(self, batch: B, old: Likelihood, metrics: dict[str, float]) -> B:
-        """``batch`` with the log-probs of the ratios' denominators: the recorded ones unless they are off."""
-        metrics["policy/logprob_gap"] = max_abs(old.logprob - batch.logprob)
-        return replace(batch, logprob=old.logprob) if self._log_probs_disagree(metrics["policy/logprob_gap"]) else batch
+    def _with_proximal(self, batch: B, old: Likelihood, metrics: dict[str, float]) -> B:
+        """``batch`` with the log-probs and weights of the objective (``staleness.py``); says once what it replaced."""
+        batch, found = use_proximal(batch, old, self.config, self.reducer)
+        metrics |= found
+        if found["policy/logprob_recomputed"] and not self._warned:
+            self._warned = True
+            warn_recomputed(found["policy/logprob_gap"])
+        return batch
 
-    def _log_probs_disagree(self, gap: float) -> bool:
-        """Whether recorded log-probs are off by more than ``max_logprob_gap`` in any process."""
-        return self._sum(float(gap > self.config.max_logprob_gap)) > 0
+    def _usable(self, rollout: Rollout, metrics: dict[str, float]) -> tuple[Tensor, Tensor]:
+        """The policy's own decisions bool [T,E] that are at most ``max_age`` updates old, and all ages int [T,E].
+
+        Counts the older ones as ``rollout/dropped_stale``.
+        """
+        own = rollout.valid.any(-1) & ~rollout.intervened.any(-1)
+        age = ages(rollout, self.policy.version)
+        fresh = age <= self._max_age()
+        metrics["rollout/dropped_stale"] = self._sum(float((own & ~fresh).sum()))
+        return own & fresh, age
+
+    def _max_age(self) -> int:
+        """The age beyond which decisions are dropped."""
+        return self.config.max_age
 
     def _minibatches(self, size: int) -> Iterator[tuple[Tensor, float]]:
         """A new permutation of all processes' decisions, cut into minibatches of nearly equal size.
@@ -205,34 +217,52 @@ class PolicyGradient(Generic[B]):
 
     def _policy_step(self, minibatch: B, old: Mapping[str, Tensor], share: float) -> dict[str, float]:
         """One step on the mean loss of a minibatch, of which this process has the ``share`` in ``minibatch``."""
-        loss, stats = torch.zeros(()), torch.zeros(3, dtype=torch.float64)
-        if share:
-            new = self.policy.log_prob(public(minibatch.features), minibatch.sample, minibatch.aux)
-            kl = self.policy.kl(old, new.params).mean()
-            loss, clipped = self.policy_loss(minibatch, new)
-            loss = share * (loss - self.config.entropy * new.entropy.mean())
-            stats = torch.stack([share * kl.detach(), share * clipped.mean(), loss.detach()]).double().cpu()
-        norm = self._step(self.optimizer, loss, self.learnt, "policy")
-        named = zip(("policy/kl", "policy/clip_fraction", "policy/loss"), self.reducer.sum(stats).tolist(), strict=True)
-        return {**dict(named), "policy/grad_norm": norm}
+        stats = [torch.zeros(3, dtype=torch.float64)]
+        norm, _ = self._step(self.optimizer, self._policy_losses(minibatch, old, share, stats), self.learnt, "policy")
+        named = zip(("policy/kl", "policy/clip_fraction", "policy/loss"), self.reducer.sum(sum(stats)), strict=True)
+        return {**{name: float(value) for name, value in named}, "policy/grad_norm": norm}
+
+    def _policy_losses(
+        self, minibatch: B, old: Mapping[str, Tensor], share: float, stats: list[Tensor]
+    ) -> Iterator[Tensor]:
+        """The losses of the micro-batches; appends the share of each in KL, clip fraction and loss to ``stats``."""
+        for index, part in micro_batches(len(minibatch.logprob), self.config.micro_batch):
+            micro = minibatch if index is None else select(minibatch, index)
+            new = self.policy.log_prob(public(micro.features), micro.sample, micro.aux)
+            kl = self.policy.kl(old if index is None else select_each(old, index), new.params).mean()
+            loss, clipped = self.policy_loss(micro, new)
+            weight = share * part
+            loss = weight * (loss - self.config.entropy * new.entropy.mean())
+            stats.append(torch.stack([weight * kl.detach(), weight * clipped.mean(), loss.detach()]).double().cpu())
+            yield loss
 
     def _step(
-        self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter], name: str
-    ) -> float:
-        """One optimizer step on the sum of all processes' ``loss``; returns the gradient's norm."""
+        self,
+        optimizer: torch.optim.Optimizer,
+        losses: Iterable[Tensor],
+        parameters: Mapping[str, nn.Parameter],
+        name: str,
+    ) -> tuple[float, float]:
+        """One optimizer step on the sum of ``losses`` over all processes; returns the gradient's norm and this sum.
+
+        ``losses`` is lazy: every loss is differentiated before the next one is computed, so memory holds one graph.
+        """
         optimizer.zero_grad(set_to_none=True)
-        if loss.requires_grad:
-            loss.backward()
+        total = 0.0
+        for loss in losses:
+            if loss.requires_grad:
+                loss.backward()
+            total += float(loss.detach())
         self.reducer.sum_gradients(parameters.values())
         norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
-        if not torch.isfinite(loss) or norm != norm or norm == float("inf"):
+        if not math.isfinite(total) or not math.isfinite(norm):
             bad = next((n for n, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()), "loss")
             raise NonFiniteError(
                 f"the {name} gradient of {bad!r} is not finite in iteration {self.iteration}, so the step was not "
                 "taken; resume from the last checkpoint with a lower learning rate."
             )
         optimizer.step()
-        return norm
+        return norm, total
 
     def _adapt_lr(self, kl: float, stopped: bool) -> None:
         if stopped or kl > 1.5 * self.config.target_kl:
@@ -241,37 +271,16 @@ class PolicyGradient(Generic[B]):
             self.lr *= self.config.lr_factor
 
 
-def flatten(item: Tensor, mask: Tensor) -> Tensor:
-    """The entries of ``item`` [T,E,...] where ``mask`` [T,E], as [B,...], one environment after the other.
-
-    In this order, several processes have the same batch as one process with all environments.
-    """
-    return item.transpose(0, 1)[mask.T]
-
-
-def max_abs(gap: Tensor) -> float:
-    """The largest absolute value, 0 for an empty tensor."""
-    return float(gap.abs().max()) if len(gap) else 0.0
-
-
 def clipped_objective(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """``min(rho A, clip(rho, 1-low, 1+high) A)`` and where ``rho`` was clipped, all [B] (arXiv 1707.06347, eq. 7)."""
     clipped = ratio.clamp(1 - low, 1 + high)
     return torch.minimum(ratio * advantage, clipped * advantage), (ratio != clipped).float()
 
 
-def select(batch: B, index: Tensor) -> B:
-    """The decisions at ``index``, in its order."""
-    parts: dict[str, Any] = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    parts = {
-        name: select_each(item, index) if isinstance(item, Mapping) else item[index] for name, item in parts.items()
-    }
-    return replace(batch, **parts)
-
-
-def select_each(items: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
-    """Every tensor at ``index``."""
-    return {name: item[index] for name, item in items.items()}
+def _joined(parts: list[Likelihood]) -> Likelihood:
+    """One likelihood of all decisions from those of micro-batches."""
+    params = {name: torch.cat([part.params[name] for part in parts]) for name in parts[0].params}
+    return Likelihood(torch.cat([p.logprob for p in parts]), torch.cat([p.entropy for p in parts]), params)
 
 
 def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:

@@ -11,7 +11,7 @@ Deviations from the paper: a stop on the exact KL of the chains and a learning r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.advantages import LambdaPer, gae, normalize
-from vla_rl.algorithms.policy_gradient import (
-    Decisions,
-    PolicyGradient,
-    PolicyGradientConfig,
-    clipped_objective,
-    flatten,
-)
+from vla_rl.algorithms.decisions import Decisions, flatten, micro_batches, select, select_each
+from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
 
@@ -93,10 +88,10 @@ class PPO(PolicyGradient[_Batch]):
     def _make_batch(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
         if self.iteration == 0:
             self._calibrate(rollout.features)
-        values = self.critic(rollout.features)
+        values = self._values(rollout.features, rollout.valid.shape[1])
         value, next_value = values[:-1], values[1:].clone()
         if len(rollout.final_index):
-            next_value[rollout.final_index[:, 0], rollout.final_index[:, 1]] = self.critic(rollout.final_features)
+            next_value[rollout.final_index[:, 0], rollout.final_index[:, 1]] = self._values(rollout.final_features)
         advantage, returns = gae(
             rollout.reward,
             rollout.valid,
@@ -108,7 +103,8 @@ class PPO(PolicyGradient[_Batch]):
             self.config.lam,
             self.config.lambda_per,
         )
-        usable = rollout.valid.any(-1) & ~rollout.intervened.any(-1)
+        metrics: dict[str, float] = {}
+        usable, age = self._usable(rollout, metrics)
         normalized = normalize(advantage, usable, self.reducer)
         batch = _Batch(
             {name: flatten(item[:-1], usable) for name, item in rollout.features.items()},
@@ -116,9 +112,20 @@ class PPO(PolicyGradient[_Batch]):
             {name: flatten(item, usable) for name, item in rollout.aux.items()},
             flatten(rollout.logprob, usable),
             flatten(normalized, usable),
+            flatten(torch.ones_like(rollout.logprob), usable),
+            flatten(age, usable),
             flatten(returns, usable),
         )
-        return batch, _quality(batch.returns, flatten(value, usable))
+        return batch, {**metrics, **_quality(batch.returns, flatten(value, usable))}
+
+    def _values(self, features: Mapping[str, Tensor], width: int = 1) -> Tensor:
+        """The critic's values of {name: [N,width,...]} or {name: [N,...]}, about ``micro_batch`` at a time."""
+        step = max(1, self.config.micro_batch // max(1, width)) if self.config.micro_batch else 0
+        parts = [
+            self.critic(dict(features) if index is None else select_each(features, index))
+            for index, _ in micro_batches(len(next(iter(features.values()))), step)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _calibrate(self, features: Mapping[str, Tensor]) -> None:
         """Fit the input normalization of the critic, and of a policy whose actions it leaves unchanged."""
@@ -134,17 +141,20 @@ class PPO(PolicyGradient[_Batch]):
         return self.iteration < self.config.critic_warmup
 
     def _critic_step(self, minibatch: _Batch, share: float) -> dict[str, float]:
-        loss = torch.zeros(())
-        if share:
-            loss = share * 0.5 * (self.critic(minibatch.features) - minibatch.returns).square().mean()
-        self._step(self.critic_optimizer, loss, self._critic_parameters, "critic")
-        return {"critic/loss": self._sum(float(loss.detach()))}
+        losses = self._critic_losses(minibatch, share)
+        _, total = self._step(self.critic_optimizer, losses, self._critic_parameters, "critic")
+        return {"critic/loss": self._sum(total)}
+
+    def _critic_losses(self, minibatch: _Batch, share: float) -> Iterator[Tensor]:
+        for index, part in micro_batches(len(minibatch.returns), self.config.micro_batch):
+            micro = minibatch if index is None else select(minibatch, index)
+            yield share * part * 0.5 * (self.critic(micro.features) - micro.returns).square().mean()
 
     def policy_loss(self, minibatch: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
         """The negative clipped surrogate, and which samples were clipped."""
         ratio = (new.logprob - minibatch.logprob).exp()
         objective, clipped = clipped_objective(ratio, minibatch.advantage, self.config.clip_low, self.config.clip_high)
-        return -objective.mean(), clipped
+        return -(minibatch.weight * objective).mean(), clipped
 
 
 def _quality(returns: Tensor, value: Tensor) -> dict[str, float]:

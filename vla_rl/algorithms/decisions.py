@@ -1,0 +1,82 @@
+"""The usable decisions of a rollout as one flat batch, and how it is cut into minibatches and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.errors import ContractError
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The usable decisions of a rollout, flattened to [B]: neither idle nor intervened nor too old.
+
+    ``age`` int [B] counts the updates between the policy that acted and the learner's; the policy's loss is the mean of
+    ``weight * l`` with ``weight`` float [B].
+    """
+
+    features: dict[str, Tensor]
+    sample: Tensor
+    aux: Mapping[str, Tensor]
+    logprob: Tensor
+    advantage: Tensor
+    weight: Tensor
+    age: Tensor
+
+
+B = TypeVar("B", bound=Decisions)
+
+
+def ages(rollout: Rollout, version: int) -> Tensor:
+    """int [T,E]: by how many updates every decision is older than the learner's ``version``.
+
+    Raises ContractError for a decision of a version that the learner has not reached.
+    """
+    age: Tensor = version - rollout.version
+    active = rollout.valid.any(-1)
+    if (age[active] < 0).any():
+        raise ContractError(
+            f"a decision was made by policy version {int(rollout.version[active].max())} but the learner has version "
+            f"{version}, so its age is unknown; resume the learner and the source from the same state."
+        )
+    return age
+
+
+def flatten(item: Tensor, mask: Tensor) -> Tensor:
+    """The entries of ``item`` [T,E,...] where ``mask`` [T,E], as [B,...], one environment after the other.
+
+    In this order, several processes have the same batch as one process with all environments.
+    """
+    return item.transpose(0, 1)[mask.T]
+
+
+def select(batch: B, index: Tensor) -> B:
+    """The decisions at ``index``, in its order."""
+    parts: dict[str, Any] = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    parts = {
+        name: select_each(item, index) if isinstance(item, Mapping) else item[index] for name, item in parts.items()
+    }
+    return replace(batch, **parts)
+
+
+def select_each(items: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """Every tensor at ``index``."""
+    return {name: item[index] for name, item in items.items()}
+
+
+def micro_batches(size: int, micro_batch: int) -> Iterator[tuple[Tensor | None, float]]:
+    """Parts of ``size`` decisions with at most ``micro_batch`` each (0: one part), and their shares of the whole.
+
+    A part is an index tensor, or None for all decisions; without decisions there is no part.
+    """
+    if not micro_batch or size <= micro_batch:
+        yield from [(None, 1.0)] if size else []
+        return
+    for part in torch.arange(size).split(micro_batch):
+        yield part, len(part) / size
