@@ -100,7 +100,8 @@ def learn(source, store, policy, iterations):
         assert (rollout.version == i).all()
         rewards.append(float(rollout.reward.mean()))
         ppo.update(rollout)
-        assert store.publish(ppo.parameters) == i + 1
+        ppo.policy.version = store.publish(ppo.parameters)
+        assert ppo.policy.version == i + 1
     return rewards, policy.state_dict()
 
 

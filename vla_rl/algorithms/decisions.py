@@ -43,7 +43,8 @@ def ages(rollout: Rollout, version: int) -> Tensor:
     if (age[active] < 0).any():
         raise ContractError(
             f"a decision was made by policy version {int(rollout.version[active].max())} but the learner has version "
-            f"{version}, so its age is unknown; resume the learner and the source from the same state."
+            f"{version}, so its age is unknown; set the learner's policy.version to what publish returns, and resume "
+            "learner and source from the same state."
         )
     return age
 
