@@ -44,6 +44,16 @@ def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, 
     assert "no config function 'imitate_place'" in complaint(*command, "--place", "improve")
 
 
+def test_samplers_are_compared_by_the_same_runner(tmp_path):
+    out = tmp_path / "study"
+    config = tmp_path / "samplers.py"
+    config.write_text(Path(CONFIG).read_text() + "\n\ndef imitate() -> Imitate:\n    return imitate_lift()\n")
+    main(["study", "--config", str(config), "--seeds", "2", "--samplers", "improve", "--out", str(out)])
+    assert {row["algorithm"] for row in json.loads((out / "results.json").read_text())} == {"improve"}
+    assert (out / "imitate-2" / "checkpoints" / "imitation").is_dir() and (out / "improve-2" / "summary.json").is_file()
+    assert "vla-rl study" in (out / "report.html").read_text()
+
+
 def test_the_frozen_base_is_the_same_file_afterwards(tmp_path, untrained, quick):
     policy = untrained()
     main(["train", quick.replace("improve", "residual"), "--policy", str(policy), "--out", str(tmp_path / "run")])

@@ -172,7 +172,7 @@ def test_ctrl_c_during_a_study_keeps_what_is_finished(complaint, tmp_path, monke
     def stop(cells, processes, what):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vla_rl.cli.study.run_cells", stop)
+    monkeypatch.setattr("vla_rl.recipes.sweep.run_cells", stop)
     assert f"what is finished stays in {tmp_path}" in complaint("study", "--out", tmp_path, status=130)
 
 

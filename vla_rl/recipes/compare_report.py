@@ -1,4 +1,4 @@
-"""The page of ``vla-rl compare``: who is better when, and who is worse than the policy that all began with."""
+"""The page of a comparison: which method is better when, and which is worse than the policy that all start from."""
 
 from __future__ import annotations
 
@@ -44,23 +44,27 @@ def steps_to(curve: _Curve, target: float) -> int | None:
 
 
 def write_page(
-    path: Path, compared: Sequence[Compared], before: Mapping[str, Mapping[int, Mapping[str, Any]]], target: float
+    path: Path,
+    compared: Sequence[Compared],
+    before: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    target: float,
+    command: str = "vla-rl compare",
 ) -> None:
     """``before`` {task: {seed: the imitation policy's test success}}."""
     subtitle = (
         "The same imitation policies and demonstrations, the same budget of control steps, never pooled over seeds"
     )
-    report = Report("Ways to improve a policy, side by side", subtitle)
+    report = Report("Methods that improve a policy, side by side", subtitle)
     for task in before:
         chosen = [item for item in compared if item.task == task]
         report.section(task.capitalize())
         _results(report, chosen, before[task], target)
-        report.text("Along the way, on validation scenes:")
+        report.text("While learning, on validation scenes:")
         for item in chosen:
             lines = [_series(curve, f"seed {seed}") for seed, curve in item.curves.items()]
             report.curves(f"{task}: {item.name}", "control steps", "validation success", lines, percent=True)
         report.text("\n".join(f"- **{item.name}**: {' '.join(item.about.split())}" for item in chosen))
-    report.command("vla-rl compare")
+    report.command(command)
     report.write(path)
 
 
@@ -74,7 +78,7 @@ def _results(
     header = ["", *(f"seed {seed}" for seed in before), "mean (min to max)"]
     episodes = next(iter(before.values()))["episodes"]
     report.table(header, rows, f"Success on {episodes} test scenes with 95 % intervals.")
-    header = ["", "points won on imitation, by seed", f"control steps to {target:.0%}, by seed", "seconds"]
+    header = ["", "points gained over imitation, by seed", f"control steps to {target:.0%}, by seed", "seconds"]
     steps = f"{target:.0%} is reached at the first of two validations in a row that are at least as good."
     report.table(header, [_cost(item, before, target) for item in ordered], steps)
     if worse := [item for item in ordered if min(item.gains(before)) < 0]:

@@ -14,7 +14,7 @@ from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
 from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.sweep import Cell, run_cells
+from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json
 
 _RESULTS = ("imitation", "validation", "rl")  # rates of a summary, in the order in which they come about
@@ -35,10 +35,7 @@ def train_seeds(config: str, count: int, out: Path, arguments: Sequence[str], pr
         )
         for seed in range(1, count + 1)
     ]
-    try:
-        run_cells(cells, processes, "train")
-    except KeyboardInterrupt as stop:
-        raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
+    run_sweep(out, {"train": cells}, processes)
     rows = [{"seed": seed, **_summary(cell.out)} for seed, cell in enumerate(cells, 1)]
     write_json(out / "results.json", rows)
     command = f"vla-rl train {config} --seeds {count} --out {out} {shlex.join(arguments)}".strip()

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +26,14 @@ class Cell:
 
     def run(self) -> None:
         """Run it, or go on with it where it was stopped, with its output in a file beside its folder."""
-        begun = (self.out / "config.json").exists()
-        if begun:
+        started = (self.out / "config.json").exists()
+        if started:
             self._require_same()
         if (self.out / "summary.json").exists():
             return
         new = [self.config, "--out", str(self.out), *self.arguments]
-        write_json(self._asked, [self.config, *self.arguments])
-        command = [sys.executable, "-m", "vla_rl.cli", "train", *(["--resume", str(self.out)] if begun else new)]
+        write_json(self._arguments_file, [self.config, *self.arguments])
+        command = [sys.executable, "-m", "vla_rl.cli", "train", *(["--resume", str(self.out)] if started else new)]
         self.out.parent.mkdir(parents=True, exist_ok=True)
         log = self.out.with_suffix(".log")
         with log.open("a") as file:
@@ -43,18 +43,27 @@ class Cell:
             raise UserError(f"{self.out.name} failed ({last}); see {log}, then run the same command to go on.")
 
     @property
-    def _asked(self) -> Path:
+    def _arguments_file(self) -> Path:
         return self.out.with_suffix(".asked.json")
 
     def _require_same(self) -> None:
-        """Raise UserError when what is in the folder was asked for with other arguments."""
-        asked = json.loads(self._asked.read_text()) if self._asked.exists() else None
-        if asked != [self.config, *self.arguments]:
-            before = "something else" if asked is None else " ".join(asked)
+        """Raise UserError when what is in the folder was started with other arguments."""
+        given = json.loads(self._arguments_file.read_text()) if self._arguments_file.exists() else None
+        if given != [self.config, *self.arguments]:
+            before = "something else" if given is None else " ".join(given)
             raise UserError(
                 f"{str(self.out)!r} holds a run of {before}, so it cannot stand for this one; choose another --out, or "
                 "delete that folder."
             )
+
+
+def run_sweep(out: Path, steps: Mapping[str, Sequence[Cell]], processes: int) -> None:
+    """Run the cells of every step {what it does: cells} in order; Ctrl-C is raised again with how to go on."""
+    try:
+        for what, cells in steps.items():
+            run_cells(cells, processes, what)
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
 
 
 def run_cells(cells: Sequence[Cell], processes: int, what: str) -> None:
