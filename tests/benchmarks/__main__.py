@@ -21,6 +21,7 @@ from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rendering import render_vs_mujoco
+from tests.benchmarks.replay import replay_add
 from tests.benchmarks.state_ppo import ppo_vs_rsl_rl
 from vla_rl.contract.errors import did_you_mean
 from vla_rl.training.tracking import write_json
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         render_vs_mujoco,
         update_stored_vs_recomputed,
         iteration_parts,
+        replay_add,
         ppo_vs_rsl_rl,
         imagined_vs_simulator,
         wan_frames,

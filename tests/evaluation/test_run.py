@@ -10,12 +10,15 @@ import torch
 
 from sims.catalog import make
 from sims.toy.counting import episode_length, expected_reward
+from tests.auditing import PrivilegedEnv
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import ActionOut
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import MeanReturn
+from vla_rl.experience.collect import collect_demonstrations
+from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.policies.gaussian import GaussianPolicy
 
 SEEDS = [*range(100, 111), 7]
@@ -137,3 +140,35 @@ def test_a_policy_that_takes_no_generator_per_environment_is_found_by_the_check(
     env = make("point_mass", num_envs=2)
     with pytest.raises(ContractError, match="with a list of generators, one per environment"):
         check_policy(OneGenerator(env.spec), env, torch.Generator())
+
+
+def test_a_scripted_expert_is_evaluated_and_recorded_by_the_same_driver():
+    """It reads what is privileged; the successes of its evaluation are those of its recording."""
+    seeds, wanted = list(range(300, 312)), []
+
+    def expert(obs):
+        wanted.extend(name for name in obs.extras)
+        return np.stack([obs.time + 1, obs.extras["privileged/seed"][:, 0]], -1)[:, None].astype(np.float32)
+
+    outcomes = evaluate(PrivilegedEnv(5), ExpertPolicy(expert), seeds)
+    recorded = collect_demonstrations(PrivilegedEnv(4), expert, seeds)
+    assert set(wanted) == {"privileged/seed", "force"} and outcomes.success.mean() == 0.5
+    assert [seed for seed, won in zip(seeds, outcomes.success, strict=True) if won] == list(
+        dict.fromkeys(recorded.seed)
+    )
+    assert np.array_equal(outcomes.length, episode_length(np.array(seeds)))
+    assert np.array_equal(recorded.action[:, 1], recorded.seed)
+
+
+def test_an_expert_in_chunks_may_execute_only_their_first_actions():
+    def expert(obs):
+        number = obs.time[:, None] + 1 + np.arange(4)
+        return np.stack([number, np.repeat(obs.state[:, :1], 4, 1)], -1).astype(np.float32)
+
+    for horizon in (None, 1, 3):
+        outcomes = evaluate(make("counting", num_envs=3), ExpertPolicy(expert, horizon), SEEDS)
+        assert np.array_equal(outcomes.length, episode_length(np.array(SEEDS)))
+        out, _ = ExpertPolicy(expert, horizon).act(
+            ExpertPolicy(expert).encode(make("counting", num_envs=2).reset([0, 1], [3, 4])), {}, "eval", None
+        )
+        assert out.action.shape == (2, horizon or 4, 2)

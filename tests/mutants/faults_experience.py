@@ -79,7 +79,22 @@ _ROLLOUTS = (
     ),
 )
 
+_EXPERT = "tests/evaluation/test_run.py::test_"
 _RECORDINGS = (
+    Fault(
+        "an expert sees only what a policy sees",
+        "vla_rl/experience/expert.py",
+        "reads_privileged = True",
+        "reads_privileged = False",
+        (f"{_EXPERT}a_scripted_expert_is_evaluated_and_recorded_by_the_same_driver",),
+    ),
+    Fault(
+        "an expert executes its whole chunks",
+        "vla_rl/experience/expert.py",
+        "self.expert(obs)[:, : self.horizon]",
+        "self.expert(obs)",
+        (f"{_EXPERT}an_expert_in_chunks_may_execute_only_their_first_actions",),
+    ),
     Fault(
         "a chunk runs into the next episode",
         _EPISODES,
