@@ -24,9 +24,9 @@ from vla_rl.rewards.calibration import Counts, value_order_correlation
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.pairs import PairSampler
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
-from vla_rl.rewards.reward import Judgement
+from vla_rl.rewards.reward import RewardOutput
+from vla_rl.rewards.reward_model import RewardModel
 from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
-from vla_rl.rewards.trained import TrainedReward
 from vla_rl.training.fit import FitConfig, fit, shuffled
 from vla_rl.training.tracking import RunFolder
 
@@ -77,11 +77,11 @@ class TrainReward:
         chosen = {"threshold": model.threshold, "on": rates(calibrated)}
         return {"test": found, "calibration": chosen, "seconds": seconds, "seed": self.seed}
 
-    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> TrainedReward:
+    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> RewardModel:
         """A reward model that was trained on ``frames``."""
         raise NotImplementedError
 
-    def judged(self, model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+    def judged(self, model: RewardModel, frames: LabelledFrames) -> dict[str, Any]:
         """What is reported of ``model`` on ``frames``."""
         return judge(model, frames)
 
@@ -146,7 +146,7 @@ class TrainProgress(TrainReward):
         self._fit(model, model.loss, sampler.batches(self.fit.batch), folder)
         return model
 
-    def judged(self, model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+    def judged(self, model: RewardModel, frames: LabelledFrames) -> dict[str, Any]:
         return {**judge(model, frames), "progress": follow(model, frames)}
 
 
@@ -158,7 +158,7 @@ def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator
         yield np.concatenate([yes[some.numpy()], no[others.numpy()]])
 
 
-def judge(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+def judge(model: RewardModel, frames: LabelledFrames) -> dict[str, Any]:
     """How well frames are told apart, and episodes by ``done``; every share with its 95 % Wilson interval.
 
     ``frames``: precision and recall of single frames.  Their intervals take frames for independent, which those of one
@@ -166,7 +166,7 @@ def judge(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
     many had a ``done`` (``found``); of all others, how many (``false_alarms``); of the found, how many before their
     first successful frame (``early``).  Here the unit is an episode under one instruction.
     """
-    told = Counts.of_decisions(model.scores(frames) >= model.threshold, frames.label)
+    told = Counts.from_decisions(model.scores(frames) >= model.threshold, frames.label)
     outcomes = [_outcome(model, track) for track in frames.tracks()]
     found = [fired for lasted, fired, _ in outcomes if lasted]
     alarms = [fired for lasted, fired, _ in outcomes if not lasted]
@@ -178,21 +178,21 @@ def judge(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
     }
 
 
-def _outcome(model: TrainedReward, track: LabelledFrames) -> tuple[bool, bool, bool]:
+def _outcome(model: RewardModel, track: LabelledFrames) -> tuple[bool, bool, bool]:
     """Whether success lasted in ``track``, whether there was a ``done``, and whether that came before any success."""
     done, hold = _watch(model, track).done[0], model.config.hold
     lasted = "1" * hold in "".join("1" if so else "0" for so in track.label)
     return lasted, bool(done.any()), bool(done.any() and done.argmax() < track.label.argmax())
 
 
-def _watch(model: TrainedReward, track: LabelledFrames) -> Judgement:
+def _watch(model: RewardModel, track: LabelledFrames) -> RewardOutput:
     """What ``model`` says about ``track`` from its first frame to its last, [1,T]."""
     clip = {name: image[None] for name, image in track.images.items()}
-    judgement, _ = model.judge(clip, track.text[:1].tolist(), np.ones((1, len(track)), bool), model.initial_state(1))
-    return judgement
+    output, _ = model.evaluate(clip, track.text[:1].tolist(), np.ones((1, len(track)), bool), model.initial_state(1))
+    return output
 
 
-def follow(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+def follow(model: RewardModel, frames: LabelledFrames) -> dict[str, Any]:
     """How ``progress`` runs in episodes that end in success, and in others: failures and wrong instructions.
 
     ``order``: the mean over successes of the rank correlation with time.  ``half``: the share of successes that end
@@ -210,9 +210,9 @@ def follow(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
 def rates(counts: Counts) -> dict[str, Any]:
     """Precision and recall."""
     return {
-        "precision": share(counts.said_and_so, counts.said),
-        "recall": share(counts.said_and_so, counts.so),
-        "of": counts.of,
+        "precision": share(counts.true_positives, counts.predicted),
+        "recall": share(counts.true_positives, counts.actual),
+        "of": counts.total,
     }
 
 
