@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import wilson
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.label_frames import label_frames
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import clock
@@ -30,7 +31,8 @@ from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
 from vla_rl.training.fit import FitConfig, fit, shuffled
 from vla_rl.training.tracking import RunFolder
 
-Loss: TypeAlias = Callable[[Any], tuple[Tensor, dict[str, float]]]
+Batch = TypeVar("Batch")
+Loss: TypeAlias = Callable[[Batch], tuple[Tensor, dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class TrainReward:
         check_limits(self, training=some, calibration=some, test=some, num_envs=some)
         check_limits(self, clumsy=(0, 1), precision=(0, 1))
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
+    def run(self, folder: RunFolder) -> JsonObject:
         """Leave the checkpoint ``name``."""
         seconds: dict[str, float] = {}
         with clock(seconds, "frames"):
@@ -81,7 +83,7 @@ class TrainReward:
         """A reward model that was trained on ``frames``."""
         raise NotImplementedError
 
-    def judged(self, model: RewardModel, frames: LabelledFrames) -> dict[str, Any]:
+    def judged(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
         """What is reported of ``model`` on ``frames``."""
         return judge(model, frames)
 
@@ -106,7 +108,7 @@ class TrainReward:
                 lambda done: update(done, "episodes"),
             )
 
-    def _fit(self, model: nn.Module, loss: Loss, batches: Iterator[Any], folder: RunFolder | None) -> None:
+    def _fit(self, model: nn.Module, loss: Loss[Batch], batches: Iterator[Batch], folder: RunFolder | None) -> None:
         def report(step: int, info: dict[str, float]) -> None:
             update(step + 1, f"loss {info['loss']:.4f}")
             if folder and (step + 1) % 25 == 0:
@@ -146,7 +148,7 @@ class TrainProgress(TrainReward):
         self._fit(model, model.loss, sampler.batches(self.fit.batch), folder)
         return model
 
-    def judged(self, model: RewardModel, frames: LabelledFrames) -> dict[str, Any]:
+    def judged(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
         return {**judge(model, frames), "progress": follow(model, frames)}
 
 
@@ -158,7 +160,7 @@ def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator
         yield np.concatenate([yes[some.numpy()], no[others.numpy()]])
 
 
-def judge(model: RewardModel, frames: LabelledFrames) -> dict[str, Any]:
+def judge(model: RewardModel, frames: LabelledFrames) -> JsonObject:
     """How well frames are told apart, and episodes by ``done``; every share with its 95 % Wilson interval.
 
     ``frames``: precision and recall of single frames.  Their intervals take frames for independent, which those of one
@@ -192,7 +194,7 @@ def _watch(model: RewardModel, track: LabelledFrames) -> RewardOutput:
     return output
 
 
-def follow(model: RewardModel, frames: LabelledFrames) -> dict[str, Any]:
+def follow(model: RewardModel, frames: LabelledFrames) -> JsonObject:
     """How ``progress`` runs in episodes that end in success, and in others: failures and wrong instructions.
 
     ``order``: the mean over successes of the rank correlation with time.  ``half``: the share of successes that end
@@ -207,7 +209,7 @@ def follow(model: RewardModel, frames: LabelledFrames) -> dict[str, Any]:
     }
 
 
-def rates(counts: Counts) -> dict[str, Any]:
+def rates(counts: Counts) -> JsonObject:
     """Precision and recall."""
     return {
         "precision": share(counts.true_positives, counts.predicted),
@@ -216,16 +218,16 @@ def rates(counts: Counts) -> dict[str, Any]:
     }
 
 
-def share(part: int, whole: int) -> dict[str, Any]:
+def share(part: int, whole: int) -> JsonObject:
     """``part`` of ``whole`` with its 95 % Wilson interval; no value where there is no whole."""
     low, high = wilson(part, whole)
     return {"value": part / whole if whole else None, "low": low, "high": high, "of": whole}
 
 
-def found_in_words(found: dict[str, Any]) -> str:
+def found_in_words(found: JsonObject) -> str:
     """Two lines for the terminal."""
 
-    def percent(item: dict[str, Any]) -> str:
+    def percent(item: JsonObject) -> str:
         if item["value"] is None:
             return "none of 0"
         return f"{item['value']:.1%} [{100 * item['low']:.1f}, {100 * item['high']:.1f}] of {item['of']}"
