@@ -7,6 +7,7 @@ index; nothing is lost by that, because everything is intercepted before torch w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -38,6 +39,10 @@ class _Away(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
+    def tolist(self) -> Any:
+        """Numbers come to the host, as from a GPU; torch does not do it for subclasses."""
+        return self.inner.tolist()
+
 
 class _Mode(TorchDispatchMode):
     """Tells operations that only name the device, and those that go there."""
@@ -51,7 +56,24 @@ def elsewhere() -> Iterator[torch.device]:
     """There is such a device meanwhile; what is computed at half precision is so on the host."""
     with _Mode(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "autocast", lambda kind, *given, **named: torch.amp.autocast("cpu", *given, **named))
+        patch.setattr(torch, "tensor", _moved(torch.tensor))  # these two go to the device below any dispatch
+        patch.setattr(torch, "as_tensor", _moved(torch.as_tensor))
+        patch.setattr(
+            sys.modules["torch.optim.optimizer"],
+            "_get_fused_kernels_supported_devices",
+            lambda: ["cpu", ELSEWHERE.type],
+        )
         yield ELSEWHERE
+
+
+def _moved(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``make``, on the host first and then moved."""
+
+    def made(data: Any, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> Tensor:
+        tensor = data.to(dtype=dtype) if isinstance(data, Tensor) else make(data, dtype=dtype, **options)
+        return tensor if device is None else tensor.to(device)
+
+    return made
 
 
 def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

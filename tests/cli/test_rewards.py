@@ -156,11 +156,11 @@ class Oracle:
     def initial_state(self, rows):
         return {}
 
-    def evaluate(self, frames, text, valid, state):
+    def judge(self, frames, text, valid, state):
         high = frames["front"][..., 0, 0, 0] >= self.threshold
         done = high & np.roll(high, 1, axis=1)
         done[:, 0] = False
-        return type("RewardOutput", (), {"done": done}), state
+        return type("Judgement", (), {"done": done}), state
 
 
 def track(episode: int, said: str, so: str) -> LabelledFrames:
@@ -172,7 +172,7 @@ def track(episode: int, said: str, so: str) -> LabelledFrames:
 
 
 def test_the_report_by_hand():
-    frames = LabelledFrames.concatenate(
+    frames = LabelledFrames.join(
         [
             track(0, said="00111", so="00111"),  # found
             track(1, said="01111", so="00011"),  # found, too early
@@ -194,8 +194,8 @@ def test_the_report_by_hand():
 class Scale(Oracle):
     """Progress is the picture's first pixel as a percentage."""
 
-    def evaluate(self, frames, text, valid, state):
-        return type("RewardOutput", (), {"progress": frames["front"][..., 0, 0, 0] / 100}), state
+    def judge(self, frames, text, valid, state):
+        return type("Judgement", (), {"progress": frames["front"][..., 0, 0, 0] / 100}), state
 
 
 def test_the_report_on_progress_by_hand():
@@ -204,7 +204,7 @@ def test_the_report_on_progress_by_hand():
         frames.images["front"][:, 0, 0, 0] = percent
         return frames
 
-    frames = LabelledFrames.concatenate(
+    frames = LabelledFrames.join(
         [
             ending(0, [0, 10, 60], True),
             ending(1, [0, 40, 30], True),  # ranks 1, 3, 2

@@ -160,8 +160,8 @@ _COLLECTING = (
     Fault(
         "truncations are those of the neighbour",
         _COLUMNS,
-        "torch.tensor([0, int(first)]) for part, first in zip(parts, widths[:-1], strict=True)",
-        "torch.tensor([0, int(first)]) for part, first in zip(parts, widths[1:], strict=True)",
+        "for part, first in zip(parts, widths[:-1], strict=True)",
+        "for part, first in zip(parts, widths[1:], strict=True)",
         (_NUMBERS,),
     ),
 )

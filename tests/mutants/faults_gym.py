@@ -118,8 +118,8 @@ FAULTS = (
     Fault(
         "the policy is shown everything in acting",
         _ROLLOUT,
-        "return {**features, **{name: to_tensor(obs.extras[name]) for name in self.privileged}}",
-        "features.update({name: to_tensor(obs.extras[name]) for name in self.privileged})\n        return features",
+        "return {**features, **extras}",
+        "features.update(extras)\n        return features",
         (_SHOWN,),
     ),
     Fault(

@@ -131,8 +131,8 @@ _NOISE_ALIASED = (
     Fault(
         "distilled where the actor cannot go",
         _DSRL,
-        "generator=self.generator).clamp(-magnitude, magnitude)",
-        "generator=self.generator)",
+        "w = drawn.clamp(-magnitude, magnitude)",
+        "w = drawn",
         (f"{_ON_DSRL}test_distillation_is_at_noise_that_the_actor_can_choose_its_bounds_included",),
     ),
     Fault(
@@ -235,8 +235,8 @@ _TURNS = (
     Fault(
         "all processes draw the same noise",
         _GORL,
-        "noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[local]",
-        "noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[: len(chunks)]",
+        "noise = normal((total, chunks.shape[1]), self.generator, like=chunks)[local]",
+        "noise = normal((total, chunks.shape[1]), self.generator, like=chunks)[: len(chunks)]",
         (_PROCESSES,),
     ),
     Fault(

@@ -20,7 +20,7 @@ FAULTS = (
     Fault(
         "some rows draw from the first generators",
         _NOISE,
-        "[generator[i] for i in env_ids.tolist()]",
+        "[generator[i] for i in env_ids.cpu().tolist()]",
         "list(generator[: len(env_ids)])",
         (f"{_DRAWS}test_some_rows_keep_their_generators",),
     ),

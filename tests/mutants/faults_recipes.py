@@ -147,11 +147,4 @@ FAULTS = (
         'if type(setup.policy).__module__.startswith("vla_rl.nowhere"):',
         (f"{_ON_TRAINERS}test_a_policy_of_ones_own_is_checked_before_it_is_trained",),
     ),
-    Fault(
-        "imitation stays on the host",
-        "vla_rl/recipes/tiny.py",
-        "new_tiny(env.spec(), episodes, tiny, seed).to(device)",
-        "new_tiny(env.spec(), episodes, tiny, seed)",
-        ("tests/recipes/test_device.py::test_imitation_on_the_device_of_the_config",),
-    ),
 )

@@ -183,8 +183,8 @@ _LEARNING = (
     Fault(
         "a learner that goes on has other slow weights",
         _TD3,
-        'self.target_parameters = {name: item.clone() for name, item in state["target_parameters"].items()}',
-        "self.target_parameters = dict(self.target_parameters)",
+        'name: state["target_parameters"][name].to(parameter.device, copy=True)',
+        "name: self.target_parameters[name]",
         (f"{_ON_TD3}test_a_resumed_run_is_bit_identical",),
     ),
     Fault(

@@ -23,6 +23,7 @@ from torch import Tensor
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import Transitions
 from vla_rl.contract.policy import CriticAction
+from vla_rl.policies.noise import uniform
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,9 @@ class CalQL(SAC):
         count, size = self.config.actions, value.shape[1]
         with torch.no_grad():
             current, following = self._sample(batch.features), self._sample(batch.next_features)
-            shape, dtype = current.action.shape, current.action.dtype
-            uniform = 2.0 * torch.rand(shape, generator=self.generator, dtype=dtype) - 1.0
-        entries = uniform.shape[-1]
-        candidates = (uniform, current.action, following.action)
+            anywhere = 2.0 * uniform(current.action.shape, self.generator, like=current.action) - 1.0
+        entries = anywhere.shape[-1]
+        candidates = (anywhere, current.action, following.action)
         actions = torch.cat([part.view(size, count, entries) for part in candidates], 1)
         values = self.critic(repeated(batch.features, 3 * count), actions.flatten(0, 1)).view(-1, size, 3 * count)
         logprob = torch.cat([part.logprob.view(size, count) for part in (current, following)], 1)

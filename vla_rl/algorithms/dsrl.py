@@ -35,6 +35,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.latent_noise import SquashedLatent
+from vla_rl.policies.noise import normal
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class NoiseAliased(DSRL):
     def distil(self, features: Mapping[str, Tensor]) -> dict[str, float]:
         """One regression step of every critic of Q^W on its critic of Q^A, at newly drawn noise."""
         magnitude, size = self.policy.config.magnitude, len(next(iter(features.values())))
-        w = torch.randn(size, self.policy.latent, generator=self.generator).clamp(-magnitude, magnitude)
+        drawn = normal((size, self.policy.latent), self.generator, like=self.policy.action_low)
+        w = drawn.clamp(-magnitude, magnitude)
         with torch.no_grad():
             value = self.critic(features, self.policy.decode(dict(features), w))
         loss = (self.noise_critic(features, w / magnitude) - value).square().mean(1).sum()

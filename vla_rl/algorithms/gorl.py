@@ -33,6 +33,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 from vla_rl.policies.flow import flow_matching_loss
 from vla_rl.policies.latent_noise import GaussianLatent
+from vla_rl.policies.noise import normal, uniform
 
 _RefitData: TypeAlias = tuple[dict[str, Tensor], Tensor, Tensor, Tensor]  # features, chunks, noise, time
 
@@ -140,8 +141,8 @@ class GoRL(PPO):
         local, epoch_loss = slice(first, first + len(chunks)), 0.0
         for _ in range(self.config.refit.epochs):
             # Every process draws for the decisions of all, so that their generators stay equal.
-            noise = torch.randn(total, chunks.shape[1], generator=self.generator, dtype=chunks.dtype)[local]
-            time = torch.rand(total, generator=self.generator, dtype=chunks.dtype)[local]
+            noise = normal((total, chunks.shape[1]), self.generator, like=chunks)[local]
+            time = uniform((total,), self.generator, like=chunks)[local]
             losses = []
             for index, share in self._minibatches(len(chunks)):
                 data = features, chunks, noise, time

@@ -22,6 +22,7 @@ from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
 from vla_rl.contract.batch import ReplayBuffer, Transitions
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
+from vla_rl.policies.noise import normal
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class ResidualTD3(OffPolicy):
     def target(self, batch: Transitions) -> Tensor:
         with swapped(self.learnt, self.target_parameters):
             action = self.policy.rsample(batch.next_features, self.generator).action
-        noise = self.config.target_noise * torch.randn(action.shape, generator=self.generator, dtype=action.dtype)
+        noise = self.config.target_noise * normal(action.shape, self.generator, like=action)
         action = (action + noise.clamp(-self.config.target_clip, self.config.target_clip)).clamp(-1.0, 1.0)
         return batch.reward + batch.discount * self.min_target_q(batch.next_features, action)
 
@@ -81,4 +82,7 @@ class ResidualTD3(OffPolicy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.target_parameters = {name: item.clone() for name, item in state["target_parameters"].items()}
+        self.target_parameters = {
+            name: state["target_parameters"][name].to(parameter.device, copy=True)
+            for name, parameter in self.learnt.items()
+        }

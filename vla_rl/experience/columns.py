@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -39,12 +39,12 @@ def episode_column(
     steps, outs = [decision.step for decision in decisions], [decision.out for decision in decisions]
     features = [{name: item[env_id] for name, item in decision.features.items()} for decision in decisions]
     features.append(final or features[-1])
-    length, truncated = len(decisions), final is not None
-    end = torch.zeros(length, 1, dtype=torch.bool)
+    length, truncated, device = len(decisions), final is not None, outs[0].sample.device
+    end = torch.zeros(length, 1, dtype=torch.bool, device=device)
     end[-1] = True
 
     def over_time(items: Sequence[Any]) -> Tensor:
-        return torch.stack([to_tensor(item)[env_id] for item in items])[:, None]
+        return torch.stack([to_tensor(item)[env_id] for item in items])[:, None].to(device)
 
     return Rollout(
         features={name: item[:, None] for name, item in stack_dicts(features).items()},
@@ -58,10 +58,10 @@ def episode_column(
         terminated=end & (not truncated),
         truncated=end & truncated,
         success=end & bool(steps[-1].success[env_id]),
-        version=torch.tensor([[out.policy_version] for out in outs]),
-        final_index=torch.tensor([[length - 1, 0]])[: int(truncated)],
+        version=torch.tensor([[out.policy_version] for out in outs], device=device),
+        final_index=torch.tensor([[length - 1, 0]], device=device)[: int(truncated)],
         final_features={name: item[None][: int(truncated)] for name, item in features[-1].items()},
-        seeds=torch.full((length, 1), seed),
+        seeds=torch.full((length, 1), seed, device=device),
         task=over_time([decision.obs.task for decision in decisions]),
         robot=robot,
     )
@@ -80,7 +80,10 @@ def side_by_side(parts: Sequence[Rollout], info: Mapping[str, float] | None = No
     arrays |= {
         name: torch.cat([_pad_with_last(getattr(part, name), length) for part in parts], 1) for name in _KEPT_WHEN_IDLE
     }
-    shifted = [part.final_index + torch.tensor([0, int(first)]) for part, first in zip(parts, widths[:-1], strict=True)]
+    shifted = [
+        part.final_index + torch.tensor([0, int(first)], device=part.final_index.device)
+        for part, first in zip(parts, widths[:-1], strict=True)
+    ]
     return Rollout(
         features={
             name: torch.cat([_pad_with_last(p.features[name], length + 1) for p in parts], 1)
@@ -98,6 +101,17 @@ def side_by_side(parts: Sequence[Rollout], info: Mapping[str, float] | None = No
 def to_state(rollout: Rollout) -> dict[str, Any]:
     """The rollout as nested dicts of arrays (see ``Resumable``); ``Rollout(**state)`` restores it."""
     return {item.name: getattr(rollout, item.name) for item in fields(rollout)}
+
+
+def moved(rollout: Rollout, device: torch.device) -> Rollout:
+    """``rollout`` with all its tensors on ``device``."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: move(item) for name, item in value.items()}
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    return replace(rollout, **{item.name: move(getattr(rollout, item.name)) for item in fields(rollout)})
 
 
 def _pad_with_zeros(values: Tensor, length: int) -> Tensor:

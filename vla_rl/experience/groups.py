@@ -26,10 +26,10 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Step, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.experience.columns import side_by_side, to_state
+from vla_rl.experience.columns import moved, side_by_side, to_state
 from vla_rl.experience.driver import Decision, Driver, no_seconds
 from vla_rl.experience.members import Group, Member
-from vla_rl.experience.rollout import SeedStream, to_policy_device, to_tensor
+from vla_rl.experience.rollout import SeedStream, device_of, to_policy_device, to_tensor
 from vla_rl.experience.truncation_value import TruncationValue, ZeroValue
 
 
@@ -143,7 +143,7 @@ class GroupSource:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.seeds.drawn = state["seeds"]
         self.generator.set_state(state["generator"])
-        self._carried = [Rollout(**group) for group in state["carried"]]
+        self._carried = [moved(Rollout(**group), device_of(self.policy)) for group in state["carried"]]
 
     # -- launching --------------------------------------------------------------------------------------------------
 

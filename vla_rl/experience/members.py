@@ -33,7 +33,8 @@ class Member:
     def to_rollout(self, decisions: Sequence[Decision], seed: int, robot: str) -> Rollout:
         """The episode as one column, with its truncation return if it was truncated."""
         part = episode_column(decisions[self.start : self.stop], self.env_id, seed, self.final, robot)
-        remaining = torch.full((len(part.final_index),), self.truncation_return, dtype=torch.float64)
+        count, device = len(part.final_index), part.final_index.device
+        remaining = torch.full((count,), self.truncation_return, dtype=torch.float64, device=device)
         return replace(part, final_features={**part.final_features, TRUNCATION_RETURN: remaining})
 
 

@@ -135,7 +135,11 @@ class RolloutSource:
         self.generator.set_state(state["generator"])
         if state["features"] is not None:
             obs = self.env.restore(np.arange(self.env.num_envs), state["env"])  # type: ignore[attr-defined]
-            self.driver.restore(obs, state["features"], state["policy"], on_host(state["seed"]))
+            device = device_of(self.policy)
+            features = {name: item.to(device) for name, item in state["features"].items()}
+            like = self.policy.initial_state(self.env.num_envs)
+            memory = {name: item.to(like[name].device) for name, item in state["policy"].items()}
+            self.driver.restore(obs, features, memory, on_host(state["seed"]))
 
     def _reset(self, env_ids: np.ndarray) -> None:
         self.driver.reset(env_ids, np.array([next(self.seeds) for _ in env_ids], dtype=np.int64))
@@ -161,7 +165,8 @@ class RolloutSource:
     def _features(self, obs: Observation | None, features: Features) -> Features:
         """``features`` of ``obs`` with the privileged extras that critics read."""
         assert obs is not None
-        return {**features, **{name: to_tensor(obs.extras[name]) for name in self.privileged}}
+        extras = {name: to_tensor(obs.extras[name]).to(device_of(self.policy)) for name in self.privileged}
+        return {**features, **extras}
 
 
 def _require_privileged(names: Sequence[str], spec: EnvSpec) -> None:
@@ -187,13 +192,20 @@ def to_policy_device(decision: Decision) -> Step:
     return decision.step.mapped(lambda item: torch.as_tensor(item, device=decision.out.sample.device))
 
 
+def device_of(policy: Policy) -> torch.device:
+    """Where a policy with weights computes; the host for one without."""
+    parameters = getattr(policy, "parameters", None)
+    first = next(iter(parameters()), None) if callable(parameters) else None
+    return torch.device("cpu") if first is None else first.device
+
+
 def to_tensor(array: Any) -> Tensor:
     """A tensor that shares memory with ``array``."""
     return torch.as_tensor(array)
 
 
 def _stack(window: _Window, last: Features, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollout:
-    decisions = window.decisions
+    decisions, device = window.decisions, window.decisions[0].out.sample.device
     steps, outs = [decision.step for decision in decisions], [decision.out for decision in decisions]
 
     def over_time(name: str) -> Tensor:
@@ -220,12 +232,12 @@ def _stack(window: _Window, last: Features, spec: EnvSpec, seconds: Mapping[str,
         terminated=terminated,
         truncated=truncated,
         success=success,
-        version=torch.tensor([[out.policy_version] * len(valid[0]) for out in outs]),
-        final_index=torch.tensor(window.final_index, dtype=torch.long).reshape(-1, 2),
+        version=torch.tensor([[out.policy_version] * len(valid[0]) for out in outs], device=device),
+        final_index=torch.tensor(window.final_index, dtype=torch.long, device=device).reshape(-1, 2),
         final_features=_concatenate(window.final_features, last),
-        seeds=torch.stack([torch.from_numpy(decision.seeds) for decision in decisions]),
+        seeds=torch.stack([torch.from_numpy(decision.seeds) for decision in decisions]).to(device),
         info=info,
-        task=torch.stack([to_tensor(decision.obs.task) for decision in decisions]),
+        task=torch.stack([to_tensor(decision.obs.task) for decision in decisions]).to(device),
         robot=spec.name,
     )
 

@@ -45,7 +45,7 @@ class Inputs(nn.Module):
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Set mean and standard deviation from the data of all processes; call once, before the first update."""
         inputs = self.concatenate(features).reshape(-1, self.size).double()
-        count = reducer.sum(inputs.new_tensor(float(len(inputs))))
+        count = reducer.sum(torch.tensor(float(len(inputs)), dtype=torch.float64, device=inputs.device))
         mean = reducer.sum(inputs.sum(0)) / count
         variance = reducer.sum((inputs - mean).square().sum(0)) / (count - 1).clamp_min(1)
         self.mean.copy_(mean)

@@ -49,7 +49,7 @@ def integers(high: int, shape: Sequence[int], generator: Generators) -> Tensor:
 
 def generators_of(generator: Generators, env_ids: Tensor) -> Generators:
     """The generators of some rows [R] of a batch; a single generator serves all of them."""
-    return generator if isinstance(generator, torch.Generator) else [generator[i] for i in env_ids.tolist()]
+    return generator if isinstance(generator, torch.Generator) else [generator[i] for i in env_ids.cpu().tolist()]
 
 
 def _draw(

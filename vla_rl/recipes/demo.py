@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from vla_rl.evaluation import suite
 from vla_rl.experience.demonstrations import Demonstrations
@@ -14,7 +15,6 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.improve import Improve
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
@@ -35,13 +35,12 @@ class Demo:
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    device: str = "cpu"  # where policy, critic, learner and replay compute: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
-    def run(self, folder: RunFolder) -> JsonObject:
+    def run(self, folder: RunFolder) -> dict[str, Any]:
         """Collect, ground, imitate, improve, judge, report."""
         seconds: dict[str, float] = {}
-        before = Imitate(self.seed, self.env, self.tiny, self.grounding, self.imitation, self.evaluation, self.device)
+        before = Imitate(self.seed, self.env, self.tiny, self.grounding, self.imitation, self.evaluation)
         imitation, grounded, episodes = before.prepare(folder, seconds)
         with clock(seconds, "evaluation"):
             plateau = self._plateau(imitation, grounded, episodes)
@@ -49,7 +48,7 @@ class Demo:
             first = stages.play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
         console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
         policy = copy.deepcopy(imitation)
-        improve = Improve(self.rl, "", "", self.seed, self.env, self.evaluation, self.device)
+        improve = Improve(self.rl, "", "", self.seed, self.env, self.evaluation)
         last, summary = improve.improve(policy, folder, seconds)
         console.print(f"after RL:  {last.rate.success:.1%}")
         with clock(seconds, "evaluation"):
@@ -64,7 +63,7 @@ class Demo:
         summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
         return summary
 
-    def _plateau(self, policy: TinyVLA, grounded: TinyVLA, episodes: Demonstrations) -> JsonObject:
+    def _plateau(self, policy: TinyVLA, grounded: TinyVLA, episodes: Demonstrations) -> dict[str, Any]:
         """Validation success after the configured imitation and after twice as many steps."""
         longer = replace(self.imitation, fit=replace(self.imitation.fit, steps=2 * self.imitation.fit.steps))
         other = copy.deepcopy(grounded)
@@ -77,5 +76,5 @@ class Demo:
         return {str(steps): asdict(rate) for steps, rate in rates.items()}
 
 
-def _flat(perception: dict[str, PerceptionAblation]) -> JsonObject:
+def _flat(perception: dict[str, PerceptionAblation]) -> dict[str, Any]:
     return {who: asdict(item) for who, item in perception.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from vla_rl.evaluation import suite
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
@@ -12,10 +13,8 @@ from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.recipes import stages
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import imitate_policy
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.tiny import grounded_tiny
-from vla_rl.training.device import resolve_device
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.tracking import RunFolder
@@ -31,10 +30,9 @@ class Imitate:
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
-    def run(self, folder: RunFolder) -> JsonObject:
+    def run(self, folder: RunFolder) -> dict[str, Any]:
         """Train and validate."""
         seconds: dict[str, float] = {}
         policy, _, _ = self.prepare(folder, seconds)
@@ -45,18 +43,16 @@ class Imitate:
 
     def prepare(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, TinyVLA, Demonstrations]:
         """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes its own."""
-        device = resolve_device(self.device)
         grounded_at, imitation_at = folder.checkpoint("grounded"), folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
             episodes = load_demonstrations(folder.path / "demonstrations")
-            policy, grounded = (TinyVLA.from_pretrained(path).to(device) for path in (imitation_at, grounded_at))
-            return policy, grounded, episodes
+            return TinyVLA.from_pretrained(imitation_at), TinyVLA.from_pretrained(grounded_at), episodes
         with clock(seconds, "collect"):
             episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed)
             kept = folder.path / "demonstrations"
             save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
-            grounded = grounded_tiny(self.env, episodes, self.tiny, self.grounding, self.seed, device)
+            grounded = grounded_tiny(self.env, episodes, self.tiny, self.grounding, self.seed)
             grounded.save_pretrained(grounded_at)
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.recipes import stages
-from vla_rl.recipes.context import RunContext, StartPolicy, placed
+from vla_rl.recipes.context import RunContext, StartPolicy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
-from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.tracking import RunFolder
 
@@ -28,10 +27,9 @@ class Improve:
     seed: int = 1
     env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    device: str = "cpu"  # where policy, critic, learner and replay compute: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
-    def run(self, folder: RunFolder) -> JsonObject:
+    def run(self, folder: RunFolder) -> dict[str, Any]:
         """Train and evaluate.  The starting policy is kept in the run folder, so that the run can be resumed."""
         start = folder.checkpoint("start")
         name = start if folder.resumed and start.exists() else self.policy
@@ -42,12 +40,10 @@ class Improve:
 
     def improve(
         self, policy: StartPolicy | None, folder: RunFolder, seconds: dict[str, float]
-    ) -> tuple[Outcomes, JsonObject]:
+    ) -> tuple[Outcomes, dict[str, Any]]:
         """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):
-            device = resolve_device(self.device)
-            base = None if policy is None else placed(policy, device)
-            context = RunContext(self.env, base, self.seed, current_reducer(), self.demonstrations, device)
+            context = RunContext(self.env, policy, self.seed, current_reducer(), self.demonstrations)
             trained, best = stages.improve(self.rl, context, self.evaluation, folder)
         rows = folder.metrics("rl")
         with clock(seconds, "evaluation"):
@@ -67,11 +63,11 @@ class Improve:
         return outcomes, summary
 
 
-def _steps_at(rows: list[JsonObject], iteration: int) -> int:
+def _steps_at(rows: list[dict[str, Any]], iteration: int) -> int:
     return int(next((row["env/steps_total"] for row in rows if row["step"] == iteration), 0))
 
 
-def _groups(rows: list[JsonObject]) -> dict[str, dict[str, int]]:
+def _groups(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Totals of what a source of groups counts; nothing for other sources."""
     names = sorted({name for row in rows for name in row if name.startswith("rollout/groups_")})
     totals = {name.removeprefix("rollout/groups_"): int(sum(row.get(name, 0) for row in rows)) for name in names}
