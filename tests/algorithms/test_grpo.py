@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.toys import FlowToy, TwoProcesses
-from vla_rl.algorithms.group_relative import Constant, Global, PerTrajectory, Standardised
+from vla_rl.algorithms.group_relative import Constant, Global, PerTrajectory, Standardised, truncation_return
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
 from vla_rl.algorithms.rloo import RLOO, RLOOConfig
 from vla_rl.cli.override import override
-from vla_rl.contract.batch import OneProcess, Rollout
+from vla_rl.contract.batch import TRUNCATION_RETURN, OneProcess, Rollout
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
 from vla_rl.policies.flow import AllSteps, FlowSampler
@@ -94,12 +94,12 @@ def test_the_first_gradient_is_the_policy_gradient(config, averaging):
     """Term by term: which decisions count, with which advantage and weight; minibatches average to the whole."""
     grpo = learner(config, averaging=averaging)
     experience = play(grpo.policy)
-    experience.intervened[0, 1, 1] = True  # the second episode's first decision does not count
+    experience.intervened[3, 1, 1] = True  # the second episode's last decision does not count
     new = [
         grpo.policy.log_prob({"state": experience.features["state"][t]}, *_at(experience, t)).logprob for t in range(4)
     ]
     advantage = {0: 1 - 2 / 2, 1: 0 - 3 / 2, 2: 2 - 1 / 2, 3: 1 - 0, 4: 0 - 1, 5: 0, 6: 0}
-    counted = [(t, e) for e, (_, count, _) in enumerate(EPISODES) for t in range(count) if (t, e) != (0, 1)]
+    counted = [(t, e) for e, (_, count, _) in enumerate(EPISODES) for t in range(count) if (t, e) != (3, 1)]
     units = [sum(e == other for _, other in counted) for e in range(7)]
     weight = {
         GLOBAL: lambda e: 1 / len(counted),
@@ -145,13 +145,43 @@ def test_idle_and_intervened_decisions_and_those_after_a_success_never_enter(con
         experience.intervened[1, 2, 0] = True
         experience.success[:, 4] = torch.tensor([False, True, False, False])  # succeeds and runs on
         out = ~experience.valid.any(-1)
-        out[1, 2], out[2:, 4] = True, True
+        out[1:, 2], out[2:, 4] = True, True  # what follows an intervention or a success
         for item in (experience.sample, experience.logprob, experience.aux["points"]):
             item[out] = poison
         metrics = grpo.update(experience)
-        assert metrics["rollout/decisions"] == 4 + 2 + 1 + 2 and metrics["policy/logprob_gap"] < 1e-4
+        assert metrics["rollout/decisions"] == 2 + 4 + 1 + 1 + 2 and metrics["policy/logprob_gap"] < 1e-4
         ends.append(weights(grpo.policy))
     assert same(*ends) and all(item.isfinite().all() for item in ends[0])
+
+
+def test_a_rescue_is_not_the_policys_success():
+    """A person acts in the second decision of the first episode, which then earns 1: its return is that before."""
+    grpo = learner()
+    experience = play(grpo.policy, [(7, 4, (1, 0)), (7, 2, (0, 0)), (7, 3, (1, 0))])
+    experience.reward[0, 0, 0] = 0.25  # earned by the policy itself
+    experience.intervened[1, 0, 1] = True
+    batch, metrics = grpo._make_batch(experience)
+    assert metrics["rollout/return"] == pytest.approx((0.25 + 0 + 1) / 3)
+    assert metrics["rollout/decisions"] == 1 + 2 + 3, "nothing after the intervention is used"
+    advantages = [0.25 - 1 / 2, 0 - 1.25 / 2, 1 - 0.25 / 2]
+    assert sorted({round(a, 5) for a in batch.advantage.tolist()}) == pytest.approx(sorted(advantages))
+
+
+@pytest.mark.parametrize("event", ["success", "intervened"])
+def test_a_predicted_return_is_not_added_to_a_success_or_a_rescue(event):
+    """Success counts once and the time limit falls into the same chunk: the return is 1 and not 1.5."""
+    grpo = learner()
+    experience = play(grpo.policy, [(7, 2, (1, 0)), (7, 2, (0, 0))])
+    ends = experience.terminated | experience.truncated
+    final = {**experience.final_features, TRUNCATION_RETURN: torch.full((2,), 0.5, dtype=torch.float64)}
+    index = torch.tensor([[1, 0], [1, 1]])
+    cut = {"terminated": ends & False, "truncated": ends, "final_index": index, "final_features": final}
+    experience = replace(experience, **cut)
+    if event == "intervened":
+        experience.success[:] = False
+        experience.intervened[1, 0] = True
+    expected = {"success": [0.0, 0.5], "intervened": [0.0, 0.5]}[event]
+    assert truncation_return(experience).tolist() == expected
 
 
 def test_what_never_enters_is_not_in_the_denominators_either():

@@ -108,9 +108,11 @@ def test_steps_follow_the_decisions_once_there_are_enough():
     empty = build(replay=Recorded(batch(0)))
     empty.update(decisions(30))
     assert empty.steps == 0 and empty.update_debt == 10.5
+    empty.update(decisions(4))
+    assert empty.update_debt == 2, "steps that could not be taken are not made up for at once"
     empty.replay.found = batch()
     empty.update(decisions(1))
-    assert empty.steps == 11
+    assert empty.steps == 2
 
 
 def test_the_actor_waits_for_the_warmup_and_then_steps_every_policy_delay():
@@ -120,7 +122,7 @@ def test_the_actor_waits_for_the_warmup_and_then_steps_every_policy_delay():
         info = td3.step()
         moved.append(not torch.equal(before, td3.policy.w))
         assert moved[-1] == ("policy/loss" in info)
-    assert moved == [False] * 6 + [True, False] * 3
+    assert moved == [False] * 6 + [False, True] * 3, "after the last of policy_delay critic steps"
 
 
 def test_swapped_weights_are_restored_after_the_block():
@@ -143,7 +145,7 @@ def test_a_policy_without_gradient_or_a_subset_too_large_is_refused():
 @pytest.mark.parametrize("who", ["critic", "policy"])
 def test_a_nan_is_named_and_its_step_not_taken(who):
     found = batch()
-    td3 = build(replay=Recorded(found), critic_warmup=0)
+    td3 = build(replay=Recorded(found), critic_warmup=0, policy_delay=1)
     td3.step(), td3.step()
     if who == "critic":
         found.reward[3] = torch.nan

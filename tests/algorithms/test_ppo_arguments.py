@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -44,3 +46,31 @@ def test_an_advantage_is_over_the_value_of_where_the_decision_was_made():
     no = torch.zeros(1, 2, dtype=torch.bool)
     batch, _ = ppo._make_batch(rollout({"state": state}, out, torch.zeros(1, 2, 1), terminated=no, truncated=no))
     assert batch.advantage.tolist() == pytest.approx([-1, 1]) and batch.returns.tolist() == pytest.approx([1, 4])
+
+
+def test_a_rescue_is_cut_out_of_the_return():
+    """A person acts in the second decision, which earns 1: the first one bootstraps from V at the takeover."""
+    ppo = learner(gamma=0.5, lam=0.5)
+    value = torch.tensor([1.0, 6.0, 2.0, 8.0])
+    state = value[:, None, None]
+    outs = [ppo.policy.act({"state": state[t]}, {}, "sample", torch.Generator())[0] for t in range(3)]
+    once = rollout({"state": state[:2]}, outs[0], torch.zeros(1, 1, 1))
+    no, names = torch.zeros(3, 1, dtype=torch.bool), ("sample", "logprob")
+    parts = {name: torch.stack([getattr(out, name) for out in outs]) for name in names}
+    parts["aux"] = {name: torch.stack([out.aux[name] for out in outs]) for name in outs[0].aux}
+    intervened = torch.tensor([False, True, False])[:, None, None]
+    experience = replace(
+        once,
+        features={"state": state},
+        reward=torch.tensor([0.0, 1.0, 4.0])[:, None, None],
+        valid=torch.ones(3, 1, 1, dtype=torch.bool),
+        intervened=intervened,
+        terminated=no,
+        truncated=no,
+        success=no,
+        version=torch.zeros(3, 1, dtype=torch.long),
+        **parts,
+    )
+    batch, metrics = ppo._make_batch(experience)
+    assert metrics["rollout/decisions"] == 2
+    assert batch.returns.tolist() == [0.5 * 6, 4 + 0.5 * 8], "neither the reward nor the advantage of the rescue"

@@ -162,6 +162,15 @@ def test_a_resumed_run_is_bit_identical():
     assert torch.equal(*outs)
 
 
+def test_rlpds_actor_steps_after_the_last_of_its_critic_steps():
+    replay = Replay(5000, 0.9)
+    replay.add(recorded(64, seeded(4)))
+    config = replace(RLPDConfig(), batch=8, num_critics=2, critic_warmup=25)
+    rlpd = learner(config, replay)
+    steps = [step for step in range(1, 81) if "policy/loss" in rlpd.step()]
+    assert steps == [40, 60, 80], "after 20, 40, ... critic steps, of which the first 25 are the warm-up"
+
+
 def test_rlpd_learns_from_recorded_and_new_decisions_alike():
     parts = {"online": Replay(5000, 0.9), "demonstrations": Replay(5000, 0.9)}
     parts["demonstrations"].add(recorded(256, seeded(4)))

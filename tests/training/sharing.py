@@ -53,6 +53,7 @@ def cut(experience: Rollout, columns: slice) -> Rollout:
         "terminated",
         "truncated",
         "success",
+        "version",
     )
     return replace(experience, **{name: of(getattr(experience, name)) for name in names})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -317,3 +318,33 @@ def test_numbers_without_a_meaning_are_refused(wrong):
 
 def test_without_an_iteration_there_is_still_a_validation():
     assert run([0.4], iterations=0).best.score == pytest.approx(0.4)
+
+
+class RollingBack(Fake):
+    """A learner that restores more than its weights."""
+
+    def best_state(self):
+        return {"w": self.parameters["w"].detach().clone(), "critic": torch.tensor(float(self.calls.count("update")))}
+
+    def roll_back(self, state, lr_factor):
+        self.calls.append(("roll back", float(state["critic"]), lr_factor))
+        with torch.no_grad():
+            self.parameters["w"].copy_(state["w"])
+
+
+def test_after_a_collapse_the_learner_restores_its_own_state_of_the_best_weights():
+    fake = RollingBack([0.2, 0.7, 0.3, 0.6])
+    store, saved = InProcessPolicyStore(fake), {}
+    config = LoopConfig(iterations=3, validate_every=1)
+    loop = Loop(
+        fake, fake, store, fake.validate, config, save=lambda i: saved.update({i: copy.deepcopy(loop.state_dict())})
+    )
+    loop.run()
+    assert [call for call in fake.calls if isinstance(call, tuple)] == [("roll back", 1.0, 0.5)]
+    assert fake.weights_at == [0, 1, 2, 2], "the third update starts from the best weights"
+    other = RollingBack([0.1])
+    resumed = Loop(other, other, InProcessPolicyStore(other), other.validate, config)
+    resumed.load_state_dict(saved[1])
+    resumed.iteration = 2
+    resumed.run()
+    assert ("roll back", 1.0, 0.5) in other.calls

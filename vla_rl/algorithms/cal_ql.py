@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import Transitions
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import CriticAction
 from vla_rl.policies.noise import uniform
 
@@ -34,6 +35,11 @@ class CalQLConfig(SACConfig):
     lr: float = 1e-4
     conservatism: float = 5.0  # alpha of the penalty
     actions: int = 10  # n
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, conservatism=(0, math.inf))
+        check_limits(self, actions=(1, math.inf))
 
     @property
     def learner(self) -> type[CalQL]:

@@ -30,6 +30,7 @@ from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.algorithms.ppo import PPO, PPOConfig, _Batch
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy
 
 
@@ -56,6 +57,13 @@ class DPPOConfig(PPOConfig):
     gamma_denoise: float = 0.99
     clip_first: float = 0.1  # the noisiest step's bounds as a share of the last one's
     clip_rate: float = 3.0  # above 0; larger values widen the bounds later in the chain
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, gamma_denoise=(0, 1))
+        check_positive(self, "clip_first")
+        check_limits(self, clip_first=(0, 1))
+        check_positive(self, "clip_rate")
 
     def build(
         self,

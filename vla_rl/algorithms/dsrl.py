@@ -21,6 +21,7 @@ samples with all entries inside; every critic of Q^W learns from its own critic 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from vla_rl.algorithms.off_policy import mean
 from vla_rl.algorithms.sac import SAC, SACConfig
 from vla_rl.contract.batch import ReplayBuffer, Transitions
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.latent_noise import SquashedLatent
@@ -73,6 +75,10 @@ class NoiseAliasedConfig(DSRLConfig):
     """``distillations``: steps of Q^W per step of Q^A."""
 
     distillations: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, distillations=(0, math.inf))
 
     @property
     def learner(self) -> type[NoiseAliased]:
@@ -146,6 +152,9 @@ class NoiseAliased(DSRL):
 
     def input_normalizers(self) -> list[Any]:
         return [*super().input_normalizers(), self.noise_critic]
+
+    def _networks(self) -> dict[str, nn.Module]:
+        return {**super()._networks(), "noise_critic": self.noise_critic}
 
     def state_dict(self) -> dict[str, Any]:
         own = {"noise_critic": self.noise_critic.state_dict(), "noise_optimizer": self.noise_optimizer.state_dict()}

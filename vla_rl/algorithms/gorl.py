@@ -19,6 +19,7 @@ decoder is an imitation policy and not the identity; clip range and gradient nor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -30,6 +31,7 @@ from vla_rl.algorithms.decisions import flatten, micro_batches, select_each
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 from vla_rl.policies.flow import flow_matching_loss
 from vla_rl.policies.latent_noise import GaussianLatent
@@ -45,6 +47,9 @@ class RefitConfig:
     epochs: int = 20
     lr: float = 3e-4
 
+    def __post_init__(self) -> None:
+        check_positive(self, "lr")
+
 
 @dataclass(frozen=True)
 class GoRLConfig(PPOConfig):
@@ -56,6 +61,10 @@ class GoRLConfig(PPOConfig):
     iterations: int = 20  # PPO iterations per stage
     window: int = 20  # last iterations of a stage, whose actions the refit uses
     refit: RefitConfig = field(default_factory=RefitConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, prior=(0, math.inf))
 
     def build(
         self,

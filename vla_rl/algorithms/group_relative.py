@@ -14,6 +14,7 @@ only its forward passes are skipped.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from vla_rl.algorithms.decisions import Decisions, flatten
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
 from vla_rl.contract.errors import ContractError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Likelihood
 
 # -- the advantage of an episode --------------------------------------------------------------------------------------
@@ -111,6 +113,9 @@ class Constant:
 
     max_decisions: int
 
+    def __post_init__(self) -> None:
+        check_limits(self, max_decisions=(1, math.inf))
+
     def weights(self, decisions: Tensor, reducer: Reducer) -> Tensor:
         """``1 / (C max_decisions)``."""
         return torch.ones_like(decisions, dtype=torch.float64) / (_episodes(decisions, reducer) * self.max_decisions)
@@ -148,7 +153,9 @@ class GroupRelative(PolicyGradient[Decisions]):
     """A ``Learner`` from whole episodes in groups, one episode per column (collected by ``experience/groups.py``).
 
     The usable decisions are the policy's own up to an episode's first success, that decision included: neither idle
-    nor intervened ones, nor those after the success.  Those of older policy versions are treated as ``staleness.py``
+    ones nor those after the success.  An intervention cuts the episode: neither it nor what follows is used, and the
+    return counts the rewards before it, with nothing for the rest since there is no critic to bootstrap from.  So a
+    person's rescue is not the policy's success.  Those of older policy versions are treated as ``staleness.py``
     says; the ones beyond ``max_age`` leave the denominators as well.  The metric ``rollout/truncated`` is the share of
     truncated episodes.
     """
@@ -168,11 +175,12 @@ class GroupRelative(PolicyGradient[Decisions]):
     @torch.no_grad()
     def _make_batch(self, rollout: Rollout) -> tuple[Decisions, dict[str, float]]:
         require_whole_episodes(rollout)
-        returns = torch.where(rollout.valid, rollout.reward.double(), 0.0).sum((0, 2))
+        own = before_intervention(rollout)
+        returns = torch.where(rollout.valid & own[..., None], rollout.reward.double(), 0.0).sum((0, 2))
         advantage = group_advantages(returns + truncation_return(rollout), rollout.seeds[0], self.baseline)
         metrics: dict[str, float] = {}
         usable, age = self._usable(rollout, metrics)
-        usable &= before_success(rollout)
+        usable &= own & before_success(rollout)
         weight = self.config.averaging.weights(usable.sum(0), self.reducer)
         used = usable & (advantage != 0)
         weight = weight * self._sum(float(used.sum()))
@@ -197,12 +205,20 @@ def before_success(rollout: Rollout) -> Tensor:
     return ~after
 
 
+def before_intervention(rollout: Rollout) -> Tensor:
+    """bool [T,C]: the decisions before the first one in which a person acted."""
+    return rollout.intervened.any(-1).long().cumsum(0) == 0
+
+
 def truncation_return(rollout: Rollout) -> Tensor:
-    """float64 [C]: predicted return after a truncation, 0 for other episodes and sources without a prediction."""
+    """float64 [C]: predicted return after a truncation, 0 for other episodes and sources without a prediction.
+
+    It is also 0 for an episode that has succeeded, whose reward is paid, or in which a person acted.
+    """
     value = torch.zeros(rollout.valid.shape[1], dtype=torch.float64, device=rollout.valid.device)
     if TRUNCATION_RETURN in rollout.final_features:
         value[rollout.final_index[:, 1]] = rollout.final_features[TRUNCATION_RETURN].to(value)
-    return value
+    return torch.where(rollout.success.any(0) | rollout.intervened.any(-1).any(0), 0.0, value)
 
 
 def require_whole_episodes(rollout: Rollout) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.group_relative import Baseline, GroupRelative, GroupRelativeConfig, LeaveOneOut
 from vla_rl.algorithms.policy_gradient import clipped_objective
 from vla_rl.contract.batch import Reducer
+from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import LikelihoodPolicy
 
 
@@ -32,6 +33,12 @@ class GRPOConfig(GroupRelativeConfig):
     baseline: Baseline = LeaveOneOut()
     clip_low: float = 0.2
     clip_high: float = 0.28
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "clip_low")
+        check_limits(self, clip_low=(0, 1))
+        check_positive(self, "clip_high")
 
     def build(
         self,

@@ -10,6 +10,7 @@ critics, with the minimum over a random subset (two of two in the paper).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from vla_rl.contract.batch import ReplayBuffer, Transitions
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Features, ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble, ValueCritic
 
@@ -43,6 +45,13 @@ class IQLConfig(OffPolicyConfig):
     expectile: float = 0.9  # tau
     beta: float = 10.0  # inverse temperature of the advantage weights
     weight_limit: float = 100.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "expectile")
+        check_limits(self, expectile=(0, 1))
+        check_limits(self, beta=(0, math.inf))
+        check_positive(self, "weight_limit")
 
     @property
     def learner(self) -> type[IQL]:
@@ -100,6 +109,9 @@ class IQL(OffPolicy):
 
     def input_normalizers(self) -> list[Any]:
         return [*super().input_normalizers(), self.value]
+
+    def _networks(self) -> dict[str, nn.Module]:
+        return {**super()._networks(), "value": self.value}
 
     def state_dict(self) -> dict[str, Any]:
         own = {"value": self.value.state_dict(), "value_optimizer": self.value_optimizer.state_dict()}

@@ -8,6 +8,7 @@ al. 2021, REDQ, arXiv 2101.05982).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vla_rl.algorithms.policy_gradient import forget_moments
 from vla_rl.contract.batch import OneProcess, ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.contract.limits import check_limits, check_ordered, check_positive
 from vla_rl.contract.policy import ReparametrisedPolicy, public
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
@@ -41,6 +44,15 @@ class OffPolicyConfig:
     grad_norm: float = 10.0
     value_bounds: tuple[float, float] | None = None  # known bounds of the returns, to which targets are clamped
     offline_steps: int = 0  # gradient steps from recorded data alone, before the first decision
+
+    def __post_init__(self) -> None:
+        check_limits(self, batch=(1, math.inf), policy_delay=(1, math.inf), num_critics=(1, math.inf))
+        check_positive(self, "utd_ratio", "lr", "critic_lr", "grad_norm")
+        check_limits(self, learning_starts=(0, math.inf), critic_warmup=(0, math.inf), offline_steps=(0, math.inf))
+        check_limits(self, num_min_q=(1, self.num_critics))
+        check_positive(self, "tau")
+        check_limits(self, tau=(0, 1))
+        check_ordered(self, "value_bounds")
 
     @property
     def learner(self) -> type[OffPolicy]:
@@ -117,6 +129,8 @@ class OffPolicy:
             self.update_debt += self.config.utd_ratio * (self.decisions - max(before, self.config.learning_starts - 1))
         metrics = {"rollout/decisions": float(new), "replay/size": float(len(self.replay))}
         if not len(self.replay):
+            # Steps that nothing can be sampled for are not made up for all at once.
+            self.update_debt = min(self.update_debt, self.config.utd_ratio * new)
             return metrics
         infos = []
         while self.update_debt >= 1:
@@ -135,7 +149,7 @@ class OffPolicy:
         if self.steps == 0:
             self._calibrate()
         info = self.critic_step(batch)
-        turn = self.steps % self.config.policy_delay == 0
+        turn = (self.steps + 1) % self.config.policy_delay == 0  # after the last of policy_delay critic steps
         if turn and self.steps >= self.config.critic_warmup:
             info |= self.actor_step(batch)
         self.soft_update()
@@ -240,6 +254,33 @@ class OffPolicy:
             "generator": self.generator.get_state(),
             "counters": [self.decisions, self.steps, self.update_debt],
         }
+
+    def _networks(self) -> dict[str, nn.Module]:
+        """The networks besides the policy that a rollback restores, by attribute."""
+        return {"critic": self.critic, "target_critic": self.target_critic}
+
+    def best_state(self) -> dict[str, Any]:
+        """A copy of all that :meth:`roll_back` restores: the policy, the critics and their targets."""
+        state: dict[str, Any] = {"calibrated": self.steps > 0}
+        state["parameters"] = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        for key, network in self._networks().items():
+            state[key] = {name: value.clone() for name, value in network.state_dict().items()}
+        return state
+
+    @torch.no_grad()
+    def roll_back(self, state: dict[str, Any], lr_factor: float) -> None:
+        """Restore :meth:`best_state`, forget the optimizers' moments and lower the actor's learning rate.
+
+        Weights that are older than the input normalization get one that is fitted to the replay buffer again.
+        """
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state["parameters"][name])
+        for key, network in self._networks().items():
+            network.load_state_dict(state[key])
+        self.lr *= lr_factor
+        forget_moments(self)
+        if self.steps and not state["calibrated"]:
+            self._calibrate()
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

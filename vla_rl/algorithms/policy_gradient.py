@@ -19,6 +19,7 @@ from vla_rl.algorithms.decisions import B, ages, micro_batches, select, select_e
 from vla_rl.algorithms.staleness import use_proximal, warn_recomputed
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.contract.limits import check_limits, check_ordered, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
 
 
@@ -39,6 +40,13 @@ class PolicyGradientConfig:
     max_importance_weight: float = 2.0  # of decisions of an older policy version
     max_age: int = 16  # decisions that are more updates old are dropped
     micro_batch: int = 0  # most decisions in one forward pass, 0: a whole minibatch; bounds memory, not the gradient
+
+    def __post_init__(self) -> None:
+        check_limits(self, epochs=(1, math.inf), minibatch=(1, math.inf))
+        check_positive(self, "lr", "target_kl", "stop_kl", "grad_norm", "max_importance_weight")
+        check_limits(self, lr_factor=(1, math.inf))
+        check_limits(self, max_logprob_gap=(0, math.inf), max_age=(0, math.inf), micro_batch=(0, math.inf))
+        check_ordered(self, "lr_bounds")
 
 
 class PolicyGradient(Generic[B]):
@@ -70,17 +78,18 @@ class PolicyGradient(Generic[B]):
         self.reducer: Reducer = reducer or OneProcess()
         self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, eps=1e-5)
         self.iteration = 0
+        self.max_lr = config.lr_bounds[1]
+        self.calibration: dict[str, Tensor] = {}  # input statistics that were fitted to the first rollout
         self._warned = False
 
     @property
     def lr(self) -> float:
-        """The optimizer's learning rate; the setter clamps it to ``lr_bounds``."""
+        """The optimizer's learning rate; the setter clamps it to ``lr_bounds`` and ``max_lr``."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @lr.setter
     def lr(self, value: float) -> None:
-        low, high = self.config.lr_bounds
-        self.optimizer.param_groups[0]["lr"] = min(max(value, low), high)
+        self.optimizer.param_groups[0]["lr"] = min(max(value, self.config.lr_bounds[0]), self.max_lr)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, generator and iteration (see ``Resumable``)."""
@@ -89,7 +98,28 @@ class PolicyGradient(Generic[B]):
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "iteration": self.iteration,
+            "max_lr": self.max_lr,
+            "calibration": self.calibration,
         }
+
+    def best_state(self) -> dict[str, Any]:
+        """A copy of all that :meth:`roll_back` restores."""
+        weights = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        return {"parameters": weights, "calibrated": bool(self.calibration)}
+
+    @torch.no_grad()
+    def roll_back(self, state: dict[str, Any], lr_factor: float) -> None:
+        """Restore :meth:`best_state`, forget the optimizers' moments and bound the learning rate by a lower one.
+
+        Weights that are older than the input normalization keep the present one, which is fitted only once.
+        """
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state["parameters"][name])
+        for name, value in self.calibration.items() if not state["calibrated"] else ():
+            self.parameters[name].copy_(value)
+        self.max_lr = max(self.config.lr_bounds[0], self.lr * lr_factor)
+        self.lr = self.max_lr
+        forget_moments(self)
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -98,6 +128,8 @@ class PolicyGradient(Generic[B]):
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
         self.iteration = state["iteration"]
+        self.max_lr = state["max_lr"]
+        self.calibration = {name: value.clone() for name, value in state["calibration"].items()}
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """One iteration: advantages, then epochs over newly shuffled minibatches.
@@ -269,6 +301,13 @@ class PolicyGradient(Generic[B]):
             self.lr /= self.config.lr_factor
         elif kl < 0.67 * self.config.target_kl:
             self.lr *= self.config.lr_factor
+
+
+def forget_moments(learner: Any) -> None:
+    """Clear the state of every optimizer that is an attribute of ``learner``."""
+    for item in vars(learner).values():
+        if isinstance(item, torch.optim.Optimizer):
+            item.state.clear()
 
 
 def clipped_objective(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

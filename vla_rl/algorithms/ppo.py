@@ -5,12 +5,16 @@ The decision process is the SMDP of chunks: gamma is per low-level action, lambd
     L_pi = -E[ min(rho A, clip(rho, 1-eps_low, 1+eps_high) A) ],    rho = exp(log pi - log pi_old)
     L_V  = 1/2 E[ (V - return)^2 ]
 
+A return is cut where a person intervenes: the decision before bootstraps from the critic's value of the observation at
+which the person took over, so a rescue is not credited to the policy.  Intervened decisions have no loss.
+
 Deviations from the paper: a stop on the exact KL of the chains and a learning rate that adapts to it bound the update
 (``policy_gradient.py``); the value loss is not clipped; advantage statistics are global.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +26,7 @@ from vla_rl.algorithms.advantages import LambdaPer, gae, normalize
 from vla_rl.algorithms.decisions import Decisions, flatten, micro_batches, select, select_each
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective
 from vla_rl.contract.batch import Reducer, Rollout
+from vla_rl.contract.limits import check_choice, check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
 
 
@@ -36,6 +41,15 @@ class PPOConfig(PolicyGradientConfig):
     clip_high: float = 0.3
     critic_lr: float = 1e-3
     critic_warmup: int = 2  # first iterations, which train the critic only
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, gamma=(0, 1), lam=(0, 1))
+        check_positive(self, "clip_low")
+        check_limits(self, clip_low=(0, 1))
+        check_positive(self, "clip_high", "critic_lr")
+        check_limits(self, critic_warmup=(0, math.inf))
+        check_choice(self, "lambda_per", "decision", "action")
 
     def build(
         self,
@@ -92,11 +106,12 @@ class PPO(PolicyGradient[_Batch]):
         value, next_value = values[:-1], values[1:].clone()
         if len(rollout.final_index):
             next_value[rollout.final_index[:, 0], rollout.final_index[:, 1]] = self._values(rollout.final_features)
+        intervened = rollout.intervened.any(-1)
         advantage, returns = gae(
             rollout.reward,
-            rollout.valid,
+            rollout.valid & ~intervened[..., None],
             rollout.terminated,
-            rollout.truncated,
+            rollout.truncated | intervened,
             value,
             next_value,
             self.config.gamma,
@@ -129,10 +144,13 @@ class PPO(PolicyGradient[_Batch]):
 
     def _calibrate(self, features: Mapping[str, Tensor]) -> None:
         """Fit the input normalization of the critic, and of a policy whose actions it leaves unchanged."""
+        before = {name: item.detach().clone() for name, item in self.parameters.items() if name not in self.learnt}
         for module, inputs in ((self.critic, features), (self.policy, public(dict(features)))):
             calibrate = getattr(module, "calibrate", None)
             if callable(calibrate):
                 calibrate(inputs, self.reducer)
+        changed = {name for name, value in before.items() if not torch.equal(self.parameters[name], value)}
+        self.calibration = {name: self.parameters[name].detach().clone() for name in sorted(changed)}
 
     def _observers(self) -> list[Observer]:
         return super()._observers() + ([self.critic] if isinstance(self.critic, Observer) else [])

@@ -11,6 +11,7 @@ last observation of a truncated episode.  u is the correction, a = b + s u.  Dev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig, swapped
 from vla_rl.contract.batch import ReplayBuffer, Transitions
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.noise import normal
@@ -32,6 +34,10 @@ class ResidualTD3Config(OffPolicyConfig):
     target_noise: float = 0.2  # std of the target smoothing
     target_clip: float = 0.3
     penalty: float = 0.0  # weight of the correction's squared norm
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, target_noise=(0, math.inf), target_clip=(0, math.inf), penalty=(0, math.inf))
 
     @property
     def learner(self) -> type[ResidualTD3]:
@@ -79,6 +85,15 @@ class ResidualTD3(OffPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "target_parameters": self.target_parameters}
+
+    def best_state(self) -> dict[str, Any]:
+        target = {name: item.clone() for name, item in self.target_parameters.items()}
+        return {**super().best_state(), "target_parameters": target}
+
+    def roll_back(self, state: dict[str, Any], lr_factor: float) -> None:
+        super().roll_back(state, lr_factor)
+        for name, item in state["target_parameters"].items():
+            self.target_parameters[name].copy_(item)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.off_policy import OffPolicy, OffPolicyConfig
 from vla_rl.contract.batch import ReplayBuffer, Transitions
+from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import ReparametrisedPolicy
 from vla_rl.policies.critics import QEnsemble
 
@@ -37,6 +38,11 @@ class SACConfig(OffPolicyConfig):
     target_entropy: float = -1.0  # per entry of the action
     temperature: float = 1.0  # initial alpha
     temperature_lr: float = 3e-4  # learning rate of alpha
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "temperature")
+        check_limits(self, temperature_lr=(0, math.inf))
 
     @property
     def learner(self) -> type[SAC]:
@@ -93,6 +99,13 @@ class SAC(OffPolicy):
     def state_dict(self) -> dict[str, Any]:
         own = {"log_temperature": self.log_temperature.detach()}
         return {**super().state_dict(), **own, "temperature_optimizer": self.temperature_optimizer.state_dict()}
+
+    def best_state(self) -> dict[str, Any]:
+        return {**super().best_state(), "log_temperature": self.log_temperature.detach().clone()}
+
+    def roll_back(self, state: dict[str, Any], lr_factor: float) -> None:
+        super().roll_back(state, lr_factor)
+        self.log_temperature.data.copy_(state["log_temperature"])
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

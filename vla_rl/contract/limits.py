@@ -17,3 +17,31 @@ def check_limits(config: Any, **limits: tuple[float, float]) -> None:
             raise UserError(
                 f"{type(config).__name__}.{name} is {value}, which has no meaning; choose a number {allowed}."
             )
+
+
+def check_positive(config: Any, *names: str) -> None:
+    """Raise UserError unless the fields ``names`` of ``config`` are above 0; infinity is allowed, NaN is not."""
+    for name in names:
+        value = getattr(config, name)
+        if not value > 0:
+            raise UserError(
+                f"{type(config).__name__}.{name} is {value}, which has no meaning; choose a number above 0."
+            )
+
+
+def check_ordered(config: Any, *names: str) -> None:
+    """Raise UserError unless the fields ``names`` of ``config`` are None or pairs (lower, upper)."""
+    for name in names:
+        pair = getattr(config, name)
+        if pair is not None and not pair[0] <= pair[1]:
+            raise UserError(
+                f"{type(config).__name__}.{name} is {pair}, so no number lies between them; give the lower bound first."
+            )
+
+
+def check_choice(config: Any, name: str, *choices: str) -> None:
+    """Raise UserError unless the field ``name`` of ``config`` is one of ``choices``."""
+    value = getattr(config, name)
+    if value not in choices:
+        allowed = " or ".join(map(repr, choices))
+        raise UserError(f"{type(config).__name__}.{name} is {value!r}, which has no meaning; choose {allowed}.")

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,17 @@ class LoopLearner(Learner, Resumable, Protocol):
 
     parameters: dict[str, nn.Parameter]
     lr: float
+
+
+@runtime_checkable
+class CanRollBack(Protocol):
+    """A learner that restores more than its weights after a collapse: critics, targets, optimizers."""
+
+    def best_state(self) -> dict[str, Any]:
+        """A copy of all that :meth:`roll_back` restores: nested dicts of tensors and JSON values."""
+
+    def roll_back(self, state: dict[str, Any], lr_factor: float) -> None:
+        """Restore :meth:`best_state` and learn on more slowly by ``lr_factor``."""
 
 
 class EvaluationResult(Protocol):
@@ -89,6 +100,7 @@ class BestWeights:
     score: float = -math.inf
     iteration: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
+    learner: dict[str, Any] = field(default_factory=dict)  # see ``CanRollBack``
 
     def offer(self, score: float, iteration: int, parameters: Mapping[str, nn.Parameter]) -> bool:
         """Keep a copy of ``parameters`` if their score is at least as high; returns whether it is."""
@@ -179,7 +191,12 @@ class Loop:
         """The state between two iterations; raises UserError with :meth:`not_resumable`."""
         if reason := self.not_resumable():
             raise UserError(reason)
-        best = {"score": self.best.score, "iteration": self.best.iteration, "weights": self.best.weights}
+        best = {
+            "score": self.best.score,
+            "iteration": self.best.iteration,
+            "weights": self.best.weights,
+            "learner": self.best.learner,
+        }
         counters = {"iteration": self.iteration, "env_steps": self.env_steps, "validated_at": self.validated_at}
         return {**counters, "best": best, **{name: part.state_dict() for name, part in self._parts().items()}}
 
@@ -221,16 +238,26 @@ class Loop:
         kept.restore(self.learner.parameters)
         self._publish()
 
+    def _roll_back(self) -> None:
+        """Return to the best weights, with a lower learning rate and without what led away from them."""
+        if isinstance(self.learner, CanRollBack) and self.best.learner:
+            self.learner.roll_back(self.best.learner, self.config.collapse_lr_factor)
+            self._publish()
+            return
+        self._restore_and_publish(self.best)
+        self.learner.lr *= self.config.collapse_lr_factor
+
     def _validate(self) -> dict[str, float]:
         if self.validate is None:
             return {}
         found, self.validated_at = self.validate(), self.env_steps
         collapsed = found.score < self.best.score - self.config.collapse
         if self.best.offer(found.score, self.iteration, self.learner.parameters):
+            if isinstance(self.learner, CanRollBack):
+                self.best.learner = self.learner.best_state()
             self.on_best(self.iteration)
         elif collapsed:
-            self._restore_and_publish(self.best)
-            self.learner.lr *= self.config.collapse_lr_factor
+            self._roll_back()
         return {
             "eval/score": found.score,
             "eval/score_low": found.low,

@@ -1,0 +1,81 @@
+"""Configs of algorithms refuse numbers that have no meaning, in one sentence that names the field."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vla_rl.algorithms.cal_ql import CalQLConfig
+from vla_rl.algorithms.dppo import DPPOConfig
+from vla_rl.algorithms.dsrl import NoiseAliasedConfig
+from vla_rl.algorithms.gorl import GoRLConfig, RefitConfig
+from vla_rl.algorithms.group_relative import Constant
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.iql import IQLConfig
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.algorithms.rloo import RLOOConfig
+from vla_rl.algorithms.rlpd import RLPDConfig
+from vla_rl.algorithms.sac import SACConfig
+from vla_rl.algorithms.wsrl import WSRLConfig
+from vla_rl.contract.errors import UserError
+
+ON_POLICY = {"epochs": 0, "minibatch": 0, "lr": 0.0, "target_kl": 0.0, "stop_kl": -1.0, "lr_factor": 0.9}
+ON_POLICY |= {"grad_norm": 0.0, "max_age": -1, "micro_batch": -1, "max_logprob_gap": math.nan, "lr_bounds": (1.0, 0.1)}
+PPO = {"gamma": 1.5, "lam": -0.1, "clip_low": 0.0, "clip_high": -1.0, "critic_lr": 0.0, "critic_warmup": -1}
+PPO |= {"lambda_per": "step"}
+OFF_POLICY = {
+    "batch": 0,
+    "utd_ratio": 0.0,
+    "policy_delay": 0,
+    "num_critics": 0,
+    "num_min_q": 11,
+    "tau": 0.0,
+    "lr": -1.0,
+}
+OFF_POLICY |= {
+    "lr": -1.0,
+    "critic_lr": math.nan,
+    "learning_starts": -1,
+    "offline_steps": -3,
+    "value_bounds": (1.0, 0.0),
+}
+CASES = [
+    *(
+        (kind, name, value)
+        for kind in (PPOConfig, GRPOConfig, RLOOConfig, GoRLConfig)
+        for name, value in ON_POLICY.items()
+    ),
+    *((kind, name, value) for kind in (PPOConfig, DPPOConfig, GoRLConfig) for name, value in PPO.items()),
+    *((ResidualTD3Config, name, value) for name, value in OFF_POLICY.items()),
+    *((kind, "tau", 1.1) for kind in (SACConfig, RLPDConfig, WSRLConfig, IQLConfig)),
+    (DPPOConfig, "gamma_denoise", 1.1),
+    (DPPOConfig, "clip_first", 0.0),
+    (DPPOConfig, "clip_rate", 0.0),
+    (GoRLConfig, "prior", -1.0),
+    (RefitConfig, "lr", 0.0),
+    (Constant, "max_decisions", 0),
+    (GRPOConfig, "clip_low", 1.5),
+    (GRPOConfig, "clip_high", 0.0),
+    (SACConfig, "temperature", 0.0),
+    (CalQLConfig, "actions", 0),
+    (CalQLConfig, "conservatism", -1.0),
+    (IQLConfig, "expectile", 0.0),
+    (IQLConfig, "beta", -1.0),
+    (IQLConfig, "weight_limit", 0.0),
+    (ResidualTD3Config, "penalty", -0.1),
+    (NoiseAliasedConfig, "distillations", -1),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), CASES, ids=lambda item: getattr(item, "__name__", str(item)))
+def test_a_number_without_a_meaning_is_refused_in_one_sentence(kind, name, value):
+    with pytest.raises(UserError, match=rf"^{kind.__name__}\.{name} is .*(choose|give)") as caught:
+        kind(**{name: value})
+    assert str(caught.value).count(". ") == 0 and str(caught.value).endswith(".")
+
+
+def test_the_bounds_themselves_are_allowed():
+    PPOConfig(gamma=1.0, lam=0.0, clip_low=1.0, critic_warmup=0, max_age=0, max_logprob_gap=math.inf, stop_kl=math.inf)
+    SACConfig(num_min_q=2, tau=1.0, learning_starts=0, utd_ratio=1e-3)
