@@ -180,13 +180,6 @@ _STEPS_AND_NUMBERS = (
     Fault(
         "a bound itself is refused", _LIMITS, "if not low <= value <= high:", "if not low < value < high:", (_BOUNDS,)
     ),
-    Fault(
-        "NaN is within all bounds",
-        _LIMITS,
-        "if not low <= value <= high:",
-        "if value < low or value > high:",
-        (_CONFIGS,),
-    ),
     Fault("bounds may be exchanged", _LIMITS, "not pair[0] <= pair[1]", "not pair[0] != pair[1]", (_CONFIGS,)),
     Fault(
         "PPO accepts a discount above 1",
