@@ -24,8 +24,8 @@ RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iteratio
 
 
 def demo() -> Demo:
-    """What ``make demo`` runs."""
-    return Demo(RL, env=WORLD)
+    """What ``make demo`` runs: two threads collect the next rollout while a third learns from this one."""
+    return Demo(replace(RL, loop=replace(RL.loop, collectors=2, rollouts_ahead=1)), env=WORLD)
 
 
 def imitate() -> Imitate:

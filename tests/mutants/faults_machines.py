@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _DIT, _AUTOENCODER = "world_models/backbones/dit.py", "world_models/backbones/autoencoder.py"
 _LIMITS = "tests/test_limits.py::test_limits_count_cpu_time"
+_THREADS = "tests/recipes/test_threads.py::"
 _BACKBONES = "tests/world_models/test_backbones.py::"
 _ALONE = f"{_BACKBONES}test_rows_and_frames_are_latents_of_their_own"
 _NEIGHBOURS = f"{_BACKBONES}test_a_row_does_not_depend_on_its_neighbours_or_its_place"
@@ -66,5 +67,26 @@ FAULTS = (
         "self.iteration += 1",
         "pass",
         ("tests/cli/test_state.py::test_it_learns_to_balance",),
+    ),
+    Fault(
+        "a stage that is alone keeps its threads for what runs beside others",
+        "vla_rl/recipes/threads.py",
+        "torch.set_num_threads(before)",
+        "pass",
+        (f"{_THREADS}test_threads_are_given_back_whatever_happens",),
+    ),
+    Fault(
+        "whoever sets OMP_NUM_THREADS does not decide",
+        "vla_rl/cli/main.py",
+        'if "OMP_NUM_THREADS" not in os.environ:',
+        "if True:",
+        (f"{_THREADS}test_a_given_number_of_threads_is_kept_everywhere",),
+    ),
+    Fault(
+        "imitation computes with one thread although nothing runs beside it",
+        "vla_rl/recipes/imitation.py",
+        "with alone():",
+        "if True:",
+        (f"{_THREADS}test_supervised_stages_are_alone",),
     ),
 )

@@ -29,8 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not given or given[0] in ("-h", "--help", "help"):
         print(usage())
         return
-    # Small networks on shared cores: more threads than one slow each other down.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    choose_threads()
     try:
         if given[0] not in COMMANDS:
             raise UserError(f"vla-rl has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
@@ -47,6 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as stop:
         status = 143 if isinstance(stop, Terminated) else 130  # 128 + the signal's number, as shells have it
         sys.exit(_complain(str(stop) or "stopped before anything was saved.", status))
+
+
+def choose_threads() -> None:
+    """One thread for torch beside simulators, where more slow small networks down; all cores for a stage that is alone.
+
+    With OMP_NUM_THREADS, that number everywhere.  It must be called before torch is imported.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        os.environ.setdefault("VLA_RL_THREADS", str(len(os.sched_getaffinity(0))))
 
 
 def usage() -> str:

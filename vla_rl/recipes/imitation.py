@@ -15,6 +15,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.progress import bar
+from vla_rl.recipes.threads import alone
 from vla_rl.training.imitation import ImitationConfig, ImitationPolicy, PixelImitationPolicy, imitate
 from vla_rl.training.imitation import imitate_from_pixels as fit_from_pixels
 from vla_rl.training.tracking import RunFolder
@@ -53,7 +54,8 @@ def imitate_policy(
     features, chunks = {name: item[chosen] for name, item in features.items()}, chunks[chosen]
     with bar("imitate", config.fit.steps) as update:
         report = every(_LOG_EVERY, config.fit.steps, _report(update, folder))
-        imitate(policy, features, chunks, config, generator(seed, 2), report)
+        with alone():
+            imitate(policy, features, chunks, config, generator(seed, 2), report)
 
 
 def imitate_from_pixels(

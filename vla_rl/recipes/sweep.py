@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.progress import bar
+from vla_rl.recipes.threads import ALONE
 from vla_rl.training.tracking import write_json
 
 
@@ -74,4 +75,4 @@ def run_cells(cells: Sequence[Cell], processes: int, what: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+    return {**os.environ, "OMP_NUM_THREADS": "1", ALONE: "1", "TERM": "dumb"}

@@ -16,6 +16,7 @@ from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import every
 from vla_rl.recipes.progress import bar
+from vla_rl.recipes.threads import alone
 from vla_rl.training.grounding import GroundingConfig, ground
 
 
@@ -38,7 +39,8 @@ def grounded_tiny(
         report = every(
             25, steps, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths")
         )
-        ground(policy, torch.as_tensor(images), tokens, torch.as_tensor(uv), config, generator(seed, 1), report)
+        with alone():
+            ground(policy, torch.as_tensor(images), tokens, torch.as_tensor(uv), config, generator(seed, 1), report)
     return policy
 
 
