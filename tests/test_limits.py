@@ -36,4 +36,5 @@ def test_limits_count_cpu_time(case, pytester):
     pytester.makepyfile(f"import time\nimport pytest\n\n@pytest.mark.timeout(0.5)\ndef test_it():\n    {body}\n")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist")
     result.assert_outcomes(**{outcome: 1})
-    assert words in result.stdout.str()
+    said = result.stdout.str() + result.stderr.str()
+    assert words in said and ("Timeout" in said) == (case == "a hang")
