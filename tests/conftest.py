@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import resource
 import signal
+import threading
+import time
 from collections.abc import Generator
 from typing import Any
 
@@ -17,35 +19,56 @@ import pytest
 import pytest_timeout
 
 HANG = 10
-_LIMIT = pytest.StashKey[float]()  # CPU seconds of ended processes
+_CHILDREN = pytest.StashKey[float]()  # limit of CPU seconds of ended processes
+_WATCH = pytest.StashKey["_Watch"]()
+
+
+class _Watch(threading.Thread):
+    """Signals the main thread when the process has used ``limit`` seconds of CPU time from now on.
+
+    A timer of the kernel (ITIMER_PROF) could signal the thread that computes, while the main one waits for it for ever.
+    """
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(name="cpu-limit", daemon=True)
+        self.limit, self.over = time.process_time() + limit, threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(min(0.25, self.limit)):
+            if time.process_time() > self.limit:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGPROF)
+                return
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
-    """Start the timer of CPU time, and the plugin's own one with a generous limit."""
+    """Watch CPU time, and start the plugin's own timer with a generous limit."""
 
     def too_long(number: int, frame: Any) -> None:
         pytest.fail(f"more than {settings.timeout:g} s of CPU time")
 
     signal.signal(signal.SIGPROF, too_long)
-    signal.setitimer(signal.ITIMER_PROF, settings.timeout)
-    item.stash[_LIMIT] = _children() + settings.timeout
+    item.stash[_CHILDREN] = _children() + settings.timeout
+    item.stash[_WATCH] = watch = _Watch(settings.timeout)
+    watch.start()
     pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=HANG * settings.timeout))
     return True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
-    """Stop the timer of CPU time; the plugin stops its own."""
-    signal.setitimer(signal.ITIMER_PROF, 0)
+    """Stop watching CPU time; the plugin stops its own timer."""
     signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    if _WATCH in item.stash:
+        item.stash[_WATCH].over.set()
+        item.stash[_WATCH].join()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test whose processes took too much CPU time."""
     result = yield
-    if _children() > item.stash.get(_LIMIT, math.inf):
+    if _children() > item.stash.get(_CHILDREN, math.inf):
         pytest.fail("the processes that it started took too much CPU time; see tests/conftest.py")
     return result
 

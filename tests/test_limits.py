@@ -32,7 +32,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_limits_count_cpu_time(case, pytester):
     body, outcome, words = CASES[case]
-    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    limits = (ROOT / "tests" / "conftest.py").read_text()
+    assert limits.count("HANG = 10\n") == 1
+    pytester.makeconftest(limits if case == "a hang" else limits.replace("HANG = 10\n", "HANG = 200\n"))
     pytester.makepyfile(f"import time\nimport pytest\n\n@pytest.mark.timeout(0.5)\ndef test_it():\n    {body}\n")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist")
     result.assert_outcomes(**{outcome: 1})

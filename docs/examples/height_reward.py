@@ -16,7 +16,7 @@ from sims.mujoco.tasks.lift import make as make_lift
 from vla_rl.contract.env import Array, VecEnv
 from vla_rl.contract.policy import State
 from vla_rl.rewards.env import RewardWeights, rewarded
-from vla_rl.rewards.reward import Judgement
+from vla_rl.rewards.reward import RewardOutput
 
 CAMERA = "front"
 ALIKE, VIVID = 0.97, 25.0  # least cosine between a pixel's hue and the colour's; least saturation, of 255
@@ -38,9 +38,9 @@ class HeightReward:
         start[rows], last[rows] = np.nan, 0.0
         return {"start": start, "last": last}
 
-    def judge(
+    def evaluate(
         self, frames: Mapping[str, Array], text: Sequence[str], valid: Array, state: State
-    ) -> tuple[Judgement, State]:
+    ) -> tuple[RewardOutput, State]:
         """See ``Reward``: ``frames`` {camera: uint8 [E,T,h,w,3]}, ``valid`` bool [E,T]."""
         heights = np.stack([height(images, one) for images, one in zip(frames[CAMERA], text, strict=True)])
         start, last = state["start"].copy(), state["last"].copy()
@@ -50,7 +50,7 @@ class HeightReward:
             start = np.where(seen & np.isnan(start), heights[:, t], start)
             last = np.where(seen, np.clip((heights[:, t] - start) / RISE, 0.0, 1.0), last).astype(np.float32)
             progress[:, t] = last
-        return Judgement(progress, progress >= DONE), {"start": start, "last": last}
+        return RewardOutput(progress, progress >= DONE), {"start": start, "last": last}
 
 
 def height(images: np.ndarray, text: str) -> np.ndarray:
@@ -68,4 +68,4 @@ def height(images: np.ndarray, text: str) -> np.ndarray:
 
 def make(num_envs: int, **options: Any) -> VecEnv:
     """Lift, paid for progress and, once, for being done; what the simulator itself pays is left out."""
-    return rewarded(make_lift(num_envs, **options), HeightReward(), RewardWeights(progress=1.0, done=1.0, own=0.0))
+    return rewarded(make_lift(num_envs, **options), HeightReward(), RewardWeights(progress=1.0, done=1.0, env=0.0))

@@ -124,7 +124,7 @@ def test_a_replay_buffer_without_parts_is_refused():
 
 def test_keep_only_refuses_an_unknown_part():
     replay = mixture()
-    with pytest.raises(UserError, match=r"no memory 'offline' among .'demonstrations', 'online'."):
+    with pytest.raises(UserError, match=r"no replay buffer 'offline' among .'demonstrations', 'online'."):
         replay.keep_only("offline")
     replay.keep_only("demonstrations")
     assert replay.counts(10) == {"demonstrations": 10}

@@ -50,7 +50,7 @@ def critic(tmp_path_factory) -> str:
     env = EnvConfig().make(1)
     cameras = {name: item.shape for name, item in env.spec.images.items()}
     torch.manual_seed(0)
-    model = ProgressCritic(cameras, words_of(env.spec.tasks), ProgressConfig(width=8, stem=4, looks=2))
+    model = ProgressCritic(cameras, words_of(env.spec.tasks), ProgressConfig(width=8, stem=4, keypoints=2))
     env.close()
     model.threshold = 1e9
     folder = tmp_path_factory.mktemp("reward") / "progress"

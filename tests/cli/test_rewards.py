@@ -156,11 +156,11 @@ class Oracle:
     def initial_state(self, rows):
         return {}
 
-    def judge(self, frames, text, valid, state):
+    def evaluate(self, frames, text, valid, state):
         high = frames["front"][..., 0, 0, 0] >= self.threshold
         done = high & np.roll(high, 1, axis=1)
         done[:, 0] = False
-        return type("Judgement", (), {"done": done}), state
+        return type("RewardOutput", (), {"done": done}), state
 
 
 def track(episode: int, said: str, so: str) -> LabelledFrames:
@@ -172,7 +172,7 @@ def track(episode: int, said: str, so: str) -> LabelledFrames:
 
 
 def test_the_report_by_hand():
-    frames = LabelledFrames.join(
+    frames = LabelledFrames.concatenate(
         [
             track(0, said="00111", so="00111"),  # found
             track(1, said="01111", so="00011"),  # found, too early
@@ -194,8 +194,8 @@ def test_the_report_by_hand():
 class Scale(Oracle):
     """Progress is the picture's first pixel as a percentage."""
 
-    def judge(self, frames, text, valid, state):
-        return type("Judgement", (), {"progress": frames["front"][..., 0, 0, 0] / 100}), state
+    def evaluate(self, frames, text, valid, state):
+        return type("RewardOutput", (), {"progress": frames["front"][..., 0, 0, 0] / 100}), state
 
 
 def test_the_report_on_progress_by_hand():
@@ -204,7 +204,7 @@ def test_the_report_on_progress_by_hand():
         frames.images["front"][:, 0, 0, 0] = percent
         return frames
 
-    frames = LabelledFrames.join(
+    frames = LabelledFrames.concatenate(
         [
             ending(0, [0, 10, 60], True),
             ending(1, [0, 40, 30], True),  # ranks 1, 3, 2
@@ -264,7 +264,7 @@ def test_a_promise_that_cannot_be_kept_is_refused(tmp_path, complaint):
     wrong = replace(frames, label=np.random.default_rng(0).random(len(frames)) < 0.3)
     wrong.save(tmp_path / "wrong.npz")
     command = f"train rewards.py:success --frames {tmp_path}/wrong.npz --out {tmp_path}/run {QUICK} --precision 0.99"
-    assert "no threshold makes 99% of what is called a success one" in complaint(*command.split())
+    assert "no threshold has a precision of 99%" in complaint(*command.split())
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

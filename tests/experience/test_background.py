@@ -66,6 +66,8 @@ def train(source: BackgroundSource, updates: int) -> list[Rollout]:
 
 def same(one: Rollout, two: Rollout) -> bool:
     def equal(a, b) -> bool:
+        if isinstance(a, str):
+            return a == b
         return torch.equal(a, b) if torch.is_tensor(a) else all(equal(a[n], b[n]) for n in [*a, *b])
 
     return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in fields(Rollout) if f.name != "info")
@@ -249,9 +251,10 @@ def _columns(rollout: Rollout, stop: int) -> Rollout:
     def cut(value):
         return {name: item[:, :stop] for name, item in value.items()} if isinstance(value, dict) else value[:, :stop]
 
-    own = {f.name: cut(getattr(rollout, f.name)) for f in fields(Rollout) if not f.name.startswith(("final", "info"))}
+    other = ("final", "info", "robot", "stream")
+    own = {f.name: cut(getattr(rollout, f.name)) for f in fields(Rollout) if not f.name.startswith(other)}
     final = {name: item[kept] for name, item in rollout.final_features.items()}
-    return Rollout(**own, final_index=rollout.final_index[kept], final_features=final)
+    return Rollout(**own, final_index=rollout.final_index[kept], final_features=final, robot=rollout.robot)
 
 
 def test_nan_weights_are_reported_by_the_next_call_and_repaired_ones_continue():

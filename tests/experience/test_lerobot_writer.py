@@ -326,7 +326,7 @@ def test_a_stray_file_is_not_overwritten(tmp_path):
     shutil.copytree(root / "data" / "chunk-000", root / "data" / "chunk-001")
     (root / "data" / "chunk-001" / "file-000.parquet").rename(root / "data" / "chunk-000" / "file-001.parquet")
     stray = (root / "data" / "chunk-000" / "file-001.parquet").read_bytes()
-    with pytest.raises(UserError, match=r"file-001.parquet' exists although meta/info.json knows nothing of it"):
+    with pytest.raises(UserError, match=r"file-001.parquet' exists although meta/info.json does not mention it"):
         write(root, 1, first=1)
     assert (root / "data" / "chunk-000" / "file-001.parquet").read_bytes() == stray
     (root / "data" / "chunk-000" / "file-001.parquet").unlink()

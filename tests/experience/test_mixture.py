@@ -10,7 +10,7 @@ import torch
 from tests.experience.replays import seeded
 from tests.experience.test_replay import line, same
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.experience.mixture import Mixture, joined
+from vla_rl.experience.mixture import Mixture, concatenate
 from vla_rl.experience.replay import Interventions, Replay
 
 
@@ -51,7 +51,7 @@ def test_the_others_have_the_share_of_an_empty_part():
     assert parts_of(mixed.sample(90, seeded())) == [60, 0, 30]
     assert mixed.add(line([1.0, 2.0], 100)) == 2 and len(mixed) == 8
     assert parts_of(mixed.sample(80, seeded())) == [40, 20, 20]
-    with pytest.raises(UserError, match=r"none of the memories .* holds a decision yet"):
+    with pytest.raises(UserError, match=r"none of the replay buffers .* holds a decision yet"):
         mixture((False, True, False), (1.0, 0.0, 1.0)).sample(3, seeded())
 
 
@@ -71,14 +71,14 @@ def test_what_is_added_goes_online_and_views_follow():
 
 def test_a_batch_is_its_parts_one_after_the_other():
     one, two = replay(0).sample(3, seeded()), replay(100).sample(4, seeded())
-    both = joined([one, two])
+    both = concatenate([one, two])
     for name in type(one).__dataclass_fields__:
         items = [getattr(batch, name) for batch in (one, two, both)]
         if isinstance(items[0], dict):
             items = [item["id"] for item in items]
         assert torch.equal(items[2], torch.cat(items[:2])), name
     with pytest.raises(ContractError, match=r"\['id'\] and \['id', 'time'\], so they cannot share a batch"):
-        joined([one, replace(two, features={**two.features, "time": two.reward})])
+        concatenate([one, replace(two, features={**two.features, "time": two.reward})])
 
 
 def test_a_saved_mixture_goes_on_bit_for_bit():
@@ -94,5 +94,5 @@ def test_shares_that_fit_nothing_are_refused(shares):
 
 
 def test_new_decisions_need_a_place():
-    with pytest.raises(UserError, match=r"\['demonstrations'\] is called 'online'"):
+    with pytest.raises(UserError, match=r"\['demonstrations'\] is 'online'"):
         Mixture({"demonstrations": replay(0)}, {"demonstrations": 1.0})

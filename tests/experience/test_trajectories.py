@@ -109,10 +109,10 @@ def test_a_start_is_what_a_window_has_seen():
 
 def test_episodes_are_chosen_and_joined_without_loss():
     trajectories = played(4, seed=1)
-    again = Trajectories.joined([trajectories.chosen([0, 1]), trajectories.chosen([2, 3])])
+    again = Trajectories.joined([trajectories.select([0, 1]), trajectories.select([2, 3])])
     for name in ("state", "action", "episode", "success"):
         np.testing.assert_array_equal(getattr(again, name), getattr(trajectories, name))
-    turned = trajectories.chosen([2, 0])
+    turned = trajectories.select([2, 0])
     assert turned.count == 2 and turned.outcomes.tolist() == trajectories.outcomes[[2, 0]].tolist()
     assert turned.episode.tolist() == sorted(turned.episode.tolist())
 

@@ -31,8 +31,8 @@ _SUCCESS = (
     Fault(
         "a reward model's success does not exist where the environment has none",
         "vla_rl/rewards/env.py",
-        'success=env.spec.success or "once")',
-        "success=env.spec.success)",
+        'env.spec.success or "once"',
+        "env.spec.success",
         ("tests/rewards/test_env.py::test_a_reward_model_brings_success_to_an_environment_that_has_none",),
     ),
 )

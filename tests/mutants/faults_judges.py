@@ -1,4 +1,4 @@
-"""Faults in the progress critic, in the pairs that it learns from, and in the judge that asks a model."""
+"""Faults in the progress critic, its training pairs, and the VLM judge."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ _PROGRESS, _PAIRS, _CALIBRATION = (f"vla_rl/rewards/{name}.py" for name in ("pro
 _JUDGE, _VLM, _RECIPE = "vla_rl/rewards/judge.py", "vla_rl/rewards/vlm.py", "vla_rl/recipes/train_rewards.py"
 _ON_PROGRESS, _ON_PAIRS = "tests/rewards/test_progress.py::", "tests/rewards/test_pairs.py::"
 _ON_JUDGE = "tests/rewards/test_judge.py::"
-_VLAC = f"{_ON_PROGRESS}test_judging_follows_vlac_however_the_frames_arrive"
+_VLAC = f"{_ON_PROGRESS}test_progress_follows_vlac_however_the_frames_are_cut_into_chunks"
 _BY_HAND = f"{_ON_PROGRESS}test_the_loss_by_hand"
 _EPISODE = f"{_ON_PAIRS}test_progress_of_an_episode_by_hand"
-_PAIR = f"{_ON_PAIRS}test_a_pair_is_of_one_episode_in_either_order_and_knows_its_progress"
-_HALVES = f"{_ON_PAIRS}test_half_are_of_successes_and_half_are_near"
-_ASKED = f"{_ON_JUDGE}test_every_few_frames_of_each_row_are_asked_about_however_they_arrive"
-_QUESTION = f"{_ON_JUDGE}test_the_question_holds_the_instruction_and_the_cameras_their_order"
+_PAIR = f"{_ON_PAIRS}test_a_pair_is_of_one_episode_in_either_order_with_its_progress"
+_HALVES = f"{_ON_PAIRS}test_half_of_the_pairs_are_of_successes_and_half_are_near"
+_ASKED = f"{_ON_JUDGE}test_every_few_frames_are_evaluated_however_they_are_cut_into_chunks"
+_QUESTION = f"{_ON_JUDGE}test_the_question_contains_the_instruction_and_cameras_keep_their_order"
 
 _FOLLOWING = (
     Fault(
-        "what remains grows with progress",
+        "the remainder grows with progress",
         _PROGRESS,
-        "rest = np.clip(remaining * np.exp(-u), self.config.floor, 1.0)",
-        "rest = np.clip(remaining * np.exp(u), self.config.floor, 1.0)",
+        "left = np.clip(remaining * np.exp(-u), self.config.floor, 1.0)",
+        "left = np.clip(remaining * np.exp(u), self.config.floor, 1.0)",
         (_VLAC,),
     ),
     Fault(
         "differences are added instead of compounded",
         _PROGRESS,
-        "rest = np.clip(remaining * np.exp(-u), self.config.floor, 1.0)",
-        "rest = np.clip(remaining - u, self.config.floor, 1.0)",
+        "left = np.clip(remaining * np.exp(-u), self.config.floor, 1.0)",
+        "left = np.clip(remaining - u, self.config.floor, 1.0)",
         (_VLAC,),
     ),
     Fault(
@@ -41,7 +41,7 @@ _FOLLOWING = (
         (_VLAC,),
     ),
     Fault(
-        "the reference never moves on",
+        "the reference is never renewed",
         _PROGRESS,
         "moves = valid[:, t] & ((age == 0) | (age == self.config.stride))",
         "moves = valid[:, t] & (age == 0)",
@@ -57,53 +57,53 @@ _FOLLOWING = (
     Fault(
         "the old reference is kept with the new progress",
         _PROGRESS,
-        'kept = {f"reference/{name}": clip[each, at] for name, clip in clips.items()}',
-        'kept = {f"reference/{name}": clip[each, 0 * at] for name, clip in clips.items()}',
+        'images = {f"reference/{name}": clip[env_ids, reference] for name, clip in clips.items()}',
+        'images = {f"reference/{name}": clip[env_ids, 0 * reference] for name, clip in clips.items()}',
         (_VLAC,),
     ),
     Fault(
-        "a first frame is compared with blackness",
+        "the first frame is compared with a black image",
         _PROGRESS,
-        "rest = np.where(age == _NEVER, 1.0, rest).astype(np.float32)",
-        "rest = rest.astype(np.float32)",
+        "left = np.where(age == _NO_REFERENCE, 1.0, left).astype(np.float32)",
+        "rest = left.astype(np.float32)",
         (_VLAC,),
     ),
     Fault(
         "a finished task falls short of 1",
         _PROGRESS,
-        "progress[:, t] = (1 - rest) / (1 - self.config.floor)",
-        "progress[:, t] = 1 - rest",
+        "progress[:, t] = (1 - left) / (1 - self.config.floor)",
+        "progress[:, t] = 1 - left",
         (_VLAC,),
     ),
 )
 
 _LEARNING = (
     Fault(
-        "comparing forgets the other order",
+        "the comparison ignores the other order",
         _PROGRESS,
-        "u: Tensor = (there - back)[..., 0]",
-        "u: Tensor = (there - 0 * back)[..., 0]",
-        (f"{_ON_PROGRESS}test_pairs_are_what_the_loss_takes",),
+        "u: Tensor = (forward - backward)[..., 0]",
+        "u: Tensor = (forward - 0 * backward)[..., 0]",
+        (f"{_ON_PROGRESS}test_the_loss_takes_pairs",),
     ),
     Fault(
-        "pairs are learnt back to front",
+        "pairs are trained in the wrong order",
         _PROGRESS,
-        "wanted, label = (left[0] / left[1]).log(), self.encoder.tensor(pairs.second.label)",
-        "wanted, label = (left[1] / left[0]).log(), self.encoder.tensor(pairs.second.label)",
+        "target, label = (remaining[0] / remaining[1]).log(), self.encoder.to_tensor(pairs.second.label)",
+        "target, label = (remaining[1] / remaining[0]).log(), self.encoder.to_tensor(pairs.second.label)",
         (_BY_HAND,),
     ),
     Fault(
-        "done is learnt of the first picture",
+        "done is trained on the first frame",
         _PROGRESS,
-        "(left[0] / left[1]).log(), self.encoder.tensor(pairs.second.label)",
-        "(left[0] / left[1]).log(), self.encoder.tensor(pairs.first.label)",
+        "(remaining[0] / remaining[1]).log(), self.encoder.to_tensor(pairs.second.label)",
+        "(remaining[0] / remaining[1]).log(), self.encoder.to_tensor(pairs.first.label)",
         (_BY_HAND,),
     ),
     Fault(
-        "what is learnt knows no floor",
+        "the training target has another floor",
         _PROGRESS,
-        "left = [1 - (1 - self.config.floor) * self.encoder.tensor(p)",
-        "left = [1 - 0.9 * self.encoder.tensor(p)",
+        "1 - (1 - self.config.floor) * self.encoder.to_tensor(p)",
+        "1 - 0.9 * self.encoder.to_tensor(p)",
         (_BY_HAND,),
     ),
     Fault(
@@ -114,17 +114,17 @@ _LEARNING = (
         (_EPISODE,),
     ),
     Fault(
-        "success in passing ends the work",
+        "a temporary success ends the task",
         _PAIRS,
-        "began = int(misses[-1]) + 1 if misses.size else 0",
-        "began = int(label.argmax())",
+        "success_start = int(not_done[-1]) + 1 if not_done.size else 0",
+        "success_start = int(label.argmax())",
         (_EPISODE,),
     ),
     Fault(
         "pairs cross from one episode to another",
         _PAIRS,
-        "return int(track[i]), int(track[self._random.integers(low, high + 1)])",
-        "return int(track[i]), int(track[0] + self._random.integers(low, high + 1))",
+        "return int(track[i]), int(track[self._rng.integers(low, high + 1)])",
+        "return int(track[i]), int(track[0] + self._rng.integers(low, high + 1))",
         (_PAIR,),
     ),
     Fault(
@@ -137,7 +137,7 @@ _LEARNING = (
     Fault(
         "no pair is near",
         _PAIRS,
-        "self._near if self._random.random() < 0.5 else len(track)",
+        "self._near if self._rng.random() < 0.5 else len(track)",
         "len(track)",
         (_HALVES,),
     ),
@@ -159,46 +159,46 @@ _LEARNING = (
 
 _ASKING = (
     Fault(
-        "frames are counted from chunk to chunk anew",
+        "the number of frames is lost between chunks",
         _JUDGE,
-        'before = state["seen"][:, None] + valid.cumsum(1) - valid',
-        'before = 0 * state["seen"][:, None] + valid.cumsum(1) - valid',
+        'before = state["frames"][:, None] + valid.cumsum(1) - valid',
+        'before = 0 * state["frames"][:, None] + valid.cumsum(1) - valid',
         (_ASKED,),
     ),
     Fault(
-        "repeated frames are asked about",
+        "repeated frames are evaluated",
         _JUDGE,
         "np.nonzero(valid & (before % self.config.stride == 0))",
         "np.nonzero(before % self.config.stride == 0)",
         (_ASKED,),
     ),
     Fault(
-        "an answer is forgotten with its chunk",
+        "the last answer is lost between chunks",
         _JUDGE,
         'np.zeros(valid.shape, np.float32), state["answer"]',
         'np.zeros(valid.shape, np.float32), 0 * state["answer"]',
         (_ASKED,),
     ),
     Fault(
-        "a row is asked about another row's task",
+        "a row is evaluated for another row's instruction",
         _JUDGE,
-        "str(text[i])) for i in row.tolist()]",
-        "str(text[0])) for i in row.tolist()]",
+        "str(text[i])) for i in env_id.tolist()]",
+        "str(text[0])) for i in env_id.tolist()]",
         (_QUESTION,),
     ),
     Fault(
-        "cameras are shown in the order of the frames",
+        "cameras are passed in the order of the frames",
         _JUDGE,
         "return {name: frames[name] for name in names}",
         "return {name: frames[name] for name in frames if name in names}",
         (_QUESTION,),
     ),
     Fault(
-        "done before anything was seen",
+        "done before the first frame",
         _JUDGE,
         "done = (progress >= self.config.threshold) & (before + valid > 0)",
         "done = progress >= self.config.threshold",
-        (f"{_ON_JUDGE}test_the_threshold_counts_from_where_it_is_and_nothing_is_done_before_the_first_frame",),
+        (f"{_ON_JUDGE}test_the_threshold_is_inclusive_and_nothing_is_done_before_the_first_frame",),
     ),
 )
 
@@ -225,11 +225,11 @@ _ANSWERING = (
         (f"{_ON_JUDGE}test_the_answer_is_that_of_the_next_token_by_hand",),
     ),
     Fault(
-        "everybody gets the first one's picture",
+        "all questions get the first image",
         _VLM,
-        "for i in images.values()] for row in part]",
-        "for i in images.values()] for row in 0 * part]",
-        (f"{_ON_JUDGE}test_answers_depend_on_the_picture_and_on_the_question_but_not_on_who_else_is_asked",),
+        "for i in images.values()] for k in part]",
+        "for i in images.values()] for k in 0 * part]",
+        (f"{_ON_JUDGE}test_answers_depend_on_image_and_question_but_not_on_the_batch",),
     ),
     Fault(
         "a model's own code is trusted",

@@ -51,7 +51,7 @@ _SAFETY = (
     Fault(
         "statistics are missing for a moment",
         f"{_PACKAGE}metadata.py",
-        '    if begun.get("total_episodes") == total:',
+        '    if commit.get("total_episodes") == total:',
         "    if False:",
         (_KILLED,),
     ),
@@ -175,14 +175,14 @@ _LAYOUT = (
     Fault(
         "a frame that is missing is replaced by its neighbour",
         f"{_PACKAGE}video.py",
-        "if abs(now - times[len(found)]) <= 0.25 / fps:",
-        "if now - times[len(found)] >= -1.25 / fps:",
+        "if abs(time - times[len(found)]) <= 0.25 / fps:",
+        "if time - times[len(found)] >= -1.25 / fps:",
         (f"{_VIDEO}frames_are_found_by_their_time",),
     ),
     Fault(
         "splits do not grow",
         f"{_PACKAGE}compact.py",
-        """':')[0]}:{now}"}""",
+        """':')[0]}:{after}"}""",
         """':')[0]}:{before}"}""",
         (_ROUND_TRIP,),
     ),

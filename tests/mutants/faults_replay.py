@@ -238,7 +238,7 @@ _MEMORY = (
     Fault(
         "shares are rounded each on its own",
         _MIXTURE,
-        "counts[name] = round(size * behind / total) - given",
+        "counts[name] = round(size * cumulative / total) - drawn",
         "counts[name] = round(size * share / total)",
         (f"{_ON_MIXTURE}test_shares_are_kept_to_within_rounding_and_add_up",),
     ),

@@ -1,4 +1,4 @@
-"""Faults in what learns from a reward model's eyes, and in what becomes of episodes that were cut off."""
+"""Faults in environments with a reward model, and in truncated members of groups."""
 
 from __future__ import annotations
 
@@ -9,70 +9,70 @@ _MEMBERS, _GROUPS = "vla_rl/experience/members.py", "vla_rl/experience/groups.py
 _RELATIVE, _COLUMNS = "vla_rl/algorithms/group_relative.py", "vla_rl/experience/columns.py"
 _SEEN, _WITHIN = "tests/rewards/test_env.py::", "tests/cli/test_rewarded.py::"
 _TOY = "tests/recipes/imagine/test_truncated.py::"
-_DIFFERENCES = f"{_SEEN}test_progress_is_paid_by_its_differences_with_steps_back_and_waiting"
-_WEIGHTS = f"{_SEEN}test_weights_of_progress_of_done_and_of_what_the_environment_pays_itself"
-_FRESH = f"{_SEEN}test_a_new_episode_begins_at_its_own_first_frame_and_the_others_go_on"
+_DIFFERENCES = f"{_SEEN}test_progress_is_rewarded_by_its_differences"
+_WEIGHTS = f"{_SEEN}test_weights_of_progress_done_and_the_environments_own_reward"
+_FRESH = f"{_SEEN}test_a_reset_starts_at_the_new_first_frame_and_leaves_other_rows_alone"
 _INSIDE = f"{_SEEN}test_done_ends_an_episode_inside_a_chunk_and_the_row_idles"
-_HOLD = f"{_SEEN}test_done_takes_as_many_frames_as_the_model_wants_and_is_forgotten_with_the_episode"
-_LIMIT = f"{_SEEN}test_done_at_the_time_limit_is_a_success_and_ends_of_the_environment_stay"
-_TOLD = f"{_SEEN}test_what_was_executed_and_who_intervened_are_told_up_to_the_end"
-_SAVED = f"{_SEEN}test_a_snapshot_goes_on_in_another_row_and_another_environment"
+_HOLD = f"{_SEEN}test_done_takes_as_many_frames_as_the_model_wants_and_is_reset_with_the_episode"
+_LIMIT = f"{_SEEN}test_done_at_the_time_limit_is_a_success_and_the_environments_own_ends_stay"
+_TOLD = f"{_SEEN}test_executed_actions_and_interventions_are_reported_up_to_the_end"
+_SAVED = f"{_SEEN}test_a_snapshot_continues_in_another_row_and_another_environment"
 _UNFIT = f"{_SEEN}test_a_snapshot_that_does_not_fit_changes_nothing"
 _PUSH = f"{_TOY}test_the_expected_gradient_towards_the_arm_that_is_cut_off"
 _KEPT = f"{_TOY}test_cut_off_members_stay_in_their_groups_and_are_counted"
 
 _PAID = (
     Fault(
-        "progress is paid and not its differences",
+        "progress is rewarded instead of its differences",
         _ENV,
-        'self.weights.progress * (self._judged["progress"] - before)',
-        'self.weights.progress * self._judged["progress"]',
+        'self.weights.progress * (self._estimates["progress"] - before)',
+        'self.weights.progress * self._estimates["progress"]',
         (_DIFFERENCES,),
     ),
     Fault(
-        "steps back cost nothing",
+        "lost progress costs nothing",
         _ENV,
-        'self.weights.progress * (self._judged["progress"] - before)',
-        'self.weights.progress * np.maximum(self._judged["progress"] - before, 0)',
+        'self.weights.progress * (self._estimates["progress"] - before)',
+        'self.weights.progress * np.maximum(self._estimates["progress"] - before, 0)',
         (_DIFFERENCES,),
     ),
     Fault(
-        "all differences are from the chunk's first frame",
+        "all differences are taken from the chunk's first frame",
         _ENV,
-        'before = self._judged["progress"]',
-        'before = self._judged["progress"] if not i else before',
+        'before = self._estimates["progress"]',
+        'before = self._estimates["progress"] if not i else before',
         (_DIFFERENCES,),
     ),
     Fault(
-        "the environment's own reward is added in full",
+        "the environment's own reward is added unweighted",
         _ENV,
-        "gained + self.weights.own * own[:, i]",
-        "gained + own[:, i]",
+        "gained + self.weights.env * env_reward[:, i]",
+        "gained + env_reward[:, i]",
         (_WEIGHTS, _DIFFERENCES),
     ),
     Fault(
-        "done is paid as progress is",
+        "done has the weight of progress",
         _ENV,
         "self.weights.done * done",
         "self.weights.progress * done",
         (_WEIGHTS,),
     ),
     Fault(
-        "the first frame of an episode is not seen",
+        "the first frame of an episode is not evaluated",
         _ENV,
-        "self._judge(obs, fresh)",
-        "fresh.any()",
+        "self._evaluate(obs, is_reset)",
+        "is_reset.any()",
         (_FRESH, _DIFFERENCES),
     ),
     Fault(
-        "a reset makes every row begin anew",
+        "a reset evaluates every row",
         _ENV,
-        "self._judge(obs, fresh)",
-        "self._judge(obs, np.ones_like(fresh))",
+        "self._evaluate(obs, is_reset)",
+        "self._evaluate(obs, np.ones_like(is_reset))",
         (_HOLD,),
     ),
     Fault(
-        "everybody is told the first task",
+        "every row gets the first instruction",
         _ENV,
         "self.spec.tasks[task] for task in",
         "self.spec.tasks[0] for task in",
@@ -82,63 +82,91 @@ _PAID = (
 
 _ENDED = (
     Fault(
-        "what follows done in a chunk is valid",
+        "a failure of the environment becomes a success",
         _ENV,
-        'valid[:, i] &= ~self._judged["done"]',
+        "& (failure != i)",
+        "& (failure != -2)",
+        (f"{_SEEN}test_a_failure_of_the_environment_at_the_same_action_stays_a_failure",),
+    ),
+    Fault(
+        "every end of the environment is a failure",
+        _ENV,
+        "step.terminated & ~step.success & (self.env.spec.success is not None)",
+        "step.done & ~step.success & (self.env.spec.success is not None)",
+        (f"{_SEEN}test_a_failure_of_the_environment_at_the_same_action_stays_a_failure",),
+    ),
+    Fault(
+        "a termination is a failure where no success exists",
+        _ENV,
+        "(self.env.spec.success is not None)",
+        "True",
+        (f"{_SEEN}test_without_a_notion_of_success_the_model_decides_how_a_termination_counts",),
+    ),
+    Fault(
+        "actions do not reach the device",
+        _ENV,
+        "torch.from_numpy(action).to(self.env.spec.device)",
+        "torch.from_numpy(action)",
+        (f"{_SEEN}test_an_environment_on_a_device_is_converted_to_numpy",),
+    ),
+    Fault(
+        "actions after done are valid",
+        _ENV,
+        'valid[:, i] &= ~self._estimates["done"]',
         "valid[:, i] &= True",
         (_INSIDE, _WEIGHTS),
     ),
     Fault(
-        "a row that is done shows what goes on",
+        "a row that is done shows later frames",
         _ENV,
-        "item[held] = self._shown[name][held]",
-        "item[held] = item[held]",
+        "item[frozen] = self._displayed[name][frozen]",
+        "item[frozen] = item[frozen]",
         (_INSIDE,),
     ),
     Fault(
-        "done lasts until the next episode is over",
+        "done outlives the reset",
         _ENV,
-        'self._judged["done"] = self._judged["done"] & ~fresh',
-        'self._judged["done"] = self._judged["done"].copy()',
+        'self._estimates["done"] = self._estimates["done"] & ~is_reset',
+        'self._estimates["done"] = self._estimates["done"].copy()',
         (_INSIDE,),
     ),
     Fault(
-        "the model's memory outlives the episode",
+        "the model's state outlives the reset",
         _ENV,
-        "self._memory = dict(self.reward.reset_state(self._memory, np.flatnonzero(fresh)))",
-        "self._memory = dict(self._memory)",
+        "self._reward_state = dict(self.reward.reset_state(self._reward_state, np.flatnonzero(is_reset)))",
+        "self._reward_state = dict(self._reward_state)",
         (_HOLD,),
     ),
     Fault(
-        "done and out of time at once is both",
+        "done at the time limit is terminated and truncated",
         _ENV,
         "truncated=step.truncated & ~done",
         "truncated=step.truncated",
         (_LIMIT,),
     ),
     Fault(
-        "the environment's own ends are not heeded",
+        "the environment's own ends are ignored",
         _ENV,
         "terminated=step.terminated | done",
         "terminated=done",
         (_LIMIT,),
     ),
     Fault(
-        "frames that only repeat are judged",
+        "repeated frames can be done",
         _ENV,
         "done: np.ndarray = found.done[:, 0] & new",
         "done: np.ndarray = found.done[:, 0]",
-        (f"{_SEEN}test_what_a_model_says_of_frames_that_only_repeat_is_not_heard",),
+        (f"{_SEEN}test_the_output_for_repeated_frames_is_ignored",),
     ),
     Fault(
-        "what a chunk had left is told as executed",
+        "actions after the end are reported as executed",
         _ENV,
         "executed=np.where(valid[..., None], step.executed, np.float32(0))",
         "executed=step.executed",
         (_TOLD,),
     ),
     Fault(
-        "interventions after the end are told",
+        "interventions after the end are reported",
         _ENV,
         "intervened=step.intervened & valid",
         "intervened=step.intervened",
@@ -147,22 +175,22 @@ _ENDED = (
     Fault(
         "rows that are done get the policy's actions",
         _ENV,
-        "return np.where(done[:, None, None], rest, action)",
-        "return action",
+        "action = np.where(done[:, None, None], zero, action)",
+        "pass",
         (_TOLD,),
     ),
     Fault(
-        "the model's memory is not restored",
+        "the model's state is not restored",
         _ENV,
-        "self._memory, self._judged, self._shown = (",
-        "_, self._judged, self._shown = (",
+        "self._reward_state, self._estimates, self._displayed = (",
+        "_, self._estimates, self._displayed = (",
         (_SAVED,),
     ),
     Fault(
-        "what a row shows is not saved",
+        "the displayed observation is not saved",
         _ENV,
-        "_JUDGED: self._judged, _SHOWN: self._shown}",
-        "_JUDGED: self._judged, _SHOWN: {}}",
+        "_DISPLAYED: self._displayed,",
+        "_DISPLAYED: {},",
         (_SAVED,),
     ),
     Fault(

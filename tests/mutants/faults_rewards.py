@@ -1,10 +1,10 @@
-"""Faults in reward models, their labels, their thresholds, and what is reported about them."""
+"""Faults in reward models, their labels, thresholds and reports."""
 
 from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_ENCODER, _TRAINED = "vla_rl/rewards/encoder.py", "vla_rl/rewards/trained.py"
+_ENCODER, _TRAINED = "vla_rl/rewards/encoder.py", "vla_rl/rewards/reward_model.py"
 _SUCCESS, _CALIBRATION = "vla_rl/rewards/success.py", "vla_rl/rewards/calibration.py"
 _FRAMES, _LABELS, _RECIPE = (
     "vla_rl/rewards/frames.py",
@@ -15,9 +15,9 @@ _TRACKERS, _TRACKING = "vla_rl/training/trackers.py", "vla_rl/training/tracking.
 _ON_SUCCESS, _ON_CALIBRATION = "tests/rewards/test_success.py::", "tests/rewards/test_calibration.py::"
 _ON_FRAMES, _ON_RECIPE = "tests/rewards/test_frames.py::", "tests/cli/test_rewards.py::"
 _ON_TRACKERS = "tests/training/test_trackers.py::"
-_IN_A_ROW = f"{_ON_SUCCESS}test_done_takes_several_frames_in_a_row_however_they_arrive"
-_READS = f"{_ON_SUCCESS}test_it_reads_words_in_order_whatever_stands_beside_them"
-_LOWEST = f"{_ON_CALIBRATION}test_it_is_the_lowest_one_that_keeps_the_promise_on_500_cases"
+_IN_A_ROW = f"{_ON_SUCCESS}test_done_takes_consecutive_frames_however_they_are_cut_into_chunks"
+_READS = f"{_ON_SUCCESS}test_it_encodes_words_in_order_whatever_else_is_in_the_batch"
+_LOWEST = f"{_ON_CALIBRATION}test_it_is_the_lowest_one_with_the_precision_on_500_cases"
 _LABELLED = f"{_ON_RECIPE}test_claims_about_lift_by_hand"
 
 _JUDGING = (
@@ -29,7 +29,7 @@ _JUDGING = (
         (_IN_A_ROW,),
     ),
     Fault(
-        "frames in a row are not remembered from chunk to chunk",
+        "the streak is lost between chunks",
         _TRAINED,
         "high, done = (score >= self.threshold).cpu().numpy(), np.zeros(valid.shape, bool)",
         "high, done, streak = (score >= self.threshold).cpu().numpy(), np.zeros(valid.shape, bool), 0 * streak",
@@ -43,25 +43,25 @@ _JUDGING = (
         (_IN_A_ROW,),
     ),
     Fault(
-        "a low frame does not interrupt",
+        "a low score does not end the streak",
         _TRAINED,
         "np.where(high[:, t], streak + 1, 0)",
         "np.where(high[:, t], streak + 1, streak)",
         (_IN_A_ROW,),
     ),
     Fault(
-        "a reset forgets every row",
+        "a reset resets every row",
         _TRAINED,
-        "value[rows] = fresh[name][rows]",
-        "value[:] = fresh[name]",
-        (f"{_ON_SUCCESS}test_a_row_that_is_reset_begins_anew_and_no_other",),
+        "value[env_ids] = initial[name][env_ids]",
+        "value[:] = initial[name]",
+        (f"{_ON_SUCCESS}test_a_reset_affects_its_row_only",),
     ),
     Fault(
-        "rows and times of judged frames are mixed up",
+        "rows and times of evaluated frames are mixed up",
         _TRAINED,
         "words = np.repeat(np.asarray(text, dtype=str), time)",
         "words = np.tile(np.asarray(text, dtype=str), time)",
-        (f"{_ON_SUCCESS}test_progress_is_the_probability_and_the_threshold_counts",),
+        (f"{_ON_SUCCESS}test_progress_is_the_probability_and_done_uses_the_threshold",),
     ),
     Fault(
         "a checkpoint forgets its threshold",
@@ -74,52 +74,52 @@ _JUDGING = (
 
 _SEEING = (
     Fault(
-        "padding is read",
+        "padding is encoded",
         _ENCODER,
         "last = (tokens > 0).sum(1) - 1",
-        "last = torch.full((len(rows),), tokens.shape[1] - 1)",
+        "last = torch.full((len(tokenized),), tokens.shape[1] - 1)",
         (_READS,),
     ),
     Fault(
-        "only the last word is read",
+        "only the last word is encoded",
         _ENCODER,
         "states, _ = self.reader(self.embedding(tokens))",
         "states = self.embedding(tokens)",
         (_READS,),
     ),
     Fault(
-        "the instruction does not steer",
+        "the instruction does not modulate",
         _ENCODER,
         "self.first(pixels) * (1 + scale) + shift)",
         "self.first(pixels) + 0 * shift)",
-        (f"{_ON_SUCCESS}test_it_learns_to_see_and_to_read",),
+        (f"{_ON_SUCCESS}test_it_learns_from_images_and_words",),
     ),
     Fault(
-        "one camera is looked at",
+        "only one camera is encoded",
         _ENCODER,
-        "[self._look(self.tensor(images[name]), scale, shift) for name in self.cameras]",
-        "[self._look(self.tensor(images[min(images)]), scale, shift) for name in self.cameras]",
-        (f"{_ON_SUCCESS}test_every_camera_counts_and_others_do_not_matter",),
+        "[self._encode_image(self.to_tensor(images[name]), scale, shift) for name in self.cameras]",
+        "[self._encode_image(self.to_tensor(images[min(images)]), scale, shift) for name in self.cameras]",
+        (f"{_ON_SUCCESS}test_every_camera_counts_and_unknown_ones_are_ignored",),
     ),
     Fault(
-        "any threshold with the precision will do",
+        "the highest threshold with the precision is taken",
         _CALIBRATION,
         "k = int(good[-1])",
         "k = int(good[0])",
         (_LOWEST,),
     ),
     Fault(
-        "equal scores are parted",
+        "equal scores are separated",
         _CALIBRATION,
-        "good = np.flatnonzero(last_of_equals & (share >= precision) & (so > 0))",
-        "good = np.flatnonzero((share >= precision) & (so > 0))",
+        "good = np.flatnonzero(last_of_ties & (achieved >= precision) & (positives > 0))",
+        "good = np.flatnonzero((achieved >= precision) & (positives > 0))",
         (_LOWEST,),
     ),
     Fault(
-        "recall is promised instead of precision",
+        "the threshold has the recall instead of the precision",
         _CALIBRATION,
-        "share = so / np.arange(1, len(score) + 1)",
-        "share = so / max(1, so[-1])",
+        "achieved = positives / np.arange(1, len(score) + 1)",
+        "achieved = positives / max(1, positives[-1])",
         (_LOWEST,),
     ),
 )
@@ -130,7 +130,7 @@ _DATA = (
         _FRAMES,
         "np.isin(self.episode, part)) for part in",
         "np.isin(np.arange(len(self)), part)) for part in",
-        (f"{_ON_FRAMES}test_parts_are_whole_episodes_and_lose_none",),
+        (f"{_ON_FRAMES}test_parts_consist_of_whole_episodes_and_lose_none",),
     ),
     Fault(
         "tracks mix instructions",

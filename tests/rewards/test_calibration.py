@@ -15,10 +15,10 @@ def test_by_hand():
     assert choose_threshold(score, label, 1.0) == 1.5  # 2 of 2
     assert choose_threshold(score, label, 0.75) == -0.5  # 3 of 4, though 2 of 3 at a higher threshold is too few
     assert choose_threshold(score, label, 0.6) == -1.5  # all 5: half a unit below the last
-    assert Counts.of_decisions(score >= 1.5, label) == Counts(said_and_so=2, said=2, so=3, of=5)
+    assert Counts.from_decisions(score >= 1.5, label) == Counts(true_positives=2, predicted=2, actual=3, total=5)
 
 
-def test_equal_scores_are_never_parted():
+def test_equal_scores_are_never_separated():
     score, label = np.array([2.0, 1.0, 1.0, 1.0, 0.0]), np.array([True, True, False, False, False])
     assert choose_threshold(score, label, 0.9) == 1.5
     assert choose_threshold(score, label, 0.5) == 0.5
@@ -26,7 +26,7 @@ def test_equal_scores_are_never_parted():
         choose_threshold(np.zeros(4), np.array([True, False, False, False]), 0.5)
 
 
-def test_it_is_the_lowest_one_that_keeps_the_promise_on_500_cases():
+def test_it_is_the_lowest_one_with_the_precision_on_500_cases():
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(500):
@@ -46,8 +46,8 @@ def test_it_is_the_lowest_one_that_keeps_the_promise_on_500_cases():
     assert 20 < refused < 400
 
 
-def test_a_refusal_says_how_far_it_came():
-    with pytest.raises(UserError, match=r"makes 90% .* \(at best 67% of 4 labelled frames\)"):
+def test_a_refusal_names_the_best_precision():
+    with pytest.raises(UserError, match=r"precision of 90% \(at best 67% on 4 labelled frames\)"):
         choose_threshold(np.array([4.0, 3.0, 2.0, 1.0]), np.array([False, True, True, False]), 0.9)
 
 

@@ -1,4 +1,4 @@
-"""Simulators and dreams under the eyes of a reward model: what is paid, where it ends, and the contract is kept."""
+"""Environments with a reward model: the reward, the ends of episodes, snapshots and devices."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import torch
 
 from sims.catalog import make
 from sims.toy.counting import CountingEnv, episode_length
+from tests.elsewhere import elsewhere
 from tests.world_models.dreams import dream
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Snapshots, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.rewards.env import RewardedEnv, RewardWeights, rewarded
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
-from vla_rl.rewards.reward import Judgement, Reward
+from vla_rl.rewards.reward import Reward, RewardOutput
+from vla_rl.rewards.reward_model import reset_rows
 from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
-from vla_rl.rewards.trained import reset
 
-# Half-way, back, waiting, all of the way, by actions since the reset; 1 for ever after.
+# Progress by actions since the reset: half-way, back, waiting, all of the way; 1 from then on.
 COURSE = np.array([0.1, 0.3, 0.6, 0.4, 0.4, 0.9, 1.0], np.float32)
 LONG = [seed for seed in range(200) if episode_length(np.array(seed)) > 15]
 
 
-class Watching:
-    """Follows ``of(pictures)``; done from an episode's ``hold``-th frame on that reaches ``limit`` (a ``Reward``)."""
+class ScriptedReward:
+    """Progress ``of(pictures)``; done from an episode's ``hold``-th frame on that reaches ``limit`` (a ``Reward``)."""
 
     def __init__(self, of: Callable[[np.ndarray], np.ndarray], limit: float = 1.0, hold: int = 1) -> None:
         self.of, self.limit, self.hold = of, limit, hold
@@ -37,14 +38,14 @@ class Watching:
         return {"count": np.zeros(rows, np.int64)}
 
     def reset_state(self, state, rows):
-        return reset(state, self.initial_state(len(state["count"])), rows)
+        return reset_rows(state, self.initial_state(len(state["count"])), rows)
 
-    def judge(self, frames, text, valid, state):
+    def evaluate(self, frames, text, valid, state):
         self.texts.append(list(text))
         (pictures,) = frames.values()
         progress = self.of(pictures).astype(np.float32)
         count = state["count"][:, None] + ((progress >= self.limit) & valid).cumsum(1)
-        return Judgement(progress, count >= self.hold), {"count": count[:, -1]}
+        return RewardOutput(progress, count >= self.hold), {"count": count[:, -1]}
 
 
 def course(pictures: np.ndarray) -> np.ndarray:
@@ -57,7 +58,7 @@ def brightness(pictures: np.ndarray) -> np.ndarray:
 
 
 def counting(rows: int = 3, weights: RewardWeights | None = None, limit: float = 1.0, hold: int = 1) -> RewardedEnv:
-    return rewarded(CountingEnv(rows), Watching(course, limit, hold), weights)
+    return rewarded(CountingEnv(rows), ScriptedReward(course, limit, hold), weights)
 
 
 def zeros(env: VecEnv, actions: int) -> np.ndarray:
@@ -78,25 +79,27 @@ def seen(env: VecEnv) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def watched(env: VecEnv, kind: str) -> Reward:
-    """Reward models that take three in ten of the frames of ``env`` for done, and wait for two such."""
+    """Reward models that report three in ten of the frames of ``env`` as done, and wait for two such."""
     images, text = seen(env)
     if kind == "brightness":
-        return Watching(brightness, float(np.quantile(brightness(next(iter(images.values()))[:, None]), 0.7)), hold=2)
+        return ScriptedReward(
+            brightness, float(np.quantile(brightness(next(iter(images.values()))[:, None]), 0.7)), hold=2
+        )
     cameras, words = {name: item.shape for name, item in env.spec.images.items()}, " ".join(env.spec.tasks).split()
-    sizes = {"width": 8, "stem": 4, "looks": 2, "hold": 2}
+    sizes = {"width": 8, "stem": 4, "keypoints": 2, "hold": 2}
     torch.manual_seed(0)
     model = (
         ProgressCritic(cameras, sorted(set(words)), ProgressConfig(**sizes, stride=2))
         if kind == "progress"
         else SuccessClassifier(cameras, sorted(set(words)), SuccessConfig(**sizes))
     )
-    model.threshold = float(model.score(model.see(images, text)).detach().quantile(0.7))
+    model.threshold = float(model.score(model.encode(images, text)).detach().quantile(0.7))
     return model.eval()
 
 
 @pytest.mark.parametrize("kind", ["brightness", "progress", "success"])
 @pytest.mark.parametrize("world", ["counting", "dream"])
-def test_simulators_and_dreams_keep_the_contract(world, kind):
+def test_simulators_and_world_models_keep_the_contract(world, kind):
     inner = CountingEnv(4) if world == "counting" else dream(4)
     env = rewarded(inner, watched(inner, kind), RewardWeights(1.0, 0.5, 0.25))
     assert len(check_env(env, seed=11)) == 7 and isinstance(env, Snapshots)
@@ -110,16 +113,16 @@ def test_simulators_and_dreams_keep_the_contract(world, kind):
         early = step.obs.time < limit
         assert step.success[early].all() and not step.truncated[early].any()
         ends += step.obs.time[early].tolist()
-    assert 3 < len(ends) < 40, "the model has ended some, and not all"
+    assert 3 < len(ends) < 40, "the model ends some episodes, and not all"
 
 
 def test_a_reward_model_brings_success_to_an_environment_that_has_none():
     inner = CountingEnv(2)
     inner.spec = replace(inner.spec, success=None)
-    assert rewarded(inner, Watching(course)).spec.success == "once"
+    assert rewarded(inner, ScriptedReward(course)).spec.success == "once"
 
 
-def test_what_has_no_snapshots_or_no_camera():
+def test_environments_without_snapshots_or_without_a_camera():
     class Forgetful:
         """The counting environment without snapshots."""
 
@@ -128,16 +131,16 @@ def test_what_has_no_snapshots_or_no_camera():
             self.spec, self.num_envs = replace(self._env.spec, can_snapshot=False), 2
             self.reset, self.step, self.close = self._env.reset, self._env.step, self._env.close
 
-    env = rewarded(Forgetful(), Watching(course))
+    env = rewarded(Forgetful(), ScriptedReward(course))
     assert not isinstance(env, Snapshots) and len(check_env(env)) == 7
-    with pytest.raises(UserError, match="'point_mass' has no camera, so a reward model cannot look at it"):
-        rewarded(make("point_mass", num_envs=1), Watching(course))
+    with pytest.raises(UserError, match="'point_mass' has no camera, so a reward model cannot evaluate it"):
+        rewarded(make("point_mass", num_envs=1), ScriptedReward(course))
 
 
-# -- what is paid -----------------------------------------------------------------------------------------------------
+# -- the reward -----------------------------------------------------------------------------------------------------
 
 
-def test_progress_is_paid_by_its_differences_with_steps_back_and_waiting():
+def test_progress_is_rewarded_by_its_differences():
     env = counting(limit=2.0)
     env.reset(np.arange(3), LONG[:3])
     assert env.progress.tolist() == pytest.approx([0.1] * 3)
@@ -148,17 +151,17 @@ def test_progress_is_paid_by_its_differences_with_steps_back_and_waiting():
     assert env.progress.tolist() == [1.0] * 3
 
 
-def test_weights_of_progress_of_done_and_of_what_the_environment_pays_itself():
+def test_weights_of_progress_done_and_the_environments_own_reward():
     """The sixth action reaches 1.0 and ends it; the environment's own reward is the number of the action."""
-    env = counting(weights=RewardWeights(progress=2.0, done=5.0, own=10.0))
+    env = counting(weights=RewardWeights(progress=2.0, done=5.0, env=10.0))
     env.reset(np.arange(3), LONG[:3])
     first, second = env.step(zeros(env, 4)), env.step(zeros(env, 4))
     assert first.reward.tolist() == [pytest.approx([10.4, 20.6, 29.6, 40.0])] * 3
     assert second.reward.tolist() == [pytest.approx([51.0, 65.2, 0.0, 0.0])] * 3
 
 
-def test_an_episode_earns_what_lies_between_its_first_frame_and_its_last():
-    env, rng = rewarded(dream(5), Watching(brightness, 2.0)), np.random.default_rng(0)
+def test_an_episode_earns_the_progress_from_its_first_to_its_last_frame():
+    env, rng = rewarded(dream(5), ScriptedReward(brightness, 2.0)), np.random.default_rng(0)
     obs = env.reset(np.arange(5), np.arange(5))
     first, total = brightness(obs.images["front"][:, None])[:, 0], np.zeros(5)
     for _ in range(4):
@@ -169,7 +172,7 @@ def test_an_episode_earns_what_lies_between_its_first_frame_and_its_last():
     np.testing.assert_allclose(total, last - first, atol=1e-6)
 
 
-def test_a_new_episode_begins_at_its_own_first_frame_and_the_others_go_on():
+def test_a_reset_starts_at_the_new_first_frame_and_leaves_other_rows_alone():
     env = counting(limit=2.0)
     env.reset(np.arange(3), LONG[:3])
     env.step(zeros(env, 5))
@@ -185,7 +188,7 @@ def test_the_instruction_is_that_of_each_row():
     assert env.reward.texts == [parity]
 
 
-# -- where it ends ----------------------------------------------------------------------------------------------------
+# -- the ends of episodes ---------------------------------------------------------------------------------------------
 
 
 def test_done_ends_an_episode_inside_a_chunk_and_the_row_idles():
@@ -199,7 +202,7 @@ def test_done_ends_an_episode_inside_a_chunk_and_the_row_idles():
     assert step.cause == ("success", "success", "") and step.obs.time.tolist() == [6, 6, 4]
     assert [frame.time.tolist() for frame in step.frames] == [[5, 5, 1], [6, 6, 2], [6, 6, 3], [6, 6, 4]]
     assert step.obs.images["audit"][:, 0, 0, 0].tolist() == [6, 6, 4]
-    while not (later := env.step(zeros(env, 3))).done.all():  # meanwhile the environment's own clock runs out
+    while not (later := env.step(zeros(env, 3))).done.all():  # until the environment's own time limit
         assert not later.valid[:2].any() and not later.reward[:2].any()
     for _ in range(5):
         later = env.step(zeros(env, 8))
@@ -208,7 +211,7 @@ def test_done_ends_an_episode_inside_a_chunk_and_the_row_idles():
     assert obs.time.tolist() == [0, 6, 6] and env.step(zeros(env, 1)).valid[:, 0].tolist() == [True, False, False]
 
 
-def test_done_takes_as_many_frames_as_the_model_wants_and_is_forgotten_with_the_episode():
+def test_done_takes_as_many_frames_as_the_model_wants_and_is_reset_with_the_episode():
     """The sixth action and all after it reach the end; the fourth such frame is the first to be done."""
     env = counting(hold=4)
     env.reset(np.arange(3), LONG[:3])
@@ -220,13 +223,13 @@ def test_done_takes_as_many_frames_as_the_model_wants_and_is_forgotten_with_the_
     assert step.valid.sum(1).tolist() == [0, 1, 0] and step.terminated.all()
 
 
-def test_what_a_model_says_of_frames_that_only_repeat_is_not_heard():
-    class Late(Watching):
-        """Has everything for done that is no longer played."""
+def test_the_output_for_repeated_frames_is_ignored():
+    class Late(ScriptedReward):
+        """Reports repeated frames as done."""
 
-        def judge(self, frames, text, valid, state):
-            judgement, state = super().judge(frames, text, valid, state)
-            return replace(judgement, done=judgement.done | ~valid), state
+        def evaluate(self, frames, text, valid, state):
+            output, state = super().evaluate(frames, text, valid, state)
+            return replace(output, done=output.done | ~valid), state
 
     odd = [seed for seed in range(1, 500, 2) if episode_length(np.array(seed)) == 4][:2]
     env = rewarded(CountingEnv(2), Late(course))
@@ -235,7 +238,7 @@ def test_what_a_model_says_of_frames_that_only_repeat_is_not_heard():
     assert step.truncated.all() and not step.success.any() and step.cause == ("time_limit",) * 2
 
 
-def test_done_at_the_time_limit_is_a_success_and_ends_of_the_environment_stay():
+def test_done_at_the_time_limit_is_a_success_and_the_environments_own_ends_stay():
     """Odd seeds of the counting environment are cut off, even ones succeed."""
     odd = next(seed for seed in range(1, 500, 2) if episode_length(np.array(seed)) == 6)
     short = next(seed for seed in range(1, 500, 2) if episode_length(np.array(seed)) == 4)
@@ -246,12 +249,12 @@ def test_done_at_the_time_limit_is_a_success_and_ends_of_the_environment_stay():
     assert step.cause == ("success", "time_limit", "success") and step.valid.sum(1).tolist() == [6, 4, 4]
     assert step.terminated.tolist() == step.success.tolist() == [True, False, True]
     assert step.truncated.tolist() == [False, True, False]
-    assert step.reward.sum(1).tolist() == [1.0, 0.0, 0.0]  # the model has seen but one of the two successes
+    assert step.reward.sum(1).tolist() == [1.0, 0.0, 0.0]  # the model reports only one of the two successes
 
 
-def test_what_was_executed_and_who_intervened_are_told_up_to_the_end():
+def test_executed_actions_and_interventions_are_reported_up_to_the_end():
     class Helped(CountingEnv):
-        """Somebody else acts in every second action, and ``given`` is what arrives."""
+        """Every second action is an intervention; ``given`` is the received chunk."""
 
         def step(self, chunk, observe="last"):
             self.given = np.asarray(chunk).copy()
@@ -259,7 +262,7 @@ def test_what_was_executed_and_who_intervened_are_told_up_to_the_end():
             return replace(step, intervened=step.valid & (np.arange(step.valid.shape[1]) % 2 == 1))
 
     inner = Helped(2)
-    env = rewarded(inner, Watching(course))
+    env = rewarded(inner, ScriptedReward(course))
     env.reset([0, 1], LONG[:2])
     step = env.step(np.full((2, 8, 2), 3.0))
     assert step.executed[0].tolist() == [[3.0, 3.0]] * 6 + [[0.0, 0.0]] * 2
@@ -274,11 +277,72 @@ def test_what_was_executed_and_who_intervened_are_told_up_to_the_end():
             env.step(np.zeros(shape))
 
 
+class Failing(CountingEnv):
+    """Even seeds end as a failure of the task instead of a success."""
+
+    def step(self, chunk, observe="last"):
+        step = super().step(chunk, observe)
+        cause = tuple("dropped" if cause == "success" else cause for cause in step.cause)
+        return replace(step, success=np.zeros_like(step.success), cause=cause)
+
+
+def test_a_failure_of_the_environment_at_the_same_action_stays_a_failure():
+    """Both episodes last six actions, with the sixth the model is done; only the cut-off one succeeds."""
+    lengths = {parity: next(s for s in range(parity, 900, 2) if episode_length(np.array(s)) == 6) for parity in (0, 1)}
+    env = rewarded(Failing(2), ScriptedReward(course), RewardWeights(0.0, 1.0))
+    env.reset([0, 1], [lengths[0], lengths[1]])
+    step = env.step(zeros(env, 8))
+    assert step.cause == ("dropped", "success") and step.success.tolist() == [False, True]
+    assert step.terminated.all() and step.reward.sum(1).tolist() == [0.0, 1.0]
+    later = env.step(zeros(env, 2))
+    assert later.cause == step.cause and later.success.tolist() == [False, True]
+
+
+def test_without_a_notion_of_success_the_model_decides_how_a_termination_counts():
+    inner = Failing(1)
+    inner.spec = replace(inner.spec, success=None)
+    env = rewarded(inner, ScriptedReward(course))
+    env.reset([0], [next(s for s in range(0, 900, 2) if episode_length(np.array(s)) == 6)])
+    assert env.step(zeros(env, 8)).cause == ("success",)
+
+
+def test_an_environment_on_a_device_is_converted_to_numpy():
+    """Its actions arrive there, and everything that comes back is on the host."""
+    with elsewhere() as device:
+
+        class Away(CountingEnv):
+            def reset(self, env_ids, seeds):
+                return moved(super().reset(env_ids, seeds))
+
+            def step(self, chunk, observe="last"):
+                assert chunk.device == device
+                step = super().step(chunk.cpu().numpy(), observe).mapped(there)
+                return replace(step, obs=moved(step.obs), frames=tuple(map(moved, step.frames)))
+
+        def there(item):
+            return torch.as_tensor(item).to(device)
+
+        def moved(obs):
+            images = {name: there(image) for name, image in obs.images.items()}
+            return replace(obs, images=images, state=there(obs.state), task=there(obs.task), time=there(obs.time))
+
+        inner = Away(3)
+        inner.spec = replace(inner.spec, device=str(device))
+        env, host = rewarded(inner, ScriptedReward(course)), counting()
+        assert env.spec.device == "cpu"
+        for one in (env, host):
+            one.reset(np.arange(3), LONG[:3])
+        found, expected = env.step(zeros(env, 8), "all"), host.step(zeros(host, 8), "all")
+        for name in ("reward", "valid", "terminated", "success", "executed"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+        assert np.array_equal(found.frames[3].state, expected.frames[3].state) and found.cause == expected.cause
+
+
 # -- snapshots --------------------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_goes_on_in_another_row_and_another_environment():
-    """With all that the model remembers, and what a row that is done shows."""
+def test_a_snapshot_continues_in_another_row_and_another_environment():
+    """With the model's state and the displayed frame of a row that is done."""
     env = counting(hold=3)
     env.reset(np.arange(3), LONG[:3])
     env.step(zeros(env, 7))

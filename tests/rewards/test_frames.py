@@ -35,7 +35,7 @@ def frames(episodes: int = 6, length: int = 4) -> LabelledFrames:
         ({"images": {}}, "there are none"),
     ],
 )
-def test_what_does_not_fit_is_named(change, named):
+def test_the_array_that_does_not_fit_is_named(change, named):
     with pytest.raises(ContractError, match=re.escape(named)):
         LabelledFrames(**{**vars(frames()), **change})
 
@@ -46,7 +46,7 @@ def test_no_frames_are_refused():
 
 
 @pytest.mark.parametrize("shares", [(4, 1, 1), (400, 128, 256), (1000, 1, 1), (1, 1, 1000)])
-def test_parts_are_whole_episodes_and_lose_none(shares):
+def test_parts_consist_of_whole_episodes_and_lose_none(shares):
     whole = frames()
     parts = whole.split(shares, seed=3)
     held = [set(part.episode.tolist()) for part in parts]
@@ -79,7 +79,7 @@ def test_a_track_is_one_episode_under_one_text_in_order():
     assert [t.images["front"][:, 0, 0, 0].tolist() for t in tracks] == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]]
 
 
-def test_they_come_back_as_they_were_saved(tmp_path):
+def test_saving_and_loading_restores_them(tmp_path):
     saved = frames()
     saved.save(tmp_path / "deep" / "frames.npz")
     again = LabelledFrames.load(tmp_path / "deep" / "frames.npz")

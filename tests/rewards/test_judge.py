@@ -61,15 +61,15 @@ def by_hand(percent: np.ndarray, valid: np.ndarray, stride: int) -> tuple[list[f
 
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("cuts", [[], [1], [4, 5], [2, 3, 9]])
-def test_every_few_frames_of_each_row_are_asked_about_however_they_arrive(stride, cuts):
+def test_every_few_frames_are_evaluated_however_they_are_cut_into_chunks(stride, cuts):
     rng = np.random.default_rng(stride)
     percent, valid = rng.integers(1, 100, (6, 12)), rng.random((6, 12)) < 0.7
     model = ByBrightness()
     judge = VLMJudge(VLMJudgeConfig(stride=stride, threshold=0.6), model)
     state, parts = judge.initial_state(6), []
     for part in np.split(np.arange(12), cuts):
-        judgement, state = judge.judge(clip(percent[:, part]), ["it"] * 6, valid[:, part], state)
-        parts.append((judgement.progress, judgement.done))
+        output, state = judge.evaluate(clip(percent[:, part]), ["it"] * 6, valid[:, part], state)
+        parts.append((output.progress, output.done))
     progress, done = (np.concatenate(found, 1) for found in zip(*parts, strict=True))
     want = [by_hand(p, v, stride) for p, v in zip(percent, valid, strict=True)]
     np.testing.assert_allclose(progress, [row for row, _ in want], rtol=1e-6)
@@ -78,38 +78,38 @@ def test_every_few_frames_of_each_row_are_asked_about_however_they_arrive(stride
     assert sorted(asked) == sorted(pixel for _, pixels in want for pixel in pixels)
 
 
-def test_the_question_holds_the_instruction_and_the_cameras_their_order():
+def test_the_question_contains_the_instruction_and_cameras_keep_their_order():
     model = ByBrightness()
     judge = VLMJudge(VLMJudgeConfig(cameras=("wrist", "front"), stride=1), model)
     frames = clip(np.array([[10, 20], [30, 40]]), "front", "side", "wrist")
-    judge.judge(frames, ["lift {it}", "push"], np.ones((2, 2), bool), judge.initial_state(2))
+    judge.evaluate(frames, ["lift {it}", "push"], np.ones((2, 2), bool), judge.initial_state(2))
     (cameras, pixels, questions), *more = model.asked
     assert cameras == ("wrist", "front") and pixels == [10, 20, 30, 40] and not more
     assert questions == [BASELINE_PROMPT.replace("{task}", text) for text in ("lift {it}", "lift {it}", "push", "push")]
-    with pytest.raises(ContractError, match=r"to see \['wrist'\] but the frames are of \['front'\]"):
-        judge.judge(clip(np.zeros((1, 1))), ["push"], np.ones((1, 1), bool), judge.initial_state(1))
-    with pytest.raises(UserError, match=r"does not hold \{task\}"):
+    with pytest.raises(ContractError, match=r"the judge needs \['wrist'\] but the frames are of \['front'\]"):
+        judge.evaluate(clip(np.zeros((1, 1))), ["push"], np.ones((1, 1), bool), judge.initial_state(1))
+    with pytest.raises(UserError, match=r"does not contain \{task\}"):
         VLMJudge(VLMJudgeConfig(prompt="Is it done?"), model)
 
 
-def test_the_threshold_counts_from_where_it_is_and_nothing_is_done_before_the_first_frame():
+def test_the_threshold_is_inclusive_and_nothing_is_done_before_the_first_frame():
     judge = VLMJudge(VLMJudgeConfig(stride=1, threshold=0.5), ByBrightness())
-    judgement, _ = judge.judge(clip(np.array([[49, 50, 51]])), ["it"], np.ones((1, 3), bool), judge.initial_state(1))
-    assert judgement.done.tolist() == [[False, True, True]]
+    output, _ = judge.evaluate(clip(np.array([[49, 50, 51]])), ["it"], np.ones((1, 3), bool), judge.initial_state(1))
+    assert output.done.tolist() == [[False, True, True]]
     lax = VLMJudge(VLMJudgeConfig(stride=1, threshold=0.0), ByBrightness())
     unseen = np.array([[False, True]])
-    judgement, _ = lax.judge(clip(np.array([[9, 9]])), ["it"], unseen, lax.initial_state(1))
-    assert judgement.done.tolist() == [[False, True]]
+    output, _ = lax.evaluate(clip(np.array([[9, 9]])), ["it"], unseen, lax.initial_state(1))
+    assert output.done.tolist() == [[False, True]]
 
 
 def test_a_row_that_is_reset_is_asked_about_anew_and_no_other():
     model = ByBrightness()
     judge = VLMJudge(VLMJudgeConfig(stride=4, threshold=0.5), model)
     yes = np.ones((3, 2), bool)
-    _, state = judge.judge(clip(np.full((3, 2), 70)), ["it"] * 3, yes, judge.initial_state(3))
+    _, state = judge.evaluate(clip(np.full((3, 2), 70)), ["it"] * 3, yes, judge.initial_state(3))
     kept = {name: value.copy() for name, value in state.items()}
-    judgement, _ = judge.judge(clip(np.full((3, 2), 20)), ["it"] * 3, yes, judge.reset_state(state, np.array([1])))
-    np.testing.assert_allclose(judgement.progress, [[0.7, 0.7], [0.2, 0.2], [0.7, 0.7]], rtol=1e-6)
+    output, _ = judge.evaluate(clip(np.full((3, 2), 20)), ["it"] * 3, yes, judge.reset_state(state, np.array([1])))
+    np.testing.assert_allclose(output.progress, [[0.7, 0.7], [0.2, 0.2], [0.7, 0.7]], rtol=1e-6)
     assert [pixels for _, pixels, _ in model.asked] == [[70, 70, 70], [20]] and isinstance(judge, Reward)
     assert all(np.array_equal(state[name], kept[name]) for name in kept), "the caller's state is not changed"
 
@@ -117,7 +117,7 @@ def test_a_row_that_is_reset_is_asked_about_anew_and_no_other():
 def test_without_transformers_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"transformers is not installed.*pip install 'vla-rl\[vla\]'"):
-        VLMJudge.of(VLMJudgeConfig())
+        VLMJudge.from_config(VLMJudgeConfig())
 
 
 # -- a real model, small and untrained ---------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_the_answer_is_that_of_the_next_token_by_hand(model_folder):
     assert found.dtype == np.float32
 
 
-def test_answers_depend_on_the_picture_and_on_the_question_but_not_on_who_else_is_asked(model_folder):
+def test_answers_depend_on_image_and_question_but_not_on_the_batch(model_folder):
     images = pictures(5)
     question = [QUESTIONS[i % 2] for i in range(5)]
     together = asker(model_folder).probability(images, question)
@@ -206,17 +206,17 @@ def test_answers_depend_on_the_picture_and_on_the_question_but_not_on_who_else_i
 
 def test_a_judge_comes_back_from_its_folder_and_follows_its_model(model_folder, tmp_path):
     config = VLMJudgeConfig(VLMConfig(model=str(model_folder)), ("wrist",), PROMPT, stride=2, threshold=0.4)
-    VLMJudge.of(config).save_pretrained(tmp_path / "judge")
+    VLMJudge.from_config(config).save_pretrained(tmp_path / "judge")
     judge = load_reward(tmp_path / "judge")
     assert type(judge) is VLMJudge and judge.config == config
     images = pictures(6)
     frames = {name: image.reshape(2, 3, *image.shape[1:]) for name, image in images.items()}
     text = ["lift the red cube", "push the blue cube"]
-    judgement, _ = judge.judge(frames, text, np.ones((2, 3), bool), judge.initial_state(2))
+    output, _ = judge.evaluate(frames, text, np.ones((2, 3), bool), judge.initial_state(2))
     asked = [f"{text[i]} ? is it done ?" for i in (0, 0, 1, 1)]
     want = asker(model_folder).probability({"wrist": images["wrist"][[0, 2, 3, 5]]}, asked)
-    np.testing.assert_allclose(judgement.progress, want[[[0, 0, 1], [2, 2, 3]]], rtol=1e-4)
-    assert np.array_equal(judgement.done, judgement.progress >= 0.4)
+    np.testing.assert_allclose(output.progress, want[[[0, 0, 1], [2, 2, 3]]], rtol=1e-4)
+    assert np.array_equal(output.done, output.progress >= 0.4)
 
 
 def test_a_model_that_cannot_be_asked_is_refused_in_one_sentence(tmp_path):

@@ -43,7 +43,7 @@ def drawn(near: int, count: int = 4000):
     return pairs, *(side.images["front"][:, 0, 0, 0].astype(int) for side in (pairs.first, pairs.second))
 
 
-def test_a_pair_is_of_one_episode_in_either_order_and_knows_its_progress():
+def test_a_pair_is_of_one_episode_in_either_order_with_its_progress():
     pairs, first, second = drawn(near=3)
     assert np.array_equal(pairs.first.episode, pairs.second.episode)
     want = np.concatenate([np.minimum(np.arange(20) / 18, 1), np.minimum(np.arange(30) / 25, 1), np.zeros(25)])
@@ -54,7 +54,7 @@ def test_a_pair_is_of_one_episode_in_either_order_and_knows_its_progress():
     assert set(first.tolist()) == set(second.tolist()) == set(range(75))
 
 
-def test_half_are_of_successes_and_half_are_near():
+def test_half_of_the_pairs_are_of_successes_and_half_are_near():
     pairs, first, second = drawn(near=3)
     assert (pairs.first.episode < 2).mean() == 0.5
     # Those of the other half are near by chance: at most 7 of 20.
@@ -62,7 +62,7 @@ def test_half_are_of_successes_and_half_are_near():
     assert abs(first - second).max() > 20
 
 
-def test_batches_go_on_and_differ_and_follow_from_the_generator():
+def test_batches_differ_and_follow_from_the_generator():
     def some(seed: int):
         batches = PairSampler(episodes(), 3, np.random.default_rng(seed)).batches(8)
         return [next(batches).first.images["front"][:, 0, 0, 0].tolist() for _ in range(3)]

@@ -17,7 +17,7 @@ from vla_rl.rewards.reward import Reward, load_reward
 from vla_rl.training.fit import FitConfig, fit
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
-SMALL = ProgressConfig(width=12, stem=8, looks=2, hold=2, stride=3)
+SMALL = ProgressConfig(width=12, stem=8, keypoints=2, hold=2, stride=3)
 TOP, BOTTOM = 0, 18
 
 
@@ -59,7 +59,7 @@ def lessons(count: int, seed: int) -> LabelledFrames:
         ):
             texts, which = np.array([text] * len(label)), np.full(len(label), episode + count * (pictures is idle))
             parts.append(LabelledFrames({"up": pictures}, texts, label, which))
-    return LabelledFrames.join(parts)
+    return LabelledFrames.concatenate(parts)
 
 
 def new(frames: LabelledFrames, config: ProgressConfig = SMALL) -> ProgressCritic:
@@ -78,8 +78,8 @@ def taught() -> ProgressCritic:
 def followed(model: ProgressCritic, pictures: np.ndarray, text: str):
     """Progress [T] and done [T] of one film."""
     valid = np.ones((1, len(pictures)), bool)
-    judgement, _ = model.judge({"up": pictures[None]}, [text], valid, model.initial_state(1))
-    return judgement.progress[0], judgement.done[0]
+    output, _ = model.evaluate({"up": pictures[None]}, [text], valid, model.initial_state(1))
+    return output.progress[0], output.done[0]
 
 
 # -- what it has learnt ------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_progress_follows_the_order_of_time(taught):
         assert done[-1] and not done[:-4].any()
 
 
-def test_regression_stagnation_and_a_second_try_are_seen(taught):
+def test_regression_stagnation_and_a_second_attempt_are_noticed(taught):
     up, still = np.linspace(BOTTOM, TOP, 13).round().astype(int), np.full(8, 9)
     story = np.concatenate([up[:7], still, up[6::-1], up])  # half-way up, waiting, back down, all the way
     for seed in range(6):
@@ -115,7 +115,7 @@ def test_a_wrong_instruction_is_no_progress(taught):
         assert wrong.max() < 0.25 < 0.8 < right[-1] and not done.any()
 
 
-def test_one_order_is_the_other_with_its_sign_changed(taught):
+def test_swapping_the_frames_changes_the_sign(taught):
     frames = lessons(3, 6)
     pairs = PairSampler(frames, 3, np.random.default_rng(0)).draw(40)
     first, second, text = pairs.first.images, pairs.second.images, pairs.first.text
@@ -136,7 +136,7 @@ def test_the_loss_by_hand():
     model.comparison[-1].weight.data *= 100  # an untrained one hardly tells them apart
     pairs = PairSampler(frames, 3, np.random.default_rng(2)).draw(24)
     assert (pairs.first.label & ~pairs.second.label).any() and (pairs.first.label < pairs.second.label).any()
-    seen = [model.see(side.images, side.text) for side in (pairs.first, pairs.second)]
+    seen = [model.encode(side.images, side.text) for side in (pairs.first, pairs.second)]
     u, score = (found.detach().numpy() for found in (model.compare(*seen), model.score(seen[1])))
     total = 0.0
     for i in range(24):
@@ -152,7 +152,7 @@ def test_the_loss_by_hand():
 class ByBrightness(ProgressCritic):
     """``u`` is a fiftieth of how much brighter the first pixel is; its score is that pixel less 50."""
 
-    def see(self, images, text):
+    def encode(self, images, text):
         return torch.as_tensor(images["up"])[:, 0, 0, :1].float()
 
     def compare(self, first, second):
@@ -191,49 +191,49 @@ def by_vlac(brightness: np.ndarray, valid: np.ndarray, stride: int, floor: float
 
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("cuts", [[], [1], [4, 5], [2, 3, 9]])
-def test_judging_follows_vlac_however_the_frames_arrive(stride, cuts):
+def test_progress_follows_vlac_however_the_frames_are_cut_into_chunks(stride, cuts):
     rng = np.random.default_rng(stride)
     brightness, valid = rng.integers(0, 200, (40, 12)), rng.random((40, 12)) < 0.8
     model = bright(replace(SMALL, stride=stride, floor=0.05))
     state, parts = model.initial_state(40), []
     for part in np.split(np.arange(12), cuts):
-        judgement, state = model.judge(clip(brightness[:, part]), ["it"] * 40, valid[:, part], state)
-        parts.append(judgement.progress)
+        output, state = model.evaluate(clip(brightness[:, part]), ["it"] * 40, valid[:, part], state)
+        parts.append(output.progress)
     progress = np.concatenate(parts, 1)
     want = [by_vlac(b.astype(float), v, stride, 0.05) for b, v in zip(brightness, valid, strict=True)]
     np.testing.assert_allclose(progress, want, atol=2e-6)
     assert progress.dtype == np.float32 and progress.min() == 0 and progress.max() == pytest.approx(1)
 
 
-def test_there_and_back_is_nowhere_and_a_finished_task_can_be_undone():
+def test_a_round_trip_has_no_progress_and_a_finished_task_can_be_undone():
     there = np.array([[0, 20, 45, 60, 80, 100]])
     path = np.concatenate([there, there[:, ::-1]], 1)
     model = bright(replace(SMALL, stride=1, floor=0.1))
-    judgement, _ = model.judge(clip(path), ["it"], np.ones_like(path, bool), model.initial_state(1))
-    np.testing.assert_allclose(judgement.progress, judgement.progress[:, ::-1], atol=1e-5)
-    assert judgement.progress[0, 5] == pytest.approx((1 - math.exp(-2)) / 0.9, rel=1e-5)
+    output, _ = model.evaluate(clip(path), ["it"], np.ones_like(path, bool), model.initial_state(1))
+    np.testing.assert_allclose(output.progress, output.progress[:, ::-1], atol=1e-5)
+    assert output.progress[0, 5] == pytest.approx((1 - math.exp(-2)) / 0.9, rel=1e-5)
     beyond = np.array([[0, 100, 130, 0]])  # a bound is reached in between
-    judgement, _ = model.judge(clip(beyond), ["it"], np.ones_like(beyond, bool), model.initial_state(1))
-    assert judgement.progress[0, 2:].tolist() == pytest.approx([1, 0])
+    output, _ = model.evaluate(clip(beyond), ["it"], np.ones_like(beyond, bool), model.initial_state(1))
+    assert output.progress[0, 2:].tolist() == pytest.approx([1, 0])
 
 
-def test_done_takes_several_frames_in_a_row():
+def test_done_takes_consecutive_frames():
     brightness = np.array([[0, 50, 49, 50, 50, 51, 0]])
     model = bright(replace(SMALL, hold=2))
-    judgement, _ = model.judge(clip(brightness), ["it"], np.ones((1, 7), bool), model.initial_state(1))
-    assert judgement.done[0].tolist() == [False, False, False, False, True, True, False]
+    output, _ = model.evaluate(clip(brightness), ["it"], np.ones((1, 7), bool), model.initial_state(1))
+    assert output.done[0].tolist() == [False, False, False, False, True, True, False]
 
 
-def test_a_row_that_is_reset_begins_anew_and_no_other():
+def test_a_reset_affects_its_row_only():
     model = bright(replace(SMALL, stride=1, hold=3))
     first, then = np.array([[0, 50]] * 3), np.array([[75, 90]] * 3)
     yes = np.ones((3, 2), bool)
-    _, state = model.judge(clip(first), ["it"] * 3, yes, model.initial_state(3))
+    _, state = model.evaluate(clip(first), ["it"] * 3, yes, model.initial_state(3))
     kept = {name: value.copy() for name, value in state.items()}
-    judgement, _ = model.judge(clip(then), ["it"] * 3, yes, model.reset_state(state, np.array([1])))
+    output, _ = model.evaluate(clip(then), ["it"] * 3, yes, model.reset_state(state, np.array([1])))
     went_on = (1 - np.exp(-np.array([1.5, 1.8]))) / 0.9
-    np.testing.assert_allclose(judgement.progress, [went_on, [0, (1 - math.exp(-0.3)) / 0.9], went_on], rtol=1e-5)
-    assert judgement.done.tolist() == [[False, True], [False, False], [False, True]]
+    np.testing.assert_allclose(output.progress, [went_on, [0, (1 - math.exp(-0.3)) / 0.9], went_on], rtol=1e-5)
+    assert output.done.tolist() == [[False, True], [False, False], [False, True]]
     assert all(np.array_equal(state[name], kept[name]) for name in kept), "the caller's state is not changed"
 
 
@@ -256,13 +256,13 @@ def test_a_folder_restores_the_same_critic_and_it_is_a_reward(taught, tmp_path):
 
 def test_other_words_and_cameras_are_refused(taught):
     pictures, yes = np.zeros((1, 2, 24, 24, 3), np.uint8), np.ones((1, 2), bool)
-    with pytest.raises(ContractError, match="'green' is new to it"):
-        taught.judge({"up": pictures}, ["raise the green square"], yes, taught.initial_state(1))
-    with pytest.raises(ContractError, match="made for pictures"):
-        taught.judge({"up": pictures[:, :, :9]}, [told(0)], yes, taught.initial_state(1))
+    with pytest.raises(ContractError, match="'green' is not in its vocabulary"):
+        taught.evaluate({"up": pictures}, ["raise the green square"], yes, taught.initial_state(1))
+    with pytest.raises(ContractError, match="made for images"):
+        taught.evaluate({"up": pictures[:, :, :9]}, [told(0)], yes, taught.initial_state(1))
 
 
-def test_pairs_are_what_the_loss_takes():
+def test_the_loss_takes_pairs():
     frames = lessons(1, 9)
     half = FramePairs(frames.select(np.array([0])), frames.select(np.array([0])), np.zeros(1), np.zeros(1))
     loss, info = new(frames).loss(half)

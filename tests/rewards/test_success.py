@@ -16,12 +16,12 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.pretrained import CONFIG, WEIGHTS
 from vla_rl.rewards.frames import LabelledFrames
-from vla_rl.rewards.reward import Reward, in_order, load_reward
+from vla_rl.rewards.reward import Reward, load_reward, stack_frames
 from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
 from vla_rl.training.fit import FitConfig, fit, shuffled
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 60, 230)}
-SMALL = SuccessConfig(width=12, stem=8, looks=2, hold=3)
+SMALL = SuccessConfig(width=12, stem=8, keypoints=2, hold=3)
 
 
 def squares(count: int, seed: int, cameras: tuple[str, ...] = ("front",)) -> LabelledFrames:
@@ -58,7 +58,7 @@ def taught() -> SuccessClassifier:
 # -- seeing and reading ------------------------------------------------------------------------------------------------
 
 
-def test_it_learns_to_see_and_to_read(taught):
+def test_it_learns_from_images_and_words(taught):
     held_out = squares(300, 2)
     right = (taught.scores(held_out) > 0) == held_out.label
     assert right.mean() > 0.95
@@ -78,26 +78,26 @@ def test_the_loss_by_hand():
     each = [math.log(1 + math.exp(-s if so else s)) for s, so in zip(score, frames.label, strict=True)]
     loss, info = model.loss(frames)
     assert loss.item() == pytest.approx(sum(each) / 5, rel=1e-5)
-    assert info["right"] == pytest.approx(((score > 0) == frames.label).mean()) and loss.requires_grad
+    assert info["accuracy"] == pytest.approx(((score > 0) == frames.label).mean()) and loss.requires_grad
 
 
-def test_it_reads_words_in_order_whatever_stands_beside_them():
+def test_it_encodes_words_in_order_whatever_else_is_in_the_batch():
     frames = squares(4, 3)
     model = SuccessClassifier({"front": (24, 24, 3)}, ["blue", "on", "red"], SMALL).eval()
     texts = ["red on blue", "blue on red", "blue", "Red on BLUE!"]
     with torch.no_grad():
-        together = model.encoder.read(texts)
-        alone = torch.cat([model.encoder.read([text]) for text in texts])
+        together = model.encoder.encode_text(texts)
+        alone = torch.cat([model.encoder.encode_text([text]) for text in texts])
     torch.testing.assert_close(together, alone)
     assert torch.equal(together[0], together[3]) and (together[0] - together[1]).abs().max() > 1e-3
     assert (together[0] - together[2]).abs().max() > 1e-3
-    with pytest.raises(ContractError, match=r"'green' is new to it; use the words blue, on, red"):
+    with pytest.raises(ContractError, match=r"'green' is not in its vocabulary; use the words blue, on, red"):
         model(frames.images, ["red", "red", "red", "green"])
     with pytest.raises(ContractError, match="it has no words"):
-        model.encoder.read(["!"])
+        model.encoder.encode_text(["!"])
 
 
-def test_every_camera_counts_and_others_do_not_matter():
+def test_every_camera_counts_and_unknown_ones_are_ignored():
     frames = squares(6, 4, ("front", "side"))
     model = new(frames)
     before = model.scores(frames)
@@ -106,29 +106,33 @@ def test_every_camera_counts_and_others_do_not_matter():
         assert np.abs(model.scores(dark) - before).max() > 1e-4
     more = {"zenith": np.zeros((6, 9, 9, 3), np.uint8), **dict(reversed(frames.images.items()))}
     assert np.array_equal(model.scores(replace(frames, images=more)), before)
-    with pytest.raises(ContractError, match=r"made for pictures .*'side'.* but got \{'front': \(24, 24, 3\)\}"):
+    with pytest.raises(ContractError, match=r"made for images .*'side'.* but got \{'front': \(24, 24, 3\)\}"):
         model({"front": frames.images["front"]}, frames.text)
     with pytest.raises(ContractError, match=r"but got .*\(9, 9, 3\)"):
         model({"front": more["zenith"], "side": frames.images["side"]}, frames.text)
 
 
-def test_many_frames_are_scored_as_few_are(taught, monkeypatch):
+def test_scores_do_not_depend_on_the_batch_size(taught, monkeypatch):
     frames = squares(23, 5)
     whole = taught.scores(frames)
-    monkeypatch.setattr("vla_rl.rewards.trained.PART", 5)
+    monkeypatch.setattr("vla_rl.rewards.reward_model.BATCH", 5)
     np.testing.assert_allclose(taught.scores(frames), whole, rtol=1e-4, atol=1e-5)
 
 
 # -- the threshold -----------------------------------------------------------------------------------------------------
 
 
-def test_calibration_keeps_its_promise_on_the_frames_it_was_given(taught):
+def test_calibration_reaches_its_precision_on_its_frames(taught):
     frames = squares(300, 6)
     noisy = replace(frames, label=frames.label ^ (np.random.default_rng(0).random(300) < 0.1))
     counts = taught.calibrate(noisy, 0.9)
     said = taught.scores(noisy) >= taught.threshold
-    assert counts.said_and_so / counts.said >= 0.9 and counts.of == 300
-    assert (counts.said_and_so, counts.said, counts.so) == ((said & noisy.label).sum(), said.sum(), noisy.label.sum())
+    assert counts.true_positives / counts.predicted >= 0.9 and counts.total == 300
+    assert (counts.true_positives, counts.predicted, counts.actual) == (
+        (said & noisy.label).sum(),
+        said.sum(),
+        noisy.label.sum(),
+    )
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
@@ -137,7 +141,7 @@ def test_calibration_keeps_its_promise_on_the_frames_it_was_given(taught):
 class ByBrightness(SuccessClassifier):
     """Its score is the picture's first pixel less 100."""
 
-    def see(self, images, text):
+    def encode(self, images, text):
         return torch.as_tensor(images["front"])[:, 0, 0, :1].float() - 100
 
     def score(self, seen):
@@ -162,29 +166,29 @@ def by_hand(high: np.ndarray, valid: np.ndarray, hold: int) -> np.ndarray:
 
 @pytest.mark.parametrize("hold", [1, 3])
 @pytest.mark.parametrize("cuts", [[], [1], [4, 5], [2, 3, 9]])
-def test_done_takes_several_frames_in_a_row_however_they_arrive(hold, cuts):
+def test_done_takes_consecutive_frames_however_they_are_cut_into_chunks(hold, cuts):
     rng = np.random.default_rng(hold)
     high, valid = rng.random((40, 12)) < 0.7, rng.random((40, 12)) < 0.8
     model = ByBrightness({"front": (2, 2, 3)}, ["it"], replace(SMALL, hold=hold))
     state, parts = model.initial_state(40), []
     for part in np.split(np.arange(12), cuts):
-        judgement, state = model.judge(clips(high[:, part]), ["it"] * 40, valid[:, part], state)
-        assert judgement.progress.shape == judgement.done.shape == (40, len(part))
-        parts.append(judgement.done)
+        output, state = model.evaluate(clips(high[:, part]), ["it"] * 40, valid[:, part], state)
+        assert output.progress.shape == output.done.shape == (40, len(part))
+        parts.append(output.done)
     assert np.array_equal(np.concatenate(parts, 1), by_hand(high, valid, hold))
 
 
-def test_a_row_that_is_reset_begins_anew_and_no_other():
+def test_a_reset_affects_its_row_only():
     model = ByBrightness({"front": (2, 2, 3)}, ["it"], replace(SMALL, hold=3))
     yes = np.ones((3, 2), bool)
-    _, state = model.judge(clips(yes), ["it"] * 3, yes, model.initial_state(3))
+    _, state = model.evaluate(clips(yes), ["it"] * 3, yes, model.initial_state(3))
     kept = {name: value.copy() for name, value in state.items()}
-    judgement, _ = model.judge(clips(yes), ["it"] * 3, yes, model.reset_state(state, np.array([1])))
-    assert judgement.done.tolist() == [[True, True], [False, False], [True, True]]
+    output, _ = model.evaluate(clips(yes), ["it"] * 3, yes, model.reset_state(state, np.array([1])))
+    assert output.done.tolist() == [[True, True], [False, False], [True, True]]
     assert all(np.array_equal(state[name], kept[name]) for name in kept), "the caller's state is not changed"
 
 
-def test_progress_is_the_probability_and_the_threshold_counts(taught):
+def test_progress_is_the_probability_and_done_uses_the_threshold(taught):
     frames = squares(6, 7)
     clip = {"front": frames.images["front"].reshape(2, 3, 24, 24, 3)}
     text = ["the red square is up", "the blue square is up"]
@@ -192,19 +196,19 @@ def test_progress_is_the_probability_and_the_threshold_counts(taught):
     model.load_state_dict(taught.state_dict())
     score = model.scores(replace(frames, text=np.repeat(text, 3)))
     model.threshold = float(np.sort(score)[2])  # the score that is reached exactly counts
-    judgement, _ = model.judge(clip, text, np.ones((2, 3), bool), model.initial_state(2))
-    np.testing.assert_allclose(judgement.progress.ravel(), 1 / (1 + np.exp(-score)), rtol=1e-4)
-    assert judgement.progress.dtype == np.float32 and judgement.done.sum() == 4
-    assert np.array_equal(judgement.done.ravel(), score >= model.threshold)
+    output, _ = model.evaluate(clip, text, np.ones((2, 3), bool), model.initial_state(2))
+    np.testing.assert_allclose(output.progress.ravel(), 1 / (1 + np.exp(-score)), rtol=1e-4)
+    assert output.progress.dtype == np.float32 and output.done.sum() == 4
+    assert np.array_equal(output.done.ravel(), score >= model.threshold)
     assert isinstance(model, Reward)
 
 
-def test_frames_of_a_step_are_put_in_order():
+def test_frames_of_a_step_are_stacked_in_order():
     seen = [
         Observation({"front": np.full((2, 1, 1, 3), [[[[t]]], [[[10 + t]]]], np.uint8)}, *[np.zeros(2)] * 3)
         for t in range(4)
     ]
-    assert in_order(seen)["front"][..., 0, 0, 0].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert stack_frames(seen)["front"][..., 0, 0, 0].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
@@ -221,7 +225,7 @@ def test_a_folder_restores_the_same_classifier(taught, tmp_path):
     assert {item.name for item in Path(tmp_path / "success").iterdir()} == {CONFIG, WEIGHTS}
 
 
-def test_a_reward_is_no_policy_and_what_is_missing_is_named(taught, tmp_path):
+def test_a_reward_is_no_policy_and_a_missing_entry_is_named(taught, tmp_path):
     taught.save_pretrained(tmp_path / "it")
     with pytest.raises(UserError, match="not written by vla-rl for a policy"):
         load_policy(tmp_path / "it")

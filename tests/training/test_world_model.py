@@ -101,7 +101,7 @@ def test_weights_of_another_size_are_refused(folder, tmp_path):
 @pytest.mark.parametrize(("won", "which"), [(True, "all"), (False, "none")])
 def test_episodes_that_all_ended_alike_teach_no_outcome(won, which):
     trajectories = played(30, seed=1)
-    alike = trajectories.chosen(np.flatnonzero(trajectories.outcomes == won))
+    alike = trajectories.select(np.flatnonzero(trajectories.outcomes == won))
     assert 0 < alike.count < trajectories.count
     made = model()
     before = [item.clone() for item in made.parameters()]

@@ -13,18 +13,18 @@ from vla_rl.contract.errors import ContractError, did_you_mean
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """``N`` control steps of whole episodes, in order, and what their numbers mean.
+    """``N`` control steps of whole episodes, in order, with the names and units of their numbers.
 
     images  {camera: uint8 [N,h,w,c]}
     state   float32 [N,S]
     task    int64 [N]    index into ``tasks``
     time    int64 [N]    control steps since the episode began
-    action  float32 [N,D]  what was executed
+    action  float32 [N,D]  executed actions
     episode int64 [N]    0, 1, ...
     seed    int64 [N]    of the episode, -1 when unknown
     tasks   the texts of the instructions
     fps     control steps per second
-    extras  {name: [N,...]}  whatever else was recorded, under the dataset's names: "next.reward", "next.success", ...
+    extras  {name: [N,...]}  all other recorded columns, under the dataset's names: "next.reward", "next.success", ...
     """
 
     images: Mapping[str, np.ndarray]
@@ -62,31 +62,31 @@ class Demonstrations:
         return np.asarray(self.action[index])
 
     def with_tasks(self, tasks: Sequence[str]) -> Demonstrations:
-        """The same with ``task`` counting in another table of texts, such as an environment's or a policy's.
+        """The same with ``task`` as an index into another table of texts, such as an environment's or a policy's.
 
-        Raises ContractError for an instruction that occurs here and not there.
+        Raises ContractError for an instruction of these episodes that is not in ``tasks``.
         """
         used = [self.tasks[i] for i in np.unique(self.task)]
         for text in used:
             if text not in tasks:
                 raise ContractError(
-                    f"the episodes have the task {text!r}, which is not in the table, so it could not be told from "
-                    f"others; {did_you_mean(text, tasks)}"
+                    f"the episodes have the task {text!r}, which is not in the table, so it could not be "
+                    f"distinguished from others; {did_you_mean(text, tasks)}"
                 )
         numbers = np.array([tasks.index(text) if text in used else -1 for text in self.tasks], np.int64)
         return replace(self, task=numbers[self.task], tasks=tuple(tasks))
 
     @classmethod
     def joined(cls, parts: Sequence[Demonstrations]) -> Demonstrations:
-        """``parts`` one after the other, their episodes numbered anew; raises ContractError when they do not match."""
+        """``parts`` concatenated, with episodes renumbered from 0; raises ContractError when their columns differ."""
         first = parts[0]
         tasks = tuple(dict.fromkeys(text for part in parts for text in part.tasks))
         parts = [part if part.tasks == tasks else part.with_tasks(tasks) for part in parts]
         for part in parts:
             if part.images.keys() != first.images.keys() or part.extras.keys() != first.extras.keys():
                 raise ContractError(
-                    f"episodes with {sorted({*part.images, *part.extras})} cannot be joined to some with "
-                    f"{sorted({*first.images, *first.extras})}; leave out what they do not share."
+                    f"episodes with {sorted({*part.images, *part.extras})} cannot be joined to episodes with "
+                    f"{sorted({*first.images, *first.extras})}; leave out the columns that they do not share."
                 )
         lengths = [end - begin for part in parts for begin, end in part.spans()]
         return replace(

@@ -1,4 +1,4 @@
-"""A rollout source in another process: started from strings and JSON, spoken to in wire messages over its pipes."""
+"""A rollout source in another process: started from strings and JSON, with wire messages over its pipes."""
 
 from __future__ import annotations
 
@@ -25,58 +25,58 @@ from vla_rl.contract.wire import handshake, read_message, write_message
 
 COMMAND = (sys.executable, "-m", "vla_rl.experience.process")
 _ERRORS = {kind.__name__: kind for kind in (UserError, ContractError, NonFiniteError)}
-_GRACE = 5.0  # seconds that a process gets to end by itself
+_GRACE = 5.0  # seconds for a process to end by itself
 
 
 class ProcessSource:
     """An ``ExperienceSource`` and a ``PolicyStore`` whose environment and acting policy live in another process.
 
-    ``make`` ("module:function") is called there with ``arguments``; it returns an object with ``next() -> Rollout`` and
-    the ``policy`` that acts.  Queue depth is 0: :meth:`next` acts with the weights of the last :meth:`publish`, so a
-    rollout equals, bit for bit, what the same source gives in this process.  An exception there is raised here as
-    UserError (or its own class, if it is one of ours), and the death of the process as one sentence.
+    The process calls ``make`` ("module:function") with ``arguments``; it returns an object with ``next() -> Rollout``
+    and the acting ``policy``.  Queue depth is 0: :meth:`next` acts with the weights of the last :meth:`publish`, so a
+    rollout equals, bit for bit, that of the same source in this process.  An exception in the other process is raised
+    here as UserError (or as its own class, if it is one of ours), and so is the end of the process.
     """
 
     def __init__(self, make: str, arguments: Mapping[str, Any], command: Sequence[str] = COMMAND) -> None:
-        """``command`` starts the other side, for instance with the Python of another virtual environment."""
+        """``command`` starts the process, for instance with the Python of another virtual environment."""
         self.make = make
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         except OSError as error:
             raise UserError(
-                f"{command[0]!r} cannot be started ({error}), so nothing acts; give another Python."
+                f"{command[0]!r} cannot be started ({error}), so no policy acts; give another Python."
             ) from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._writer, self._reader = self._process.stdin, self._process.stdout
         try:
-            self._watched("starting", lambda: handshake(self._reader, self._writer, "learner"))
-            self._ask("make", make=make, arguments=dict(arguments))
+            self._with_fate("starting", lambda: handshake(self._reader, self._writer, "learner"))
+            self._request("make", make=make, arguments=dict(arguments))
         except BaseException:
             self.close()
             raise
 
     @property
     def pid(self) -> int:
-        """The other process."""
+        """Process id."""
         return self._process.pid
 
     def next(self) -> Rollout:
         """One rollout as torch tensors; ``version`` is that of the weights that acted."""
-        return Rollout(**_tensors(self._ask("next")))
+        return Rollout(**_tensors(self._request("next")))
 
     def publish(self, weights: Mapping[str, Tensor], progress: float = 0.0) -> int:
         """Copy ``weights`` (any of the policy's, by name) into the acting policy."""
-        return int(self._ask("publish", weights=_arrays(weights), progress=progress))
+        return int(self._request("publish", weights=_arrays(weights), progress=progress))
 
     def latest(self) -> tuple[int, Mapping[str, Tensor]]:
-        """Version and weights that the next rollout will act with."""
-        answer = self._ask("latest")
+        """Version and weights of the next rollout."""
+        answer = self._request("latest")
         return int(answer["version"]), _tensors(answer["weights"])
 
     def close(self) -> None:
         """End the process; safe to call twice and after its death."""
         for stream in (self._writer, self._reader):
-            with contextlib.suppress(OSError):  # what could not be flushed has no reader any more
+            with contextlib.suppress(OSError):  # unflushed bytes have no reader any more
                 stream.close()
         for stop in (self._process.terminate, self._process.kill):
             try:
@@ -94,7 +94,7 @@ class ProcessSource:
     ) -> None:
         self.close()
 
-    def _ask(self, what: str, **arguments: Any) -> Any:
+    def _request(self, what: str, **arguments: Any) -> Any:
         if self._writer.closed:
             raise UserError(
                 f"the acting process of {self.make!r} was closed, so it has no {what!r}; make a new source."
@@ -104,13 +104,13 @@ class ProcessSource:
             write_message(self._writer, {"do": what, **arguments})
             return read_message(self._reader)
 
-        answer = self._watched(what, exchange)
+        answer = self._with_fate(what, exchange)
         if "error" in answer:
             raise _ERRORS.get(answer["kind"], UserError)(answer["error"])
         return answer["value"]
 
-    def _watched(self, what: str, exchange: Callable[[], Any]) -> Any:
-        """Run ``exchange``; when its stream ends because the process died, say that instead."""
+    def _with_fate(self, what: str, exchange: Callable[[], Any]) -> Any:
+        """Run ``exchange``; when a stream breaks because the process died, raise UserError that says so."""
         try:
             return exchange()
         except (EOFError, OSError) as error:
@@ -127,7 +127,7 @@ class ProcessSource:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-# -- the other side ----------------------------------------------------------------------------------------------------
+# -- the acting process ------------------------------------------------------------------------------------------------
 
 
 class _Actor:
@@ -201,7 +201,7 @@ def _attempt(actor: _Actor, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """The pipes for ourselves: what anything else here prints goes to stderr, and its stdin is empty."""
+    """Take stdin and stdout for messages: other code prints to stderr and reads an empty stdin."""
     reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -210,7 +210,7 @@ def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _arrays(value: Any) -> Any:
-    """Tensors as arrays, inside mappings too."""
+    """Tensors as numpy arrays, also inside mappings."""
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     return {name: _arrays(item) for name, item in value.items()} if isinstance(value, Mapping) else value

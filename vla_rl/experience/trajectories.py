@@ -1,4 +1,4 @@
-"""Whole episodes with every picture, the last one included, good or bad: what a world model learns from."""
+"""Trajectories: whole episodes of any outcome with every frame, the training data of world models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from vla_rl.experience.demonstrations import Demonstrations
 
 @dataclass(frozen=True)
 class Trajectories:
-    """``M`` moments of whole episodes, in order; an episode of ``T`` control steps has ``T + 1`` of them.
+    """``M`` time steps of whole episodes, in order; an episode of ``T`` actions has ``T + 1`` of them.
 
     images   {camera: uint8 [M,h,w,c]}
     state    float32 [M,S]
-    action   float32 [M,D]   what was executed at this moment; 0 at an episode's last
+    action   float32 [M,D]   action executed at this time step; 0 at an episode's last
     task     int64 [M]       index into the environment's texts
-    success  bool [M]        the task was done by this moment
-    failed   bool [M]        the episode had been ended by a failure by this moment
+    success  bool [M]        whether the episode has succeeded by this time step
+    failed   bool [M]        whether the episode has ended in failure by this time step
     episode  int64 [M]       0, 1, ...
     seed     int64 [M]       of the episode, -1 when unknown
     """
@@ -43,27 +43,27 @@ class Trajectories:
 
     @property
     def steps(self) -> int:
-        """Control steps in all episodes."""
+        """Actions in all episodes."""
         return len(self.state) - self.count
 
     @property
     def outcomes(self) -> np.ndarray:
         """bool [count]: which episodes succeeded."""
-        won: np.ndarray = self.success[self.ends - 1]
-        return won
+        outcomes: np.ndarray = self.success[self.ends - 1]
+        return outcomes
 
     @property
     def ends(self) -> np.ndarray:
-        """int64 [count]: the moment after the last, of every episode."""
+        """int64 [count]: one after the last time step of every episode."""
         return np.append(np.flatnonzero(np.diff(self.episode)) + 1, len(self.episode))
 
     def spans(self) -> list[tuple[int, int]]:
-        """First moment and the one after the last, of every episode."""
+        """First time step and one after the last of every episode."""
         begins = np.flatnonzero(np.diff(self.episode, prepend=-1))
         return list(zip(begins.tolist(), [*begins[1:].tolist(), len(self.episode)], strict=True))
 
-    def chosen(self, episodes: Sequence[int] | np.ndarray) -> Trajectories:
-        """Those ``episodes`` alone, numbered from 0 in the order given."""
+    def select(self, episodes: Sequence[int] | np.ndarray) -> Trajectories:
+        """Those ``episodes`` alone, renumbered from 0 in the order given."""
         spans = self.spans()
         index = np.concatenate([np.arange(*spans[i]) for i in episodes]) if len(episodes) else np.zeros(0, int)
         lengths = [spans[i][1] - spans[i][0] for i in episodes]
@@ -73,11 +73,11 @@ class Trajectories:
 
     @classmethod
     def joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
-        """``parts`` one after the other; raises ContractError when their cameras differ."""
+        """``parts`` concatenated; raises ContractError when their cameras differ."""
         for part in parts:
             if part.images.keys() != parts[0].images.keys():
                 raise ContractError(
-                    f"traces with the cameras {sorted(part.images)} cannot be joined to some with "
+                    f"trajectories with the cameras {sorted(part.images)} cannot be joined to some with "
                     f"{sorted(parts[0].images)}; record the same ones."
                 )
         lengths = [end - begin for part in parts for begin, end in part.spans()]
@@ -86,7 +86,7 @@ class Trajectories:
         return cls(images, **arrays | {"episode": np.repeat(np.arange(len(lengths)), lengths)})
 
     def save(self, path: Path) -> None:
-        """Write everything, every pixel, as one ``.npz``; :meth:`load` brings it back."""
+        """Write every pixel and number to one ``.npz``; :meth:`load` reads it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         images = {f"images/{name}": image for name, image in self.images.items()}
         unfinished = path.with_suffix(".part.npz")
@@ -96,11 +96,11 @@ class Trajectories:
 
     @classmethod
     def load(cls, path: Path) -> Trajectories:
-        """What :meth:`save` wrote; raises UserError for a missing, damaged or foreign file."""
+        """Read a file of :meth:`save`; raises UserError for a missing, damaged or other file."""
         try:
-            with np.load(path, allow_pickle=False) as kept:
-                images = {name.removeprefix("images/"): kept[name] for name in kept if name.startswith("images/")}
-                return cls(images, **{name: kept[name] for name in _NAMES})
+            with np.load(path, allow_pickle=False) as file:
+                images = {name.removeprefix("images/"): file[name] for name in file if name.startswith("images/")}
+                return cls(images, **{name: file[name] for name in _NAMES})
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(
                 f"no episodes could be read from {str(path)!r} ({error}), so there is nothing to learn from; record "
@@ -109,11 +109,10 @@ class Trajectories:
 
     @classmethod
     def from_demonstrations(cls, episodes: Demonstrations) -> Trajectories:
-        """From logged episodes alone, such as a LeRobot folder.
+        """From recorded episodes, for instance of a LeRobot folder.
 
-        These lack the picture after the last action, so their last picture stands for it and the action before it is
-        the last that counts: an outcome is seen one control step early.  Raises UserError when they do not say which
-        succeeded.
+        They lack the picture after the last action.  Their last picture stands for it and the last action is left out,
+        so an outcome appears one control step early.  Raises UserError when success was not recorded.
         """
         if "next.success" not in episodes.extras:
             raise UserError(
@@ -123,8 +122,8 @@ class Trajectories:
         last = np.array([end - 1 for _, end in episodes.spans()])
         success, failed = np.zeros(len(episodes.state), bool), np.zeros(len(episodes.state), bool)
         success[last] = np.asarray(episodes.extras["next.success"]).reshape(-1)[last]
-        ended = np.asarray(episodes.extras.get("next.terminated", np.zeros(len(success), bool))).reshape(-1)
-        failed[last] = ended[last] & ~success[last]
+        terminated = np.asarray(episodes.extras.get("next.terminated", np.zeros(len(success), bool))).reshape(-1)
+        failed[last] = terminated[last] & ~success[last]
         action = episodes.action.copy()
         action[last] = 0
         names = ("state", "task", "episode", "seed")

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from vla_rl.evaluation import suite
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import metrics, stages
 from vla_rl.recipes.compare_report import Compared, write_page
 from vla_rl.recipes.config_files import config_function, load_config
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json
 
@@ -67,7 +67,7 @@ class Comparison:
         given = ("--seed", str(seed), "--policy", str(policy), "--demonstrations", str(demonstrations))
         return Cell(task.out / f"{name}-{seed}", f"{self.config}:{task.methods[name]}", given)
 
-    def _before(self, task: Task, seed: int) -> dict[str, Any]:
+    def _before(self, task: Task, seed: int) -> JsonObject:
         """The imitation policy's own success on the test scenes, played once."""
         folder = task.out / f"imitate-{seed}"
         if not (folder / "test.json").exists():
@@ -76,7 +76,7 @@ class Comparison:
             scenes = suite.held_out(suite.TEST, recipe.evaluation.test)
             outcomes = stages.play(recipe.env, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
             write_json(folder / "test.json", asdict(outcomes.rate))
-        rate: dict[str, Any] = json.loads((folder / "test.json").read_text(encoding="utf-8"))
+        rate: JsonObject = json.loads((folder / "test.json").read_text(encoding="utf-8"))
         return rate
 
     def _compared(self, task: Task, name: str) -> Compared:
@@ -87,7 +87,7 @@ class Comparison:
         return Compared(name, task.name, about, curves, after)
 
 
-def _curve(folder: Path, task: str, name: str, seed: int) -> list[dict[str, Any]]:
+def _curve(folder: Path, task: str, name: str, seed: int) -> list[JsonObject]:
     """One row per validation."""
     found = [row for row in metrics.rows(folder, "rl") if "eval/score" in row]
     return [

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from vla_rl.evaluation.report import Bar, Report, Series
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.demo_report import percent
+from vla_rl.recipes.json_types import JsonMapping
 
-_Curve = Sequence[Mapping[str, Any]]
+_Curve = Sequence[JsonMapping]
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Compared:
     task: str
     about: str
     curves: Mapping[int, _Curve]
-    after: Mapping[int, Mapping[str, Any]]
+    after: Mapping[int, JsonMapping]
 
-    def gains(self, before: Mapping[int, Mapping[str, Any]]) -> list[float]:
+    def gains(self, before: Mapping[int, JsonMapping]) -> list[float]:
         """Test success minus that of the imitation policy, by seed."""
         return [float(item["rl"]["success"] - before[seed]["success"]) for seed, item in self.after.items()]
 
@@ -46,7 +46,7 @@ def steps_to(curve: _Curve, target: float) -> int | None:
 def write_page(
     path: Path,
     compared: Sequence[Compared],
-    before: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    before: Mapping[str, Mapping[int, JsonMapping]],
     target: float,
     command: str = "vla-rl compare",
 ) -> None:
@@ -68,9 +68,7 @@ def write_page(
     report.write(path)
 
 
-def _results(
-    report: Report, chosen: Sequence[Compared], before: Mapping[int, Mapping[str, Any]], target: float
-) -> None:
+def _results(report: Report, chosen: Sequence[Compared], before: Mapping[int, JsonMapping], target: float) -> None:
     """Test success, gain over imitation, in how many steps the target was reached, and seconds; the best first."""
     ordered = sorted(chosen, key=lambda item: -sum(item.gains(before)))
     rows = [["imitation", *_line(list(before.values()))]]
@@ -90,7 +88,7 @@ def _results(
     report.bars("Test success", sorted(bars, key=lambda bar: bar.group))
 
 
-def _cost(item: Compared, before: Mapping[int, Mapping[str, Any]], target: float) -> list[str]:
+def _cost(item: Compared, before: Mapping[int, JsonMapping], target: float) -> list[str]:
     reached = [steps_to(curve, target) for curve in item.curves.values()]
     seconds = [after["seconds"]["rl"] for after in item.after.values()]
     return [
@@ -101,7 +99,7 @@ def _cost(item: Compared, before: Mapping[int, Mapping[str, Any]], target: float
     ]
 
 
-def _where(item: Compared, before: Mapping[int, Mapping[str, Any]]) -> str:
+def _where(item: Compared, before: Mapping[int, JsonMapping]) -> str:
     """Its name, and the seeds on which it is worse."""
     lost = {seed: gain for seed, gain in zip(item.after, item.gains(before), strict=True) if gain < 0}
     return f"{item.name} on " + ", ".join(f"seed {seed} ({100 * gain:+.1f} points)" for seed, gain in lost.items())
@@ -113,7 +111,7 @@ def _found(item: Compared) -> str:
     return found or "Why has not been found out."
 
 
-def _line(rates: Sequence[Mapping[str, Any]]) -> list[str]:
+def _line(rates: Sequence[JsonMapping]) -> list[str]:
     values = [rate["success"] for rate in rates]
     return [
         *(percent(Rate(**rate)) for rate in rates),

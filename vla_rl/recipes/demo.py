@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from vla_rl.evaluation import suite
 from vla_rl.experience.demonstrations import Demonstrations
@@ -15,6 +14,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
@@ -37,7 +37,7 @@ class Demo:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
+    def run(self, folder: RunFolder) -> JsonObject:
         """Collect, ground, imitate, improve, judge, report."""
         seconds: dict[str, float] = {}
         before = Imitate(self.seed, self.env, self.tiny, self.grounding, self.imitation, self.evaluation)
@@ -63,7 +63,7 @@ class Demo:
         summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
         return summary
 
-    def _plateau(self, policy: TinyVLA, grounded: TinyVLA, episodes: Demonstrations) -> dict[str, Any]:
+    def _plateau(self, policy: TinyVLA, grounded: TinyVLA, episodes: Demonstrations) -> JsonObject:
         """Validation success after the configured imitation and after twice as many steps."""
         longer = replace(self.imitation, fit=replace(self.imitation.fit, steps=2 * self.imitation.fit.steps))
         other = copy.deepcopy(grounded)
@@ -76,5 +76,5 @@ class Demo:
         return {str(steps): asdict(rate) for steps, rate in rates.items()}
 
 
-def _flat(perception: dict[str, PerceptionAblation]) -> dict[str, Any]:
+def _flat(perception: dict[str, PerceptionAblation]) -> JsonObject:
     return {who: asdict(item) for who, item in perception.items()}

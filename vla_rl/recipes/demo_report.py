@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from vla_rl.experience.driver import Driver
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.json_types import JsonMapping, JsonObject
 from vla_rl.recipes.perception_ablation import PerceptionAblation
 from vla_rl.training.tracking import RunFolder
 
@@ -35,12 +36,12 @@ class DemoReport:
     first: Outcomes  # imitation on the test seeds
     last: Outcomes  # the policy after RL on the same seeds
     perception: Mapping[str, PerceptionAblation]
-    plateau: Mapping[str, Any]
+    plateau: JsonMapping
     seed: int
     sampler: str
 
 
-def write_report(content: DemoReport, summary: Mapping[str, Any], folder: RunFolder) -> None:
+def write_report(content: DemoReport, summary: JsonMapping, folder: RunFolder) -> None:
     """Write ``report.html`` into ``folder``."""
     first, last = content.first.rate, content.last.rate
     report = Report(
@@ -56,7 +57,7 @@ def write_report(content: DemoReport, summary: Mapping[str, Any], folder: RunFol
     report.write(folder.path / "report.html")
 
 
-def _headline(report: Report, content: DemoReport, summary: Mapping[str, Any]) -> None:
+def _headline(report: Report, content: DemoReport, summary: JsonMapping) -> None:
     a, b = content.first.success, content.last.success
     gain = paired_bootstrap(b.astype(float), a.astype(float), seed=0, resamples=10_000)
     better, worse = int((b & ~a).sum()), int((a & ~b).sum())
@@ -76,7 +77,7 @@ def _headline(report: Report, content: DemoReport, summary: Mapping[str, Any]) -
     )
 
 
-def _curves(report: Report, rows: list[dict[str, Any]]) -> None:
+def _curves(report: Report, rows: list[JsonObject]) -> None:
     report.section("While it learned")
     checks = [row for row in rows if "eval/score" in row]
     steps = [row["env/steps_total"] for row in checks]
@@ -105,7 +106,7 @@ def _curves(report: Report, rows: list[dict[str, Any]]) -> None:
             report.curves(title, "control steps", unit, [_line(rows, name, itemgetter(key))])
 
 
-def _line(rows: list[dict[str, Any]], name: str, value: Any) -> Series:
+def _line(rows: list[JsonObject], name: str, value: Callable[[JsonObject], float]) -> Series:
     rows = [row for row in rows if "time/env_s" in row]
     values = np.array([value(row) for row in rows], dtype=float)
     window = min(5, max(1, len(values)))
@@ -207,7 +208,7 @@ def _plateau(report: Report, content: DemoReport, folder: RunFolder) -> None:
     )
 
 
-def _fine_print(report: Report, content: DemoReport, summary: Mapping[str, Any]) -> None:
+def _fine_print(report: Report, content: DemoReport, summary: JsonMapping) -> None:
     report.section(
         "How it was done",
         "The backbone was first **grounded**: it learnt on rendered random scenes to point at what a caption names. "
@@ -239,7 +240,7 @@ def percent(rate: Rate) -> str:
     return f"{rate.success:.1%} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
 
 
-def _tile(name: str, rate: Rate, note: str, tone: Any = "") -> Tile:
+def _tile(name: str, rate: Rate, note: str, tone: Literal["", "good"] = "") -> Tile:
     return Tile(name, rate.success, rate.low, rate.high, note=note, tone=tone)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.foreign import check_env_quickly
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.recipes import sims
+from vla_rl.recipes.json_types import JsonObject
 
 
 class EnvFactory(Protocol):
@@ -31,8 +32,8 @@ class EnvConfig:
     """
 
     name: str = "lift"
-    options: dict[str, Any] = field(default_factory=dict)  # of the environment
-    training_options: dict[str, Any] = field(default_factory=dict)  # on top of them while learning by RL
+    options: JsonObject = field(default_factory=dict)  # of the environment
+    training_options: JsonObject = field(default_factory=dict)  # on top of them while learning by RL
 
     def make(self, num_envs: int, **more: object) -> VecEnv:
         """``num_envs`` environments, with ``more`` options on top of ``options``."""
@@ -68,6 +69,6 @@ class EnvConfig:
         """``count`` labelled random scenes of the task."""
         return sims.catalog().scenes(self.name)(count, seed)
 
-    def with_options(self, **options: Any) -> EnvConfig:
+    def with_options(self, **options: object) -> EnvConfig:
         """The same with some environment options changed."""
         return replace(self, options={**self.options, **options})

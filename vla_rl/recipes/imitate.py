@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from vla_rl.evaluation import suite
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
@@ -13,6 +12,7 @@ from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.recipes import stages
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import imitate_policy
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.tiny import grounded_tiny
 from vla_rl.training.grounding import GroundingConfig
@@ -32,7 +32,7 @@ class Imitate:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
+    def run(self, folder: RunFolder) -> JsonObject:
         """Train and validate."""
         seconds: dict[str, float] = {}
         policy, _, _ = self.prepare(folder, seconds)

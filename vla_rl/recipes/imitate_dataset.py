@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
@@ -16,6 +16,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.dataset_spec import require_fit, shrink, spec_of
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import ImitatingPolicy, PixelPolicy, imitate_from_pixels, imitate_policy
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import names_class, new_policy
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import clock
@@ -61,7 +62,7 @@ class ImitateDataset:
         """Raises UserError for a negative size of pictures."""
         check_limits(self, image_size=(0, math.inf))
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
+    def run(self, folder: RunFolder) -> JsonObject:
         """Read, train, save."""
         if not self.dataset:
             raise UserError("no dataset was named, so there is nothing to imitate; give one with --dataset FOLDER.")

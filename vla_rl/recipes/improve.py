@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import RunContext, StartPolicy
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
@@ -29,7 +29,7 @@ class Improve:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
+    def run(self, folder: RunFolder) -> JsonObject:
         """Train and evaluate.  The starting policy is kept in the run folder, so that the run can be resumed."""
         start = folder.checkpoint("start")
         name = start if folder.resumed and start.exists() else self.policy
@@ -40,7 +40,7 @@ class Improve:
 
     def improve(
         self, policy: StartPolicy | None, folder: RunFolder, seconds: dict[str, float]
-    ) -> tuple[Outcomes, dict[str, Any]]:
+    ) -> tuple[Outcomes, JsonObject]:
         """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):
             context = RunContext(self.env, policy, self.seed, current_reducer(), self.demonstrations)
@@ -63,11 +63,11 @@ class Improve:
         return outcomes, summary
 
 
-def _steps_at(rows: list[dict[str, Any]], iteration: int) -> int:
+def _steps_at(rows: list[JsonObject], iteration: int) -> int:
     return int(next((row["env/steps_total"] for row in rows if row["step"] == iteration), 0))
 
 
-def _groups(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def _groups(rows: list[JsonObject]) -> dict[str, dict[str, int]]:
     """Totals of what a source of groups counts; nothing for other sources."""
     names = sorted({name for row in rows for name in row if name.startswith("rollout/groups_")})
     totals = {name.removeprefix("rollout/groups_"): int(sum(row.get(name, 0) for row in rows)) for name in names}

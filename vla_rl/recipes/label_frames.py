@@ -57,7 +57,7 @@ def label_frames(
         parts += _play(env, expert.act, judge, batch, clumsy, random)
         report(start + len(batch))
     env.close()
-    return LabelledFrames.join(parts)
+    return LabelledFrames.concatenate(parts)
 
 
 def _play(

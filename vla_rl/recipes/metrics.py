@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from vla_rl.contract.errors import UserError
+from vla_rl.recipes.json_types import JsonObject
 
 _OLD_NAMES = {"validation", "env_steps_total", "env_steps"}  # before metrics had prefixes
 
 
-def rows(run: Path, stage: str = "") -> list[dict[str, Any]]:
+def rows(run: Path, stage: str = "") -> list[JsonObject]:
     """The lines of ``metrics.jsonl``, of one stage if it is named.
 
     Raises UserError for a run whose metrics have the names of an older version.
@@ -26,7 +26,7 @@ def rows(run: Path, stage: str = "") -> list[dict[str, Any]]:
     return found
 
 
-def watched(run: Path) -> list[dict[str, Any]]:
+def watched(run: Path) -> list[JsonObject]:
     """The validations of RL: the training episodes before each, its success rate, and its number of episodes."""
     found, episodes = [], 0
     for row in rows(run, "rl"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vla_rl.recipes.config_files import keep_file
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
 from vla_rl.training.distributed import barrier, torchrun_processes
@@ -16,11 +17,11 @@ from vla_rl.training.tracking import RunFolder
 class Recipe(Protocol):
     """Anything that ``vla-rl train`` can run."""
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
+    def run(self, folder: RunFolder) -> JsonObject:
         """Do it, leaving everything in ``folder``; returns what belongs into ``summary.json``."""
 
 
-def run(recipe: Recipe, out: str, source: Path | None = None) -> dict[str, Any]:
+def run(recipe: Recipe, out: str, source: Path | None = None) -> JsonObject:
     """Run ``recipe`` in the folder ``out`` and write its summary; torchrun's further processes have folders in it.
 
     ``source`` is the config file that it comes from: the run keeps a copy.  An environment of the user's own is checked
@@ -41,14 +42,14 @@ def run(recipe: Recipe, out: str, source: Path | None = None) -> dict[str, Any]:
         return run_in(folder)
 
 
-def run_in(folder: RunFolder) -> dict[str, Any]:
+def run_in(folder: RunFolder) -> JsonObject:
     """Run, or go on with, the recipe of ``folder``.
 
     Ctrl-C and SIGTERM are raised again with a sentence that says how to go on.
     """
     try:
         with sigterm_like_ctrl_c():
-            summary: dict[str, Any] = folder.config.run(folder)
+            summary: JsonObject = folder.config.run(folder)
     except KeyboardInterrupt as stop:
         raise type(stop)(f"stopped; go on with: vla-rl train --resume {folder.path}") from stop
     finally:

@@ -6,13 +6,13 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import Report, Series
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
 from vla_rl.recipes.demo_report import percent
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json
@@ -45,12 +45,12 @@ def train_seeds(config: str, count: int, out: Path, arguments: Sequence[str], pr
     console.print(f"{out}/results.json, {out}/report.html")
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+def _summary(folder: Path) -> JsonObject:
+    summary: JsonObject = json.loads((folder / "summary.json").read_text())
     return summary
 
 
-def _table(rows: list[dict[str, Any]]) -> list[list[str]]:
+def _table(rows: list[JsonObject]) -> list[list[str]]:
     """A line per result and, where there are several kinds of tasks, per kind; intervals are those of each seed."""
     lines = []
     for name in _RESULTS:
@@ -68,7 +68,7 @@ def _line(name: str, rates: list[dict[str, float]]) -> list[str]:
     return [name, *(percent(Rate(**rate)) for rate in rates), mean]  # type: ignore[arg-type]
 
 
-def _report(out: Path, rows: list[dict[str, Any]], cells: Sequence[Cell], command: str) -> None:
+def _report(out: Path, rows: list[JsonObject], cells: Sequence[Cell], command: str) -> None:
     episodes = next(row[name]["episodes"] for row in rows for name in reversed(_RESULTS) if name in row)
     report = Report(
         "Training seeds side by side", f"Success, each seed with its own interval; {episodes} episodes each"

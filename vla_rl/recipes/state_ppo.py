@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
@@ -64,7 +64,7 @@ class StateBased:
     evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(validation=16, test=64, num_envs=16))
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
+    def run(self, folder: RunFolder) -> JsonObject:
         """Train and judge."""
         if self.loop.collectors > 1 or self.loop.rollouts_ahead:
             raise UserError(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import wilson
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.label_frames import label_frames
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.stages import clock
@@ -24,13 +25,14 @@ from vla_rl.rewards.calibration import Counts, value_order_correlation
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.pairs import PairSampler
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
-from vla_rl.rewards.reward import Judgement
+from vla_rl.rewards.reward import RewardOutput
+from vla_rl.rewards.reward_model import RewardModel
 from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
-from vla_rl.rewards.trained import TrainedReward
 from vla_rl.training.fit import FitConfig, fit, shuffled
 from vla_rl.training.tracking import RunFolder
 
-Loss: TypeAlias = Callable[[Any], tuple[Tensor, dict[str, float]]]
+Batch = TypeVar("Batch")
+Loss: TypeAlias = Callable[[Batch], tuple[Tensor, dict[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class TrainReward:
         check_limits(self, training=some, calibration=some, test=some, num_envs=some)
         check_limits(self, clumsy=(0, 1), precision=(0, 1))
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
+    def run(self, folder: RunFolder) -> JsonObject:
         """Leave the checkpoint ``name``."""
         seconds: dict[str, float] = {}
         with clock(seconds, "frames"):
@@ -77,11 +79,11 @@ class TrainReward:
         chosen = {"threshold": model.threshold, "on": rates(calibrated)}
         return {"test": found, "calibration": chosen, "seconds": seconds, "seed": self.seed}
 
-    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> TrainedReward:
+    def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> RewardModel:
         """A reward model that was trained on ``frames``."""
         raise NotImplementedError
 
-    def judged(self, model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+    def judged(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
         """What is reported of ``model`` on ``frames``."""
         return judge(model, frames)
 
@@ -106,7 +108,7 @@ class TrainReward:
                 lambda done: update(done, "episodes"),
             )
 
-    def _fit(self, model: nn.Module, loss: Loss, batches: Iterator[Any], folder: RunFolder | None) -> None:
+    def _fit(self, model: nn.Module, loss: Loss[Batch], batches: Iterator[Batch], folder: RunFolder | None) -> None:
         def report(step: int, info: dict[str, float]) -> None:
             update(step + 1, f"loss {info['loss']:.4f}")
             if folder and (step + 1) % 25 == 0:
@@ -146,7 +148,7 @@ class TrainProgress(TrainReward):
         self._fit(model, model.loss, sampler.batches(self.fit.batch), folder)
         return model
 
-    def judged(self, model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+    def judged(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
         return {**judge(model, frames), "progress": follow(model, frames)}
 
 
@@ -158,7 +160,7 @@ def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator
         yield np.concatenate([yes[some.numpy()], no[others.numpy()]])
 
 
-def judge(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+def judge(model: RewardModel, frames: LabelledFrames) -> JsonObject:
     """How well frames are told apart, and episodes by ``done``; every share with its 95 % Wilson interval.
 
     ``frames``: precision and recall of single frames.  Their intervals take frames for independent, which those of one
@@ -166,7 +168,7 @@ def judge(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
     many had a ``done`` (``found``); of all others, how many (``false_alarms``); of the found, how many before their
     first successful frame (``early``).  Here the unit is an episode under one instruction.
     """
-    told = Counts.of_decisions(model.scores(frames) >= model.threshold, frames.label)
+    told = Counts.from_decisions(model.scores(frames) >= model.threshold, frames.label)
     outcomes = [_outcome(model, track) for track in frames.tracks()]
     found = [fired for lasted, fired, _ in outcomes if lasted]
     alarms = [fired for lasted, fired, _ in outcomes if not lasted]
@@ -178,21 +180,21 @@ def judge(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
     }
 
 
-def _outcome(model: TrainedReward, track: LabelledFrames) -> tuple[bool, bool, bool]:
+def _outcome(model: RewardModel, track: LabelledFrames) -> tuple[bool, bool, bool]:
     """Whether success lasted in ``track``, whether there was a ``done``, and whether that came before any success."""
     done, hold = _watch(model, track).done[0], model.config.hold
     lasted = "1" * hold in "".join("1" if so else "0" for so in track.label)
     return lasted, bool(done.any()), bool(done.any() and done.argmax() < track.label.argmax())
 
 
-def _watch(model: TrainedReward, track: LabelledFrames) -> Judgement:
+def _watch(model: RewardModel, track: LabelledFrames) -> RewardOutput:
     """What ``model`` says about ``track`` from its first frame to its last, [1,T]."""
     clip = {name: image[None] for name, image in track.images.items()}
-    judgement, _ = model.judge(clip, track.text[:1].tolist(), np.ones((1, len(track)), bool), model.initial_state(1))
-    return judgement
+    output, _ = model.evaluate(clip, track.text[:1].tolist(), np.ones((1, len(track)), bool), model.initial_state(1))
+    return output
 
 
-def follow(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
+def follow(model: RewardModel, frames: LabelledFrames) -> JsonObject:
     """How ``progress`` runs in episodes that end in success, and in others: failures and wrong instructions.
 
     ``order``: the mean over successes of the rank correlation with time.  ``half``: the share of successes that end
@@ -207,25 +209,25 @@ def follow(model: TrainedReward, frames: LabelledFrames) -> dict[str, Any]:
     }
 
 
-def rates(counts: Counts) -> dict[str, Any]:
+def rates(counts: Counts) -> JsonObject:
     """Precision and recall."""
     return {
-        "precision": share(counts.said_and_so, counts.said),
-        "recall": share(counts.said_and_so, counts.so),
-        "of": counts.of,
+        "precision": share(counts.true_positives, counts.predicted),
+        "recall": share(counts.true_positives, counts.actual),
+        "of": counts.total,
     }
 
 
-def share(part: int, whole: int) -> dict[str, Any]:
+def share(part: int, whole: int) -> JsonObject:
     """``part`` of ``whole`` with its 95 % Wilson interval; no value where there is no whole."""
     low, high = wilson(part, whole)
     return {"value": part / whole if whole else None, "low": low, "high": high, "of": whole}
 
 
-def found_in_words(found: dict[str, Any]) -> str:
+def found_in_words(found: JsonObject) -> str:
     """Two lines for the terminal."""
 
-    def percent(item: dict[str, Any]) -> str:
+    def percent(item: JsonObject) -> str:
         if item["value"] is None:
             return "none of 0"
         return f"{item['value']:.1%} [{100 * item['low']:.1f}, {100 * item['high']:.1f}] of {item['of']}"

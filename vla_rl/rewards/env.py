@@ -1,15 +1,16 @@
-"""Any environment, simulated or imagined, under the eyes of a reward model.
+"""Any environment, simulated or imagined, with the reward of a reward model.
 
-After every action the model sees the frame and reads the instruction.  What an action earns is
+After every action the model reads the frame and the instruction.  The reward of an action is
 
-    r_t = progress (p_t - p_{t-1}) + done [the task is done for the first time] + own r'_t
+    r_t = progress (p_t - p_{t-1}) + done [the task is done for the first time] + env r'_t
 
-with ``p`` the model's progress, ``p_0`` that of the frame after the reset, and ``r'`` what the environment pays itself
-(``RewardWeights``).  The differences telescope: an episode earns ``p_T - p_0`` for its progress, so going back and
-forth is worth nothing and a step back costs what it undoes.
+with the model's progress ``p`` (``p_0`` is that of the frame after the reset), the environment's own reward ``r'`` and
+the weights of ``RewardWeights``.  The differences telescope: an episode earns ``p_T - p_0`` for its progress, so moving
+back and forth earns nothing.
 
-The first ``done`` ends an episode with success, also inside a chunk: what follows of the chunk is not valid, and the
-row shows its last frame until it is reset.  Ends and successes of the environment itself stay what they are.
+The first ``done`` ends an episode with success, also inside a chunk: the remaining actions of the chunk are not valid,
+and the row keeps its last frame until it is reset.  The environment's own ends and successes stay as they are: where it
+reports a failure with the same action, the model's ``done`` does not count.
 """
 
 from __future__ import annotations
@@ -19,46 +20,50 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from vla_rl.contract.env import Observation, Observe, Snapshot, Snapshots, Step, VecEnv
+from vla_rl.contract.env import Observation, Observe, Snapshot, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.rows import restore_rows, select_rows
 from vla_rl.rewards.reward import Reward
 
-_MEMORY, _JUDGED, _SHOWN = "reward/", "judged/", "shown/"
+_REWARD_STATE, _ESTIMATES, _DISPLAYED = "reward/", "estimates/", "displayed/"
 
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """What pays, and how much."""
+    """Weights of the parts of the reward."""
 
-    progress: float = 1.0  # for all of the way; the differences sum to it
+    progress: float = 1.0  # of the difference of progress; all of the way sums to it
     done: float = 0.0  # once, when the task is done
-    own: float = 0.0  # times what the environment pays itself; 0 replaces it
+    env: float = 0.0  # of the environment's own reward; 0 replaces it
 
 
 class RewardedEnv:
-    """``E`` rows of ``env``, paid for what ``reward`` sees (``VecEnv``).
+    """``E`` rows of ``env`` with the reward of ``reward`` (``VecEnv``).
 
-    Rows are judged together after every action, so that what one earns depends neither on how actions are cut into
-    chunks nor on how many rows are reset.  Rows that ended by ``done`` are stepped on with actions of zero (as near as
-    bounds allow) where nobody looks, since a row of ``env`` cannot be stopped.  Every frame is drawn, not only the last
-    of a chunk.
+    All rows are evaluated together after every action, so that a reward depends neither on how actions are cut into
+    chunks nor on how many rows are reset.  A row of ``env`` cannot be stopped, so rows that ended by ``done`` receive
+    actions of zero (as near as the bounds allow), and what they do is hidden.  Every frame is rendered, not only the
+    last one of a chunk.
+
+    An environment whose arrays are tensors on a device is converted to numpy here, frames included: the spec's device
+    becomes "cpu".
     """
 
     def __init__(self, env: VecEnv, reward: Reward, weights: RewardWeights | None = None) -> None:
-        """Raises UserError for an environment without cameras and for one that does not speak numpy."""
+        """Raises UserError for an environment without cameras."""
         self.env, self.reward, self.weights = env, reward, weights or RewardWeights()
-        if not env.spec.images or env.spec.device != "cpu":
-            lack = "no camera" if not env.spec.images else f"its arrays on {env.spec.device!r}"
+        if not env.spec.images:
             raise UserError(
-                f"{env.spec.name!r} has {lack}, so a reward model cannot look at it; give an environment with pictures "
-                "in numpy."
+                f"{env.spec.name!r} has no camera, so a reward model cannot evaluate it; give an environment with "
+                "images."
             )
-        self.spec = replace(env.spec, name=f"rewarded {env.spec.name}", success=env.spec.success or "once")
-        self._memory = {name: np.asarray(item) for name, item in reward.initial_state(env.num_envs).items()}
-        self._judged = {"done": np.zeros(env.num_envs, bool), "progress": np.zeros(env.num_envs, np.float32)}
-        self._shown = _nothing(env)  # the observation of every row, by the names of :func:`_flat`
+        name, success = f"rewarded {env.spec.name}", env.spec.success or "once"
+        self.spec = replace(env.spec, name=name, success=success, device="cpu")
+        self._reward_state = {name: np.asarray(item) for name, item in reward.initial_state(env.num_envs).items()}
+        self._estimates = {"done": np.zeros(env.num_envs, bool), "progress": np.zeros(env.num_envs, np.float32)}
+        self._displayed = _zero_observation(env)  # the observation of every row, by the names of :func:`_flatten`
 
     @property
     def num_envs(self) -> int:
@@ -66,35 +71,38 @@ class RewardedEnv:
 
     @property
     def progress(self) -> np.ndarray:
-        """float32 [E]: the model's opinion of what each row shows."""
-        return self._judged["progress"].copy()
+        """float32 [E]: the model's progress in the latest frame of each row."""
+        return self._estimates["progress"].copy()
 
-    def reset(self, rows: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``rows`` (int [R]) with ``seeds`` (int [R]); their first frames are seen."""
-        obs = self.env.reset(rows, seeds)
-        fresh = np.zeros(self.num_envs, bool)
-        fresh[np.asarray(rows, np.intp)] = True
-        self._judged["done"] = self._judged["done"] & ~fresh
-        obs = self._show(obs)
-        if fresh.any():
-            self._memory = dict(self.reward.reset_state(self._memory, np.flatnonzero(fresh)))
-            self._judge(obs, fresh)
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R]) and evaluate their first frames."""
+        obs = _to_host(self.env.reset(env_ids, seeds))
+        is_reset = np.zeros(self.num_envs, bool)
+        is_reset[np.asarray(env_ids, np.intp)] = True
+        self._estimates["done"] = self._estimates["done"] & ~is_reset
+        obs = self._display(obs)
+        if is_reset.any():
+            self._reward_state = dict(self.reward.reset_state(self._reward_state, np.flatnonzero(is_reset)))
+            self._evaluate(obs, is_reset)
         return obs
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Execute ``chunk`` [E,H,D] and judge every frame; see ``VecEnv.step``."""
-        step = self.env.step(self._quiet(chunk), observe="all")
-        valid, own = (np.asarray(item).copy() for item in (step.valid, step.reward))
-        reward, shown = np.zeros(own.shape, np.float32), []
+        """Execute ``chunk`` [E,H,D] and evaluate every frame; see ``VecEnv.step``."""
+        step = self.env.step(self._mask_done_rows(chunk), observe="all").mapped(on_host)
+        valid, env_reward = step.valid.copy(), step.reward.copy()
+        # Index of the action with which the environment itself reported a failure; -1 without one.
+        failed = step.terminated & ~step.success & (self.env.spec.success is not None)
+        failure = np.where(failed, step.valid.sum(1) - 1, -1)
+        reward, displayed = np.zeros(env_reward.shape, np.float32), []
         for i, frame in enumerate(step.frames):
-            valid[:, i] &= ~self._judged["done"]
-            shown.append(self._show(frame))
-            before = self._judged["progress"]
-            done = self._judge(shown[-1], valid[:, i])
-            gained = self.weights.progress * (self._judged["progress"] - before) + self.weights.done * done
-            reward[:, i] = np.where(valid[:, i], gained + self.weights.own * own[:, i], 0.0)
-            self._judged["done"] = self._judged["done"] | done
-        return self._told(step, reward, valid, shown, observe)
+            valid[:, i] &= ~self._estimates["done"]
+            displayed.append(self._display(_to_host(frame)))
+            before = self._estimates["progress"]
+            done = self._evaluate(displayed[-1], valid[:, i]) & (failure != i)
+            gained = self.weights.progress * (self._estimates["progress"] - before) + self.weights.done * done
+            reward[:, i] = np.where(valid[:, i], gained + self.weights.env * env_reward[:, i], 0.0)
+            self._estimates["done"] = self._estimates["done"] | done
+        return self._make_step(step, reward, valid, displayed, observe)
 
     def close(self) -> None:
         """Close the environment."""
@@ -102,102 +110,114 @@ class RewardedEnv:
 
     # -- parts ------------------------------------------------------------------------------------------------------
 
-    def _quiet(self, chunk: Any) -> Any:
-        """``chunk`` with harmless actions in the rows that are done; one of a wrong shape is left for ``env``."""
-        action, done = np.asarray(chunk, np.float32), self._judged["done"]
-        if not done.any() or action.ndim != 3 or action.shape[::2] != (self.num_envs, self.spec.action_dim):
-            return chunk
-        rest = np.clip(np.zeros(self.spec.action_dim, np.float32), self.spec.action.low, self.spec.action.high)
-        return np.where(done[:, None, None], rest, action)
+    def _mask_done_rows(self, chunk: Any) -> Any:
+        """``chunk`` for ``env``, with zeros in rows that are done; ``env`` itself refuses a wrong shape."""
+        action, done = np.asarray(chunk, np.float32), self._estimates["done"]
+        if done.any() and action.ndim == 3 and action.shape[::2] == (self.num_envs, self.spec.action_dim):
+            zero = np.clip(np.zeros(self.spec.action_dim, np.float32), self.spec.action.low, self.spec.action.high)
+            action = np.where(done[:, None, None], zero, action)
+        return action if self.env.spec.device == "cpu" else torch.from_numpy(action).to(self.env.spec.device)
 
-    def _judge(self, obs: Observation, new: np.ndarray) -> np.ndarray:
-        """Let the model see the ``new`` [E] frames in ``obs``; returns bool [E], which of these are done."""
+    def _evaluate(self, obs: Observation, new: np.ndarray) -> np.ndarray:
+        """Evaluate the ``new`` [E] frames in ``obs``; returns bool [E], which of these are done."""
         frames = {name: image[:, None] for name, image in obs.images.items()}
         text = [self.spec.tasks[task] for task in obs.task.tolist()]
-        found, memory = self.reward.judge(frames, text, new[:, None], self._memory)
-        self._memory = dict(memory)
-        self._judged["progress"] = np.where(new, found.progress[:, 0], self._judged["progress"]).astype(np.float32)
+        found, state = self.reward.evaluate(frames, text, new[:, None], self._reward_state)
+        self._reward_state = dict(state)
+        progress = np.where(new, found.progress[:, 0], self._estimates["progress"])
+        self._estimates["progress"] = progress.astype(np.float32)
         done: np.ndarray = found.done[:, 0] & new
         return done
 
-    def _show(self, obs: Observation) -> Observation:
-        """``obs``, but what they showed before in the rows that are done."""
-        held, now = self._judged["done"], _flat(obs)
-        if held.any():
-            now = {name: item.copy() for name, item in now.items()}
-            for name, item in now.items():
-                item[held] = self._shown[name][held]
-        self._shown = now
-        return _observation(now)
+    def _display(self, obs: Observation) -> Observation:
+        """``obs``, but with the earlier observation in the rows that are done."""
+        frozen, arrays = self._estimates["done"], _flatten(obs)
+        if frozen.any():
+            arrays = {name: item.copy() for name, item in arrays.items()}
+            for name, item in arrays.items():
+                item[frozen] = self._displayed[name][frozen]
+        self._displayed = arrays
+        return _unflatten(arrays)
 
-    def _told(
-        self, step: Step, reward: np.ndarray, valid: np.ndarray, shown: list[Observation], observe: Observe
+    def _make_step(
+        self, step: Step, reward: np.ndarray, valid: np.ndarray, displayed: list[Observation], observe: Observe
     ) -> Step:
-        done = self._judged["done"].copy()
+        done = self._estimates["done"].copy()
         return Step(
-            obs=shown[-1],
+            obs=displayed[-1],
             reward=reward,
             valid=valid,
             terminated=step.terminated | done,
             truncated=step.truncated & ~done,
-            cause=tuple("success" if judged else cause for judged, cause in zip(done, step.cause, strict=True)),
+            cause=tuple("success" if row else cause for row, cause in zip(done, step.cause, strict=True)),
             success=step.success | done,
             executed=np.where(valid[..., None], step.executed, np.float32(0)),
             intervened=step.intervened & valid,
-            frames=tuple(shown) if observe == "all" else (),
+            frames=tuple(displayed) if observe == "all" else (),
         )
 
 
 class RewardedSnapshots(RewardedEnv):
-    """The same around an environment that can be saved (``Snapshots``): what the model remembers is saved with it."""
+    """The same for an environment with snapshots (``Snapshots``); the reward model's state is part of them."""
 
     env: Any
 
-    def snapshot(self, rows: Any) -> Snapshot:
-        """Everything the future of ``rows`` depends on; see ``Snapshots``."""
-        inner = self.env.snapshot(rows)
-        return inner | select_rows(self._arrays(), np.asarray(rows, np.intp))
+    def snapshot(self, env_ids: Any) -> Snapshot:
+        """Everything the future of ``env_ids`` depends on; see ``Snapshots``."""
+        inner = self.env.snapshot(env_ids)
+        return inner | select_rows(self._arrays(), np.asarray(env_ids, np.intp))
 
-    def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``rows``; raises ContractError, with nothing restored, when it does not fit."""
-        index = np.asarray(rows, np.intp)
+    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``env_ids``; raises ContractError, with nothing restored, when it does not fit."""
+        index, own = np.asarray(env_ids, np.intp), (_REWARD_STATE, _ESTIMATES, _DISPLAYED)
         arrays = {name: item.copy() for name, item in self._arrays().items()}
-        inner = {name: item for name, item in snapshot.items() if not name.startswith((_MEMORY, _JUDGED, _SHOWN))}
+        inner = {name: item for name, item in snapshot.items() if not name.startswith(own)}
         restore_rows(arrays, index, {name: item for name, item in snapshot.items() if name not in inner})
-        obs = self.env.restore(rows, inner)
-        self._memory, self._judged, self._shown = (_part(arrays, kind) for kind in (_MEMORY, _JUDGED, _SHOWN))
-        return self._show(obs)
+        obs = _to_host(self.env.restore(env_ids, inner))
+        self._reward_state, self._estimates, self._displayed = (_with_prefix(arrays, kind) for kind in own)
+        return self._display(obs)
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        kinds: dict[str, Mapping[str, np.ndarray]] = {_MEMORY: self._memory, _JUDGED: self._judged, _SHOWN: self._shown}
+        kinds: dict[str, Mapping[str, np.ndarray]] = {
+            _REWARD_STATE: self._reward_state,
+            _ESTIMATES: self._estimates,
+            _DISPLAYED: self._displayed,
+        }
         return {kind + name: item for kind, items in kinds.items() for name, item in items.items()}
 
 
 def rewarded(env: VecEnv, reward: Reward, weights: RewardWeights | None = None) -> RewardedEnv:
-    """``env`` paid for what ``reward`` sees, with snapshots if it has them."""
+    """``env`` with the reward of ``reward``; with snapshots if ``env`` has them."""
     kind = RewardedSnapshots if isinstance(env, Snapshots) else RewardedEnv
     return kind(env, reward, weights)
 
 
-def _part(arrays: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(kind): item for name, item in arrays.items() if name.startswith(kind)}
+def _to_host(obs: Observation) -> Observation:
+    """``obs`` as numpy arrays; the same arrays if they are numpy already."""
+    return _unflatten({name: on_host(item) for name, item in _flatten(obs).items()})
 
 
-def _flat(obs: Observation) -> dict[str, np.ndarray]:
+def _with_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Those of ``arrays`` whose name begins with ``prefix``, without it."""
+    return {name.removeprefix(prefix): item for name, item in arrays.items() if name.startswith(prefix)}
+
+
+def _flatten(obs: Observation) -> dict[str, Any]:
     """The arrays of ``obs`` by name."""
-    pictures = {f"images/{name}": image for name, image in obs.images.items()}
+    images = {f"images/{name}": image for name, image in obs.images.items()}
     extras = {f"extras/{name}": extra for name, extra in obs.extras.items()}
-    return {**pictures, **extras, "state": obs.state, "task": obs.task, "time": obs.time}
+    return {**images, **extras, "state": obs.state, "task": obs.task, "time": obs.time}
 
 
-def _nothing(env: VecEnv) -> dict[str, np.ndarray]:
-    """What an observation of ``env`` consists of, all zero."""
-    spec, rows = env.spec, env.num_envs
+def _unflatten(arrays: Mapping[str, Any]) -> Observation:
+    images, extras = _with_prefix(arrays, "images/"), _with_prefix(arrays, "extras/")
+    return Observation(images, arrays["state"], arrays["task"], arrays["time"], extras)
+
+
+def _zero_observation(env: VecEnv) -> dict[str, np.ndarray]:
+    """An observation of ``env`` with all entries zero, as by :func:`_flatten`."""
+    spec, num_envs = env.spec, env.num_envs
     arrays = {f"images/{name}": item for name, item in spec.images.items()}
     arrays |= {f"extras/{name}": item for name, item in spec.extras.items()} | {"state": spec.state}
-    zeros = {name: np.zeros((rows, *item.shape), item.dtype) for name, item in arrays.items()}
-    return zeros | {name: np.zeros(rows, np.int64) for name in ("task", "time")}
-
-
-def _observation(flat: Mapping[str, np.ndarray]) -> Observation:
-    return Observation(_part(flat, "images/"), flat["state"], flat["task"], flat["time"], _part(flat, "extras/"))
+    zeros = {name: np.zeros((num_envs, *item.shape), item.dtype) for name, item in arrays.items()}
+    return zeros | {name: np.zeros(num_envs, np.int64) for name in ("task", "time")}

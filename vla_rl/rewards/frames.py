@@ -1,4 +1,4 @@
-"""Labelled frames: pictures, what was asked for, and whether it is so."""
+"""Labelled frames: images, an instruction, and whether the image shows it fulfilled."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NAMES = ("text", "label", "episode")
 
 @dataclass(frozen=True)
 class LabelledFrames:
-    """``N`` claims about pictures.  One picture may stand under several instructions.
+    """``N`` labelled frames.  One image may occur with several instructions.
 
-    images {camera: uint8 [N,h,w,3]}, text [N] of str: what was asked for, label bool [N]: whether the picture shows it
-    done, episode int64 [N]: where the picture comes from.  Those of one episode and text are in order of time.
+    images {camera: uint8 [N,h,w,3]}, text [N] of str: the instruction, label bool [N]: whether the image shows it
+    fulfilled, episode int64 [N]: the source.  Frames of one episode and instruction are in order of time.
     """
 
     images: dict[str, np.ndarray]
@@ -39,7 +39,7 @@ class LabelledFrames:
         if wrong or not self.images or not count:
             what = f"{wrong[0]!r} does not fit" if wrong else "there are none"
             raise ContractError(
-                f"these are no labelled frames ({what}), so nothing can be learnt from them; give images uint8 "
+                f"these are no labelled frames ({what}), so nothing can be trained on them; give images uint8 "
                 "[N,h,w,3], text [N] of str, label bool [N] and episode int [N]."
             )
 
@@ -47,38 +47,38 @@ class LabelledFrames:
         return len(self.label)
 
     def select(self, index: np.ndarray) -> LabelledFrames:
-        """Those at ``index`` (int or bool)."""
+        """The frames at ``index`` (int or bool)."""
         images = {name: image[index] for name, image in self.images.items()}
         return LabelledFrames(images, self.text[index], self.label[index], self.episode[index])
 
     @classmethod
-    def join(cls, parts: Sequence[LabelledFrames]) -> LabelledFrames:
-        """All of ``parts``, one after the other."""
+    def concatenate(cls, parts: Sequence[LabelledFrames]) -> LabelledFrames:
+        """All of ``parts``, in order."""
         images = {name: np.concatenate([part.images[name] for part in parts]) for name in parts[0].images}
         return cls(images, *(np.concatenate([getattr(part, name) for part in parts]) for name in _NAMES))
 
     def split(self, shares: Sequence[float], seed: int) -> list[LabelledFrames]:
-        """One part per share, drawn by whole episodes, so that no part knows another's scenes.
+        """One part per share; episodes are never split, so that no scene occurs in two parts.
 
         Raises UserError when there are fewer episodes than parts.
         """
         episodes = np.random.default_rng(seed).permutation(np.unique(self.episode))
         if len(episodes) < len(shares):
             raise UserError(
-                f"{len(episodes)} episodes cannot be split into {len(shares)} parts, so nothing could be held out; "
+                f"{len(episodes)} episodes cannot be split into {len(shares)} parts, so nothing can be held out; "
                 "label frames of more episodes."
             )
         ends = np.cumsum(shares) / sum(shares) * len(episodes)
-        # At least one episode for every part, before it and after it.
+        # Every part gets at least one episode.
         cuts = [max(i + 1, min(round(end), len(episodes) - len(shares) + i + 1)) for i, end in enumerate(ends[:-1])]
         return [self.select(np.isin(self.episode, part)) for part in np.split(episodes, cuts)]
 
     def tracks(self) -> list[LabelledFrames]:
-        """One per episode and text, in order of time."""
-        return [self.select(index) for index in self.track_rows()]
+        """The frames of each episode and instruction, in order of time."""
+        return [self.select(index) for index in self.track_indices()]
 
-    def track_rows(self) -> list[np.ndarray]:
-        """Where the frames of each episode and text are, in order of time."""
+    def track_indices(self) -> list[np.ndarray]:
+        """Indices of the frames of each episode and instruction, in order of time."""
         found: dict[tuple[int, str], list[int]] = {}
         for i, key in enumerate(zip(self.episode.tolist(), self.text.tolist(), strict=True)):
             found.setdefault(key, []).append(i)
@@ -96,7 +96,7 @@ class LabelledFrames:
             with suppress(OSError):
                 writing.unlink()
             raise UserError(
-                f"the labelled frames could not be written to {str(path)!r} ({error}), so nothing there has changed; "
+                f"the labelled frames could not be written to {str(path)!r} ({error}), so the old file is unchanged; "
                 "free some disk space or choose another folder."
             ) from error
 
@@ -112,7 +112,7 @@ class LabelledFrames:
                 return cls(images, *(file[name] for name in _NAMES))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise UserError(
-                f"{str(path)!r} holds no readable labelled frames ({error}), so no reward can be learnt from it; it "
+                f"{str(path)!r} holds no readable labelled frames ({error}), so no model can be trained on it; it "
                 "should be an .npz with images/CAMERA, text, label and episode."
             ) from error
 

@@ -1,4 +1,4 @@
-"""What a reward model can do: see frames of several rows, read what was asked for, and judge."""
+"""The reward model protocol: progress and success from frames and an instruction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vla_rl.contract.policy import State
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What a reward model says about ``T`` frames of each of ``E`` rows.
+class RewardOutput:
+    """The output of a reward model for ``T`` frames of each of ``E`` environments.
 
-    progress  float32 [E,T]  from 0 (nothing is done) to 1 (all is)
-    done      bool [E,T]     the task is done; not latched, so whoever ends an episode ends it at the first True
+    progress  float32 [E,T]  0 (nothing is done) to 1 (the task is done)
+    done      bool [E,T]     the task is done; not latched, so an episode ends at the first True
     """
 
     progress: np.ndarray
@@ -28,34 +28,34 @@ class Judgement:
 
 @runtime_checkable
 class Reward(Protocol):
-    """Judges from pictures and words alone, so that it works in simulators, imagined worlds and on robots alike.
+    """Evaluates images and instructions only, so that it works in simulators, world models and on robots.
 
-    What it must remember between calls (frames seen, how long something has been so) is in ``state``, one entry per
-    row, which its caller resets with the row.
+    What it remembers between calls (earlier frames, durations) is its ``state``, with one entry per environment; the
+    caller resets it with the environment.
     """
 
-    def initial_state(self, rows: int) -> State:
-        """The memory of ``rows`` rows before their first frame, as {name: [E,...]}."""
+    def initial_state(self, num_envs: int) -> State:
+        """The state of ``num_envs`` environments before their first frame, {name: [E,...]}."""
 
-    def reset_state(self, state: State, rows: Array) -> State:
-        """``state`` with ``rows`` (int [R]) forgotten: their next frame is the first of a new episode."""
+    def reset_state(self, state: State, env_ids: Array) -> State:
+        """``state`` with the initial one in ``env_ids`` (int [R]): their next frame is the first of an episode."""
 
-    def judge(
+    def evaluate(
         self, frames: Mapping[str, Array], text: Sequence[str], valid: Array, state: State
-    ) -> tuple[Judgement, State]:
-        """Judge the next ``T`` frames of every row, in order.
+    ) -> tuple[RewardOutput, State]:
+        """Evaluate the next ``T`` frames of every environment, in order.
 
-        ``frames`` {camera: uint8 [E,T,h,w,c]}, ``text`` [E] what was asked for, ``valid`` bool [E,T]: False where a
-        frame only repeats the one before it because the row's episode ended.  Raises ContractError for cameras or
-        picture sizes that the model does not know, and for words that it cannot read.
+        ``frames`` {camera: uint8 [E,T,h,w,c]}, ``text`` [E] instructions, ``valid`` bool [E,T]: False where a frame
+        repeats the one before it because the episode has ended.  Raises ContractError for cameras or image sizes that
+        do not fit the model, and for unknown words.
         """
 
 
-def in_order(frames: Sequence[Observation]) -> dict[str, np.ndarray]:
-    """The pictures of ``Step.frames`` (observe="all") as :meth:`Reward.judge` takes them: {camera: [E,T,h,w,c]}."""
+def stack_frames(frames: Sequence[Observation]) -> dict[str, np.ndarray]:
+    """The images of ``Step.frames`` (observe="all") for :meth:`Reward.evaluate`: {camera: [E,T,h,w,c]}."""
     return {name: np.stack([frame.images[name] for frame in frames], axis=1) for name in frames[0].images}
 
 
 def load_reward(folder: str | Path) -> Any:
-    """The reward model in a checkpoint folder, whichever class wrote it."""
+    """The reward model in a checkpoint folder, by the class that wrote it."""
     return pretrained.load_module(folder, "reward")

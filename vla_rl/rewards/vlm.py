@@ -1,4 +1,4 @@
-"""Image-text models of Hugging Face's transformers, asked what is answered with yes or no."""
+"""Yes-or-no questions to image-text models of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class VLMConfig:
 
     model: str = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"  # a folder, or a name on the Hugging Face Hub
     revision: str = "main"  # branch, tag or commit on the Hub; a commit makes results repeatable
-    batch: int = 8  # questions asked together
+    batch: int = 8  # questions per forward pass
     device: str = "cpu"
-    dtype: str = "auto"  # as its weights are; or "float32", "bfloat16"
+    dtype: str = "auto"  # that of the weights; or "float32", "bfloat16"
 
 
 class YesNo:
-    """How likely is "yes" as a model's next word, as against "no"?  Nothing is sampled or generated.
+    """The probability of "yes" against "no" as the model's next token.  Nothing is sampled or generated.
 
     ``P(yes) = sum p(y) / (sum p(y) + sum p(n))`` over the tokens ``y`` and ``n`` that spell yes and no, with or without
-    capitals and with or without the space before a word, where one token does.
+    capitals and a leading space, if a single token does.
     """
 
     def __init__(self, config: VLMConfig) -> None:
-        """Raises UserError when transformers is not installed, or the model cannot be had or cannot be asked.
+        """Raises UserError when transformers is not installed, or the model cannot be loaded or has no chat template.
 
         Weights are read from safetensors only, and code that comes with a model is never run.
         """
@@ -49,29 +49,29 @@ class YesNo:
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"the model {config.model!r} cannot be loaded ({reason[:300]}), so nothing can be judged by it; give "
+                f"the model {config.model!r} cannot be loaded ({reason[:300]}), so it cannot evaluate anything; give "
                 "an image-text model that this version of transformers knows, as safetensors, or download it first."
             ) from error
         self._model = self._model.eval().requires_grad_(False).to(config.device)
         if not getattr(self._processor, "chat_template", None):
             raise UserError(
-                f"the model {config.model!r} has no chat template, so it cannot be asked; choose one that was tuned to "
-                "follow instructions."
+                f"the model {config.model!r} has no chat template, so it takes no questions; choose one that was "
+                "tuned to follow instructions."
             )
         self._yes, self._no = self._spellings(_YES), self._spellings(_NO)
 
     @torch.no_grad()
     def probability(self, images: Mapping[str, Array], question: Sequence[str]) -> np.ndarray:
-        """P(yes) float32 [N] of ``question`` [N] about ``images`` {camera: uint8 [N,h,w,3]}, shown in their order.
+        """P(yes) float32 [N] of ``question`` [N] about ``images`` {camera: uint8 [N,h,w,3]}, in their order.
 
-        Those who are asked the same are asked together: their prompts are equally long, so that nothing is padded and
-        no answer depends on who else was asked.
+        A batch holds equal questions only: their prompts have the same length, so that nothing is padded and no answer
+        depends on the rest of the batch.
         """
-        asked, found = np.asarray(question, dtype=str), np.zeros(len(question), np.float32)
-        for text in np.unique(asked):
-            rows = np.flatnonzero(asked == text)
-            for part in np.split(rows, range(self.config.batch, len(rows), self.config.batch)):
-                pictures = [[np.asarray(torch.as_tensor(i[row]).cpu()) for i in images.values()] for row in part]
+        questions, found = np.asarray(question, dtype=str), np.zeros(len(question), np.float32)
+        for text in np.unique(questions):
+            index = np.flatnonzero(questions == text)
+            for part in np.split(index, range(self.config.batch, len(index), self.config.batch)):
+                pictures = [[np.asarray(torch.as_tensor(i[k]).cpu()) for i in images.values()] for k in part]
                 found[part] = self._ask(pictures, str(text)).float().cpu().numpy()
         return found
 
@@ -79,11 +79,11 @@ class YesNo:
         """P(yes) [n] of one question about each of ``pictures``."""
         content = [*({"type": "image"} for _ in pictures[0]), {"type": "text", "text": text}]
         prompt = self._processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        given = self._processor(text=[prompt] * len(pictures), images=list(map(list, pictures)), return_tensors="pt")
-        given = given.to(self._model.device)
-        for name, item in given.items():  # pictures in the precision of the weights
-            given[name] = item.to(self._model.dtype) if item.is_floating_point() else item
-        logprob = self._model(**given).logits[:, -1].float().log_softmax(-1)
+        inputs = self._processor(text=[prompt] * len(pictures), images=list(map(list, pictures)), return_tensors="pt")
+        inputs = inputs.to(self._model.device)
+        for name, item in inputs.items():  # images in the precision of the weights
+            inputs[name] = item.to(self._model.dtype) if item.is_floating_point() else item
+        logprob = self._model(**inputs).logits[:, -1].float().log_softmax(-1)
         yes, no = (logprob[:, ids].logsumexp(-1) for ids in (self._yes, self._no))
         return (yes - no).sigmoid()
 
@@ -107,6 +107,6 @@ def transformers() -> Any:
         import transformers as package
     except ImportError as error:
         raise UserError(
-            f"{error.name} is not installed, so no vision-language model can judge; pip install 'vla-rl[vla]'."
+            f"{error.name} is not installed, so no vision-language model can be used; pip install 'vla-rl[vla]'."
         ) from error
     return package

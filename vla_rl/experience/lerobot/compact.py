@@ -1,10 +1,10 @@
-"""Recorded episodes become v3.0 files.
+"""Turning recorded episodes into v3.0 files.
 
-Everything is written below ``recording/compacting``, synced and read back.  Then ``committing.json`` lists what will be
-moved, the files move to names that were free, ``tasks.parquet`` grows, and ``info.json``, which counts the episodes,
-is replaced: until then the dataset is the old one plus recorded episodes, from then on it is the new one.  What remains
-(``stats.json``, the recorded folders) follows from ``committing.json``.  :func:`recover` undoes or completes whatever a
-killed process left.
+All files are written below ``recording/compacting``, synced and read back.  Then ``committing.json`` lists the files,
+they are moved to free names, ``tasks.parquet`` grows, and ``info.json``, which counts the episodes, is replaced: before
+that the dataset is the old one plus recorded episodes, after it the new one.  The remaining steps (``stats.json``,
+deleting the recorded folders) follow from ``committing.json``.  :func:`recover` undoes or completes the commit of a
+killed process.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ def compact(
 
 
 def recover(root: Path) -> None:
-    """Bring a dataset whose writer was killed back to a whole state; no finished episode is lost."""
+    """Repair a dataset whose writer was killed; no finished episode is lost."""
     recording = root / live.RECORDING
-    begun = live.read_committing(recording)
-    if begun and live.is_committed(recording, _committed(root)):
-        _complete(root, begun)
-    elif begun:
-        lost = [name for name in begun["folders"] if not (recording / name).is_dir()]
+    commit = live.read_committing(recording)
+    if commit and live.is_committed(recording, _committed(root)):
+        _complete(root, commit)
+    elif commit:
+        lost = [name for name in commit["folders"] if not (recording / name).is_dir()]
         if lost:
             raise UserError(
                 f"{str(root / metadata.INFO)!r} does not count the episodes of {str(recording / lost[0])!r}, which is "
                 "gone, so it is not the one that was last written and nothing was touched; copy it again."
             )
-        for name in begun["files"]:
+        for name in commit["files"]:
             (root / name).unlink(missing_ok=True)
     (recording / live.COMMITTING).unlink(missing_ok=True)
     shutil.rmtree(recording / _COMPACTING, ignore_errors=True)
@@ -88,25 +88,25 @@ def _commit(root: Path, info: dict[str, Any], stats: statistics.Stats, folders: 
     taken = [name for name in fresh if (root / name).exists()]
     if taken:
         raise UserError(
-            f"{str(root / taken[0])!r} exists although {metadata.INFO} knows nothing of it, so the recorded episodes "
+            f"{str(root / taken[0])!r} exists although {metadata.INFO} does not mention it, so the recorded episodes "
             "stay where they are; move that file away and repair the dataset again."
         )
     counted = {"total_episodes": info["total_episodes"], "stats": statistics.to_json(stats)}
-    begun = {**counted, "files": fresh, "folders": folders}
-    write_json(recording / live.COMMITTING, begun)
+    commit = {**counted, "files": fresh, "folders": folders}
+    write_json(recording / live.COMMITTING, commit)
     for name in [*fresh, metadata.TASKS]:
         move(ready / name, root / name)
     write_json(root / metadata.INFO, info)
-    _complete(root, begun)
+    _complete(root, commit)
     (recording / live.COMMITTING).unlink()
     shutil.rmtree(ready)
 
 
-def _complete(root: Path, begun: Mapping[str, Any]) -> None:
-    """What is left to do once ``info.json`` counts the episodes; doing it twice changes nothing."""
-    if _committed(root) == begun["total_episodes"]:  # lerobot may have gone on, with statistics of more episodes
-        write_json(root / metadata.STATS, begun["stats"])
-    for name in begun["folders"]:
+def _complete(root: Path, commit: Mapping[str, Any]) -> None:
+    """The remaining steps once ``info.json`` counts the episodes; repeating them changes nothing."""
+    if _committed(root) == commit["total_episodes"]:  # lerobot may have added episodes, with newer statistics
+        write_json(root / metadata.STATS, commit["stats"])
+    for name in commit["folders"]:
         folder = root / live.RECORDING / name
         if folder.exists():  # one that cannot be removed must not count as another episode
             shutil.rmtree(folder)
@@ -118,7 +118,7 @@ def _committed(root: Path) -> int:
 
 
 def _next_place(known: Metadata, column: str) -> Place:
-    """The first file that nothing is in: added episodes never touch a file that is there."""
+    """The first unused file: adding episodes never changes an existing file."""
     used = [row.videos[column][0] if column else row.data for row in known.rows]
     if not used:
         return Place()
@@ -151,9 +151,9 @@ def _write_data(folder: Path, schema: Schema, numbers: Mapping[str, int], groups
             for episode in episodes:
                 file.write_table(_frames(schema, episode, numbers), row_group_size=max(episode.live.length, 1))
         sync(path)
-        again = pq.ParquetFile(path, page_checksum_verification=True)
+        reread = pq.ParquetFile(path, page_checksum_verification=True)
         for i, episode in enumerate(episodes):
-            if not again.read_row_group(i).equals(_frames(schema, episode, numbers)):
+            if not reread.read_row_group(i).equals(_frames(schema, episode, numbers)):
                 raise OSError(f"{path.name} does not read as it was written")
 
 
@@ -166,7 +166,7 @@ def _frames(schema: Schema, episode: Numbered, numbers: Mapping[str, int]) -> pa
 
 
 def _indices(episode: Numbered, task_index: np.ndarray, numbers: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """What an episode does not know by itself."""
+    """The index columns that depend on the dataset."""
     length = episode.live.length
     return {
         "episode_index": np.full(length, episode.index),
@@ -191,7 +191,7 @@ def _write_videos(folder: Path, schema: Schema, column: str, groups: Groups) -> 
 
 
 def _all_statistics(item: Numbered, numbers: Mapping[str, int]) -> statistics.Stats:
-    """An episode's, and those of its indices, which lerobot keeps too."""
+    """The statistics of an episode, those of its index columns included, as lerobot keeps them."""
     indices = _indices(item, item.live.table()["task_index"].to_numpy(), numbers)
     return item.live.stats | statistics.episode_statistics(indices, {name: Feature("int64") for name in indices})
 
@@ -212,10 +212,10 @@ def _info(known: Metadata, header: Header, tasks: int, episodes: int, frames: in
     return info | grown | {"splits": _splits(info["splits"], known.total, episodes)}
 
 
-def _splits(splits: dict[str, str], before: int, now: int) -> dict[str, str]:
-    """New episodes belong to the split that the last one belonged to, the first of all to "train"."""
+def _splits(splits: dict[str, str], before: int, after: int) -> dict[str, str]:
+    """New episodes extend the split of the last old one; without any, the split is "train"."""
     last = next((name for name, span in splits.items() if span.endswith(f":{before}")), "train")
-    return splits | {last: f"{splits.get(last, '0:').partition(':')[0]}:{now}"}
+    return splits | {last: f"{splits.get(last, '0:').partition(':')[0]}:{after}"}
 
 
 def _new_splits(shares: Mapping[str, float], episodes: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset, said so that one can find it: which file, which column, which episodes."""
+"""What is damaged in a dataset: which file, which column, which episodes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vla_rl.contract.errors import UserError
 
 @dataclass(frozen=True)
 class Problem:
-    """``file`` (relative to the dataset) and, if one is concerned, its ``column``; ``what`` begins with a verb.
+    """``what`` is wrong with ``file`` (relative to the dataset) or one ``column`` of it; the text begins with a verb.
 
-    ``episodes`` cannot be read because of it; none means that all can, with the loss that ``what`` tells.
+    ``episodes`` cannot be read because of it; () means that all can, with the loss that ``what`` states.
     """
 
     file: str
@@ -39,7 +39,7 @@ class DamagedError(UserError):
 
 
 def merged(problems: Iterable[Problem]) -> list[Problem]:
-    """One entry per file, column and trouble, with all the episodes that it costs."""
+    """One entry per file, column and damage, with all the episodes that cannot be read."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for problem in problems:
         found.setdefault((problem.file, problem.column, problem.what), []).extend(problem.episodes)
@@ -54,5 +54,5 @@ def numbers(episodes: Sequence[int]) -> str:
             runs[-1].append(episode)
         else:
             runs.append([episode])
-    told = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"episode{'s' if len(episodes) > 1 else ''} {told}"
+    text = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"episode{'s' if len(episodes) > 1 else ''} {text}"

@@ -1,4 +1,4 @@
-"""Writes that a crash or a power cut leaves whole or undone: write beside, fsync, rename, fsync the folder."""
+"""Atomic writes that survive a crash or a power cut: write a temporary file, fsync, rename, fsync the folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-WRITING = ".writing"  # ends the names of what is not there yet
+WRITING = ".writing"  # suffix of unfinished files and folders
 
 
 def sync(path: Path) -> None:
@@ -29,14 +29,14 @@ def make_folder(path: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or folder whose content is on the disk already; what was at ``target`` is replaced."""
+    """Rename a file or folder that is already synced; an existing ``target`` is replaced."""
     make_folder(target.parent)
     os.replace(source, target)
     sync(target.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON in lerobot's style (indent 4, text as it is) in one step."""
+    """Write JSON atomically in lerobot's style (indent 4, UTF-8 without escapes)."""
     writing = path.with_name(path.name + WRITING)
     make_folder(path.parent)
     writing.write_text(json.dumps(value, indent=4, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a dataset holds: its columns, their types on disk, and how both are told in ``info.json``."""
+"""The columns of a dataset, their types on disk, and their description in ``info.json``."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Feature:
 
     @property
     def is_camera(self) -> bool:
-        """Whether a frame is a picture (depth maps, which are coded differently, are not)."""
+        """Whether a frame is a picture; depth maps, which are encoded differently, are not."""
         depth = self.info.get("is_depth_map") or self.info.get("video.is_depth_map")
         return self.dtype in ("image", "video") and not depth
 
     def labels(self) -> tuple[str, ...]:
-        """The names of a vector's entries, () when there are none or they do not fit."""
+        """The names of a vector's entries; () when there are none or their number is wrong."""
         names = self.names
         if isinstance(names, Mapping):  # {"motors": [...]}
             names = [item for group in names.values() if isinstance(group, list) for item in group]
@@ -54,12 +54,12 @@ class Feature:
     def to_json(self) -> dict[str, Any]:
         """As in ``info.json``."""
         names = list(self.names) if isinstance(self.names, tuple) else self.names
-        told = {"dtype": self.dtype, "shape": list(self.shape), "names": names}
-        return told | ({"info": dict(self.info)} if self.info else {})
+        entry = {"dtype": self.dtype, "shape": list(self.shape), "names": names}
+        return entry | ({"info": dict(self.info)} if self.info else {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Feature:
-        """Read an entry of ``info.json``; raises KeyError or TypeError when it is none."""
+        """Read an entry of ``info.json``; raises KeyError or TypeError for anything else."""
         return cls(str(data["dtype"]), tuple(map(int, data["shape"])), data.get("names"), data.get("info") or {})
 
 
@@ -95,10 +95,10 @@ class Schema:
         return columns | {name: Feature(dtype) for name, dtype in INDEX.items()}
 
     def arrow(self) -> pa.Schema:
-        """The parquet schema, with what Hugging Face datasets wants to know about it."""
+        """The parquet schema, with the metadata that Hugging Face datasets needs."""
         fields = [pa.field(name, arrow_type(item), metadata=_extension(item)) for name, item in self.stored().items()]
-        told = {"info": {"features": {name: _hugging_face(item) for name, item in self.stored().items()}}}
-        return pa.schema(fields, metadata={"huggingface": json.dumps(told)})
+        description = {"info": {"features": {name: _hugging_face(item) for name, item in self.stored().items()}}}
+        return pa.schema(fields, metadata={"huggingface": json.dumps(description)})
 
     def to_json(self) -> dict[str, Any]:
         """``robot_type``, ``fps`` and ``features`` as in ``info.json``.
@@ -112,7 +112,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, info: Mapping[str, Any]) -> Schema:
-        """Read ``info.json``; raises KeyError, TypeError or ValueError when it is none."""
+        """Read ``info.json``; raises KeyError, TypeError or ValueError for anything else."""
         features = {name: Feature.from_json(item) for name, item in info["features"].items() if name not in INDEX}
         return cls(float(info["fps"]), features, str(info.get("robot_type") or ""))
 
@@ -210,7 +210,7 @@ def _check_feature(name: str, feature: Feature) -> None:
 
 
 def is_numeric(dtype: str) -> bool:
-    """Whether ``dtype`` names numbers or truth values of numpy (not text, pictures or what newer formats may add)."""
+    """Whether ``dtype`` names numbers or truth values of numpy; text, pictures and unknown types do not."""
     try:
         return np.dtype(dtype).kind in "fiub"
     except TypeError:
@@ -218,12 +218,12 @@ def is_numeric(dtype: str) -> bool:
 
 
 def _extension(feature: Feature) -> dict[str, str] | None:
-    """What marks an array of several axes for Hugging Face datasets."""
+    """The metadata that marks an array of several axes for Hugging Face datasets."""
     if feature.dtype in ("image", "string") or len(feature.shape) == 1:
         return None
     name = f"datasets.features.features.Array{len(feature.shape)}DExtensionType"
-    told = json.dumps([list(feature.shape), feature.dtype])
-    return {"ARROW:extension:name": name, "ARROW:extension:metadata": told}
+    description = json.dumps([list(feature.shape), feature.dtype])
+    return {"ARROW:extension:name": name, "ARROW:extension:metadata": description}
 
 
 def _hugging_face(feature: Feature) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Recorded episodes that are not yet in v3.0 files: one folder each, complete or not there.
+"""Recorded episodes that are not yet in v3.0 files: one folder each, complete or absent.
 
 recording/
-  header.json               what is recorded, so that anybody can finish it
+  header.json               columns, tasks and limits, so that any process can finish the recording
   episode-000012/           frames.parquet, COLUMN.mp4, and episode.json with their sizes and SHA-256
-  episode-000013.writing/   what a killed process was writing
-  committing.json           while v3.0 files move into place (compact.py): which, and for which episodes
-  damaged/                  episodes that no longer equal their SHA-256; nothing deletes them
+  episode-000013.writing/   the unfinished episode of a killed process
+  committing.json           while v3.0 files are moved into place (compact.py): their names and their episodes
+  damaged/                  episodes that no longer match their SHA-256; they are never deleted
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMMITTING, DAMAGED, LOCK = "committing.json", "damaged", "lock"
 
 @dataclass(frozen=True)
 class Limits:
-    """A file is closed when the next episode would make it larger; a folder when it has this many files."""
+    """A file is closed before the next episode would make it larger; a folder holds at most this many files."""
 
     data_mb: float = 100
     video_mb: float = 200
@@ -42,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Header:
-    """What a recording is of: enough to finish it without whoever began it."""
+    """Columns, tasks and limits of a recording: enough for another process to finish it."""
 
     schema: Schema
     tasks: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Header:
 
 @dataclass(frozen=True)
 class LiveEpisode:
-    """A verified folder: ``tasks`` are the texts that its ``task_index`` counts, ``sizes`` bytes per column's file."""
+    """A verified episode folder; its ``task_index`` counts in ``tasks``, ``sizes`` are the bytes of each file."""
 
     folder: Path
     length: int
@@ -77,18 +77,18 @@ class LiveEpisode:
     sizes: Mapping[str, int]
 
     def table(self) -> pa.Table:
-        """Everything but videos, and of ``INDEX`` what an episode knows by itself."""
+        """All columns but videos; of ``INDEX`` those that do not depend on the dataset."""
         return pq.read_table(self.folder / FRAMES)
 
     def video(self, column: str) -> Path:
-        """Where the video of a camera is."""
+        """The video file of a camera."""
         return self.folder / f"{column}.mp4"
 
 
 def write(
     folder: Path, schema: Schema, columns: Mapping[str, np.ndarray], tasks: Sequence[str], task_index: np.ndarray
 ) -> None:
-    """Write one episode so that ``folder`` is there as a whole or not at all."""
+    """Write one episode atomically: ``folder`` is complete or does not exist."""
     writing = folder.with_name(folder.name + WRITING)
     shutil.rmtree(writing, ignore_errors=True)
     make_folder(writing)
@@ -104,24 +104,25 @@ def write(
     pq.write_table(table, writing / FRAMES, write_page_checksum=True)
     features = {**schema.features, **{name: Feature(INDEX[name]) for name in index}}
     stats = statistics.episode_statistics({**columns, **index}, features)
-    told: dict[str, Any] = {"length": length, "tasks": list(tasks), "files": {}}
+    manifest: dict[str, Any] = {"length": length, "tasks": list(tasks), "files": {}}
     for file in sorted(writing.iterdir()):
         sync(file)
-        told["files"][file.name] = {"bytes": file.stat().st_size, "sha256": digest(file)}
-    write_json(writing / MANIFEST, told | {"stats": statistics.to_json(stats)})
+        manifest["files"][file.name] = {"bytes": file.stat().st_size, "sha256": digest(file)}
+    write_json(writing / MANIFEST, manifest | {"stats": statistics.to_json(stats)})
     move(writing, folder)
 
 
 def load(folder: Path, root: Path, number: int) -> LiveEpisode:
-    """Verify a folder against its manifest; raises DamagedError, which calls it episode ``number``."""
+    """Verify a folder against its manifest; raises DamagedError, which names it episode ``number``."""
 
     def damaged(file: str, what: str) -> DamagedError:
         return DamagedError(root, Problem((folder / file).relative_to(root).as_posix(), what, (number,)))
 
     try:
-        told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        length, tasks, stats = int(told["length"]), tuple(told["tasks"]), statistics.from_json(told["stats"])
-        files = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in told["files"].items()}
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        length, tasks = int(manifest["length"]), tuple(manifest["tasks"])
+        stats = statistics.from_json(manifest["stats"])
+        files = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(MANIFEST, f"cannot be read ({type(error).__name__}: {error})") from error
     for name, (size, sha256) in {FRAMES: (0, ""), **files}.items():
@@ -142,26 +143,26 @@ def folders(root: Path, committed: int) -> list[Path]:
 
 
 def next_folder(root: Path, committed: int) -> Path:
-    """Where the next episode belongs, after all that are there."""
+    """The folder of the next episode, numbered after all existing ones."""
     recording = root / RECORDING
     taken = [_number(path) for parent in (recording, recording / DAMAGED) for path in parent.glob("episode-*")]
     return recording / f"episode-{max([committed - 1, *taken]) + 1:06d}"
 
 
 def is_blank(recording: Path) -> bool:
-    """Whether a process was killed before it had written even what it was going to record."""
+    """Whether a process was killed before it had written the header."""
     kept = any(recording.glob("episode-*")) or (recording / DAMAGED).exists()
     return not kept and not (recording / HEADER).exists()
 
 
 def read_committing(recording: Path) -> dict[str, Any]:
-    """What was being moved into place when a process was killed; {} when nothing was."""
+    """The commit that a killed process had begun; {} when there is none."""
     path = recording / COMMITTING
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def is_committed(recording: Path, committed: int) -> bool:
-    """Whether ``info.json`` counts what ``committing.json`` lists.  It may count more: lerobot could have gone on."""
+    """Whether ``info.json`` counts what ``committing.json`` lists; it counts more if lerobot has added episodes."""
     return committed >= read_committing(recording).get("total_episodes", float("inf"))
 
 

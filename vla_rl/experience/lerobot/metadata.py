@@ -1,4 +1,4 @@
-"""``meta/``: how many episodes there are, their tasks, and in which file each of them lies."""
+"""Reading ``meta/``: the number of episodes, their tasks, and the files in which they are stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vla_rl.experience.lerobot.features import VERSION, Schema
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 EPISODES, DATA, VIDEO = f"meta/episodes/{_FILE}.parquet", f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
-# What pyarrow raises for files that are no parquet, cut off or corrupt.
+# What pyarrow raises for files that are not parquet, truncated or corrupt.
 UNREADABLE = (OSError, pa.ArrowException, ValueError)
 
 
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """Where a finished episode lies: its parquet, and for each video the file and the second in it."""
+    """Where a finished episode is stored: its parquet file, and for each video the file and its start in seconds."""
 
     index: int
     length: int
@@ -52,7 +52,7 @@ class EpisodeRow:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What ``meta/`` says.  ``total`` episodes are in v3.0 files; only those in ``rows`` can be found.
+    """The content of ``meta/``.  ``total`` episodes are in v3.0 files; only those in ``rows`` can be found.
 
     ``tasks`` holds text ``i`` at place ``i``; it is empty when ``tasks.parquet`` is lost (``problems`` says so).
     """
@@ -76,9 +76,9 @@ class Metadata:
 
 
 def read(root: Path) -> Metadata:
-    """Read ``meta/``; a recording without v3.0 files yet is a dataset of no finished episodes.
+    """Read ``meta/``; a recording that has no v3.0 files yet is a dataset without finished episodes.
 
-    Raises UserError when ``root`` is no dataset of version 3 or its ``info.json`` is damaged.
+    Raises UserError when ``root`` is not a dataset of version 3 or its ``info.json`` is damaged.
     """
     if not (root / INFO).exists() and (root / live.RECORDING / live.HEADER).exists():
         header = live.Header.load(root / live.RECORDING)
@@ -113,7 +113,7 @@ def _read_info(root: Path) -> dict[str, Any]:
         ) from error
     if not version.startswith("v3."):
         raise UserError(
-            f"{str(root)!r} is a LeRobotDataset {version}, which lays its files out otherwise; convert it with "
+            f"{str(root)!r} is a LeRobotDataset {version}, which has another file layout; convert it with "
             "lerobot's own script (lerobot.datasets.v30.convert_dataset_v21_to_v30)."
         )
     return dict(info)
@@ -161,7 +161,7 @@ def _row(item: Mapping[str, Any], schema: Schema) -> EpisodeRow:
 
 
 def _read_tasks(root: Path, problems: list[Problem]) -> tuple[str, ...]:
-    """The texts are the frame's index in pandas' sense, whose column has had several names."""
+    """The texts are the index of a pandas frame, whose column has had several names."""
     loss = "so only episodes with one task know its text"
     try:
         table = pq.ParquetFile(root / TASKS).read()
@@ -179,9 +179,9 @@ def _read_tasks(root: Path, problems: list[Problem]) -> tuple[str, ...]:
 
 
 def _read_stats(root: Path, total: int, problems: list[Problem]) -> statistics.Stats:
-    begun = live.read_committing(root / live.RECORDING)
-    if begun.get("total_episodes") == total:  # killed just before they would have been written
-        return statistics.from_json(begun["stats"])
+    commit = live.read_committing(root / live.RECORDING)
+    if commit.get("total_episodes") == total:  # killed just before they would have been written
+        return statistics.from_json(commit["stats"])
     try:
         return statistics.from_json(json.loads((root / STATS).read_text(encoding="utf-8")))
     except FileNotFoundError:

@@ -37,8 +37,8 @@ class RecordedEpisode:
 class DatasetReader:
     """A dataset, its episodes read one at a time.
 
-    Raises UserError when there is no dataset of version 3 at ``root``.  Columns of pictures come as uint8, whether they
-    are videos or pictures in parquet; depth videos and columns that hold neither numbers nor text are left out.
+    Raises UserError when there is no dataset of version 3 at ``root``.  Cameras are read as uint8, from videos and from
+    pictures in parquet; depth videos and columns that hold neither numbers nor text are left out.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -61,7 +61,7 @@ class DatasetReader:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What is wrong with ``meta/``; :meth:`check` looks at everything else too."""
+        """What is damaged in ``meta/``; :meth:`check` reads everything else too."""
         return self._meta.problems
 
     @property
@@ -71,7 +71,7 @@ class DatasetReader:
         return {name: range(int(span[0]), int(span[-1])) for name, span in spans.items()}
 
     def __len__(self) -> int:
-        """Episodes there should be, recorded ones included."""
+        """The number of episodes, damaged and recorded ones included."""
         return self._meta.total + len(self._live)
 
     def read(self, episode: int, columns: Iterable[str] | None = None) -> RecordedEpisode:
@@ -102,8 +102,8 @@ class DatasetReader:
     ) -> Iterator[RecordedEpisode]:
         """The ``chosen`` episodes, or all, one after the other.
 
-        Damage raises DamagedError, unless ``on_damage`` is given: then it is told of each problem, and what is damaged
-        is left out.
+        Damage raises DamagedError, unless ``on_damage`` is given: then it is called with each problem, and damaged
+        episodes are left out.
         """
         if self.damaged_tasks and on_damage is None:
             raise DamagedError(self.root, self.damaged_tasks)
@@ -118,7 +118,7 @@ class DatasetReader:
                 on_damage(error.problem)
 
     def check(self) -> list[Problem]:
-        """Read everything and tell what is damaged, one entry per file and column with all episodes that it costs."""
+        """Read everything and return what is damaged: one entry per file and column, with the affected episodes."""
         found = [problem for problem in self._meta.problems if not problem.episodes]
         for episode in range(len(self)):
             try:
@@ -129,7 +129,7 @@ class DatasetReader:
 
     @property
     def damaged_tasks(self) -> Problem | None:
-        """What is wrong with the table of tasks; episodes with one task can be read without it."""
+        """The damage of the table of tasks; episodes with one task can be read without it."""
         return next((problem for problem in self._meta.problems if problem.file == metadata.TASKS), None)
 
     def _known(self, name: str) -> str:
@@ -185,7 +185,7 @@ class DatasetReader:
 
 
 class _ParquetFiles:
-    """The parquet file in use: its row groups are read as they are needed."""
+    """Reads row groups of parquet files and keeps the last file open."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -232,7 +232,7 @@ class _ParquetFiles:
 
 
 class _WrongError(Exception):
-    """A parquet file that can be read but is not what it should be; the text begins with a verb."""
+    """A readable parquet file with wrong content; the text begins with a verb."""
 
     def __init__(self, what: str, column: str = "") -> None:
         super().__init__(what)

@@ -1,10 +1,10 @@
-"""Statistics of one episode and of all, with lerobot's names, shapes and rules.
+"""Statistics of one episode and of a dataset, with lerobot's names, shapes and rules.
 
-``{feature: {min, max, mean, std, count, q01, q10, q50, q90, q99}}``.  A vector's are per entry, a picture's per
-channel, divided by 255, with shape (c,1,1), from a sample of frames.  Two things differ in the numbers: means and
-deviations are taken in float64 (lerobot 0.4.4 takes float32 ones of float32 data, and squares pictures as uint8, so
-that its deviations of pictures are wrong), and an episode's quantiles are exact (the smallest value that at least this
-share does not exceed), where lerobot reads them off a histogram of 5000 bins.
+``{feature: {min, max, mean, std, count, q01, q10, q50, q90, q99}}``.  Statistics of a vector are per entry; those of
+pictures are per channel, divided by 255, with shape (c,1,1), from a sample of frames.  The numbers differ from
+lerobot's in two ways: means and deviations are computed in float64 (lerobot 0.4.4 uses float32 for float32 data and
+squares pictures as uint8, so its deviations of pictures are wrong), and an episode's quantiles are exact (the smallest
+value that at least this share does not exceed), whereas lerobot reads them off a histogram of 5000 bins.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LARGEST_SIDE, _SAMPLED_SIDE = 300, 150
 
 
 def has_statistics(feature: Feature) -> bool:
-    """Whether a column has statistics: pictures and numbers have."""
+    """Whether a column has statistics: pictures and numbers do."""
     return feature.is_camera or is_numeric(feature.dtype)
 
 
 def episode_statistics(columns: Mapping[str, np.ndarray], features: Mapping[str, Feature]) -> Stats:
-    """Of the ``columns`` {name: [n,*shape] or [n]} of one episode, n >= 1."""
+    """Statistics of the ``columns`` {name: [n,*shape] or [n]} of one episode, n >= 1."""
     found: Stats = {}
     for name, values in columns.items():
         if features[name].is_camera:
@@ -39,7 +39,7 @@ def episode_statistics(columns: Mapping[str, np.ndarray], features: Mapping[str,
 
 
 def combined(parts: Sequence[Stats]) -> Stats:
-    """All episodes as one, from the statistics of each.
+    """Statistics of all episodes from those of each.
 
     Count, minimum, maximum, mean and deviation are exact; quantiles are, as in lerobot, the means of the parts'
     quantiles weighted by their counts.
@@ -59,7 +59,7 @@ def from_json(data: Mapping[str, Mapping[str, object]]) -> Stats:
 
 
 def sampled_frames(count: int) -> np.ndarray:
-    """Which of ``count`` frames a picture's statistics are taken from: count^0.75 of them, at least 100, evenly."""
+    """The frames that statistics of pictures are taken from: count^0.75 of ``count``, at least 100, evenly spaced."""
     wanted = max(min(100, count), min(int(count**0.75), 10_000))
     return np.round(np.linspace(0, count - 1, wanted)).astype(int)
 
@@ -90,9 +90,9 @@ def _of_pictures(frames: np.ndarray) -> dict[str, np.ndarray]:
         share = counts / counts.sum()
         mean = float(share @ levels)
         std = float(np.sqrt(share @ (levels - mean) ** 2))
-        there, reached = np.flatnonzero(counts), np.cumsum(counts)
-        ranks = (levels[np.searchsorted(reached, _rank(q, reached[-1]) + 1)] for q in QUANTILES.values())
-        columns.append([levels[there[0]], levels[there[-1]], mean, std, *ranks])
+        present, cumulative = np.flatnonzero(counts), np.cumsum(counts)
+        ranks = (levels[np.searchsorted(cumulative, _rank(q, cumulative[-1]) + 1)] for q in QUANTILES.values())
+        columns.append([levels[present[0]], levels[present[-1]], mean, std, *ranks])
     names = [name for name in NAMES if name != "count"]
     rows = np.array(columns).T.reshape(len(names), channels, 1, 1)
     return {**dict(zip(names, rows, strict=True)), "count": np.array([len(chosen)])}

@@ -1,4 +1,4 @@
-"""The parquet files of ``meta/``: which episode is where, and the texts of the tasks."""
+"""Writing the parquet files of ``meta/``: where each episode is stored, and the texts of the tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Groups: TypeAlias = dict[Place, list[Numbered]]
 def rows_of(
     schema: Schema, episodes: Sequence[Numbered], files: Mapping[str, Groups], stats: Sequence[statistics.Stats]
 ) -> list[dict[str, Any]]:
-    """The rows of ``meta/episodes``, without the place that they themselves will have."""
+    """The rows of ``meta/episodes``, without the place of the rows themselves."""
     places = {
         name: {item.index: place for place, items in groups.items() for item in items} for name, groups in files.items()
     }
@@ -72,7 +72,7 @@ def _starts(groups: Groups, fps: float) -> dict[int, float]:
 
 
 def write_rows(folder: Path, root: Path, rows: list[dict[str, Any]], limits: Limits) -> None:
-    """Write ``rows`` of new episodes below ``folder``, in files that follow those that are in the dataset ``root``."""
+    """Write ``rows`` of new episodes below ``folder``, in files numbered after those of the dataset ``root``."""
     existing = sorted((root / "meta" / "episodes").glob("chunk-*/file-*.parquet"))
     place = Place()
     if existing:
@@ -82,8 +82,8 @@ def write_rows(folder: Path, root: Path, rows: list[dict[str, Any]], limits: Lim
     per_file = max(1, math.floor(len(rows) * limits.data_mb / size)) if size > limits.data_mb else len(rows)
     for begin in range(0, len(rows), per_file):
         part = rows[begin : begin + per_file]
-        told = {"meta/episodes/chunk_index": place.chunk, "meta/episodes/file_index": place.file}
-        table = pa.Table.from_pylist([row | told for row in part])
+        own = {"meta/episodes/chunk_index": place.chunk, "meta/episodes/file_index": place.file}
+        table = pa.Table.from_pylist([row | own for row in part])
         if existing:
             table = _conformed(table, pq.read_schema(existing[-1]))
         path = folder / place.path(metadata.EPISODES)
@@ -92,7 +92,7 @@ def write_rows(folder: Path, root: Path, rows: list[dict[str, Any]], limits: Lim
 
 
 def _conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """With the columns of the files that are there already: all files of a dataset must agree."""
+    """With the columns of the existing files: all files of a dataset must agree."""
     wanted = wanted.remove_metadata()
     arrays = [
         table[item.name].cast(item.type) if item.name in table.column_names else pa.nulls(len(table), item.type)
@@ -102,14 +102,16 @@ def _conformed(table: pa.Table, wanted: pa.Schema) -> pa.Table:
 
 
 def write_tasks(folder: Path, tasks: Sequence[str]) -> None:
-    """As pandas writes a frame whose index is the text."""
+    """Write ``tasks.parquet`` as pandas writes a frame whose index is the text."""
     kinds = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
         for name, (kind, numpy) in kinds.items()
     ]
-    told = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
-    schema = pa.schema([("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(told)})
+    description = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
+    schema = pa.schema(
+        [("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(description)}
+    )
     _write_table(folder / metadata.TASKS, pa.table([list(range(len(tasks))), list(tasks)], schema=schema))
 
 

@@ -35,7 +35,7 @@ def schema_of(episodes: Demonstrations, video: str = "auto", codec: Codec | None
 
 
 class Recording:
-    """A dataset at ``root`` whose columns are those of the first episodes that are added; see ``DatasetWriter``."""
+    """A dataset at ``root`` with the columns of the first episodes that are added; see ``DatasetWriter``."""
 
     def __init__(self, root: Path, video: str = "auto", codec: Codec | None = None) -> None:
         self.root = root
@@ -43,7 +43,7 @@ class Recording:
         self._writer: DatasetWriter | None = None
 
     def add(self, episodes: Demonstrations) -> None:
-        """Keep all ``episodes``; each is safe on the disk before the next is written."""
+        """Add all ``episodes``; each is synced to the disk before the next is written."""
         if self._writer is None:
             self._writer = DatasetWriter(self.root, schema_of(episodes, self._video, self._codec), episodes.tasks)
         _write(self._writer, episodes)
@@ -66,8 +66,7 @@ def _write(writer: DatasetWriter, episodes: Demonstrations) -> None:
         raise ContractError("two tasks have the same text, so they would become one; give each its own text.")
     if any((episodes.time[begin:end] != np.arange(end - begin)).any() for begin, end in episodes.spans()):
         raise ContractError(
-            "an episode's time does not count 0, 1, 2, ..., which a dataset takes for granted; record it from its "
-            "start."
+            "an episode's time does not count 0, 1, 2, ... as a dataset's frame index does; record it from its start."
         )
     for begin, end in episodes.spans():
         writer.add({name: values[begin:end] for name, values in columns.items()}, texts[begin:end].tolist())
@@ -88,10 +87,10 @@ def read(
             f"{', '.join(reader.names)}."
         )
     for episode in reader.episodes(chosen, on_damage=on_damage):
-        yield _translated(reader, episode)
+        yield _demonstrations(reader, episode)
 
 
-def _translated(reader: DatasetReader, episode: RecordedEpisode) -> Demonstrations:
+def _demonstrations(reader: DatasetReader, episode: RecordedEpisode) -> Demonstrations:
     columns, features, count = dict(episode.columns), reader.schema.features, len(episode.time)
     images = {_camera_name(name, features): columns.pop(name) for name in reader.schema.cameras}
     state = columns.pop(STATE, np.zeros((count, 0))).astype(np.float32).reshape(count, -1)

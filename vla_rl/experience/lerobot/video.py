@@ -19,12 +19,12 @@ from vla_rl.experience.lerobot.features import Feature
 
 # PyAV has errors of its own.
 FAILURES = (av.error.FFmpegError, OSError)
-_MP4 = {"movflags": "faststart"}  # the index comes first: what a cut leaves is readable
+_MP4 = {"movflags": "faststart"}  # the index comes first: a truncated file stays readable
 _PNG, _JPEG = b"\x89PNG", b"\xff\xd8"
 
 
 class DamagedFramesError(ValueError):
-    """A video or picture that does not give what is asked of it; the text begins with a verb."""
+    """A video or picture that cannot be decoded as requested; the text begins with a verb."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def best_codec() -> Codec:
 
 def encode(path: Path, frames: np.ndarray, fps: float, codec: Codec) -> None:
     """Write uint8 ``frames`` [n,h,w,3] with frame ``i`` at exactly ``i / fps``; the file is not yet synced."""
-    os.environ.setdefault("SVT_LOG", "1")  # the AV1 library tells its life's story on standard error otherwise
+    os.environ.setdefault("SVT_LOG", "1")  # otherwise the AV1 library logs to standard error
     before = _scheduling()
     with av.open(str(path), "w", format="mp4", options=_MP4) as container:
         stream: Any = container.add_stream(codec.encoder, rate=_rate(fps), options=codec.options())
@@ -86,7 +86,7 @@ def encode(path: Path, frames: np.ndarray, fps: float, codec: Codec) -> None:
         stream.pix_fmt = "yuv420p"
         for i, frame in enumerate(frames):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
-            if i == 0:  # now the encoder's threads are there
+            if i == 0:  # the encoder has started its threads
                 _restore_scheduling(before)
         container.mux(stream.encode(None))
     _restore_scheduling(before)
@@ -96,16 +96,16 @@ _TASKS = Path("/proc/self/task")
 
 
 def _scheduling() -> dict[int, tuple[int, os.sched_param]]:
-    """How every thread of this process is scheduled, where the system says so."""
-    found = {}
+    """The scheduling of every thread of this process, where the system reports it."""
+    threads = {}
     for item in _TASKS.iterdir() if _TASKS.exists() else ():
         with suppress(ProcessLookupError):  # it ended meanwhile
-            found[int(item.name)] = os.sched_getscheduler(int(item.name)), os.sched_getparam(int(item.name))
-    return found
+            threads[int(item.name)] = os.sched_getscheduler(int(item.name)), os.sched_getparam(int(item.name))
+    return threads
 
 
 def _restore_scheduling(before: dict[int, tuple[int, os.sched_param]]) -> None:
-    """Undo what SVT-AV1 does for root: it gives the caller and some forty threads real-time priority 99, for good.
+    """Undo what SVT-AV1 does as root: it gives the caller and some forty threads real-time priority 99 permanently.
 
     Everything else on the machine would starve, a robot's control loop included.  New threads get the policy of the
     main thread.
@@ -119,7 +119,7 @@ def _restore_scheduling(before: dict[int, tuple[int, os.sched_param]]) -> None:
 def decode(path: Path, times: np.ndarray, fps: float) -> np.ndarray:
     """The frames at ``times`` (seconds in the file, increasing) as uint8 [n,h,w,3].
 
-    A frame is at a time when it is less than a quarter of a frame period away (lerobot's loader wants 0.1 ms).  Raises
+    A frame matches a time that is at most a quarter of a frame period away (lerobot's loader requires 0.1 ms).  Raises
     DamagedFramesError when one is missing, and OSError when there is no such file.
     """
     if not path.is_file():
@@ -128,10 +128,10 @@ def decode(path: Path, times: np.ndarray, fps: float) -> np.ndarray:
     try:
         with _opened(path) as (container, stream):
             container.seek(int(max(times[0] - 0.5 / fps, 0.0) / stream.time_base), stream=stream)
-            for now, frame in _timed(container, stream):
-                if now > times[len(found)] + 0.25 / fps:
+            for time, frame in _timed(container, stream):
+                if time > times[len(found)] + 0.25 / fps:
                     break
-                if abs(now - times[len(found)]) <= 0.25 / fps:
+                if abs(time - times[len(found)]) <= 0.25 / fps:
                     found.append(frame.to_ndarray(format="rgb24"))
                 if len(found) == len(times):
                     return np.stack(found)
@@ -148,17 +148,17 @@ def packet_times(path: Path) -> np.ndarray:
 
 
 def join(parts: Sequence[tuple[Path, int]], path: Path, fps: float) -> None:
-    """Put the ``(file, number of frames)`` one after the other into one MP4, packets as they are."""
+    """Concatenate the videos ``(file, number of frames)`` into one MP4 without encoding them again."""
     with av.open(str(path), "w", format="mp4", options=_MP4) as target:
         stream: Any = None
         before = 0
         for part, count in parts:
-            with _opened(part) as (source, given):
+            with _opened(part) as (source, template):
                 if stream is None:
-                    stream = target.add_stream_from_template(given, opaque=True)
-                    stream.time_base = given.time_base
-                shift = round(before / _rate(fps) / given.time_base)
-                for packet in source.demux(given):
+                    stream = target.add_stream_from_template(template, opaque=True)
+                    stream.time_base = template.time_base
+                shift = round(before / _rate(fps) / template.time_base)
+                for packet in source.demux(template):
                     if packet.pts is not None and packet.dts is not None:
                         packet.pts, packet.dts, packet.stream = packet.pts + shift, packet.dts + shift, stream
                         target.mux(packet)
@@ -166,7 +166,7 @@ def join(parts: Sequence[tuple[Path, int]], path: Path, fps: float) -> None:
 
 
 def encode_png(frame: np.ndarray) -> bytes:
-    """One uint8 frame [h,w,3] or [h,w,1], without loss."""
+    """One uint8 frame [h,w,3] or [h,w,1] as lossless PNG."""
     form = "rgb24" if frame.shape[-1] == 3 else "gray"
     encoder: Any = av.CodecContext.create("png", "w")
     encoder.height, encoder.width = frame.shape[:2]
@@ -177,7 +177,7 @@ def encode_png(frame: np.ndarray) -> bytes:
 
 
 def decode_picture(data: bytes, channels: int) -> np.ndarray:
-    """PNG, JPEG or anything else ffmpeg knows, as uint8 [h,w,channels]; raises DamagedFramesError."""
+    """PNG, JPEG or any other format of ffmpeg as uint8 [h,w,channels]; raises DamagedFramesError."""
     form = "gray" if channels == 1 else "rgb24"
     known = {_PNG: "png", _JPEG: "mjpeg"}
     name = next((name for head, name in known.items() if data.startswith(head)), "")
@@ -199,8 +199,8 @@ def camera(shape: tuple[int, ...], fps: float, video: str, codec: Codec | None =
 
     ``video``: "always", "never" (PNG in the parquet, without loss), or "auto": video from 96 pixels a side on, because
     smaller pictures need no more room as PNG and lose much to half-resolution colours (64x64 renderings of lift: 709
-    bytes a frame as PNG, 612 as AV1 with a mean error of 3.3 and single errors of 203).  Raises ContractError for what
-    is no picture, or no RGB where there must be video.
+    bytes a frame as PNG, 612 as AV1 with a mean error of 3.3 and single errors of 203).  Raises ContractError for
+    shapes that are no pictures, and for video of frames that are not RGB.
     """
     if len(shape) != 3 or shape[2] not in (1, 3):
         raise ContractError(
@@ -219,7 +219,7 @@ def camera(shape: tuple[int, ...], fps: float, video: str, codec: Codec | None =
 
 
 def codec_of(feature: Feature) -> Codec:
-    """The codec that a video column was declared with, for the next episode of it."""
+    """The codec with which a video column was declared, for its next episode."""
     info, usual = feature.info, best_codec()
     encoders = {av.codec.Codec(codec.encoder, "w").canonical_name: codec for codec in (usual, H264)}
     kind = encoders.get(info.get("video.codec", ""), usual)

@@ -1,4 +1,4 @@
-"""Writing a dataset one episode at a time, so that a killed process loses at most the episode in its hands."""
+"""Writing a dataset one episode at a time: a killed process loses at most the episode that it was writing."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from vla_rl.experience.lerobot.features import Schema, is_numeric
 from vla_rl.experience.lerobot.live import Header, Limits
 from vla_rl.experience.lerobot.video import FAILURES
 
-_TROUBLES = (*FAILURES, pa.ArrowException)
+_WRITE_ERRORS = (*FAILURES, pa.ArrowException)
 
 
 class DatasetWriter:
     """A LeRobotDataset v3.0 in ``root``, new or grown by episodes with the same columns.
 
-    :meth:`add` returns when an episode is safe on the disk, in a folder of its own that our reader knows.
-    :meth:`finalise` turns these folders into v3.0 files, which lerobot knows.  As a context manager it finalises unless
-    an exception passes; :func:`repair` does so later for a process that could not.
+    :meth:`add` returns when an episode is synced to the disk, in a folder of its own that our reader can read.
+    :meth:`finalise` turns these folders into v3.0 files, which lerobot can read.  As a context manager it finalises
+    unless an exception is raised; :func:`repair` does so later for a process that was killed.
 
-    ``tasks`` are texts whose numbers are fixed in advance.  A dataset that exists keeps its limits and video settings.
-    Raises UserError when ``root`` holds something else, ContractError when its columns differ.
+    ``tasks`` are texts whose numbers are fixed in advance.  An existing dataset keeps its limits and video settings.
+    Raises UserError when ``root`` is something else, ContractError when its columns differ.
     """
 
     def __init__(self, root: Path, schema: Schema, tasks: Sequence[str] = (), limits: Limits | None = None) -> None:
@@ -43,15 +43,15 @@ class DatasetWriter:
 
     @property
     def schema(self) -> Schema:
-        """The columns that :meth:`add` wants."""
+        """The columns that :meth:`add` expects."""
         return self._header.schema
 
     def add(self, columns: Mapping[str, np.ndarray], tasks: str | Sequence[str]) -> int:
         """Keep one episode and return its number.
 
         ``columns`` {name: [n,*shape], or [n] for shape (1,)} with the schema's names and dtypes, cameras as uint8
-        [n,h,w,c]; ``tasks`` is one text, or one per frame.  Raises ContractError or NonFiniteError for what does not
-        fit, UserError when the disk refuses; the episode is then not in the dataset, and the others are.
+        [n,h,w,c]; ``tasks`` is one text, or one per frame.  Raises ContractError or NonFiniteError for wrong
+        columns and UserError when writing fails; the episode is then not added, and the others stay.
         """
         length = _check(self.schema, columns)
         texts = [tasks] * length if isinstance(tasks, str) else list(tasks)
@@ -70,7 +70,7 @@ class DatasetWriter:
             self._begin()
             folder = live.next_folder(self.root, self._count)
             live.write(folder, self.schema, shaped, table, numbers)
-        except _TROUBLES as error:
+        except _WRITE_ERRORS as error:
             self._abandon()
             raise UserError(
                 f"the episode could not be written to {str(self.root)!r} ({_reason(error)}), so it is not in the "
@@ -79,9 +79,9 @@ class DatasetWriter:
         return self._count + len(live.folders(self.root, self._count)) - 1
 
     def finalise(self, splits: Mapping[str, float] | None = None) -> None:
-        """Make v3.0 files of all that was added; raises DamagedError when the disk has changed an episode meanwhile.
+        """Turn all added episodes into v3.0 files; raises DamagedError when an episode has changed on the disk.
 
-        Such an episode is put aside and all others are finished.  ``splits`` {"train": 0.9, "validation": 0.1} are
+        Such an episode is moved aside and all others are finished.  ``splits`` {"train": 0.9, "validation": 0.1} are
         shares of all episodes, in their order; without them, new episodes join the split of the last one.
         """
         if splits is not None and (min(splits.values(), default=0) <= 0 or abs(sum(splits.values()) - 1) > 1e-6):
@@ -95,7 +95,7 @@ class DatasetWriter:
             raise DamagedError(self.root, problems[0])
 
     def close(self) -> None:
-        """Let others write; what was added stays as it is."""
+        """Release the lock for other writers; added episodes stay as they are."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -113,7 +113,7 @@ class DatasetWriter:
             self.close()
 
     def _begin(self) -> None:
-        """Before the first episode: the lock, what a killed process left, and the header."""
+        """Before the first episode: take the lock, recover from a killed process, write the header."""
         if self._lock is not None:
             return
         make_folder(self.root / live.RECORDING)
@@ -123,7 +123,7 @@ class DatasetWriter:
         self._header.save(self.root / live.RECORDING)
 
     def _abandon(self) -> None:
-        """Leave nothing behind but finished episodes."""
+        """Remove everything but finished episodes."""
         recording = self.root / live.RECORDING
         for leftover in recording.glob("episode-*.writing"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -135,10 +135,10 @@ class DatasetWriter:
 
 
 def repair(root: Path) -> list[Problem]:
-    """Finish the recording of a process that was killed; returns what could not be kept.
+    """Finish the recording of a process that was killed; returns the damaged episodes.
 
-    All episodes that were added become v3.0 files.  Those whose files no longer equal their SHA-256 are moved to
-    ``recording/damaged``.  Raises UserError when there is nothing to repair, or when somebody is writing.
+    All episodes that were added become v3.0 files.  Those whose files no longer match their SHA-256 are moved to
+    ``recording/damaged``.  Raises UserError when there is nothing to repair, or while another process writes.
     """
     if not (root / live.RECORDING).is_dir():
         raise UserError(
@@ -169,7 +169,7 @@ def _finish(root: Path, splits: Mapping[str, float] | None = None) -> list[Probl
                 move(folder, recording / live.DAMAGED / folder.name)
         if episodes:
             compact(root, header, known, episodes, splits or {})
-    except _TROUBLES as error:
+    except _WRITE_ERRORS as error:
         raise UserError(
             f"the episodes in {str(recording)!r} could not be made into v3.0 files ({_reason(error)}), so they stay "
             "where they are; free some disk space and repair the dataset."
@@ -201,8 +201,8 @@ def _header(root: Path, schema: Schema, tasks: Sequence[str], limits: Limits) ->
             "folder."
         )
     if (recording / live.HEADER).exists():
-        begun = Header.load(recording)
-        return Header(begun.schema, live.task_table(begun.tasks, tasks), begun.limits)
+        header = Header.load(recording)
+        return Header(header.schema, live.task_table(header.tasks, tasks), header.limits)
     info = known.info
     kept = Limits(info["data_files_size_in_mb"], info["video_files_size_in_mb"], info["chunks_size"])
     return Header(known.schema, live.task_table(known.tasks, tasks), kept)
@@ -226,7 +226,7 @@ def _require_whole(known: metadata.Metadata) -> None:
 
 
 def _check(schema: Schema, columns: Mapping[str, np.ndarray]) -> int:
-    """The number of frames, when ``columns`` fit."""
+    """The number of frames; raises ContractError or NonFiniteError when ``columns`` do not fit."""
     if set(columns) != set(schema.features):
         raise ContractError(
             f"an episode has the columns {sorted(columns)} but the dataset has {sorted(schema.features)}, so it cannot "
@@ -258,7 +258,7 @@ def _check(schema: Schema, columns: Mapping[str, np.ndarray]) -> int:
 
 
 def _take_lock(root: Path) -> int:
-    """An open file that excludes other writers until it is closed, or its process is gone."""
+    """An open file that excludes other writers until it is closed or its process ends."""
     handle = os.open(root / live.RECORDING / live.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

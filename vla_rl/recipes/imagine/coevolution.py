@@ -216,7 +216,7 @@ class GrowingWorld:
 
     def _starts(self) -> Any:
         model, count = self.trained.model, self.learnt.count
-        latest = self.learnt.chosen(np.arange(max(0, count - self.plan.begun), count))
+        latest = self.learnt.select(np.arange(max(0, count - self.plan.begun), count))
         return starts_of(model, latest, promise(model, latest), self.plan.keyframes)
 
     # -- growing ----------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def gather(world: EnvConfig, policy: Policy, plan: Gather, seed: int) -> Gathere
     trajectories = Trajectories.joined(parts)
     order = np.random.default_rng([seed, 31]).permutation(trajectories.count)
     cuts = np.split(order, [plan.held_out, aside])
-    held_out, calibration, learnt = (trajectories.chosen(part) for part in cuts)
+    held_out, calibration, learnt = (trajectories.select(part) for part in cuts)
     return Gathered(learnt, calibration, held_out, float(parts[0].outcomes.mean()))
 
 

@@ -46,7 +46,7 @@ def likeness(
     if TARGET in env.spec.extras:
         probe = _probe(env, learnt, seed)
         positions = np.zeros((*true.shape[:2], 3), np.float32)
-        for row, (i, where) in enumerate(zip(kept, _positions(env, held_out.chosen(kept)), strict=True)):
+        for row, (i, where) in enumerate(zip(kept, _positions(env, held_out.select(kept)), strict=True)):
             positions[row, : calls[i]] = where[frames : frames * calls[i] + 1 : frames]
         tasks = held_out.task[[spans[i][0] for i in kept]]
         errors = object_error(probe, imagined, true, first, tasks, calls[kept], asked, positions)
@@ -57,7 +57,7 @@ def likeness(
 
 def _probe(env: Any, learnt: Trajectories, seed: int) -> Any:
     chosen = np.random.default_rng([seed, 36]).permutation(learnt.count)[:_LEARNT]
-    known = learnt.chosen([i for i in chosen if learnt.seed[learnt.spans()[i][0]] >= 0])
+    known = learnt.select([i for i in chosen if learnt.seed[learnt.spans()[i][0]] >= 0])
     positions = np.concatenate(_positions(env, known))
     torch.manual_seed(seed)  # module initialisation has no generator argument
     with bar("learn to find", FIT.steps) as update:
