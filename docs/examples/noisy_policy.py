@@ -1,14 +1,14 @@
 """A policy: a linear map of the state with Gaussian noise.
 
-It is one file, ``vla_rl/policies/noisy_policy.py``, and needs no line elsewhere: every algorithm that asks for a
-``LikelihoodPolicy`` takes it as it is, as ``reinforce.py`` beside it shows.  ``check_policy`` says whether it keeps the
-contract.  For checkpoints add ``save_pretrained`` and ``from_pretrained`` as in ``vla_rl/policies/gaussian.py``; their
-``config.json`` names the class, which is how ``vla-rl eval`` and ``vla-rl inspect`` find it.
+It is one file and inherits from no class of ours: every algorithm that asks for a ``LikelihoodPolicy`` takes it.  In
+the folder that holds it, ``--policy noisy_policy:LinearGaussian`` starts a run from a new one.  Its checkpoints name
+the class, which is how ``vla-rl eval``, ``inspect`` and ``--policy FOLDER`` find it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,10 @@ from torch.distributions import Independent, Normal, kl_divergence
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.normalization import Affine, action_limits
+from vla_rl.policies.noise import Generators, normal
+from vla_rl.policies.normalization import Affine, action_limits, check_same_env
+from vla_rl.policies.pretrained import read_config
+from vla_rl.pretrained import load_weights, save_folder
 
 
 class LinearGaussian(nn.Module):
@@ -34,21 +37,22 @@ class LinearGaussian(nn.Module):
         self.log_std = nn.Parameter(torch.full((spec.action_dim,), std).log())
 
     def encode(self, obs: Observation) -> Features:
-        """What rollouts keep of an observation: everything that ``distribution`` or a critic reads."""
-        return {"state": self.state_scale.normalize(torch.as_tensor(obs.state))}
+        """What rollouts keep of an observation: what ``distribution`` reads, and the time [E,1], for critics."""
+        state = self.state_scale.normalize(torch.as_tensor(obs.state))
+        return {"state": state, "time": torch.as_tensor(obs.time)[:, None].to(state) / self.spec.time_limit}
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         return state
 
     @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: torch.Generator) -> tuple[ActionOut, State]:
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         policy = self.distribution(features)
         sample, logprob = policy.mean, torch.zeros(len(policy.mean))
         if mode == "sample":
-            sample = policy.mean + policy.stddev * torch.randn(policy.mean.shape, generator=generator)
+            sample = policy.mean + policy.stddev * normal(policy.mean.shape, generator, like=policy.mean)
             logprob = policy.log_prob(sample)  # of the raw sample: what is clipped below has no density
         action = torch.clamp(self.action_scale.unnormalize(sample), self.low, self.high)
         return ActionOut(action[:, None], sample[:, None], logprob, {}, self.version), state
@@ -69,3 +73,22 @@ class LinearGaussian(nn.Module):
     def trainable(self) -> dict[str, nn.Parameter]:
         """What an algorithm may change."""
         return dict(self.named_parameters())
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """The features that a critic, or a head on top of this policy, reads."""
+        return {"state": self.spec.state.shape[0]}
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json`` and ``model.safetensors``."""
+        name = f"{type(self).__module__}:{type(self).__qualname__}"
+        save_folder(Path(folder), {"policy": name, "spec": self.spec.to_json()}, self.state_dict())
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> LinearGaussian:
+        """Load a checkpoint for an environment with ``spec``, or for the one that it was trained in."""
+        trained = EnvSpec.from_json(read_config(Path(folder))["spec"])
+        check_same_env(trained, spec or trained)
+        policy = cls(spec or trained)
+        load_weights(policy, Path(folder))
+        return policy

@@ -16,10 +16,11 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONT
 
 @dataclass(frozen=True)
 class Command:
-    """One line of a ``sh`` or ``console`` block, without its comment."""
+    """One line of a ``sh`` or ``console`` block, without its comment, and the folder that it is given in."""
 
     page: str
     words: tuple[str, ...]
+    folder: Path = ROOT
 
     def __str__(self) -> str:
         return f"{self.page}: {shlex.join(self.words)}"
@@ -29,10 +30,12 @@ def commands() -> Iterator[Command]:
     """Every command of every page, those that are joined by ``&&`` apart."""
     for page in PAGES:
         for block in re.findall(r"^ *```(?:sh|console)\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.M | re.S):
-            lines = block.replace("\\\n", " ").splitlines()
+            folder, lines = ROOT, block.replace("\\\n", " ").splitlines()
             for part in [part for line in lines for part in re.split(r"&&", line)]:
                 if words := shlex.split(part.strip().removeprefix("$ "), comments=True):
-                    yield Command(page.relative_to(ROOT).as_posix(), tuple(words))
+                    yield Command(page.relative_to(ROOT).as_posix(), tuple(words), folder)
+                    if words[0] == "cd" and (ROOT / words[1]).is_dir():
+                        folder = ROOT / words[1]
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,15 +33,15 @@ class _Parsed(BaseException):
 
 
 @pytest.fixture
-def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[str]], None]:
+def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``vla-rl`` with these arguments, until they are understood; a mistake in them is a SystemExit."""
-    monkeypatch.chdir(ROOT)
     for module in pkgutil.walk_packages(vla_rl.cli.__path__, "vla_rl.cli."):
         if not module.name.endswith("__main__"):
             _stop_after_parsing(importlib.import_module(module.name), monkeypatch)
     monkeypatch.setattr(RunFolder, "resume", _stop)
 
-    def run(words: Sequence[str]) -> None:
+    def run(words: Sequence[str], folder: Path = ROOT) -> None:
+        monkeypatch.chdir(folder)
         with pytest.raises(_Parsed):
             main(list(words))
 
@@ -74,7 +75,7 @@ def test_the_command_line_understands_it(command, parse):
         with pytest.raises(SystemExit) if len(arguments) > 1 else nullcontext():
             main(arguments)
     else:
-        parse(arguments)
+        parse(arguments, command.folder)
 
 
 @pytest.mark.parametrize("arguments", ["train configs/demo.py:demo --rl.loop.iterations many", "evil", "demo --sed 1"])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from docs.examples import ball_env, height_reward, record_dataset
 from sims.mujoco.tasks.lift_expert import LiftExpert
@@ -16,7 +21,9 @@ from vla_rl.contract.check import check_env
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.recipes.imitate_dataset import ImitateDataset
+from vla_rl.recipes.recipe import run
 from vla_rl.rewards.reward import Reward
+from vla_rl.training.fit import FitConfig
 
 
 def test_the_ball_keeps_the_contract():
@@ -80,5 +87,45 @@ def test_the_recorded_dataset_comes_back_as_it_was(tmp_path):
 
 
 def test_the_recorded_dataset_can_be_imitated(tmp_path):
-    record_dataset.main(tmp_path / "data", 2)
-    assert ImitateDataset(dataset=str(tmp_path / "data"))._read().count == 2
+    record_dataset.main(tmp_path / "data", 4)
+    config = ImitateDataset(dataset=str(tmp_path / "data"))
+    config = replace(config, imitation=replace(config.imitation, fit=FitConfig(steps=2, batch=8)))
+    assert run(config, str(tmp_path / "run"))["episodes"] == 4
+
+
+# -- in a folder of one's own ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A folder outside the repository that holds the examples, and ``vla-rl`` in it."""
+    for name in ("own_config.py", "noisy_policy.py", "ball_env.py"):
+        shutil.copy(ROOT / "docs/examples" / name, tmp_path)
+
+    def vla_rl(*arguments: str) -> str:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "vla_rl.cli", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return vla_rl
+
+
+@pytest.mark.slow
+def test_the_example_s_config_trains_its_policy(outside, tmp_path):
+    outside("train", "own_config.py:point_mass", "--rl.loop.iterations", "40")
+    summary = json.loads((tmp_path / "runs/point_mass/summary.json").read_text())
+    assert summary["rl"]["success"] > 0.9
+    assert json.loads(outside("eval", "runs/point_mass", "--episodes", "64").splitlines()[-1])["success"] > 0.9
+    assert "noisy_policy:LinearGaussian" in outside("inspect", "runs/point_mass/checkpoints/best")
+
+
+@pytest.mark.slow
+def test_the_ball_is_recorded_imitated_and_evaluated_by_commands_alone(outside, tmp_path):
+    assert "stop the ball at the mark" in outside("inspect", "ball_env:make")
+    outside("collect", "--env", "ball_env:make", "--count", "10", "--out", "runs/ball")
+    short = ("--imitation.fit.steps", "20", "--new.width", "32", "--new.blocks", "1")
+    outside("train", "imitate.py:from_dataset", "--dataset", "runs/ball", "--env", "ball_env:make", *short)
+    found = outside("eval", "runs/from_dataset", "--episodes", "8")
+    assert json.loads(found.splitlines()[-1])["episodes"] == 8
