@@ -17,6 +17,7 @@ from tests.docs.conftest import PAGES, ROOT
 from tests.fingerprints import imagined, shrunk
 from vla_rl.algorithms.cal_ql import CalQLConfig
 from vla_rl.algorithms.iql import IQLConfig
+from vla_rl.algorithms.policy_gradient import PolicyGradientConfig
 from vla_rl.cli.train import run
 from vla_rl.recipes.config_files import load_config
 
@@ -38,7 +39,7 @@ RUNS: dict[str, tuple[tuple[str, _Change], ...]] = {
         ("compare.py:wsrl", lambda config: learning(config, CalQLConfig(**_OFFLINE))),
     ),
     "dsrl": (("compare.py:dsrl", lambda config: config), ("compare.py:dsrl_na", lambda config: config)),
-    "gorl": (("compare.py:gorl", lambda config: algorithm(config, iterations=1, stages=3)),),
+    "gorl": (("compare.py:gorl", lambda config: algorithm(config, iterations=2, stages=3)),),
 }
 _EVERY_LINE = {"stage", "step", "elapsed_s"}
 FAMILIES = {"rollout/episodes/FAMILY", "rollout/successes/FAMILY", "eval/FAMILY"}
@@ -54,6 +55,8 @@ def learning(config: Any, algorithm: Any) -> Any:
 
 def paid(config: Any) -> Any:
     """Paid for progress: groups of a policy that never succeeds would all be equal, and nothing would be learnt."""
+    few = replace(config.rl.experience, groups=4, size=2, ahead=1, limit=8)
+    config = replace(config, rl=replace(config.rl, experience=few))
     return replace(config, env=replace(config.env, name="docs.examples.height_reward:make"))
 
 
@@ -91,10 +94,12 @@ def test_a_page_explains_what_its_algorithm_logs_and_nothing_else(page, imitatio
     found: set[str] = set()
     for number, (name, change) in enumerate(RUNS[page]):
         config = change(shrunk(load_config(name)))
-        loop = replace(config.rl.loop, env_steps=450, validate_steps=0, validate_every=100, save_every=100)
+        loop = replace(config.rl.loop, env_steps=900, validate_steps=0, validate_every=100, save_every=100)
         experience = replace(config.rl.experience, num_envs=8)
         evaluation = replace(config.evaluation, validation=2, test=2, num_envs=2)
         config = replace(config, evaluation=evaluation)
+        if isinstance(config.rl.algorithm, PolicyGradientConfig):
+            loop = replace(loop, rollouts_ahead=1)  # decisions of an older policy
         paths = {
             "policy": str(imitation / "checkpoints" / "imitation"),
             "demonstrations": str(imitation / "demonstrations"),
