@@ -147,4 +147,18 @@ FAULTS = (
         'if type(setup.policy).__module__.startswith("vla_rl.nowhere"):',
         (f"{_ON_TRAINERS}test_a_policy_of_ones_own_is_checked_before_it_is_trained",),
     ),
+    Fault(
+        "the page of a recipe is overwritten",
+        "vla_rl/recipes/run_report.py",
+        "if path.exists():",
+        "if not path.parent.exists():",
+        ("tests/recipes/test_run_report.py::test_a_page_of_the_recipe_is_kept",),
+    ),
+    Fault(
+        "metrics that a line lacks break the page",
+        "vla_rl/recipes/run_report.py",
+        "if line.get(name) is not None and clock in line]",
+        "]",
+        ("tests/recipes/test_run_report.py::test_results_metrics_and_settings_are_on_the_page",),
+    ),
 )

@@ -9,6 +9,7 @@ from vla_rl.recipes.config_files import keep_file
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
+from vla_rl.recipes.run_report import write_run_report
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
 from vla_rl.training.distributed import barrier, torchrun_processes
 from vla_rl.training.tracking import RunFolder
@@ -55,5 +56,6 @@ def run_in(folder: RunFolder) -> JsonObject:
     finally:
         folder.close()
     folder.write_summary(summary)
-    console.print(f"done: {folder.path}")
+    page = write_run_report(folder, summary)
+    console.print(f"done: {folder.path}  ({page.name})")
     return summary

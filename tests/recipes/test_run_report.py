@@ -1,0 +1,51 @@
+"""Every run folder has its page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vla_rl.recipes.recipe import run
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Counts <iterations> up."""
+
+    iterations: int = 1000
+    title: str = ""
+
+    def run(self, folder):
+        if self.title:
+            (folder.path / "report.html").write_text(self.title)
+        for step in range(self.iterations):
+            eval_score = {"eval/score": step / self.iterations} if step % 100 == 0 else {}
+            folder.log("rl", step, {"env/steps_total": 10.0 * step, "policy/kl": 0.1, **eval_score})
+        folder.log("imitation", 0, {"loss": 0.5})
+        rate = {"success": 0.5, "low": 0.4, "high": 0.6, "episodes": 77}
+        return {"rl": rate, "return": {**rate, "mean": 12.5}, "seconds": {"rl": 1.26}}
+
+
+def test_results_metrics_and_settings_are_on_the_page(tmp_path):
+    run(Counting(), str(tmp_path / "run"))
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Counts &lt;iterations&gt; up." in page and "77 episodes" in page and "50.0%" in page
+    headings = re.findall("<h2>(.*?)</h2>", page)
+    assert headings == ["Validation (rl)", "Policy (rl)", "Training (imitation)", "Settings"]
+    assert "eval/score" in page and "policy/kl" in page and "loss" in page and "control steps" in page
+    assert "<td>iterations</td>" in page and "1000" in page
+
+
+def test_a_page_of_the_recipe_is_kept(tmp_path):
+    run(Counting(1, "its own"), str(tmp_path / "run"))
+    assert (tmp_path / "run" / "report.html").read_text() == "its own"
+
+
+def test_a_run_without_metrics_has_a_page(tmp_path):
+    @dataclass(frozen=True)
+    class Quiet:
+        def run(self, folder):
+            return {}
+
+    run(Quiet(), str(tmp_path / "run"))
+    assert "Settings" in (tmp_path / "run" / "report.html").read_text()
