@@ -98,6 +98,16 @@ def test_two_robots_never_mix():
     assert [replay.robots[i] for i in found.robot] == ["left"] * 3 + ["right"] * 3
 
 
+def test_a_saved_buffer_knows_its_robots():
+    replay, loaded = Replay(20, 1.0), Replay(20, 1.0)
+    for i, robot in enumerate(("left", "right")):
+        replay.add(line([1.0] * 2, 10 * i, robot=robot, stream=robot))
+    loaded.load_state_dict(replay.state_dict())
+    loaded.add(line([1.0], 30, robot="right", stream="right"))
+    found = loaded.transitions(loaded.decisions())
+    assert [loaded.robots[i] for i in found.robot] == ["left", "left", "right", "right", "right"]
+
+
 def test_every_decision_keeps_its_version_its_task_and_who_acted():
     replay = Replay(20, 1.0)
     acted = torch.tensor([False, True, False])[:, None, None]

@@ -48,6 +48,16 @@ def test_a_resumed_run_has_what_is_on_the_disk_and_its_running_episodes(tmp_path
     assert same(one.sample(64, seeded(1)), again.sample(64, seeded(1)))
 
 
+def test_the_next_process_knows_the_robots(tmp_path):
+    first = on_disk(tmp_path)
+    for robot in ("left", "right"):
+        first.add(line([1.0, 1.0], robot=robot, stream=robot))
+    second = on_disk(tmp_path)
+    second.add(line([1.0], robot="right", stream="right"))
+    found = second.transitions(second.decisions())
+    assert [second.robots[i] for i in found.robot] == ["left", "left", "right", "right", "right"]
+
+
 def test_other_numbers_are_refused(tmp_path, monkeypatch):
     filled(on_disk(tmp_path))
     with pytest.raises(UserError, match=r"made with gamma 0\.9 but this is 0\.5, so its decisions would be misread"):

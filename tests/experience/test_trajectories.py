@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sims.catalog import make
+from tests.auditing import AuditingPolicy
 from tests.world_models.pushing import played
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.trajectories import Trajectories
-from vla_rl.experience.windows import context_at, make_windows, window_batch
+from vla_rl.experience.windows import call_batch, context_at, make_windows, window_batch
 
 
 class Walker:
@@ -93,6 +95,36 @@ def test_a_window_holds_what_was_seen_done_and_came_of_it():
         (end,) = [end for begin, end in trajectories.spans() if begin <= now < end]
         assert (batch["outcome"][row, :, 2] == trajectories.success[end - 1]).all()
         assert batch["task"][row] == trajectories.task[now]
+
+
+def test_the_outcome_of_a_window_is_that_of_its_own_episode():
+    """Also at its first and its last time step, where another episode is the neighbour."""
+    trajectories = played(4, seed=2, length=7)
+    wins = trajectories.outcomes
+    assert (wins[1:] != wins[:-1]).any()
+    table = make_windows(trajectories, frames=2, context=2)
+    batch = window_batch(trajectories, table, np.arange(len(table["count"])))
+    own = wins[trajectories.episode[table["past"][:, -1]]]
+    assert (batch["outcome"][..., 2] == own[:, None]).all()
+
+
+def test_a_call_is_the_first_half_of_its_window():
+    trajectories = played(3, seed=0, length=7)
+    table = make_windows(trajectories, frames=2, context=2)
+    index = np.arange(len(table["count"]))
+    call, window = call_batch(trajectories, table, index), window_batch(trajectories, table, index)
+    assert np.array_equal(call["count"], np.minimum(window["count"], 2)) and call["count"].max() == 2
+    assert np.array_equal(call["state"], window["state"][:, :3])
+    assert np.array_equal(call["actions"], window["actions"][:, :2])
+    assert np.array_equal(call["pictures"], window["pictures"][:, 2])
+
+
+def test_progress_counts_all_successes():
+    env, reported = make("counting", num_envs=2), []  # even seeds succeed
+    collect_trajectories(
+        env, AuditingPolicy(4), range(300, 308), None, report=lambda *numbers: reported.append(numbers)
+    )
+    assert reported == [(2, 1), (4, 2), (6, 3), (8, 4)]
 
 
 def test_a_start_is_what_a_window_has_seen():

@@ -1,0 +1,150 @@
+"""The driver: who is asked what, in which order, and what a decision holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.toy.counting import episode_length
+from tests.auditing import AuditingPolicy
+from vla_rl.contract.env import Observation, on_host
+from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.policy import ActionOut
+from vla_rl.experience.driver import Driver
+from vla_rl.experience.expert import ExpertPolicy
+
+SEEDS = [300, 303, 305]
+
+
+class Recording(AuditingPolicy):
+    """Notes every call with the seeds that it concerns."""
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__(horizon)
+        self.calls: list[tuple[str, list[int]]] = []
+        self.asked: list[tuple[str, object]] = []
+
+    def encode(self, obs):
+        self.calls.append(("encode", obs.state[:, 0].astype(int).tolist()))
+        return super().encode(obs)
+
+    def reset_state(self, state, env_ids):
+        self.calls.append(("reset", np.asarray(env_ids).tolist()))
+        return {**state, "fresh": state["fresh"].index_fill(0, torch.as_tensor(env_ids), True)}
+
+    def act(self, features, state, mode, generator):
+        self.calls.append(("act", features["counters"][:, 0].tolist()))
+        self.asked.append((mode, generator))
+        return super().act(features, state, mode, generator)
+
+
+def test_every_observation_is_encoded_once_and_ended_environments_are_reset_first():
+    policy, generator = Recording(8), torch.Generator()
+    driver = Driver(make("counting", num_envs=3), policy, generator, "eval")
+    driver.start(SEEDS)
+    driver.step()
+    ended = np.array([0, 2])
+    driver.reset(ended, np.array([310, 312]))
+    assert driver.features is driver.features
+    driver.step()
+    both = [("encode", SEEDS), ("act", SEEDS), ("reset", [0, 2]), ("encode", [310, 303, 312]), ("act", [310, 303, 312])]
+    assert policy.calls == [("reset", [0, 1, 2]), *both]
+    assert policy.asked == [("eval", generator)] * 2
+
+
+def test_a_reset_after_encoding_encodes_again():
+    """A caller may look at the features before it decides to reset."""
+    driver = Driver(make("counting", num_envs=3), Recording(4), None)
+    driver.start(SEEDS)
+    assert driver.features["counters"].tolist() == [[seed, 0] for seed in SEEDS]
+    driver.reset(np.array([1]), np.array([400]))
+    assert driver.features["counters"].tolist() == [[300, 0], [400, 0], [305, 0]]
+    assert driver.step().seeds.tolist() == [300, 400, 305]
+
+
+def test_a_decision_holds_what_was_seen_chosen_and_returned():
+    driver = Driver(make("counting", num_envs=3), Recording(4), None, observe="all")
+    first = driver.start(SEEDS)
+    one, two = driver.step(), driver.step()
+    assert one.obs is first and two.obs is one.step.obs and len(one.step.frames) == 4
+    assert np.array_equal(one.step.executed, on_host(one.out.action)) and one.features["counters"][:, 1].eq(0).all()
+    driver.reset(np.array([0]), np.array([500]))
+    assert one.seeds.tolist() == two.seeds.tolist() == SEEDS and driver.seeds.tolist() == [500, *SEEDS[1:]]
+
+
+def test_surplus_environments_repeat_the_last_seed():
+    driver = Driver(make("counting", num_envs=5), AuditingPolicy(4), None)
+    assert driver.start(SEEDS).state[:, 0].tolist() == [300, 303, 305, 305, 305]
+    assert driver.seeds.tolist() == [300, 303, 305, 305, 305]
+
+
+def test_final_features_are_of_the_asked_environments_and_change_nothing():
+    driver = Driver(make("counting", num_envs=3), AuditingPolicy(4), None)
+    driver.start(SEEDS)
+    driver.step()
+    before = {name: item.clone() for name, item in driver.state.items()}
+    assert driver.final_features(np.array([2, 0]))["counters"].tolist() == [[305, 4], [300, 4]]
+    assert all(torch.equal(item, driver.state[name]) for name, item in before.items())
+    assert driver.features["counters"].tolist() == [[seed, 4] for seed in SEEDS]
+
+
+def test_it_steps_until_the_last_environment_has_ended():
+    driver = Driver(make("counting", num_envs=3), AuditingPolicy(1), None)
+    driver.start(SEEDS)
+    decisions = list(driver.until_done())
+    assert len(decisions) == episode_length(np.array(SEEDS)).max()
+    assert decisions[-1].step.done.all() and not decisions[-2].step.done.all()
+
+
+def test_the_view_is_what_the_policy_sees_in_final_features_too():
+    shown = []
+
+    class Looking(ExpertPolicy):
+        def encode(self, obs):
+            shown.append(float(obs.state.sum()))
+            return super().encode(obs)
+
+    def black(obs: Observation) -> Observation:
+        return Observation(obs.images, np.zeros_like(obs.state), obs.task, obs.time)
+
+    driver = Driver(
+        make("counting", num_envs=3), Looking(lambda obs: np.zeros((3, 1, 2), np.float32)), None, view=black
+    )
+    driver.start(SEEDS)
+    driver.step()
+    driver.final_features(np.array([1]))
+    assert shown == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("value", "place"), [(np.nan, 0), (np.inf, 2), (-np.inf, 3)])
+def test_an_action_that_is_not_finite_moves_nothing_wherever_it_is(value, place):
+    def expert(obs: Observation) -> np.ndarray:
+        chunk = np.ones((3, 4, 2), np.float32)
+        chunk[1, place, 1] = value
+        return chunk
+
+    driver = Driver(make("counting", num_envs=3), ExpertPolicy(expert), None)
+    obs = driver.start(SEEDS)
+    with pytest.raises(NonFiniteError, match="non-finite action in environment 1"):
+        driver.step()
+    assert driver.obs is obs and not driver.obs.time.any()
+
+
+def test_seconds_are_those_of_each_part():
+    driver = Driver(make("counting", num_envs=3), AuditingPolicy(4), None)
+    driver.start(SEEDS)
+    seen = [dict(driver.seconds)]
+    driver.step()
+    seen.append(dict(driver.seconds))
+    names = list(driver.seconds)
+    assert sum(seen[0][name] > 0 for name in names) == 1, "only the environment has done something"
+    assert all(seen[1][name] > seen[0][name] for name in names)
+
+
+def test_the_action_of_an_expert_is_its_sample():
+    out, _ = ExpertPolicy(lambda obs: np.full((2, 3, 2), 0.5, np.float32), 2).act(
+        ExpertPolicy(lambda obs: obs).encode(make("counting", num_envs=2).reset([0, 1], [3, 4])), {}, "eval", None
+    )
+    assert isinstance(out, ActionOut) and out.action.shape == (2, 2, 2) and np.array_equal(out.action, out.sample)
