@@ -1,9 +1,9 @@
-"""Kills writers at chosen moments: ``python -m tests.experience.lerobot_killed FOLDER THERE FIRST STRIDE``.
+"""Kills writers at chosen moments: ``python -m tests.experience.lerobot_killed FOLDER EXISTING FIRST STRIDE``.
 
-A writer adds two episodes to a dataset of THERE (0 or 1) and finishes it.  Every function through which it changes the
-disk is a moment to die at: before the call, after it, and for those that fill files, with only half of the file there.
+A writer adds two episodes to a dataset of EXISTING (0 or 1) episodes and finishes it.  Every function through which it changes the
+disk is a moment to die at: before the call, after it, and for those that fill files, with only half of the file written.
 Each moment has its own process, forked while this one has no threads yet.  FOLDER/N holds what the writer of moment N
-left, FOLDER/N.added how many episodes it was told are safe.
+left, FOLDER/N.added how many episodes were acknowledged as safe.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class Moments:
     def __init__(self, last: int) -> None:
         self.last, self.passed = last, 0
 
-    def here(self) -> bool:
+    def is_last(self) -> bool:
         """Whether this is the moment."""
         self.passed += 1
         return self.passed - 1 == self.last
 
     def wrapped(self, function: Callable[..., Any], file: int | None) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
-            if self.here():
+            if self.is_last():
                 die()
             result = function(*given, **named)
-            if file is not None and self.here():
+            if file is not None and self.is_last():
                 os.truncate(given[file], os.path.getsize(given[file]) // 2)
                 die()
-            if self.here():
+            if self.is_last():
                 die()
             return result
 
@@ -63,13 +63,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def add(root: Path, there: int, last: int, acknowledged: int) -> int:
-    """Add two episodes, and die at moment ``last``; returns how many moments there were."""
+def add(root: Path, existing: int, last: int, acknowledged: int) -> int:
+    """Add two episodes, and die at moment ``last``; returns the number of moments."""
     moments = Moments(last)
     for (owner, name), file in {**FILLS, **dict.fromkeys(CHANGES)}.items():
         setattr(owner, name, moments.wrapped(getattr(owner, name), file))
     with DatasetWriter(root, schema()) as writer:
-        for index in (there, there + 1):
+        for index in (existing, existing + 1):
             writer.add(episode(index), task(index))
             os.write(acknowledged, b"+")
     return moments.passed
@@ -96,16 +96,20 @@ def prepared(folder: Path, number: int | str) -> tuple[Path, int]:
     return root, os.open(folder / f"{number}.added", os.O_WRONLY | os.O_CREAT)
 
 
-def main(folder: Path, there: int, first: int, stride: int) -> Iterator[str]:
-    if there:
-        forked(lambda: write(folder / "before", there) or 0)
-    undisturbed, told = prepared(folder, "undisturbed")
-    count = forked(lambda: add(undisturbed, there, -1, told))
+def main(folder: Path, existing: int, first: int, stride: int) -> Iterator[str]:
+    if existing:
+        forked(lambda: write(folder / "before", existing) or 0)
+    undisturbed, known = prepared(folder, "undisturbed")
+    count = forked(lambda: add(undisturbed, existing, -1, known))
     yield f"{count} moments"
     finishing = range(count - 40, count, min(stride, 5))  # the files of the finished dataset move into place there
     for number in sorted({*range(first, count, stride), *finishing}):
         root, acknowledged = prepared(folder, number)
-        yield f"{number} {forked(lambda root=root, number=number, told=acknowledged: add(root, there, number, told))}"
+
+        def killed(root: Path = root, number: int = number, known: int = acknowledged) -> int:
+            return add(root, existing, number, known)
+
+        yield f"{number} {forked(killed)}"
         os.close(acknowledged)
 
 

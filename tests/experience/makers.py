@@ -34,7 +34,7 @@ class Annealed(GaussianPolicy):
 
 
 class AnnealedSource:
-    """Says in ``info`` what its policy was told."""
+    """Reports in ``info`` what its policy was given."""
 
     def __init__(self, source: RolloutSource, policy: Annealed) -> None:
         self.source, self.policy = source, policy
@@ -52,7 +52,7 @@ def annealed(env: str, rows: int, decisions: int, horizon: int, seed: int) -> An
     return AnnealedSource(source, policy)
 
 
-class Troubled:
+class Failing:
     """Writes to standard output, and misbehaves at its second, third and fourth rollout."""
 
     def __init__(self) -> None:
@@ -74,9 +74,9 @@ class Troubled:
         return self.source.next()
 
 
-def troubled() -> Troubled:
+def failing() -> Failing:
     """A source with troubles."""
-    return Troubled()
+    return Failing()
 
 
 def unable(**options: Any) -> None:

@@ -37,7 +37,7 @@ def test_successes_are_recorded_once_complete_and_in_order(episodes):
     assert episodes.time.tolist() == [step for n in lengths for step in range(n)]
 
 
-def test_an_action_belongs_to_the_observation_it_was_chosen_on(episodes):
+def test_an_action_is_paired_with_the_observation_before_it(episodes):
     assert np.array_equal(episodes.action[:, 0], episodes.time + 1)
     assert np.array_equal(episodes.action[:, 1], episodes.seed) and np.array_equal(episodes.state[:, 0], episodes.seed)
     assert np.array_equal(episodes.state[:, 1], episodes.time)
@@ -54,7 +54,7 @@ def test_a_chunk_ends_with_its_episode(episodes):
     assert np.array_equal(episodes.chunks(1)[:, 0], episodes.action)
 
 
-def test_what_the_numbers_mean_is_recorded_too(episodes):
+def test_names_units_and_flags_are_recorded_too(episodes):
     assert episodes.tasks == ("count the even episode", "count the odd episode") and episodes.fps == 10
     assert episodes.state_names == ("seed", "steps", "length", "echo") and episodes.action_names == ("steps", "seed")
     ends = np.diff(episodes.episode, append=99) > 0
@@ -88,7 +88,7 @@ def test_episodes_one_at_a_time_are_the_same_and_keep_their_numbers(episodes, tm
     )
 
 
-def test_joined_episodes_share_a_table_of_tasks_and_are_numbered_anew(episodes):
+def test_joined_episodes_share_a_table_of_tasks_and_are_renumbered(episodes):
     other = replace(episodes, tasks=("something else", "count the even episode"), task=episodes.task + 1)
     both = Demonstrations.joined([episodes, other])
     assert both.tasks == ("count the even episode", "count the odd episode", "something else")
@@ -98,14 +98,14 @@ def test_joined_episodes_share_a_table_of_tasks_and_are_numbered_anew(episodes):
         Demonstrations.joined([episodes, replace(episodes, extras={})])
 
 
-def test_tasks_are_counted_in_another_table(episodes):
+def test_tasks_are_renumbered_in_another_table(episodes):
     table = ("count sheep", "count the odd episode", "count the even episode")
     assert set(episodes.with_tasks(table).task) == {2} and episodes.with_tasks(table).tasks == table
     with pytest.raises(ContractError, match=r"'count the even episode', which is not in the table.*did you mean"):
         episodes.with_tasks(("count the odd episode",))
 
 
-def test_what_is_no_dataset_is_said_in_one_sentence(tmp_path):
+def test_a_folder_without_a_dataset_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"has no meta/info\.json, so it holds no readable episodes"):
         load_demonstrations(tmp_path / "nothing")
 
@@ -164,7 +164,7 @@ def test_recording_needs_no_dataset_libraries_until_it_writes():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_without_the_dataset_libraries_it_says_how_to_get_them(episodes, tmp_path, monkeypatch):
+def test_without_the_dataset_libraries_the_error_names_the_extra(episodes, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("vla_rl.experience.lerobot")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -19,7 +19,7 @@ ROWS = 5
 
 
 class Supervised:
-    """The counting environment with somebody who now and then replaces a whole action by the negative step."""
+    """The counting environment with a person who replaces every third action by its negative."""
 
     def __init__(self) -> None:
         self.env = make("counting", num_envs=ROWS)
@@ -32,7 +32,7 @@ class Supervised:
         return replace(step, executed=executed, intervened=acted)
 
 
-def test_executed_is_what_was_done_and_after_an_end_what_had_been_chosen():
+def test_executed_holds_executed_actions_and_chosen_ones_after_an_end():
     """So nothing in it tells a critic that the episode ends."""
     sources = [
         RolloutSource(Supervised(), AuditingPolicy(4), 20, count(300), torch.Generator()),
@@ -59,7 +59,7 @@ class Contextual(AuditingPolicy):
         return {**features, "context": torch.stack([state["seed"], state["steps"], state["fresh"].long()], 1)}, state
 
 
-def test_every_observation_gets_its_context_the_last_one_that_of_its_own_episode():
+def test_every_observation_gets_the_context_of_its_own_episode():
     policy = Contextual(4)
     rollout = RolloutSource(make("counting", num_envs=ROWS), policy, 30, count(300), torch.Generator()).next()
     seen, context = rollout.features["counters"], rollout.features["context"]

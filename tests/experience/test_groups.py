@@ -36,13 +36,13 @@ class LuckyEnv(CountingEnv):
 
     def __init__(self, num_envs: int, size: int = SMALL.size) -> None:
         super().__init__(num_envs)
-        self.size, self.begun, self.member = size, Counter(), np.zeros(num_envs, int)
-        self.acting: list[tuple[int, int]] = []  # at every step: episodes begun so far, rows that move
+        self.size, self.started, self.member = size, Counter(), np.zeros(num_envs, int)
+        self.acting: list[tuple[int, int]] = []  # at every step: episodes started so far, rows that move
 
     def _begin(self, row, seed):
         super()._begin(row, seed)
-        self.member[row] = self.begun[seed]
-        self.begun[seed] += 1
+        self.member[row] = self.started[seed]
+        self.started[seed] += 1
 
     def _advance(self, rows, action):
         reward, success, late = super()._advance(rows, action)
@@ -50,7 +50,7 @@ class LuckyEnv(CountingEnv):
         return reward + np.where(success | late, extra, 0).astype(np.float32), success, late
 
     def step(self, chunk, observe="last"):
-        self.acting.append((sum(self.begun.values()), int((~self._book.done).sum())))
+        self.acting.append((sum(self.started.values()), int((~self._book.done).sum())))
         return super().step(chunk, observe)
 
 
@@ -107,15 +107,15 @@ def test_every_number_can_be_recomputed_and_groups_come_in_the_order_of_their_la
         audit(rollout, horizon, SMALL.size)
     delivered = [seed for rollout in rollouts for seed in seeds_of(rollout)]
     assert delivered == list(islice(filter(mixed, count(START)), 8 * SMALL.groups))
-    assert all(times == SMALL.size for times in maker.env.begun.values())  # no seed was tried again
+    assert all(times == SMALL.size for times in maker.env.started.values())  # no seed was tried again
     assert sum(rollout.info["rollout/groups_refilled"] for rollout in rollouts) > 5
 
 
-def test_counters_tell_what_was_played_thrown_away_and_carried():
-    maker, carried, begun = source(), 0, START
+def test_counters_are_of_all_groups_played_replaced_and_carried():
+    maker, carried, started = source(), 0, START
     for _ in range(8):
         rollout = maker.next()
-        info, played = rollout.info, range(begun, begun + int(rollout.info["rollout/groups_played"]))
+        info, played = rollout.info, range(started, started + int(rollout.info["rollout/groups_played"]))
         lengths = episode_length(np.array(played))
         assert info["env/steps"] == SMALL.size * lengths.sum() and info["rollout/episodes"] == SMALL.size * len(played)
         assert info["rollout/successes"] == SMALL.size * sum(seed % 2 == 0 for seed in played)
@@ -128,19 +128,19 @@ def test_counters_tell_what_was_played_thrown_away_and_carried():
         carried = info["rollout/groups_carried"]
         assert info["rollout/groups_old"] + len(played) == SMALL.groups + info["rollout/groups_refilled"] + carried
         assert all(info[name] > 0 for name in ("time/env_s", "time/encode_s", "time/act_s"))
-        begun = played.stop
-    assert maker.seeds.drawn == begun - START == sum(maker.env.begun.values()) / SMALL.size
+        started = played.stop
+    assert maker.seeds.drawn == started - START == sum(maker.env.started.values()) / SMALL.size
 
 
-def test_no_row_idles_while_episodes_are_wanted():
+def test_no_environment_idles_while_episodes_are_wanted():
     maker = source(GroupConfig(groups=9, size=4, ahead=0, limit=9), num_envs=8)
     maker.next()
-    launched = [moving for begun, moving in maker.env.acting if begun < 36]
+    launched = [moving for started, moving in maker.env.acting if started < 36]
     assert len(launched) > 10 and all(moving == 8 for moving in launched)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_what_is_carried_over_is_at_most_what_was_ahead_and_one_rollout_old(ahead):
+def test_carried_groups_are_at_most_those_ahead_and_one_rollout_old(ahead):
     maker, most = source(replace(SMALL, ahead=ahead), num_envs=SMALL.size * (SMALL.groups + ahead)), 0
     for version in range(20):
         maker.policy.version = version
@@ -236,7 +236,7 @@ class Careless(AuditingPolicy):
         return {**state, "fresh": state["fresh"].index_fill(0, torch.as_tensor(rows), True)}
 
 
-def test_every_launched_row_is_reset_in_the_policy_too_and_nothing_privileged_is_shown():
+def test_every_launched_environment_is_reset_in_the_policy_too_and_nothing_privileged_is_shown():
     seen = []
 
     class Watching(AuditingPolicy):
@@ -335,6 +335,6 @@ def test_numbers_that_contradict_each_other_are_refused_in_one_sentence(changes,
     assert str(caught.value).count(". ") == 0
 
 
-def test_a_range_of_seeds_that_is_too_short_is_told():
+def test_a_range_of_seeds_that_is_too_short_is_refused():
     with pytest.raises(UserError, match=r"seed 300 came twice within one rollout"):
         source(seeds=SeedStream(START, START + 4)).next()

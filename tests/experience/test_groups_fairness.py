@@ -75,7 +75,7 @@ def collect(kind: type[GroupSource], ahead: int) -> list[Rollout]:
 
 
 @pytest.mark.parametrize("ahead", [0, 5])
-def test_refilling_gives_short_easy_and_long_hard_episodes_their_due(ahead):
+def test_refilling_weights_short_easy_and_long_hard_episodes_alike(ahead):
     rollouts = collect(GroupSource, ahead)
     refilled = sum(rollout.info["rollout/groups_refilled"] for rollout in rollouts)
     played = sum(rollout.info["rollout/groups_played"] for rollout in rollouts)
@@ -94,6 +94,6 @@ class Hasty(GroupSource):
         return rollout
 
 
-def test_fairness_is_not_a_matter_of_course():
+def test_delivering_the_first_groups_to_end_is_unfair():
     found = contributions(collect(Hasty, 5))
     assert found[False][0] > 1.5 * found[True][0] and found[True][0] < 1 - 4 * found[True][1]

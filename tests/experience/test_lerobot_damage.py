@@ -147,12 +147,12 @@ def test_damage_is_named_and_the_rest_is_read(root, name):
     file, change, column, what, lost = DAMAGES[name]
     change(root / file)
     reader = DatasetReader(root)
-    told: list[Problem] = []
-    for read in reader.episodes(on_damage=told.append):
+    problems: list[Problem] = []
+    for read in reader.episodes(on_damage=problems.append):
         assert_is(read, read.index)
         lost = lost | {read.index}
-    assert lost == set(range(COUNT)) and {(problem.file, problem.column) for problem in told} == {(file, column)}
-    assert {episode for problem in told for episode in problem.episodes} == DAMAGES[name][-1]
+    assert lost == set(range(COUNT)) and {(problem.file, problem.column) for problem in problems} == {(file, column)}
+    assert {episode for problem in problems for episode in problem.episodes} == DAMAGES[name][-1]
     where = f"'{file}', column '{column}'," if column else f"'{file}'"
     with pytest.raises(
         DamagedError, match=f"{where} {what}.*so episodes? .* cannot be read; copy the file again, or say"
@@ -161,7 +161,7 @@ def test_damage_is_named_and_the_rest_is_read(root, name):
     assert reader.read(4, ["action"]).columns.keys() == {"action"}
 
 
-def test_everything_that_is_wrong_is_told_at_once(root):
+def test_all_damage_is_reported_at_once(root):
     assert DatasetReader(root).check() == []
     for name in ("no parquet", "no video", "no list of episodes", "a column of text"):
         DAMAGES[name][1](root / DAMAGES[name][0])
@@ -206,10 +206,10 @@ def test_without_the_table_of_tasks_episodes_with_one_task_know_its_text(root):
     (root / "meta" / "tasks.parquet").unlink()
     with pytest.raises(DamagedError, match=r"'meta/tasks.parquet' is missing, so only episodes with one task know its"):
         list(DatasetReader(root).episodes())
-    told: list[Problem] = []
-    for found in DatasetReader(root).episodes(on_damage=told.append):
+    problems: list[Problem] = []
+    for found in DatasetReader(root).episodes(on_damage=problems.append):
         assert_is(found, found.index)
-    assert [problem.file for problem in told] == ["meta/tasks.parquet"]
+    assert [problem.file for problem in problems] == ["meta/tasks.parquet"]
 
 
 def test_without_statistics_everything_is_read(root):
@@ -235,7 +235,7 @@ def test_a_folder_whose_columns_are_unknown_is_refused(root, text, sentence):
         DatasetReader(root)
 
 
-def test_episodes_and_columns_that_are_not_there_are_named(root):
+def test_missing_episodes_and_columns_are_named(root):
     reader = DatasetReader(root)
     with pytest.raises(UserError, match="has no episode 6, so it cannot be read; there are 0 to 5"):
         reader.read(6)
@@ -247,12 +247,12 @@ def test_episodes_are_loaded_without_the_damaged_ones_only_when_that_is_said(roo
     cut(0.5)(root / SECOND)
     with pytest.raises(DamagedError, match=r"file-001.parquet' cannot be read"):
         load_demonstrations(root)
-    told: list[Problem] = []
-    assert load_demonstrations(root, on_damage=told.append).count == 4 and merged(told)[0].episodes == (2, 3)
+    problems: list[Problem] = []
+    assert load_demonstrations(root, on_damage=problems.append).count == 4 and merged(problems)[0].episodes == (2, 3)
     assert load_demonstrations(root, episodes=[0, 5]).count == 2, "those that were not asked for do not matter"
     shutil.rmtree(root / "data")
     with pytest.raises(UserError, match="holds no readable episodes"):
-        load_demonstrations(root, on_damage=told.append)
+        load_demonstrations(root, on_damage=problems.append)
 
 
 def test_a_dataset_without_actions_cannot_be_imitated(root):
@@ -263,7 +263,7 @@ def test_a_dataset_without_actions_cannot_be_imitated(root):
         load_demonstrations(root)
 
 
-def test_problems_are_put_together_by_file_and_column():
+def test_problems_are_merged_by_file_and_column():
     what = [Problem("a", "is cut", (3,), "x"), Problem("a", "is cut", (0, 1), "x"), Problem("a", "is cut", (2,))]
     assert merged(what) == [Problem("a", "is cut", (0, 1, 3), "x"), Problem("a", "is cut", (2,))]
     assert str(merged(what)[0]) == "'a', column 'x', is cut, so episodes 0 to 1, 3 cannot be read"

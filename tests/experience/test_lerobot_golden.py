@@ -71,7 +71,7 @@ def test_every_episode_is_read_from_its_files():
     assert reader.check() == []
 
 
-def test_it_comes_as_episodes_too():
+def test_the_golden_dataset_is_loaded_as_demonstrations():
     episodes = load_demonstrations(DATASET, episodes=[4, 1])
     assert episodes.count == 2 and episodes.state_names == tuple(VALUES.STATE_NAMES) and episodes.fps == 10
     assert np.array_equal(episodes.state, np.concatenate([columns(i)["observation.state"] for i in (4, 1)]))
@@ -142,17 +142,17 @@ def test_our_types_are_lerobots(tmp_path):
         assert [(item.name, item.metadata) for item in one] == [
             (item.name, item.metadata) for item in other
         ] or "meta" in name
-    told = [json.loads((root / "meta" / "info.json").read_text()) for root in (ours, theirs)]
-    assert told[0].keys() == told[1].keys() and told[0]["splits"] == told[1]["splits"]
-    for name, feature in told[1]["features"].items():
-        mine = told[0]["features"][name]
+    infos = [json.loads((root / "meta" / "info.json").read_text()) for root in (ours, theirs)]
+    assert infos[0].keys() == infos[1].keys() and infos[0]["splits"] == infos[1]["splits"]
+    for name, feature in infos[1]["features"].items():
+        mine = infos[0]["features"][name]
         assert {key: mine[key] for key in ("dtype", "shape", "names")} == {
             key: feature[key] for key in ("dtype", "shape", "names")
         }
         assert feature.get("info", {}).items() <= mine.get("info", {}).items()
 
 
-def test_it_can_grow_and_stays_what_it_was(tmp_path):
+def test_a_grown_golden_dataset_keeps_its_episodes(tmp_path):
     root = shutil.copytree(DATASET, tmp_path / "grown")
     with DatasetWriter(root, DatasetReader(root).schema) as writer:
         writer.add(columns(2), "a new task")

@@ -21,14 +21,14 @@ from vla_rl.experience.lerobot.writer import repair
 ROOT = Path(__file__).parents[2]
 
 
-def kill(folder: Path, there: int, first: int, stride: int) -> dict[int, int]:
+def kill(folder: Path, existing: int, first: int, stride: int) -> dict[int, int]:
     """{moment: how many episodes were acknowledged before it}, of which FOLDER/MOMENT remains."""
     command = [
         sys.executable,
         "-m",
         "tests.experience.lerobot_killed",
         str(folder),
-        str(there),
+        str(existing),
         str(first),
         str(stride),
     ]
@@ -45,7 +45,9 @@ def assert_nothing_is_lost(root: Path, acknowledged: int, first: int) -> int:
     if first + acknowledged == 0 and not (root / "recording" / "header.json").exists():
         return 0  # killed before there was a dataset
     reader = DatasetReader(root)
-    assert first + acknowledged <= len(reader) <= first + acknowledged + 1, "the last may be safe, but not told yet"
+    assert first + acknowledged <= len(reader) <= first + acknowledged + 1, (
+        "the last may be safe, but not yet acknowledged"
+    )
     assert_holds(root, list(range(len(reader))))
     path = root / "meta" / "info.json"
     finished = json.loads(path.read_text())["total_episodes"] if path.exists() else 0
@@ -63,11 +65,11 @@ def assert_nothing_is_lost(root: Path, acknowledged: int, first: int) -> int:
     return len(reader)
 
 
-def check(folder: Path, there: int, first: int, stride: int) -> None:
-    found = kill(folder, there, first, stride)
+def check(folder: Path, existing: int, first: int, stride: int) -> None:
+    found = kill(folder, existing, first, stride)
     assert set(found.values()) == {0, 1, 2}, "they died before, between and after the episodes"
     for number, acknowledged in found.items():
-        kept = assert_nothing_is_lost(folder / str(number), acknowledged, there)
+        kept = assert_nothing_is_lost(folder / str(number), acknowledged, existing)
         if number % 5 == 0 or not kept:
             write(folder / str(number), 1, first=kept)
             assert_holds(folder / str(number), list(range(kept + 1)))
@@ -80,9 +82,9 @@ def test_a_writer_killed_anywhere_loses_no_finished_episode(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("there", [0, 1])
-def test_a_writer_killed_at_every_moment_loses_no_finished_episode(tmp_path, there):
-    check(tmp_path, there, 0, 1)
+@pytest.mark.parametrize("existing", [0, 1])
+def test_a_writer_killed_at_every_moment_loses_no_finished_episode(tmp_path, existing):
+    check(tmp_path, existing, 0, 1)
 
 
 RECORDER = """

@@ -52,7 +52,7 @@ def load(python, tmp_path):
         run(python, "-W", "ignore", GOLDEN / "read.py", root, tmp_path / "read.npz", HF_HOME=str(tmp_path / "hf"))
         with np.load(tmp_path / "read.npz") as file:
             arrays = {name: file[name] for name in file.files}
-        return json.loads(str(arrays.pop("told"))), arrays
+        return json.loads(str(arrays.pop("summary"))), arrays
 
     return load
 
@@ -62,11 +62,11 @@ def as_lerobot_gives_it(values: np.ndarray) -> np.ndarray:
     return values.astype(np.float32) if values.dtype == np.float64 else values
 
 
-def assert_real(told: dict, arrays: dict[str, np.ndarray], indices: list[int]) -> None:
+def assert_real(summary: dict, arrays: dict[str, np.ndarray], indices: list[int]) -> None:
     """What lerobot read are the makers' episodes ``indices``."""
     wanted = [episode(index) for index in indices]
     lengths = [length(index) for index in indices]
-    assert (told["episodes"], told["fps"], told["robot"]) == (len(indices), makers.FPS, "arm")
+    assert (summary["episodes"], summary["fps"], summary["robot"]) == (len(indices), makers.FPS, "arm")
     for name in wanted[0]:
         values = np.concatenate([item[name] for item in wanted])
         if name in (FRONT, WRIST):
@@ -86,7 +86,7 @@ def assert_real(told: dict, arrays: dict[str, np.ndarray], indices: list[int]) -
     ahead = np.concatenate([np.stack([one, np.concatenate([one[1:], one[-1:]])], 1) for one in actions])
     assert np.array_equal(arrays["chunks"], ahead) and np.array_equal(arrays["last"], actions[-1])
     assert np.array_equal(arrays["padded"][:, 1], np.diff(arrays["episode_index"], append=-1) != 0)
-    np.testing.assert_allclose(told["means"]["action"], np.concatenate(actions).mean(0, dtype=float), atol=1e-9)
+    np.testing.assert_allclose(summary["means"]["action"], np.concatenate(actions).mean(0, dtype=float), atol=1e-9)
 
 
 def test_it_reads_a_dataset_in_many_files(load, tmp_path):
@@ -117,9 +117,9 @@ def test_it_reads_its_own_dataset_after_we_added_to_it(load, tmp_path):
     root = shutil.copytree(DATASET, tmp_path / "grown")
     with DatasetWriter(root, DatasetReader(root).schema) as writer:
         writer.add(columns(3), "a new task")
-    told, arrays = load(root)
+    summary, arrays = load(root)
     everything = [columns(i) for i in (0, 1, 2, 3, 4, 3)]
-    assert told["episodes"] == 6 and set(arrays["task"][-2:]) == {"a new task"} and told["robot"] == "toy"
+    assert summary["episodes"] == 6 and set(arrays["task"][-2:]) == {"a new task"} and summary["robot"] == "toy"
     for name in ("observation.state", "action", "ticks", "note", "calibration"):
         assert np.array_equal(arrays[name], as_lerobot_gives_it(np.concatenate([item[name] for item in everything]))), (
             name
@@ -128,7 +128,7 @@ def test_it_reads_its_own_dataset_after_we_added_to_it(load, tmp_path):
     assert np.abs(off).mean() < 1.5 and set(arrays["task"]) == {*VALUES.TASKS, "a new task"}
 
 
-def test_it_writes_the_golden_dataset_again(python, tmp_path):
+def test_writing_reproduces_the_golden_dataset(python, tmp_path):
     """The script beside the golden dataset still makes it: same numbers, same pictures up to the encoder."""
     shutil.copytree(GOLDEN, tmp_path / "golden", ignore=shutil.ignore_patterns("dataset"))
     run(python, "-W", "ignore", tmp_path / "golden" / "write.py")

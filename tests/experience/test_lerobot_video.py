@@ -29,7 +29,7 @@ def test_frames_are_found_by_their_time(tmp_path, codec, fps):
         assert off.mean() <= MEAN_ERROR and off.max() <= WORST_ERROR
 
 
-def test_neighbours_are_told_apart():
+def test_neighbouring_columns_are_distinguished():
     """The tolerance is far below the difference of frames and episodes that the tests could confuse."""
     frames = np.concatenate([pictures(SHAPE, index, 3) for index in range(8)]).astype(int)
     far = [np.abs(frames[i] - frames[j]).mean() for i in range(24) for j in range(i)]
@@ -50,7 +50,7 @@ def test_joined_videos_hold_the_same_frames_one_after_the_other(tmp_path, codec)
     assert np.array_equal(video.decode(tmp_path / "all.mp4", times[5:7], FPS), decoded[2][:2])
 
 
-def test_frames_that_are_not_there_are_missed(tmp_path):
+def test_missing_frames_are_reported(tmp_path):
     path = tmp_path / "a.mp4"
     video.encode(path, pictures(SHAPE, 1, 4), 10, ONE)
     with pytest.raises(DamagedFramesError, match=r"has only 2 of 3 frames from 0\.200 s on"):
@@ -62,7 +62,7 @@ def test_frames_that_are_not_there_are_missed(tmp_path):
         video.decode(tmp_path / "b.mp4", np.array([0.0]), 10)
 
 
-def test_a_file_without_pictures_is_told(tmp_path):
+def test_a_file_without_pictures_is_reported(tmp_path):
     with av.open(str(tmp_path / "a.wav"), "w") as container:
         stream = container.add_stream("pcm_s16le", rate=8000)
         sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")

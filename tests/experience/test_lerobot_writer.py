@@ -34,11 +34,11 @@ def info(root: Path) -> dict:
 def test_twelve_episodes_come_back_bit_for_bit(tmp_path):
     write(tmp_path / "set", 12)
     assert_holds(tmp_path / "set", list(range(12)))
-    told = info(tmp_path / "set")
+    written = info(tmp_path / "set")
     frames = sum(map(length, range(12)))
-    assert (told["total_episodes"], told["total_frames"], told["total_tasks"]) == (12, frames, 3)
-    assert told["codebase_version"] == "v3.0" and told["splits"] == {"train": "0:12"} and told["fps"] == 50 / 3
-    assert told["features"][FRONT]["info"]["video.codec"] == "av1" and told["features"][WRIST]["dtype"] == "image"
+    assert (written["total_episodes"], written["total_frames"], written["total_tasks"]) == (12, frames, 3)
+    assert written["codebase_version"] == "v3.0" and written["splits"] == {"train": "0:12"} and written["fps"] == 50 / 3
+    assert written["features"][FRONT]["info"]["video.codec"] == "av1" and written["features"][WRIST]["dtype"] == "image"
     assert files(tmp_path / "set", "*") == [
         "data/chunk-000/file-000.parquet",
         "meta/episodes/chunk-000/file-000.parquet",
@@ -107,8 +107,8 @@ def test_statistics_of_all_do_not_depend_on_how_they_were_added(tmp_path):
 def test_splits_are_kept_and_the_last_one_grows(tmp_path):
     root = tmp_path / "set"
     write(root, 3)
-    told = info(root) | {"splits": {"train": "0:2", "validation": "2:3"}}
-    disk.write_json(root / "meta" / "info.json", told)
+    written = info(root) | {"splits": {"train": "0:2", "validation": "2:3"}}
+    disk.write_json(root / "meta" / "info.json", written)
     write(root, 1, first=3)
     assert DatasetReader(root).splits == {"train": range(0, 2), "validation": range(2, 4)}
 
@@ -178,7 +178,7 @@ def test_recorded_episodes_are_read_before_they_are_finished(tmp_path):
         repair(root)
 
 
-def test_nothing_is_there_until_it_is_on_the_disk(tmp_path, monkeypatch):
+def test_nothing_is_visible_before_it_is_synced(tmp_path, monkeypatch):
     """Every file of an episode is synced, then its folder, then comes the name, then the folder of names is synced."""
     events, sync, replace_ = [], os.fsync, os.replace
 
@@ -280,7 +280,7 @@ def test_an_episode_that_does_not_fit_is_refused(tmp_path, change, sentence):
     assert not (tmp_path / "set").exists()
 
 
-def test_numbers_that_are_none_and_texts_that_do_not_match_are_refused(tmp_path):
+def test_nans_and_texts_that_do_not_match_are_refused(tmp_path):
     writer, columns = DatasetWriter(tmp_path / "set", schema()), episode(0, 3)
     columns["action"][1, 0] = np.nan
     with pytest.raises(NonFiniteError, match="column 'action' of an episode is not finite in frame 1"):
@@ -334,7 +334,7 @@ def test_a_stray_file_is_not_overwritten(tmp_path):
     assert_holds(root, [0, 1])
 
 
-def test_an_info_that_is_not_the_last_one_undoes_nothing(tmp_path, monkeypatch):
+def test_an_older_info_file_undoes_nothing(tmp_path, monkeypatch):
     """Killed while the recorded folders of a finished dataset go away, and then ``info.json`` is an older one."""
     root = tmp_path / "set"
     write(root, 1)

@@ -45,7 +45,7 @@ def test_shares_are_kept_to_within_rounding_and_add_up(shares):
     assert mixture().counts(80) == {"demonstrations": 40, "online": 20, "person": 20}
 
 
-def test_the_others_have_the_share_of_an_empty_part():
+def test_the_other_parts_take_the_share_of_an_empty_part():
     mixed = mixture((True, False, True))
     assert len(mixed) == 6 and mixed.counts(90) == {"demonstrations": 60, "online": 0, "person": 30}
     assert parts_of(mixed.sample(90, seeded())) == [60, 0, 30]
@@ -61,7 +61,7 @@ def test_a_part_without_a_share_counts_for_nothing():
     assert len(mixture((False, True, False), (1.0, 0.0, 1.0))) == 0
 
 
-def test_what_is_added_goes_online_and_views_follow():
+def test_new_rollouts_are_added_online_and_views_follow():
     online = replay(0, False)
     mixed = Mixture({"online": online, "person": Interventions(online)}, {"online": 0.5, "person": 0.5})
     assert mixed.add(line([1.0, 2.0], intervened=torch.tensor([False, True])[:, None, None])) == 2
@@ -81,7 +81,7 @@ def test_a_batch_is_its_parts_one_after_the_other():
         concatenate([one, replace(two, features={**two.features, "time": two.reward})])
 
 
-def test_a_saved_mixture_goes_on_bit_for_bit():
+def test_a_saved_mixture_resumes_bit_for_bit():
     one, two = mixture(), mixture((False, False, False))
     two.load_state_dict(one.state_dict())
     assert same(one.sample(31, seeded(3)), two.sample(31, seeded(3)))
@@ -93,6 +93,6 @@ def test_shares_that_fit_nothing_are_refused(shares):
         Mixture({"online": replay(0), "person": replay(1)}, shares)
 
 
-def test_new_decisions_need_a_place():
+def test_a_mixture_needs_an_online_part():
     with pytest.raises(UserError, match=r"\['demonstrations'\] is 'online'"):
         Mixture({"demonstrations": replay(0)}, {"demonstrations": 1.0})

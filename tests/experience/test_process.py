@@ -114,15 +114,15 @@ def test_a_learner_improves_and_ends_with_the_weights_of_one_process():
     assert rewards == expected and all(torch.equal(weights[name], same_weights[name]) for name in weights)
 
 
-def test_troubles_there_are_told_here(capfd):
+def test_errors_of_the_acting_process_are_raised_in_the_learner(capfd):
     """Prints do no harm, an exception does not end the process, its death does."""
-    with remote("troubled") as source:
+    with remote("failing") as source:
         assert source.next().reward.shape == (2, 2, 1)
         with pytest.raises(UserError, match="ZeroDivisionError: the wheel came off; the whole traceback is above"):
             source.next()
         with pytest.raises(NonFiniteError, match="non-finite action in environment 0"):
             source.next()
-        with pytest.raises(UserError, match=r"makers:troubled' was killed by SIGABRT during 'next'.*start it again"):
+        with pytest.raises(UserError, match=r"makers:failing' was killed by SIGABRT during 'next'.*start it again"):
             source.next()
         with pytest.raises(UserError, match="was killed by SIGABRT during 'publish'"):
             source.publish({})
@@ -172,6 +172,6 @@ OTHER = SPEAKS + "wire.CONTRACT_VERSION = 99; wire.handshake(i, o, 'actor')"
         ("import sys; sys.exit(3)", "ended with exit code 3 during 'starting'"),
     ],
 )
-def test_a_stranger_is_refused(code, message):
+def test_a_process_that_is_no_actor_is_refused(code, message):
     with pytest.raises(UserError, match=message):
         ProcessSource("anything:at_all", {}, command=(sys.executable, "-c", code))

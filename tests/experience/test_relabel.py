@@ -63,7 +63,7 @@ def everything(flags: str = "next.success") -> Demonstrations:
 
 
 @pytest.mark.parametrize(("horizon", "n_step"), [(1, 3), (4, 2)])
-def test_successes_become_the_experience_that_they_were(successes, horizon, n_step):
+def test_relabelled_successes_equal_the_original_decisions(successes, horizon, n_step):
     """Read by the rules of the counting environment, as if a policy had played them."""
     replay = Replay(500, GAMMA, n_step)
     policy, lengths = AuditingPolicy(horizon), episode_length(np.array(SEEDS)[::2])
@@ -85,7 +85,7 @@ def test_successes_become_the_experience_that_they_were(successes, horizon, n_st
 
 
 @pytest.mark.parametrize("flags", ["next.success", "next.done"])
-def test_what_did_not_end_is_truncated_at_its_last_observation(flags):
+def test_an_unfinished_recording_is_truncated_at_its_last_observation(flags):
     """Its last action, whose outcome was not recorded, is left out."""
     for seed, rollout in zip(
         SEEDS, relabelled(everything(flags), AuditingPolicy(4), COUNTING, 4, seeded()), strict=True
@@ -103,7 +103,7 @@ def test_what_did_not_end_is_truncated_at_its_last_observation(flags):
             assert not len(rollout.final_index) and not len(rollout.final_features["counters"])
 
 
-def test_without_flags_nothing_is_taken_for_an_end(successes):
+def test_without_flags_every_episode_is_truncated(successes):
     bare = replace(successes, extras={"next.reward": successes.extras["next.reward"]})
     found = list(relabelled(bare, AuditingPolicy(4), COUNTING, 4, seeded()))
     assert all(rollout.truncated[-1] and not rollout.terminated.any() for rollout in found)
@@ -123,7 +123,7 @@ def test_corrections_stay_marked(successes):
     assert torch.equal(found.task, found.features["counters"][:, 0] % 2)
 
 
-def test_every_offset_is_decided_at(successes):
+def test_every_offset_begins_a_decision(successes):
     """With as many offsets as a chunk has actions, a chunk begins at every step; also in the shortest episode."""
     for horizon in (4, 8):
         found = list(relabelled(successes, AuditingPolicy(horizon), COUNTING, horizon, seeded(), horizon))

@@ -266,7 +266,7 @@ def test_the_last_slots_are_kept_and_tails_of_evicted_episodes_stay_valid():
     assert full > 8 * capacity and len(sizes) == 1
 
 
-def test_what_is_new_is_counted_though_something_old_made_room():
+def test_new_decisions_are_counted_although_old_ones_are_evicted():
     replay = Replay(8, 1.0)
     assert [replay.add(line([1.0] * 4, number)) for number in (0, 10, 20)] == [4, 4, 4] and len(replay) == 6
     assert replay.add(line([1.0] * 7)) == 7 == len(replay)
@@ -329,7 +329,7 @@ def same(one: Transitions, two: Transitions) -> bool:
     )
 
 
-def test_a_saved_replay_goes_on_bit_for_bit(tmp_path):
+def test_a_saved_replay_resumes_bit_for_bit(tmp_path):
     """Running episodes included; it can be saved again at once, and a full ring goes on at its cursor."""
     windows = [window for maker in [source()] for window in (maker.next() for _ in range(6))]
     for capacity, folder in ((ROOMY, tmp_path / "roomy"), (60, tmp_path / "full")):
@@ -380,7 +380,7 @@ def by_id(found: Transitions) -> dict[tuple[int, ...], tuple[object, ...]]:
     return dict(zip(map(tuple, found.features["counters"].tolist()), rest, strict=True))
 
 
-def test_what_cannot_be_kept_is_named():
+def test_rollouts_that_cannot_be_kept_are_named():
     for wrong in ({"capacity": 1}, {"gamma": 0.0}, {"n_step": 0}):
         with pytest.raises(UserError, match="cannot hold or value a decision"):
             Replay(**{"capacity": 9, "gamma": 0.9, **wrong})

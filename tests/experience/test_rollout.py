@@ -99,7 +99,7 @@ def test_windows_join_without_loss(horizon, decisions):
             assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a), field.name
 
 
-def test_every_reset_row_is_reset_in_the_policy_too():
+def test_every_reset_environment_is_reset_in_the_policy_too():
     policy = AuditingPolicy(4)
     rollout = join(windows(4, 9, policy=policy))
     ended = [e for t in range(36) for e in range(ROWS) if rollout.terminated[t, e] or rollout.truncated[t, e]]
@@ -172,7 +172,7 @@ def test_arrays_become_tensors_without_copying():
     assert array[0, 1] == 7.0 and action[1, 0, 0] == 5.0
 
 
-def test_seeds_come_once_each_and_then_again():
+def test_seeds_come_once_each_before_they_repeat():
     assert list(islice(SeedStream(3, 6), 7)) == [3, 4, 5, 3, 4, 5, 3]
 
 

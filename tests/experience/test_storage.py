@@ -20,7 +20,7 @@ def on_disk(folder, capacity=60, gamma=GAMMA, n_step=3):
     return Replay(capacity, gamma, n_step, OnDisk(folder))
 
 
-def test_on_the_disk_is_as_in_memory_and_there_for_the_next(tmp_path):
+def test_on_the_disk_equals_in_memory_and_outlives_the_process(tmp_path):
     """The ring has gone round; another number of steps may look at the same decisions."""
     one, two = filled(Replay(60, GAMMA, 3, InMemory())), filled(on_disk(tmp_path))
     reopened, farther = on_disk(tmp_path), on_disk(tmp_path, n_step=5)

@@ -40,7 +40,7 @@ class Walker:
         return ActionOut(action, action, np.zeros(len(action), np.float32), {}, 0), state
 
 
-def test_an_episode_has_every_moment_and_the_actions_between():
+def test_an_episode_has_every_time_step_and_the_actions_between():
     """Played again, action by action, the environment shows the same."""
     from sims.catalog import make
 
@@ -75,7 +75,7 @@ def test_windows_stay_inside_their_episode():
         assert count == min(4, end - 1 - now)
 
 
-def test_a_window_holds_what_was_seen_done_and_came_of_it():
+def test_a_window_holds_context_actions_and_outcomes():
     trajectories = played(4, seed=2, length=7)
     table = make_windows(trajectories, frames=2, context=2)
     chosen = np.arange(len(table["count"]))[::-1]
@@ -127,7 +127,7 @@ def test_progress_counts_all_successes():
     assert reported == [(2, 1), (4, 2), (6, 3), (8, 4)]
 
 
-def test_a_start_is_what_a_window_has_seen():
+def test_context_at_equals_the_context_of_a_window():
     trajectories = played(3, seed=0, length=7)
     table = make_windows(trajectories, frames=2, context=2)
     batch, start = (
@@ -139,7 +139,7 @@ def test_a_start_is_what_a_window_has_seen():
     np.testing.assert_array_equal(start["task"], batch["task"])
 
 
-def test_episodes_are_chosen_and_joined_without_loss():
+def test_episodes_are_selected_and_joined_without_loss():
     trajectories = played(4, seed=1)
     again = Trajectories.joined([trajectories.select([0, 1]), trajectories.select([2, 3])])
     for name in ("state", "action", "episode", "success"):
@@ -149,7 +149,7 @@ def test_episodes_are_chosen_and_joined_without_loss():
     assert turned.episode.tolist() == sorted(turned.episode.tolist())
 
 
-def test_traces_of_other_cameras_cannot_be_joined():
+def test_trajectories_of_other_cameras_cannot_be_joined():
     one, other = played(1, seed=1), played(1, seed=2)
     other = Trajectories(
         {"side": other.images["front"]}, **{n: getattr(other, n) for n in vars(other) if n != "images"}
@@ -176,7 +176,7 @@ def logged(success: bool, **extras: np.ndarray) -> Demonstrations:
     )
 
 
-def test_logged_episodes_show_their_outcome_in_their_last_picture():
+def test_recorded_episodes_have_their_outcome_at_their_last_picture():
     trajectories = Trajectories.from_demonstrations(
         logged(False, **{"next.terminated": np.array([False, False, True] * 2)})
     )
@@ -188,7 +188,7 @@ def test_logged_episodes_show_their_outcome_in_their_last_picture():
     assert trajectories.action[:, 0].tolist() == [1, 1, 0, 1, 1, 0]
 
 
-def test_logged_episodes_without_outcomes_are_refused():
+def test_recorded_episodes_without_outcomes_are_refused():
     episodes = logged(True)
     bare = Demonstrations(**{name: item for name, item in vars(episodes).items() if name != "extras"})
     with pytest.raises(UserError, match="no 'next"):

@@ -330,14 +330,14 @@ FAULTS = (
         _WINDOWS,
         "np.stack([trajectories.success[future], trajectories.failed[future], succeeds], -1)",
         "np.stack([trajectories.success[future - 1], trajectories.failed[future - 1], succeeds], -1)",
-        (f"{_ON_TRAJECTORIES}test_a_window_holds_what_was_seen_done_and_came_of_it",),
+        (f"{_ON_TRAJECTORIES}test_a_window_holds_context_actions_and_outcomes",),
     ),
     Fault(
         "an action belongs to the moment after it",
         _WINDOWS,
         "trajectories.action[np.concatenate([present, future[:, :-1]], 1)]",
         "trajectories.action[future]",
-        (f"{_ON_TRAJECTORIES}test_a_window_holds_what_was_seen_done_and_came_of_it",),
+        (f"{_ON_TRAJECTORIES}test_a_window_holds_context_actions_and_outcomes",),
     ),
     Fault(
         "a window looks into the episode before",
@@ -351,7 +351,7 @@ FAULTS = (
         _COLLECT,
         "failed=last & terminated & (not success)",
         "failed=last & (not success)",
-        (f"{_ON_TRAJECTORIES}test_an_episode_has_every_moment_and_the_actions_between",),
+        (f"{_ON_TRAJECTORIES}test_an_episode_has_every_time_step_and_the_actions_between",),
     ),
     Fault(
         "a dream begins at the event itself",

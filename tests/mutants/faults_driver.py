@@ -11,7 +11,7 @@ _RELABEL, _GROUPS, _ROLLOUT = f"{_PACKAGE}relabel.py", f"{_PACKAGE}groups.py", f
 _ON_DRIVER, _ON_TRAJECTORIES = f"{_TESTS}test_driver.py::test_", f"{_TESTS}test_trajectories.py::test_"
 _ON_REPLAY, _ON_STORAGE = f"{_TESTS}test_replay.py::test_", f"{_TESTS}test_storage.py::test_"
 _ON_RELABEL, _ON_ROLLOUT = f"{_TESTS}test_relabel.py::test_", f"{_TESTS}test_rollout.py::test_"
-_HOLDS = f"{_ON_TRAJECTORIES}a_window_holds_what_was_seen_done_and_came_of_it"
+_HOLDS = f"{_ON_TRAJECTORIES}a_window_holds_context_actions_and_outcomes"
 
 FAULTS = (
     Fault(
@@ -68,14 +68,14 @@ FAULTS = (
         _COLLECT,
         "if step.valid[env_id, i]]",
         "if i < len(step.frames)]",
-        (f"{_ON_TRAJECTORIES}an_episode_has_every_moment_and_the_actions_between",),
+        (f"{_ON_TRAJECTORIES}an_episode_has_every_time_step_and_the_actions_between",),
     ),
     Fault(
         "an episode has succeeded from its start",
         _COLLECT,
         "success=last & success,",
         "success=np.full(count, success),",
-        (f"{_ON_TRAJECTORIES}an_episode_has_every_moment_and_the_actions_between",),
+        (f"{_ON_TRAJECTORIES}an_episode_has_every_time_step_and_the_actions_between",),
     ),
     Fault(
         "progress counts the successes of the last batch only",
@@ -124,7 +124,7 @@ FAULTS = (
         _STORAGE,
         "self._used = min(self._capacity, filled[1] + filled[2])",
         "self._used = min(self._capacity, filled[1])",
-        (f"{_ON_REPLAY}a_saved_replay_goes_on_bit_for_bit",),
+        (f"{_ON_REPLAY}a_saved_replay_resumes_bit_for_bit",),
     ),
     Fault(
         "relabelled decisions have the task of the first step",
@@ -145,6 +145,6 @@ FAULTS = (
         _ROLLOUT,
         "self.drawn += 1",
         "self.drawn += 2",
-        (f"{_ON_ROLLOUT}seeds_come_once_each_and_then_again",),
+        (f"{_ON_ROLLOUT}seeds_come_once_each_before_they_repeat",),
     ),
 )

@@ -107,7 +107,7 @@ _RECORDINGS = (
         _COLLECT,
         "[decision.obs.select(slice(env_id, env_id + 1)) for",
         "[decision.step.obs.select(slice(env_id, env_id + 1)) for",
-        (f"{_RECORDED}test_an_action_belongs_to_the_observation_it_was_chosen_on",),
+        (f"{_RECORDED}test_an_action_is_paired_with_the_observation_before_it",),
     ),
     Fault(
         "failures are imitated as well",

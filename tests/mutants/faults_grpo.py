@@ -14,7 +14,7 @@ _ENUMERATED = f"{_ADVANTAGES}test_the_expected_gradient_by_enumeration"
 _GRADIENT = f"{_LEARNT}test_the_first_gradient_is_the_policy_gradient"
 _ENTERS = f"{_LEARNT}test_idle_and_intervened_decisions_and_those_after_a_success_never_enter"
 _NUMBERS = f"{_ON_GROUPS}test_every_number_can_be_recomputed_and_groups_come_in_the_order_of_their_launch"
-_AGE = f"{_ON_GROUPS}test_what_is_carried_over_is_at_most_what_was_ahead_and_one_rollout_old"
+_AGE = f"{_ON_GROUPS}test_carried_groups_are_at_most_those_ahead_and_one_rollout_old"
 
 _ADVANTAGE = (
     Fault(
@@ -127,14 +127,14 @@ _COLLECTING = (
         _GROUPS,
         "running >= missing + self.config.ahead or",
         "running >= 1 or",
-        (f"{_ON_GROUPS}test_no_row_idles_while_episodes_are_wanted",),
+        (f"{_ON_GROUPS}test_no_environment_idles_while_episodes_are_wanted",),
     ),
     Fault(
         "the steps of groups thrown away are not counted",
         _GROUPS,
         '"env/steps": self._steps,',
         '"env/steps": float(sum(part.valid.sum() for part in parts[:wanted])),',
-        (f"{_ON_GROUPS}test_counters_tell_what_was_played_thrown_away_and_carried",),
+        (f"{_ON_GROUPS}test_counters_are_of_all_groups_played_replaced_and_carried",),
     ),
     Fault(
         "launched rows keep the policy's state of the episode before",

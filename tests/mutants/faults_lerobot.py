@@ -9,7 +9,7 @@ _WRITER, _DAMAGE, _GOLDEN = f"{_TESTS}writer.py::test_", f"{_TESTS}damage.py::te
 _VIDEO, _STATISTICS = f"{_TESTS}video.py::test_", f"{_TESTS}statistics.py::test_"
 _ROUND_TRIP = f"{_WRITER}twelve_episodes_come_back_bit_for_bit"
 _SYNCED, _LIMITS = (
-    f"{_WRITER}nothing_is_there_until_it_is_on_the_disk",
+    f"{_WRITER}nothing_is_visible_before_it_is_synced",
     f"{_WRITER}files_and_folders_are_closed_at_their_limits",
 )
 _KILLED = f"{_TESTS}killed.py::test_a_writer_killed_anywhere_loses_no_finished_episode"
@@ -67,7 +67,7 @@ _SAFETY = (
         f"{_PACKAGE}compact.py",
         "        if lost:",
         "        if False:",
-        (f"{_WRITER}an_info_that_is_not_the_last_one_undoes_nothing",),
+        (f"{_WRITER}an_older_info_file_undoes_nothing",),
     ),
     Fault(
         "a file that nobody knows is overwritten",
@@ -222,14 +222,14 @@ _TRUTH = (
         f"{_PACKAGE}writer.py",
         'if values.dtype.kind == "f" and not np.isfinite(values).all():',
         'if values.dtype.kind == "f" and not np.isfinite(values).any():',
-        (f"{_WRITER}numbers_that_are_none_and_texts_that_do_not_match_are_refused",),
+        (f"{_WRITER}nans_and_texts_that_do_not_match_are_refused",),
     ),
     Fault(
         "a task keeps its number in another table",
         "vla_rl/experience/demonstrations.py",
         "return replace(self, task=numbers[self.task], tasks=tuple(tasks))",
         "return replace(self, tasks=tuple(tasks))",
-        ("tests/experience/test_demonstrations.py::test_tasks_are_counted_in_another_table",),
+        ("tests/experience/test_demonstrations.py::test_tasks_are_renumbered_in_another_table",),
     ),
     Fault(
         "a quantile is one value too high",

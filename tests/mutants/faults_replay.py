@@ -10,11 +10,11 @@ _MIXTURE, _RELABEL, _ROLLOUT = (f"vla_rl/experience/{name}.py" for name in ("mix
 _DRIVER = "vla_rl/experience/driver.py"
 _ON_REPLAY, _ON_RELABEL = "tests/experience/test_replay.py::", "tests/experience/test_relabel.py::"
 _ON_STORAGE, _ON_MIXTURE = "tests/experience/test_storage.py::", "tests/experience/test_mixture.py::"
-_EXECUTED = "tests/experience/test_executed.py::test_executed_is_what_was_done_and_after_an_end_what_had_been_chosen"
+_EXECUTED = "tests/experience/test_executed.py::test_executed_holds_executed_actions_and_chosen_ones_after_an_end"
 _BRUTE = f"{_ON_REPLAY}test_n_steps_equal_brute_force_on_120_ragged_cases"
 _GOLDEN = f"{_ON_REPLAY}test_golden_three_steps"
 _SLOTS = f"{_ON_REPLAY}test_every_slot_can_be_recomputed_and_none_is_missing"
-_SAVED = f"{_ON_REPLAY}test_a_saved_replay_goes_on_bit_for_bit"
+_SAVED = f"{_ON_REPLAY}test_a_saved_replay_resumes_bit_for_bit"
 _KILLED = f"{_ON_STORAGE}test_killed_inside_a_write_there_are_only_whole_decisions"
 
 _MEMORY = (
@@ -128,7 +128,7 @@ _MEMORY = (
         _REPLAY,
         "if provisional and not any(len(running.env_ids) for running in self._running.values()):",
         "if False:",
-        (f"{_ON_STORAGE}test_on_the_disk_is_as_in_memory_and_there_for_the_next",),
+        (f"{_ON_STORAGE}test_on_the_disk_equals_in_memory_and_outlives_the_process",),
     ),
     Fault(
         "a running episode is terminated at its latest observation",
@@ -177,7 +177,7 @@ _MEMORY = (
         _REPLAY,
         "return min(new, len(self))",
         "return max(0, len(self) - self.capacity + new)",
-        (f"{_ON_REPLAY}test_what_is_new_is_counted_though_something_old_made_room",),
+        (f"{_ON_REPLAY}test_new_decisions_are_counted_although_old_ones_are_evicted",),
     ),
     Fault(
         "the slots of ends are sampled as decisions",
@@ -247,7 +247,7 @@ _MEMORY = (
         _MIXTURE,
         "share if len(self.parts[name]) else 0.0 for",
         "share for",
-        (f"{_ON_MIXTURE}test_the_others_have_the_share_of_an_empty_part",),
+        (f"{_ON_MIXTURE}test_the_other_parts_take_the_share_of_an_empty_part",),
     ),
 )
 
@@ -278,14 +278,14 @@ _RECORDED = (
         _RELABEL,
         "last = end if terminated else end - 1",
         "last = end",
-        (f"{_ON_RELABEL}test_what_did_not_end_is_truncated_at_its_last_observation",),
+        (f"{_ON_RELABEL}test_an_unfinished_recording_is_truncated_at_its_last_observation",),
     ),
     Fault(
         "recordings end by termination whatever their flags say",
         _RELABEL,
         "return bool(np.asarray(flags).reshape(-1)[step]) if flags is not None else False",
         "return True",
-        (f"{_ON_RELABEL}test_what_did_not_end_is_truncated_at_its_last_observation",),
+        (f"{_ON_RELABEL}test_an_unfinished_recording_is_truncated_at_its_last_observation",),
     ),
     Fault(
         "corrections of a person are taken for the policy's actions",
@@ -306,7 +306,7 @@ _RECORDED = (
         _RELABEL,
         "range(min(offsets, end - begin))",
         "range(min(offsets, end - begin - 1) or 1)",
-        (f"{_ON_RELABEL}test_every_offset_is_decided_at",),
+        (f"{_ON_RELABEL}test_every_offset_begins_a_decision",),
     ),
     Fault(
         "what was not executed is zero",
@@ -327,9 +327,7 @@ _RECORDED = (
         _DRIVER,
         "state = {name: item[env_ids] for name, item in self.state.items()}",
         "state = {name: item[: len(env_ids)] for name, item in self.state.items()}",
-        (
-            "tests/experience/test_executed.py::test_every_observation_gets_its_context_the_last_one_that_of_its_own_episode",
-        ),
+        ("tests/experience/test_executed.py::test_every_observation_gets_the_context_of_its_own_episode",),
     ),
 )
 

@@ -257,7 +257,7 @@ _CUT_OFF = (
         _GROUPS,
         "sum(member.final is not None for member in members)",
         "sum(part.truncated.sum() for part in parts[:wanted])",
-        ("tests/experience/test_groups.py::test_counters_tell_what_was_played_thrown_away_and_carried",),
+        ("tests/experience/test_groups.py::test_counters_are_of_all_groups_played_replaced_and_carried",),
     ),
 )
 

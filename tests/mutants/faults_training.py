@@ -166,14 +166,14 @@ _PROCESSES = (
         _PROCESS,
         "os.dup2(2, 1)",
         "pass",
-        (f"{_ON_PROCESS}test_troubles_there_are_told_here",),
+        (f"{_ON_PROCESS}test_errors_of_the_acting_process_are_raised_in_the_learner",),
     ),
     Fault(
         "every error there is a general one here",
         _PROCESS,
         "_ERRORS.get(answer[",
         "{}.get(answer[",
-        (f"{_ON_PROCESS}test_troubles_there_are_told_here",),
+        (f"{_ON_PROCESS}test_errors_of_the_acting_process_are_raised_in_the_learner",),
     ),
 )
 
