@@ -1,9 +1,9 @@
 """Kills writers at chosen moments: ``python -m tests.experience.lerobot_killed FOLDER EXISTING FIRST STRIDE``.
 
-A writer adds two episodes to a dataset of EXISTING (0 or 1) episodes and finishes it.  Every function through which it changes the
-disk is a moment to die at: before the call, after it, and for those that fill files, with only half of the file written.
-Each moment has its own process, forked while this one has no threads yet.  FOLDER/N holds what the writer of moment N
-left, FOLDER/N.added how many episodes were acknowledged as safe.
+A writer adds two episodes to a dataset of EXISTING (0 or 1) episodes and finishes it.  Every function through which it
+changes the disk is a moment to die at: before the call, after it, and for those that fill files, with only half of the
+file written.  Each moment has its own process, forked while this one has no threads yet.  FOLDER/N holds what the
+writer of moment N left, FOLDER/N.added the number of episodes that were acknowledged as safe.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def main(folder: Path, existing: int, first: int, stride: int) -> Iterator[str]:
     undisturbed, known = prepared(folder, "undisturbed")
     count = forked(lambda: add(undisturbed, existing, -1, known))
     yield f"{count} moments"
-    finishing = range(count - 40, count, min(stride, 5))  # the files of the finished dataset move into place there
+    finishing = range(count - 40, count, min(stride, 5))  # the files of the finished dataset are moved into place
     for number in sorted({*range(first, count, stride), *finishing}):
         root, acknowledged = prepared(folder, number)
 
