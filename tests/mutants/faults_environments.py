@@ -192,4 +192,30 @@ _TRAINED = (
     ),
 )
 
-FAULTS = (*_SUCCESS, *_NAMES, *_CHECKED, *_TRAINED)
+_DIVERGED = "tests/sims/test_lift.py::test_a_diverged_row_earns_nothing_although_its_last_state_would_succeed"
+
+_MEASURED = (
+    Fault(
+        "the bootstrap interval covers 90 %",
+        "vla_rl/evaluation/stats.py",
+        "[0.025, 0.975]",
+        "[0.05, 0.95]",
+        ("tests/evaluation/test_stats.py::test_the_bootstrap_interval_covers_95_percent",),
+    ),
+    Fault(
+        "a diverged row is rewarded for its last state",
+        "sims/mujoco/env.py",
+        "return np.where(diverged, np.float32(0), verdict.reward)",
+        "return verdict.reward",
+        (_DIVERGED,),
+    ),
+    Fault(
+        "a diverged row succeeds by its last state",
+        "sims/mujoco/env.py",
+        "success = verdict.success & ~diverged",
+        "success = verdict.success",
+        (_DIVERGED,),
+    ),
+)
+
+FAULTS = (*_SUCCESS, *_NAMES, *_CHECKED, *_TRAINED, *_MEASURED)

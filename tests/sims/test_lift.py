@@ -15,6 +15,7 @@ from sims.mujoco.tasks.lift_expert import LiftExpert
 from sims.mujoco.tasks.lift_scenes import random_scenes
 from vla_rl.contract.errors import UserError
 
+NAMED = "memory/named"
 STAY = np.zeros((1, 1, 4), np.float32)
 
 
@@ -245,6 +246,19 @@ def test_a_row_whose_physics_diverges_is_truncated_and_its_neighbour_lives(lift,
     step = env.step(np.zeros((2, 2, 4)))
     assert step.cause == ("diverged", "") and step.truncated[0] and step.valid.sum(1).tolist() == [1, 2]
     assert np.isfinite(step.obs.state).all() and np.array_equal(step.obs.state[0], before.state[0])
+
+
+def test_a_diverged_row_earns_nothing_although_its_last_state_would_succeed(lift, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    env = lift(1)
+    env.reset([0], [3])
+    held_up(env, 0, HOLD_STEPS - 1)
+    levitate(env, 0, int(env.snapshot([0])[NAMED][0]))
+    saved = env.snapshot([0])
+    saved["physics"][0, _qpos_start(env) + env._task.model.nq] = 1e300
+    env.restore([0], saved)
+    step = env.step(STAY)
+    assert step.cause == ("diverged",) and not step.success[0] and step.reward[0, 0] == 0
 
 
 # -- actions and instructions ------------------------------------------------------------------------------------------
