@@ -161,4 +161,11 @@ FAULTS = (
         "]",
         ("tests/recipes/test_run_report.py::test_results_metrics_and_settings_are_on_the_page",),
     ),
+    Fault(
+        "imitation stays on the host",
+        "vla_rl/recipes/tiny.py",
+        "new_tiny(env.spec(), episodes, tiny, seed).to(device)",
+        "new_tiny(env.spec(), episodes, tiny, seed)",
+        ("tests/recipes/test_device.py::test_imitation_on_the_device_of_the_config",),
+    ),
 )

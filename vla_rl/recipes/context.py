@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -48,6 +48,16 @@ class StartPolicy(Trainable, Protocol):
     """
 
     spec: EnvSpec
+
+
+T = TypeVar("T")
+
+
+def placed(policy: T, device: torch.device) -> T:
+    """``policy`` with its weights on ``device``; what is no network has none."""
+    if isinstance(policy, nn.Module):
+        policy.to(device)
+    return policy
 
 
 @dataclass(frozen=True)

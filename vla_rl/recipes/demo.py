@@ -35,12 +35,13 @@ class Demo:
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    device: str = "cpu"  # where policy, critic, learner and replay compute: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Collect, ground, imitate, improve, judge, report."""
         seconds: dict[str, float] = {}
-        before = Imitate(self.seed, self.env, self.tiny, self.grounding, self.imitation, self.evaluation)
+        before = Imitate(self.seed, self.env, self.tiny, self.grounding, self.imitation, self.evaluation, self.device)
         imitation, grounded, episodes = before.prepare(folder, seconds)
         with clock(seconds, "evaluation"):
             plateau = self._plateau(imitation, grounded, episodes)
@@ -48,7 +49,7 @@ class Demo:
             first = stages.play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
         console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
         policy = copy.deepcopy(imitation)
-        improve = Improve(self.rl, "", "", self.seed, self.env, self.evaluation)
+        improve = Improve(self.rl, "", "", self.seed, self.env, self.evaluation, self.device)
         last, summary = improve.improve(policy, folder, seconds)
         console.print(f"after RL:  {last.rate.success:.1%}")
         with clock(seconds, "evaluation"):

@@ -15,6 +15,7 @@ from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.tiny import grounded_tiny
+from vla_rl.training.device import resolve_device
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.tracking import RunFolder
@@ -30,6 +31,7 @@ class Imitate:
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
@@ -43,16 +45,18 @@ class Imitate:
 
     def prepare(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, TinyVLA, Demonstrations]:
         """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes its own."""
+        device = resolve_device(self.device)
         grounded_at, imitation_at = folder.checkpoint("grounded"), folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
             episodes = load_demonstrations(folder.path / "demonstrations")
-            return TinyVLA.from_pretrained(imitation_at), TinyVLA.from_pretrained(grounded_at), episodes
+            policy, grounded = (TinyVLA.from_pretrained(path).to(device) for path in (imitation_at, grounded_at))
+            return policy, grounded, episodes
         with clock(seconds, "collect"):
             episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed)
             kept = folder.path / "demonstrations"
             save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
-            grounded = grounded_tiny(self.env, episodes, self.tiny, self.grounding, self.seed)
+            grounded = grounded_tiny(self.env, episodes, self.tiny, self.grounding, self.seed, device)
             grounded.save_pretrained(grounded_at)
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)

@@ -13,6 +13,7 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.context import placed
 from vla_rl.recipes.dataset_spec import require_fit, shrink, spec_of
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import ImitatingPolicy, PixelPolicy, imitate_from_pixels, imitate_policy
@@ -21,6 +22,7 @@ from vla_rl.recipes.policies import names_class, new_policy
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import clock
 from vla_rl.recipes.tiny import TinyFromData
+from vla_rl.training.device import resolve_device
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.tracking import RunFolder
@@ -56,6 +58,7 @@ class ImitateDataset:
     imitation: ImitationConfig = field(
         default_factory=lambda: ImitationConfig(demonstrations=0, stride=1, fit=FitConfig(steps=2000, batch=64))
     )
+    device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def __post_init__(self) -> None:
@@ -87,7 +90,7 @@ class ImitateDataset:
         return replace(episodes, images=images)
 
     def _train(self, episodes: Demonstrations, folder: RunFolder) -> ImitatingPolicy:
-        name = Path(self.dataset).name
+        name, device = Path(self.dataset).name, resolve_device(self.device)
         spec = self.env.spec() if self.env.name else None
         if spec is None and (not self.policy or names_class(self.policy)):
             spec = spec_of(episodes, name)
@@ -95,13 +98,13 @@ class ImitateDataset:
             episodes = require_fit(spec, episodes, f"the environment {spec.name!r}", self.accept)
         if not self.policy:
             assert spec is not None
-            policy = self.new.build(spec, episodes, self.seed)
+            policy = placed(self.new.build(spec, episodes, self.seed), device)
             if hasattr(policy, "encode_with_grad"):
                 imitate_from_pixels(cast(PixelPolicy, policy), episodes, self.imitation, self.seed, folder)
                 return policy
         else:
             made = new_policy(self.policy, spec, {}, self.seed) if spec and names_class(self.policy) else None
-            policy = _require_imitating(made or load_policy(self.policy, spec), self.policy)
+            policy = placed(_require_imitating(made or load_policy(self.policy, spec), self.policy), device)
             episodes = require_fit(policy.spec, episodes, repr(self.policy), self.accept)
         imitate_policy(policy, episodes, self.imitation, self.seed, folder)
         return policy

@@ -50,7 +50,7 @@ def imitate_policy(
     """Train ``policy.trainable()`` on the demonstrations, in place; the observations are encoded once."""
     features = encode_episodes(policy, episodes)
     chunks = _chunks(policy, episodes)
-    chosen = torch.as_tensor(episodes.time % config.stride == 0)
+    chosen = torch.as_tensor(episodes.time % config.stride == 0, device=chunks.device)
     features, chunks = {name: item[chosen] for name, item in features.items()}, chunks[chosen]
     with bar("imitate", config.fit.steps) as update:
         report = every(_LOG_EVERY, config.fit.steps, _report(update, folder))
@@ -83,8 +83,9 @@ def every(
 
 
 def _chunks(policy: ImitatingPolicy, episodes: Demonstrations) -> Tensor:
-    """The recorded actions from every step on, normalised, [N,H,D]."""
-    return policy.action_scale.normalize(torch.as_tensor(episodes.chunks(policy.horizon)))
+    """The recorded actions from every step on, normalised, [N,H,D], where the policy's weights are."""
+    weights = next(iter(policy.trainable().values()))
+    return policy.action_scale.normalize(torch.as_tensor(episodes.chunks(policy.horizon), device=weights.device))
 
 
 def _report(update: Callable[[int, str], None], folder: RunFolder | None) -> Callable[[int, dict[str, float]], None]:

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.recipes import stages
-from vla_rl.recipes.context import RunContext, StartPolicy
+from vla_rl.recipes.context import RunContext, StartPolicy, placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
+from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.tracking import RunFolder
 
@@ -27,6 +28,7 @@ class Improve:
     seed: int = 1
     env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    device: str = "cpu"  # where policy, critic, learner and replay compute: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
@@ -43,7 +45,9 @@ class Improve:
     ) -> tuple[Outcomes, JsonObject]:
         """Train from ``policy``, in place or on top of it, and play the test seeds; returns outcomes and summary."""
         with clock(seconds, "rl"):
-            context = RunContext(self.env, policy, self.seed, current_reducer(), self.demonstrations)
+            device = resolve_device(self.device)
+            base = None if policy is None else placed(policy, device)
+            context = RunContext(self.env, base, self.seed, current_reducer(), self.demonstrations, device)
             trained, best = stages.improve(self.rl, context, self.evaluation, folder)
         rows = folder.metrics("rl")
         with clock(seconds, "evaluation"):

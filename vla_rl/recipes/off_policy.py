@@ -24,7 +24,7 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.storage import InMemory, OnDisk
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
-from vla_rl.recipes.context import RunContext, Trainable, generator
+from vla_rl.recipes.context import RunContext, Trainable, generator, placed
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.trainers import PolicyConfig, SourceConfig
 from vla_rl.training.loop import LoopConfig, LoopLearner
@@ -115,7 +115,7 @@ class OffPolicyRL:
                 "would train unrelated policies; start one process, or choose an on-policy algorithm."
             )
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
-        return self.policy.build(context)
+        return placed(self.policy.build(context), context.device)
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> OffPolicyLearner:
         horizon = getattr(policy, "horizon", 1)

@@ -11,6 +11,7 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.run_report import write_run_report
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import barrier, torchrun_processes
 from vla_rl.training.tracking import RunFolder
 
@@ -30,7 +31,8 @@ def run(recipe: Recipe, out: str, source: Path | None = None) -> JsonObject:
     """
     if isinstance(env := getattr(recipe, "env", None), EnvConfig):
         env.check()
-    with torchrun_processes() as group:
+    device = resolve_device(getattr(recipe, "device", "cpu"))  # one GPU for each of torchrun's processes
+    with torchrun_processes(device) as group:
         if group.rank == 0:
             folder = RunFolder(out, recipe)
             if source is not None:

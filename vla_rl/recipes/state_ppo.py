@@ -26,6 +26,7 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import SummedCounters, current_reducer
 from vla_rl.training.loop import BestWeights, Loop, LoopConfig, LoopLearner
 from vla_rl.training.policy_store import InProcessPolicyStore
@@ -62,6 +63,7 @@ class StateBased:
         default_factory=lambda: LoopConfig(collapse=math.inf)
     )  # returns have no scale of their own
     evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(validation=16, test=64, num_envs=16))
+    device: str = "cpu"  # where policy, critic and learner compute: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
@@ -106,9 +108,10 @@ class StateBased:
         """A new policy for ``env`` and what improves it."""
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
         sizes = {"state": env.spec.state.shape[0]}
-        policy = GaussianPolicy(env.spec, RunningStatistics(sizes["state"]), self.policy)
+        device = resolve_device(self.device)
+        policy = GaussianPolicy(env.spec, RunningStatistics(sizes["state"]), self.policy).to(device)
         sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
-        critic = RunningCritic(sizes, self.critic.width, self.critic.depth)
+        critic = RunningCritic(sizes, self.critic.width, self.critic.depth).to(device)
         return policy, self.algorithm.build(policy, policy.trainable(), critic, generator(self.seed, 4), group)
 
     def judge(self, env: VecEnv, policy: GaussianPolicy, seeds: range, count: int) -> MeanReturn:

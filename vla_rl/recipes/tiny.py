@@ -12,7 +12,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
-from vla_rl.recipes.context import generator
+from vla_rl.recipes.context import CPU, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import every
 from vla_rl.recipes.progress import bar
@@ -21,26 +21,32 @@ from vla_rl.training.grounding import GroundingConfig, ground
 
 
 def new_tiny(spec: EnvSpec, episodes: Demonstrations, config: TinyConfig, seed: int) -> TinyVLA:
-    """An untrained policy for ``spec``; its input statistics are those of the demonstrations."""
+    """An untrained policy for ``spec``, on the host; its input statistics are those of the demonstrations."""
     torch.manual_seed(seed)  # module initialisation has no generator argument
     state = Affine.from_data(torch.as_tensor(episodes.state))
     return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), state, config)
 
 
 def grounded_tiny(
-    env: EnvConfig, episodes: Demonstrations, tiny: TinyConfig, config: GroundingConfig, seed: int
+    env: EnvConfig,
+    episodes: Demonstrations,
+    tiny: TinyConfig,
+    config: GroundingConfig,
+    seed: int,
+    device: torch.device = CPU,
 ) -> TinyVLA:
     """A new policy whose backbone has learnt to point at the named object, from the task's labelled scenes."""
-    policy = new_tiny(env.spec(), episodes, tiny, seed)
+    policy = new_tiny(env.spec(), episodes, tiny, seed).to(device)
     images, tasks, uv, _ = env.draw_scenes(config.scenes, suite.training_seeds(seed, "grounding")[0])
-    tokens = policy.tokens[torch.as_tensor(tasks)]
+    tokens = policy.tokens[torch.as_tensor(tasks, device=device)]
     steps = config.fit.steps
     with bar("ground", steps) as update:
         report = every(
             25, steps, lambda step, info: update(step, f"points within {info['pointing_error']:.3f} half-widths")
         )
+        shown, where = (torch.as_tensor(item, device=device) for item in (images, uv))
         with alone():
-            ground(policy, torch.as_tensor(images), tokens, torch.as_tensor(uv), config, generator(seed, 1), report)
+            ground(policy, shown, tokens, where, config, generator(seed, 1), report)
     return policy
 
 

@@ -19,7 +19,7 @@ from vla_rl.experience.background import BackgroundSource, CollectingSource
 from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
-from vla_rl.recipes.context import RunContext, Trainable, generator
+from vla_rl.recipes.context import RunContext, Trainable, generator, placed
 from vla_rl.training.distributed import SummedCounters
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
 
@@ -184,4 +184,4 @@ class OnPolicyRL(OnPolicyTrainer):
 
     def build_policy(self, context: RunContext) -> Trainable:
         torch.manual_seed(context.seed)  # module initialisation has no generator argument
-        return self.policy.build(context)
+        return placed(self.policy.build(context), context.device)
