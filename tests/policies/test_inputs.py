@@ -29,6 +29,29 @@ def test_what_cannot_be_read_is_refused(text, why):
         Vocabulary.from_texts(TEXTS, length=6).encode([text])
 
 
+def test_the_longest_instruction_decides_the_length():
+    vocabulary = Vocabulary.from_texts(["the " * 30 + "cube"], length=6)
+    assert vocabulary.length == 31 and vocabulary.encode(["cube"]).shape == (1, 31)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Hebe den ROTEN Würfel auf!", ("auf", "den", "hebe", "roten", "würfel")),
+        ("подними красный куб", ("красный", "куб", "подними")),
+        ("拿起红色方块", ("块", "拿", "方", "红", "色", "起")),
+        ("ブロックを取る", ("を", "ク", "ッ", "ブ", "ロ", "取", "る")),
+        ("लाल घन उठाओ", ("उठाओ", "घन", "लाल")),
+        ("pick_up the ２nd-cube", ("2nd", "cube", "pick", "the", "up")),
+        ("", ()),
+    ],
+)
+def test_instructions_of_any_script_are_read(text, words):
+    vocabulary = Vocabulary.from_texts([text])
+    assert sorted(vocabulary.words) == sorted(words)
+    assert (vocabulary.encode([text]) > 0).sum() == len(words)
+
+
 def test_bounds_become_one():
     affine = Affine.from_bounds(ArraySpec((2,), "float32", (-0.03, 0.0), (0.03, 4.0)))
     bounds = torch.tensor([[-0.03, 0.0], [0.0, 2.0], [0.03, 4.0]])

@@ -317,3 +317,13 @@ def test_noise_falls_with_the_progress_of_the_run_and_stays_in_the_checkpoint_as
     assert (stds()[1:] < constant[1:]).all() and stds()[-1] == pytest.approx(0.04)
     policy.save_pretrained(tmp_path / "it")
     assert load_policy(tmp_path / "it").config.sampler == sampler
+
+
+def test_an_empty_instruction_gives_finite_actions_and_changes_no_other():
+    spec = replace(SPEC, tasks=(*SPEC.tasks, ""))
+    policy, obs = made(spec=spec), seen()
+    with_empty = replace(obs, task=np.where(np.arange(ROWS) < 3, 2, obs.task))
+    assert outputs(policy, with_empty).isfinite().all()
+    torch.testing.assert_close(outputs(policy, with_empty)[3:], outputs(policy, obs)[3:])
+    only = replace(obs, task=np.full(ROWS, 2))
+    assert outputs(policy, only).isfinite().all()

@@ -59,11 +59,13 @@ class PointingBackbone(nn.Module):
         return BackboneOutput(torch.cat([uv, attended], -1).flatten(1), uv, logits.flatten(2))
 
     def text_queries(self, tokens: Tensor) -> Tensor:
-        """Queries [B,Q,width] from an instruction; each distinct instruction is encoded once."""
+        """Queries [B,Q,width] from an instruction; each distinct one is encoded once, an empty one as zeros."""
         unique, inverse = torch.unique(tokens, dim=0, return_inverse=True)
         padding = unique == 0
-        encoded = self.text(self.words(unique) + self.positions[: unique.shape[1]], src_key_padding_mask=padding)
-        mean = encoded.masked_fill(padding[..., None], 0.0).sum(1) / (~padding).sum(1, keepdim=True)
+        masked = padding & ~padding.all(1, keepdim=True)  # attention needs a key, also for an empty instruction
+        encoded = self.text(self.words(unique) + self.positions[: unique.shape[1]], src_key_padding_mask=masked)
+        words = (~padding).sum(1, keepdim=True).clamp_min(1)
+        mean = encoded.masked_fill(padding[..., None], 0.0).sum(1) / words
         return self.query(mean).unflatten(-1, (self.queries, -1))[inverse]
 
 
