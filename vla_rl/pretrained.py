@@ -46,6 +46,7 @@ def save_folder(
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, fresh / WEIGHTS)
         text = json.dumps({"contract_version": CONTRACT_VERSION, **config}, indent=2)
         (fresh / CONFIG).write_text(text, encoding="utf-8")
+        (fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)  # safetensors writes it for its owner alone
         for name, part in (inside or {}).items():
             part.save_pretrained(fresh / name)
     except (OSError, SafetensorError, UserError) as error:

@@ -90,7 +90,7 @@ def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(untrained, quick, tmp
 @pytest.mark.parametrize(
     ("validate_every", "sentence", "logged"),
     [
-        (1, r"action\[0,0,0\] is nan \(environment 0 at control step 0\), so nothing was executed", [0, 1]),
+        (1, r"the policy \(version 2\) chose a non-finite action in environment 0, so nothing was executed", [0, 1]),
         (4, r"the policy \(version 2\) chose a non-finite action in environment 0, so nothing was executed", [0, 1, 2]),
     ],
 )
@@ -100,8 +100,8 @@ def test_a_nan_ends_the_run_with_good_weights_on_disk(
     """The weights go bad in the second iteration, and that is seen in its validation, or else in the next rollout."""
     publish = InProcessPolicyStore.publish
 
-    def poison(store, weights):
-        version = publish(store, weights)
+    def poison(store, weights, progress=0.0):
+        version = publish(store, weights, progress)
         if version == 2:
             with torch.no_grad():
                 weights["connector.0.weight"][0, 0] = float("nan")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _NOISE, _RUN = "vla_rl/policies/noise.py", "vla_rl/evaluation/run.py"
+_TINY, _INPUTS = "tests/policies/test_tiny.py::", "tests/policies/test_inputs.py::"
 _DRAWS = "tests/policies/test_noise.py::"
 _EVALUATION = "tests/evaluation/test_run.py::"
 _NEIGHBOURS = f"{_EVALUATION}test_an_outcome_does_not_depend_on_the_environments_beside_it_or_on_the_order"
@@ -92,5 +93,54 @@ FAULTS = (
         "np.random.SeedSequence([noise_seed, episode_seed])",
         "np.random.SeedSequence([episode_seed])",
         (f"{_EVALUATION}test_another_noise_seed_is_other_noise",),
+    ),
+    Fault(
+        "cameras are taken in the order of the spec",
+        "vla_rl/policies/tiny.py",
+        "for name in sorted(self.spec.images)",
+        "for name in self.spec.images",
+        (f"{_TINY}test_cameras_are_told_apart_by_name_and_not_by_their_order",),
+    ),
+    Fault(
+        "a flow may have no step",
+        "vla_rl/policies/flow.py",
+        "check_limits(self, steps=(1, math.inf))",
+        "check_limits(self, steps=(0, math.inf))",
+        (f"{_TINY}test_a_checkpoint_without_steps_is_refused",),
+    ),
+    Fault(
+        "an empty instruction masks every key",
+        "vla_rl/policies/backbone.py",
+        "masked = padding & ~padding.all(1, keepdim=True)",
+        "masked = padding",
+        (f"{_TINY}test_an_empty_instruction_gives_finite_actions_and_changes_no_other",),
+    ),
+    Fault(
+        "the mean of no word is divided by 0",
+        "vla_rl/policies/backbone.py",
+        ".sum(1, keepdim=True).clamp_min(1)",
+        ".sum(1, keepdim=True)",
+        (f"{_TINY}test_an_empty_instruction_gives_finite_actions_and_changes_no_other",),
+    ),
+    Fault(
+        "words are Latin",
+        "vla_rl/policies/tokens.py",
+        'elif unicodedata.category(character)[0] in "LMN":',
+        "elif character.isascii() and character.isalnum():",
+        (f"{_INPUTS}test_instructions_of_any_script_are_read",),
+    ),
+    Fault(
+        "marks part words",
+        "vla_rl/policies/tokens.py",
+        'unicodedata.category(character)[0] not in "LMN"',
+        'unicodedata.category(character)[0] not in "LN"',
+        (f"{_INPUTS}test_instructions_of_any_script_are_read",),
+    ),
+    Fault(
+        "a long instruction does not fit its own vocabulary",
+        "vla_rl/policies/tokens.py",
+        "max([length, *map(len, split)])",
+        "length",
+        (f"{_INPUTS}test_the_longest_instruction_decides_the_length",),
     ),
 )

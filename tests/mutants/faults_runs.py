@@ -6,6 +6,8 @@ from tests.mutants.fault import Fault
 
 _DEVICE, _NAMES = "vla_rl/training/device.py", "tests/training/test_device.py::"
 
+_LOCK, _TRACKING = "vla_rl/training/run_lock.py", "vla_rl/training/tracking.py"
+_FOLDER = "tests/training/test_tracking.py::"
 _LOOP, _LOOP_TESTS = "vla_rl/training/loop.py", "tests/training/test_loop.py::"
 
 FAULTS = (
@@ -85,5 +87,68 @@ FAULTS = (
         "            if not isinstance(part, Resumable):",
         '            if name == "learner" and not isinstance(part, Resumable):',
         (f"{_LOOP_TESTS}test_a_run_whose_parts_cannot_save_their_state_says_so_and_runs",),
+    ),
+    Fault(
+        "a second process runs in the same folder",
+        _LOCK,
+        "fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.lockf(descriptor, fcntl.LOCK_UN)",
+        (f"{_FOLDER}test_a_folder_in_which_another_process_runs_is_refused_and_left_as_it_is",),
+    ),
+    Fault(
+        "a lock is a file that a dead process leaves",
+        _LOCK,
+        "        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)",
+        "        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)",
+        (f"{_FOLDER}test_the_lock_of_a_dead_process_is_taken_over",),
+    ),
+    Fault(
+        "a run that is moved aside takes the lock with it",
+        _TRACKING,
+        "            self._lock = lock_run(self.path)",
+        "            pass",
+        (f"{_FOLDER}test_after_a_run_was_moved_aside_the_new_folder_is_locked",),
+    ),
+    Fault(
+        "what a run has recorded is discarded",
+        _TRACKING,
+        "if self.resumed or any(path.name not in _AT_START for path in self.path.iterdir()):",
+        "if self.resumed:",
+        (f"{_FOLDER}test_a_run_that_failed_before_it_recorded_anything_leaves_no_folder",),
+    ),
+    Fault(
+        "the earlier run keeps the name it was moved to",
+        _TRACKING,
+        "            os.replace(self.moved_to, self.path)",
+        "            pass",
+        (f"{_FOLDER}test_a_run_that_failed_before_it_recorded_anything_leaves_no_folder",),
+    ),
+    Fault(
+        "damaged metrics are lines without a stage",
+        _TRACKING,
+        'lines.append({**entry, "stage": entry["stage"], "step": entry["step"]})',
+        "lines.append(entry)",
+        (f"{_FOLDER}test_a_damaged_line_of_the_metrics_is_named",),
+    ),
+    Fault(
+        "weights are for their owner alone",
+        "vla_rl/pretrained.py",
+        "(fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)",
+        "(fresh / WEIGHTS).chmod(0o600)",
+        ("tests/policies/test_tiny.py::test_who_may_read_the_config_may_read_the_weights",),
+    ),
+    Fault(
+        "the tensors of a state are for their owner alone",
+        "vla_rl/training/checkpoint.py",
+        "(writing / _TENSORS).chmod((writing / _TREE).stat().st_mode)",
+        "(writing / _TENSORS).chmod(0o600)",
+        ("tests/training/test_checkpoint.py::test_who_may_read_the_numbers_of_a_state_may_read_its_tensors",),
+    ),
+    Fault(
+        "a fit may take no step",
+        "vla_rl/training/fit.py",
+        "check_limits(self, steps=count, batch=count, lr=(0, math.inf)",
+        "check_limits(self, batch=count, lr=(0, math.inf)",
+        (f"{_FOLDER}test_fits_without_a_meaning_are_refused",),
     ),
 )

@@ -327,3 +327,25 @@ def test_an_empty_instruction_gives_finite_actions_and_changes_no_other():
     torch.testing.assert_close(outputs(policy, with_empty)[3:], outputs(policy, obs)[3:])
     only = replace(obs, task=np.full(ROWS, 2))
     assert outputs(policy, only).isfinite().all()
+
+
+def test_cameras_are_told_apart_by_name_and_not_by_their_order():
+    policy, obs = made(), seen()
+    backwards = replace(SPEC, images=dict(reversed(SPEC.images.items())))
+    other = made(spec=backwards)
+    assert list(other.spec.images) == ["wrist", "front"]
+    assert torch.equal(outputs(policy, obs), outputs(other, replace(obs, images=dict(reversed(obs.images.items())))))
+
+
+def test_a_checkpoint_without_steps_is_refused(tmp_path):
+    made().save_pretrained(tmp_path / "it")
+    path = tmp_path / "it" / CONFIG
+    path.write_text(path.read_text().replace('"steps": 4', '"steps": 0'))
+    with pytest.raises(UserError, match=r"FlowSampler\.steps is 0"):
+        load_policy(tmp_path / "it")
+
+
+def test_who_may_read_the_config_may_read_the_weights(tmp_path):
+    made().save_pretrained(tmp_path / "it")
+    config, weights = ((tmp_path / "it" / name).stat().st_mode for name in (CONFIG, WEIGHTS))
+    assert weights == config and weights & 0o044 == 0o044

@@ -129,3 +129,9 @@ def test_killed_while_writing_there_is_always_a_whole_state(tmp_path):
         assert state["step"] == step >= newest and (state["weights"] == step).all()
         newest = step
     assert caught >= 5 and newest >= 5
+
+
+def test_who_may_read_the_numbers_of_a_state_may_read_its_tensors(tmp_path):
+    save_state(tmp_path, 1, {"weights": torch.ones(2)})
+    numbers, tensors = ((tmp_path / "00000001" / name).stat().st_mode for name in ("state.json", "tensors.safetensors"))
+    assert tensors == numbers and tensors & 0o044 == 0o044

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Features
 from vla_rl.policies.flow_schedules import Field, Ode, Schedule, StepTable
 from vla_rl.policies.noise import Generators, integers, normal, uniform
@@ -210,6 +211,10 @@ class FlowSampler:
     schedule: Schedule
     placement: NoisePlacement
     steps: int
+
+    def __post_init__(self) -> None:
+        """Raises UserError for less than one step, which would leave the noise as it is."""
+        check_limits(self, steps=(1, math.inf))
 
     @cached_property
     def table(self) -> StepTable:

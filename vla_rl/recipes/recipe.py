@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import keep_file
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
@@ -53,6 +54,9 @@ def run_in(folder: RunFolder) -> JsonObject:
     try:
         with sigterm_like_ctrl_c():
             summary: JsonObject = folder.config.run(folder)
+    except UserError:
+        folder.discard_if_empty()
+        raise
     except KeyboardInterrupt as stop:
         raise type(stop)(f"stopped; go on with: vla-rl train --resume {folder.path}") from stop
     finally:

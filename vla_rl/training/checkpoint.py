@@ -42,6 +42,7 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
         writing.mkdir(parents=True)
         save_file(tensors, writing / _TENSORS)
         (writing / _TREE).write_text(tree, encoding="utf-8")
+        (writing / _TENSORS).chmod((writing / _TREE).stat().st_mode)  # safetensors writes it for its owner alone
         for path in (writing / _TENSORS, writing / _TREE, writing):
             _flush(path)
         shutil.rmtree(final, ignore_errors=True)  # a state of the same step: a resumed run repeats it

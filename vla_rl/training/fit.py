@@ -1,4 +1,4 @@
-"""Train anything that has a ``loss(batch) -> (loss, info)``: the one supervised loop of the repository."""
+"""The one supervised training loop: minimises any ``loss(batch) -> (loss, info)``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.limits import check_limits
 
 Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
 class FitConfig:
-    """AdamW with a linear warm-up and a cosine decay to zero."""
+    """AdamW with a linear warm-up and a cosine decay to zero.  Raises UserError for numbers without a meaning."""
 
     steps: int = 1000
     batch: int = 64
@@ -25,6 +26,11 @@ class FitConfig:
     weight_decay: float = 1e-4
     warmup: int = 50
     grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        count = (1, math.inf)
+        check_limits(self, steps=count, batch=count, lr=(0, math.inf), weight_decay=(0, math.inf))
+        check_limits(self, warmup=(0, math.inf), grad_norm=(0, math.inf))
 
 
 def fit(
@@ -34,7 +40,7 @@ def fit(
     config: FitConfig,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """Take ``config.steps`` optimiser steps on ``batches``; ``report(step, info)`` is called after each.
+    """Take ``config.steps`` optimizer steps on ``batches``; ``report(step, info)`` is called after each.
 
     Raises NonFiniteError, naming the parameter and the step, before a NaN could enter the weights.
     """
@@ -57,7 +63,7 @@ def fit(
 
 
 def lr_factor(step: int, config: FitConfig) -> float:
-    """Share of the learning rate at ``step``."""
+    """The factor of the learning rate at ``step``."""
     warm = min(1.0, (step + 1) / max(1, config.warmup))
     return warm * 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / config.steps)))
 
@@ -70,6 +76,6 @@ def shuffled(count: int, batch: int, generator: torch.Generator) -> Iterator[Ten
 
 
 def weighted(weights: Tensor, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Endless minibatches of indices, each as often as its share of ``weights`` [N] says."""
+    """Endless minibatches of indices, drawn with replacement in proportion to ``weights`` [N]."""
     while True:
         yield torch.multinomial(weights, batch, replacement=True, generator=generator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +14,22 @@ from typing import Any
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.training.checkpoint import latest_state, save_state
+from vla_rl.training.run_lock import LOCK, lock_run, unlock_run
 from vla_rl.training.trackers import check_trackers, open_trackers
+
+_AT_START = (
+    "config.json",
+    "config_files",
+    LOCK,
+    "tensorboard",
+    "wandb",
+)  # before anything is recorded
 
 
 class RunFolder:
-    """Everything one run leaves behind.  A folder that holds an earlier run is first moved aside, never overwritten.
+    """Everything that one run writes.  A folder that holds an earlier run is moved aside, never overwritten.
+
+    Raises UserError when another process runs in the folder.
 
     config.json     what was run
     metrics.jsonl   one object per line: stage, step, seconds since the start, and the metrics
@@ -34,14 +46,18 @@ class RunFolder:
         self.config, self.resumed = config, False
         names = getattr(config, "tracking", ()) if tracked else ()
         check_trackers(names)  # before an earlier run is moved
+        self._lock = lock_run(self.path)
         self.moved_to = _move_aside(self.path)
+        if self.moved_to:
+            unlock_run(self.moved_to, self._lock)  # its lock went with it
+            self._lock = lock_run(self.path)
         self._start = time.monotonic()
         write_json(self.path / "config.json", to_json(config))
         self._trackers = open_trackers(names, self.path, to_json(config))
 
     @classmethod
     def resume(cls, path: str | Path) -> RunFolder:
-        """An unfinished run's folder, to go on in; ``config`` is what was run.
+        """The folder of an unfinished run, to continue it; ``config`` is what was run.
 
         Raises UserError when there is no run, or a finished one.
         """
@@ -53,6 +69,7 @@ class RunFolder:
             raise UserError(
                 f"the run in {str(path)!r} is finished, so there is nothing to go on with; see its summary.json."
             )
+        folder._lock = lock_run(folder.path)
         folder.config = from_json(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
         lines = folder._lines()
         folder._start = time.monotonic() - (lines[-1]["elapsed_s"] if lines else 0.0)
@@ -61,11 +78,11 @@ class RunFolder:
         return folder
 
     def save_state(self, step: int, state: dict[str, Any]) -> None:
-        """Keep what going on after ``step`` needs."""
+        """Save the training state after ``step``."""
         save_state(self.path / "state", step, state)
 
     def load_state(self, stage: str) -> dict[str, Any] | None:
-        """The newest saved state, None when there is none; later metrics of ``stage`` are forgotten."""
+        """The newest saved state, None when there is none; removes the later metrics of ``stage``."""
         found = latest_state(self.path / "state")
         if found is None:
             return None
@@ -97,19 +114,42 @@ class RunFolder:
             tracker.log(stage, step, metrics)
 
     def close(self) -> None:
-        """Let the trackers write what they still hold; safe to call twice."""
+        """Let the trackers write what they still hold, and unlock the folder; safe to call twice."""
         for tracker in self._trackers:
             tracker.close()
+        unlock_run(self.path, self._lock)
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder of a run that failed before it recorded anything; an earlier run gets its name back."""
+        if self.resumed or any(path.name not in _AT_START for path in self.path.iterdir()):
+            return
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.moved_to and not self.path.exists():
+            os.replace(self.moved_to, self.path)
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:
         """All lines of one stage."""
         return [row for row in self._lines() if row["stage"] == stage]
 
     def _lines(self) -> list[dict[str, Any]]:
-        """All whole lines; the last one may have been cut off when the process was killed."""
+        """All whole lines; the last one may have been cut off when the process was killed.
+
+        Raises UserError for a damaged line before it.
+        """
         path = self.path / "metrics.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        return [json.loads(line) for line in text.split("\n")[:-1]]
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        lines = []
+        for number, line in enumerate(text.split("\n")[:-1], 1):
+            try:
+                entry = json.loads(line)
+                lines.append({**entry, "stage": entry["stage"], "step": entry["step"]})
+            except (ValueError, TypeError, KeyError) as error:
+                raise UserError(
+                    f"line {number} of {str(path)!r} is damaged ({line[:40]!r}), so the metrics of the run cannot be "
+                    "read; delete that line."
+                ) from error
+        return lines
 
     def checkpoint(self, name: str) -> Path:
         """Where the checkpoint ``name`` belongs."""

@@ -1,0 +1,51 @@
+"""One process per run folder: a lock that the operating system releases when the process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from vla_rl.contract.errors import UserError
+
+LOCK = "run.lock"
+_held: dict[tuple[int, int], int] = {}  # device and inode of a lock file -> descriptor, of this process
+
+
+def lock_run(folder: Path) -> int:
+    """Lock ``folder`` for this process; returns what :func:`unlock_run` needs.
+
+    A lock of this process, or one whose process has died, is taken over.  Raises UserError when another process runs
+    in the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.fstat(descriptor)
+        if (own := _held.get((file.st_dev, file.st_ino))) is not None:
+            return own  # closing ``descriptor`` would release the lock, because locks belong to the process
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise UserError(
+                f"process {owner} is running in {str(folder)!r}, so a second run would mix its files with that one's; "
+                "wait for it, end it, or choose another folder with --out."
+            ) from error
+        if (folder / LOCK).exists() and os.stat(folder / LOCK).st_ino == file.st_ino:
+            break
+        os.close(descriptor)  # its owner has just removed the file
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    _held[file.st_dev, file.st_ino] = descriptor
+    return descriptor
+
+
+def unlock_run(folder: Path, descriptor: int) -> None:
+    """Release the lock of ``folder`` and remove its file; safe to call twice."""
+    for key, held in list(_held.items()):
+        if held == descriptor:
+            del _held[key]
+            (folder / LOCK).unlink(missing_ok=True)
+            os.close(descriptor)
