@@ -32,7 +32,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def with_tables(markdown: str, page: str = "") -> str:
     """``markdown`` with a table in place of every directive."""
     markdown = re.sub(r"<!-- config: (\S+)\s*-->", lambda found: config_table(found[1], page), markdown)
-    return re.sub(r"<!-- metrics:([^>]*)-->", lambda found: metrics_table(found[1].split(), page), markdown)
+    markdown = re.sub(r"<!-- metrics:([^>]*)-->", lambda found: metrics_table(found[1].split(), page), markdown)
+    return re.sub(r"^\|.*$", lambda found: unbroken(found[0]), markdown, flags=re.M)
+
+
+def unbroken(row: str) -> str:
+    """A row of a table in which "57.0 %" and "[52.7, 61.3]" are never broken into two lines."""
+    row = re.sub(r"(?<=\d) (?=%|dB|mm|/s|ms)", "\N{NO-BREAK SPACE}", row)
+    return re.sub(r"\[[\d., -]+\]", lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), row)
 
 
 def config_table(name: str, page: str = "") -> str:

@@ -103,6 +103,12 @@ def test_a_table_of_fields_shows_every_default():
     assert "| `size` | `8` | Episodes per group" in hooks.with_tables("<!-- config: GroupConfig -->")
 
 
+def test_numbers_of_a_table_stay_with_their_units_and_intervals_whole():
+    row = hooks.with_tables("| seed 1 | 57.0 % [52.7, 61.3] of 512 scenes |")
+    assert row.replace("\N{NO-BREAK SPACE}", "_") == "| seed 1 | 57.0_% [52.7,_61.3] of 512 scenes |"
+    assert hooks.with_tables("57.0 % in a sentence") == "57.0 % in a sentence"
+
+
 def test_a_table_of_fields_refuses_one_without_a_meaning(monkeypatch):
     monkeypatch.setattr(hooks, "meanings", lambda file: {})
     with pytest.raises(PluginError, match=r"FitConfig\.steps has no meaning"):
