@@ -59,6 +59,13 @@ FAULTS = (
         (f"{_ON_SITE}test_a_table_of_fields_shows_every_default",),
     ),
     Fault(
+        "an interval of a table is broken into two lines",
+        _HOOKS,
+        'row = re.sub(r"(?<=\\d) (?=%|dB|mm|/s|ms)", "\\N{NO-BREAK SPACE}", row)',
+        "pass",
+        (f"{_ON_SITE}test_numbers_of_a_table_stay_with_their_units_and_intervals_whole",),
+    ),
+    Fault(
         "a metric without a meaning is left out",
         _HOOKS,
         "if name not in known]:",
