@@ -1,4 +1,4 @@
-"""Gymnasium in: environments of any id whose observation is a vector, as rows without autoreset."""
+"""Gymnasium environments with vector observations behind the environment contract, without autoreset."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class GymEnv:
     """``E`` Gymnasium environments of one id behind the environment contract (``VecEnv`` and ``Snapshots``).
 
     state   float32 [E,S]    the observation without its privileged entries, in Gymnasium's units
-    extras  {"privileged/NAME": float32 [E,n]}  entries that only critics and rewards see
+    extras  {"privileged/NAME": float32 [E,n]}  entries for critics and rewards only
     action  float32 [E,H,D]  within the bounds of the action space
 
     Rewards are Gymnasium's own.  Its termination is the cause "terminated", its truncation "time_limit" (both at once:
-    terminated); an observation that is not finite is not handed out but truncates the row ("diverged", reward 0).
+    terminated); an observation that is not finite truncates the row ("diverged", reward 0) and is not returned.
     Gymnasium has no notion of success: ``spec.success`` is None and ``success`` is always False; compare returns.
 
-    A snapshot is a seed and the actions since: ``restore`` plays them again, which is exact for whatever Gymnasium
-    environment keeps its promise that these decide an episode, and takes as long as it took.
+    A snapshot is a seed and the actions since the reset: ``restore`` replays them.  This is exact for environments
+    whose episodes depend on seed and actions only, as Gymnasium requires, and takes as long as the episode took.
 
     Rows are stepped one after the other: a pool of two threads took 0.9 to 1.5 times as long for six MuJoCo tasks on
     two cores, since most of a step of these small models is Python.
     """
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], privileged: Mapping[str, Sequence[int]]) -> None:
-        """``envs`` are equal and belong to this one; ``privileged`` names entries of their observation."""
+        """``envs`` are equal and owned by this object; ``privileged`` names entries of their observation."""
         self._envs = envs
         one = envs[0]
         size = _vector(one, "observation", one.observation_space).shape[0]
-        self._hidden = {PRIVILEGED + name: _entries(name, chosen, size) for name, chosen in privileged.items()}
-        taken = [entry for chosen in self._hidden.values() for entry in chosen]
-        self._shown = np.setdiff1d(np.arange(size), np.array(taken, int))
-        self.spec = _spec(one, self._shown, self._hidden)
+        self._privileged = {PRIVILEGED + name: _entries(name, chosen, size) for name, chosen in privileged.items()}
+        taken = [entry for chosen in self._privileged.values() for entry in chosen]
+        self._public = np.setdiff1d(np.arange(size), np.array(taken, int))
+        self.spec = _spec(one, self._public, self._privileged)
         self._book = RowBook(len(envs), ("terminated",))
         self._seen = np.zeros((len(envs), size), np.float32)
         self._actions = np.zeros((len(envs), self.spec.time_limit, self.spec.action_dim), np.float32)
@@ -51,9 +51,9 @@ class GymEnv:
     def num_envs(self) -> int:
         return self._book.num_envs
 
-    def reset(self, rows: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``rows`` (int [R]) with ``seeds`` (int [R], not negative)."""
-        index = self._book.index(rows)
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
+        index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
         for row, value in zip(index.tolist(), seed.tolist(), strict=True):
             self._seen[row] = self._envs[row].reset(seed=value)[0]
@@ -80,15 +80,15 @@ class GymEnv:
         obs = frames[-1] if frames else self._observe()
         return self._book.step(obs, reward, valid, action, frames)
 
-    def snapshot(self, rows: Any) -> Snapshot:
+    def snapshot(self, env_ids: Any) -> Snapshot:
         """Seeds, clocks, ends and the actions since the reset, as numeric arrays [R,...]; see ``Snapshots``."""
-        index = self._book.index(rows)
+        index = self._book.index(env_ids)
         self._book.require_started(index)
         return select_rows(self._arrays(), index)
 
-    def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``rows`` by playing its actions again."""
-        index = self._book.index(rows)
+    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``env_ids`` by replaying its actions."""
+        index = self._book.index(env_ids)
         restore_rows(self._arrays(), index, snapshot)
         for row in index.tolist():
             self._seen[row] = self._envs[row].reset(seed=int(self._book.seed[row]))[0]
@@ -102,7 +102,7 @@ class GymEnv:
             env.close()
 
     def _advance(self, row: int, action: np.ndarray) -> tuple[float, int]:
-        """One action [D] in ``row``: its reward, and the code of why the row ended (0: it runs on)."""
+        """Execute one action [D] in ``row``: its reward, and the code of the cause of its end (0: still running)."""
         seen, reward, terminated, truncated, _ = self._envs[row].step(action)
         if not (np.isfinite(seen).all() and math.isfinite(reward)):
             return 0.0, DIVERGED
@@ -110,9 +110,9 @@ class GymEnv:
         return float(reward), FAILURES if terminated else TIME_LIMIT if truncated else 0
 
     def _observe(self) -> Observation:
-        extras = {name: self._seen[:, entries] for name, entries in self._hidden.items()}
+        extras = {name: self._seen[:, entries] for name, entries in self._privileged.items()}
         task = np.zeros(self.num_envs, np.int64)
-        return Observation({}, self._seen[:, self._shown], task, self._book.time.copy(), extras)
+        return Observation({}, self._seen[:, self._public], task, self._book.time.copy(), extras)
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return self._book.arrays() | {"actions": self._actions}
@@ -127,7 +127,7 @@ def make(
 ) -> GymEnv:
     """``num_envs`` environments of Gymnasium's ``id``.
 
-    privileged  {name: entries of the observation}: what only critics may see, as ``privileged/name``
+    privileged  {name: entries of the observation} for critics only, as ``privileged/name``
     time_limit  actions per episode, where Gymnasium's registry has none or another one is wanted
     arguments   of the environment itself (``{"healthy_reward": 0.0}``)
 
@@ -177,7 +177,7 @@ def _spec(one: gymnasium.Env[Any, Any], shown: np.ndarray, hidden: Mapping[str, 
 
 
 def _array_spec(space: Any, entries: Sequence[int] | np.ndarray) -> ArraySpec:
-    """The declared bounds, which may be infinite: then a policy has to normalise by statistics of data."""
+    """The declared bounds; where they are infinite, a policy has to normalise by statistics of data."""
     low, high = (tuple(bound[list(entries)].tolist()) for bound in (space.low, space.high))
     return ArraySpec((len(entries),), "float32", low, high)
 

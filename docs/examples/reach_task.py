@@ -19,7 +19,7 @@ import numpy as np
 from sims.mujoco.env import MujocoEnv, make_env
 from sims.mujoco.scene import GANTRY_QPOS, cube_addresses
 from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, MOST_DISPLACEMENT
-from sims.mujoco.task import Memory, Verdict
+from sims.mujoco.task import TaskResult, TaskState
 from sims.mujoco.tasks.lift import LiftTask
 from vla_rl.contract.env import Observation
 from vla_rl.contract.task import declare_task
@@ -31,7 +31,7 @@ NEAR = 0.015  # metres
 class ReachTask(LiftTask):
     """Success: the pinch point within ``NEAR`` of its place above the named cube, in one control step.
 
-    Memory ``held`` is ``HOLD_STEPS`` for cubes that the pinch point is above, so ``privileged/lifted`` names those.
+    TaskState ``held`` is ``HOLD_STEPS`` for cubes that the pinch point is above, so ``privileged/lifted`` names those.
     """
 
     name = "reach"
@@ -43,13 +43,13 @@ class ReachTask(LiftTask):
         self.texts = tuple(f"reach for the {name} cube" for name in list(COLOURS)[:colours])
         self._cubes_xyz = cube_addresses(cubes)[:, None] + np.arange(3)
 
-    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
         places = qpos[:, self._cubes_xyz] + HOVER
         there = np.linalg.norm(places - qpos[:, None, GANTRY_QPOS], axis=-1) < NEAR
-        success = there[np.arange(len(qpos)), memory["named"]]
+        success = there[np.arange(len(qpos)), task_state["named"]]
         held = np.where(there, HOLD_STEPS, 0).astype(np.int16)
         nothing_failed = np.full(len(qpos), -1, np.int8)
-        return Verdict(success.astype(np.float32), success, nothing_failed, {**memory, "held": held})
+        return TaskResult(success.astype(np.float32), success, nothing_failed, {**task_state, "held": held})
 
 
 class ReachExpert:

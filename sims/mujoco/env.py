@@ -1,4 +1,4 @@
-"""The MuJoCo environment: any task's rows, stepped together on MuJoCo's thread pool."""
+"""The MuJoCo environment: the rows of one task, stepped together on MuJoCo's thread pool."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MujocoEnv:
         self._blank = self._batch.state[0].copy()  # the model's defaults; zeros would switch its equalities off
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
         self._book = RowBook(num_envs, task.failures)
-        self._memory = {name: np.stack([value] * num_envs) for name, value in task.memory.items()}
+        self._task_state = {name: np.stack([value] * num_envs) for name, value in task.task_state.items()}
         shape = (num_envs, image_size, image_size, 3)
         self._images = {name: np.zeros(shape, np.uint8) for name in self._cameras}
         self._renderers: dict[int, Renderer] = {}
@@ -53,16 +53,16 @@ class MujocoEnv:
     def num_envs(self) -> int:
         return self._num_envs
 
-    def reset(self, rows: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``rows`` (int [R]) with ``seeds`` (int [R], not negative)."""
-        index = self._book.index(rows)
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
+        index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
         for row, value in zip(index, seed, strict=True):
-            episode = self._task.begin(np.random.Generator(np.random.PCG64(int(value))))
+            episode = self._task.sample_episode(np.random.Generator(np.random.PCG64(int(value))))
             self._batch.state[row] = self._blank
             self._qpos[row], self._ctrl[row] = episode.qpos, episode.ctrl
-            for name, item in episode.memory.items():
-                self._memory[name][row] = item
+            for name, item in episode.task_state.items():
+                self._task_state[name][row] = item
         self._book.begin(index, seed)
         return self._observe(index)
 
@@ -84,21 +84,21 @@ class MujocoEnv:
         obs = frames[-1] if frames else self._observe(moved)
         return self._book.step(obs, reward, valid, action, frames)
 
-    def snapshot(self, rows: Any) -> Snapshot:
-        """Everything the future of ``rows`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""
-        index = self._book.index(rows)
+    def snapshot(self, env_ids: Any) -> Snapshot:
+        """Everything the future of ``env_ids`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""
+        index = self._book.index(env_ids)
         self._book.require_started(index)
         return select_rows(self._arrays(), index)
 
-    def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``rows``, which need not be those it was taken from."""
-        index = self._book.index(rows)
+    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
+        index = self._book.index(env_ids)
         restore_rows(self._arrays(), index, snapshot)
         return self._observe(index)
 
-    def render_rows(self, rows: Any, size: int, camera: str = "front") -> np.ndarray:
-        """Pictures of the present state of ``rows`` for videos: uint8 [R,size,size,3]."""
-        index = self._book.index(rows)
+    def render_rows(self, env_ids: Any, size: int, camera: str = "front") -> np.ndarray:
+        """Pictures of the present state of ``env_ids`` for videos: uint8 [R,size,size,3]."""
+        index = self._book.index(env_ids)
         return self._render(index, size, camera, np.empty((index.size, size, size, 3), np.uint8))
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class MujocoEnv:
 
     def _arrays(self) -> dict[str, np.ndarray]:
         own = {"physics": self._batch.state, **self._book.arrays()}
-        return own | {f"memory/{name}": value for name, value in self._memory.items()}
+        return own | {f"task_state/{name}": value for name, value in self._task_state.items()}
 
     def _advance(self, rows: np.ndarray, action: np.ndarray) -> np.ndarray:
         """One control step of ``rows`` with ``action`` [R,D]; latches what ended and returns the rewards [R]."""
@@ -122,15 +122,15 @@ class MujocoEnv:
         diverged = ~np.isfinite(state[here]).all(axis=1)
         if diverged.any():
             state[rows[diverged]] = before[diverged]
-        verdict = self._task.judge(self._qpos[here], {name: value[here] for name, value in self._memory.items()})
-        for name, value in verdict.memory.items():
-            self._memory[name][here] = value
-        success = verdict.success & ~diverged
+        result = self._task.evaluate(self._qpos[here], {name: value[here] for name, value in self._task_state.items()})
+        for name, value in result.task_state.items():
+            self._task_state[name][here] = value
+        success = result.success & ~diverged
         cause = np.where(self._book.time[here] >= self._task.time_limit, TIME_LIMIT, 0)
-        cause = np.where(verdict.failure >= 0, FAILURES + verdict.failure, cause)
+        cause = np.where(result.failure >= 0, FAILURES + result.failure, cause)
         cause = np.where(diverged, DIVERGED, np.where(success, SUCCESS, cause))
         self._book.end(rows, success, cause)
-        return np.where(diverged, np.float32(0), verdict.reward)
+        return np.where(diverged, np.float32(0), result.reward)
 
     def _observe(self, stale: np.ndarray) -> Observation:
         """The observation of all rows; only the pictures of ``stale`` rows are rendered anew."""
@@ -140,9 +140,9 @@ class MujocoEnv:
         return Observation(
             {name: image.copy() for name, image in self._images.items()},
             self._task.proprioception(self._qpos, self._ctrl),
-            self._task.instruction(self._memory),
+            self._task.instruction(self._task_state),
             self._book.time.copy(),
-            self._task.observe_extras(self._qpos, self._memory),
+            self._task.observe_extras(self._qpos, self._task_state),
         )
 
     def _render(self, rows: np.ndarray, size: int, camera: str, out: np.ndarray) -> np.ndarray:
@@ -151,8 +151,8 @@ class MujocoEnv:
         if size not in self._renderers:
             task = self._task
             self._renderers[size] = Renderer(task.model, size, size, task.painted, task.placed)
-        memory = {name: value[rows] for name, value in self._memory.items()}
-        colours, places = self._task.colours(memory), self._task.places(memory)
+        task_state = {name: value[rows] for name, value in self._task_state.items()}
+        colours, places = self._task.colours(task_state), self._task.mark_positions(task_state)
         return self._renderers[size].render(self._qpos[rows], colours, places, camera, out)
 
 

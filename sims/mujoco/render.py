@@ -1,4 +1,4 @@
-"""Headless rendering of many rows' states, with whichever OpenGL works: EGL, then OSMesa."""
+"""Headless rendering of the states of many rows with EGL or, where that fails, OSMesa."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Renderer:
         painted: Sequence[int] = (),
         placed: Sequence[int] = (),
     ) -> None:
-        """``painted``, ``placed``: ids of the geoms whose colour, or place in the world, differs from row to row."""
+        """``painted``, ``placed``: ids of the geoms whose colour, or position, differs between rows."""
         self._model = model = copy.copy(model)  # colours, places and buffer size are this renderer's own
         self._painted, self._placed = np.asarray(painted, dtype=np.intp), np.asarray(placed, dtype=np.intp)
         self._data = mujoco.MjData(model)
@@ -63,7 +63,7 @@ class Renderer:
     ) -> np.ndarray:
         """Render ``qpos`` [R,nq] into ``out`` uint8 [R,h,w,3]; returns ``out``.
 
-        ``rgba`` [R,painted,4] are the colours and ``places`` [R,placed,3] the places (metres) that differ.
+        ``rgba`` [R,painted,4]: colours of the painted geoms; ``places`` [R,placed,3]: positions (metres).
         """
         self._canvas.gl.make_current()
         view = mujoco.MjvCamera()
@@ -110,7 +110,7 @@ class _Canvas:
 
 
 def project(model: mujoco.MjModel, camera: str, points: np.ndarray) -> np.ndarray:
-    """Where world ``points`` [...,3] (metres) appear in a square picture.
+    """Image coordinates of world ``points`` [...,3] (metres) in a square picture.
 
     Returns float32 [...,2]: u to the right and v downwards, both -1 to 1 from edge to edge.
     """
@@ -149,7 +149,7 @@ def _open_context(backend: str) -> Any:
 
 
 def _forget_opengl() -> None:
-    """PyOpenGL binds to one platform when it is imported, so trying the next one needs a fresh import."""
+    """Forget imported modules: PyOpenGL binds to one platform at import, so the next one needs a new import."""
     os.environ.pop("PYOPENGL_PLATFORM", None)
     stale = [name for name in sys.modules if name.split(".")[0] == "OpenGL" or name in ("mujoco.egl", "mujoco.osmesa")]
     for name in stale:
@@ -157,7 +157,7 @@ def _forget_opengl() -> None:
 
 
 def available_backends() -> dict[str, str]:
-    """Tries every backend in a process of its own: {backend: "works" or the reason it does not}."""
+    """{backend: "works" or the error}, each backend tried in a process of its own."""
     return {backend: _probe(backend) for backend in BACKENDS}
 
 

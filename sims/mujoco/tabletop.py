@@ -1,4 +1,4 @@
-"""What the tabletop's tasks share: the scene, the gripper, what it feels, how it is commanded, and where things lie."""
+"""Base of the tabletop's tasks: the scene, the gripper with its state and actions, and the placement of objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sims.mujoco.scene import (
     build_model,
     cube_addresses,
 )
-from sims.mujoco.task import Memory
+from sims.mujoco.task import TaskState
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec
 
@@ -47,9 +47,9 @@ Instruct = Literal["target", "distractor"]
 class Tabletop:
     """``cubes`` cubes and ``marks`` flat round marks on the table, under the gripper.
 
-    Marks are drawn, not felt: plates to put something on, or the target of a push.  Every task's memory has ``colour``
-    int8 [cubes], the index of every cube's colour in ``COLOURS`` (``UNSEEN``: not part of the episode); tasks with
-    marks have ``mark_colour`` int8 [marks] and ``mark_xy`` float64 [marks,2] in metres as well.
+    Marks have no contact: they are plates, or the target of a push.  Every task's state has ``colour`` int8 [cubes],
+    the index of each cube's colour in ``COLOURS`` (``UNSEEN``: not part of the episode); tasks with marks also have
+    ``mark_colour`` int8 [marks] and ``mark_xy`` float64 [marks,2] in metres.
     """
 
     substeps = 12
@@ -81,19 +81,19 @@ class Tabletop:
         self.action = ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names)
         self.place = ArraySpec((3,), "float32", -10.0, 10.0, unit="m", frame="table", names=("x", "y", "z"))
 
-    def looks(self) -> Memory:
-        """An example of the part of a row's memory that says what is on the table."""
-        memory: Memory = {"colour": np.full(self._cubes, UNSEEN, np.int8)}
+    def scene_state(self) -> TaskState:
+        """An example of the entries of the task state that describe the scene."""
+        task_state: TaskState = {"colour": np.full(self._cubes, UNSEEN, np.int8)}
         if self._marks:
-            memory["mark_colour"] = np.full(self._marks, UNSEEN, np.int8)
-            memory["mark_xy"] = np.zeros((self._marks, 2))
-        return memory
+            task_state["mark_colour"] = np.full(self._marks, UNSEEN, np.int8)
+            task_state["mark_xy"] = np.zeros((self._marks, 2))
+        return task_state
 
-    def lay(self, xy: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def place_cubes(self, xy: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """``qpos`` [nq] with resting cubes, turned at random, at ``xy`` [n,2]; the other cubes are away."""
         qpos = np.zeros(self.model.nq)
         rest = [_AWAY + np.array([0.15 * i, 0.0]) for i in range(len(xy), self._cubes)]
-        put_cubes(qpos, [*xy, *rest], rng.uniform(-YAW, YAW, self._cubes))
+        write_cube_poses(qpos, [*xy, *rest], rng.uniform(-YAW, YAW, self._cubes))
         return qpos
 
     def open_gripper(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -121,26 +121,26 @@ class Tabletop:
         """Centres of all cubes, float32 [R,cubes,3] metres."""
         return np.minimum(np.maximum(qpos[:, self._cube_xyz], -10), 10).astype(np.float32)
 
-    def colours(self, memory: Memory) -> np.ndarray:
+    def colours(self, task_state: TaskState) -> np.ndarray:
         """float32 [R,cubes+marks,4] RGBA."""
-        parts = [memory[name] for name in ("colour", "mark_colour") if name in memory]
+        parts = [task_state[name] for name in ("colour", "mark_colour") if name in task_state]
         rgba: np.ndarray = _PALETTE[np.concatenate(parts, axis=1)]
         return rgba
 
-    def places(self, memory: Memory) -> np.ndarray:
+    def mark_positions(self, task_state: TaskState) -> np.ndarray:
         """float64 [R,marks,3]: where the marks are, metres."""
         if not self._marks:
-            return np.empty((len(memory["colour"]), 0, 3))
-        xy = memory["mark_xy"]
+            return np.empty((len(task_state["colour"]), 0, 3))
+        xy = task_state["mark_xy"]
         return np.concatenate([xy, np.full((*xy.shape[:2], 1), 0.001)], axis=2)
 
 
-def last_in_a_row(so: np.ndarray, before: np.ndarray) -> np.ndarray:
+def count_consecutive(so: np.ndarray, before: np.ndarray) -> np.ndarray:
     """int16: control steps in a row that something was ``so``, of which ``before`` until now."""
     return np.where(so, before + 1, 0).astype(np.int16)
 
 
-def put_cubes(qpos: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray) -> None:
+def write_cube_poses(qpos: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray) -> None:
     """Write resting cubes at ``xy`` (metres), turned by ``yaw`` (radians), into ``qpos`` [nq]."""
     for i, centre in enumerate(xy):
         start = CUBES_QPOS + 7 * i

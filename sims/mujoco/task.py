@@ -1,4 +1,4 @@
-"""What a task tells the environment.  One file in ``tasks/`` that implements this protocol adds a task."""
+"""The task protocol of the MuJoCo environment.  One file in ``tasks/`` that implements it adds a task."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import numpy as np
 
 from vla_rl.contract.spec import ArraySpec
 
-Memory = dict[str, np.ndarray]
+TaskState = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Episode:
-    """The beginning of one episode: ``qpos`` [nq], ``ctrl`` [nu] and the task's own ``memory`` {name: [...]}."""
+    """The initial state of one episode: ``qpos`` [nq], ``ctrl`` [nu] and ``task_state`` {name: [...]}."""
 
     qpos: np.ndarray
     ctrl: np.ndarray
-    memory: Memory
+    task_state: TaskState
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TaskResult:
     """The rules applied to ``R`` rows after one control step.
 
     reward   float32 [R]
     success  bool [R]     the task is done
     failure  int8 [R]     index into ``Task.failures``, -1 where nothing failed
-    memory   the rows' memory after this step
+    task_state   the rows' task_state after this step
     """
 
     reward: np.ndarray
     success: np.ndarray
     failure: np.ndarray
-    memory: Memory
+    task_state: TaskState
 
 
 class Task(Protocol):
@@ -53,28 +53,28 @@ class Task(Protocol):
     extras: dict[str, ArraySpec]
     painted: tuple[int, ...]  # ids of geoms coloured per row
     placed: tuple[int, ...]  # ids of geoms fixed to the world whose place differs from row to row
-    memory: Memory  # an example of one row's memory, for shapes and dtypes
+    task_state: TaskState  # an example of one row's task_state, for shapes and dtypes
 
-    def begin(self, rng: np.random.Generator) -> Episode:
+    def sample_episode(self, rng: np.random.Generator) -> Episode:
         """Draw a new episode; all of it follows from ``rng``."""
 
     def control(self, ctrl: np.ndarray, action: np.ndarray) -> np.ndarray:
         """The actuator targets [R,nu] after ``action`` [R,D], which is within bounds."""
 
-    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
         """Apply the rules to ``qpos`` [R,nq] after a control step."""
 
     def proprioception(self, qpos: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
         """float32 [R,S]."""
 
-    def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
         """{name: [R,...]} as declared in ``extras``."""
 
-    def instruction(self, memory: Memory) -> np.ndarray:
+    def instruction(self, task_state: TaskState) -> np.ndarray:
         """int64 [R]: index into ``texts``."""
 
-    def colours(self, memory: Memory) -> np.ndarray:
+    def colours(self, task_state: TaskState) -> np.ndarray:
         """float32 [R,painted,4]: RGBA of the painted geoms."""
 
-    def places(self, memory: Memory) -> np.ndarray:
+    def mark_positions(self, task_state: TaskState) -> np.ndarray:
         """float64 [R,placed,3]: where the placed geoms are, metres."""

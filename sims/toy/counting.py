@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sims.toy.rows import ToyEnv
+from sims.numpy_env import NumpyEnv
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
@@ -31,7 +31,7 @@ def expected_reward(steps: np.ndarray) -> np.ndarray:
     return np.asarray(steps, np.float32)
 
 
-class CountingEnv(ToyEnv):
+class CountingEnv(NumpyEnv):
     """Counts actions.  Odd seeds end by truncation, even ones by termination with success.
 
     state   float32 [E,4]  seed modulo 2^20, steps, episode length, sum of the first action entry since the reset
@@ -42,18 +42,18 @@ class CountingEnv(ToyEnv):
     def __init__(self, num_envs: int) -> None:
         super().__init__(spec(), num_envs, {"echo": np.zeros(num_envs, np.float64)})
 
-    def _begin(self, row: int, seed: int) -> None:
-        self._memory["echo"][row] = 0.0
+    def _begin(self, env_id: int, seed: int) -> None:
+        self._task_state["echo"][env_id] = 0.0
 
-    def _advance(self, rows: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        self._memory["echo"][rows] += action[:, 0]
-        over = self._time[rows] >= episode_length(self._seed[rows])
-        even = self._seed[rows] % 2 == 0
-        return expected_reward(self._time[rows]), over & even, over & ~even
+    def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self._task_state["echo"][env_ids] += action[:, 0]
+        over = self._time[env_ids] >= episode_length(self._seed[env_ids])
+        even = self._seed[env_ids] % 2 == 0
+        return expected_reward(self._time[env_ids]), over & even, over & ~even
 
     def _state(self) -> np.ndarray:
         seed = np.maximum(self._seed, 0)
-        columns = [seed % _SEED_MODULUS, self._time, episode_length(seed), self._memory["echo"]]
+        columns = [seed % _SEED_MODULUS, self._time, episode_length(seed), self._task_state["echo"]]
         return np.stack(columns, axis=1).astype(np.float32)
 
     def _images(self) -> Mapping[str, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sims.toy.rows import ToyEnv
+from sims.numpy_env import NumpyEnv
 from vla_rl.contract.env import Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
@@ -14,7 +14,7 @@ _STRIDE = 0.2  # metres per action and axis
 _EDGE = 1.0  # metres; positions are kept within
 
 
-class PointMassEnv(ToyEnv):
+class PointMassEnv(NumpyEnv):
     """Kinematic point in the plane: an action displaces it, the reward is minus its distance to the origin.
 
     state   float32 [E,2]    position, metres
@@ -27,19 +27,19 @@ class PointMassEnv(ToyEnv):
     def __init__(self, num_envs: int) -> None:
         super().__init__(spec(), num_envs, {"position": np.zeros((num_envs, 2), np.float64)})
 
-    def _begin(self, row: int, seed: int) -> None:
+    def _begin(self, env_id: int, seed: int) -> None:
         rng = np.random.Generator(np.random.PCG64(seed))
-        self._memory["position"][row] = rng.uniform(-_EDGE, _EDGE, 2)
+        self._task_state["position"][env_id] = rng.uniform(-_EDGE, _EDGE, 2)
 
-    def _advance(self, rows: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        position = np.clip(self._memory["position"][rows] + action, -_EDGE, _EDGE)
-        self._memory["position"][rows] = position
+    def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        position = np.clip(self._task_state["position"][env_ids] + action, -_EDGE, _EDGE)
+        self._task_state["position"][env_ids] = position
         distance = np.linalg.norm(position, axis=1)
-        over, near = self._time[rows] >= _LIMIT, distance < 0.05
+        over, near = self._time[env_ids] >= _LIMIT, distance < 0.05
         return -distance.astype(np.float32), over & near, over & ~near
 
     def _state(self) -> np.ndarray:
-        return self._memory["position"].astype(np.float32)
+        return self._task_state["position"].astype(np.float32)
 
 
 def optimal_action(obs: Observation) -> np.ndarray:

@@ -15,7 +15,7 @@ from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT
 from sims.mujoco.tasks.lift import LiftTask
 
 STATE, SUBSTEPS = 8, LiftTask.substeps
-OPPONENT = "AsyncVectorEnv(shared memory, no copies) of SyncVectorEnv of plain gymnasium.Env with mujoco.mj_step"
+OPPONENT = "AsyncVectorEnv(shared task_state, no copies) of SyncVectorEnv of plain gymnasium.Env with mujoco.mj_step"
 _BOUND = np.array([0.03, 0.03, 0.03, 1.0], np.float32)
 
 
@@ -46,7 +46,7 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
         mujoco.mj_resetData(self._model, self._data)
         self._data.qpos[:], self._ctrl[:] = episode.qpos, episode.ctrl
         self._target[:] = episode.ctrl[:3]
-        self._named, self._time = int(episode.memory["named"]), 0
+        self._named, self._time = int(episode.task_state["named"]), 0
         self._held[:] = 0
         return self._observe(), {}
 
@@ -80,7 +80,7 @@ class Share(gymnasium.Env[np.ndarray, np.ndarray]):
     """What one worker process hosts: ``rows`` plain environments in a ``SyncVectorEnv``, as one environment.
 
     ``AsyncVectorEnv`` takes environments with one reward and one end each, so those of the rows travel as three more
-    columns of the observation [rows, STATE + 3], which is in shared memory.
+    columns of the observation [rows, STATE + 3], which is in shared task_state.
     """
 
     def __init__(self, rows: int) -> None:

@@ -65,6 +65,6 @@ class _Theirs:
 
 def _states(task: LiftTask, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """``qpos`` [rows,nq] and colours [rows,painted,4] of as many episodes' beginnings."""
-    episodes = [task.begin(np.random.Generator(np.random.PCG64(seed))) for seed in range(rows)]
-    memory = {name: np.stack([episode.memory[name] for episode in episodes]) for name in task.memory}
-    return np.stack([episode.qpos for episode in episodes]), task.colours(memory)
+    episodes = [task.sample_episode(np.random.Generator(np.random.PCG64(seed))) for seed in range(rows)]
+    task_state = {name: np.stack([episode.task_state[name] for episode in episodes]) for name in task.task_state}
+    return np.stack([episode.qpos for episode in episodes]), task.colours(task_state)

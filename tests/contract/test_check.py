@@ -176,7 +176,7 @@ class Overwrites(Wrapped):
 class ForgetsInSnapshots(Wrapped):
     def snapshot(self, env_ids):
         saved = self.env.snapshot(env_ids)
-        return {**saved, "memory/echo": 0 * saved["memory/echo"]}
+        return {**saved, "task_state/echo": 0 * saved["task_state/echo"]}
 
 
 class DeclaresNoSnapshot(Wrapped):

@@ -13,7 +13,7 @@ class Drifts(CountingEnv):
     """The observation of an idle row changes with every further step."""
 
     def step(self, chunk, observe="last"):
-        self._memory["echo"][self._book.done] += 1
+        self._task_state["echo"][self._book.done] += 1
         return super().step(chunk, observe)
 
 

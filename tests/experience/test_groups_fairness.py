@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sims.toy.rows import ToyEnv
+from sims.numpy_env import NumpyEnv
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.policy import ActionOut
 from vla_rl.contract.spec import ArraySpec, EnvSpec
@@ -16,7 +16,7 @@ from vla_rl.experience.rollout import SeedStream
 EASY, HARD = (0.5, 1), (0.1, 8)  # probability of success, decisions in an episode
 
 
-class CoinEnv(ToyEnv):
+class CoinEnv(NumpyEnv):
     """Success is drawn by the first action; even seeds are easy and short, odd ones hard and long."""
 
     def __init__(self, num_envs: int) -> None:
@@ -25,14 +25,14 @@ class CoinEnv(ToyEnv):
         super().__init__(spec, num_envs, {"won": np.zeros(num_envs, bool)})
 
     def _begin(self, row, seed):
-        self._memory["won"][row] = False
+        self._task_state["won"][row] = False
 
     def _advance(self, rows, action):
         hard = self._seed[rows] % 2 == 1
         first = self._time[rows] == 1
         chance, length = np.where(hard, HARD[0], EASY[0]), np.where(hard, HARD[1], EASY[1])
-        self._memory["won"][rows] |= first & (action[:, 0] < chance)
-        over, won = self._time[rows] >= length, self._memory["won"][rows]
+        self._task_state["won"][rows] |= first & (action[:, 0] < chance)
+        over, won = self._time[rows] >= length, self._task_state["won"][rows]
         return (over & won).astype(np.float32), over & won, over & ~won
 
     def _state(self):

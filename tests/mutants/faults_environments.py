@@ -205,15 +205,15 @@ _MEASURED = (
     Fault(
         "a diverged row is rewarded for its last state",
         "sims/mujoco/env.py",
-        "return np.where(diverged, np.float32(0), verdict.reward)",
-        "return verdict.reward",
+        "return np.where(diverged, np.float32(0), result.reward)",
+        "return result.reward",
         (_DIVERGED,),
     ),
     Fault(
         "a diverged row succeeds by its last state",
         "sims/mujoco/env.py",
-        "success = verdict.success & ~diverged",
-        "success = verdict.success",
+        "success = result.success & ~diverged",
+        "success = result.success",
         (_DIVERGED,),
     ),
 )

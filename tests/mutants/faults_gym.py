@@ -46,8 +46,8 @@ FAULTS = (
     Fault(
         "privileged entries stay in the state",
         _GYM,
-        "self._shown = np.setdiff1d(np.arange(size), np.array(taken, int))",
-        "self._shown = np.arange(size)",
+        "self._public = np.setdiff1d(np.arange(size), np.array(taken, int))",
+        "self._public = np.arange(size)",
         (f"{_ON_GYM}test_privileged_entries_leave_the_state",),
     ),
     Fault(

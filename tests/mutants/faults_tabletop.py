@@ -25,15 +25,15 @@ FAULTS = (
     Fault(
         "any plate will do",
         _PLACE,
-        'success = long_enough[rows, memory["plate"]]',
+        'success = long_enough[rows, task_state["plate"]]',
         "success = long_enough.any(axis=1)",
         (f"{_ON}test_another_plate_or_another_cube_is_a_failure",),
     ),
     Fault(
         "lifting the named cube is a failure",
         _PLACE,
-        'np.arange(self._cubes) != memory["named"][:, None]',
-        'np.arange(self._cubes) >= memory["named"][:, None] - 9',
+        'np.arange(self._cubes) != task_state["named"][:, None]',
+        'np.arange(self._cubes) >= task_state["named"][:, None] - 9',
         (f"{_ON}test_lifting_the_other_cube_is_a_failure_and_the_named_one_is_not",),
     ),
     Fault(
@@ -46,8 +46,8 @@ FAULTS = (
     Fault(
         "a cube that flies over the target has been pushed there",
         _PUSH,
-        "last_in_a_row(near & (cube[:, 2] <= RESTING), ",
-        "last_in_a_row(near, ",
+        "count_consecutive(near & (cube[:, 2] <= RESTING), ",
+        "count_consecutive(near, ",
         (f"{_ON}test_a_cube_above_the_target_has_not_been_pushed_there",),
     ),
     Fault(
@@ -67,8 +67,8 @@ FAULTS = (
     Fault(
         "causes of failure are mixed up",
         _MIXED,
-        "failure[rows] = causes[verdict.failure]",
-        "failure[rows] = verdict.failure",
+        "failure[rows] = causes[result.failure]",
+        "failure[rows] = result.failure",
         (f"{_ON}test_a_mixture_is_the_task_it_plays",),
     ),
     Fault(

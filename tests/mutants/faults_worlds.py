@@ -52,10 +52,10 @@ _WORLDS = (
         (f"{_CONFORMS}[lift]",),
     ),
     Fault(
-        "a snapshot without the task's memory",
+        "a snapshot without the task's task_state",
         _ENV,
-        'return own | {f"memory/{name}": value for name',
-        'return own | {f"memory/{name}": value.copy() for name',
+        'return own | {f"task_state/{name}": value for name',
+        'return own | {f"task_state/{name}": value.copy() for name',
         (f"{_ON_LIFT}test_restore_continues_bit_for_bit_in_any_row_with_the_cube_in_the_fingers",),
     ),
     Fault(
@@ -119,7 +119,7 @@ _WORLDS = (
     ),
     Fault(
         "rewards after the end of a counted episode",
-        "sims/toy/rows.py",
+        "sims/numpy_env.py",
         "active = np.flatnonzero(~self._book.done)",
         "active = np.arange(self.num_envs)",
         (f"{_CONFORMS}[counting]",),

@@ -12,7 +12,7 @@ WHOLE = mujoco.mjtState.mjSTATE_INTEGRATION.value
 
 def fresh(task, seed):
     """The whole integration state of a new ``MjData`` at the beginning of the episode of ``seed``."""
-    episode, data = task.begin(np.random.Generator(np.random.PCG64(seed))), mujoco.MjData(task.model)
+    episode, data = task.sample_episode(np.random.Generator(np.random.PCG64(seed))), mujoco.MjData(task.model)
     data.qpos[:], data.ctrl[:] = episode.qpos, episode.ctrl
     state = np.empty(mujoco.mj_stateSize(task.model, WHOLE))
     mujoco.mj_getState(task.model, data, state, WHOLE)

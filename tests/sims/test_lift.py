@@ -15,7 +15,7 @@ from sims.mujoco.tasks.lift_expert import LiftExpert
 from sims.mujoco.tasks.lift_scenes import random_scenes
 from vla_rl.contract.errors import UserError
 
-NAMED = "memory/named"
+NAMED = "task_state/named"
 STAY = np.zeros((1, 1, 4), np.float32)
 
 
@@ -81,7 +81,7 @@ def test_scenes_spread_and_keep_their_distance(lift):
 def test_cubes_of_a_scene_have_different_colours():
     task = LiftTask()
     for seed in range(50):
-        colour = task.begin(np.random.default_rng(seed)).memory["colour"]
+        colour = task.sample_episode(np.random.default_rng(seed)).task_state["colour"]
         assert len(set(colour.tolist())) == 3
 
 
@@ -188,7 +188,7 @@ def test_rows_end_inside_a_chunk_and_then_idle(lift):
 def held_up(env, which, steps):
     """Keep the cube ``which`` (0: the named one) of row 0 in the air for some control steps; the last Step."""
     saved = env.snapshot([0])
-    cube = (int(saved["memory/named"][0]) + which) % 3
+    cube = (int(saved["task_state/named"][0]) + which) % 3
     for _ in range(steps):
         levitate(env, 0, cube)
         step = env.step(STAY)
@@ -209,12 +209,12 @@ def test_success_takes_five_held_steps_in_a_row(lift):
 
 def test_a_resting_cube_is_not_up():
     task = LiftTask()
-    start = task.begin(np.random.default_rng(0))
-    memory = {name: value[None] for name, value in start.memory.items()}
+    start = task.sample_episode(np.random.default_rng(0))
+    task_state = {name: value[None] for name, value in start.task_state.items()}
     qpos = start.qpos[None].copy()
     for height, up in [(0.018, 0), (LIFT_HEIGHT - 1e-6, 0), (LIFT_HEIGHT, 3)]:
         qpos[:, cube_addresses(3) + 2] = height
-        assert (task.judge(qpos, memory).memory["held"] > 0).sum() == up
+        assert (task.evaluate(qpos, task_state).task_state["held"] > 0).sum() == up
 
 
 def test_lifting_another_cube_first_is_a_failure(lift):
@@ -292,10 +292,10 @@ def test_a_swapped_instruction_names_another_cube_of_the_same_scene(lift):
 
 def _seeded(obs, env):
     cubes = obs.extras["privileged/cubes"].reshape(env.num_envs, -1, 3)
-    return cubes[np.arange(env.num_envs), env._memory["seeded"]]
+    return cubes[np.arange(env.num_envs), env._task_state["seeded"]]
 
 
-def test_the_expert_succeeds_and_needs_no_memory(lift):
+def test_the_expert_succeeds_and_needs_no_state(lift):
     env = lift(64)
     for horizon in (5, 1):
         step, _ = play(env, np.arange(1000, 1064), horizon=horizon)
@@ -321,8 +321,8 @@ def test_cameras_sizes_and_videos(lift):
 def test_pictures_equal_those_of_mujocos_own_renderer(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "egl")
     task = LiftTask()
-    start = task.begin(np.random.default_rng(1))
-    rgba = task.colours({"colour": start.memory["colour"][None]})
+    start = task.sample_episode(np.random.default_rng(1))
+    rgba = task.colours({"colour": start.task_state["colour"][None]})
     ours = Renderer(task.model, 64, 64, task.painted)
     mine = ours.render(start.qpos[None], rgba, np.empty((1, 0, 3)), "front", np.empty((1, 64, 64, 3), np.uint8))[0]
     ours.close()

@@ -24,8 +24,11 @@ class Table:
 
     def __init__(self, task, seed=0, **options):
         self.task = task(**options)
-        episode = self.task.begin(np.random.Generator(np.random.PCG64(seed)))
-        self.qpos, self.memory = episode.qpos[None].copy(), {n: np.asarray(v)[None] for n, v in episode.memory.items()}
+        episode = self.task.sample_episode(np.random.Generator(np.random.PCG64(seed)))
+        self.qpos, self.task_state = (
+            episode.qpos[None].copy(),
+            {n: np.asarray(v)[None] for n, v in episode.task_state.items()},
+        )
         self.opening(2 * FINGER_OPEN)
 
     def put(self, cube, xy, z=REST):
@@ -38,22 +41,22 @@ class Table:
     def wait(self, steps=1):
         """The cause or "success" after so many control steps, "" while the episode runs."""
         for _ in range(steps):
-            verdict = self.task.judge(self.qpos, self.memory)
-            self.memory = verdict.memory
-            if verdict.success[0]:
-                assert verdict.reward[0] == 1 and verdict.failure[0] == -1
+            result = self.task.evaluate(self.qpos, self.task_state)
+            self.task_state = result.task_state
+            if result.success[0]:
+                assert result.reward[0] == 1 and result.failure[0] == -1
                 return "success"
-            if verdict.failure[0] >= 0:
-                assert verdict.reward[0] == 0
-                return self.task.failures[verdict.failure[0]]
+            if result.failure[0] >= 0:
+                assert result.reward[0] == 0
+                return self.task.failures[result.failure[0]]
         return ""
 
 
 @pytest.fixture
 def place():
     table = Table(PlaceTask, seed=3)
-    named, plate = int(table.memory["named"][0]), int(table.memory["plate"][0])
-    table.goal, table.wrong = table.memory["mark_xy"][0, plate], table.memory["mark_xy"][0, 1 - plate]
+    named, plate = int(table.task_state["named"][0]), int(table.task_state["plate"][0])
+    table.goal, table.wrong = table.task_state["mark_xy"][0, plate], table.task_state["mark_xy"][0, 1 - plate]
     table.named, table.other = named, 1 - named
     return table
 
@@ -107,7 +110,7 @@ def test_with_a_deadline_later_is_too_late(task):
 
 def test_pushing_takes_a_cube_that_rests_at_the_target():
     table = Table(PushTask, seed=1)
-    target = table.memory["mark_xy"][0, 0]
+    target = table.task_state["mark_xy"][0, 0]
     table.put(0, target + np.array([0, NEAR + 1e-6]))
     assert table.wait(20) == ""
     table.put(0, target + np.array([0, NEAR - 1e-6]))
@@ -116,7 +119,7 @@ def test_pushing_takes_a_cube_that_rests_at_the_target():
 
 def test_a_cube_above_the_target_has_not_been_pushed_there():
     table = Table(PushTask, seed=1)
-    table.put(0, table.memory["mark_xy"][0, 0], REST + 0.005)
+    table.put(0, table.task_state["mark_xy"][0, 0], REST + 0.005)
     assert table.wait(20) == ""
 
 
@@ -130,30 +133,35 @@ def test_scenes_are_as_the_rules_say():
     place, push = PlaceTask(), PushTask()
     for seed in range(100):
         rng = np.random.Generator(np.random.PCG64(seed))
-        episode = place.begin(rng)
-        cubes, plates = place.cubes(episode.qpos[None])[0, :, :2], episode.memory["mark_xy"]
+        episode = place.sample_episode(rng)
+        cubes, plates = place.cubes(episode.qpos[None])[0, :, :2], episode.task_state["mark_xy"]
         for i, (a, b) in enumerate(((cubes[0], cubes[1]), *((c, p) for c in cubes for p in plates))):
             assert np.linalg.norm(a - b) >= SPACING - 1e-6, i
         assert np.linalg.norm(plates[0] - plates[1]) > 2 * MARK_RADIUS
-        assert len(set(episode.memory["colour"])) == len(set(episode.memory["mark_colour"])) == 2
-        episode = push.begin(rng)
-        distance = np.linalg.norm(push.cubes(episode.qpos[None])[0, 0, :2] - episode.memory["mark_xy"][0])
+        assert len(set(episode.task_state["colour"])) == len(set(episode.task_state["mark_colour"])) == 2
+        episode = push.sample_episode(rng)
+        distance = np.linalg.norm(push.cubes(episode.qpos[None])[0, 0, :2] - episode.task_state["mark_xy"][0])
         assert DISTANCE[0] - 1e-6 <= distance <= DISTANCE[1] + 1e-6
 
 
 def test_an_instruction_names_what_is_to_be_done():
     for seed in range(50):
         table = Table(PlaceTask, seed)
-        names, memory = list(COLOURS), {name: value[0] for name, value in table.memory.items()}
-        text = table.task.texts[int(table.task.instruction(table.memory)[0])]
-        cube, plate = names[memory["colour"][memory["named"]]], names[memory["mark_colour"][memory["plate"]]]
+        names, task_state = list(COLOURS), {name: value[0] for name, value in table.task_state.items()}
+        text = table.task.texts[int(table.task.instruction(table.task_state)[0])]
+        cube, plate = (
+            names[task_state["colour"][task_state["named"]]],
+            names[task_state["mark_colour"][task_state["plate"]]],
+        )
         assert text == f"put the {cube} cube on the {plate} plate"
 
 
 def test_a_distractor_is_named_in_the_same_scene():
-    told, misled = Table(PlaceTask, 5), Table(PlaceTask, 5, instruct="distractor")
-    assert np.array_equal(told.qpos, misled.qpos) and told.memory["named"][0] == 1 - misled.memory["named"][0]
-    assert told.task.instruction(told.memory)[0] != misled.task.instruction(misled.memory)[0]
+    plain, swapped = Table(PlaceTask, 5), Table(PlaceTask, 5, instruct="distractor")
+    assert (
+        np.array_equal(plain.qpos, swapped.qpos) and plain.task_state["named"][0] == 1 - swapped.task_state["named"][0]
+    )
+    assert plain.task.instruction(plain.task_state)[0] != swapped.task.instruction(swapped.task_state)[0]
 
 
 @pytest.mark.parametrize(
@@ -194,22 +202,22 @@ def test_a_mixture_is_the_task_it_plays():
     mixed = MixedTask(deadlines={"push": 9, "place": 9})
     for seed in range(12):
         rng = np.random.Generator(np.random.PCG64(seed))
-        episode = mixed.begin(rng)
+        episode = mixed.sample_episode(rng)
         alone = np.random.Generator(np.random.PCG64(seed))
         task = mixed.tasks[int(alone.integers(3))]
-        expected = task.begin(alone)
-        assert np.array_equal(episode.qpos, expected.qpos) and mixed.tasks[int(episode.memory["which"])] is task
-        hidden = expected.memory["colour"] == UNSEEN
+        expected = task.sample_episode(alone)
+        assert np.array_equal(episode.qpos, expected.qpos) and mixed.tasks[int(episode.task_state["which"])] is task
+        hidden = expected.task_state["colour"] == UNSEEN
         assert hidden.sum() == {"lift": 0, "place": 1, "push": 2}[task.name]
-        memory = {name: np.asarray(value)[None] for name, value in episode.memory.items()}
-        text = mixed.texts[int(mixed.instruction(memory)[0])]
-        own = {name: np.asarray(value)[None] for name, value in expected.memory.items()}
+        task_state = {name: np.asarray(value)[None] for name, value in episode.task_state.items()}
+        text = mixed.texts[int(mixed.instruction(task_state)[0])]
+        own = {name: np.asarray(value)[None] for name, value in expected.task_state.items()}
         assert text == task.texts[int(task.instruction(own)[0])]
         for _ in range(10):
-            verdict, other = mixed.judge(episode.qpos[None], memory), task.judge(episode.qpos[None], own)
-            cause = mixed.failures[verdict.failure[0]] if verdict.failure[0] >= 0 else ""
+            result, other = mixed.evaluate(episode.qpos[None], task_state), task.evaluate(episode.qpos[None], own)
+            cause = mixed.failures[result.failure[0]] if result.failure[0] >= 0 else ""
             assert cause == (task.failures[other.failure[0]] if other.failure[0] >= 0 else "")
-            memory, own = verdict.memory, other.memory
+            task_state, own = result.task_state, other.task_state
         assert (cause == "too_late") == (task.name != "lift")
 
 
@@ -236,11 +244,11 @@ def test_what_is_not_in_an_episode_is_not_in_its_picture():
     crowd = env.reset([0], [seed]).images["front"][0]
     rng = np.random.Generator(np.random.PCG64(seed))
     rng.integers(3)
-    episode = mixed.tasks[2].begin(rng)
+    episode = mixed.tasks[2].sample_episode(rng)
     saved = alone.snapshot([0]) if alone.reset([0], [0]) is not None else {}
     alone._qpos[0, : push.model.nq] = episode.qpos[: push.model.nq]
-    for name, value in episode.memory.items():
-        alone._memory[name][0] = value[:1] if name in ("colour", "mark_colour", "mark_xy") else value
+    for name, value in episode.task_state.items():
+        alone._task_state[name][0] = value[:1] if name in ("colour", "mark_colour", "mark_xy") else value
     single = alone.render_rows([0], 64)[0]
     assert saved and np.array_equal(crowd, single)
     env.close()

@@ -1,1 +1,1 @@
-"""One file per task; a file holds the sampling of episodes, the rules, the expert and ``make``."""
+"""One file per task; a file holds the sampling of episodes, the rules and ``make``."""

@@ -1,4 +1,4 @@
-"""What the scripted experts of the tabletop share.  They need no memory: what to do follows from where things are."""
+"""Base of the tabletop's scripted experts.  They have no state: an action follows from the observation alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STRIDE = np.array([0.022, 0.022, 0.018])  # metres per control step and axis, le
 
 @dataclass(frozen=True)
 class Situation:
-    """Where things are in ``E`` rows, in metres.
+    """Positions in ``E`` environments, in metres.
 
-    pinch, target, cube, goal [E,3]: the pinch point, what it is commanded to be, the named cube, where it should go
+    pinch, target, cube, goal [E,3]: the pinch point, its commanded position, the named cube, and the goal of the cube
     opening [E]: between the fingers; closing bool [E]: the fingers are commanded to close
     """
 
@@ -32,7 +32,7 @@ class Situation:
     goal: np.ndarray
 
     @classmethod
-    def seen(cls, obs: Observation) -> Situation:
+    def from_observation(cls, obs: Observation) -> Situation:
         """From an observation with ``privileged/target`` and, in tasks that have one, ``privileged/goal``."""
         state, cube = obs.state.astype(np.float64), obs.extras["privileged/target"].astype(np.float64)
         goal = obs.extras.get("privileged/goal", cube).astype(np.float64)
@@ -40,7 +40,7 @@ class Situation:
 
     @property
     def beside(self) -> np.ndarray:
-        """[E]: how far the pinch point is beside the cube."""
+        """[E]: horizontal distance of pinch point and cube."""
         return np.asarray(np.linalg.norm(self.cube[:, :2] - self.pinch[:, :2], axis=1))
 
     @property
@@ -51,27 +51,27 @@ class Situation:
         return held
 
     def after(self, move: np.ndarray, grip: np.ndarray) -> Situation:
-        """Foresee: the gripper reaches its target, closed fingers meet the cube, and the cube follows them."""
+        """Prediction: the gripper reaches its target, and a cube between closed fingers moves with it."""
         held, target = self.closing & grip, self.target + move
         cube = self.cube + np.where(held[:, None], target - self.pinch, 0.0)
         return Situation(target, np.where(grip, 0.0, 2 * FINGER_OPEN), target, grip, cube, self.goal)
 
 
 class Expert(ABC):
-    """Plays by a rule; a chunk is made by applying it to where things would be after each of its actions."""
+    """Acts by a rule; for a chunk the rule is applied to the predicted situation after each action."""
 
     def __init__(self, horizon: int = 5) -> None:
         self._horizon = horizon
 
     def act(self, obs: Observation) -> np.ndarray:
         """The next actions, float32 [E,H,4] in metres and grip sign; only ``state`` and privileged places are read."""
-        now = Situation.seen(obs)
-        actions = np.empty((len(now.pinch), self._horizon, 4), np.float32)
+        situation = Situation.from_observation(obs)
+        actions = np.empty((len(situation.pinch), self._horizon, 4), np.float32)
         for i in range(self._horizon):
-            wanted, grip = self.rule(now)
+            wanted, grip = self.rule(situation)
             move = np.clip(wanted, -STRIDE, STRIDE)
             actions[:, i, :3], actions[:, i, 3] = move, np.where(grip, 1.0, -1.0)
-            now = now.after(move, grip)
+            situation = situation.after(move, grip)
         return actions
 
     @abstractmethod

@@ -24,10 +24,10 @@ from sims.mujoco.tabletop import (
     Instruct,
     Tabletop,
     check_variant,
-    last_in_a_row,
+    count_consecutive,
     scatter,
 )
-from sims.mujoco.task import Episode, Memory, Verdict
+from sims.mujoco.task import Episode, TaskResult, TaskState
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
@@ -58,8 +58,8 @@ class LiftTask(Tabletop):
         super().__init__(cubes, marks)
         self.texts = tuple(f"pick up the {name} cube" for name in list(COLOURS)[:colours])
         self.families = (self.name,) * len(self.texts)
-        self.memory: Memory = {
-            **self.looks(),
+        self.task_state: TaskState = {
+            **self.scene_state(),
             "seeded": np.array(0, np.int8),  # cube chosen by the seed
             "named": np.array(0, np.int8),  # cube named by the instruction
             "steps": np.zeros((), np.int16),  # control steps since the start
@@ -73,46 +73,46 @@ class LiftTask(Tabletop):
             "privileged/seeded": ArraySpec((), "int64", 0, colours - 1, unit="index of a colour"),
         }
 
-    def begin(self, rng: np.random.Generator) -> Episode:
+    def sample_episode(self, rng: np.random.Generator) -> Episode:
         """A scene: cubes apart from each other, colours all different, the open gripper above the table."""
-        memory = {name: np.copy(value) for name, value in self.memory.items()}
-        qpos = self.lay(scatter(self._cubes, SPACING, rng), rng)
+        task_state = {name: np.copy(value) for name, value in self.task_state.items()}
+        qpos = self.place_cubes(scatter(self._cubes, SPACING, rng), rng)
         ctrl = self.open_gripper(qpos, rng)
-        memory["colour"][:] = rng.permutation(len(self.texts))[: self._cubes]
-        memory["seeded"][...] = rng.integers(self._cubes)
-        other = (memory["seeded"] + rng.integers(1, self._cubes)) % self._cubes
-        memory["named"][...] = other if self._instruct == "distractor" else memory["seeded"]
-        return Episode(qpos, ctrl, memory)
+        task_state["colour"][:] = rng.permutation(len(self.texts))[: self._cubes]
+        task_state["seeded"][...] = rng.integers(self._cubes)
+        other = (task_state["seeded"] + rng.integers(1, self._cubes)) % self._cubes
+        task_state["named"][...] = other if self._instruct == "distractor" else task_state["seeded"]
+        return Episode(qpos, ctrl, task_state)
 
-    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
         """Count the control steps that every cube was up, and end the episode when one was up for long enough."""
         up = qpos[:, self._cube_xyz[:, 2]] >= LIFT_HEIGHT
-        held = last_in_a_row(up, memory["held"])
+        held = count_consecutive(up, task_state["held"])
         long_enough = held >= HOLD_STEPS
-        named = np.arange(self._cubes) == memory["named"][:, None]
+        named = np.arange(self._cubes) == task_state["named"][:, None]
         success = (long_enough & named).any(axis=1)
         wrong = (long_enough & ~named).any(axis=1) & ~success
-        steps = (memory["steps"] + 1).astype(np.int16)
+        steps = (task_state["steps"] + 1).astype(np.int16)
         late = (steps >= self._deadline) & ~success if self._deadline else np.zeros_like(success)
         failure = np.where(wrong, np.int8(0), np.where(late, np.int8(1), np.int8(-1)))
-        return Verdict(success.astype(np.float32), success, failure, {**memory, "held": held, "steps": steps})
+        return TaskResult(success.astype(np.float32), success, failure, {**task_state, "held": held, "steps": steps})
 
-    def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
         """Cube positions (metres), and which colours were lifted and chosen by the seed."""
         cubes, rows = self.cubes(qpos), np.arange(len(qpos))
         # The named cube first: where two are lifted at once, it is the one that counts.
-        lasting = (memory["held"] >= HOLD_STEPS) * (1 + (np.arange(self._cubes) == memory["named"][:, None]))
-        lifted = memory["colour"][rows, lasting.argmax(axis=1)].astype(np.int64)
+        lasting = (task_state["held"] >= HOLD_STEPS) * (1 + (np.arange(self._cubes) == task_state["named"][:, None]))
+        lifted = task_state["colour"][rows, lasting.argmax(axis=1)].astype(np.int64)
         return {
             "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
-            "privileged/target": cubes[rows, memory["named"]],
+            "privileged/target": cubes[rows, task_state["named"]],
             "privileged/lifted": np.where(lasting.any(axis=1), lifted, -1),
-            "privileged/seeded": np.maximum(memory["colour"][rows, memory["seeded"]], 0).astype(np.int64),
+            "privileged/seeded": np.maximum(task_state["colour"][rows, task_state["seeded"]], 0).astype(np.int64),
         }
 
-    def instruction(self, memory: Memory) -> np.ndarray:
+    def instruction(self, task_state: TaskState) -> np.ndarray:
         """int64 [R]: the colour that the instruction names."""
-        colour: np.ndarray = memory["colour"][np.arange(len(memory["named"])), memory["named"]]
+        colour: np.ndarray = task_state["colour"][np.arange(len(task_state["named"])), task_state["named"]]
         return np.maximum(colour, 0).astype(np.int64)
 
 

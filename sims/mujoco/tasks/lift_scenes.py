@@ -49,18 +49,18 @@ def random_scenes(
     task, rng = LiftTask(cubes, colours), np.random.Generator(np.random.PCG64(seed))
     qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
     for row in range(count):
-        qpos[row] = task.lay(scatter(cubes, SPACING, rng), rng)
+        qpos[row] = task.place_cubes(scatter(cubes, SPACING, rng), rng)
         place_gripper(qpos[row], ctrl[row], np.arange(cubes), rng)
     colour = rng.permuted(np.tile(np.arange(colours, dtype=np.int8), (count, 1)), axis=1)[:, :cubes]
     named = rng.integers(cubes, size=count).astype(np.int8)
-    memory = {"colour": colour, "named": named}
+    task_state = {"colour": colour, "named": named}
     renderer = Renderer(task.model, size, size, task.painted)
     out = np.empty((count, size, size, 3), np.uint8)
-    images = renderer.render(qpos, task.colours(memory), task.places(memory), camera, out)
+    images = renderer.render(qpos, task.colours(task_state), task.mark_positions(task_state), camera, out)
     renderer.close()
     centre = qpos[np.arange(count)[:, None], cube_addresses(cubes)[named][:, None] + np.arange(3)]
     uv = project(task.model, camera, centre[:, None])
-    return Scenes(images, task.instruction(memory), uv, task.proprioception(qpos, ctrl))
+    return Scenes(images, task.instruction(task_state), uv, task.proprioception(qpos, ctrl))
 
 
 def place_gripper(qpos: np.ndarray, ctrl: np.ndarray, cubes: np.ndarray, rng: np.random.Generator) -> None:

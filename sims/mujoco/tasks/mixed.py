@@ -14,7 +14,7 @@ import numpy as np
 
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.tabletop import Tabletop
-from sims.mujoco.task import Episode, Memory, Verdict
+from sims.mujoco.task import Episode, TaskResult, TaskState
 from sims.mujoco.tasks.lift import LiftTask
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from sims.mujoco.tasks.place import PLATES, PlaceTask
@@ -27,11 +27,11 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
 CUBES = 3
-_LOOKS = ("colour", "mark_colour", "mark_xy")  # the memory that all three share
+_SHARED = ("colour", "mark_colour", "mark_xy")  # the task_state that all three share
 
 
 class MixedTask(Tabletop):
-    """Three tasks over one model.  A row's memory holds that of every task, prefixed, and ``which`` one it plays."""
+    """Three tasks in one model.  The task state holds that of each task, prefixed, and ``which`` one is active."""
 
     name = "mixed"
 
@@ -53,9 +53,9 @@ class MixedTask(Tabletop):
         self.texts = tuple(text for task in self.tasks for text in task.texts)
         self.families = tuple(task.name for task in self.tasks for _ in task.texts)
         self.failures = tuple(dict.fromkeys(cause for task in self.tasks for cause in task.failures))
-        self.memory: Memory = {"which": np.zeros((), np.int8), **self.looks()}
+        self.task_state: TaskState = {"which": np.zeros((), np.int8), **self.scene_state()}
         for task in self.tasks:
-            self.memory |= {f"{task.name}/{name}": v for name, v in task.memory.items() if name not in _LOOKS}
+            self.task_state |= {f"{task.name}/{name}": v for name, v in task.task_state.items() if name not in _SHARED}
         self._first_text = {task.name: self.families.index(task.name) for task in self.tasks}
         self.extras = {
             "privileged/cubes": replace(self.place, shape=(CUBES * 3,), names=()),
@@ -63,58 +63,58 @@ class MixedTask(Tabletop):
             "privileged/goal": self.place,
         }
 
-    def begin(self, rng: np.random.Generator) -> Episode:
+    def sample_episode(self, rng: np.random.Generator) -> Episode:
         """Draw a task, then an episode of it."""
         which = int(rng.integers(len(self.tasks)))
         task = self.tasks[which]
-        episode = task.begin(rng)
-        memory = {name: np.copy(value) for name, value in self.memory.items()}
-        memory["which"][...] = which
-        return replace(episode, memory=memory | _prefixed(task, episode.memory))
+        episode = task.sample_episode(rng)
+        task_state = {name: np.copy(value) for name, value in self.task_state.items()}
+        task_state["which"][...] = which
+        return replace(episode, task_state=task_state | _prefixed(task, episode.task_state))
 
-    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
         """Every row by the rules of its task."""
         reward, success = np.zeros(len(qpos), np.float32), np.zeros(len(qpos), bool)
-        failure, after = np.full(len(qpos), -1, np.int8), {name: value.copy() for name, value in memory.items()}
-        for task, rows in self._played(memory):
-            verdict = task.judge(qpos[rows], _own(task, memory, rows))
-            reward[rows], success[rows] = verdict.reward, verdict.success
+        failure, after = np.full(len(qpos), -1, np.int8), {name: value.copy() for name, value in task_state.items()}
+        for task, rows in self._played(task_state):
+            result = task.evaluate(qpos[rows], _own(task, task_state, rows))
+            reward[rows], success[rows] = result.reward, result.success
             causes = np.array([*(self.failures.index(cause) for cause in task.failures), -1], np.int8)
-            failure[rows] = causes[verdict.failure]
-            for name, value in _prefixed(task, verdict.memory).items():
+            failure[rows] = causes[result.failure]
+            for name, value in _prefixed(task, result.task_state).items():
                 after[name][rows] = value
-        return Verdict(reward, success, failure, after)
+        return TaskResult(reward, success, failure, after)
 
-    def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
         """Where the cubes, the cube of the instruction and its goal (in lift: the cube again) are, metres."""
         seen = {name: np.zeros((len(qpos), *spec.shape), np.float32) for name, spec in self.extras.items()}
-        for task, rows in self._played(memory):
-            extras = task.observe_extras(qpos[rows], _own(task, memory, rows))
+        for task, rows in self._played(task_state):
+            extras = task.observe_extras(qpos[rows], _own(task, task_state, rows))
             extras.setdefault("privileged/goal", extras["privileged/target"])
             for name, value in seen.items():
                 value[rows] = extras[name]
         return seen
 
-    def instruction(self, memory: Memory) -> np.ndarray:
+    def instruction(self, task_state: TaskState) -> np.ndarray:
         """int64 [R]: index into the texts of all tasks, one task's after the other's."""
-        index = np.zeros(len(memory["which"]), np.int64)
-        for task, rows in self._played(memory):
-            index[rows] = self._first_text[task.name] + task.instruction(_own(task, memory, rows))
+        index = np.zeros(len(task_state["which"]), np.int64)
+        for task, rows in self._played(task_state):
+            index[rows] = self._first_text[task.name] + task.instruction(_own(task, task_state, rows))
         return index
 
-    def _played(self, memory: Memory) -> list[tuple[Any, np.ndarray]]:
+    def _played(self, task_state: TaskState) -> list[tuple[Any, np.ndarray]]:
         """The tasks that are played, with the rows that do."""
-        played = [(task, np.flatnonzero(memory["which"] == i)) for i, task in enumerate(self.tasks)]
+        played = [(task, np.flatnonzero(task_state["which"] == i)) for i, task in enumerate(self.tasks)]
         return [(task, rows) for task, rows in played if rows.size]
 
 
-def _own(task: Any, memory: Memory, rows: np.ndarray) -> Memory:
-    """What ``task`` calls its memory, of ``rows``."""
-    return {name: memory[name if name in _LOOKS else f"{task.name}/{name}"][rows] for name in task.memory}
+def _own(task: Any, task_state: TaskState, rows: np.ndarray) -> TaskState:
+    """What ``task`` calls its task_state, of ``rows``."""
+    return {name: task_state[name if name in _SHARED else f"{task.name}/{name}"][rows] for name in task.task_state}
 
 
-def _prefixed(task: Any, memory: Memory) -> Memory:
-    return {name if name in _LOOKS else f"{task.name}/{name}": value for name, value in memory.items()}
+def _prefixed(task: Any, task_state: TaskState) -> TaskState:
+    return {name if name in _SHARED else f"{task.name}/{name}": value for name, value in task_state.items()}
 
 
 class MixedExpert:

@@ -24,10 +24,10 @@ from sims.mujoco.tabletop import (
     Instruct,
     Tabletop,
     check_variant,
-    last_in_a_row,
+    count_consecutive,
     scatter,
 )
-from sims.mujoco.task import Episode, Memory, Verdict
+from sims.mujoco.task import Episode, TaskResult, TaskState
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
@@ -57,8 +57,8 @@ class PlaceTask(Tabletop):
         self._names = list(COLOURS)[:colours]
         self.texts = tuple(f"put the {a} cube on the {b} plate" for a in self._names for b in self._names)
         self.families = (self.name,) * len(self.texts)
-        self.memory: Memory = {
-            **self.looks(),
+        self.task_state: TaskState = {
+            **self.scene_state(),
             "named": np.array(0, np.int8),  # cube
             "plate": np.array(0, np.int8),
             "steps": np.zeros((), np.int16),
@@ -72,54 +72,54 @@ class PlaceTask(Tabletop):
             "privileged/goal": self.place,
         }
 
-    def begin(self, rng: np.random.Generator) -> Episode:
+    def sample_episode(self, rng: np.random.Generator) -> Episode:
         """Two cubes and two plates apart from each other, colours different among each kind; the gripper above."""
-        memory = {name: np.copy(value) for name, value in self.memory.items()}
+        task_state = {name: np.copy(value) for name, value in self.task_state.items()}
         spacing = np.full((ON_TABLE + PLATES,) * 2, SPACING)
         spacing[ON_TABLE:, ON_TABLE:] = 2 * MARK_RADIUS + 0.01
         xy = scatter(ON_TABLE + PLATES, spacing, rng)
-        qpos = self.lay(xy[:ON_TABLE], rng)
+        qpos = self.place_cubes(xy[:ON_TABLE], rng)
         ctrl = self.open_gripper(qpos, rng)
-        memory["colour"][:ON_TABLE] = rng.permutation(len(self._names))[:ON_TABLE]
-        memory["mark_colour"][:PLATES] = rng.permutation(len(self._names))[:PLATES]
-        memory["mark_xy"][:PLATES] = xy[ON_TABLE:]
-        seeded, memory["plate"][...] = rng.integers(ON_TABLE), rng.integers(PLATES)
-        memory["named"][...] = 1 - seeded if self._instruct == "distractor" else seeded
-        return Episode(qpos, ctrl, memory)
+        task_state["colour"][:ON_TABLE] = rng.permutation(len(self._names))[:ON_TABLE]
+        task_state["mark_colour"][:PLATES] = rng.permutation(len(self._names))[:PLATES]
+        task_state["mark_xy"][:PLATES] = xy[ON_TABLE:]
+        seeded, task_state["plate"][...] = rng.integers(ON_TABLE), rng.integers(PLATES)
+        task_state["named"][...] = 1 - seeded if self._instruct == "distractor" else seeded
+        return Episode(qpos, ctrl, task_state)
 
-    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
         """Count for how long the named cube has been resting on each plate, and other cubes have been up."""
         rows = np.arange(len(qpos))
         cubes = qpos[:, self._cube_xyz]
-        named = cubes[rows, memory["named"]]
-        near = np.linalg.norm(named[:, None, :2] - memory["mark_xy"], axis=2) <= NEAR
+        named = cubes[rows, task_state["named"]]
+        near = np.linalg.norm(named[:, None, :2] - task_state["mark_xy"], axis=2) <= NEAR
         let_go = qpos[:, FINGER_QPOS].sum(axis=1) >= RELEASED
-        placed = last_in_a_row(near & (let_go & (named[:, 2] <= RESTING))[:, None], memory["placed"])
-        held = last_in_a_row(cubes[..., 2] >= LIFT_HEIGHT, memory["held"])
+        placed = count_consecutive(near & (let_go & (named[:, 2] <= RESTING))[:, None], task_state["placed"])
+        held = count_consecutive(cubes[..., 2] >= LIFT_HEIGHT, task_state["held"])
         long_enough = placed >= HOLD_STEPS
-        success = long_enough[rows, memory["plate"]]
-        other_cube = (held >= HOLD_STEPS) & (np.arange(self._cubes) != memory["named"][:, None])
-        steps = (memory["steps"] + 1).astype(np.int16)
+        success = long_enough[rows, task_state["plate"]]
+        other_cube = (held >= HOLD_STEPS) & (np.arange(self._cubes) != task_state["named"][:, None])
+        steps = (task_state["steps"] + 1).astype(np.int16)
         late = (steps >= self._deadline) if self._deadline else np.zeros_like(success)
         cases = [success, other_cube.any(axis=1), long_enough.any(axis=1), late]
         failure = np.select(cases, [-1, 0, 1, 2], -1).astype(np.int8)
-        after = {**memory, "held": held, "placed": placed, "steps": steps}
-        return Verdict(success.astype(np.float32), success, failure, after)
+        after = {**task_state, "held": held, "placed": placed, "steps": steps}
+        return TaskResult(success.astype(np.float32), success, failure, after)
 
-    def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
         """Where the cubes, the named cube and the named plate are, metres."""
         cubes, rows = self.cubes(qpos), np.arange(len(qpos))
         return {
             "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
-            "privileged/target": cubes[rows, memory["named"]],
-            "privileged/goal": self.places(memory)[rows, memory["plate"]].astype(np.float32),
+            "privileged/target": cubes[rows, task_state["named"]],
+            "privileged/goal": self.mark_positions(task_state)[rows, task_state["plate"]].astype(np.float32),
         }
 
-    def instruction(self, memory: Memory) -> np.ndarray:
+    def instruction(self, task_state: TaskState) -> np.ndarray:
         """int64 [R]: which text names this cube and this plate."""
-        rows = np.arange(len(memory["named"]))
-        cube = memory["colour"][rows, memory["named"]].astype(np.int64)
-        plate = memory["mark_colour"][rows, memory["plate"]].astype(np.int64)
+        rows = np.arange(len(task_state["named"]))
+        cube = task_state["colour"][rows, task_state["named"]].astype(np.int64)
+        plate = task_state["mark_colour"][rows, task_state["plate"]].astype(np.int64)
         return np.maximum(cube * len(self._names) + plate, 0)
 
 

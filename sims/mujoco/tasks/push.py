@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
-from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, TARGET_COLOUR, Tabletop, last_in_a_row
-from sims.mujoco.task import Episode, Memory, Verdict
+from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, TARGET_COLOUR, Tabletop, count_consecutive
+from sims.mujoco.task import Episode, TaskResult, TaskState
 from sims.mujoco.tasks.place import NEAR, RESTING
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
@@ -40,8 +40,8 @@ class PushTask(Tabletop):
         super().__init__(cubes, marks)
         self.texts: tuple[str, ...] = ("push the cube to the target",)
         self.families: tuple[str, ...] = (self.name,)
-        self.memory: Memory = {
-            **self.looks(),
+        self.task_state: TaskState = {
+            **self.scene_state(),
             "steps": np.zeros((), np.int16),
             "there": np.zeros((), np.int16),  # control steps in a row that the cube was at the target
         }
@@ -52,42 +52,42 @@ class PushTask(Tabletop):
             "privileged/goal": self.place,
         }
 
-    def begin(self, rng: np.random.Generator) -> Episode:
+    def sample_episode(self, rng: np.random.Generator) -> Episode:
         """A cube of any colour and the target at a distance; the open gripper above."""
-        memory = {name: np.copy(value) for name, value in self.memory.items()}
+        task_state = {name: np.copy(value) for name, value in self.task_state.items()}
         while True:
             cube, target = rng.uniform(-WITHIN, WITHIN, (2, 2))
             if DISTANCE[0] <= np.linalg.norm(cube - target) <= DISTANCE[1]:
                 break
-        qpos = self.lay(cube[None], rng)
+        qpos = self.place_cubes(cube[None], rng)
         ctrl = self.open_gripper(qpos, rng)
-        memory["colour"][0] = rng.integers(len(COLOURS))
-        memory["mark_colour"][0], memory["mark_xy"][0] = TARGET_COLOUR, target
-        return Episode(qpos, ctrl, memory)
+        task_state["colour"][0] = rng.integers(len(COLOURS))
+        task_state["mark_colour"][0], task_state["mark_xy"][0] = TARGET_COLOUR, target
+        return Episode(qpos, ctrl, task_state)
 
-    def judge(self, qpos: np.ndarray, memory: Memory) -> Verdict:
+    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
         """Count for how long the cube has been resting at the target."""
         cube = qpos[:, self._cube_xyz[0]]
-        near = np.linalg.norm(cube[:, :2] - memory["mark_xy"][:, 0], axis=1) <= NEAR
-        there = last_in_a_row(near & (cube[:, 2] <= RESTING), memory["there"])
+        near = np.linalg.norm(cube[:, :2] - task_state["mark_xy"][:, 0], axis=1) <= NEAR
+        there = count_consecutive(near & (cube[:, 2] <= RESTING), task_state["there"])
         success = there >= HOLD_STEPS
-        steps = (memory["steps"] + 1).astype(np.int16)
+        steps = (task_state["steps"] + 1).astype(np.int16)
         late = (steps >= self._deadline) if self._deadline else np.zeros_like(success)
         failure = np.select([success, cube[:, 2] >= LIFT_HEIGHT, late], [-1, 0, 1], -1).astype(np.int8)
-        return Verdict(success.astype(np.float32), success, failure, {**memory, "there": there, "steps": steps})
+        return TaskResult(success.astype(np.float32), success, failure, {**task_state, "there": there, "steps": steps})
 
-    def observe_extras(self, qpos: np.ndarray, memory: Memory) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
         """Where the cubes, the cube to push and the target are, metres."""
         cubes = self.cubes(qpos)
         return {
             "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
             "privileged/target": cubes[:, 0],
-            "privileged/goal": self.places(memory)[:, 0].astype(np.float32),
+            "privileged/goal": self.mark_positions(task_state)[:, 0].astype(np.float32),
         }
 
-    def instruction(self, memory: Memory) -> np.ndarray:
+    def instruction(self, task_state: TaskState) -> np.ndarray:
         """int64 [R]: zeros, there is one text."""
-        return np.zeros(len(memory["steps"]), np.int64)
+        return np.zeros(len(task_state["steps"]), np.int64)
 
 
 _OPTIONS = ("cubes", "marks", "deadline")

@@ -12,7 +12,7 @@ import numpy as np
 from sims.mujoco.render import Renderer, project
 from sims.mujoco.scene import FINGER_OPEN, FINGER_QPOS, GANTRY_QPOS, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tabletop import UNSEEN
-from sims.mujoco.task import Memory
+from sims.mujoco.task import TaskState
 from sims.mujoco.tasks.lift_scenes import Scenes, place_gripper
 from sims.mujoco.tasks.mixed import MixedTask
 from sims.mujoco.tasks.place import PlaceTask
@@ -25,24 +25,24 @@ def random_scenes(task: Any, count: int, seed: int, size: int = 64, camera: str 
     """Draw ``count`` episodes of ``task``, with the gripper put elsewhere; ``uv`` names the cube, then its goal."""
     rng = np.random.Generator(np.random.PCG64(seed))
     qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
-    rows: list[Memory] = []
+    rows: list[TaskState] = []
     for row in range(count):
-        episode = task.begin(rng)
-        qpos[row], present = episode.qpos, np.flatnonzero(episode.memory["colour"] != UNSEEN)
+        episode = task.sample_episode(rng)
+        qpos[row], present = episode.qpos, np.flatnonzero(episode.task_state["colour"] != UNSEEN)
         if rng.random() < _TOUCHING:
             _stand_beside(task, qpos[row], ctrl[row], int(rng.choice(present)), rng)
         else:
             place_gripper(qpos[row], ctrl[row], present, rng)
-        rows.append(episode.memory)
-    memory = {name: np.stack([item[name] for item in rows]) for name in task.memory}
+        rows.append(episode.task_state)
+    task_state = {name: np.stack([item[name] for item in rows]) for name in task.task_state}
     renderer = Renderer(task.model, size, size, task.painted, task.placed)
     out = np.empty((count, size, size, 3), np.uint8)
-    images = renderer.render(qpos, task.colours(memory), task.places(memory), camera, out)
+    images = renderer.render(qpos, task.colours(task_state), task.mark_positions(task_state), camera, out)
     renderer.close()
-    extras = task.observe_extras(qpos, memory)
+    extras = task.observe_extras(qpos, task_state)
     named = np.stack([extras["privileged/target"], extras["privileged/goal"]], axis=1)
     uv = project(task.model, camera, named.astype(np.float64))
-    return Scenes(images, task.instruction(memory), uv, task.proprioception(qpos, ctrl))
+    return Scenes(images, task.instruction(task_state), uv, task.proprioception(qpos, ctrl))
 
 
 def place(count: int, seed: int, **options: Any) -> Scenes:

@@ -1,4 +1,7 @@
-"""The part that the toy environments share: rows without autoreset, snapshots, validation."""
+"""A base class for environments written in numpy: resets, chunks, ends, snapshots and validation are done here.
+
+A subclass implements ``_begin``, ``_advance`` and ``_state``; ``sims/toy/point_mass.py`` is a complete example.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook, restore_rows, sel
 from vla_rl.contract.spec import EnvSpec
 
 
-class ToyEnv:
-    """``E`` rows in numpy (``VecEnv`` and ``Snapshots``); the rules are in the subclass's ``_begin``, ``_advance``."""
+class NumpyEnv:
+    """``E`` environments in numpy (``VecEnv`` and ``Snapshots``); subclasses implement the task."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, memory: dict[str, np.ndarray]) -> None:
-        """``memory``: {name: [E,...]} what the subclass keeps per row; it belongs to snapshots."""
+    def __init__(self, spec: EnvSpec, num_envs: int, task_state: dict[str, np.ndarray]) -> None:
+        """``task_state`` {name: [E,...]}: the arrays that the subclass changes; snapshots hold them."""
         self.spec = spec
         self._book = RowBook(num_envs)
-        self._memory = memory
+        self._task_state = task_state
         self._time, self._seed = self._book.time, self._book.seed
 
     @property
     def num_envs(self) -> int:
         return self._book.num_envs
 
-    def reset(self, rows: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``rows`` (int [R]) with ``seeds`` (int [R], not negative)."""
-        index = self._book.index(rows)
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
+        index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
         self._book.begin(index, seed)
         for row, value in zip(index, seed, strict=True):
@@ -51,28 +54,30 @@ class ToyEnv:
         obs = frames[-1] if frames else self._observe()
         return self._book.step(obs, reward, valid, action, frames)
 
-    def snapshot(self, rows: Any) -> Snapshot:
-        """Everything the future of ``rows`` depends on; see ``Snapshots``."""
-        index = self._book.index(rows)
+    def snapshot(self, env_ids: Any) -> Snapshot:
+        """Everything the future of ``env_ids`` depends on; see ``Snapshots``."""
+        index = self._book.index(env_ids)
         self._book.require_started(index)
         return select_rows(self._arrays(), index)
 
-    def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``rows``."""
-        restore_rows(self._arrays(), self._book.index(rows), snapshot)
+    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``env_ids``."""
+        restore_rows(self._arrays(), self._book.index(env_ids), snapshot)
         return self._observe()
 
     def close(self) -> None:
         """Nothing to free."""
 
-    def _begin(self, row: int, seed: int) -> None:
+    def _begin(self, env_id: int, seed: int) -> None:
+        """Draw the initial state of environment ``env_id`` from ``seed``."""
         raise NotImplementedError
 
-    def _advance(self, rows: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One action [R,D] in ``rows``, whose clock already counts it: reward [R], success [R], out of time [R]."""
+    def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Execute ``action`` [R,D], which ``_time`` counts already: reward [R], success [R], time limit reached [R]."""
         raise NotImplementedError
 
     def _state(self) -> np.ndarray:
+        """float32 [E,S]: proprioception."""
         raise NotImplementedError
 
     def _images(self) -> Mapping[str, np.ndarray]:
@@ -82,7 +87,7 @@ class ToyEnv:
         return np.zeros(self.num_envs, np.int64)
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        return self._book.arrays() | {f"memory/{name}": value for name, value in self._memory.items()}
+        return self._book.arrays() | {f"task_state/{name}": value for name, value in self._task_state.items()}
 
     def _observe(self) -> Observation:
         return Observation(self._images(), self._state(), self._instruction(), self._time.copy())
