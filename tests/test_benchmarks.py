@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
 
 from tests.benchmarks.__main__ import BENCHMARKS, main
 from tests.benchmarks.imagination import PUBLISHED, call, some_call, wan
-from tests.benchmarks.measure import Contender, interleave
+from tests.benchmarks.measure import Contender, Row, interleave
 
 EXPECTED = {
     "env_vs_async": 1,
@@ -48,8 +49,51 @@ def test_results_are_written(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.benchmarks.__main__.BENCHMARKS", rows)
     main([], quick=True, results=tmp_path / "bench" / "results.json")
     written = json.loads((tmp_path / "bench" / "results.json").read_text())
-    assert set(written) == {"machine", "rows"}
+    assert set(written) == {"machine", "rows", "missing"} and written["missing"] == {}
     assert set(written["rows"][0]) >= {"name", "ours", "other", "ratio", "unit", "command"}
+
+
+def fast(quick: bool) -> list[Row]:
+    return [Row("fast", 2.0, 1.0, 2.0, "steps/s", "command")]
+
+
+def endless(quick: bool) -> list[Row]:
+    while True:
+        time.sleep(0.01)
+
+
+def interrupted(quick: bool) -> list[Row]:
+    raise KeyboardInterrupt
+
+
+def failing(quick: bool) -> list[Row]:
+    raise ZeroDivisionError
+
+
+def test_every_row_is_written_when_it_is_there_and_a_budget_ends_what_is_too_slow(tmp_path, monkeypatch, capsys):
+    results, seen = tmp_path / "results.json", []
+
+    def look(quick: bool) -> list[Row]:
+        seen.append(json.loads(results.read_text()))
+        return fast(quick)
+
+    monkeypatch.setattr("tests.benchmarks.__main__.BENCHMARKS", {"one": fast, "two": endless, "three": look})
+    assert len(main([], results=results, budget=0.2)) == 2
+    assert len(seen[0]["rows"]) == 1 and seen[0]["missing"] == {"two": "not finished after 0.2 s"}
+    written = json.loads(results.read_text())
+    assert len(written["rows"]) == 2 and written["missing"] == seen[0]["missing"]
+    said = capsys.readouterr().out
+    assert said.index("1/3 one") < said.index("fast") < said.index("2/3 two, at most 0.2 s") < said.index("3/3 three")
+
+
+@pytest.mark.parametrize(("last", "error"), [(interrupted, SystemExit), (failing, ZeroDivisionError)])
+def test_what_was_measured_stays_when_the_rest_is_interrupted_or_fails(last, error, tmp_path, monkeypatch):
+    results = tmp_path / "results.json"
+    monkeypatch.setattr("tests.benchmarks.__main__.BENCHMARKS", {"one": fast, "last": last, "never": endless})
+    with pytest.raises(error) as stop:
+        main([], results=results)
+    assert error is not SystemExit or stop.value.code == 130
+    assert [row["name"] for row in json.loads(results.read_text())["rows"]] == ["fast"]
 
 
 def test_an_unknown_benchmark_gets_help():

@@ -1,12 +1,15 @@
-"""``python -m tests.benchmarks [NAME ...]``: measure, print; without a name also write ``runs/bench/results.json``."""
+"""``python -m tests.benchmarks [NAME ...]``: measure and print; without a name also write ``RESULTS``."""
 
 from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,30 +47,89 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
 RESULTS = Path("runs/bench/results.json")
 
 
-def main(names: Sequence[str], quick: bool = False, results: Path = RESULTS) -> list[Row]:
-    """Run the benchmarks called ``names``, or all of them."""
+BUDGET = 240.0  # seconds for one benchmark
+
+
+class OverBudget(Exception):
+    """A benchmark took longer than its budget."""
+
+
+def main(names: Sequence[str], quick: bool = False, results: Path = RESULTS, budget: float = BUDGET) -> list[Row]:
+    """Run the benchmarks called ``names``, or all of them, each for at most ``budget`` seconds.
+
+    The rows of each are printed, and without names written to ``results``, as soon as it ends; so Ctrl-C loses only the
+    benchmark that is running, and exits with status 130.
+    """
     for name in names:
         if name not in BENCHMARKS:
             sys.exit(f"there is no benchmark {name!r}; {did_you_mean(name, BENCHMARKS)}")
     torch.set_num_threads(1)
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    start, before = time.perf_counter(), os.getloadavg()[0]
+    start, machine = time.perf_counter(), {**_machine(), "load_before": os.getloadavg()[0]}
+    chosen = list(names or BENCHMARKS)
     rows: list[Row] = []
-    for name in names or BENCHMARKS:
-        console.print(f"{name} ...", style="dim")
-        found = BENCHMARKS[name](quick)
+    missing: dict[str, str] = {}
+    for number, name in enumerate(chosen, 1):
+        console.print(f"{number}/{len(chosen)} {name}, at most {budget:g} s ...", style="dim")
+        found = _measure(name, quick, budget, missing)
         rows += found
+        _print(console, name, found, missing)
+        machine["seconds"] = round(time.perf_counter() - start, 1)
+        if not names:
+            write_json(results, {"machine": machine, "rows": [asdict(row) for row in rows], "missing": missing})
+        if missing.get(name) == INTERRUPTED:
+            sys.exit(130)
+    console.print(f"{machine['cores']} cores, load {machine['load_before']:.1f} at first, {machine['seconds']:.0f} s")
+    if not names:
+        console.print(f"written: {results}")
+    return rows
+
+
+INTERRUPTED = "interrupted"
+
+
+def _measure(name: str, quick: bool, budget: float, missing: dict[str, str]) -> list[Row]:
+    """The rows of one benchmark; without any, ``missing[name]`` says why."""
+    try:
+        with _at_most(budget):
+            found = BENCHMARKS[name](quick)
+    except OverBudget:
+        missing[name] = f"not finished after {budget:g} s"
+    except KeyboardInterrupt:
+        missing[name] = INTERRUPTED
+    else:
         if not found:
-            console.print(f"{name}: not measured, it needs a GPU")
-    machine = {**_machine(), "load_before": before, "seconds": round(time.perf_counter() - start, 1)}
+            missing[name] = "not measured, it needs a GPU"
+        return found
+    return []
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise OverBudget in the main thread when the block takes longer."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise OverBudget
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    main_thread = threading.main_thread().ident or 0
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(main_thread, signal.SIGUSR1))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _print(console: Console, name: str, rows: Sequence[Row], missing: dict[str, str]) -> None:
+    if name in missing:
+        console.print(f"{name}: {missing[name]}")
+        return
     console.print(_table(rows))
     for row in (row for row in rows if row.detail):
         console.print(f"{row.name}: {', '.join(f'{k} {v}' for k, v in row.detail.items())}", style="dim")
-    console.print(f"{machine['cores']} cores, load {before:.1f} when it began, {machine['seconds']:.0f} s")
-    if not names:
-        write_json(results, {"machine": machine, "rows": [asdict(row) for row in rows]})
-        console.print(f"written: {results}")
-    return rows
 
 
 def _machine() -> dict[str, Any]:

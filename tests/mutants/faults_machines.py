@@ -7,6 +7,7 @@ from tests.mutants.fault import Fault
 _DIT, _AUTOENCODER = "world_models/backbones/dit.py", "world_models/backbones/autoencoder.py"
 _LIMITS = "tests/test_limits.py::test_limits_count_cpu_time"
 _THREADS = "tests/recipes/test_threads.py::"
+_WRITTEN = "tests/test_benchmarks.py::test_every_row_is_written_when_it_is_there_and_a_budget_ends_what_is_too_slow"
 _BACKBONES = "tests/world_models/test_backbones.py::"
 _ALONE = f"{_BACKBONES}test_rows_and_frames_are_latents_of_their_own"
 _NEIGHBOURS = f"{_BACKBONES}test_a_row_does_not_depend_on_its_neighbours_or_its_place"
@@ -95,5 +96,27 @@ FAULTS = (
         "with alone():",
         "if True:",
         (f"{_THREADS}test_supervised_stages_are_alone",),
+    ),
+    Fault(
+        "benchmarks are written when all are done",
+        "tests/benchmarks/__main__.py",
+        'write_json(results, {"machine": machine, "rows": [asdict(row) for row in rows], "missing": missing})',
+        'write_json(results, {"machine": machine, "rows": [asdict(row) for row in rows], "missing": missing}) '
+        "if number == len(chosen) else None",
+        (_WRITTEN,),
+    ),
+    Fault(
+        "a benchmark has no budget",
+        "tests/benchmarks/__main__.py",
+        "timer = threading.Timer(seconds,",
+        "timer = threading.Timer(1e6 * seconds,",
+        (_WRITTEN,),
+    ),
+    Fault(
+        "Ctrl-C goes on with the next benchmark",
+        "tests/benchmarks/__main__.py",
+        "if missing.get(name) == INTERRUPTED:",
+        "if False:",
+        ("tests/test_benchmarks.py::test_what_was_measured_stays_when_the_rest_is_interrupted_or_fails",),
     ),
 )
