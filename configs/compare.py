@@ -1,4 +1,4 @@
-"""Ways to improve the same imitation policy, side by side: what ``make compare`` runs.
+"""Methods that improve the same imitation policy, side by side: what ``make compare`` runs.
 
 Every function takes the checkpoint ``--policy``; those that learn from demonstrations take ``--demonstrations``, too.
 """
@@ -114,7 +114,7 @@ def dsrl() -> Improve:
 def dsrl_na() -> Improve:
     """The same with critics of actions, which demonstrations train as well."""
     algorithm = NoiseAliasedConfig(
-        batch=128,  # each of its rows is decoded three times
+        batch=128,  # each of its samples is decoded three times
         utd_ratio=0.125,
         learning_starts=1200,
         critic_warmup=250,
@@ -144,7 +144,7 @@ def gorl() -> Improve:
 
 
 def rlpd() -> Improve:
-    """A new policy from nothing but demonstrations in every batch; it sees with the imitation policy's eyes."""
+    """A new policy from nothing but demonstrations in every batch; it reads the imitation policy's features."""
     # The entropy of 20 entries must not outweigh a success, which is worth 1 once.
     algorithm = RLPDConfig(
         learning_starts=600, utd_ratio=0.4, policy_delay=2, num_critics=4, critic=SMALL, temperature=0.003

@@ -16,15 +16,15 @@ from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
-# Less noise than in the demo: these tasks need a steadier hand.
-# ... and have fewer episodes in as many decisions: four times the demo's rollout keeps every step worth taking.
+# Less noise than in the demo, since these tasks need more precision; and four times its rollout, since their episodes
+# are longer and a rollout of the demo's size would hold too few.
 RL = RLConfig(
     FlowSampler(FlowSde(0.5), LastStep(), 4),
     WindowConfig(num_envs=256, decisions=10),
     loop=LoopConfig(iterations=110, validate_every=10),
     algorithm=PPOConfig(minibatch=1280),
 )
-JUDGED = EvaluationConfig(validation=384, test=1536)  # a third of the seeds for each task
+EVALUATION = EvaluationConfig(validation=384, test=1536)  # a third of the seeds for each task
 GROUNDING = GroundingConfig(scenes=8000, fit=FitConfig(steps=1500, batch=64, lr=2e-3))
 
 # As in the demo, an episode that takes much longer than the expert has failed while learning.
@@ -58,13 +58,13 @@ def push() -> Improve:
 def imitate_mixed() -> Imitate:
     """One policy for lift, place and push, by imitation; an episode's seed decides which it is."""
     grounding = GroundingConfig(scenes=12000, fit=FitConfig(steps=2500, batch=64, lr=2e-3))
-    return Imitate(env=MIXED, grounding=grounding, imitation=_study(900, 6000), evaluation=JUDGED)
+    return Imitate(env=MIXED, grounding=grounding, imitation=_study(900, 6000), evaluation=EVALUATION)
 
 
 def mixed() -> Improve:
     """The same by PPO, from the checkpoint ``--policy``."""
     rl = replace(RL, loop=LoopConfig(iterations=150, validate_every=15))
-    return Improve(rl, policy="runs/imitate_mixed/checkpoints/imitation", env=MIXED, evaluation=JUDGED)
+    return Improve(rl, policy="runs/imitate_mixed/checkpoints/imitation", env=MIXED, evaluation=EVALUATION)
 
 
 def _study(demonstrations: int, steps: int) -> ImitationConfig:

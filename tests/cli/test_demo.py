@@ -122,7 +122,7 @@ def test_the_page_shows_numbers_and_films(page, summary):
     assert page.count("<table") == 3 and page.count("<svg") >= 6
     assert page.count("data:video/") + page.count("data:image/") >= 3
     assert "vla-rl demo --seed 1" in page
-    for check in ("images black", "misled: former target", "training seed", "seconds: grounding"):
+    for check in ("images black", "swapped: original target", "training seed", "seconds: grounding"):
         assert check in page
 
 

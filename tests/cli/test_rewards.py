@@ -15,7 +15,7 @@ from vla_rl.evaluation.stats import wilson
 from vla_rl.evaluation.suite import TEST
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.label_frames import label_frames, lift_claims
-from vla_rl.recipes.train_rewards import TrainSuccess, balanced, follow, judge, share
+from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, follow, share
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.progress import ProgressCritic
 from vla_rl.rewards.reward import load_reward
@@ -42,14 +42,14 @@ def test_claims_about_lift_by_hand():
     assert known.tolist() == [True, True, False, False, False]
 
 
-def frames_of(seeds: list[int], clumsy: float, world: EnvConfig = LITTLE, rows: int = 5) -> LabelledFrames:
-    return label_frames(world, CLAIMS, seeds, rows, clumsy, np.random.default_rng(0))
+def frames_of(seeds: list[int], random_action_prob: float, world: EnvConfig = LITTLE, rows: int = 5) -> LabelledFrames:
+    return label_frames(world, CLAIMS, seeds, rows, random_action_prob, np.random.default_rng(0))
 
 
 def test_frames_of_the_expert_show_what_the_environment_calls_success():
     """A sure-handed expert: its episodes end with five frames of success, the same pictures never under the other."""
     seeds = [11, 12, 13, 14, 15, 16, 17]  # two batches, the second filled up
-    frames = frames_of(seeds, clumsy=0.0)
+    frames = frames_of(seeds, random_action_prob=0.0)
     tracks = frames.tracks()
     assert set(frames.episode.tolist()) == set(seeds) and len(tracks) == 14
     shown = {(int(track.episode[0]), bool(track.label.any())) for track in tracks}
@@ -64,9 +64,10 @@ def test_frames_of_the_expert_show_what_the_environment_calls_success():
 
 def test_a_clumsy_expert_misses_and_its_frames_follow_from_the_seeds():
     seeds = list(range(20, 25))
-    sure, clumsy, again = frames_of(seeds, 0.0), frames_of(seeds, 0.6), frames_of(seeds, 0.6)
-    assert np.array_equal(clumsy.images["front"], again.images["front"]) and np.array_equal(clumsy.label, again.label)
-    assert clumsy.label.mean() < 0.6 * sure.label.mean()
+    clean, noisy, repeated = frames_of(seeds, 0.0), frames_of(seeds, 0.6), frames_of(seeds, 0.6)
+    assert np.array_equal(noisy.images["front"], repeated.images["front"])
+    assert np.array_equal(noisy.label, repeated.label)
+    assert noisy.label.mean() < 0.6 * clean.label.mean()
 
 
 def test_a_third_of_every_minibatch_shows_success():
@@ -102,7 +103,7 @@ def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
         training=96,
         calibration=32,
         test=32,
-        clumsy=0.2,
+        random_action_prob=0.2,
         precision=0.9,
         fit=FitConfig(250, batch=48, lr=8e-3, warmup=30),
     )
@@ -113,7 +114,7 @@ def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
     own, other = model.scores(test.select(test.label)), model.scores(under_the_other_text(test))
     assert (own > other).mean() > 0.97, "the same picture, asked about another cube, gets another answer"
     model.calibrate(calibration, 0.9)
-    found = judge(model, test)["episodes"]
+    found = evaluate_model(model, test)["episodes"]
     assert found["found"]["value"] > 0.6 and found["false_alarms"]["value"] < 0.15
 
 
@@ -125,7 +126,9 @@ def test_the_shipped_critic_follows_lift_and_is_not_misled(tmp_path):
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
     print(json.dumps(found))
     progress = found["progress"]
-    assert progress["order"] > 0.8 and progress["half"]["low"] > 0.8 and progress["misled"]["high"] < 0.2
+    assert (
+        progress["order"] > 0.8 and progress["half"]["low"] > 0.8 and progress["wrong_instruction_half"]["high"] < 0.2
+    )
 
 
 @pytest.mark.full
@@ -182,7 +185,7 @@ def test_the_report_by_hand():
             track(5, said="10101", so="00000"),  # not twice in a row
         ]
     )
-    found = judge(Oracle(), frames)  # type: ignore[arg-type]
+    found = evaluate_model(Oracle(), frames)  # type: ignore[arg-type]
     assert found["frames"]["of"] == 30
     assert found["frames"]["precision"] == share(7, 14) and found["frames"]["recall"] == share(7, 9)
     assert found["episodes"]["found"] == share(2, 3)
@@ -215,12 +218,12 @@ def test_the_report_on_progress_by_hand():
     )
     found = follow(Scale(), frames)  # type: ignore[arg-type]
     assert found["order"] == pytest.approx(0.75)
-    assert found["half"] == share(1, 2) and found["misled"] == share(1, 3)
+    assert found["half"] == share(1, 2) and found["wrong_instruction_half"] == share(1, 3)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
-QUICK = "--fit.steps 30 --network.width 8 --network.stem 4 --precision 0.05 --num-envs 4 --clumsy 0"
+QUICK = "--fit.steps 30 --network.width 8 --network.stem 4 --precision 0.05 --num-envs 4 --random-action-prob 0"
 
 
 def test_the_command_leaves_a_classifier_and_says_how_good_it_is(tmp_path, capsys):
@@ -251,7 +254,7 @@ def test_the_command_leaves_a_classifier_and_says_how_good_it_is(tmp_path, capsy
 
 
 def test_the_command_takes_frames_from_a_file(tmp_path, complaint):
-    frames_of(list(range(9)), clumsy=0.0).save(tmp_path / "mine.npz")
+    frames_of(list(range(9)), random_action_prob=0.0).save(tmp_path / "mine.npz")
     command = ["train", "rewards.py:success", "--frames", str(tmp_path / "mine.npz"), "--out", str(tmp_path / "run")]
     main([*command, *f"{QUICK} --training 5 --calibration 2 --test 2".split()])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -260,7 +263,7 @@ def test_the_command_takes_frames_from_a_file(tmp_path, complaint):
 
 
 def test_a_promise_that_cannot_be_kept_is_refused(tmp_path, complaint):
-    frames = frames_of(list(range(9)), clumsy=0.0)
+    frames = frames_of(list(range(9)), random_action_prob=0.0)
     wrong = replace(frames, label=np.random.default_rng(0).random(len(frames)) < 0.3)
     wrong.save(tmp_path / "wrong.npz")
     command = f"train rewards.py:success --frames {tmp_path}/wrong.npz --out {tmp_path}/run {QUICK} --precision 0.99"
@@ -269,11 +272,16 @@ def test_a_promise_that_cannot_be_kept_is_refused(tmp_path, complaint):
 
 
 def test_the_command_leaves_a_progress_critic(tmp_path):
-    frames_of(list(range(9)), clumsy=0.0).save(tmp_path / "mine.npz")
+    frames_of(list(range(9)), random_action_prob=0.0).save(tmp_path / "mine.npz")
     command = ["train", "rewards.py:progress", "--frames", str(tmp_path / "mine.npz"), "--out", str(tmp_path / "run")]
     main([*command, *f"{QUICK} --training 5 --calibration 2 --test 2 --fit.batch 8".split()])
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
-    assert found["progress"]["half"]["of"] == found["progress"]["misled"]["of"] == 2 == found["episodes"]["found"]["of"]
+    assert (
+        found["progress"]["half"]["of"]
+        == found["progress"]["wrong_instruction_half"]["of"]
+        == 2
+        == found["episodes"]["found"]["of"]
+    )
     assert isinstance(load_reward(tmp_path / "run" / "checkpoints" / "progress"), ProgressCritic)
     steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [24]

@@ -1,4 +1,4 @@
-"""``vla-rl demo [--out FOLDER] [--field value ...]``: the whole story with one command."""
+"""``vla-rl demo [--out FOLDER] [--field value ...]``: imitation, RL and a page, with one command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIG = "demo.py:demo"
 
 
 def demo(arguments: Sequence[str]) -> None:
-    """Collect, ground, imitate, improve by RL, judge, report; everything is made on the spot."""
+    """Collect, ground, imitate, improve by RL, evaluate, report; nothing is downloaded."""
     out, rest = take_option(list(arguments), "--out", "runs/demo")
     summary = run(override(load_config(CONFIG), rest, "vla-rl demo"), out, file_of(CONFIG))
     before, after, seconds = summary["imitation"], summary["rl"], sum(summary["seconds"].values())

@@ -26,7 +26,7 @@ from vla_rl.training.tracking import RunFolder
 
 @dataclass(frozen=True)
 class Demo:
-    """From nothing to a policy that RL has made good, honestly measured before and after, and a page to look at."""
+    """Imitation and RL from nothing, both evaluated on the same test seeds, and a page about them."""
 
     rl: RLConfig
     seed: int = 1
@@ -39,7 +39,7 @@ class Demo:
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
-        """Collect, ground, imitate, improve, judge, report."""
+        """Collect, ground, imitate, improve, evaluate, report."""
         seconds: dict[str, float] = {}
         before = Imitate(self.seed, self.env, self.tiny, self.grounding, self.imitation, self.evaluation, self.device)
         imitation, grounded, episodes = before.prepare(folder, seconds)

@@ -1,4 +1,4 @@
-"""The demo's page: what happened, how sure the numbers are, and what it looks like."""
+"""The demo's page: results with intervals, learning curves, clips and perception ablations."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _headline(report: Report, content: DemoReport, summary: JsonMapping) -> None
 
 
 def _curves(report: Report, rows: list[JsonObject]) -> None:
-    report.section("While it learned")
+    report.section("Learning curves")
     checks = [row for row in rows if "eval/score" in row]
     steps = [row["env/steps_total"] for row in checks]
     report.curves(
@@ -123,7 +123,7 @@ def _videos(report: Report, content: DemoReport) -> None:
     pairs = list(zip(before, after, strict=True))
     mended = [pair for pair in pairs if not pair[0].success and pair[1].success][:_CLIPS]
     report.section(
-        "What it looks like",
+        "Clips",
         "Scenes of the test, played once more and in real time; green frames succeed, red ones fail.",
     )
     report.videos("Imitation fails ...", [first for first, _ in mended])
@@ -184,11 +184,11 @@ def record_clips(world: EnvConfig, policy: TinyVLA, seeds: np.ndarray, seed: int
 
 def _senses(report: Report, perception: Mapping[str, PerceptionAblation]) -> None:
     report.section(
-        "Does it see and read?",
+        "Perception ablations",
         "The same validation scenes with black images, with the images of other episodes, and with an instruction that "
         "names a distractor: then that cube should be lifted and the former target left alone.",
     )
-    views = ["named cube lifted", "images black", "images of others", "misled: named cube", "misled: former target"]
+    views = ["named cube lifted", "images black", "images of others", "swapped: named cube", "swapped: original target"]
     report.table(["policy", *views], [[name, *map(percent, vars(item).values())] for name, item in perception.items()])
 
 

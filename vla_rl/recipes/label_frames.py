@@ -41,20 +41,20 @@ def label_frames(
     claims: str,
     seeds: list[int],
     rows: int,
-    clumsy: float,
+    random_action_prob: float,
     random: np.random.Generator,
     report: Callable[[int], None] = lambda done: None,
 ) -> LabelledFrames:
     """Every frame of one episode per seed of ``seeds``, under every instruction that ``claims`` makes a claim about.
 
-    The expert of ``world`` is told of a distractor.  In a share ``clumsy`` of its decisions it moves at random instead,
+    The instruction names a distractor.  In a share ``random_action_prob`` of its decisions the expert moves at random,
     so that there are misses, drops and detours to learn from.  ``episode`` is the episode's seed.
     """
-    env, expert, judge = world.make_swapped(min(rows, len(seeds))), world.make_expert(_HORIZON), load(claims)
+    env, expert, claims_of = world.make_swapped(min(rows, len(seeds))), world.make_expert(_HORIZON), load(claims)
     parts: list[LabelledFrames] = []
     for start in range(0, len(seeds), env.num_envs):
         batch = seeds[start : start + env.num_envs]
-        parts += _play(env, expert.act, judge, batch, clumsy, random)
+        parts += _play(env, expert.act, claims_of, batch, random_action_prob, random)
         report(start + len(batch))
     env.close()
     return LabelledFrames.concatenate(parts)
@@ -65,16 +65,16 @@ def _play(
     act: Callable[[Observation], np.ndarray],
     claims: Claims,
     seeds: list[int],
-    clumsy: float,
+    random_action_prob: float,
     random: np.random.Generator,
 ) -> list[LabelledFrames]:
-    """One batch of episodes; rows beyond ``seeds`` replay the last seed and are not kept."""
+    """One batch of episodes; environments beyond ``seeds`` replay the last seed and are not kept."""
     kept, texts = np.arange(env.num_envs) < len(seeds), np.array(env.spec.tasks)
     low, high = (np.asarray(bound, np.float32) for bound in (env.spec.action.low, env.spec.action.high))
 
     def act_randomly_at_times(obs: Observation) -> np.ndarray:
         chunk = act(obs)
-        lost = random.random(len(chunk)) < clumsy
+        lost = random.random(len(chunk)) < random_action_prob
         chunk[lost] = random.uniform(low, high, chunk[lost].shape)
         return chunk
 

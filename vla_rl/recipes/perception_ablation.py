@@ -1,4 +1,4 @@
-"""Does the policy see and read?  Blank its images; name another object of the same scene instead."""
+"""Perception ablations: success with blank images, with shuffled images and with a swapped instruction."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import partial
 import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
-from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.stages import EvaluationConfig
@@ -37,17 +37,17 @@ class PerceptionAblation:
 
 
 def ablate_perception(
-    world: EnvConfig, policies: Mapping[str, TinyVLA], config: EvaluationConfig, seed: int
+    env_config: EnvConfig, policies: Mapping[str, Policy], config: EvaluationConfig, seed: int
 ) -> dict[str, PerceptionAblation]:
     """The checks for every policy."""
-    plain, misled = world.make(config.num_envs), world.make_swapped(config.num_envs)
+    plain, swapped = env_config.make(config.num_envs), env_config.make_swapped(config.num_envs)
     with bar("see and read", 4 * len(policies)) as update:
         found = {
-            name: _check(plain, misled, policy, config, seed, partial(_count, update, 4 * i, name))
+            name: _check(plain, swapped, policy, config, seed, partial(_count, update, 4 * i, name))
             for i, (name, policy) in enumerate(policies.items())
         }
     plain.close()
-    misled.close()
+    swapped.close()
     return found
 
 
@@ -56,14 +56,14 @@ def _count(update: Callable[[int, str], None], before: int, name: str, done: int
 
 
 def _check(
-    plain: VecEnv, misled: VecEnv, policy: TinyVLA, config: EvaluationConfig, seed: int, update: Callable[[int], None]
+    plain: VecEnv, swapped: VecEnv, policy: Policy, config: EvaluationConfig, seed: int, update: Callable[[int], None]
 ) -> PerceptionAblation:
     seeds = suite.held_out(suite.VALIDATION, config.ablation)
     rates = []
     for k, view in enumerate((lambda obs: obs, _blank, _shuffle)):
         rates.append(evaluate(plain, policy, seeds, noise_seed=seed, view=view).rate)
         update(k + 1)
-    watch = _Watch(misled)
+    watch = _Watch(swapped)
     named = evaluate(watch, policy, seeds, noise_seed=seed)
     update(4)
     former = Rate.of([watch.former.get(seed, False) for seed in seeds])
@@ -86,9 +86,9 @@ class _Watch:
         self.seed = np.zeros(env.num_envs, np.int64)
         self.spec, self.num_envs, self.close = env.spec, env.num_envs, env.close
 
-    def reset(self, rows, seeds):  # type: ignore[no-untyped-def]
-        self.seed[rows] = seeds
-        return self.env.reset(rows, seeds)
+    def reset(self, env_ids, seeds):  # type: ignore[no-untyped-def]
+        self.seed[env_ids] = seeds
+        return self.env.reset(env_ids, seeds)
 
     def step(self, chunk, observe="last"):  # type: ignore[no-untyped-def]
         step = self.env.step(chunk, observe)

@@ -1,4 +1,4 @@
-"""Asked to terminate: a run says how to go on, and in the middle of an iteration finishes it and saves first."""
+"""SIGTERM: a run prints how to resume it; in the middle of an iteration it finishes that one and saves first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, told apart from Ctrl-C by its exit status only."""
+    """SIGTERM; it differs from Ctrl-C in its exit status only."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""PPO as robotics uses it: from scratch, on state, judged by returns; ``configs/gym.py`` has the tasks."""
+"""PPO from scratch on state, evaluated by returns; ``configs/gym.py`` has the tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation import suite
-from vla_rl.evaluation.run import evaluate
+from vla_rl.evaluation.run import evaluate as play_seeds
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import RunningCritic
@@ -49,7 +49,7 @@ class CriticConfig:
 class StateBased:
     """A Gaussian policy from nothing by PPO, then the test seeds: the checkpoint "best", chosen by validation return.
 
-    Policy and critic standardise what they see by the statistics of what was learnt from.  The critic also sees the
+    Policy and critic standardise their inputs by the statistics of all training data so far.  The critic also reads the
     ``privileged/*`` entries that ``experience.privileged`` names; the policy never does.
     """
 
@@ -67,7 +67,7 @@ class StateBased:
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
 
     def run(self, folder: RunFolder) -> JsonObject:
-        """Train and judge."""
+        """Train and evaluate."""
         if self.loop.collectors > 1 or self.loop.rollouts_ahead:
             raise UserError(
                 "StateBased collects in the learner's own thread, so collectors and rollouts_ahead would change "
@@ -88,14 +88,14 @@ class StateBased:
                 source if group.size == 1 else SummedCounters(source, group),
                 learner,
                 InProcessPolicyStore(policy),
-                lambda: self.judge(held, policy, suite.VALIDATION, self.evaluation.validation),
+                lambda: self.evaluate(held, policy, suite.VALIDATION, self.evaluation.validation),
                 self.loop,
                 on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             )
             with clock(seconds, "rl"):
                 best = _train(loop, folder, group)
             with clock(seconds, "evaluation"):
-                found = self.judge(held, policy, suite.TEST, self.evaluation.test)
+                found = self.evaluate(held, policy, suite.TEST, self.evaluation.test)
         return {
             "return": asdict(found),
             "best_iteration": best.iteration,
@@ -114,9 +114,9 @@ class StateBased:
         critic = RunningCritic(sizes, self.critic.width, self.critic.depth).to(device)
         return policy, self.algorithm.build(policy, policy.trainable(), critic, generator(self.seed, 4), group)
 
-    def judge(self, env: VecEnv, policy: GaussianPolicy, seeds: range, count: int) -> MeanReturn:
+    def evaluate(self, env: VecEnv, policy: GaussianPolicy, seeds: range, count: int) -> MeanReturn:
         """The mean return of what would be deployed, on ``count`` held-out seeds."""
-        outcomes = evaluate(env, policy, suite.held_out(seeds, count), noise_seed=self.seed)
+        outcomes = play_seeds(env, policy, suite.held_out(seeds, count), noise_seed=self.seed)
         return MeanReturn.of(outcomes.returns)
 
 

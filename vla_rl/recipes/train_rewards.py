@@ -37,7 +37,7 @@ Loss: TypeAlias = Callable[[Batch], tuple[Tensor, dict[str, float]]]
 
 @dataclass(frozen=True)
 class TrainReward:
-    """Learn from labelled frames, choose the threshold of ``done`` on others, judge on still others.
+    """Learn from labelled frames, choose the threshold of ``done`` on others, evaluate on still others.
 
     The frames come from the expert's episodes in ``world``, on training, validation and test seeds; or from the file
     ``frames`` (see ``LabelledFrames.load``), split by episodes in the shares of the three numbers of episodes.
@@ -53,7 +53,7 @@ class TrainReward:
     calibration: int = 128  # episodes that the threshold is chosen on
     test: int = 256  # episodes that the result is reported for
     num_envs: int = 32
-    clumsy: float = 0.4  # share of the expert's decisions that are random
+    random_action_prob: float = 0.4  # share of the expert's decisions that are random
     precision: float = 0.95  # wanted of the frames that are called a success
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, lr=6e-3))
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
@@ -62,7 +62,7 @@ class TrainReward:
         """Raises UserError for numbers with which nothing could be learnt or measured."""
         some = (1, math.inf)
         check_limits(self, training=some, calibration=some, test=some, num_envs=some)
-        check_limits(self, clumsy=(0, 1), precision=(0, 1))
+        check_limits(self, random_action_prob=(0, 1), precision=(0, 1))
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Leave the checkpoint ``name``."""
@@ -74,7 +74,7 @@ class TrainReward:
         calibrated = model.calibrate(calibration, self.precision)
         model.save_pretrained(folder.checkpoint(self.name))
         with clock(seconds, "test"):
-            found = self.judged(model, test)
+            found = self.evaluate(model, test)
         console.print(found_in_words(found))
         chosen = {"threshold": model.threshold, "on": rates(calibrated)}
         return {"test": found, "calibration": chosen, "seconds": seconds, "seed": self.seed}
@@ -83,12 +83,12 @@ class TrainReward:
         """A reward model that was trained on ``frames``."""
         raise NotImplementedError
 
-    def judged(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
+    def evaluate(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
         """What is reported of ``model`` on ``frames``."""
-        return judge(model, frames)
+        return evaluate_model(model, frames)
 
     def labelled(self) -> list[LabelledFrames]:
-        """To learn from, to choose the threshold on, and to judge by."""
+        """Frames to learn from, to choose the threshold on, and to evaluate on."""
         counts = (self.training, self.calibration, self.test)
         if self.frames:
             return LabelledFrames.load(Path(self.frames)).split(counts, self.seed)
@@ -103,7 +103,7 @@ class TrainReward:
                 self.claims,
                 seeds,
                 self.num_envs,
-                self.clumsy,
+                self.random_action_prob,
                 random,
                 lambda done: update(done, "episodes"),
             )
@@ -148,8 +148,8 @@ class TrainProgress(TrainReward):
         self._fit(model, model.loss, sampler.batches(self.fit.batch), folder)
         return model
 
-    def judged(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
-        return {**judge(model, frames), "progress": follow(model, frames)}
+    def evaluate(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
+        return {**evaluate_model(model, frames), "progress": follow(model, frames)}
 
 
 def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator[np.ndarray]:
@@ -160,22 +160,22 @@ def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator
         yield np.concatenate([yes[some.numpy()], no[others.numpy()]])
 
 
-def judge(model: RewardModel, frames: LabelledFrames) -> JsonObject:
-    """How well frames are told apart, and episodes by ``done``; every share with its 95 % Wilson interval.
+def evaluate_model(model: RewardModel, frames: LabelledFrames) -> JsonObject:
+    """How well frames are classified, and episodes by ``done``; every share with its 95 % Wilson interval.
 
     ``frames``: precision and recall of single frames.  Their intervals take frames for independent, which those of one
     episode are not, so they are too narrow.  ``episodes``: of those in which success lasted for ``hold`` frames, how
     many had a ``done`` (``found``); of all others, how many (``false_alarms``); of the found, how many before their
     first successful frame (``early``).  Here the unit is an episode under one instruction.
     """
-    told = Counts.from_decisions(model.scores(frames) >= model.threshold, frames.label)
+    counts = Counts.from_decisions(model.scores(frames) >= model.threshold, frames.label)
     outcomes = [_outcome(model, track) for track in frames.tracks()]
     found = [fired for lasted, fired, _ in outcomes if lasted]
     alarms = [fired for lasted, fired, _ in outcomes if not lasted]
     early = [early for lasted, fired, early in outcomes if lasted and fired]
     episodes = {"found": found, "false_alarms": alarms, "early": early}
     return {
-        "frames": rates(told),
+        "frames": rates(counts),
         "episodes": {name: share(sum(flags), len(flags)) for name, flags in episodes.items()},
     }
 
@@ -198,14 +198,14 @@ def follow(model: RewardModel, frames: LabelledFrames) -> JsonObject:
     """How ``progress`` runs in episodes that end in success, and in others: failures and wrong instructions.
 
     ``order``: the mean over successes of the rank correlation with time.  ``half``: the share of successes that end
-    above one half, ``misled``: that of the others; each with its 95 % Wilson interval.
+    above one half, ``wrong_instruction_half``: that of the others; each with its 95 % Wilson interval.
     """
     tracks = [(bool(track.label[-1]), _watch(model, track).progress[0]) for track in frames.tracks()]
     good, others = ([progress for so, progress in tracks if so == wanted] for wanted in (True, False))
     return {
         "order": float(np.mean([value_order_correlation(progress) for progress in good])) if good else None,
         "half": share(sum(bool(progress[-1] > 0.5) for progress in good), len(good)),
-        "misled": share(sum(bool(progress[-1] > 0.5) for progress in others), len(others)),
+        "wrong_instruction_half": share(sum(bool(progress[-1] > 0.5) for progress in others), len(others)),
     }
 
 
