@@ -34,7 +34,7 @@ def save_folder(
 ) -> None:
     """Write a checkpoint next to ``folder`` and move it into place, so that a reader never sees half of one.
 
-    ``inside`` are checkpoints that this one is made of, such as a frozen base; each gets a folder of its name in it.
+    ``inside`` are the checkpoints of its parts, such as a frozen base; each is written to a subfolder of its name.
     """
     fresh, old = folder.with_name(folder.name + ".writing"), folder.with_name(folder.name + ".old")
     if old.exists() and not folder.exists():  # stopped between the two moves below: it is the only copy

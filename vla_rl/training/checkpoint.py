@@ -1,4 +1,4 @@
-"""Training state on disk: all that the rest of a run depends on, written whole or not at all, read without pickle.
+"""Training state on disk: everything that the rest of a run depends on, written atomically and read without pickle.
 
 ``RUN/state/00000012/`` holds the state after iteration 12: ``tensors.safetensors`` with every tensor and array, and
 ``state.json`` with the numbers and the shape of the tree.  A folder gets its name when it is complete and on the disk,

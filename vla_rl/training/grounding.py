@@ -1,7 +1,7 @@
-"""Grounding: the backbone learns to point at what a caption names, on rendered random scenes.
+"""Grounding: trains the backbone to point at the object that a caption names, on rendered random scenes.
 
-It stands in for the pretraining of a vision-language model.  It uses no demonstration and no success label, but it does
-use labels that only a simulator gives: where in the image the named object is.
+It stands in for the pretraining of a vision-language model.  It uses neither demonstrations nor success labels, but
+labels that only a simulator has: the image position of the named object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vla_rl.training.fit import FitConfig, fit, shuffled
 
 @dataclass(frozen=True)
 class GroundingConfig:
-    """Scenes to render and how long to look at them."""
+    """Number of rendered scenes and length of training."""
 
     scenes: int = 4000
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=500, batch=64, lr=2e-3))
@@ -36,16 +36,16 @@ class GroundablePolicy(Protocol):
     def run_backbone(self, images: Tensor, tokens: Tensor) -> BackboneOutput: ...
 
 
-def pointing_loss(percept: BackboneOutput, uv: Tensor, config: GroundingConfig) -> tuple[Tensor, dict[str, float]]:
-    """Queries should look at ``uv`` [B,P,2], an equal share of them at each of the ``P`` places that a caption names.
+def pointing_loss(output: BackboneOutput, uv: Tensor, config: GroundingConfig) -> tuple[Tensor, dict[str, float]]:
+    """Cross-entropy and distance of the queries to ``uv`` [B,P,2]; each of the ``P`` positions gets as many queries.
 
     ``info["pointing_error"]`` is the mean distance in half-widths.
     """
-    side = int(percept.logits.shape[-1] ** 0.5)
-    uv = uv.repeat_interleave(percept.uv.shape[1] // uv.shape[1], dim=1)
-    wanted = cell_weights(uv, side)
-    cross = -(wanted * percept.logits.log_softmax(-1)).sum(-1).mean()
-    error = percept.uv - uv
+    side = int(output.logits.shape[-1] ** 0.5)
+    uv = uv.repeat_interleave(output.uv.shape[1] // uv.shape[1], dim=1)
+    target = cell_weights(uv, side)
+    cross = -(target * output.logits.log_softmax(-1)).sum(-1).mean()
+    error = output.uv - uv
     loss = config.cell_weight * cross + config.position_weight * error.square().mean()
     return loss, {"pointing_error": float(error.detach().norm(dim=-1).mean())}
 

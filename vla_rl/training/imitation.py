@@ -1,4 +1,4 @@
-"""Imitation: the chunks of demonstrations, from features that were stored once; how, is the policy's business."""
+"""Imitation learning of the chunks of demonstrations, from features that are encoded once, by the policy's own loss."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from vla_rl.training.fit import FitConfig, fit, shuffled
 
 @dataclass(frozen=True)
 class ImitationConfig:
-    """How many demonstrations and how long they are studied."""
+    """Number of demonstrations and length of training."""
 
-    demonstrations: int = 30  # of a dataset: its first so many episodes, 0 for all
-    stride: int = 5  # control steps between the chunks that are learnt; 5: one per decision of the policy
+    demonstrations: int = 30  # the first episodes of a dataset, 0 for all
+    stride: int = 5  # control steps between the starts of training chunks; 5: one per decision of the policy
     draws: int = 2  # random draws, of noise and time for instance, per chunk and step
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, lr=1e-3))
 
 
 class ImitationPolicy(Protocol):
-    """A policy that knows what imitating means for it: flow matching, denoising."""
+    """A policy with an imitation loss of its own, such as flow matching or denoising."""
 
     def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-        """What is minimised, a scalar: the mean over normalised ``chunks`` [B,H,D], each with ``draws`` random draws.
+        """The scalar loss: the mean over normalised ``chunks`` [B,H,D], each with ``draws`` random draws.
 
-        ``features`` {name: [B,...]} is what the policy kept of the observations that the chunks follow.
+        ``features`` {name: [B,...]} are those of the observations before the chunks.
         """
 
     def trainable(self) -> dict[str, nn.Parameter]: ...
@@ -54,7 +54,7 @@ def imitate(
 
 
 class PixelImitationPolicy(ImitationPolicy, Protocol):
-    """A policy whose perception can learn as well."""
+    """A policy whose vision backbone can be trained as well."""
 
     def encode_with_grad(self, obs: Observation) -> Features: ...
 
@@ -69,7 +69,7 @@ def imitate_from_pixels(
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """As :func:`imitate`, perception included: ``obs`` holds the ``N`` observations that the chunks follow."""
+    """As :func:`imitate`, backbone included: ``obs`` holds the ``N`` observations before the chunks."""
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
         given = policy.encode_with_grad(obs.select(index.numpy()))

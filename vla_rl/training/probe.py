@@ -1,4 +1,4 @@
-"""Training a probe that says where objects are, on pictures whose truth a simulator told."""
+"""Trains an object-position probe on images whose true positions come from a simulator."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from vla_rl.contract.errors import UserError, did_you_mean
 
 
 class Tracker(Protocol):
-    """Takes the numbers of one run.  ``metrics.jsonl`` stays the record; a tracker is for looking at them."""
+    """Receives the metrics of one run, for display; ``metrics.jsonl`` is the record."""
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Note ``metrics`` of ``stage`` ("imitation", "rl") at ``step``, which every stage counts for itself."""
+        """Record ``metrics`` of ``stage`` ("imitation", "rl") at ``step``; every stage counts its own steps."""
 
     def close(self) -> None:
         """Write out what is not written yet; safe to call twice."""
