@@ -135,14 +135,14 @@ _POLICIES = (
         _POLICY,
         'config, self.heads.state_dict(), inside={"encoder": self.encoder}',
         'config, self.state_dict(), inside={"encoder": self.encoder}',
-        (f"{_ON}test_a_checkpoint_restores_the_same_policy_with_its_eyes",),
+        (f"{_ON}test_a_checkpoint_restores_the_same_policy_with_its_encoder",),
     ),
     Fault(
         "a diffusion policy of another world is let in",
         _POLICY,
         'from_pretrained(Path(folder) / "encoder", spec)',
         'from_pretrained(Path(folder) / "encoder")',
-        (f"{_ON}test_a_checkpoint_restores_the_same_policy_with_its_eyes",),
+        (f"{_ON}test_a_checkpoint_restores_the_same_policy_with_its_encoder",),
     ),
     Fault(
         "the noisiest timestep is never learnt",

@@ -227,7 +227,7 @@ _INPUT = (
         _NORMALIZE,
         '"action", "control_dt"):',
         '"action"):',
-        (f"{_INPUTS}test_a_policy_is_refused_another_world",),
+        (f"{_INPUTS}test_a_policy_is_refused_another_environment",),
     ),
 )
 

@@ -99,7 +99,7 @@ FAULTS = (
         "vla_rl/policies/tiny.py",
         "for name in sorted(self.spec.images)",
         "for name in self.spec.images",
-        (f"{_TINY}test_cameras_are_told_apart_by_name_and_not_by_their_order",),
+        (f"{_TINY}test_cameras_are_distinguished_by_name_and_not_by_their_order",),
     ),
     Fault(
         "a flow may have no step",

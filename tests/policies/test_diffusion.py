@@ -192,7 +192,7 @@ def test_samples_are_raw_and_actions_physical_and_within_bounds():
     torch.testing.assert_close(out.action, expected)
 
 
-def test_it_acts_on_what_the_eyes_see_and_they_stay_as_they_are():
+def test_it_acts_on_the_encoders_features_and_the_encoder_stays_frozen():
     policy = made()
     kept = features(policy)
     other = {**kept, "image_features": kept["image_features"].flip(0)}
@@ -250,7 +250,7 @@ def test_noise_falls_with_the_progress_of_the_run():
 
 
 @pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
-def test_a_checkpoint_restores_the_same_policy_with_its_eyes(sampler, tmp_path):
+def test_a_checkpoint_restores_the_same_policy_with_its_encoder(sampler, tmp_path):
     policy = made(replace(sampler, fine_tuned=sampler.steps)).with_sampler(sampler)
     with torch.no_grad():
         policy.heads["late"].leave[1].bias.add_(0.3)
@@ -350,7 +350,7 @@ def test_imitation_recovers_a_known_distribution():
         ),
     ],
 )
-def test_what_cannot_be_is_told_in_one_sentence(make_it, why):
+def test_what_cannot_be_is_refused_in_one_sentence(make_it, why):
     with pytest.raises(UserError, match=why) as caught:
         make_it()
     assert str(caught.value).count(". ") == 0

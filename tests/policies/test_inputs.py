@@ -69,7 +69,7 @@ def test_data_becomes_standard_and_a_constant_stays_finite():
     torch.testing.assert_close(seen.std(0), torch.tensor([1.0, 1.0, 0.0]), rtol=0, atol=1e-4)
 
 
-def test_a_policy_is_refused_another_world():
+def test_a_policy_is_refused_another_environment():
     spec = make("counting", num_envs=1).spec
     check_same_env(spec, replace(spec, tasks=(*spec.tasks, "a later one"), name="renamed", time_limit=99))
     slower = replace(spec, control_dt=0.2)

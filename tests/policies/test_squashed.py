@@ -106,7 +106,7 @@ def test_it_is_what_sac_needs_and_only_its_head_learns(policy):
     assert not any(p.grad is not None for p in policy.encoder.parameters())
 
 
-def test_a_checkpoint_holds_eyes_statistics_and_weights(policy, tmp_path):
+def test_a_checkpoint_holds_encoder_statistics_and_weights(policy, tmp_path):
     policy.calibrate({"state": 3.0 + torch.randn(50, 1, generator=seeded(8))}, OneProcess())
     with torch.no_grad():
         for parameter in policy.encoder.parameters():

@@ -219,7 +219,7 @@ def test_a_new_task_at_the_end_of_the_table_is_welcome_if_its_words_are_known(sa
         ({"tasks": SPEC.tasks[::-1]}, "task table"),
     ],
 )
-def test_another_world_is_refused(saved, change, part):
+def test_another_environment_is_refused(saved, change, part):
     with pytest.raises(ContractError, match=part):
         TinyVLA.from_pretrained(saved[0], replace(SPEC, **change))
 
@@ -329,7 +329,7 @@ def test_an_empty_instruction_gives_finite_actions_and_changes_no_other():
     assert outputs(policy, only).isfinite().all()
 
 
-def test_cameras_are_told_apart_by_name_and_not_by_their_order():
+def test_cameras_are_distinguished_by_name_and_not_by_their_order():
     policy, obs = made(), seen()
     backwards = replace(SPEC, images=dict(reversed(SPEC.images.items())))
     other = made(spec=backwards)

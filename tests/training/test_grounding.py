@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vla_rl.policies.backbone import BackboneOutput, PointingBackbone, grid
+from vla_rl.policies.backbone import BackboneOutput, PointingBackbone, cell_centres
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig, cell_weights, ground, pointing_loss
@@ -25,7 +25,7 @@ def test_shares_are_bilinear_weights_whose_mean_position_is_the_target(side):
     shares = cell_weights(uv, side)
     assert shares.shape == (500, side * side) and (shares >= 0).all() and ((shares > 0).sum(1) <= 4).all()
     torch.testing.assert_close(shares.sum(1), torch.ones(500, dtype=torch.float64))
-    torch.testing.assert_close(shares @ grid(side, side, like=uv), uv)
+    torch.testing.assert_close(shares @ cell_centres(side, side, like=uv), uv)
 
 
 def test_targets_beyond_the_outermost_centres_go_to_the_nearest_cells():
@@ -35,7 +35,7 @@ def test_targets_beyond_the_outermost_centres_go_to_the_nearest_cells():
 
 
 def test_x_runs_along_columns_and_y_down_rows():
-    places = grid(2, 4, like=torch.zeros(1))
+    places = cell_centres(2, 4, like=torch.zeros(1))
     assert (
         places[0].tolist() == [-0.75, -0.5]
         and places[3].tolist() == [0.75, -0.5]

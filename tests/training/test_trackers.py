@@ -156,7 +156,7 @@ def test_where_wandb_sends_is_decided_once_and_asks_nobody(logged_out, monkeypat
     assert wandb_mode() is None and len(asked) == 2
 
 
-def test_a_run_that_wandb_refuses_is_told_in_one_sentence(logged_out, monkeypatch, tmp_path):
+def test_a_run_that_wandb_refuses_ends_in_one_sentence(logged_out, monkeypatch, tmp_path):
     def refuse(**options):
         raise wandb.errors.CommError("no answer")
 
