@@ -108,6 +108,7 @@ def test_the_penalty_of_the_regulariser_is_that_of_its_parts():
     """Against the definition, with the same random numbers drawn again, one head and one row at a time."""
     learner = offline(QUICK, 1.0)
     batch = learner.replay.sample(3, seeded(6))
+    batch = replace(batch, next_features={"state": batch.features["state"] + 0.3})
     value = learner.critic(batch.features, learner.policy.critic_action(batch.features, batch.sample, batch.executed))
     learner.generator = seeded(7)
     found = float(learner.regularizer(batch, value).detach())

@@ -99,6 +99,18 @@ def test_the_value_network_has_the_critics_inputs():
     assert iql.value.inputs.std.item() == pytest.approx(0.58, abs=0.08)  # of what is uniform within [-1, 1]
 
 
+def test_the_value_is_regressed_on_the_target_critics():
+    iql = learner(rows=64)
+    iql.pretrain(1)
+    with torch.no_grad():
+        iql.critic.last.bias.add_(100.0)  # the targets stay
+        batch = _batch(iql)
+        action = iql.policy.critic_action(batch.features, batch.sample, batch.executed)
+        error = iql.target_critic(batch.features, action).amin(0) - iql.value(batch.features)
+    expected = float(expectile_loss(error, QUICK.expectile).mean())
+    assert iql.critic_step(batch)["critic/value_loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def learner(config: IQLConfig = QUICK, rows: int = 1024) -> IQL:
     policy, replay = squashed(env_spec()), Replay(20_000, 0.9)
     replay.add(recorded(rows, seeded(4)))

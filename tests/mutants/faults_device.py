@@ -59,7 +59,7 @@ FAULTS = (
     Fault(
         "the value network of IQL stays on the host",
         "vla_rl/algorithms/iql.py",
-        "self.value.to(critic.inputs.mean.device)",
+        "self.value.to(next(critic.parameters()).device)",
         "self.value.to('cpu')",
         _of_run("iql"),
     ),

@@ -19,6 +19,7 @@ _RESCUE_GRPO = "tests/algorithms/test_grpo.py::test_a_rescue_is_not_the_policys_
 _PREDICTED = "tests/algorithms/test_grpo.py::test_a_predicted_return_is_not_added_to_a_success_or_a_rescue"
 _STEPS = "tests/algorithms/test_off_policy.py::test_steps_follow_the_decisions_once_there_are_enough"
 _RLPD = "tests/algorithms/test_sac.py::test_rlpds_actor_steps_after_the_last_of_its_critic_steps"
+_PENALTY = "tests/algorithms/test_cal_ql.py::test_the_penalty_of_the_regulariser_is_that_of_its_parts"
 _CONFIGS = "tests/algorithms/test_configs.py::test_a_number_without_a_meaning_is_refused_in_one_sentence"
 _BOUNDS = "tests/algorithms/test_configs.py::test_the_bounds_themselves_are_allowed"
 
@@ -161,6 +162,37 @@ _INTERVENTIONS = (
     ),
 )
 
+_OFF_POLICY = (
+    Fault(
+        "target critics are not standardised",
+        _OFF,
+        "return [self.critic, self.target_critic, self.policy]",
+        "return [self.critic, self.policy]",
+        (_START_TD3,),
+    ),
+    Fault(
+        "IQL's V follows the online critics",
+        "vla_rl/algorithms/iql.py",
+        "min_q = self.min_target_q(",
+        "min_q = (lambda features, action: self.critic(features, action).amin(0))(",
+        ("tests/algorithms/test_iql.py::test_the_value_is_regressed_on_the_target_critics",),
+    ),
+    Fault(
+        "Cal-QL's penalty is at the next state",
+        "vla_rl/algorithms/cal_ql.py",
+        "self.critic(repeated(batch.features, 3 * count)",
+        "self.critic(repeated(batch.next_features, 3 * count)",
+        (_PENALTY,),
+    ),
+    Fault(
+        "Cal-QL's next actions are those of the state itself",
+        "vla_rl/algorithms/cal_ql.py",
+        "self._sample(batch.features), self._sample(batch.next_features)",
+        "self._sample(batch.features), self._sample(batch.features)",
+        (_PENALTY,),
+    ),
+)
+
 _STEPS_AND_NUMBERS = (
     Fault(
         "the actor steps after the first of the critics' steps",
@@ -190,4 +222,4 @@ _STEPS_AND_NUMBERS = (
     ),
 )
 
-FAULTS = (*_ROLLBACKS, *_INTERVENTIONS, *_STEPS_AND_NUMBERS)
+FAULTS = (*_ROLLBACKS, *_OFF_POLICY, *_INTERVENTIONS, *_STEPS_AND_NUMBERS)

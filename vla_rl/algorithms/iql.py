@@ -80,7 +80,7 @@ class IQL(OffPolicy):
                 "recorded action could be imitated; add it or choose an algorithm that uses the critics' gradient."
             )
         self.value = ValueCritic(critic.inputs.sizes, config.critic.width, config.critic.depth)
-        self.value.to(critic.inputs.mean.device)
+        self.value.to(next(critic.parameters()).device)
         self._value_parameters = {name: item for name, item in self.value.named_parameters() if item.requires_grad}
         self.value_optimizer = torch.optim.Adam(self._value_parameters.values(), lr=config.critic_lr, fused=True)
 

@@ -55,11 +55,10 @@ def use_proximal(batch: B, old: Likelihood, limits: Limits, reducer: Reducer) ->
     metrics = {
         "policy/logprob_gap": largest,
         "policy/logprob_recomputed": float(recompute),
+        "policy/importance_weight": float(importance[stale].mean()) if stale.any() else 1.0,
         "rollout/stale": float(stale.double().sum()) / max(1, len(stale)),
         "rollout/age": float(batch.age.double().sum()) / max(1, len(stale)),
     }
-    if stale.any():
-        metrics["policy/importance_weight"] = float(importance[stale].mean())
     return replace(batch, logprob=proximal, weight=batch.weight * importance), metrics
 
 
