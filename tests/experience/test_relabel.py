@@ -112,7 +112,8 @@ def test_without_flags_every_episode_is_truncated(successes):
 def test_corrections_stay_marked(successes):
     """Whoever fills a replay buffer from a folder still finds the actions of a person, and the robot and task."""
     acted = successes.time % 7 == 3
-    episodes = replace(successes, robot="arm", extras={**successes.extras, INTERVENTION: acted})
+    task = successes.time // 4 % 2
+    episodes = replace(successes, robot="arm", task=task, extras={**successes.extras, INTERVENTION: acted})
     replay = Replay(500, GAMMA)
     for rollout in relabelled(episodes, AuditingPolicy(4), COUNTING, 4, seeded()):
         step = rollout.features["counters"][:-1, :, 1, None] + torch.arange(4)
@@ -120,7 +121,7 @@ def test_corrections_stay_marked(successes):
         replay.add(rollout)
     assert 10 < len(Interventions(replay)) < len(replay) and replay.robots == ["arm"]
     found = replay.transitions(replay.decisions())
-    assert torch.equal(found.task, found.features["counters"][:, 0] % 2)
+    assert torch.equal(found.task, found.features["counters"][:, 1] // 4 % 2)
 
 
 def test_every_offset_begins_a_decision(successes):

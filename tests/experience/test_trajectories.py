@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
+from sims.toy.counting import episode_length
 from tests.auditing import AuditingPolicy
 from tests.world_models.pushing import played
 from vla_rl.contract.errors import ContractError, UserError
@@ -117,6 +118,17 @@ def test_a_call_is_the_first_half_of_its_window():
     assert np.array_equal(call["state"], window["state"][:, :3])
     assert np.array_equal(call["actions"], window["actions"][:, :2])
     assert np.array_equal(call["pictures"], window["pictures"][:, 2])
+
+
+def test_frames_and_outcomes_end_where_the_episode_ends():
+    """Also inside a chunk, and while an environment waits for the others."""
+    seeds = [300, 301, 302, 303, 304]
+    found = collect_trajectories(make("counting", num_envs=3), AuditingPolicy(4), seeds, None)
+    for (begin, end), seed in zip(found.spans(), seeds, strict=True):
+        length = int(episode_length(np.array(seed)))
+        assert found.state[begin:end, 1].tolist() == list(range(length + 1))
+        assert found.success[begin:end].tolist() == [False] * length + [seed % 2 == 0]
+        assert not found.failed[begin:end].any()
 
 
 def test_progress_counts_all_successes():

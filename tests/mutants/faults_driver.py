@@ -68,14 +68,14 @@ FAULTS = (
         _COLLECT,
         "if step.valid[env_id, i]]",
         "if i < len(step.frames)]",
-        (f"{_ON_TRAJECTORIES}an_episode_has_every_time_step_and_the_actions_between",),
+        (f"{_ON_TRAJECTORIES}frames_and_outcomes_end_where_the_episode_ends",),
     ),
     Fault(
         "an episode has succeeded from its start",
         _COLLECT,
         "success=last & success,",
         "success=np.full(count, success),",
-        (f"{_ON_TRAJECTORIES}an_episode_has_every_time_step_and_the_actions_between",),
+        (f"{_ON_TRAJECTORIES}frames_and_outcomes_end_where_the_episode_ends",),
     ),
     Fault(
         "progress counts the successes of the last batch only",
