@@ -168,4 +168,11 @@ FAULTS = (
         "new_tiny(env.spec(), episodes, tiny, seed)",
         ("tests/recipes/test_device.py::test_imitation_on_the_device_of_the_config",),
     ),
+    Fault(
+        "train has no help of its own",
+        "vla_rl/cli/train.py",
+        'if list(arguments) in (["-h"], ["--help"]):',
+        'if list(arguments) in (["-h"],):',
+        (f"{_ON_FILES}test_the_help_of_train_names_its_own_options",),
+    ),
 )

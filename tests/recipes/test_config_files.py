@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.cli.override import override
+from vla_rl.cli.train import train
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.config_files import find_file, load_config
 from vla_rl.recipes.env_config import EnvConfig
@@ -58,3 +59,9 @@ def test_what_cannot_be_called_is_said():
 
 def broken():
     return 1 + "2"
+
+
+def test_the_help_of_train_names_its_own_options(capsys):
+    train(["--help"])
+    said = capsys.readouterr().out
+    assert all(option in said for option in ("--out FOLDER", "--seeds N", "--resume RUN", "--env NAME"))
