@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, RowBook, restore_rows, select_rows
+from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 
@@ -43,7 +43,7 @@ class GymEnv:
         taken = [entry for chosen in self._privileged.values() for entry in chosen]
         self._public = np.setdiff1d(np.arange(size), np.array(taken, int))
         self.spec = _spec(one, self._public, self._privileged)
-        self._book = RowBook(len(envs), ("terminated",))
+        self._book = EpisodeTracker(len(envs), ("terminated",))
         self._seen = np.zeros((len(envs), size), np.float32)
         self._actions = np.zeros((len(envs), self.spec.time_limit, self.spec.action_dim), np.float32)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
-from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook, restore_rows, select_rows
+from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 
 
@@ -21,7 +21,7 @@ class NumpyEnv:
     def __init__(self, spec: EnvSpec, num_envs: int, task_state: dict[str, np.ndarray]) -> None:
         """``task_state`` {name: [E,...]}: the arrays that the subclass changes; snapshots hold them."""
         self.spec = spec
-        self._book = RowBook(num_envs)
+        self._book = EpisodeTracker(num_envs)
         self._task_state = task_state
         self._time, self._seed = self._book.time, self._book.seed
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, RowBook, restore_rows, select_rows
+from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 from world_models.initial_states import Pool
 from world_models.model import WorldModel
@@ -90,7 +90,7 @@ class ImaginedEnv:
         )
         frames, size = model.config.frames, model.spec.state.shape[0]
         self._device = model.device
-        self._book = RowBook(num_envs, ("too_late", "failed"), ("uncertainty",))
+        self._book = EpisodeTracker(num_envs, ("too_late", "failed"), ("uncertainty",))
         self._seen = self._there(np.zeros((num_envs, 1 + model.config.memory, *model.picture), np.uint8))
         self._origin = self._there(np.zeros((num_envs, size), np.float32))  # state at the beginning of the call
         self._picture = self._there(np.zeros((num_envs, *model.picture), np.uint8))

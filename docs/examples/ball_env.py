@@ -1,7 +1,7 @@
 """An environment with a simulator of its own: a ball on a rail that must be brought to a mark and stopped there.
 
-Everything a learner may assume is in the spec; the physics is numpy over all environments at once.  ``RowBook`` checks
-what callers hand in and keeps seeds, clocks and how episodes ended.  ``BallExpert`` makes demonstrations.
+Everything a learner may assume is in the spec; the physics is numpy over all environments at once.  ``EpisodeTracker``
+checks the arguments of callers and keeps seeds, clocks and ends of episodes.  ``BallExpert`` makes demonstrations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Step
-from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook
+from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, EpisodeTracker
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
@@ -36,7 +36,7 @@ class BallEnv:
     """``E`` rails (``VecEnv``).  A policy sees the mark in the picture only; the state is that of the ball."""
 
     def __init__(self, num_envs: int) -> None:
-        self.spec, self._book = SPEC, RowBook(num_envs)
+        self.spec, self._book = SPEC, EpisodeTracker(num_envs)
         self._x, self._speed, self._mark = (np.zeros(num_envs, np.float32) for _ in range(3))
 
     @property

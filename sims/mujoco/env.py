@@ -12,7 +12,7 @@ from sims.mujoco.render import Renderer
 from sims.mujoco.task import Task
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, RowBook, restore_rows, select_rows
+from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 
@@ -43,7 +43,7 @@ class MujocoEnv:
         self._batch = Batch(task.model, nsim=num_envs, nthread=threads)
         self._blank = self._batch.state[0].copy()  # the model's defaults; zeros would switch its equalities off
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
-        self._book = RowBook(num_envs, task.failures)
+        self._book = EpisodeTracker(num_envs, task.failures)
         self._task_state = {name: np.stack([value] * num_envs) for name, value in task.task_state.items()}
         shape = (num_envs, image_size, image_size, 3)
         self._images = {name: np.zeros(shape, np.uint8) for name in self._cameras}

@@ -1,11 +1,11 @@
-"""RowBook: which causes terminate an episode and which truncate it."""
+"""EpisodeTracker: which causes terminate an episode and which truncate it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, RowBook
+from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, RowBoo
     ],
 )
 def test_a_cause_terminates_or_truncates(cause, name, terminated, truncated):
-    book = RowBook(3, failures=("fell", "broke"), cuts=("uncertainty",))
+    book = EpisodeTracker(3, failures=("fell", "broke"), cuts=("uncertainty",))
     book.begin(np.arange(3), np.arange(3))
     book.end(np.array([1]), np.array([cause == SUCCESS]), np.array([cause]))
     flags = book.flags()

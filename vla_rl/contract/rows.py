@@ -14,8 +14,13 @@ from vla_rl.contract.spec import EnvSpec
 SUCCESS, TIME_LIMIT, DIVERGED, FAILURES = 1, 2, 3, 4  # codes of causes; failures of a task count from FAILURES
 
 
-class RowBook:
-    """Seeds, clocks and latched ends of ``E`` environments, and the validation of callers' arguments."""
+class EpisodeTracker:
+    """What an author of an environment needs besides the task: seeds, clocks, ends and the checks of arguments.
+
+    In ``reset``: :meth:`index` and :meth:`seeds` check the arguments, :meth:`begin` starts the episodes.  In ``step``:
+    :meth:`chunk` checks and clips the actions, :meth:`end` latches how episodes ended, and :meth:`step` makes the Step.
+    ``sims/numpy_env.py`` does all this for environments in numpy.
+    """
 
     def __init__(self, num_envs: int, failures: tuple[str, ...] = (), cuts: tuple[str, ...] = ()) -> None:
         """Causes beyond "success", "time_limit" and "diverged": ``failures`` terminate, ``cuts`` truncate."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vla_rl.contract.env import Observation
-from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, RowBook
+from vla_rl.contract.rows import SUCCESS, TIME_LIMIT, EpisodeTracker
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 
@@ -11,7 +11,7 @@ class Rail:
     def __init__(self, num_envs, time_limit):
         position, push = ArraySpec((1,), "float32", -2, 2, unit="m"), ArraySpec((1,), "float32", -0.3, 0.3, unit="m")
         self.spec = EnvSpec("rail", {}, position, push, ("stop",), 0.1, time_limit, time_limit)
-        self.num_envs, self.book, self.x = num_envs, RowBook(num_envs), np.zeros((num_envs, 1), np.float32)
+        self.num_envs, self.book, self.x = num_envs, EpisodeTracker(num_envs), np.zeros((num_envs, 1), np.float32)
 
     def reset(self, env_ids, seeds):
         env_ids = self.book.index(env_ids)
