@@ -109,13 +109,6 @@ FAULTS = (
         (f"{_TINY}test_a_checkpoint_without_steps_is_refused",),
     ),
     Fault(
-        "an empty instruction masks every key",
-        "vla_rl/policies/backbone.py",
-        "masked = padding & ~padding.all(1, keepdim=True)",
-        "masked = padding",
-        (f"{_TINY}test_an_empty_instruction_gives_finite_actions_and_changes_no_other",),
-    ),
-    Fault(
         "the mean of no word is divided by 0",
         "vla_rl/policies/backbone.py",
         ".sum(1, keepdim=True).clamp_min(1)",

@@ -327,6 +327,8 @@ def test_an_empty_instruction_gives_finite_actions_and_changes_no_other():
     torch.testing.assert_close(outputs(policy, with_empty)[3:], outputs(policy, obs)[3:])
     only = replace(obs, task=np.full(ROWS, 2))
     assert outputs(policy, only).isfinite().all()
+    policy.encode_with_grad(with_empty)["image_features"].square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.backbone.parameters())
 
 
 def test_cameras_are_distinguished_by_name_and_not_by_their_order():

@@ -62,7 +62,7 @@ class PointingBackbone(nn.Module):
         """Queries [B,Q,width] from an instruction; each distinct one is encoded once, an empty one as zeros."""
         unique, inverse = torch.unique(tokens, dim=0, return_inverse=True)
         padding = unique == 0
-        masked = padding & ~padding.all(1, keepdim=True)  # attention needs a key, also for an empty instruction
+        masked = padding & ~padding.all(1, keepdim=True)  # a softmax over no key is NaN in some kernels
         encoded = self.text(self.words(unique) + self.positions[: unique.shape[1]], src_key_padding_mask=masked)
         words = (~padding).sum(1, keepdim=True).clamp_min(1)
         mean = encoded.masked_fill(padding[..., None], 0.0).sum(1) / words
