@@ -1,4 +1,4 @@
-"""Learn a world model from few episodes and improve a policy in its dreams; and so without one part at a time."""
+"""Train a world model on few episodes and improve a policy in it; and the same without one part at a time."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.coevolution import Plan
+from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
@@ -22,9 +22,9 @@ from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.loop import LoopConfig
-from world_models.env import DreamConfig
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
-from world_models.model import WorldConfig
 
 # The demo's world and PPO, with the batch that it has in the simulator: half of it is too noisy to learn from.
 WORLD = EnvConfig(training_options={"deadline": 25})
@@ -34,40 +34,40 @@ RL = RLConfig(
     loop=LoopConfig(iterations=60, validate_every=12),
 )
 PLAN = Plan(
-    WorldConfig(precision="bfloat16"),
-    DreamConfig(horizon=25, deadline=25),
+    WorldModelConfig(precision="auto"),
+    ImaginationConfig(horizon=25, deadline=25),
     KeyframeConfig(),
 )
 
 
 def lift() -> Imagine:
-    """The demo's task and PPO, in dreams of up to 25 control steps."""
+    """The demo's task and PPO, in imagined rollouts of up to 25 control steps."""
     return Imagine(RL, PLAN, env=WORLD)
 
 
 def no_keyframes() -> Imagine:
-    """All dreams begin where episodes do."""
-    return _with(replace(PLAN, dream=replace(PLAN.dream, keyframes=0.0)))
+    """All imagined rollouts begin where episodes do."""
+    return _with(replace(PLAN, imagination=replace(PLAN.imagination, keyframe_share=0.0)))
 
 
 def no_uncertainty() -> Imagine:
-    """No dream ends in doubt."""
+    """Uncertainty truncates no rollout."""
     return _with(replace(PLAN, trust=TrustConfig(quantiles=(1.0,))))
 
 
-def no_second_dream() -> Imagine:
-    """Every success counts as it was dreamt first."""
-    return _with(replace(PLAN, dream=replace(PLAN.dream, again=0)))
+def no_resampling() -> Imagine:
+    """A success counts without being resampled."""
+    return _with(replace(PLAN, imagination=replace(PLAN.imagination, resamples=0)))
 
 
 def no_coevolution() -> Imagine:
     """All real episodes are played at first."""
-    more = replace(PLAN.gather, own=PLAN.gather.own + PLAN.coevolution.budget)
-    return _with(replace(PLAN, gather=more, coevolution=CoevolutionConfig(budget=0)))
+    more = replace(PLAN.collect, policy_episodes=PLAN.collect.policy_episodes + PLAN.coevolution.budget)
+    return _with(replace(PLAN, collect=more, coevolution=CoevolutionConfig(budget=0)))
 
 
 def residual_td3() -> Improve:
-    """No dreams: the comparison's best way in the simulator, with as many episodes, validation included."""
+    """No imagination: the comparison's best way in the simulator, with as many episodes, validation included."""
     small = HeadConfig(width=128)
     algorithm = ResidualTD3Config(
         learning_starts=6000,
@@ -90,15 +90,15 @@ def _with(plan: Plan) -> Imagine:
 
 
 def lift_grpo() -> Imagine:
-    """As :func:`lift`, by GRPO: groups of eight dreams with one start and one noise, no critic, as many control steps.
+    """As :func:`lift`, by GRPO: groups of eight rollouts of one initial state and noise, no critic, as many steps.
 
-    A dream that is cut off stays in its group with what it has earned: no calibrated value of it exists.
+    A truncated rollout stays in its group with what it has earned: no calibrated value of it exists.
     """
     return _grouped(GRPOConfig())
 
 
 def lift_wovr() -> Imagine:
-    """As :func:`lift_grpo` with the objective of WoVR (arXiv 2602.13977): every dream weighs the same, however long.
+    """As :func:`lift_grpo` with the objective of WoVR (arXiv 2602.13977): every rollout weighs the same, however long.
 
     That is no policy gradient of success (see ``PerTrajectory``); it is here for comparisons.
     """

@@ -5,23 +5,23 @@ from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.coevolution import Plan
+from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.rewarded import Rewarded
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.rewards.env import RewardWeights
 from vla_rl.training.loop import LoopConfig
-from world_models.env import DreamConfig
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
-from world_models.model import WorldConfig
 
 # As in demo.py and imagine.py.
 WORLD = EnvConfig(training_options={"deadline": 25})
 SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
 PLAN = Plan(
-    WorldConfig(precision="bfloat16"),
-    DreamConfig(horizon=25, deadline=25),
+    WorldModelConfig(precision="auto"),
+    ImaginationConfig(horizon=25, deadline=25),
     KeyframeConfig(),
 )
 # The way there, and as much again for having arrived.

@@ -87,18 +87,26 @@ def trained(config: Any, out: Path) -> list[Path]:
 
 def imagined(config: Any, imitation: Path) -> Any:
     """The imagination ``config`` with a small world model, two purchases of real episodes and four iterations."""
-    fits = {part: FitConfig(steps=6, batch=8) for part in ("motion", "pose", "video", "touch")}
+    fits = {part: FitConfig(steps=6, batch=8) for part in ("state_dynamics", "pose", "video", "mode_classifier")}
     backbone = replace(config.plan.model.backbone, width=16, deep=16, depth=1)
     plan = replace(
         config.plan,
         model=replace(config.plan.model, backbone=backbone, precision="float32"),
-        dream=replace(config.plan.dream, horizon=10, deadline=10),
-        gather=replace(config.plan.gather, own=8, clumsy=4, random=2, calibration=3, held_out=2, num_envs=4),
+        imagination=replace(config.plan.imagination, horizon=10, deadline=10),
+        collect=replace(
+            config.plan.collect,
+            policy_episodes=8,
+            epsilon_random_episodes=4,
+            random_episodes=2,
+            calibration=3,
+            held_out=2,
+            num_envs=4,
+        ),
         demonstrations=str(imitation / "demonstrations"),
         fit=replace(config.plan.fit, **fits),
         refit=replace(config.plan.refit, **fits),
         trust=replace(config.plan.trust, max_hallucinated=1.0),
-        coevolution=replace(config.plan.coevolution, budget=3, batch=2, every=1, doubt=-1.0),
+        coevolution=replace(config.plan.coevolution, budget=3, batch=2, every=1, uncertainty_rise=-1.0),
     )
     config = replace(shrunk(config), plan=plan, policy=str(imitation / "checkpoints" / "imitation"))
     loop = replace(config.rl.loop, iterations=4, env_steps=0, validate_every=2)

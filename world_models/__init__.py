@@ -1,6 +1,5 @@
 """Learned world models behind the environment contract; part of vla-rl.
 
-An imagined world looks like a simulator to a learner.
-
-They hold models, losses and environments; whoever trains or uses one hands it in through the contract.
+An imagined environment looks like a simulator to a learner.  This package holds models, losses and environments;
+optimisers, checkpoints and RL are in ``vla_rl``.
 """

@@ -1,21 +1,21 @@
-"""A world model as an environment: the contract of a simulator, dreamt (``VecEnv`` and ``Snapshots``).
+"""A world model as an environment: imagined rollouts behind a simulator's contract (``VecEnv`` and ``Snapshots``).
 
-Every row has its own clock, seed and reset.  The model predicts in calls of ``F`` control steps that begin at multiples
-of ``F`` on a row's own clock; an observation inside a call comes from predicting with the actions known so far, so that
-a chunk of five equals five chunks of one.  How the task stands is asked when a call is whole or time is up.
+Every environment has its own clock, seed and reset.  The model predicts ``F`` control steps per call, and calls begin
+at multiples of ``F`` on an environment's clock.  An observation inside a call is predicted from the actions known so
+far, so a chunk of five gives the same result as five chunks of one.  Success, failure and uncertainty are evaluated
+when a call is complete or time is up.
 
-A dream that doubts itself ends: truncated with the cause "uncertainty", so that its value is bootstrapped and it is no
-failure.  So does one whose success is not there when the same actions are dreamt again with other noise (Dual-Noise
-Verification, RAW-Dream; there the episode is dropped, which favours steering doomed dreams into the uncertain).  What
-it shows last is what it showed before the call that it doubts.  No dream goes on from the doubtful, so nothing would
-correct what a critic makes of its pictures, and a cube that seems lifted could be worth a success.
+A rollout whose uncertainty exceeds the limit is truncated with the cause "uncertainty", and its value is bootstrapped:
+it is no failure.  A success is also truncated this way unless it happens again when the same actions are predicted with
+other noise (Dual-Noise Verification, RAW-Dream; there the episode is dropped, which favours steering failing rollouts
+into uncertainty).  A truncated rollout shows the observation before the uncertain call.  No rollout continues from an
+uncertain frame, so no data would correct a critic's value of it, and a cube that seems lifted could be worth a success.
 
-All noise is drawn from a row's seed and clock; equal seeds and actions give equal dreams, bit for bit, among any
-neighbours (calls are padded to one size, because kernels differ with it).  In another row they are equal up to
-rounding: a kernel may round the rows at the edge of a batch differently.
+All noise is a function of seed and clock: equal seeds and actions give equal rollouts, bit for bit, in any environment
+slot and with any neighbours (calls are padded to one batch size, because kernels differ with it).
 
-Dreams are where their model is.  On a GPU pictures and states stay there from call to call, and what is seen is given
-as tensors of that device; clocks, ends, actions and noise are kept on the host, where the noise of a seed is the same
+Tensors live on the model's device.  On a GPU frames and states stay there from call to call, and observations are
+tensors of that device; clocks, causes, actions and noise are kept on the host, where the noise of a seed is the same
 for every device.
 """
 
@@ -36,45 +36,46 @@ from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, 
 from vla_rl.contract.spec import EnvSpec
 from world_models.initial_states import Pool
 from world_models.model import WorldModel
-from world_models.types import Future, Now
+from world_models.types import Context, Future
 from world_models.uncertainty import Limits
 
-_LATE, _FAILED, _DOUBT = FAILURES, FAILURES + 1, FAILURES + 2
+_LATE, _FAILED, _UNCERTAIN = FAILURES, FAILURES + 1, FAILURES + 2
 
 
 @dataclass(frozen=True)
-class DreamConfig:
-    """How far and how boldly to dream."""
+class ImaginationConfig:
+    """Length, ends and noise of imagined rollouts."""
 
-    horizon: int = 25  # control steps at most; beyond, a dream is truncated like at a time limit
+    horizon: int = 25  # control steps at most; a rollout that gets there is truncated, as at a time limit
     deadline: int | None = None  # control steps after which an unfinished episode has failed
-    keyframes: float = 0.5  # share of dreams that begin at a keyframe
-    done: float = 0.5  # probability from which on the task counts as done
-    failed: float = 0.5  # and as failed
-    part: int = 16  # rows predicted together
-    noise: int = 0  # chooses other noise for the same seeds
-    again: int = 1  # how often a success is dreamt again before it counts
+    keyframe_share: float = 0.5  # of the rollouts begin at a keyframe
+    success_threshold: float = 0.5  # predicted probability from which on the task counts as done
+    failure_threshold: float = 0.5  # and as failed
+    batch_size: int = 16  # environments predicted together
+    noise_seed: int = 0  # chooses other noise for the same seeds
+    resamples: int = 1  # how often a success is predicted again with other noise before it counts
 
 
 class ImaginedEnv:
-    """``E`` dreams side by side, stepped without autoreset."""
+    """``E`` imagined rollouts side by side, stepped without autoreset."""
 
     def __init__(
         self,
         model: WorldModel,
-        starts: Pool,
+        initial_states: Pool,
         num_envs: int,
         limits: Limits | None = None,
-        config: DreamConfig | None = None,
+        config: ImaginationConfig | None = None,
     ) -> None:
-        """``limits``: how much doubt ends a dream; none does without.
+        """``limits``: the uncertainty that ends a rollout; None ends none.
 
-        Raises UserError for a horizon of nothing, and warns of one beyond what ``limits`` were calibrated for.
+        Raises UserError for a horizon below 1, and warns of one beyond what ``limits`` were calibrated for.
         """
-        self.model, self.starts, self.limits, self.config = model.eval(), starts, limits, config or DreamConfig()
+        self.model, self.initial_states, self.limits = model.eval(), initial_states, limits
+        self.config = config or ImaginationConfig()
         if self.config.horizon < 1 or num_envs < 1:
             raise UserError(
-                f"{num_envs} dreams of {self.config.horizon} control steps leave nothing to imagine; give at least 1."
+                f"{num_envs} rollouts of {self.config.horizon} control steps leave nothing to imagine; give at least 1."
             )
         if limits is not None:
             limits.warn_beyond(self.config.horizon, model.config.frames)
@@ -91,23 +92,31 @@ class ImaginedEnv:
         frames, size = model.config.frames, model.spec.state.shape[0]
         self._device = model.device
         self._book = EpisodeTracker(num_envs, ("too_late", "failed"), ("uncertainty",))
-        self._seen = self._there(np.zeros((num_envs, 1 + model.config.memory, *model.picture), np.uint8))
-        self._origin = self._there(np.zeros((num_envs, size), np.float32))  # state at the beginning of the call
-        self._picture = self._there(np.zeros((num_envs, *model.picture), np.uint8))
-        self._state = self._there(np.zeros((num_envs, size), np.float32))
+        # What the present call is predicted from: context frames, and the state at its beginning.
+        self._context_frames = self._to_device(
+            np.zeros((num_envs, 1 + model.config.context_frames, *model.picture), np.uint8)
+        )
+        self._context_state = self._to_device(np.zeros((num_envs, size), np.float32))
+        # The present observation.
+        self._picture = self._to_device(np.zeros((num_envs, *model.picture), np.uint8))
+        self._state = self._to_device(np.zeros((num_envs, size), np.float32))
         bounds = self.spec.state.low, self.spec.state.high
-        self._bounds = [self._there(np.asarray(bound, np.float32)) for bound in bounds]
+        self._bounds = [self._to_device(np.asarray(bound, np.float32)) for bound in bounds]
         self._task, self._depth = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
-        self._actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
-        self._known = np.zeros(num_envs, np.int64)
-        self._doubt, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 3), np.float32)
-        # What a second dream begins with and repeats.
-        self._begun = {name: deepcopy(getattr(self, f"_{name}")) for name in ("seen", "origin", "task")}
-        self._history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)
-        other = replace(self.config, again=0)
-        self._again = [
-            ImaginedEnv(model, starts, other.part, None, replace(other, noise=other.noise + i + 1))
-            for i in range(self.config.again)
+        self._actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)  # of the present call
+        self._known = np.zeros(num_envs, np.int64)  # how many of these are known
+        self._uncertainty, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 3), np.float32)
+        # What resampling begins with and replays.
+        self._initial = {
+            name: deepcopy(getattr(self, f"_{name}")) for name in ("context_frames", "context_state", "task")
+        }
+        self._action_history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)
+        other = replace(self.config, resamples=0)
+        self._resampling_envs = [
+            ImaginedEnv(
+                model, initial_states, other.batch_size, None, replace(other, noise_seed=other.noise_seed + i + 1)
+            )
+            for i in range(self.config.resamples)
         ]
 
     @property
@@ -115,189 +124,195 @@ class ImaginedEnv:
         return self._book.num_envs
 
     @property
-    def doubt(self) -> np.ndarray:
-        """float32 [E]: how much each row doubts what it shows."""
-        return self._doubt.copy()
+    def uncertainty(self) -> np.ndarray:
+        """float32 [E]: see ``Future.uncertainty``, for what each environment shows."""
+        return self._uncertainty.copy()
 
     @property
     def outcome(self) -> np.ndarray:
-        """float32 [E,3]: see ``Future.outcome``, for what each row shows."""
+        """float32 [E,3]: see ``Future.outcome``, for what each environment shows."""
         return self._outcome.copy()
 
-    def renew(self, starts: Pool, limits: Limits | None, config: DreamConfig) -> None:
-        """Go on with other starts, limits and threshold, after the model has learnt more; horizons may only shorten."""
-        config = replace(self.config, done=config.done, horizon=min(config.horizon, self.config.horizon))
-        self.starts, self.limits, self.config = starts, limits, config
-        for i, other in enumerate(self._again):
-            other.renew(starts, None, config)
-            other.config = replace(other.config, again=0, noise=config.noise + i + 1)
+    def renew(self, initial_states: Pool, limits: Limits | None, config: ImaginationConfig) -> None:
+        """Continue with other initial states, limits and threshold, after the model was trained further.
 
-    def reset(self, rows: Any, seeds: Any) -> Observation:
-        """Begin new dreams in ``rows`` (int [R]): ``seeds`` choose start and noise."""
-        index = self._book.index(rows)
+        The horizon may only become shorter.
+        """
+        horizon = min(config.horizon, self.config.horizon)
+        config = replace(self.config, success_threshold=config.success_threshold, horizon=horizon)
+        self.initial_states, self.limits, self.config = initial_states, limits, config
+        for i, other in enumerate(self._resampling_envs):
+            other.renew(initial_states, None, config)
+            other.config = replace(other.config, resamples=0, noise_seed=config.noise_seed + i + 1)
+
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Begin new rollouts in ``env_ids`` (int [R]); ``seeds`` choose initial state and noise."""
+        index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
-        start = self.starts.draw(seed, self.config.keyframes)
-        self._begin(index, seed, (self._there(start.pictures), self._there(start.state)), start.task)
+        start = self.initial_states.draw(seed, self.config.keyframe_share)
+        self._begin(index, seed, (self._to_device(start.pictures), self._to_device(start.state)), start.task)
         return self._observe()
 
-    def _begin(self, index: np.ndarray, seed: np.ndarray, seen: tuple[Tensor, Tensor], task: np.ndarray) -> None:
-        """In rows ``index``; ``seen``: pictures and state, as a ``Start`` has them."""
-        self._seen[index], self._origin[index], self._task[index] = *seen, task
-        self._picture[index], self._state[index] = seen[0][:, -1], seen[1]
+    def _begin(self, index: np.ndarray, seed: np.ndarray, context: tuple[Tensor, Tensor], task: np.ndarray) -> None:
+        """Begin rollouts in the environments ``index``; ``context``: frames and state, as in ``InitialStates``."""
+        self._context_frames[index], self._context_state[index], self._task[index] = *context, task
+        self._picture[index], self._state[index] = context[0][:, -1], context[1]
         self._known[index] = self._depth[index] = 0
-        self._actions[index], self._doubt[index], self._outcome[index] = 0.0, 0.0, 0.0
-        self._history[index] = 0.0
-        for name, item in self._begun.items():
+        self._actions[index], self._uncertainty[index], self._outcome[index] = 0.0, 0.0, 0.0
+        self._action_history[index] = 0.0
+        for name, item in self._initial.items():
             item[index] = getattr(self, f"_{name}")[index]
         self._book.begin(index, seed)
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
-        """Dream through ``chunk`` [E,H,D]; see ``VecEnv.step``.  A reward of 1 comes with success."""
+        """Predict through ``chunk`` [E,H,D]; see ``VecEnv.step``.  The reward is 1 with the action that succeeds."""
         action = self._book.chunk(on_host(chunk), self.spec)
-        rows, horizon = action.shape[:2]
-        reward, valid = np.zeros((rows, horizon), np.float32), np.zeros((rows, horizon), bool)
+        num_envs, horizon = action.shape[:2]
+        reward, valid = np.zeros((num_envs, horizon), np.float32), np.zeros((num_envs, horizon), bool)
         frames: list[Observation] = []
         for i in range(horizon):
             active = np.flatnonzero(~self._book.done)
             self._actions[active, self._known[active]] = action[active, i]
-            self._history[active, self._book.time[active]] = action[active, i]
+            self._action_history[active, self._book.time[active]] = action[active, i]
             self._known[active] += 1
             self._book.time[active] += 1
             valid[active, i] = True
-            ripe = self._ripe(active)
-            shown = active if observe == "all" or i == horizon - 1 else ripe
+            complete = self._call_complete(active)
+            shown = active if observe == "all" or i == horizon - 1 else complete
             if shown.size:
-                self._advance(shown, ripe)
-            reward[ripe, i] = self._book.success[ripe]
+                self._advance(shown, complete)
+            reward[complete, i] = self._book.success[complete]
             if observe == "all":
                 frames.append(self._observe())
         obs = frames[-1] if frames else self._observe()
-        return self._book.step(obs, reward, valid, action, frames).mapped(self._told)
+        return self._book.step(obs, reward, valid, action, frames).mapped(self._output)
 
-    def snapshot(self, rows: Any) -> Snapshot:
-        """Everything the future of ``rows`` depends on; see ``Snapshots``."""
-        index = self._book.index(rows)
+    def snapshot(self, env_ids: Any) -> Snapshot:
+        """Everything that the future of ``env_ids`` depends on; see ``Snapshots``."""
+        index = self._book.index(env_ids)
         self._book.require_started(index)
         return select_rows(self._arrays(), index)
 
-    def restore(self, rows: Any, snapshot: Snapshot) -> Observation:
-        """Put ``snapshot`` into ``rows``, which need not be those it was taken from."""
-        restore_rows(self._arrays(), self._book.index(rows), snapshot)
+    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
+        restore_rows(self._arrays(), self._book.index(env_ids), snapshot)
         return self._observe()
 
     def close(self) -> None:
         """Nothing is held."""
 
-    # -- dreaming ---------------------------------------------------------------------------------------------------
+    # -- model steps ------------------------------------------------------------------------------------------------
 
-    def _ripe(self, rows: np.ndarray) -> np.ndarray:
-        """Those of ``rows`` whose call is whole or whose time is up."""
-        whole = self._known[rows] == self.model.config.frames
+    def _call_complete(self, env_ids: np.ndarray) -> np.ndarray:
+        """Those of ``env_ids`` whose call has all its actions or whose time is up."""
+        whole = self._known[env_ids] == self.model.config.frames
         ends = [limit for limit in (self.config.horizon, self.config.deadline) if limit is not None]
-        ripe: np.ndarray = rows[whole | (self._book.time[rows] >= min(ends))]
-        return ripe
+        complete: np.ndarray = env_ids[whole | (self._book.time[env_ids] >= min(ends))]
+        return complete
 
-    def _advance(self, rows: np.ndarray, ripe: np.ndarray) -> None:
-        """Show ``rows`` what their known actions lead to, and judge those that are ``ripe`` among them."""
-        future = self._predict(rows)
-        every, known = np.arange(len(rows)), self._known[rows]
-        self._picture[rows] = future.pictures[every, self.model.slot(known)]
-        self._state[rows] = future.state[every, known - 1].clamp(*self._bounds)
-        self._outcome[rows], self._doubt[rows] = future.outcome.cpu().numpy(), future.doubt.cpu().numpy()
-        self._judge(ripe)
-        doubted = ripe[self._book.cause[ripe] == _DOUBT]
-        self._picture[doubted], self._state[doubted] = self._seen[doubted, -1], self._origin[doubted]
-        whole = ripe[self._known[ripe] == self.model.config.frames]
-        self._seen[whole, 1:-1] = self._seen[whole, 2:]
-        self._seen[whole, -1], self._origin[whole] = self._picture[whole], self._state[whole]
+    def _advance(self, env_ids: np.ndarray, complete: np.ndarray) -> None:
+        """Predict the observations of ``env_ids`` from their known actions; end those of ``complete`` that must."""
+        future = self._predict(env_ids)
+        every, known = np.arange(len(env_ids)), self._known[env_ids]
+        self._picture[env_ids] = future.pictures[every, self.model.slot(known)]
+        self._state[env_ids] = future.state[every, known - 1].clamp(*self._bounds)
+        self._outcome[env_ids] = future.outcome.cpu().numpy()
+        self._uncertainty[env_ids] = future.uncertainty.cpu().numpy()
+        self._end_episodes(complete)
+        uncertain = complete[self._book.cause[complete] == _UNCERTAIN]
+        self._picture[uncertain] = self._context_frames[uncertain, -1]
+        self._state[uncertain] = self._context_state[uncertain]
+        whole = complete[self._known[complete] == self.model.config.frames]
+        self._context_frames[whole, 1:-1] = self._context_frames[whole, 2:]
+        self._context_frames[whole, -1], self._context_state[whole] = self._picture[whole], self._state[whole]
         self._known[whole] = 0
         self._actions[whole] = 0.0
         self._depth[whole] += 1
 
-    def _judge(self, rows: np.ndarray) -> None:
-        """How ``rows`` [R] stand."""
-        time, config, outcome = self._book.time[rows], self.config, self._outcome[rows]
-        success = outcome[:, 0] >= config.done
+    def _end_episodes(self, env_ids: np.ndarray) -> None:
+        """Success, failure, uncertainty and time limits of ``env_ids`` [R], whose call is complete."""
+        time, config, outcome = self._book.time[env_ids], self.config, self._outcome[env_ids]
+        success = outcome[:, 0] >= config.success_threshold
         cause = np.where(time >= config.horizon, TIME_LIMIT, 0)
         if config.deadline is not None:
             cause = np.where(time >= config.deadline, _LATE, cause)
-        cause = np.where(outcome[:, 1] >= config.failed, _FAILED, cause)
+        cause = np.where(outcome[:, 1] >= config.failure_threshold, _FAILED, cause)
         cause = np.where(success, SUCCESS, cause)
         if self.limits is not None:
-            unsure = self._doubt[rows] > self.limits.at(self._depth[rows])
-            cause, success = np.where(unsure, _DOUBT, cause), success & ~unsure
+            uncertain = self._uncertainty[env_ids] > self.limits.at(self._depth[env_ids])
+            cause, success = np.where(uncertain, _UNCERTAIN, cause), success & ~uncertain
         flipped = np.zeros_like(success)
-        flipped[success] = ~self._confirmed(rows[success])
-        self._book.end(rows, success & ~flipped, np.where(flipped, _DOUBT, cause))
+        flipped[success] = ~self._succeeds_when_resampled(env_ids[success])
+        self._book.end(env_ids, success & ~flipped, np.where(flipped, _UNCERTAIN, cause))
 
-    def _confirmed(self, rows: np.ndarray) -> np.ndarray:
-        """bool [R]: whether the successes of ``rows`` are there in every other dream of the same actions."""
-        confirmed = np.ones(len(rows), bool)
-        for other in self._again:
-            for part in _parts(np.arange(len(rows)), other.num_envs):
-                confirmed[part] &= other._repeat(self, rows[part])
+    def _succeeds_when_resampled(self, env_ids: np.ndarray) -> np.ndarray:
+        """bool [R]: whether the same actions succeed under every other noise as well."""
+        confirmed = np.ones(len(env_ids), bool)
+        for other in self._resampling_envs:
+            for part in _batches(np.arange(len(env_ids)), other.num_envs):
+                confirmed[part] &= other._replay_success(self, env_ids[part])
         return confirmed
 
-    def _repeat(self, dream: ImaginedEnv, rows: np.ndarray) -> np.ndarray:
-        """Dream what ``rows`` [R] of ``dream`` did; returns which of them succeed in as many steps."""
-        index = np.concatenate([rows, np.full(self.num_envs - len(rows), rows[0])])
-        begun = dream._begun
-        seen = begun["seen"][index], begun["origin"][index]
-        self._begin(np.arange(self.num_envs), dream._book.seed[index], seen, begun["task"][index])
-        length = dream._book.time[index]
+    def _replay_success(self, original: ImaginedEnv, env_ids: np.ndarray) -> np.ndarray:
+        """bool [R]: which of ``env_ids`` [R] of ``original`` succeed here, by the same actions in as many steps."""
+        index = np.concatenate([env_ids, np.full(self.num_envs - len(env_ids), env_ids[0])])
+        initial = original._initial
+        context = initial["context_frames"][index], initial["context_state"][index]
+        self._begin(np.arange(self.num_envs), original._book.seed[index], context, initial["task"][index])
+        length = original._book.time[index]
         for first in range(0, int(length.max()), self.model.config.frames):
-            self.step(dream._history[index, first : first + self.model.config.frames])
-        won: np.ndarray = self._book.success & (self._book.time <= length)
-        return won[: len(rows)]
+            self.step(original._action_history[index, first : first + self.model.config.frames])
+        success: np.ndarray = self._book.success & (self._book.time <= length)
+        return success[: len(env_ids)]
 
-    def _predict(self, rows: np.ndarray) -> Future:
-        parts = [self._call(part) for part in _parts(rows, self.config.part)]
-        names = ("pictures", "state", "outcome", "doubt")
+    def _predict(self, env_ids: np.ndarray) -> Future:
+        parts = [self._call(part) for part in _batches(env_ids, self.config.batch_size)]
+        names = ("pictures", "state", "outcome", "uncertainty")
         return Future(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
-    def _call(self, rows: np.ndarray) -> Future:
-        """One call for up to ``part`` rows, padded with copies of the first."""
-        padded = np.concatenate([rows, np.full(self.config.part - len(rows), rows[0])])
-        noise = np.stack([self._noise(int(row)) for row in padded])
-        task, actions, known = (self._there(item[padded]) for item in (self._task, self._actions, self._known))
-        now = Now(self._seen[padded], self._origin[padded], task)
-        future = self.model.predict(now, actions, known, self._there(noise))
-        count = len(rows)
-        return Future(future.pictures[:count], future.state[:count], future.outcome[:count], future.doubt[:count])
+    def _call(self, env_ids: np.ndarray) -> Future:
+        """One model call for up to ``batch_size`` environments, padded with copies of the first."""
+        padded = np.concatenate([env_ids, np.full(self.config.batch_size - len(env_ids), env_ids[0])])
+        noise = np.stack([self._noise(int(i)) for i in padded])
+        task, actions, known = (self._to_device(item[padded]) for item in (self._task, self._actions, self._known))
+        context = Context(self._context_frames[padded], self._context_state[padded], task)
+        future = self.model.predict(context, actions, known, self._to_device(noise))
+        n = len(env_ids)
+        return Future(future.pictures[:n], future.state[:n], future.outcome[:n], future.uncertainty[:n])
 
-    def _noise(self, row: int) -> np.ndarray:
-        """float32 [P,c,y,x]: a function of the row's seed, its call and ``config.noise`` alone."""
-        key = np.random.SeedSequence([int(self._book.seed[row]), int(self._depth[row]), self.config.noise])
+    def _noise(self, env_id: int) -> np.ndarray:
+        """float32 [P,c,y,x]: a function of the environment's seed, its call and ``config.noise_seed`` alone."""
+        key = np.random.SeedSequence([int(self._book.seed[env_id]), int(self._depth[env_id]), self.config.noise_seed])
         shape = (self.model.config.pictures, *self.model.video.latent)
         return np.random.Generator(np.random.SFC64(key)).standard_normal(shape, np.float32)
 
-    # -- parts ------------------------------------------------------------------------------------------------------
+    # -- observations and snapshots ---------------------------------------------------------------------------------
 
     def _observe(self) -> Observation:
         cameras = self._picture.movedim(1, -1).split(3, -1)
-        images = {name: self._told(picture) for name, picture in zip(self.model.cameras, cameras, strict=True)}
-        return Observation(images, *(self._told(item) for item in (self._state, self._task, self._book.time)))
+        images = {name: self._output(picture) for name, picture in zip(self.model.cameras, cameras, strict=True)}
+        return Observation(images, *(self._output(item) for item in (self._state, self._task, self._book.time)))
 
     def _arrays(self) -> dict[str, Any]:
-        own = ("seen", "origin", "picture", "state", "task", "depth", "actions", "known", "doubt", "outcome")
-        arrays = {f"dream/{name}": getattr(self, f"_{name}") for name in (*own, "history")}
-        arrays |= {f"begun/{name}": item for name, item in self._begun.items()}
+        call = ("context_frames", "context_state", "task", "depth", "actions", "known")
+        shown = ("picture", "state", "uncertainty", "outcome")
+        arrays = {f"rollout/{name}": getattr(self, f"_{name}") for name in (*call, *shown, "action_history")}
+        arrays |= {f"initial/{name}": item for name, item in self._initial.items()}
         return self._book.arrays() | {name: self._view(item) for name, item in arrays.items()}
 
-    def _there(self, item: np.ndarray) -> Tensor:
-        """Where the model is."""
+    def _to_device(self, item: np.ndarray) -> Tensor:
         return torch.from_numpy(item).to(self._device)
 
     def _view(self, item: Any) -> Any:
-        """The same memory, in the words of the contract: an array on the host, a tensor elsewhere."""
+        """``item`` as the contract has it, sharing its memory: an array on the host, a tensor elsewhere."""
         return item.numpy() if isinstance(item, Tensor) and self.spec.device == "cpu" else item
 
-    def _told(self, item: Any) -> Any:
-        """A copy in the words of the contract."""
-        there = torch.as_tensor(item, device=self._device)
-        return self._view(there.clone(memory_format=torch.contiguous_format))
+    def _output(self, item: Any) -> Any:
+        """A copy of ``item`` as the contract has it."""
+        moved = torch.as_tensor(item, device=self._device)
+        return self._view(moved.clone(memory_format=torch.contiguous_format))
 
 
-def _parts(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    for begin in range(0, len(rows), size):
-        yield rows[begin : begin + size]
+def _batches(env_ids: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for begin in range(0, len(env_ids), size):
+        yield env_ids[begin : begin + size]

@@ -1,4 +1,4 @@
-"""Small networks beside the backbone: how a robot looks, how the task stands, and which actions were made."""
+"""Small networks beside the backbone: maps of the robot's position, the task's outcome, and inverse dynamics."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-def with_places(cells: Tensor) -> Tensor:
-    """``cells`` [B,c,y,x] and where each is, [B,c+2,y,x]."""
+def with_coordinates(cells: Tensor) -> Tensor:
+    """[B,c+2,y,x]: ``cells`` [B,c,y,x] and their coordinates from -1 to 1."""
     y, x = (torch.linspace(-1, 1, side, device=cells.device) for side in cells.shape[-2:])
-    places = torch.stack(torch.meshgrid(y, x, indexing="ij")).to(cells)
-    return torch.cat([cells, places.expand(len(cells), -1, -1, -1)], 1)
+    coordinates = torch.stack(torch.meshgrid(y, x, indexing="ij")).to(cells)
+    return torch.cat([cells, coordinates.expand(len(cells), -1, -1, -1)], 1)
 
 
 class PoseMaps(nn.Module):
-    """Where in the picture a robot in some state is, as maps at the places of the latents.
+    """Maps of where in the picture a robot in a given state is, at the resolution of the latents.
 
-    They are made from coarse to fine, so what is near in the picture shares what was learnt; a linear layer for every
-    place would learn each of them anew.
+    They are made from coarse to fine, so neighbouring cells share weights; a linear layer for every cell would learn
+    each of them anew.
     """
 
     def __init__(self, state: int, maps: int, latent: tuple[int, int, int], width: int = 64) -> None:
@@ -46,27 +46,27 @@ class PoseMaps(nn.Module):
         return maps
 
     def loss(self, state: Tensor, latents: Tensor) -> Tensor:
-        """How far the latents [B,c,y,x] of a picture are off that are painted from ``state`` [B,S] alone."""
+        """Squared error of the ``latents`` [B,c,y,x] of a picture, as predicted from ``state`` [B,S] alone."""
         return (self.paint(self(state)) - latents.detach()).square().mean()
 
 
 def attended(cells: Tensor, queries: Tensor, sides: tuple[int, int]) -> Tensor:
-    """[B,H(d+2)+d]: what ``queries`` [B,H,d] find in ``cells`` [B,N,d], where that is, and the mean of all.
+    """[B,H(d+2)+d]: ``cells`` [B,N,d] and their coordinates averaged by attention of ``queries`` [B,H,d], and the mean.
 
-    The places, means over the weights (spatial softmax, Levine et al. 2016, arXiv 1504.00702), are finer than a cell:
-    whether fingers are around a cube is a matter of less than that.  ``sides`` (y, x) with ``y x = N``.
+    Averaged coordinates (spatial softmax, Levine et al. 2016, arXiv 1504.00702) are finer than a cell, as is the
+    difference between fingers around a cube and beside it.  ``sides`` (y, x) with ``y x = N``.
     """
     weight = (queries @ cells.transpose(1, 2) / cells.shape[-1] ** 0.5).softmax(-1)
     y, x = (torch.linspace(-1, 1, side, device=cells.device) for side in sides)
-    places = torch.cartesian_prod(y, x).to(weight)
-    return torch.cat([(weight @ cells).flatten(1), (weight @ places).flatten(1), cells.mean(1)], -1)
+    coordinates = torch.cartesian_prod(y, x).to(weight)
+    return torch.cat([(weight @ cells).flatten(1), (weight @ coordinates).flatten(1), cells.mean(1)], -1)
 
 
 class OutcomeHead(nn.Module):
     """Logits of "the task is done", "the episode has failed" and "it will be done in the end", at one frame.
 
-    The task chooses where to look (attention over all places), since the same picture is a success for one instruction
-    and a failure for another.
+    The task's queries attend to all cells, since the same picture is a success for one instruction and a failure for
+    another.
     """
 
     def __init__(self, width: int, sides: tuple[int, int], state: int, tasks: int, frames: int, heads: int = 4) -> None:
@@ -80,17 +80,17 @@ class OutcomeHead(nn.Module):
 
     def forward(self, features: Tensor, state: Tensor, task: Tensor, frame: Tensor) -> Tensor:
         """[B,3] from ``features`` [B,N,d] and the robot's ``state`` [B,S], for ``task`` [B], at ``frame`` [B]."""
-        seen = attended(self.norm(features), self.queries(task).unflatten(-1, (self.heads, -1)), self.sides)
-        told = [functional.one_hot(task, self.tasks), functional.one_hot(frame, self.frames)]
-        logits: Tensor = self.out(torch.cat([seen, state, *(item.to(state) for item in told)], -1))
+        found = attended(self.norm(features), self.queries(task).unflatten(-1, (self.heads, -1)), self.sides)
+        codes = [functional.one_hot(task, self.tasks), functional.one_hot(frame, self.frames)]
+        logits: Tensor = self.out(torch.cat([found, state, *(item.to(state) for item in codes)], -1))
         return logits
 
 
 class InverseDynamics(nn.Module):
-    """Which actions led from one picture to another: what a dream that ignores its actions is found out by."""
+    """The actions between two pictures, estimated: the error is large where predictions ignore their actions."""
 
     def __init__(self, picture: tuple[int, int, int], actions: int, width: int = 32) -> None:
-        """``picture`` (C, h, w); ``actions``: entries to tell."""
+        """``picture`` (C, h, w); ``actions``: entries to estimate."""
         super().__init__()
         channels, *sides = picture
         sizes = [(2 * channels + 2, width, 5), (width, 2 * width, 3), (2 * width, 2 * width, 3)]
@@ -100,8 +100,8 @@ class InverseDynamics(nn.Module):
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         """Actions [B,A], normalised, between pictures [B,C,h,w] from -1 to 1."""
-        cells = with_places(torch.cat([before, after - before], 1))
+        cells = with_coordinates(torch.cat([before, after - before], 1))
         for conv in self.convs:
             cells = functional.silu(conv(cells))
-        told: Tensor = self.out(cells.flatten(1))
-        return told
+        actions: Tensor = self.out(cells.flatten(1))
+        return actions

@@ -1,13 +1,13 @@
-"""Where in a picture a robot is, found without being told: its pictures are shifted until they cover each other.
+"""The robot's position in the picture as a linear function of its state, fitted without labels.
 
-What moves as the robot's state does is the robot; everything else moves otherwise, or not at all.  So the shift of each
+Only the robot moves with the robot's state; everything else moves otherwise, or not at all.  So the shift of each
 picture against a template, by cross-correlation over all shifts (Kuglin & Hines 1975, without whitening), is fitted as
-linear in the state, which leaves out what does not follow it; the pictures, moved back by that, make a sharper
+linear in the state, which leaves out whatever does not follow it; the pictures, shifted back by that, make a sharper
 template; and so on (congealing, Learned-Miller 2006, for shifts).
 
-A shift is right within a pixel or quite wrong, and a robot's state often tells a place twice (where it is, and where it
-is told to be), so that least squares would be dragged along by a few and answer with large weights that cancel, for
-now.  Hence Cauchy weights (Holland & Welsch 1977) and a little ridge (Hoerl & Kennard 1970).
+A shift is right within a pixel or an outlier, and a robot's state often contains a position twice (the measured and the
+commanded one), so least squares would follow a few outliers and give large weights that cancel.  Hence Cauchy weights
+(Holland & Welsch 1977) and a little ridge (Hoerl & Kennard 1970).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch.nn import functional
 
 
 def register(pictures: Tensor, state: Tensor, rounds: int = 8) -> tuple[Tensor, Tensor]:
-    """``(weight [2,S], bias [2])`` with ``weight @ s + bias`` the place (x, y) of a robot in state ``s``.
+    """``(weight [2,S], bias [2])`` with ``weight @ s + bias`` the position (x, y) of a robot in state ``s``.
 
-    From ``pictures`` [N,C,h,w] and the normalised ``state`` [N,S]; places are from -1 to 1 over the picture's sides, as
-    for ``grid_sample``.  The first template is the picture of the state nearest to 0.
+    From ``pictures`` [N,C,h,w] and the normalised ``state`` [N,S]; positions are from -1 to 1, as for
+    ``grid_sample``.  The first template is the picture of the state nearest to 0.
     """
     moving = pictures - pictures.mean(0)
     known = torch.cat([state, torch.ones_like(state[:, :1])], 1)
     template = moving[state.square().sum(1).argmin()]
     for _ in range(rounds):
         fitted = _fitted(known, _shifts(moving, template))
-        template = _moved_back(moving, known @ fitted).mean(0)
-    return fitted[:-1].T, fitted[-1] + _middle(template)
+        template = _shifted_back(moving, known @ fitted).mean(0)
+    return fitted[:-1].T, fitted[-1] + _center_of_motion(template)
 
 
 def _fitted(known: Tensor, shifts: Tensor, rounds: int = 10, scale: float = 2.0 / 32, ridge: float = 0.03) -> Tensor:
-    """[S+1,2]: ``shifts`` [N,2] as linear in what is ``known`` [N,S+1], the last of it 1.
+    """[S+1,2]: ``shifts`` [N,2] as linear in ``known`` [N,S+1], whose last entry is 1.
 
     Those further off than ``scale``, two of 64 pixels, count little.
     """
@@ -48,25 +48,25 @@ def _fitted(known: Tensor, shifts: Tensor, rounds: int = 10, scale: float = 2.0 
 
 
 def _shifts(moving: Tensor, template: Tensor) -> Tensor:
-    """How far ``moving`` [N,C,h,w] are from ``template`` [C,h,w], [N,2] (x, y), where both are most alike."""
+    """How far ``moving`` [N,C,h,w] are from ``template`` [C,h,w], [N,2] (x, y), at the highest correlation."""
     height, width = moving.shape[-2:]
     size = (2 * height, 2 * width)  # so that what leaves on one side does not return on the other
-    there = torch.fft.rfft2(template, s=size).conj()
-    alike = torch.fft.irfft2((torch.fft.rfft2(moving, s=size) * there).sum(1), s=size)
-    best = alike.flatten(1).argmax(1)
+    spectrum = torch.fft.rfft2(template, s=size).conj()
+    correlation = torch.fft.irfft2((torch.fft.rfft2(moving, s=size) * spectrum).sum(1), s=size)
+    best = correlation.flatten(1).argmax(1)
     y, x = best // size[1], best % size[1]
     x, y = x - (x >= width) * size[1], y - (y >= height) * size[0]
     return torch.stack([2.0 * x / width, 2.0 * y / height], 1)
 
 
-def _moved_back(moving: Tensor, shift: Tensor) -> Tensor:
+def _shifted_back(moving: Tensor, shift: Tensor) -> Tensor:
     still = torch.eye(2, 3, device=moving.device).expand(len(moving), 2, 3)
     grid = functional.affine_grid(still, list(moving.shape), align_corners=False)
     return functional.grid_sample(moving, grid + shift[:, None, None], align_corners=False)
 
 
-def _middle(template: Tensor) -> Tensor:
-    """Where most of what moves is in ``template``, [2] (x, y)."""
+def _center_of_motion(template: Tensor) -> Tensor:
+    """[2] (x, y): mean position in ``template``, weighted by its squares."""
     share = template.square().sum(0)
     share = share / share.sum().clamp_min(1e-12)
     y, x = (torch.linspace(1 / side - 1, 1 - 1 / side, side, device=share.device) for side in share.shape)

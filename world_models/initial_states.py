@@ -1,4 +1,4 @@
-"""Where dreams begin: recorded moments, an episode's first ones and keyframes."""
+"""Initial states of imagined rollouts: recorded moments, first ones of episodes and keyframes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vla_rl.contract.errors import UserError
 
 
 @dataclass(frozen=True)
-class Start:
-    """``N`` moments.
+class InitialStates:
+    """``N`` recorded moments.
 
-    pictures  uint8 [N,1+memory,C,h,w]  the episode's first, then the latest ones in order
+    pictures  uint8 [N,1+context_frames,C,h,w]  the episode's first frame, then the latest ones in order
     state     float32 [N,S]
     task      int64 [N]
     """
@@ -26,57 +26,58 @@ class Start:
     def __len__(self) -> int:
         return len(self.task)
 
-    def select(self, index: np.ndarray) -> Start:
+    def select(self, index: np.ndarray) -> InitialStates:
         """Those at ``index``."""
-        return Start(self.pictures[index], self.state[index], self.task[index])
+        return InitialStates(self.pictures[index], self.state[index], self.task[index])
 
 
 class Pool(Protocol):
-    """Whoever chooses where dreams begin."""
+    """Chooses initial states by seed."""
 
-    def draw(self, seeds: np.ndarray, share: float) -> Start:
-        """A start for each of ``seeds`` [R]; ``share`` of them keyframes, as far as there are any."""
+    def draw(self, seeds: np.ndarray, keyframe_share: float) -> InitialStates:
+        """An initial state for each of ``seeds`` [R]; ``keyframe_share`` of them keyframes, where there are any."""
 
 
 @dataclass(frozen=True)
-class InOrder:
-    """Seed ``i`` begins at start ``i``: for replays of what is recorded."""
+class OrderedPool:
+    """Seed ``i`` begins at moment ``i``: for replays of recorded episodes."""
 
-    starts: Start
+    moments: InitialStates
 
-    def draw(self, seeds: np.ndarray, share: float) -> Start:
-        """Raises UserError for a seed beyond the last start."""
-        if len(seeds) and seeds.max() >= len(self.starts):
+    def draw(self, seeds: np.ndarray, keyframe_share: float) -> InitialStates:
+        """Raises UserError for a seed beyond the last moment."""
+        if len(seeds) and seeds.max() >= len(self.moments):
             raise UserError(
-                f"there is no start {int(seeds.max())} among {len(self.starts)}, so nothing could be replayed from it; "
-                "give seeds that count the starts."
+                f"there is no initial state {int(seeds.max())} among {len(self.moments)}, so nothing could be replayed "
+                "from it; give seeds that count the initial states."
             )
-        return self.starts.select(seeds)
+        return self.moments.select(seeds)
 
 
 @dataclass(frozen=True)
-class Starts:
-    """Both kinds; a share says how often it is which, and a seed which one it is."""
+class InitialStatePool:
+    """First moments of episodes, and keyframes; the seed chooses the kind and the moment."""
 
-    first: Start
-    keyframes: Start
+    first: InitialStates
+    keyframes: InitialStates
 
     def __post_init__(self) -> None:
-        """Raise UserError when there is nowhere to begin."""
+        """Raise UserError when there is no first moment."""
         if not len(self.first):
             raise UserError(
-                "no episode's first moment was given, so no dream could begin; record at least one episode."
+                "no episode's first moment was given, so no rollout could begin; record at least one episode."
             )
 
-    def draw(self, seeds: np.ndarray, share: float) -> Start:
-        """One for each of ``seeds`` [R]; ``share`` of them, by chance, are keyframes where there are any."""
-        chosen = [self._choose(int(seed), share) for seed in seeds]
+    def draw(self, seeds: np.ndarray, keyframe_share: float) -> InitialStates:
+        """One for each of ``seeds`` [R]; a keyframe with probability ``keyframe_share``, where there are any."""
+        chosen = [self._choose(int(seed), keyframe_share) for seed in seeds]
         parts = [(self.keyframes if late else self.first).select(np.array([i])) for late, i in chosen]
         if not parts:
             return self.first.select(np.zeros(0, int))
-        return Start(*(np.concatenate([getattr(part, n) for part in parts]) for n in ("pictures", "state", "task")))
+        names = ("pictures", "state", "task")
+        return InitialStates(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
-    def _choose(self, seed: int, share: float) -> tuple[bool, int]:
+    def _choose(self, seed: int, keyframe_share: float) -> tuple[bool, int]:
         chooser = np.random.default_rng([seed, 7])
-        late = bool(len(self.keyframes)) and chooser.random() < share
+        late = bool(len(self.keyframes)) and chooser.random() < keyframe_share
         return late, int(chooser.integers(len(self.keyframes if late else self.first)))

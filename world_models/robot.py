@@ -1,12 +1,13 @@
-"""Where the robot will be: candidates from what it does, and which of them, from a close look.
+"""The robot's next states: modes predicted from its actions, and a classifier of the mode from a crop of the picture.
 
-What matters most about the future is often one of two things, and the robot feels which: fingers stop at a cube or
-close.  A single answer would be their mean, which never happens and which the next call could make nothing of.  So
-there are candidates, with odds (a mixture density network, Bishop 1994), for each entry of the state by itself: what
-stops a hand is not what stops its fingers, and candidates for all entries at once would be all pairs of the two.
+The future is often bimodal: the fingers stop at an object or close fully.  A single prediction would be the mean of the
+two, which never happens and which the next call could not continue from.  So the prediction is a mixture of modes (a
+mixture density network, Bishop 1994), for each entry of the state by itself: what stops a hand is not what stops its
+fingers, and joint modes of all entries would be all pairs of the two.
 
-The candidates come from the movement alone and the odds from the picture, because a network that learns both learns
-the odds hardly at all: the gradient of a place is larger than that of a choice by the inverse of the spread, squared.
+``StateDynamics`` predicts the modes from state and actions alone, ``ModeClassifier`` their probabilities from the
+picture.  One network for both hardly learns the probabilities: the gradient of a mode's value is larger than that of
+its probability by the inverse of the standard deviation, squared.
 """
 
 from __future__ import annotations
@@ -23,85 +24,91 @@ from torch.nn import functional
 
 from world_models.types import uniform
 
-# Which of the candidates [B,K,F,S] with log-odds [B,K,S], int64 [B,S], given chance [B,S] from a standard normal.
-Choose: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Chooses among modes [B,K,F,S] with log-probabilities [B,K,S], given standard normal noise [B,S]: int64 [B,S].
+ModeSelector: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Motion(nn.Module):
-    """Where the robot may be by what it does alone, without a look at the world."""
+class StateDynamics(nn.Module):
+    """Modes of the robot's next states, from state and actions alone."""
 
-    def __init__(self, state: int, told: int, frames: int, candidates: int, width: int = 256) -> None:
-        """``told``: entries that tell the actions; ``frames`` F; ``candidates`` K."""
+    def __init__(self, state: int, actions: int, frames: int, modes: int, width: int = 256) -> None:
+        """``state`` S; ``actions``: entries A of the action input; ``frames`` F; ``modes`` K."""
         super().__init__()
-        self.shape = (candidates, frames + 1, state)
-        sizes = [state + told, width, width, width]
+        self.shape = (modes, frames + 1, state)
+        sizes = [state + actions, width, width, width]
         layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.SiLU())]
         self.think = nn.Sequential(*layers, nn.Linear(width, math.prod(self.shape)))
-        self.straight = nn.Linear(state + told, frames * state)  # most of it is linear
+        self.straight = nn.Linear(state + actions, frames * state)  # most of it is linear
 
-    def forward(self, state: Tensor, told: Tensor) -> tuple[Tensor, Tensor]:
-        """States [B,K,F,S] and their log-odds [B,K,S], from ``state`` [B,S] under ``told`` [B,A]."""
-        known = torch.cat([state, told], 1)
-        middle = state[:, None] + self.straight(known).unflatten(1, (-1, state.shape[1]))
+    def forward(self, state: Tensor, action_input: Tensor) -> tuple[Tensor, Tensor]:
+        """Modes [B,K,F,S] and their log-probabilities [B,K,S], from ``state`` [B,S] and ``action_input`` [B,A]."""
+        known = torch.cat([state, action_input], 1)
+        linear = state[:, None] + self.straight(known).unflatten(1, (-1, state.shape[1]))
         out = self.think(known).unflatten(1, self.shape)
-        return middle[:, None] + out[:, :, 1:], out[:, :, 0].log_softmax(1)
+        return linear[:, None] + out[:, :, 1:], out[:, :, 0].log_softmax(1)
 
 
-class Touch(nn.Module):
-    """Which of the candidates it will be, from a close look at where the robot is about to be.
+class ModeClassifier(nn.Module):
+    """Probabilities of the modes, from a crop of the picture around the robot's predicted position.
 
-    What was learnt about a grasp in one place of the picture so holds in all of them.  The place begins linear in the
-    state, where :func:`world_models.image_registration.register` puts it; where else to look, such as at the table
-    below, is learnt with the rest (a spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).
+    The crop moves with the robot, so what was learnt about a grasp at one position holds at all of them.  Its centre is
+    linear in the state, as fitted by :func:`world_models.image_registration.register`, plus a learnt correction (a
+    spatial transformer without scale, Jaderberg et al. 2015, arXiv 1506.02025).
     """
 
-    near: Tensor
-    where: Tensor
-    middle: Tensor
+    crop_grid: Tensor
+    registration_weight: Tensor
+    registration_bias: Tensor
 
     def __init__(
-        self, cameras: int, sides: tuple[int, int], state: int, told: int, candidates: int, side: int = 24
+        self, cameras: int, sides: tuple[int, int], state: int, actions: int, modes: int, side: int = 24
     ) -> None:
-        """``sides`` (h, w) of a picture; the others as for :class:`Motion`; ``side``: pixels looked at."""
+        """``sides`` (h, w) of a picture; ``side`` of the crop in pixels; the others as for :class:`StateDynamics`."""
         super().__init__()
         self.cameras = cameras
-        self.register_buffer("where", torch.zeros(2 * cameras, state))
-        self.register_buffer("middle", torch.zeros(2 * cameras))
-        self.correction = nn.Sequential(nn.Linear(2 * state, 32), nn.SiLU(), _nothing(nn.Linear(32, 2 * cameras)))
+        self.register_buffer("registration_weight", torch.zeros(2 * cameras, state))
+        self.register_buffer("registration_bias", torch.zeros(2 * cameras))
+        self.correction = nn.Sequential(nn.Linear(2 * state, 32), nn.SiLU(), _zero_init(nn.Linear(32, 2 * cameras)))
         sizes = ((3, 16, 1), (16, 16, 2), (16, 32, 2))
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride, 1) for a, b, stride in sizes)
-        self.think = nn.Linear(cameras * 32 * (-(-side // 4)) ** 2 + 2 * state + told, 128)
-        self.leave = _nothing(nn.Linear(128, candidates * state))
+        self.think = nn.Linear(cameras * 32 * (-(-side // 4)) ** 2 + 2 * state + actions, 128)
+        self.leave = _zero_init(nn.Linear(128, modes * state))
         steps = torch.arange(side) - (side - 1) / 2
-        near = torch.stack(torch.meshgrid(2 * steps / sides[1], 2 * steps / sides[0], indexing="xy"), -1)
-        self.register_buffer("near", near, persistent=False)
+        crop_grid = torch.stack(torch.meshgrid(2 * steps / sides[1], 2 * steps / sides[0], indexing="xy"), -1)
+        self.register_buffer("crop_grid", crop_grid, persistent=False)
         self.pixel = 2.0 / max(sides)
 
     def forward(
-        self, picture: Tensor, state: Tensor, told: Tensor, guess: Guessed, generator: torch.Generator | None = None
+        self,
+        picture: Tensor,
+        state: Tensor,
+        action_input: Tensor,
+        prediction: ModePrediction,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Log-odds [B,K,S] of the candidates of ``guess``.
+        """Log-probabilities [B,K,S] of the modes of ``prediction``.
 
-        From ``picture`` [B,C,h,w], cameras side by side in ``C``, and ``state`` [B,S] under ``told`` [B,A].  With a
-        ``generator``, as for learning, each look is up to a pixel off and a fifth of what comes of it is lost.
+        ``picture`` [B,C,h,w] from -1 to 1, cameras side by side in ``C``; ``state`` [B,S]; ``action_input`` [B,A].
+        A ``generator`` is given in training: it shifts every crop by up to a pixel and drops a fifth of the features.
         """
-        course = torch.cat([guess.last, state], 1)
-        glimpse = self._glimpse(picture, course, generator)
-        thought = functional.silu(self.think(torch.cat([glimpse, course, told], 1)))
+        start_and_end = torch.cat([prediction.expected_end, state], 1)
+        crop = self._crop_features(picture, start_and_end, generator)
+        hidden = functional.silu(self.think(torch.cat([crop, start_and_end, action_input], 1)))
         if generator is not None:
-            kept = uniform(thought.shape, generator, thought) >= 0.2
-            thought = thought * kept / 0.8
-        seen = self.leave(thought).float().view_as(guess.odds)
-        return (guess.odds + seen).log_softmax(1)
+            kept = uniform(hidden.shape, generator, hidden) >= 0.2
+            hidden = hidden * kept / 0.8
+        evidence = self.leave(hidden).float().view_as(prediction.log_probs)
+        return (prediction.log_probs + evidence).log_softmax(1)
 
-    def _glimpse(self, picture: Tensor, course: Tensor, generator: torch.Generator | None) -> Tensor:
-        """[B,G]: what is around where a robot on its ``course`` [B,2S], where it will be and is, would be."""
-        end = course[:, : self.where.shape[1]]
-        place = functional.linear(end, self.where, self.middle) + self.correction(course).float()
+    def _crop_features(self, picture: Tensor, start_and_end: Tensor, generator: torch.Generator | None) -> Tensor:
+        """[B,G]: features of the crop around the robot in the expected state, first in ``start_and_end`` [B,2S]."""
+        end = start_and_end[:, : self.registration_weight.shape[1]]
+        center = functional.linear(end, self.registration_weight, self.registration_bias)
+        center = center + self.correction(start_and_end).float()
         if generator is not None:
-            place = place + self.pixel * (2.0 * uniform(place.shape, generator, place) - 1.0)
+            center = center + self.pixel * (2.0 * uniform(center.shape, generator, center) - 1.0)
         cells = picture.unflatten(1, (self.cameras, 3)).flatten(0, 1)
-        grid = self.near + place.view(-1, 1, 1, 2)
+        grid = self.crop_grid + center.view(-1, 1, 1, 2)
         cells = functional.grid_sample(cells, grid, align_corners=False, padding_mode="border")
         for conv in self.convs:
             cells = functional.silu(conv(cells))
@@ -109,54 +116,59 @@ class Touch(nn.Module):
 
 
 @dataclass(frozen=True)
-class Guessed:
-    """Where the robot may be: ``candidates`` [B,K,F,S], their log-``odds`` [B,K,S], and where, on average, it will be
-    at the ``last`` known control step, [B,S]."""
+class ModePrediction:
+    """The output of :class:`StateDynamics`.
 
-    candidates: Tensor
-    odds: Tensor
-    last: Tensor
+    modes         [B,K,F,S]
+    log_probs     [B,K,S]
+    expected_end  [B,S]      the mean over the modes of the state after the last known action
+    """
+
+    modes: Tensor
+    log_probs: Tensor
+    expected_end: Tensor
 
     @classmethod
-    def of(cls, candidates: Tensor, odds: Tensor, known: Tensor) -> Guessed:
-        """With ``known`` [B] control steps, 1 to F."""
-        ends = candidates[torch.arange(len(known), device=known.device), :, known - 1]
-        return cls(candidates, odds, (odds.exp() * ends).sum(1))
+    def of(cls, modes: Tensor, log_probs: Tensor, known: Tensor) -> ModePrediction:
+        """With ``known`` [B] actions, 1 to F."""
+        ends = modes[torch.arange(len(known), device=known.device), :, known - 1]
+        return cls(modes, log_probs, (log_probs.exp() * ends).sum(1))
 
 
-def _nothing(layer: nn.Linear) -> nn.Linear:
-    """``layer`` with 0 for all inputs."""
+def _zero_init(layer: nn.Linear) -> nn.Linear:
+    """``layer`` with zero weights and biases."""
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def by_chance(candidates: Tensor, odds: Tensor, chance: Tensor) -> Tensor:
-    """Each as often as its odds say."""
-    share = torch.special.ndtr(chance)[:, None]
-    return (odds.exp().cumsum(1) < share).sum(1).clamp_max(odds.shape[1] - 1)
+def sample_modes(modes: Tensor, log_probs: Tensor, noise: Tensor) -> Tensor:
+    """int64 [B,S]: a mode for each entry, drawn with probabilities ``exp(log_probs)`` [B,K,S]; a ``ModeSelector``."""
+    share = torch.special.ndtr(noise)[:, None]
+    return (log_probs.exp().cumsum(1) < share).sum(1).clamp_max(log_probs.shape[1] - 1)
 
 
-def of_them(candidates: Tensor, choice: Tensor) -> Tensor:
-    """The states [B,F,S] that are chosen, int64 [B,S], among ``candidates`` [B,K,F,S]."""
-    index = choice[:, None, None].expand(-1, 1, candidates.shape[2], -1)
-    return candidates.gather(1, index)[:, 0]
+def select_modes(modes: Tensor, choice: Tensor) -> Tensor:
+    """[B,F,S]: the states of the modes ``choice`` int64 [B,S] among ``modes`` [B,K,F,S]."""
+    index = choice[:, None, None].expand(-1, 1, modes.shape[2], -1)
+    return modes.gather(1, index)[:, 0]
 
 
-def surprise(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor, spread: float = 0.1) -> Tensor:
-    """Negative log-likelihood [B], per entry, of ``wanted`` [B,F,S] under Gaussians around ``candidates`` [B,K,F,S].
+def mixture_nll(modes: Tensor, log_probs: Tensor, target: Tensor, counts: Tensor, spread: float = 0.1) -> Tensor:
+    """[B]: negative log-likelihood, per entry, of ``target`` [B,F,S] under Gaussians around ``modes`` [B,K,F,S].
 
-    Their common standard deviation is ``spread``, so that the nearest candidate learns from what happened; ``counts``
-    [B,F] is 1 for control steps that did.
+    All have the standard deviation ``spread``, so the nearest mode gets most of the gradient; ``counts`` [B,F] is 1 for
+    control steps with a known action.
     """
-    off = ((candidates - wanted[:, None]) / spread).square() * counts[:, None, :, None]
-    return -(odds - 0.5 * off.sum(2)).logsumexp(1).sum(1) / math.prod(wanted.shape[1:])
+    off = ((modes - target[:, None]) / spread).square() * counts[:, None, :, None]
+    return -(log_probs - 0.5 * off.sum(2)).logsumexp(1).sum(1) / math.prod(target.shape[1:])
 
 
-def lesson(candidates: Tensor, odds: Tensor, wanted: Tensor, counts: Tensor) -> Tensor:
-    """What candidates are taught by: :func:`surprise` [B], and a little of it as seen from afar.
+def training_nll(modes: Tensor, log_probs: Tensor, target: Tensor, counts: Tensor) -> Tensor:
+    """[B]: :func:`mixture_nll`, and a tenth of it with a ten times larger standard deviation.
 
-    A candidate far from everything that happens is as good as never meant, so it would learn nothing and another one
-    become the mean of two things that happen.
+    A mode far from all data gets no gradient of the first term, and another mode would average two outcomes; the
+    second term brings it back.
     """
-    return surprise(candidates, odds, wanted, counts) + 0.1 * surprise(candidates, odds, wanted, counts, spread=1.0)
+    near = mixture_nll(modes, log_probs, target, counts)
+    return near + 0.1 * mixture_nll(modes, log_probs, target, counts, spread=1.0)

@@ -1,4 +1,4 @@
-"""What a call of a world model is made with, and what comes of it."""
+"""Inputs and outputs of one call of a world model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Now:
-    """Where a prediction starts.
+class Context:
+    """What a prediction is conditioned on.
 
-    pictures  uint8 [B,1+memory,C,h,w]  the episode's first, then the latest ones in order
-    state     float32 [B,S]
+    pictures  uint8 [B,1+context_frames,C,h,w]  the episode's first frame, then the latest ones in order
+    state     float32 [B,S]                     at the latest frame
     task      int64 [B]
     """
 
@@ -25,24 +25,30 @@ class Now:
 
 @dataclass(frozen=True)
 class Future:
-    """What a call predicts at the last known control step, and the way there.
+    """The prediction of a call, up to its last known action.
 
-    pictures  uint8 [B,P,C,h,w]     the last one that counts is :meth:`WorldModel.slot`
-    state     float32 [B,F,S]
-    outcome   [B,3]                 probabilities of "done", "failed" and, for whoever acted in the data, "will be done"
-    doubt     [B]                   see :func:`world_models.uncertainty.disagreement`
+    pictures     uint8 [B,P,C,h,w]  the one at the last known action is at index :meth:`WorldModel.slot`
+    state        float32 [B,F,S]
+    outcome      [B,3]              probabilities of "done", "failed" and, for the behaviour in the data, "will be done"
+    uncertainty  [B]                see :func:`world_models.uncertainty.disagreement`
     """
 
     pictures: Tensor
     state: Tensor
     outcome: Tensor
-    doubt: Tensor
+    uncertainty: Tensor
 
 
 @dataclass(frozen=True)
-class Aim:
-    """What came: pictures uint8 [B,P,C,h,w], state [B,F,S], the actions [B,F,D] that led there, how many of them count
-    [B], and whether the task was done and had failed [B,2] after these."""
+class Target:
+    """What a call is trained to predict.
+
+    pictures  uint8 [B,P,C,h,w]
+    state     float32 [B,F,S]
+    actions   float32 [B,F,D]  that led there
+    known     int64 [B]        how many of the actions the model gets to know
+    outcome   float32 [B,3]    after the last known action
+    """
 
     pictures: Tensor
     state: Tensor
@@ -51,32 +57,32 @@ class Aim:
     outcome: Tensor
 
 
-def flagged(actions: Tensor, flag: Tensor) -> Tensor:
-    """[B,F,D+1]: ``actions``, 0 where unknown, and ``flag`` [B,F], whether they are known."""
+def mask_actions(actions: Tensor, flag: Tensor) -> Tensor:
+    """[B,F,D+1]: ``actions``, 0 where unknown, and ``flag`` [B,F], 1 where known."""
     return torch.cat([actions * flag[..., None], flag[..., None]], -1)
 
 
 def uniform(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> Tensor:
-    """From 0 to 1, drawn where ``generator`` is and taken to where ``like`` is: a seed means the same on any device."""
+    """Uniform in [0, 1), drawn on the generator's device, where a seed is always the same, and moved to ``like``'s."""
     return torch.rand(shape, generator=generator, device=generator.device).to(like.device)
 
 
 def normal(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> Tensor:
-    """Standard normal, drawn as :func:`uniform` is."""
+    """Standard normal, drawn and moved as by :func:`uniform`."""
     return torch.randn(shape, generator=generator, device=generator.device).to(like.device)
 
 
-def some(count: Tensor, generator: torch.Generator) -> Tensor:
-    """How many of ``count`` [B] control steps a call is made for: all of them or, as often, some."""
-    some = 1 + (uniform(count.shape, generator, count) * count).long()
-    return torch.where(uniform(count.shape, generator, count) < 0.5, count, some)
+def random_known(count: Tensor, generator: torch.Generator) -> Tensor:
+    """[B]: how many of ``count`` [B] actions a training call knows: with probability 1/2 all, else 1 to ``count``."""
+    fewer = 1 + (uniform(count.shape, generator, count) * count).long()
+    return torch.where(uniform(count.shape, generator, count) < 0.5, count, fewer)
 
 
-def at(items: Tensor, index: Tensor) -> Tensor:
-    """Of every row of ``items`` [B,F,...] the entry at its ``index`` [B], [B,...]."""
+def select_step(items: Tensor, index: Tensor) -> Tensor:
+    """[B,...]: entry ``index`` [B] of every batch element of ``items`` [B,F,...]."""
     return items[torch.arange(len(index), device=index.device), index]
 
 
-def floats(pictures: Tensor) -> Tensor:
-    """uint8 pictures from -1 to 1."""
+def to_unit_range(pictures: Tensor) -> Tensor:
+    """uint8 pictures as floats from -1 to 1."""
     return pictures.float() / 127.5 - 1.0

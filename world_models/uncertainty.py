@@ -1,11 +1,11 @@
-"""How much a model doubts its own guess, and how much doubt is usual: limits beyond which a dream ends.
+"""Uncertainty of a model's prediction, and limits beyond which an imagined rollout ends.
 
-The doubt is how far apart the places are where the robot may be next, weighed by how likely each is: a grasp that may
-hold or slip.  It costs nothing.
+The uncertainty is the spread of the modes of the robot's next state, weighted by their probabilities: large for a grasp
+that may hold or slip.  It costs no additional forward pass.
 
-The limits are calibrated on recorded episodes: a model replays recorded actions from recorded starts, deeper and deeper
-into its own dream, and at every depth the limit is a quantile of the doubts it had.  So a known share of the dreams
-that are like the recorded ones is ended at each depth, and more of those that are not.
+The limits are calibrated on recorded episodes: the model replays recorded actions from recorded initial states, and at
+every depth (number of calls) the limit is a quantile of the uncertainties it had.  So a known share of rollouts like
+the recorded ones is truncated at each depth, and more of those that differ from them.
 """
 
 from __future__ import annotations
@@ -20,40 +20,45 @@ from torch import Tensor
 from vla_rl.contract.errors import UserError
 
 
-def disagreement(candidates: Tensor, odds: Tensor) -> Tensor:
-    """[B]: root mean square distance of the ``candidates`` [B,K,S] from their mean, weighed by log-odds [B,K,S]."""
-    share = odds.exp()
-    apart = candidates - (share * candidates).sum(1, keepdim=True)
+def disagreement(modes: Tensor, log_probs: Tensor) -> Tensor:
+    """[B]: root mean square distance of ``modes`` [B,K,S] from their mean, weighted by ``log_probs`` [B,K,S]."""
+    share = log_probs.exp()
+    apart = modes - (share * modes).sum(1, keepdim=True)
     return (share * apart.square()).sum(1).mean(-1).sqrt()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The highest usual doubt by depth: ``values[d]`` after ``d + 1`` calls; deeper than calibrated, the last."""
+    """The highest accepted uncertainty by depth: ``values[d]`` after ``d + 1`` calls, the last one beyond them."""
 
     values: tuple[float, ...]
 
     @classmethod
-    def calibrate(cls, doubts: Sequence[np.ndarray], quantile: float = 0.95) -> Limits:
-        """From the doubts [N_d] of held-out replays at every depth.
+    def calibrate(cls, uncertainties: Sequence[np.ndarray], quantile: float = 0.95) -> Limits:
+        """From the uncertainties [N_d] of held-out replays at every depth.
 
-        The limit is the smallest of the doubts that at least ``quantile`` of them do not exceed, corrected for their
-        number (split conformal: rank ceil((n + 1) q)); with too few of them to say, or a quantile of 1, it is infinite.
+        The limit is the smallest uncertainty that at least ``quantile`` of them do not exceed, corrected for their
+        number (split conformal: rank ceil((n + 1) q)); with too few of them, or a quantile of 1, it is infinite.
+
+        Raises UserError for a depth without replays and for a quantile outside (0, 1].
         """
-        if not len(doubts) or not all(len(part) for part in doubts):
-            raise UserError("a depth has no doubts to calibrate on, so no limit could be set; hold more episodes out.")
+        if not len(uncertainties) or not all(len(part) for part in uncertainties):
+            raise UserError(
+                "a depth has no uncertainties to calibrate on, so no limit could be set; hold more episodes out."
+            )
         if not 0.0 < quantile <= 1.0:
             raise UserError(f"a quantile of {quantile} leaves no limit; choose one above 0, up to 1.")
-        return cls(tuple(_conformal(np.sort(np.asarray(part, float)), quantile) for part in doubts))
+        return cls(tuple(_conformal(np.sort(np.asarray(part, float)), quantile) for part in uncertainties))
 
     def warn_beyond(self, horizon: int, frames: int) -> None:
-        """A UserWarning when dreams of ``horizon`` control steps, ``frames`` in a call, go deeper than calibrated."""
-        judged = len(self.values) * frames
-        if judged < horizon:
+        """A UserWarning when rollouts of ``horizon`` control steps, ``frames`` in a call, go deeper than calibrated."""
+        calibrated = len(self.values) * frames
+        if calibrated < horizon:
             warnings.warn(
-                f"a dream horizon of {horizon} control steps is beyond the {judged} that the model was judged for, so "
-                "beyond that nobody knows how wrong dreams are and the last limit of doubt stands for all deeper ones; "
-                f"take a horizon of at most {judged}, or calibrate on longer held-out episodes.",
+                f"a horizon of {horizon} control steps is beyond the {calibrated} that the limits of uncertainty were "
+                "calibrated for, so beyond that the error of imagined rollouts is unknown and the last limit stands "
+                f"for all deeper calls; take a horizon of at most {calibrated}, or calibrate on longer held-out "
+                "episodes.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -64,6 +69,6 @@ class Limits:
         return limit
 
 
-def _conformal(doubts: np.ndarray, quantile: float) -> float:
-    rank = int(np.ceil((len(doubts) + 1) * quantile))
-    return float(doubts[rank - 1]) if rank <= len(doubts) else float("inf")
+def _conformal(uncertainties: np.ndarray, quantile: float) -> float:
+    rank = int(np.ceil((len(uncertainties) + 1) * quantile))
+    return float(uncertainties[rank - 1]) if rank <= len(uncertainties) else float("inf")

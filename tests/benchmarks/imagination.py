@@ -14,12 +14,13 @@ from torch import Tensor
 
 from sims.catalog import make
 from tests.benchmarks.measure import COMMAND, Contender, Row, interleave, rate_row
-from world_models.backbones.video_model import Moves, Seen
+from world_models.backbones.video_model import ActionInput, ContextLatents
 from world_models.backbones.wan import WanConfig, WanVideo
 from world_models.backbones.wan_weights import WanSizes, WanWeights
-from world_models.env import DreamConfig, ImaginedEnv
-from world_models.initial_states import Start, Starts
-from world_models.model import WorldConfig, WorldModel
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.initial_states import InitialStatePool, InitialStates
+from world_models.model import WorldModel
 
 CHUNK = 5
 WOVR = 23.0  # frames/s at 256 x 256 that WoVR publishes (arXiv 2602.13977): Wan2.2-5B, 5 denoising steps
@@ -28,19 +29,19 @@ TOLD, MAPS, SEEN = 22, 32, 3  # per frame: entries of a move on lift, and maps; 
 
 
 def imagined_vs_simulator(quick: bool = False) -> list[Row]:
-    """Control steps per second, pictures of 64x64 included, of dreams against lift in MuJoCo: one thread each.
+    """Control steps per second, pictures of 64x64 included, of imagination against lift in MuJoCo, one thread each.
 
-    Both play the same random chunks of five; weights are random, which costs what trained ones do; no dream is ended or
-    dreamt again.  The simulator has ``threads=1`` and renders one picture a chunk, as a dream paints one.
+    Both play the same random chunks of five; weights are random, which costs what trained ones do; no rollout ends
+    early.  The simulator has ``threads=1`` and renders one picture a chunk, as the model predicts one.
     """
     rows, chunks, repeats = (2, 1, 1) if quick else (64, 5, 7)
     env = make("lift", num_envs=rows, threads=1)
     every, shape = np.arange(rows), (chunks, rows, CHUNK, env.spec.action_dim)
     actions = np.random.default_rng(0).uniform(env.spec.action.low, env.spec.action.high, shape).astype(np.float32)
-    dreams = {name: _dreams(env, WorldConfig(precision=name), chunks) for name in ("float32", "bfloat16")}  # type: ignore[arg-type]
+    imagined = {name: _dreams(env, WorldModelConfig(precision=name), chunks) for name in ("float32", "bfloat16")}  # type: ignore[arg-type]
     contenders = {
         name: Contender(partial(_play, world, actions), partial(world.reset, every, every))
-        for name, world in {"simulator": env, **dreams}.items()
+        for name, world in {"simulator": env, **imagined}.items()
     }
     with closing(env):
         seconds = interleave(contenders, repeats)
@@ -57,7 +58,7 @@ def imagined_vs_simulator(quick: bool = False) -> list[Row]:
             denoising_steps=world.model.config.steps,
             parameters=sum(item.numel() for item in world.model.parameters()),
         )
-        for name, world in dreams.items()
+        for name, world in imagined.items()
     ]
 
 
@@ -67,22 +68,22 @@ def _play(env: Any, actions: np.ndarray) -> None:
     assert step.valid.all(), "a row ended, so less work was done; take fewer chunks"
 
 
-def _dreams(env: Any, config: WorldConfig, chunks: int) -> ImaginedEnv:
-    """As many dreams as ``env`` has rows, from its own first moments, which nothing ends."""
+def _dreams(env: Any, config: WorldModelConfig, chunks: int) -> ImaginedEnv:
+    """As many imagined rollouts as ``env`` has rows, from its own first moments, which nothing ends."""
     torch.manual_seed(0)
     model, every = WorldModel(env.spec, config), np.arange(env.num_envs)
     obs = env.reset(every, every)
     pictures = np.moveaxis(np.concatenate([obs.images[name] for name in model.cameras], -1), -1, 1)
-    first = Start(np.repeat(pictures[:, None], 1 + config.memory, 1), obs.state, obs.task)
+    first = InitialStates(np.repeat(pictures[:, None], 1 + config.context_frames, 1), obs.state, obs.task)
     # Doubts and outcomes of random weights mean nothing: no limits, and thresholds that no probability reaches.
-    endless = DreamConfig(horizon=chunks * CHUNK + 1, done=2.0, failed=2.0, again=0)
-    return ImaginedEnv(model, Starts(first, first.select(every[:0])), env.num_envs, None, endless)
+    endless = ImaginationConfig(horizon=chunks * CHUNK + 1, success_threshold=2.0, failure_threshold=2.0, resamples=0)
+    return ImaginedEnv(model, InitialStatePool(first, first.select(every[:0])), env.num_envs, None, endless)
 
 
 def wan_frames(quick: bool = False) -> list[Row]:
     """Frames per second at 256x256 of a Wan-sized video model on a GPU beside WoVR's; nothing where there is no GPU.
 
-    One call, as a dream makes it: three pictures are encoded, eight frames denoised in five steps and decoded; all in
+    One call of an imagined rollout: three pictures are encoded, eight frames denoised in five steps and decoded; all in
     bfloat16, neither compiled nor quantised.  The shape of Wan2.2-5B where memory allows, else of Wan2.1-1.3B; random
     weights.  WoVR's rate is the published one of its machine, not measured here.  ``quick``: a tiny one on the CPU.
     """
@@ -129,11 +130,11 @@ def wan(weights: WanWeights, side: int, device: torch.device) -> WanVideo:
 
 @dataclass(frozen=True)
 class Given:
-    """What a call of ``B`` dreams is given."""
+    """What a call of ``B`` imagined rollouts is given."""
 
     pictures: Tensor  # [B,M,3,h,w]
     noise: Tensor  # [B,F,c,y,x]
-    moves: Moves
+    moves: ActionInput
 
 
 def some_call(video: WanVideo, side: int, batch: int) -> Given:
@@ -143,7 +144,7 @@ def some_call(video: WanVideo, side: int, batch: int) -> Given:
     def some(*shape: int) -> Tensor:
         return torch.rand(batch, *shape, generator=generator).to(like)
 
-    moves = Moves(some(WOVR_FRAMES, TOLD), some(WOVR_FRAMES, MAPS, *video.latent[1:]))
+    moves = ActionInput(some(WOVR_FRAMES, TOLD), some(WOVR_FRAMES, MAPS, *video.latent[1:]))
     return Given(2 * some(SEEN, 3, side, side) - 1, some(WOVR_FRAMES, *video.latent), moves)
 
 
@@ -151,7 +152,7 @@ def some_call(video: WanVideo, side: int, batch: int) -> Given:
 def call(video: WanVideo, given: Given) -> Tensor:
     """Pictures [B,F,3,h,w] by Euler steps, as ``WorldModel.predict`` takes them; waits until they are there."""
     noisy, rows = given.noise, len(given.noise)
-    seen = Seen(video.encode(given.pictures), given.noise.new_zeros(rows, SEEN))
+    seen = ContextLatents(video.encode(given.pictures), given.noise.new_zeros(rows, SEEN))
     for step in range(WOVR_STEPS):
         level, following = (1.0 - (step + i) / WOVR_STEPS for i in (0, 1))
         clean = video(noisy, noisy.new_full((rows, WOVR_FRAMES), level), seen, given.moves).clean

@@ -1,4 +1,4 @@
-"""Any method in a simulator or a dream, paid for what a reward model in a folder sees."""
+"""Any method in a simulator or an imagined rollout, paid for what a reward model in a folder sees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import save_untrained
-from tests.recipes.imagine.test_grpo import GROUPS, dreams_of_lift
+from tests.recipes.imagine.test_grpo import GROUPS, imagined_lift
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import OneProcess
@@ -58,9 +58,9 @@ def critic(tmp_path_factory) -> str:
     return str(folder)
 
 
-@pytest.fixture(scope="module", params=["simulator", "dream"])
+@pytest.fixture(scope="module", params=["simulator", "imagined rollout"])
 def world(request) -> EnvFactory:
-    return EnvConfig(options={"deadline": 5}) if request.param == "simulator" else dreams_of_lift()
+    return EnvConfig(options={"deadline": 5}) if request.param == "simulator" else imagined_lift()
 
 
 @pytest.mark.parametrize("method", [PPO, GRPO], ids=["ppo", "grpo"])

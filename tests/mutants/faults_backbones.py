@@ -17,7 +17,7 @@ _CAMERAS = f"{_ON_WAN}test_every_frame_of_every_camera_is_encoded_as_a_video_of_
 _PLACES = f"{_ON_WAN}test_features_of_a_place_are_those_of_its_own_token"
 _LOW_RANK = f"{_ON_WAN}test_low_rank_corrections_are_nothing_at_first_and_then_b_times_a"
 _REFUSED = f"{_ON_WAN}test_a_folder_that_is_not_wan_is_refused"
-_COUNTS = "tests/world_models/test_backbones.py::test_everything_that_is_told_counts_frame_by_frame"
+_COUNTS = "tests/world_models/test_backbones.py::test_everything_that_is_reported_counts_frame_by_frame"
 
 _ON_LATENTS = (
     Fault(
@@ -49,10 +49,10 @@ _ON_LATENTS = (
         (_AT_FIRST,),
     ),
     Fault(
-        "the noise of what is seen is not told",
+        "the noise level of context frames is ignored",
         _DIT,
-        "_waves(torch.cat([seen.level, level], 1))",
-        "_waves(torch.cat([torch.zeros_like(seen.level), level], 1))",
+        "_waves(torch.cat([context.level, level], 1))",
+        "_waves(torch.cat([torch.zeros_like(context.level), level], 1))",
         (f"{_COUNTS}[seen-dit]",),
     ),
     Fault(
@@ -82,10 +82,10 @@ _ON_WANS = (
     Fault("timesteps from 0 to 1", _WAN, "_TIMESTEPS = 1000.0", "_TIMESTEPS = 1.0", (_VERY,)),
     Fault("the velocity points the other way", _WAN, "clean = noisy - level", "clean = noisy + level", (_VERY,)),
     Fault(
-        "moves belong to the frames before",
+        "actions belong to the frames before",
         _WAN,
-        "functional.pad(moves.vector, (0, 0, self.memory, 0))",
-        "functional.pad(moves.vector, (0, 0, 0, self.memory))",
+        "functional.pad(action_input.vector, (0, 0, self.num_context, 0))",
+        "functional.pad(action_input.vector, (0, 0, 0, self.num_context))",
         (_VERY,),
     ),
     Fault(
@@ -98,8 +98,8 @@ _ON_WANS = (
     Fault(
         "the new addition to the time is not zero",
         _WAN,
-        "for parameter in self.move[2].parameters():",
-        "for parameter in self.move[1].parameters():",
+        "for parameter in self.action[2].parameters():",
+        "for parameter in self.action[1].parameters():",
         (_VERY,),
     ),
     Fault(
@@ -133,7 +133,7 @@ _ON_WANS = (
     ),
     Fault("corrections without their scale", _LORA, "self.scale * self.up", "self.up", (_LOW_RANK,)),
     Fault("what is corrected learns as well", _LORA, "requires_grad_(False)", "requires_grad_(True)", (_LOW_RANK,)),
-    Fault("weights that are missing stay random", _WEIGHTS, 'if told["missing_keys"]:', "if False:", (_REFUSED,)),
+    Fault("weights that are missing stay random", _WEIGHTS, 'if loading["missing_keys"]:', "if False:", (_REFUSED,)),
     Fault("pickled weights are read", _WEIGHTS, "use_safetensors=True", "use_safetensors=None", (_REFUSED,)),
 )
 

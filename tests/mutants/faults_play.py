@@ -7,8 +7,8 @@ from tests.mutants.fault import Fault
 _NAMES = ("rollout", "steering", "play")
 _ROLLOUT, _STEERING, _PLAY = (f"vla_rl/recipes/imagine/{name}.py" for name in _NAMES)
 _ON_ROLLOUT, _ON_STEERING, _ON_PLAY = (f"tests/recipes/imagine/test_{name}.py::" for name in _NAMES)
-_CLIP = f"{_ON_ROLLOUT}test_a_clip_shows_what_was_recorded_beside_what_is_dreamt_of_it"
-_LABEL = f"{_ON_ROLLOUT}test_a_label_tells_kind_instruction_outcomes_and_doubt"
+_CLIP = f"{_ON_ROLLOUT}test_a_clip_shows_what_was_recorded_beside_what_is_imagined_of_it"
+_LABEL = f"{_ON_ROLLOUT}test_a_label_tells_kind_instruction_outcomes_and_uncertainty"
 _BACK = f"{_ON_STEERING}test_back_takes_steps_back_so_that_the_same_keys_give_the_same_again"
 _AGAIN = f"{_ON_STEERING}test_a_decision_that_was_taken_back_is_made_again"
 _STEP = f"{_ON_STEERING}test_every_key_is_one_control_step_of_the_action_it_stands_for"
@@ -16,39 +16,39 @@ _OTHERS = f"{_ON_PLAY}test_pages_of_other_sites_press_no_key"
 
 FAULTS = (
     Fault(
-        "the dream is passed off as the truth",
+        "imagined pictures are shown as recorded ones",
         _ROLLOUT,
-        "((truth, won, 0), (dream, dreamt, width + _GAP))",
-        "((dream, dreamt, 0), (truth, won, width + _GAP))",
+        "((recorded, won, 0), (imagined, imagined_won, width + _GAP))",
+        "((imagined, imagined_won, 0), (recorded, won, width + _GAP))",
         (_CLIP,),
     ),
     Fault(
-        "a clip has the dream of another episode",
+        "a clip has the imagined rollout of another episode",
         _ROLLOUT,
         "driver.start(chosen)",
         "driver.start(np.arange(len(spans)))",
         (_CLIP,),
     ),
     Fault(
-        "a clip stands still once its dream has succeeded",
+        "a clip stands still after an imagined success",
         _ROLLOUT,
-        "deadline=None, done=2.0, failed=2.0, again=0)",
-        "deadline=None, again=0)",
+        "endless = world_models.endless_rollouts(calibrated.imagination, longest)",
+        "endless = calibrated.imagination",
         (_CLIP,),
     ),
     Fault(
-        "the bar shows doubt over the first limit",
+        "the bar shows uncertainty over the first limit",
         _ROLLOUT,
         "np.array([t // model.config.frames])",
         "np.array([0])",
         (_CLIP,),
     ),
-    Fault("the bar is full at the limit", _ROLLOUT, "min(doubt / 2.0, 1.0)", "min(doubt, 1.0)", (_CLIP,)),
+    Fault("the bar is full at the limit", _ROLLOUT, "min(uncertainty / 2.0, 1.0)", "min(uncertainty, 1.0)", (_CLIP,)),
     Fault(
         "a missed success is called hallucinated",
         _ROLLOUT,
-        "[dreamt & ~true, true & ~dreamt, dreamt & true]",
-        "[true & ~dreamt, dreamt & ~true, dreamt & true]",
+        "[one & ~other, other & ~one, one & other]",
+        "[other & ~one, one & ~other, one & other]",
         (_LABEL,),
     ),
     Fault(
@@ -59,14 +59,14 @@ FAULTS = (
         (f"{_ON_ROLLOUT}test_kinds_take_turns_as_long_as_there_are_any",),
     ),
     Fault(
-        "doubt is told of the first call beyond, not of its step",
+        "uncertainty is told of the first call beyond, not of its step",
         _ROLLOUT,
-        "{step[np.argmax(doubt > limit)]}",
-        "{1 + np.argmax(doubt > limit)}",
+        "{step[np.argmax(uncertainty > limit)]}",
+        "{1 + np.argmax(uncertainty > limit)}",
         (_LABEL,),
     ),
     Fault(
-        "going back leaves the dream where it is",
+        "going back leaves the imagined rollout where it is",
         _STEERING,
         "self._obs = self.env.restore(np.zeros(1, int), moment.snapshot)",
         "self._obs = self._obs",
@@ -87,10 +87,10 @@ FAULTS = (
         (_AGAIN,),
     ),
     Fault(
-        "every decision of a dream has the same noise",
+        "every decision of a rollout has the same noise",
         _STEERING,
-        "(1 + self.view.dream) + self.view.step",
-        "(1 + self.view.dream)",
+        "(1 + self.view.episode) + self.view.step",
+        "(1 + self.view.episode)",
         (_AGAIN,),
     ),
     Fault(
@@ -124,9 +124,9 @@ FAULTS = (
     Fault(
         "a learner's deadline ends what a person does",
         _PLAY,
-        "deadline=None, keyframes=0.0",
-        "keyframes=0.0",
-        (f"{_ON_STEERING}test_an_end_is_told_in_words",),
+        "deadline=None, keyframe_share=0.0",
+        "keyframe_share=0.0",
+        (f"{_ON_STEERING}test_an_end_is_reported_in_words",),
     ),
     Fault(
         "the page is served to the whole network",

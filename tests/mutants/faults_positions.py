@@ -161,18 +161,18 @@ FAULTS = (
         (f"{_ON_WORLD}test_episodes_that_all_ended_alike_teach_no_outcome",),
     ),
     Fault(
-        "episodes of another world are learnt from",
+        "a world model is trained on episodes of another environment",
         _WORLD,
-        "require_world_of(model.spec, trajectories)",
+        "require_same_env(model.spec, trajectories)",
         "pass",
         (f"{_ON_WORLD}test_episodes_of_another_world_are_refused",),
     ),
     Fault("what was judged is counted in calls", _DOUBT, "len(self.values) * frames", "len(self.values)", (_WARNED,)),
     Fault(
-        "a horizon as long as judged is warned of",
+        "a horizon as long as calibrated is warned of",
         _DOUBT,
-        "if judged < horizon:",
-        "if critic_action <= horizon:",
+        "if calibrated < horizon:",
+        "if calibrated <= horizon:",
         (_WARNED,),
     ),
     Fault(

@@ -250,7 +250,7 @@ _CUT_OFF = (
         _RELATIVE,
         "rollout.truncated.any(0).double().mean()",
         "rollout.truncated.double().mean()",
-        ("tests/recipes/imagine/test_grpo.py::test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept",),
+        ("tests/recipes/imagine/test_grpo.py::test_members_of_a_group_begin_alike_and_those_in_uncertainty_are_kept",),
     ),
     Fault(
         "truncations are counted among the delivered only",

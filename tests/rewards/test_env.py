@@ -12,7 +12,7 @@ import torch
 from sims.catalog import make
 from sims.toy.counting import CountingEnv, episode_length
 from tests.elsewhere import elsewhere
-from tests.world_models.dreams import dream
+from tests.world_models.small_models import imagined_env
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Snapshots, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
@@ -98,9 +98,9 @@ def watched(env: VecEnv, kind: str) -> Reward:
 
 
 @pytest.mark.parametrize("kind", ["brightness", "progress", "success"])
-@pytest.mark.parametrize("world", ["counting", "dream"])
+@pytest.mark.parametrize("world", ["counting", "imagined"])
 def test_simulators_and_world_models_keep_the_contract(world, kind):
-    inner = CountingEnv(4) if world == "counting" else dream(4)
+    inner = CountingEnv(4) if world == "counting" else imagined_env(4)
     env = rewarded(inner, watched(inner, kind), RewardWeights(1.0, 0.5, 0.25))
     assert len(check_env(env, seed=11)) == 7 and isinstance(env, Snapshots)
     ends: list[int] = []
@@ -161,7 +161,7 @@ def test_weights_of_progress_done_and_the_environments_own_reward():
 
 
 def test_an_episode_earns_the_progress_from_its_first_to_its_last_frame():
-    env, rng = rewarded(dream(5), ScriptedReward(brightness, 2.0)), np.random.default_rng(0)
+    env, rng = rewarded(imagined_env(5), ScriptedReward(brightness, 2.0)), np.random.default_rng(0)
     obs = env.reset(np.arange(5), np.arange(5))
     first, total = brightness(obs.images["front"][:, None])[:, 0], np.zeros(5)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Reality is bought when dreams drift from it, from a fixed budget, with reasons."""
+"""Real episodes are bought when imagination drifts from reality, from a fixed budget, with reasons."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from vla_rl.contract.errors import UserError
 from vla_rl.training.coevolve import Coevolution, CoevolutionConfig, Signals
 
-CALM = Signals(imagined=0.6, real=0.55, doubt=0.1, slip=0.2)
-CONFIG = CoevolutionConfig(budget=250, batch=100, gap=0.1, doubt=0.05, slip=1.5)
+CALM = Signals(imagined=0.6, real=0.55, uncertain=0.1, inverse_dynamics_error=0.2)
+CONFIG = CoevolutionConfig(budget=250, batch=100, success_gap=0.1, uncertainty_rise=0.05, inverse_dynamics_ratio=1.5)
 
 
-def test_nothing_is_bought_while_dreams_hold():
+def test_nothing_is_bought_while_imagined_rollouts_hold():
     decision = Coevolution(CONFIG, CALM).decide(CALM)
     assert decision.buy == 0 and decision.reasons == ()
 
@@ -21,10 +21,10 @@ def test_nothing_is_bought_while_dreams_hold():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"imagined": 0.66}, "imagined success 66% outruns real success 55%"),
-        ({"real": 0.4}, "imagined success 60% outruns real success 40%"),
-        ({"doubt": 0.16}, "doubt ends 16% of the dreams, at first 10%"),
-        ({"slip": 0.31}, "inverse-dynamics residual 0.310, at first 0.200"),
+        ({"imagined": 0.66}, "imagined success 66% exceeds real success 55%"),
+        ({"real": 0.4}, "imagined success 60% exceeds real success 40%"),
+        ({"uncertain": 0.16}, "uncertainty truncates 16% of the rollouts, at first 10%"),
+        ({"inverse_dynamics_error": 0.31}, "inverse-dynamics error 0.310, at first 0.200"),
     ],
 )
 def test_each_sign_alone_buys_and_says_why(change, reason):
@@ -32,12 +32,12 @@ def test_each_sign_alone_buys_and_says_why(change, reason):
     assert decision.buy == 100 and decision.reasons == (reason,)
 
 
-def test_dreams_may_be_worse_than_reality_for_nothing():
+def test_imagined_rollouts_may_be_worse_than_reality_for_nothing():
     assert Coevolution(CONFIG, CALM).decide(Signals(0.1, 0.9, 0.0, 0.0)).buy == 0
 
 
 def test_the_budget_is_never_exceeded_and_reasons_stay():
-    state, worse, bought = Coevolution(CONFIG, CALM), replace(CALM, doubt=0.5), []
+    state, worse, bought = Coevolution(CONFIG, CALM), replace(CALM, uncertain=0.5), []
     for _ in range(5):
         decision = state.decide(worse)
         bought.append(decision.buy)
@@ -47,7 +47,7 @@ def test_the_budget_is_never_exceeded_and_reasons_stay():
 
 
 def test_what_was_bought_sets_what_is_usual():
-    worse = replace(CALM, doubt=0.5, slip=0.4)
+    worse = replace(CALM, uncertain=0.5, inverse_dynamics_error=0.4)
     state = Coevolution(CONFIG, CALM).renewed(replace(worse, real=0.6), 100)
     assert state.decide(worse).reasons == ()
 

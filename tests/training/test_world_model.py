@@ -9,20 +9,27 @@ import numpy as np
 import pytest
 import torch
 
-from tests.world_models.dreams import SIDE, model, spec
 from tests.world_models.pushing import played
+from tests.world_models.small_models import SIDE, model, spec
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.world_model import WorldFit, fit_world, followed, load_world, require_world_of, save_world
+from vla_rl.training.world_model import (
+    WorldModelFit,
+    fit_world_model,
+    imagine_along,
+    load_world_model,
+    require_same_env,
+    save_world_model,
+)
 
-FIT = WorldFit(*[FitConfig(steps=1, batch=2)] * 4)
+FIT = WorldModelFit(*[FitConfig(steps=1, batch=2)] * 4)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("worlds") / "world"
-    save_world(model(), path)
+    save_world_model(model(), path)
     return path
 
 
@@ -63,12 +70,12 @@ def changed(what: str):
 def test_a_world_model_stands_for_no_other_world(folder, what):
     part = what.split(",")[0]
     with pytest.raises(UserError, match=f"trained for other {part} than 'table' has.*train one on episodes"):
-        load_world(folder, changed(what))
-    load_world(folder)
+        load_world_model(folder, changed(what))
+    load_world_model(folder)
 
 
 def test_what_it_does_not_depend_on_may_differ(folder):
-    made, _ = load_world(folder, replace(spec(), name="elsewhere", time_limit=99, max_chunk=2, can_snapshot=True))
+    made, _ = load_world_model(folder, replace(spec(), name="elsewhere", time_limit=99, max_chunk=2, can_snapshot=True))
     assert made.spec == spec() and not made.training
 
 
@@ -77,9 +84,9 @@ def test_what_it_does_not_depend_on_may_differ(folder):
     [
         ("spec", None, "has no 'spec'"),
         ("config", None, "has no 'config'"),
-        ("world", "builtins:print", "'builtins:print' is not a world model"),
-        ("world", "world_models.model:Now", "is not a world model"),
-        ("world", "world_models.model:Nothing", "has no 'Nothing'"),
+        ("world_model", "builtins:print", "'builtins:print' is no world model"),
+        ("world_model", "world_models.model:Context", "is no world model"),
+        ("world_model", "world_models.model:Nothing", "has no 'Nothing'"),
     ],
 )
 def test_a_damaged_or_foreign_folder_is_refused(folder, tmp_path, entry, value, error):
@@ -88,14 +95,14 @@ def test_a_damaged_or_foreign_folder_is_refused(folder, tmp_path, entry, value, 
     (tmp_path / "config.json").write_text(json.dumps(saved))
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match=error):
-        load_world(tmp_path)
+        load_world_model(tmp_path)
 
 
 def test_weights_of_another_size_are_refused(folder, tmp_path):
-    save_world(model(maps=4), tmp_path / "other")
+    save_world_model(model(pose_maps=4), tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match=r"does not fit the model that its config\.json describes"):
-        load_world(tmp_path / "other")
+        load_world_model(tmp_path / "other")
 
 
 @pytest.mark.parametrize(("won", "which"), [(True, "all"), (False, "none")])
@@ -106,7 +113,7 @@ def test_episodes_that_all_ended_alike_teach_no_outcome(won, which):
     made = model()
     before = [item.clone() for item in made.parameters()]
     with pytest.raises(UserError, match=f"{which} of {alike.count} episodes succeeded.*add episodes of the other kind"):
-        fit_world(made, alike, FIT, torch.Generator().manual_seed(0))
+        fit_world_model(made, alike, FIT, torch.Generator().manual_seed(0))
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True))
 
 
@@ -126,14 +133,14 @@ def wrong(what: str, trajectories: Trajectories) -> Trajectories:
 @pytest.mark.parametrize("what", ["camera", "more", "size", "state", "action", "task", "unknown task"])
 def test_episodes_of_another_world_are_refused(what):
     trajectories = played(6, seed=1)
-    require_world_of(spec(), trajectories)
+    require_same_env(spec(), trajectories)
     with pytest.raises(UserError, match="a world model of it cannot learn from them; record"):
-        fit_world(model(), wrong(what, trajectories), FIT, torch.Generator().manual_seed(0))
+        fit_world_model(model(), wrong(what, trajectories), FIT, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("cameras", [("front",), ("side", "front")])
-def test_dreams_follow_episodes_to_their_ends(monkeypatch, cameras):
-    """With a world that grows brighter by one in every call: each call sees the dream so far, and the recorded way."""
+def test_imagined_rollouts_follow_episodes_to_their_ends(monkeypatch, cameras):
+    """With a world that grows brighter by one in every call: each call has the imagined past and recorded states."""
     trajectories, made = played(8, seed=1), model(cameras)
     front = trajectories.images["front"]
     dark = {name: front // 2 if name == "front" else front[:, ::-1] // 4 for name in cameras}
@@ -146,8 +153,8 @@ def test_dreams_follow_episodes_to_their_ends(monkeypatch, cameras):
         asked.append(batch)
         return batch["pictures"][:, -1] + 1
 
-    monkeypatch.setattr(made, "follow", brighter)
-    dreamt = followed(made, trajectories, torch.Generator().manual_seed(0))
+    monkeypatch.setattr(made, "predict_along", brighter)
+    imagined = imagine_along(made, trajectories, torch.Generator().manual_seed(0))
     assert len(asked) > 1
     for batch in asked:
         course = (batch["state"][:, :1, 0] / 3).long() + torch.arange(1 + made.config.frames)
@@ -155,44 +162,53 @@ def test_dreams_follow_episodes_to_their_ends(monkeypatch, cameras):
         assert torch.equal(batch["actions"], torch.from_numpy(trajectories.action)[course[:, :-1]])
     offsets = set()
     for begin, end in trajectories.spans():
-        moments = np.sort(dreamt.moments[(dreamt.moments >= begin) & (dreamt.moments < end)])
+        moments = np.sort(imagined.moments[(imagined.moments >= begin) & (imagined.moments < end)])
         offsets.add(int(moments[0] - begin))
         assert (np.diff(moments) == made.config.frames).all() and moments[-1] + made.config.frames >= end
         others = np.setdiff1d(np.arange(begin, end), moments)
         for camera, recorded in trajectories.images.items():
-            seen = dreamt.trajectories.images[camera]
+            seen = imagined.trajectories.images[camera]
             for depth, moment in enumerate(moments):
                 assert (seen[moment] == recorded[moments[0]] + depth).all()
             assert (seen[others] == recorded[others]).all()
     assert offsets == set(range(made.config.frames))
 
 
-def test_half_of_the_looks_that_are_learnt_from_are_dreamt(monkeypatch):
+def test_half_of_the_crops_that_are_learnt_from_are_imagined(monkeypatch):
     made, seen = model(), []
-    monkeypatch.setattr(made, "follow", lambda batch, generator: torch.full_like(batch["pictures"][:, -1], 255))
-    learn = made.touch_loss
+    monkeypatch.setattr(made, "predict_along", lambda batch, generator: torch.full_like(batch["pictures"][:, -1], 255))
+    learn = made.mode_classifier_loss
     monkeypatch.setattr(
-        made, "touch_loss", lambda batch, generator: [seen.append(batch["pictures"]), learn(batch, generator)][1]
+        made,
+        "mode_classifier_loss",
+        lambda batch, generator: [seen.append(batch["pictures"]), learn(batch, generator)][1],
     )
-    fit = replace(FIT, touch=FitConfig(steps=5, batch=32))
-    fit_world(made, played(30, seed=1), fit, torch.Generator().manual_seed(0))
-    dreamt = (torch.stack(seen) == 255).flatten(2).all(2)
-    assert not dreamt[:, :16].any() and dreamt[:, 16:].float().mean() > 0.3
+    fit = replace(FIT, mode_classifier=FitConfig(steps=5, batch=32))
+    fit_world_model(made, played(30, seed=1), fit, torch.Generator().manual_seed(0))
+    imagined = (torch.stack(seen) == 255).flatten(2).all(2)
+    assert not imagined[:, :16].any() and imagined[:, 16:].float().mean() > 0.3
 
 
-def test_looks_are_learnt_where_the_way_is_unsure(monkeypatch):
-    """All doubt on one moment, recorded and dreamt: a tenth of the looks are spread over the others."""
+def test_crops_are_learnt_where_the_way_is_uncertain(monkeypatch):
+    """All uncertainty on one moment, recorded and imagined: a tenth of the looks are spread over the others."""
     made, trajectories, seen = model(), played(30, seed=1), []
     there = 5
     monkeypatch.setattr(
         made,
-        "unsure",
+        "mode_uncertainty",
         lambda batch: (batch["state"][:, 0] == torch.from_numpy(trajectories.state[there])).all(1).float(),
     )
-    learn = made.touch_loss
+    learn = made.mode_classifier_loss
     monkeypatch.setattr(
-        made, "touch_loss", lambda batch, generator: [seen.append(batch["state"][:, 0]), learn(batch, generator)][1]
+        made,
+        "mode_classifier_loss",
+        lambda batch, generator: [seen.append(batch["state"][:, 0]), learn(batch, generator)][1],
     )
-    fit_world(made, trajectories, replace(FIT, touch=FitConfig(steps=10, batch=64)), torch.Generator().manual_seed(0))
+    fit_world_model(
+        made,
+        trajectories,
+        replace(FIT, mode_classifier=FitConfig(steps=10, batch=64)),
+        torch.Generator().manual_seed(0),
+    )
     often = (torch.stack(seen) == torch.from_numpy(trajectories.state[there])).all(-1).float()
     assert abs(often[:, :32].mean() - 0.9) < 0.06

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.world_models.dreams import SIDE, spec
+from tests.world_models.small_models import SIDE, spec
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.trajectories import Trajectories
 

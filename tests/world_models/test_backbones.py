@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.world_models.dreams import model, starts
+from tests.world_models.small_models import initial_states, model
 from vla_rl.contract.check import check_env
 from world_models.backbones.dit import DiTConfig
 from world_models.backbones.lora import Lora
-from world_models.backbones.video_model import Autoencoded, Moves, Seen, VideoModel
+from world_models.backbones.video_model import ActionInput, Autoencoded, ContextLatents, VideoModel
 from world_models.backbones.wan import WanConfig
-from world_models.env import DreamConfig, ImaginedEnv
+from world_models.env import ImaginationConfig, ImaginedEnv
 
 MEMORY, FRAMES, ROWS, TOLD, MAPS = 3, 2, 8, 7, 4
 # A kernel may sum the same terms in another order when the batch has another shape.  In float32 these networks then
@@ -52,7 +52,7 @@ def numbers(video: Any, rows: int = ROWS, seed: int = 1) -> dict[str, torch.Tens
 
 def call(video: Any, given: dict[str, torch.Tensor]) -> Any:
     noisy, level, frames, seen, vector, maps = (given[name] for name in CALL)
-    return video(noisy, level, Seen(frames, seen), Moves(vector, maps))
+    return video(noisy, level, ContextLatents(frames, seen), ActionInput(vector, maps))
 
 
 def some_pictures(cameras: int, *lead: int) -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_gradients_reach_whatever_is_trained_and_nothing_else(config):
 
 @every
 @pytest.mark.parametrize("name", CALL)
-def test_everything_that_is_told_counts_frame_by_frame(config, name):
+def test_everything_that_is_reported_counts_frame_by_frame(config, name):
     """And what is told about one frame is known to the others: an early action moves a late square."""
     video = built(config)
     given = numbers(video)
@@ -158,18 +158,30 @@ def test_without_noise_there_is_nothing_to_denoise_and_the_velocity_stays_finite
 
 @every
 @pytest.mark.parametrize("cameras", [("front",), ("side", "front")], ids=["one", "two"])
-def test_a_dream_keeps_the_contract_of_a_simulator(config, cameras):
+def test_an_imagined_rollout_keeps_the_contract_of_a_simulator(config, cameras):
     # Four frames of three numbers: a linear layer of ten outputs or fewer rounds by the row (one of the model's heads).
     made = model(cameras, backbone=config, frames=4)
-    env = ImaginedEnv(made, starts(made), 3, None, DreamConfig(horizon=9, part=4, done=2.0, failed=2.0))
+    env = ImaginedEnv(
+        made,
+        initial_states(made),
+        3,
+        None,
+        ImaginationConfig(horizon=9, batch_size=4, success_threshold=2.0, failure_threshold=2.0),
+    )
     names = [line.name for line in check_env(env, seed=3)]
     assert "snapshot" in names and "determinism" in names
 
 
 @pytest.mark.parametrize("steps", [2, 5])
 def test_any_number_of_denoising_steps_gives_a_picture(steps):
-    made = model(backbone=replace(DIT, depth=1), steps=steps)
-    env = ImaginedEnv(made, starts(made), 2, None, DreamConfig(horizon=4, part=2, done=2.0, failed=2.0))
+    made = model(backbone=replace(DIT, depth=1), denoising_steps=steps)
+    env = ImaginedEnv(
+        made,
+        initial_states(made),
+        2,
+        None,
+        ImaginationConfig(horizon=4, batch_size=2, success_threshold=2.0, failure_threshold=2.0),
+    )
     seen = env.reset(range(2), range(2)).images["front"]
     shown = env.step(env._actions[:, :2]).obs.images["front"]
     assert shown.dtype == seen.dtype and shown.shape == seen.shape and (shown != seen).any()

@@ -1,4 +1,4 @@
-"""Dreams where their model is: those of the host, in the words of the contract, made without the host's tensors."""
+"""Imagined rollouts on the device of their model equal those of the host and mix no devices."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import pytest
 import torch
 
 from tests.elsewhere import ELSEWHERE, elsewhere
-from tests.world_models.dreams import SMALL, model, starts
 from tests.world_models.pushing import played as recorded
 from tests.world_models.pushing import world
+from tests.world_models.small_models import SMALL, initial_states, model
 from tests.world_models.test_backbones import CONFIGS, built, call, numbers
 from vla_rl.contract.check import check_env
 from vla_rl.contract.env import Step, on_host
 from vla_rl.experience.rollout import RolloutSource
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.world_model import WorldFit, fit_world, statistics
-from world_models.env import DreamConfig, ImaginedEnv
-from world_models.model import WorldConfig, WorldModel
+from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.model import WorldModel
 from world_models.replay import replay
 from world_models.uncertainty import Limits
 
-CONFIG = DreamConfig(horizon=12, part=4, done=0.5, again=1)
+CONFIG = ImaginationConfig(horizon=12, batch_size=4, success_threshold=0.5, resamples=1)
 EVERY = np.arange(5)
 
 
@@ -35,9 +36,9 @@ def there() -> Iterator[torch.device]:
         yield device
 
 
-def dreams(device: torch.device | str) -> ImaginedEnv:
+def imagined(device: torch.device | str) -> ImaginedEnv:
     made = model(("front", "wrist"))
-    return ImaginedEnv(made.to(device), starts(made), len(EVERY), Limits((0.8,) * 4), CONFIG)
+    return ImaginedEnv(made.to(device), initial_states(made), len(EVERY), Limits((0.8,) * 4), CONFIG)
 
 
 def played(env: ImaginedEnv) -> list[Step]:
@@ -48,10 +49,10 @@ def played(env: ImaginedEnv) -> list[Step]:
     return [env.step(torch.from_numpy(chunk).to(env.spec.device) if there else chunk, "all") for chunk in chunks]
 
 
-def test_dreams_on_a_device_are_those_of_the_host():
-    env = dreams(ELSEWHERE)
+def test_imagined_rollouts_on_a_device_are_those_of_the_host():
+    env = imagined(ELSEWHERE)
     assert env.spec.device == "meta"
-    for here, there in zip(played(dreams("cpu")), played(env), strict=True):
+    for here, there in zip(played(imagined("cpu")), played(env), strict=True):
         assert here.cause == there.cause
         for name in ("reward", "valid", "terminated", "truncated", "success", "executed", "intervened"):
             given = getattr(there, name)
@@ -66,28 +67,28 @@ def test_dreams_on_a_device_are_those_of_the_host():
 
 
 def test_the_contract_holds_there():
-    assert len(check_env(dreams(ELSEWHERE))) >= 5
+    assert len(check_env(imagined(ELSEWHERE))) >= 5
 
 
 def test_replays_there_are_those_of_the_host():
     made = model()
     chooser = np.random.default_rng(1)
     actions = [chooser.uniform(-0.5, 0.5, (length, 2)).astype(np.float32) for length in (4, 7, 6)]
-    first = starts(made, 3).first
+    first = initial_states(made, 3).first
     here = replay(made, first, actions, CONFIG)
     there = replay(made.to(ELSEWHERE), first, actions, CONFIG)
-    for name in ("step", "sure", "doubt", "pictures", "state"):
+    for name in ("step", "sure", "uncertainty", "pictures", "state"):
         assert np.array_equal(getattr(here, name), getattr(there, name), equal_nan=True)
 
 
 def test_a_world_learnt_there_is_the_one_learnt_on_the_host():
-    trajectories, fitted = recorded(12, seed=1), WorldFit(*[FitConfig(steps=2, batch=4)] * 4)
+    trajectories, fitted = recorded(12, seed=1), WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4)
     learnt, told = [], []
     for device in ("cpu", ELSEWHERE):
         torch.manual_seed(0)
-        made = WorldModel(world(), WorldConfig(3, 3, backbone=SMALL), *statistics(trajectories)).to(device)
+        made = WorldModel(world(), WorldModelConfig(3, 3, backbone=SMALL), *statistics(trajectories)).to(device)
         losses: list[dict[str, float]] = []
-        fit_world(
+        fit_world_model(
             made, trajectories, fitted, torch.Generator().manual_seed(1), lambda step, info, to=losses: to.append(info)
         )
         told.append(losses)
@@ -95,15 +96,15 @@ def test_a_world_learnt_there_is_the_one_learnt_on_the_host():
     here, there = learnt
     assert told[0] == told[1] and len(told[0]) == fitted.steps
     # Where to look is found by Fourier transforms, whose rounding hangs on how memory lies.
-    assert all(torch.equal(item, there[name]) for name, item in here.items() if not name.startswith("touch."))
+    assert all(torch.equal(item, there[name]) for name, item in here.items() if not name.startswith("mode_classifier."))
     assert all(item.isfinite().all() for item in there.values())
 
 
 def test_what_is_collected_there_is_where_the_policy_is():
-    """A policy on the host learns from dreams elsewhere as from those on the host."""
+    """A policy on the host learns from imagined rollouts elsewhere as from those on the host."""
     collected = []
     for device in ("cpu", ELSEWHERE):
-        env = dreams(device)
+        env = imagined(device)
         torch.manual_seed(0)
         policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=3))
         source = RolloutSource(env, policy, 6, itertools.count(), torch.Generator().manual_seed(2))

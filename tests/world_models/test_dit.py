@@ -13,8 +13,9 @@ from tests.world_models.test_backbones import DIT, FRAMES, MAPS, MEMORY, TOLD, c
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.windows import make_windows, window_batch
 from world_models.backbones.dit import DiT, preconditioned
-from world_models.backbones.video_model import Moves, Seen
-from world_models.model import WorldConfig, WorldModel
+from world_models.backbones.video_model import ActionInput, ContextLatents
+from world_models.config import WorldModelConfig
+from world_models.model import WorldModel
 
 STEPS, LEARNING, RATE, SHARE = 3, 200, 4e-3, 0.5
 
@@ -75,12 +76,12 @@ def test_heads_that_cannot_share_are_refused():
 @pytest.fixture(scope="module")
 def world() -> WorldModel:
     torch.manual_seed(0)
-    return WorldModel(pushing.world(), WorldConfig(STEPS, backbone=DIT))
+    return WorldModel(pushing.world(), WorldModelConfig(STEPS, backbone=DIT))
 
 
 def held_out(made: WorldModel, count: int) -> dict[str, torch.Tensor]:
     trajectories = pushing.played(count, seed=2)
-    table = make_windows(trajectories, STEPS, made.config.memory)
+    table = make_windows(trajectories, STEPS, made.config.context_frames)
     whole = np.flatnonzero(table["count"] >= STEPS)
     return {name: torch.from_numpy(item) for name, item in window_batch(trajectories, table, whole).items()}
 
@@ -100,7 +101,7 @@ def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
 
 
 def windows_of(count: int, seed: int) -> dict[str, torch.Tensor]:
-    """Whole calls: pictures float [R,1+M+F,C,h,w], and ``Moves`` that tell actions and where the square will be."""
+    """Whole calls: pictures float [R,1+M+F,C,h,w], and the ``ActionInput`` of actions and the square's positions."""
     trajectories = pushing.played(count, seed)
     table = make_windows(trajectories, STEPS, MEMORY - 1)
     table = {
@@ -118,18 +119,18 @@ def windows_of(count: int, seed: int) -> dict[str, torch.Tensor]:
 def step(video: DiT, batch: dict[str, torch.Tensor], level: torch.Tensor, some: torch.Generator) -> torch.Tensor:
     """The loss of rectified flow and of the autoencoder at noise ``level`` [R]."""
     latents = video.encode(batch["shown"])
-    seen, clean = Seen(latents[:, :MEMORY], torch.zeros(len(level), MEMORY)), latents[:, MEMORY:]
+    seen, clean = ContextLatents(latents[:, :MEMORY], torch.zeros(len(level), MEMORY)), latents[:, MEMORY:]
     share = level[:, None, None, None, None]
     noisy = (1.0 - share) * clean + share * torch.randn(clean.shape, generator=some)
-    guess = video(noisy, level[:, None].expand(-1, STEPS), seen, Moves(batch["vector"], batch["map"]))
+    guess = video(noisy, level[:, None].expand(-1, STEPS), seen, ActionInput(batch["vector"], batch["map"]))
     return (guess.clean - clean).square().mean() + video.reconstruction(batch["shown"][:, -1])
 
 
 @torch.no_grad()
-def dreamt(video: DiT, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+def imagined(video: DiT, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The last picture, in two denoising steps."""
-    seen = Seen(video.encode(batch["shown"][:, :MEMORY]), torch.zeros(len(batch["shown"]), MEMORY))
-    moves = Moves(batch["vector"], batch["map"])
+    seen = ContextLatents(video.encode(batch["shown"][:, :MEMORY]), torch.zeros(len(batch["shown"]), MEMORY))
+    moves = ActionInput(batch["vector"], batch["map"])
     noisy = torch.randn(len(batch["shown"]), STEPS, *video.latent, generator=torch.Generator().manual_seed(3))
     whole = torch.ones(noisy.shape[:2])
     first = video(noisy, whole, seen, moves).clean
@@ -149,7 +150,7 @@ def test_it_learns_where_a_square_goes():
         step(video, {name: item[rows] for name, item in batch.items()}, (2.0 * level).clamp_max(1.0), some).backward()
         optimizer.step()
     came, latest = held["shown"][:, -1], held["shown"][:, MEMORY - 1]
-    error = (dreamt(video, held) - came).square().mean()
+    error = (imagined(video, held) - came).square().mean()
     assert error < SHARE * (latest - came).square().mean()
     other = held | {"vector": held["vector"].flip(0), "map": held["map"].flip(0)}
-    assert (dreamt(video, other) - came).square().mean() > 2.0 * error
+    assert (imagined(video, other) - came).square().mean() > 2.0 * error

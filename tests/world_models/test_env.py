@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.world_models.dreams import dream
+from tests.world_models.small_models import imagined_env
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
@@ -21,17 +21,19 @@ from world_models.uncertainty import Limits
 
 
 @pytest.mark.parametrize("cameras", [("front",), ("side", "front")])
-def test_a_dream_keeps_the_contract_of_a_simulator(cameras):
-    names = [line.name for line in check_env(dream(3, cameras=cameras), seed=3)]
+def test_an_imagined_rollout_keeps_the_contract_of_a_simulator(cameras):
+    names = [line.name for line in check_env(imagined_env(3, cameras=cameras), seed=3)]
     assert "snapshot" in names and "determinism" in names
 
 
-def test_a_dream_with_ends_keeps_it_too():
-    usual = dream(6)
+def test_an_imagined_rollout_with_ends_keeps_it_too():
+    usual = imagined_env(6)
     usual.reset(np.arange(6), np.arange(6))
     usual.step(random_actions(usual, 3, np.random.default_rng(0)))
-    limit = float(np.median(usual.doubt))
-    env = dream(6, done=0.6, failed=0.6, deadline=9, limits=Limits((1.05 * limit, limit, limit, limit)))
+    limit = float(np.median(usual.uncertainty))
+    env = imagined_env(
+        6, success_threshold=0.6, failure_threshold=0.6, deadline=9, limits=Limits((1.05 * limit, limit, limit, limit))
+    )
     check_env(env, seed=11)
     causes = set()
     for seed in range(0, 60, 6):
@@ -50,7 +52,7 @@ def test_a_reset_of_one_row_touches_no_other():
     """In the middle of a call, too: the others go on as if nothing had happened."""
     courses = []
     for interrupted in (False, True):
-        env, rows = dream(5), np.arange(5)
+        env, rows = imagined_env(5), np.arange(5)
         env.reset(rows, 20 + rows)
         actions = random_actions(env, 7, np.random.default_rng(1))
         env.step(actions[:, :4])
@@ -64,7 +66,7 @@ def test_a_reset_of_one_row_touches_no_other():
 
 
 def test_rows_do_not_depend_on_how_many_there_are():
-    one, many, sizes = dream(1), dream(9), set()
+    one, many, sizes = imagined_env(1), imagined_env(9), set()
     for env in (one, many):  # kernels differ with the size of a batch, so there is one size only
         env.model.video.register_forward_pre_hook(lambda module, given: sizes.add(len(given[0])))
     actions = random_actions(many, 6, np.random.default_rng(2))
@@ -75,7 +77,7 @@ def test_rows_do_not_depend_on_how_many_there_are():
 
 
 def test_a_frame_depends_on_the_actions_before_it_alone():
-    env, rows = dream(4), np.arange(4)
+    env, rows = imagined_env(4), np.arange(4)
     actions = random_actions(env, 6, np.random.default_rng(3))
     other = actions.copy()
     other[:, 4:] = random_actions(env, 2, np.random.default_rng(4))
@@ -88,7 +90,7 @@ def test_a_frame_depends_on_the_actions_before_it_alone():
 
 
 def test_frames_are_what_single_steps_would_have_shown():
-    env, rows = dream(4), np.arange(4)
+    env, rows = imagined_env(4), np.arange(4)
     actions = random_actions(env, 7, np.random.default_rng(3))
     env.reset(rows, rows)
     together = env.step(actions, observe="all").frames
@@ -98,74 +100,76 @@ def test_frames_are_what_single_steps_would_have_shown():
 
 
 def test_noise_is_new_in_every_call():
-    """Two calls from the same moment with the same actions, one deeper in its dream, show something else."""
-    env, rows = dream(2), np.arange(2)
+    """Two calls from the same moment with the same actions, one deeper in its imagined rollout, show something else."""
+    env, rows = imagined_env(2), np.arange(2)
     env.reset(rows, rows)
     saved = env.snapshot(rows)
     actions = random_actions(env, 3, np.random.default_rng(8))
     first = env.step(actions).obs
-    env.restore(rows, saved | {"dream/depth": saved["dream/depth"] + 1})
+    env.restore(rows, saved | {"rollout/depth": saved["rollout/depth"] + 1})
     assert not same(first, env.step(actions).obs)
 
 
 def test_the_first_frame_is_always_seen():
-    env, rows = dream(2), np.arange(2)
+    env, rows = imagined_env(2), np.arange(2)
     env.reset(rows, rows)
-    begun = env.snapshot(rows)["dream/seen"]
+    begun = env.snapshot(rows)["rollout/seen"]
     for i in range(3):
         env.step(random_actions(env, 3, np.random.default_rng(i)))
-    seen, shown = (env.snapshot(rows)[f"dream/{name}"] for name in ("seen", "picture"))
+    seen, shown = (env.snapshot(rows)[f"rollout/{name}"] for name in ("seen", "picture"))
     assert np.array_equal(seen[:, 0], begun[:, 0])
     assert np.array_equal(seen[:, -1], shown) and not np.array_equal(seen[:, 1], begun[:, 1])
 
 
-def test_doubt_truncates_and_is_no_failure():
-    env, rows = dream(4, limits=Limits((1e9, -1.0, -1.0, -1.0))), np.arange(4)
+def test_uncertainty_truncates_and_is_no_failure():
+    env, rows = imagined_env(4, limits=Limits((1e9, -1.0, -1.0, -1.0))), np.arange(4)
     env.reset(rows, rows)
     actions = random_actions(env, 3, np.random.default_rng(5))
     first = env.step(actions)
-    assert not first.done.any() and (env.doubt >= 0).all()
+    assert not first.done.any() and (env.uncertainty >= 0).all()
     second = env.step(actions)
     assert second.truncated.all() and not second.terminated.any() and set(second.cause) == {"uncertainty"}
     assert not second.success.any() and not second.reward.any()
     assert second.obs.time.tolist() == [6] * 4
 
 
-def test_what_is_doubted_is_not_shown():
-    """Nobody goes on from a doubtful picture, so a critic asked about it would only guess: it is asked about the last
+def test_what_is_uncertain_is_not_shown():
+    """Nobody goes on from a uncertain picture, so a critic asked about it would only guess: it is asked about the last
     that was trusted, of the same row."""
-    free, rows = dream(6), np.arange(6)
+    free, rows = imagined_env(6), np.arange(6)
     free.reset(rows, rows)
     actions = random_actions(free, 3, np.random.default_rng(5))
     first, second = free.step(actions).obs, free.step(actions).obs
-    limit = float(np.median(free.doubt))
-    env = dream(6, limits=Limits((1e9, limit, limit, limit)))
+    limit = float(np.median(free.uncertainty))
+    env = imagined_env(6, limits=Limits((1e9, limit, limit, limit)))
     env.reset(rows, rows)
     env.step(actions)
     step = env.step(actions)
-    doubted = np.array(step.cause) == "uncertainty"
-    assert 0 < doubted.sum() < 6 and not (first.images["front"] == second.images["front"]).all((1, 2, 3)).any()
+    uncertain = np.array(step.cause) == "uncertainty"
+    assert 0 < uncertain.sum() < 6 and not (first.images["front"] == second.images["front"]).all((1, 2, 3)).any()
     for shown, before, after in [
         (step.obs.images["front"], first.images["front"], second.images["front"]),
         (step.obs.state, first.state, second.state),
     ]:
-        assert np.array_equal(shown[doubted], before[doubted]) and np.array_equal(shown[~doubted], after[~doubted])
+        assert np.array_equal(shown[uncertain], before[uncertain]) and np.array_equal(
+            shown[~uncertain], after[~uncertain]
+        )
 
 
-def test_doubt_comes_before_success():
+def test_uncertainty_comes_before_success():
     """A success that the model itself does not believe in earns nothing."""
-    env, rows = dream(3, done=0.0, limits=Limits((-1.0,) * 4)), np.arange(3)
+    env, rows = imagined_env(3, success_threshold=0.0, limits=Limits((-1.0,) * 4)), np.arange(3)
     env.reset(rows, rows)
     step = env.step(random_actions(env, 3, np.random.default_rng(5)))
     assert set(step.cause) == {"uncertainty"} and not step.success.any() and not step.reward.any()
-    sure = dream(3, done=0.0)
+    sure = imagined_env(3, success_threshold=0.0)
     sure.reset(rows, rows)
     step = sure.step(random_actions(sure, 3, np.random.default_rng(5)))
     assert set(step.cause) == {"success"} and step.reward.tolist() == [[0, 0, 1]] * 3
 
 
 class Judge:
-    """Tells success by the picture alone, as a threshold that about half of all dreams pass."""
+    """Tells success by the picture alone, as a threshold that about half of all imagined rollouts pass."""
 
     def __init__(self, env: ImaginedEnv, limit: float) -> None:
         self.predict, self.limit = env.model.predict, limit
@@ -176,15 +180,19 @@ class Judge:
         return replace(future, outcome=(bright > self.limit).float()[:, None] * torch.tensor([1.0, 0.0, 0.0]))
 
 
-def test_a_success_that_flips_in_a_second_dream_is_none():
+def test_a_success_that_flips_in_a_second_imagined_rollout_is_none():
     """Both are told by playing the same actions from the same start with either noise."""
-    rows, causes, flipped = np.arange(60), {}, dream(60, keyframes=0.0)
+    rows, causes, flipped = np.arange(60), {}, imagined_env(60, keyframe_share=0.0)
     flipped.reset(rows, rows)
     actions = random_actions(flipped, 6, np.random.default_rng(9))
     limit = float(np.median(flipped.step(actions).obs.images["front"].mean((1, 2, 3))))
-    for name, numbers in {"first": {"again": 0}, "second": {"again": 0, "noise": 1}, "both": {"again": 1}}.items():
-        env = dream(60, keyframes=0.0, done=0.5, **numbers)
-        env.model.predict = Judge(env, limit)  # the second dream's model is the same
+    for name, numbers in {
+        "first": {"resamples": 0},
+        "second": {"resamples": 0, "noise_seed": 1},
+        "both": {"resamples": 1},
+    }.items():
+        env = imagined_env(60, keyframe_share=0.0, success_threshold=0.5, **numbers)
+        env.model.predict = Judge(env, limit)  # the second imagined rollout's model is the same
         env.reset(rows, rows)
         step = env.step(actions)
         causes[name] = np.array(step.cause)
@@ -198,53 +206,54 @@ def test_a_success_that_flips_in_a_second_dream_is_none():
 
 @pytest.mark.parametrize("deadline, cause, time", [(None, "time_limit", 8), (5, "too_late", 5)])
 def test_time_is_up_in_the_middle_of_a_call(deadline, cause, time):
-    env, rows = dream(2, horizon=8, deadline=deadline), np.arange(2)
+    env, rows = imagined_env(2, horizon=8, deadline=deadline), np.arange(2)
     env.reset(rows, rows)
     step = env.step(random_actions(env, 8, np.random.default_rng(6)))
     assert set(step.cause) == {cause} and step.obs.time.tolist() == [time] * 2
     assert step.truncated.all() == (deadline is None)
-    late = dream(2, horizon=8, deadline=deadline, done=0.0)
+    late = imagined_env(2, horizon=8, deadline=deadline, success_threshold=0.0)
     late.reset(rows, rows)
     assert late.step(random_actions(late, 2, np.random.default_rng(6))).success.sum() == 0
     assert late.step(random_actions(late, 6, np.random.default_rng(6))).terminated.all()
 
 
-def test_other_noise_gives_another_dream_of_the_same_start():
-    one, other, rows = dream(3), dream(3, noise=1), np.arange(3)
+def test_other_noise_gives_another_imagined_rollout_of_the_same_start():
+    one, other, rows = imagined_env(3), imagined_env(3, noise_seed=1), np.arange(3)
     assert same(one.reset(rows, rows), other.reset(rows, rows))
     actions = random_actions(one, 3, np.random.default_rng(7))
     assert not same(one.step(actions).obs, other.step(actions).obs)
 
 
 @pytest.mark.parametrize("share, kinds", [(0.0, {0}), (1.0, {1}), (0.5, {0, 1})])
-def test_seeds_choose_where_dreams_begin(share, kinds):
-    env = dream(64, keyframes=share)
+def test_seeds_choose_where_imagined_rollouts_begin(share, kinds):
+    env = imagined_env(64, keyframe_share=share)
     obs = env.reset(np.arange(64), np.arange(64))
-    pools = [part.pictures[:, -1] for part in (env.starts.first, env.starts.keyframes)]
+    pools = [part.pictures[:, -1] for part in (env.initial_states.first, env.initial_states.keyframes)]
     begun = np.moveaxis(obs.images["front"], -1, 1)
     found = {kind for kind, pool in enumerate(pools) for row in begun if (row == pool).all((1, 2, 3)).any()}
     assert found == kinds
 
 
-def test_a_dream_of_nothing_is_refused():
+def test_an_imagined_rollout_of_nothing_is_refused():
     with pytest.raises(UserError, match="nothing to imagine"):
-        dream(2, horizon=0)
+        imagined_env(2, horizon=0)
 
 
-@pytest.mark.parametrize("horizon, judged, warned", [(12, 4, False), (13, 4, True), (12, 3, True), (2, 1, False)])
-def test_a_horizon_beyond_what_was_judged_is_warned_of(horizon, judged, warned):
+@pytest.mark.parametrize("horizon, calibrated, warned", [(12, 4, False), (13, 4, True), (12, 3, True), (2, 1, False)])
+def test_a_horizon_beyond_what_was_judged_is_warned_of(horizon, calibrated, warned):
     """Calls of three control steps; the rows that repeat successes have no limits and say nothing of their own."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        dream(2, horizon=horizon, limits=Limits((1.0,) * judged))
+        imagined_env(2, horizon=horizon, limits=Limits((1.0,) * calibrated))
     told = [str(item.message) for item in caught if item.category is UserWarning]
     assert len(told) == warned
     if warned:
-        wanted = f"horizon of {horizon} control steps is beyond the {3 * judged} .* at most {3 * judged}, or calibrate"
-        assert re.search(wanted, told[0]) and caught[-1].filename.endswith("dreams.py")
+        longest = 3 * calibrated
+        wanted = f"horizon of {horizon} control steps is beyond the {longest} .* at most {longest}, or calibrate"
+        assert re.search(wanted, told[0]) and caught[-1].filename.endswith("small_models.py")
 
 
 def test_without_limits_nothing_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        dream(2, horizon=99)
+        imagined_env(2, horizon=99)

@@ -38,7 +38,7 @@ def test_what_it_does_not_depend_on_has_no_weight():
     assert weight[:, 2].abs().max() < 0.05 and weight[0, 1].abs() < 0.05 and weight[1, 0].abs() < 0.05
 
 
-def test_a_place_that_is_told_twice_is_believed_half_each():
+def test_a_place_that_is_reported_twice_is_believed_half_each():
     """Where it is and where it is told to be: weights that cancel would be wrong as soon as these differ."""
     pictures, state, _ = scenes(200)
     told = state[:, :2] + 0.01 * torch.randn(200, 2, generator=torch.Generator().manual_seed(1))

@@ -23,7 +23,7 @@ def episodes() -> dict[str, object]:
     return {"action": action, "reach": REACH, "value": value, "success": success, "spans": [(0, 10), (10, 20)]}
 
 
-def test_a_gripper_that_closes_is_an_event_and_the_dream_begins_before_it():
+def test_a_gripper_that_closes_is_an_event_and_the_imagined_rollout_begins_before_it():
     assert mine(**episodes(), config=CONFIG).events.tolist() == [4]
 
 
@@ -34,7 +34,7 @@ def test_a_slow_drift_of_an_action_is_none():
 
 
 def test_a_failure_diverges_after_its_last_moment_like_a_success():
-    """Its values are those of the success up to step 3; a dream begins two steps before step 4."""
+    """Its values are those of the success up to step 3; an imagined rollout begins two steps before step 4."""
     assert mine(**episodes(), config=CONFIG).divergence.tolist() == [12]
 
 

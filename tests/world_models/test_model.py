@@ -1,4 +1,4 @@
-"""A world model learns a world whose truth is known: pictures, state, outcome, doubt and actions."""
+"""A world model learns a world whose truth is known: pictures, state, outcome, uncertainty and actions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from tests.world_models.pushing import played, world
 from vla_rl.experience.windows import make_windows, window_batch
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.world_model import WorldFit, fit_world, statistics
+from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
 from world_models.backbones.unet import UNetConfig
-from world_models.backbones.video_model import Guess
-from world_models.model import WorldConfig, WorldModel
-from world_models.robot import by_chance
-from world_models.types import Future, Now
+from world_models.backbones.video_model import Denoised
+from world_models.config import WorldModelConfig
+from world_models.model import WorldModel
+from world_models.robot import sample_modes
+from world_models.types import Context, Future
 from world_models.uncertainty import disagreement
 
 FRAMES = 3
-FIT = WorldFit(
+FIT = WorldModelFit(
     *(FitConfig(*numbers) for numbers in ((300, 128, 4e-3), (100, 128, 4e-3), (300, 32, 4e-3), (200, 64, 2e-3)))
 )
 
@@ -27,22 +28,22 @@ FIT = WorldFit(
 def learnt() -> WorldModel:
     torch.manual_seed(0)
     trajectories = played(300, seed=1)
-    config = WorldConfig(FRAMES, FRAMES, backbone=UNetConfig(2, width=16, deep=16, depth=1, heads=2, embedding=64))
+    config = WorldModelConfig(FRAMES, FRAMES, backbone=UNetConfig(2, width=16, deep=16, depth=1, heads=2, embedding=64))
     made = WorldModel(world(), config, *statistics(trajectories))
-    fit_world(made, trajectories, FIT, torch.Generator().manual_seed(1))
+    fit_world_model(made, trajectories, FIT, torch.Generator().manual_seed(1))
     return made.eval()
 
 
 @pytest.fixture(scope="module")
 def held_out(learnt) -> dict[str, torch.Tensor]:
     trajectories = played(150, seed=2)
-    table = make_windows(trajectories, FRAMES, learnt.config.memory)
+    table = make_windows(trajectories, FRAMES, learnt.config.context_frames)
     whole = np.flatnonzero(table["count"] >= FRAMES)
     return {name: torch.from_numpy(item) for name, item in window_batch(trajectories, table, whole).items()}
 
 
-def present(model: WorldModel, batch: dict[str, torch.Tensor]) -> Now:
-    return Now(batch["pictures"][:, : 1 + model.config.memory], batch["state"][:, 0], batch["task"])
+def present(model: WorldModel, batch: dict[str, torch.Tensor]) -> Context:
+    return Context(batch["pictures"][:, : 1 + model.config.context_frames], batch["state"][:, 0], batch["task"])
 
 
 def predicted(model: WorldModel, batch: dict[str, torch.Tensor], known: int = FRAMES) -> Future:
@@ -58,9 +59,9 @@ def off(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def test_it_predicts_better_than_that_nothing_changes(learnt, held_out):
     """Twice, at every number of known actions."""
     for known in range(1, FRAMES + 1):
-        truth = held_out["pictures"][:, learnt.config.memory + known]
+        truth = held_out["pictures"][:, learnt.config.context_frames + known]
         guess = predicted(learnt, held_out, known).pictures[:, known - 1]
-        still = held_out["pictures"][:, learnt.config.memory]
+        still = held_out["pictures"][:, learnt.config.context_frames]
         assert off(guess, truth).mean() < 0.5 * off(still, truth).mean()
 
 
@@ -69,7 +70,7 @@ def test_the_robots_state_is_predicted(learnt, held_out):
     assert (guess - truth).abs().mean() < 0.3 * (held_out["state"][:, 0] - truth)[:, :2].abs().mean()
 
 
-def test_success_is_told_under_the_instruction_that_was_given(learnt, held_out):
+def test_success_is_reported_under_the_instruction_that_was_given(learnt, held_out):
     done = held_out["outcome"][:, FRAMES - 1, 0] > 0.5
     told = predicted(learnt, held_out).outcome[:, 0]
     assert done.sum() > 10 and (told[done][:, None] > told[~done]).float().mean() > 0.9
@@ -77,43 +78,47 @@ def test_success_is_told_under_the_instruction_that_was_given(learnt, held_out):
     assert (other[done] < told[done]).float().mean() > 0.9 and other[done].mean() < 0.2
 
 
-def test_what_will_be_done_is_told_before_it_is(learnt, held_out):
+def test_what_will_be_done_is_reported_before_it_is(learnt, held_out):
     will, done = held_out["outcome"][:, FRAMES - 1, 2] > 0.5, held_out["outcome"][:, FRAMES - 1, 0] > 0.5
     told = predicted(learnt, held_out).outcome[:, 2]
     assert (told[will & ~done][:, None] > told[~will]).float().mean() > 0.7
 
 
-def test_doubt_is_how_far_apart_the_robot_may_be(learnt, held_out):
+def test_uncertainty_is_how_far_apart_the_robot_may_be(learnt, held_out):
     """At the last known control step."""
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
-    watch = learnt.touch.register_forward_hook(lambda module, given, made: told.append((given[3].candidates, made)))
+    hook = learnt.mode_classifier.register_forward_hook(lambda module, given, made: told.append((given[3].modes, made)))
     future = predicted(learnt, held_out, known=2)
-    watch.remove()
-    candidates, odds = told[0]
-    torch.testing.assert_close(future.doubt, disagreement(candidates[:, :, 1], odds))
-    assert (future.doubt > 0).all()
+    hook.remove()
+    modes, odds = told[0]
+    torch.testing.assert_close(future.uncertainty, disagreement(modes[:, :, 1], odds))
+    assert (future.uncertainty > 0).all()
 
 
-def test_looks_are_wanted_where_the_blind_are_unsure(learnt, held_out):
+def test_crops_are_wanted_where_the_blind_are_uncertain(learnt, held_out):
     """At the last control step that counts, given how many do."""
     batch = {"state": held_out["state"][:, : 1 + FRAMES], "actions": held_out["actions"][:, :FRAMES]}
     known = torch.full((len(batch["state"]),), 2)
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
-    watch = learnt.motion.register_forward_hook(lambda module, given, made: told.append(made))
-    unsure = learnt.unsure(batch | {"count": known})
+    hook = learnt.state_dynamics.register_forward_hook(lambda module, given, made: told.append(made))
+    mode_uncertainty = learnt.mode_uncertainty(batch | {"count": known})
     predicted(learnt, held_out, known=2)
-    watch.remove()
-    candidates, odds = told[1]
-    torch.testing.assert_close(unsure, disagreement(candidates[:, :, 1], odds))
+    hook.remove()
+    modes, odds = told[1]
+    torch.testing.assert_close(mode_uncertainty, disagreement(modes[:, :, 1], odds))
 
 
 def test_the_actions_that_were_not_made_are_found_out(learnt, held_out):
-    before, after = (held_out["pictures"][:, learnt.config.memory + i] for i in (0, FRAMES))
+    before, after = (held_out["pictures"][:, learnt.config.context_frames + i] for i in (0, FRAMES))
     right = held_out["actions"][:, :FRAMES]
     wrong = right.flip(0)
-    assert (learnt.slip(before, after, wrong) > learnt.slip(before, after, right)).float().mean() > 0.8
-    dreamt = predicted(learnt, held_out).pictures[:, -1]
-    assert (learnt.slip(before, dreamt, wrong) > learnt.slip(before, dreamt, right)).float().mean() > 0.8
+    assert (
+        learnt.inverse_dynamics_error(before, after, wrong) > learnt.inverse_dynamics_error(before, after, right)
+    ).float().mean() > 0.8
+    imagined = predicted(learnt, held_out).pictures[:, -1]
+    assert (
+        learnt.inverse_dynamics_error(before, imagined, wrong) > learnt.inverse_dynamics_error(before, imagined, right)
+    ).float().mean() > 0.8
 
 
 def test_actions_beyond_the_known_ones_change_nothing(learnt, held_out):
@@ -129,31 +134,31 @@ def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
     inputs: list[torch.Tensor] = []
     guesses: list[torch.Tensor] = []
 
-    def note(module: torch.nn.Module, given: tuple[torch.Tensor, ...], made: Guess) -> None:
+    def note(module: torch.nn.Module, given: tuple[torch.Tensor, ...], made: Denoised) -> None:
         inputs.append(given[0])
         guesses.append(made.clean)
 
-    watch = learnt.video.register_forward_hook(note)
+    hook = learnt.video.register_forward_hook(note)
     predicted(learnt, held_out)
-    watch.remove()
+    hook.remove()
     torch.testing.assert_close(inputs[1], 0.5 * (inputs[0] + guesses[0]))
 
 
 def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
-    """In every entry one of the candidates, as often as its odds say, and never their mean."""
+    """In every entry one of the modes, as often as its odds say, and never their mean."""
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
     painted: list[torch.Tensor] = []
     watches = [
-        learnt.touch.register_forward_hook(lambda module, given, made: told.append((given[3].candidates, made))),
+        learnt.mode_classifier.register_forward_hook(lambda module, given, made: told.append((given[3].modes, made))),
         learnt.video.register_forward_hook(lambda module, given, made: painted.append(given[3].vector)),
     ]
     state = learnt.normalize(predicted(learnt, held_out).state)
-    for watch in watches:
-        watch.remove()
+    for hook in watches:
+        hook.remove()
     begin = learnt.spec.action_dim + 1
     torch.testing.assert_close(painted[0][..., begin : begin + state.shape[-1]], state)
-    candidates, odds = told[0]
-    far = (candidates - state[:, None]).abs().amax(2)
+    modes, odds = told[0]
+    far = (modes - state[:, None]).abs().amax(2)
     assert (far.amin(1) < 1e-5).all()
     chosen = torch.nn.functional.one_hot(far.argmin(1), far.shape[1]).float().mean(0).T
     torch.testing.assert_close(chosen, odds.exp().mean(0), atol=0.1, rtol=0.0)
@@ -162,11 +167,11 @@ def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
 def test_every_entry_of_the_state_is_decided_by_a_throw_of_its_own(learnt, held_out, monkeypatch):
     throws: list[torch.Tensor] = []
 
-    def note(candidates: torch.Tensor, odds: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+    def note(modes: torch.Tensor, odds: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
         throws.append(chance)
-        return by_chance(candidates, odds, chance)
+        return sample_modes(modes, odds, chance)
 
-    monkeypatch.setattr("world_models.model.by_chance", note)
+    monkeypatch.setattr("world_models.model.sample_modes", note)
     predicted(learnt, held_out)
     assert throws[0].shape == held_out["state"][:, 0].shape
     assert (throws[0][:, 1:] != throws[0][:, :1]).all() and (throws[0][1:] != throws[0][:1]).all()
@@ -180,6 +185,6 @@ def test_the_same_noise_gives_the_same_frames(learnt, held_out):
 
 def test_where_to_look_is_found_once(learnt, held_out):
     """A correction of the place is learnt with what is seen there, so the place must not move under it."""
-    before = learnt.touch.where.clone()
+    before = learnt.mode_classifier.registration_weight.clone()
     learnt.aim({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
-    assert before.abs().max() > 0.1 and torch.equal(learnt.touch.where, before)
+    assert before.abs().max() > 0.1 and torch.equal(learnt.mode_classifier.registration_weight, before)

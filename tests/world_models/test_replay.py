@@ -1,19 +1,19 @@
-"""Recorded actions are dreamt to their last one, in any company."""
+"""Recorded actions are imagined to their last one, in any company."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.world_models.dreams import model, starts
+from tests.world_models.small_models import initial_states, model
 from vla_rl.contract.errors import UserError
-from world_models.env import DreamConfig, ImaginedEnv
-from world_models.initial_states import InOrder
-from world_models.replay import Replayed, replay
+from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.initial_states import OrderedPool
+from world_models.replay import ReplayResult, replay
 from world_models.uncertainty import Limits
 
 LENGTHS = [7, 3, 6, 5, 1, 8, 4]
-CONFIG = DreamConfig(part=4, done=0.5)
+CONFIG = ImaginationConfig(batch_size=4, success_threshold=0.5)
 
 
 def recorded(seed: int = 0) -> list[np.ndarray]:
@@ -21,18 +21,20 @@ def recorded(seed: int = 0) -> list[np.ndarray]:
     return [chooser.uniform([-0.5, -2.0], [0.5, 1.0], (count, 2)).astype(np.float32) for count in LENGTHS]
 
 
-def test_a_replay_is_the_dream_of_its_actions_alone():
+def test_a_replay_is_the_imagined_rollout_of_its_actions_alone():
     """One by one, each in an environment that ends with it, at the end of every call and after the last action.
 
     Bit for bit on every processor, because the replay keeps its place in a call of equal shape and only its neighbours
     are others: kernels may round the places of a batch differently.
     """
     made = model()
-    first = starts(made, count=len(LENGTHS)).first
+    first = initial_states(made, count=len(LENGTHS)).first
     found = replay(made, first, recorded(), CONFIG)
-    sure = float(np.nanmedian(found.sure))
+    sure = float(np.nanmedian(found.success))
     for i, actions in enumerate(recorded()):
-        alone = DreamConfig(horizon=len(actions), part=4, done=2.0, failed=2.0, again=0)
+        alone = ImaginationConfig(
+            horizon=len(actions), batch_size=4, success_threshold=2.0, failure_threshold=2.0, resamples=0
+        )
         place = sum(length % 3 == LENGTHS[i] % 3 for length in LENGTHS[:i])  # in one call: those that end alike
         env = ImaginedEnv(made, Only(first, i), place + 1, None, alone)
         env.reset(np.arange(place + 1), np.array([*range(100, 100 + place), i]))
@@ -45,25 +47,25 @@ def test_a_replay_is_the_dream_of_its_actions_alone():
             obs = env.step(chunk).obs
             np.testing.assert_array_equal(found.pictures[i, k], np.moveaxis(obs.images["front"][place], -1, 0))
             np.testing.assert_array_equal(found.state[i, k], obs.state[place])
-            assert found.doubt[i, k] == env.doubt[place]
+            assert found.uncertainty[i, k] == env.uncertainty[place]
             successes += [stop] if env.outcome[place, 0] >= sure else []
-        assert found.done_by(sure)[i] == min(successes, default=np.inf)
-    assert 0 < np.isfinite(found.done_by(sure)).sum() < len(LENGTHS)
+        assert found.success_step(sure)[i] == min(successes, default=np.inf)
+    assert 0 < np.isfinite(found.success_step(sure)).sum() < len(LENGTHS)
 
 
 class Only:
     """Always the same start."""
 
     def __init__(self, starts, index: int) -> None:
-        self.starts, self.index = starts, index
+        self.initial_states, self.index = starts, index
 
     def draw(self, seeds, share):
-        return self.starts.select(np.full(len(seeds), self.index))
+        return self.initial_states.select(np.full(len(seeds), self.index))
 
 
-def test_doubts_are_told_by_depth():
+def test_uncertainties_are_reported_by_depth():
     made = model()
-    found = replay(made, starts(made, count=len(LENGTHS)).first, recorded(), CONFIG)
+    found = replay(made, initial_states(made, count=len(LENGTHS)).first, recorded(), CONFIG)
     assert [len(column) for column in found.by_depth()] == [7, 5, 2]
     assert all(np.isfinite(column).all() for column in found.by_depth())
 
@@ -71,16 +73,16 @@ def test_doubts_are_told_by_depth():
 def test_a_seed_beyond_the_starts_is_refused():
     made = model()
     with pytest.raises(UserError, match="no start 5 among 5"):
-        InOrder(starts(made, count=5).first).draw(np.array([5]), 0.0)
+        OrderedPool(initial_states(made, count=5).first).draw(np.array([5]), 0.0)
 
 
-def test_what_was_doubted_is_no_success_from_then_on():
+def test_what_was_uncertain_is_no_success_from_then_on():
     """Three replays that are sure of success at the second and the third call; one ends before the third."""
     step = np.array([[3, 6, 9], [3, 6, 9], [3, 6, 0]])
     sure = np.array([[0.1, 0.9, 0.9], [0.1, 0.9, 0.9], [0.1, 0.9, np.nan]], np.float32)
-    doubt = np.array([[0.0, 0.0, 0.5], [0.5, 0.0, 0.0], [0.0, 0.25, np.nan]], np.float32)
+    uncertainty = np.array([[0.0, 0.0, 0.5], [0.5, 0.0, 0.0], [0.0, 0.25, np.nan]], np.float32)
     empty = np.zeros((3, 3, 0))
-    found = Replayed(step, sure, doubt, empty, empty)
-    assert found.done_by(0.5).tolist() == [6, 6, 6]
-    assert found.within(Limits((0.4, 0.2, 0.2))).done_by(0.5).tolist() == [6, np.inf, np.inf]
-    assert found.within(Limits((0.5, 0.25, 0.5))).done_by(0.5).tolist() == [6, 6, 6]
+    found = ReplayResult(step, sure, uncertainty, empty, empty)
+    assert found.success_step(0.5).tolist() == [6, 6, 6]
+    assert found.within(Limits((0.4, 0.2, 0.2))).success_step(0.5).tolist() == [6, np.inf, np.inf]
+    assert found.within(Limits((0.5, 0.25, 0.5))).success_step(0.5).tolist() == [6, 6, 6]

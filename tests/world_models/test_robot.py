@@ -1,4 +1,4 @@
-"""Where a robot will be: candidates, and the odds that a close look gives them."""
+"""Where a robot will be: modes, and the odds that a close look gives them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,35 @@ import pytest
 import torch
 
 from vla_rl.training.fit import FitConfig, fit
-from world_models.robot import Guessed, Motion, Touch, by_chance, lesson, of_them, surprise
+from world_models.robot import (
+    ModeClassifier,
+    ModePrediction,
+    StateDynamics,
+    mixture_nll,
+    sample_modes,
+    select_modes,
+    training_nll,
+)
 
 
 def test_odds_choose_by_the_share_of_a_normal():
     """Half of a standard normal is below 0; the second entry has the odds the other way round."""
     odds = torch.tensor([[0.5, 0.25], [0.25, 0.25], [0.25, 0.5]]).log().expand(4, 3, 2)
     noise = torch.tensor([-0.1, 0.1, 0.7, 9.0])[:, None].expand(4, 2)
-    assert by_chance(torch.zeros(4, 3, 1, 2), odds, noise).tolist() == [[0, 1], [1, 2], [2, 2], [2, 2]]
+    assert sample_modes(torch.zeros(4, 3, 1, 2), odds, noise).tolist() == [[0, 1], [1, 2], [2, 2], [2, 2]]
 
 
 def test_every_entry_has_its_own_candidate():
     """The first entry of the second candidate, the second one of the first, at both control steps."""
-    candidates = torch.arange(8.0).view(1, 2, 2, 2)
-    assert of_them(candidates, torch.tensor([[1, 0]])).tolist() == [[[4.0, 1.0], [6.0, 3.0]]]
+    modes = torch.arange(8.0).view(1, 2, 2, 2)
+    assert select_modes(modes, torch.tensor([[1, 0]])).tolist() == [[[4.0, 1.0], [6.0, 3.0]]]
 
 
 def test_surprise_is_the_likelihood_of_a_mixture_by_hand():
-    """One entry, two candidates at 0 and 1, standard deviation 0.5, odds 3 to 1; an entry that did not happen."""
-    candidates = torch.tensor([[[[0.0], [5.0]], [[1.0], [9.0]]]])
+    """One entry, two modes at 0 and 1, standard deviation 0.5, odds 3 to 1; an entry that did not happen."""
+    modes = torch.tensor([[[[0.0], [5.0]], [[1.0], [9.0]]]])
     odds = torch.tensor([[[0.75], [0.25]]]).log()
-    found = surprise(candidates, odds, torch.zeros(1, 2, 1), torch.tensor([[1.0, 0.0]]), 0.5)
+    found = mixture_nll(modes, odds, torch.zeros(1, 2, 1), torch.tensor([[1.0, 0.0]]), 0.5)
     by_hand = -math.log(0.75 + 0.25 * math.exp(-0.5 * (1.0 / 0.5) ** 2)) / 2
     torch.testing.assert_close(found, torch.tensor([by_hand]))
 
@@ -37,17 +45,17 @@ def test_surprise_is_the_likelihood_of_a_mixture_by_hand():
 def test_entries_surprise_each_by_itself():
     """As much as two robots of one entry each, on average."""
     generator = torch.Generator().manual_seed(0)
-    candidates, wanted = torch.randn(5, 3, 4, 2, generator=generator), torch.randn(5, 4, 2, generator=generator)
+    modes, wanted = torch.randn(5, 3, 4, 2, generator=generator), torch.randn(5, 4, 2, generator=generator)
     odds, counts = torch.randn(5, 3, 2, generator=generator).log_softmax(1), torch.ones(5, 4)
-    alone = [surprise(candidates[..., i : i + 1], odds[..., i : i + 1], wanted[..., i : i + 1], counts) for i in (0, 1)]
-    torch.testing.assert_close(surprise(candidates, odds, wanted, counts), (alone[0] + alone[1]) / 2)
+    alone = [mixture_nll(modes[..., i : i + 1], odds[..., i : i + 1], wanted[..., i : i + 1], counts) for i in (0, 1)]
+    torch.testing.assert_close(mixture_nll(modes, odds, wanted, counts), (alone[0] + alone[1]) / 2)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_candidates_are_the_two_things_that_happen_and_not_their_mean(seed):
-    """A finger goes to 1 or stops at 0.5, a coin's toss: two candidates, half and half."""
+def test_modes_are_the_two_things_that_happen_and_not_their_mean(seed):
+    """A finger goes to 1 or stops at 0.5, a coin's toss: two modes, half and half."""
     torch.manual_seed(seed)
-    motion, generator = Motion(1, 1, 1, candidates=2, width=32), torch.Generator().manual_seed(1)
+    motion, generator = StateDynamics(1, 1, 1, modes=2, width=32), torch.Generator().manual_seed(1)
 
     def coins():
         while True:
@@ -55,23 +63,23 @@ def test_candidates_are_the_two_things_that_happen_and_not_their_mean(seed):
             yield end
 
     def loss(end):
-        value = lesson(*motion(torch.zeros(64, 1), torch.ones(64, 1)), end, torch.ones(64, 1)).mean()
+        value = training_nll(*motion(torch.zeros(64, 1), torch.ones(64, 1)), end, torch.ones(64, 1)).mean()
         return value, {}
 
     fit(dict(motion.named_parameters()), loss, coins(), FitConfig(steps=300, lr=1e-2))
-    candidates, odds = motion(torch.zeros(1, 1), torch.ones(1, 1))
-    torch.testing.assert_close(candidates.flatten().sort().values, torch.tensor([0.5, 1.0]), atol=0.02, rtol=0.0)
+    modes, odds = motion(torch.zeros(1, 1), torch.ones(1, 1))
+    torch.testing.assert_close(modes.flatten().sort().values, torch.tensor([0.5, 1.0]), atol=0.02, rtol=0.0)
     torch.testing.assert_close(odds.exp(), torch.full((1, 2, 1), 0.5), atol=0.1, rtol=0.0)
 
 
-def looks(cameras: int = 1) -> tuple[Touch, torch.Tensor, list[Any]]:
+def looks(cameras: int = 1) -> tuple[ModeClassifier, torch.Tensor, list[Any]]:
     """Eyes on pictures of 16 pixels, the pictures, and what else a call of them is given."""
     torch.manual_seed(0)
-    touch = Touch(cameras, (16, 16), state=2, told=1, candidates=2, side=4)
+    touch = ModeClassifier(cameras, (16, 16), state=2, told=1, modes=2, side=4)
     generator = torch.Generator().manual_seed(1)
     shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2, 2)]
-    pictures, state, told, candidates, odds = (torch.randn(shape, generator=generator) for shape in shapes)
-    guess = Guessed.of(candidates, odds.log_softmax(1), torch.ones(3, dtype=torch.long))
+    pictures, state, told, modes, odds = (torch.randn(shape, generator=generator) for shape in shapes)
+    guess = ModePrediction.of(modes, odds.log_softmax(1), torch.ones(3, dtype=torch.long))
     return touch, pictures, [state, told, guess]
 
 
@@ -85,7 +93,7 @@ def test_every_camera_is_looked_at_where_the_robot_is_in_it_and_nowhere_else(cam
     touch, pictures, given = looks(cameras=2)
     torch.nn.init.normal_(touch.leave.weight)
     with torch.no_grad():  # (x, y) in the first camera, then in the second: pixels 6 to 9 and, there, 10 to 13
-        touch.middle.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
+        touch.registration_bias.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
     begin = (6, 10)[camera]
     seen = touch(pictures, *given)
     inside, outside = pictures.clone(), pictures.clone()
@@ -104,18 +112,18 @@ def test_a_look_moves_with_the_robot():
     there = pictures.roll((2, 5), (2, 3))
     seen = touch(pictures, *given)
     with torch.no_grad():
-        touch.middle.copy_(torch.tensor([5 / 8, 2 / 8]))
+        touch.registration_bias.copy_(torch.tensor([5 / 8, 2 / 8]))
     torch.testing.assert_close(touch(there, *given), seen)
 
 
 def test_a_look_is_where_the_robot_will_be_on_average():
-    """Two candidates, three control steps of which two are known; odds 3 to 1."""
-    candidates = torch.tensor([[[[0.0], [4.0], [9.0]], [[0.0], [8.0], [9.0]]]])
-    guess = Guessed.of(candidates, torch.tensor([[[0.75], [0.25]]]).log(), torch.tensor([2]))
+    """Two modes, three control steps of which two are known; odds 3 to 1."""
+    modes = torch.tensor([[[[0.0], [4.0], [9.0]], [[0.0], [8.0], [9.0]]]])
+    guess = ModePrediction.of(modes, torch.tensor([[[0.75], [0.25]]]).log(), torch.tensor([2]))
     torch.testing.assert_close(guess.last, torch.tensor([[5.0]]))
 
 
-def test_learning_looks_are_never_twice_the_same_but_repeat_with_their_seed():
+def test_learning_crops_are_never_twice_the_same_but_repeat_with_their_seed():
     touch, pictures, given = looks()
     torch.nn.init.normal_(touch.leave.weight)
     one, same, other = (touch(pictures, *given, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))

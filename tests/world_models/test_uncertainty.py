@@ -1,4 +1,4 @@
-"""Doubt and its limits."""
+"""Uncertainty and its limits."""
 
 from __future__ import annotations
 
@@ -10,38 +10,36 @@ from vla_rl.contract.errors import UserError
 from world_models.uncertainty import Limits, disagreement
 
 
-def test_disagreement_is_the_weighed_spread_of_the_candidates():
+def test_disagreement_is_the_weighed_spread_of_the_modes():
     """Of two entries, 0 and 4 with odds 3 to 1 have the mean 1, 3/4 1^2 + 1/4 3^2 = 3; the other entry agrees."""
-    candidates = torch.tensor([[[0.0, 7.0], [4.0, 7.0]]])
-    found = disagreement(candidates, torch.tensor([[[0.75, 0.5], [0.25, 0.5]]]).log())
+    modes = torch.tensor([[[0.0, 7.0], [4.0, 7.0]]])
+    found = disagreement(modes, torch.tensor([[[0.75, 0.5], [0.25, 0.5]]]).log())
     torch.testing.assert_close(found, torch.tensor([1.5]).sqrt())
-    assert disagreement(candidates, torch.tensor([[[0.0, 0.0], [-100.0, -100.0]]])).item() == pytest.approx(
-        0.0, abs=1e-6
-    )
+    assert disagreement(modes, torch.tensor([[[0.0, 0.0], [-100.0, -100.0]]])).item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_limit_is_the_conformal_quantile():
-    """Of 20 doubts the 20th for 95 %: rank ceil(21 x 0.95); of 39 the 38th."""
+    """Of 20 uncertainties the 20th for 95 %: rank ceil(21 x 0.95); of 39 the 38th."""
     limits = Limits.calibrate([np.arange(1.0, 21.0), np.arange(39.0, 0.0, -1.0)], 0.95)
     assert limits.values == (20.0, 38.0)
     assert limits.at(np.array([0, 1, 2, 7])).tolist() == [20.0, 38.0, 38.0, 38.0]
 
 
-def test_with_too_few_doubts_there_is_no_limit():
+def test_with_too_few_uncertainties_there_is_no_limit():
     assert Limits.calibrate([np.arange(18.0)], 0.95).values == (np.inf,)
 
 
-def test_a_new_doubt_is_beyond_the_limit_as_seldom_as_promised():
+def test_a_new_uncertainty_is_beyond_the_limit_as_seldom_as_success_probabilityd():
     """Averaged over calibrations, at most 1 - q."""
     chooser = np.random.default_rng(0)
     beyond = [chooser.normal() > Limits.calibrate([chooser.normal(size=30)], 0.9).values[0] for _ in range(4000)]
     assert 0.07 < np.mean(beyond) <= 0.1 + 3 * (0.09 / 4000) ** 0.5
 
 
-@pytest.mark.parametrize("doubts", [[], [np.ones(3), np.ones(0)]])
-def test_nothing_to_calibrate_on_is_refused(doubts):
-    with pytest.raises(UserError, match="no doubts to calibrate on"):
-        Limits.calibrate(doubts)
+@pytest.mark.parametrize("uncertainties", [[], [np.ones(3), np.ones(0)]])
+def test_nothing_to_calibrate_on_is_refused(uncertainties):
+    with pytest.raises(UserError, match="no uncertainties to calibrate on"):
+        Limits.calibrate(uncertainties)
 
 
 @pytest.mark.parametrize("quantile", [0.0, 1.5])

@@ -13,10 +13,10 @@ from vla_rl.cli.override import override
 from vla_rl.cli.train import take_option
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.recipes.config_files import file_of, keep_file, load_config, load_kept_files
-from vla_rl.recipes.imagine.comparison import ImagineStory, judged, story
+from vla_rl.recipes.imagine.comparison import ImagineComparison, compare, evaluate_world_model
 from vla_rl.recipes.imagine.play import Play, serve, steering_of
 from vla_rl.recipes.imagine.rollout import Rollout, write_rollout
-from vla_rl.recipes.imagine.saved_run import DreamRun, located
+from vla_rl.recipes.imagine.saved_run import SavedRun, find_run
 from vla_rl.recipes.imagine.study import ImagineStudy, run_study
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.recipe import run_in
@@ -34,7 +34,7 @@ def imagine(arguments: Sequence[str]) -> None:
             raise UserError(f"imagine has no command {given[0]!r}; {did_you_mean(given[0], COMMANDS)}")
         COMMANDS[given[0]](given[1:])
         return
-    found = story(override(ImagineStory(), given, "vla-rl imagine"))
+    found = compare(override(ImagineComparison(), given, "vla-rl imagine"))
     before, after = found["imitation"], found["imagined_rl"]
     console.print(
         f"\n[bold]imitation {before['success']:.1%}  ->  RL in imagination {after['success']:.1%}[/bold] on "
@@ -47,7 +47,7 @@ def train(arguments: Sequence[str]) -> None:
     """``vla-rl imagine train [FILE.py:function] [--out RUN] [--field value ...]``: collect and train a world model."""
     given = list(arguments)
     config, rest = (given[0], given[1:]) if given and not given[0].startswith("-") else ("imagine.py:lift", given)
-    out, rest = take_option(rest, "--out", "runs/dreams")
+    out, rest = take_option(rest, "--out", "runs/imagination")
     folder = RunFolder(out, override(load_config(config), rest, f"vla-rl imagine train {config}"))
     keep_file(file_of(config), folder.path)
     if folder.moved_to:
@@ -74,7 +74,7 @@ def agreement(arguments: Sequence[str]) -> None:
     run = _only_run("agreement", rest)
     if not scenes.isdigit() or int(scenes) < 1:
         raise UserError(f"--scenes {scenes!r} is no number of scenes, so nothing was played; write --scenes 128.")
-    found = judged(run, int(scenes))
+    found = evaluate_world_model(run, int(scenes))
     write_json(run / "agreement.json", found)
     for table in found["replays"]:
         console.print(
@@ -87,13 +87,13 @@ def agreement(arguments: Sequence[str]) -> None:
 def rollout(arguments: Sequence[str]) -> None:
     """``vla-rl imagine rollout RUN``: recorded actions replayed in the world model, as a page of clips."""
     folder, config = _run_and_options("rollout", arguments, Rollout())
-    write_rollout(DreamRun.load(folder), config)
+    write_rollout(SavedRun.load(folder), config)
 
 
 def play(arguments: Sequence[str]) -> None:
     """``vla-rl imagine play RUN``: steer an imagined rollout from the keyboard until Ctrl-C."""
     folder, config = _run_and_options("play", arguments, Play())
-    run = DreamRun.load(folder)
+    run = SavedRun.load(folder)
     steering, policy = steering_of(run, config.steps)
     with sigterm_like_ctrl_c(), serve(steering, str(run.folder), policy, config.port) as server:
         port = server.server_port
@@ -115,7 +115,7 @@ def study(arguments: Sequence[str]) -> None:
 def _only_run(command: str, arguments: Sequence[str]) -> Path:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UserError(f"imagine {command} needs one run folder with a world model; write its path.")
-    return located(arguments[0])
+    return find_run(arguments[0])
 
 
 def _run_and_options(command: str, arguments: Sequence[str], default: Options) -> tuple[str, Options]:

@@ -1,9 +1,9 @@
-"""When a world model needs fresh real episodes: the policy moves to where it was not learnt, and is rewarded for it.
+"""When a world model needs real episodes again: the policy leaves its training data, and exploits its errors.
 
-A policy that is improved in dreams is improved, too, at finding what only dreams allow.  Three signs tell of it: it
-succeeds more often in dreams than it did in reality; more dreams end in doubt than did at first; and the inverse
-dynamics read other actions from dreamt pictures than were made.  Any of them buys a batch of real episodes, played by
-the policy as it is, from a fixed budget.  Every decision comes with its reasons, bought or not.
+A policy that is improved in imagination learns to exploit what only the world model allows.  Three signals show it: the
+policy succeeds more often in imagination than it did in reality; more rollouts are truncated by uncertainty than at
+first; and the inverse dynamics estimate other actions from imagined pictures than were made.  Any of them buys a batch
+of real episodes, played by the present policy, from a fixed budget.  Every decision is kept with its reasons.
 
 (WoVR's PACE refines once, by hand; Yang et al. 2026, arXiv 2602.13977.)
 """
@@ -17,14 +17,14 @@ from vla_rl.contract.errors import UserError
 
 @dataclass(frozen=True)
 class CoevolutionConfig:
-    """How much reality may be bought, and what for."""
+    """How many real episodes may be bought, and for which signals."""
 
     budget: int = 100  # real episodes in all
-    batch: int = 100  # of them at a time
+    batch: int = 100  # per purchase
     every: int = 12  # iterations of RL from one decision to the next
-    gap: float = 0.03  # imagined success may be so far above real success, as last seen
-    doubt: float = 0.05  # the share of dreams that doubt ends may rise so far above what it was at first
-    slip: float = 1.15  # the inverse-dynamics residual may be so many times what it was at first
+    success_gap: float = 0.03  # by which imagined success may exceed real success, as last played
+    uncertainty_rise: float = 0.05  # of the share of rollouts truncated by uncertainty, above the baseline
+    inverse_dynamics_ratio: float = 1.15  # of the inverse-dynamics error to the baseline
 
     def __post_init__(self) -> None:
         """Raise UserError for numbers that buy nothing sensible."""
@@ -37,50 +37,51 @@ class CoevolutionConfig:
 
 @dataclass(frozen=True)
 class Signals:
-    """How dreams stand; shares are in [0, 1]."""
+    """What a decision depends on; shares are in [0, 1]."""
 
-    imagined: float  # success in dreams
+    imagined: float  # success in imagination
     real: float  # success in the real episodes played last
-    doubt: float  # share of dreams ended by doubt
-    slip: float  # inverse-dynamics residual of dreams, see ``WorldModel.slip``
+    uncertain: float  # share of imagined rollouts truncated by uncertainty
+    inverse_dynamics_error: float  # see ``WorldModel.inverse_dynamics_error``
 
 
 @dataclass(frozen=True)
 class Decision:
-    """``buy`` real episodes, for ``reasons``; none without."""
+    """``buy`` real episodes, for ``reasons``; 0 without any."""
 
     signals: Signals
-    usual: Signals  # what doubt and slip are compared with
+    baseline: Signals  # after the world model was last trained
     buy: int
     reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Coevolution:
-    """What was spent, and what was usual when the world model was last trained."""
+    """What was spent, and the signals when the world model was last trained."""
 
     config: CoevolutionConfig
-    usual: Signals
+    baseline: Signals
     spent: int = 0
 
     def decide(self, signals: Signals) -> Decision:
-        """Whether to buy, given how dreams stand now."""
-        config, usual = self.config, self.usual
+        """Whether to buy, given the present ``signals``."""
+        config, baseline = self.config, self.baseline
         signs = {
-            f"imagined success {signals.imagined:.0%} outruns real success {signals.real:.0%}": (
-                signals.imagined > signals.real + config.gap
+            f"imagined success {signals.imagined:.0%} exceeds real success {signals.real:.0%}": (
+                signals.imagined > signals.real + config.success_gap
             ),
-            f"doubt ends {signals.doubt:.0%} of the dreams, at first {usual.doubt:.0%}": (
-                signals.doubt > usual.doubt + config.doubt
+            f"uncertainty truncates {signals.uncertain:.0%} of the rollouts, at first {baseline.uncertain:.0%}": (
+                signals.uncertain > baseline.uncertain + config.uncertainty_rise
             ),
-            f"inverse-dynamics residual {signals.slip:.3f}, at first {usual.slip:.3f}": (
-                signals.slip > usual.slip * config.slip
+            f"inverse-dynamics error {signals.inverse_dynamics_error:.3f}, at first "
+            f"{baseline.inverse_dynamics_error:.3f}": (
+                signals.inverse_dynamics_error > baseline.inverse_dynamics_error * config.inverse_dynamics_ratio
             ),
         }
         reasons = tuple(reason for reason, seen in signs.items() if seen)
         buy = min(config.batch, config.budget - self.spent) if reasons else 0
-        return Decision(signals, usual, buy, reasons)
+        return Decision(signals, baseline, buy, reasons)
 
     def renewed(self, signals: Signals, bought: int) -> Coevolution:
-        """After ``bought`` real episodes were learnt from, with how dreams stand since."""
-        return replace(self, usual=signals, spent=self.spent + bought)
+        """After training on ``bought`` real episodes, with the ``signals`` since."""
+        return replace(self, baseline=signals, spent=self.spent + bought)

@@ -1,11 +1,11 @@
-"""Training, calibrating and keeping a world model, which comes as an object: nothing here knows how it predicts."""
+"""Training, saving and loading of world models; any class with the methods of ``TrainableWorldModel`` will do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -20,13 +20,16 @@ from vla_rl.experience.windows import call_batch, context_at, frames_at, make_wi
 from vla_rl.pretrained import load_weights, read_config, save_folder
 from vla_rl.training.fit import FitConfig, fit, shuffled, weighted
 
-_REGISTERED = 500  # pictures that say where the robot is
-_TOGETHER = 64  # dreamt at once
-_SURE = 0.1  # share of looks that are taken at any moment, sure or not
+_REGISTRATION_FRAMES = 500  # pictures that the registration is fitted to
+_ROLLOUT_BATCH = 64  # episodes imagined at once
+_UNIFORM_SHARE = 0.1  # of the mode classifier's training data is drawn uniformly, whatever its uncertainty
+
+Loss: TypeAlias = tuple[Tensor, dict[str, float]]
+Report: TypeAlias = Callable[[int, dict[str, float]], None]
 
 
-class Learns(Protocol):
-    """A world model as training sees it."""
+class TrainableWorldModel(Protocol):
+    """What training needs of a world model; see :class:`world_models.model.WorldModel`."""
 
     spec: EnvSpec
     config: Any
@@ -34,153 +37,171 @@ class Learns(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def motion_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
+    def state_dynamics_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> Loss: ...
 
-    def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
+    def pose_loss(self, batch: dict[str, Tensor]) -> Loss: ...
 
-    def touch_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> tuple[Tensor, dict[str, float]]: ...
+    def loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> Loss: ...
 
-    def unsure(self, batch: dict[str, Tensor]) -> Tensor: ...
+    def mode_classifier_loss(self, batch: dict[str, Tensor], generator: torch.Generator) -> Loss: ...
 
-    def aim(self, batch: dict[str, Tensor]) -> None: ...
-
-    def pose_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]: ...
-
-    def motion_parameters(self) -> dict[str, nn.Parameter]: ...
-
-    def touch_parameters(self) -> dict[str, nn.Parameter]: ...
-
-    def follow(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor: ...
+    def state_dynamics_parameters(self) -> dict[str, nn.Parameter]: ...
 
     def pose_parameters(self) -> dict[str, nn.Parameter]: ...
 
-    def other_parameters(self) -> dict[str, nn.Parameter]: ...
+    def video_parameters(self) -> dict[str, nn.Parameter]: ...
+
+    def mode_classifier_parameters(self) -> dict[str, nn.Parameter]: ...
+
+    def fit_registration(self, batch: dict[str, Tensor]) -> None: ...
+
+    def mode_uncertainty(self, batch: dict[str, Tensor]) -> Tensor: ...
+
+    def predict_along(self, batch: dict[str, Tensor], generator: torch.Generator) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class WorldFit:
-    """How long to learn where the robot may go, how it looks there, what all looks like, and where it does go.
+class WorldModelFit:
+    """Schedules of the four stages: state dynamics, pose maps, video model, mode classifier.
 
-    The last comes last because it is told from pictures, and in dreams from dreamt ones: dreams along the episodes,
-    where the robot goes as it did, are half of what it is learnt from.  Of both, moments count as their way is
-    unsure without a look: most of what a robot does is as sure as its motors.
+    The mode classifier is trained last, because half of its pictures are imagined by the video model, along recorded
+    states and actions.  Its data are drawn by the uncertainty of the state dynamics: most of what a robot does next
+    follows from its actions alone.
     """
 
-    motion: FitConfig = field(default_factory=lambda: FitConfig(steps=4000, batch=512, lr=2e-3))
+    state_dynamics: FitConfig = field(default_factory=lambda: FitConfig(steps=4000, batch=512, lr=2e-3))
     pose: FitConfig = field(default_factory=lambda: FitConfig(steps=400, batch=256, lr=2e-3))
     video: FitConfig = field(default_factory=lambda: FitConfig(steps=1200, batch=32, lr=1.5e-3))
-    touch: FitConfig = field(default_factory=lambda: FitConfig(2000, 64, 1e-3, weight_decay=1e-2))
+    mode_classifier: FitConfig = field(default_factory=lambda: FitConfig(2000, 64, 1e-3, weight_decay=1e-2))
 
     @property
     def steps(self) -> int:
-        """Of all."""
-        return sum(part.steps for part in (self.motion, self.pose, self.video, self.touch))
+        """Of all stages."""
+        return sum(part.steps for part in (self.state_dynamics, self.pose, self.video, self.mode_classifier))
 
 
 @dataclass(frozen=True)
-class Dreamt:
-    """``trajectories`` whose pictures at ``moments`` [N] are dreamt, but where dreams begin."""
+class ImaginedTrajectories:
+    """``trajectories`` with imagined pictures at the ends of calls; ``moments`` [N] are those, and the initial ones."""
 
     trajectories: Trajectories
     moments: np.ndarray
 
 
-def fit_world(
-    model: Learns,
+def fit_world_model(
+    model: TrainableWorldModel,
     trajectories: Trajectories,
-    config: WorldFit,
+    config: WorldModelFit,
     generator: torch.Generator,
-    report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
+    report: Report = lambda step, info: None,
 ) -> None:
-    """Train ``model`` on windows of ``trajectories``, in place.
+    """Train ``model`` on windows of ``trajectories``, in place; ``report(step, metrics)`` counts steps of all stages.
 
-    Raises UserError for episodes of another world, and when all of them ended alike: what tells success from failure
-    could not be learnt.
+    Raises UserError for episodes of another environment, and when all succeeded or all failed: the outcome could not be
+    learnt.
     """
-    require_world_of(model.spec, trajectories)
+    require_same_env(model.spec, trajectories)
     require_both_outcomes(trajectories)
-    table = make_windows(trajectories, model.config.frames, model.config.memory)
-    count, begun = len(table["count"]), 0
-
-    def told(step: int, info: dict[str, float]) -> None:
-        report(begun + step, info)
-
-    made = (
-        _tensors(call_batch(trajectories, table, part), model.device)
-        for part in _parts(count, config.motion, generator)
-    )
-    fit(model.motion_parameters(), lambda batch: model.motion_loss(batch, generator), made, config.motion, told)
-    begun += config.motion.steps
-    shown = (
-        _tensors(frames_at(trajectories, part), model.device)
-        for part in _parts(len(trajectories.state), config.pose, generator)
-    )
-    fit(model.pose_parameters(), model.pose_loss, shown, config.pose, told)
-    begun += config.pose.steps
-    seen = (
-        _tensors(window_batch(trajectories, table, part), model.device)
-        for part in _parts(count, config.video, generator)
-    )
-    fit(model.other_parameters(), lambda batch: model.loss(batch, generator), seen, config.video, told)
-    begun += config.video.steps
-    chosen = torch.randperm(len(trajectories.state), generator=generator)[:_REGISTERED]
-    model.aim(_tensors(frames_at(trajectories, chosen.numpy()), model.device))
-    unsure, dreamt = _unsure(model, trajectories, table), followed(model, trajectories, generator)
-    felt = (
-        _tensors(batch, model.device) for batch in _felt(trajectories, table, unsure, dreamt, config.touch, generator)
-    )
-    fit(model.touch_parameters(), lambda batch: model.touch_loss(batch, generator), felt, config.touch, told)
+    device, table = model.device, make_windows(trajectories, model.config.frames, model.config.context_frames)
+    count, steps = len(table["count"]), _Offset(report)
+    index = _minibatches(count, config.state_dynamics, generator)
+    batches = (_tensors(call_batch(trajectories, table, part), device) for part in index)
+    parameters = model.state_dynamics_parameters()
+    fit(parameters, lambda batch: model.state_dynamics_loss(batch, generator), batches, config.state_dynamics, steps)
+    steps.offset += config.state_dynamics.steps
+    index = _minibatches(len(trajectories.state), config.pose, generator)
+    batches = (_tensors(frames_at(trajectories, part), device) for part in index)
+    fit(model.pose_parameters(), model.pose_loss, batches, config.pose, steps)
+    steps.offset += config.pose.steps
+    index = _minibatches(count, config.video, generator)
+    batches = (_tensors(window_batch(trajectories, table, part), device) for part in index)
+    fit(model.video_parameters(), lambda batch: model.loss(batch, generator), batches, config.video, steps)
+    steps.offset += config.video.steps
+    _fit_mode_classifier(model, trajectories, table, config.mode_classifier, generator, steps)
 
 
-def followed(model: Learns, trajectories: Trajectories, generator: torch.Generator) -> Dreamt:
-    """Imagined rollouts along ``trajectories``, each to its end, in calls that begin at any offset."""
-    frames, memory = model.config.frames, model.config.memory
-    begins, ends = (np.array(side) for side in zip(*trajectories.spans(), strict=True))
-    now = np.minimum(begins + torch.randint(0, frames, (len(begins),), generator=generator).numpy(), ends - 1)
-    dreamt = replace(trajectories, images={name: item.copy() for name, item in trajectories.images.items()})
-    moments = [now]
-    while (whole := now + frames < ends).any():
-        for part in np.array_split(now[whole], -(-int(whole.sum()) // _TOGETHER)):
-            ahead = part[:, None] + np.arange(1 + frames)
-            batch = context_at(dreamt, part, frames, memory) | {"state": trajectories.state[ahead]}
-            batch |= {"actions": trajectories.action[ahead[:, :-1]]}
-            picture = model.follow(_tensors(batch, model.device), generator).cpu().numpy()
-            for name, camera in zip(sorted(dreamt.images), np.split(picture, len(dreamt.images), 1), strict=True):
-                dreamt.images[name][ahead[:, -1]] = np.moveaxis(camera, 1, -1)
-            moments.append(ahead[:, -1])
-        now = now + frames
-    return Dreamt(dreamt, np.concatenate(moments))
-
-
-def _unsure(model: Learns, trajectories: Trajectories, table: dict[str, np.ndarray]) -> Tensor:
-    """[N]: how often to look at each window of ``table``, 1 on average."""
-    every = np.arange(len(table["count"]))
-    parts = (call_batch(trajectories, table, part) for part in np.array_split(every, 1 + len(every) // 1024))
-    share = torch.cat([model.unsure(_tensors(part, model.device)).cpu() for part in parts])
-    return _SURE + (1.0 - _SURE) * share / share.mean().clamp_min(1e-12)
-
-
-def _felt(
+def _fit_mode_classifier(
+    model: TrainableWorldModel,
     trajectories: Trajectories,
     table: dict[str, np.ndarray],
-    unsure: Tensor,
-    dreamt: Dreamt,
+    config: FitConfig,
+    generator: torch.Generator,
+    report: Report,
+) -> None:
+    """The last stage; every batch begins half with recorded and half with imagined pictures."""
+    chosen = torch.randperm(len(trajectories.state), generator=generator)[:_REGISTRATION_FRAMES]
+    model.fit_registration(_tensors(frames_at(trajectories, chosen.numpy()), model.device))
+    weights, imagined = _sampling_weights(model, trajectories, table), imagine_along(model, trajectories, generator)
+    batches = (
+        _tensors(batch, model.device)
+        for batch in _classifier_batches(trajectories, table, weights, imagined, config, generator)
+    )
+    parameters = model.mode_classifier_parameters()
+    fit(parameters, lambda batch: model.mode_classifier_loss(batch, generator), batches, config, report)
+
+
+def imagine_along(
+    model: TrainableWorldModel, trajectories: Trajectories, generator: torch.Generator
+) -> ImaginedTrajectories:
+    """Imagined rollouts of the recorded actions, each to its episode's end, whose calls begin at random offsets."""
+    frames, context = model.config.frames, model.config.context_frames
+    begins, ends = (np.array(side) for side in zip(*trajectories.spans(), strict=True))
+    offset = torch.randint(0, frames, (len(begins),), generator=generator).numpy()
+    moment = np.minimum(begins + offset, ends - 1)
+    imagined = replace(trajectories, images={name: item.copy() for name, item in trajectories.images.items()})
+    moments = [moment]
+    while (whole := moment + frames < ends).any():
+        for part in np.array_split(moment[whole], -(-int(whole.sum()) // _ROLLOUT_BATCH)):
+            ahead = part[:, None] + np.arange(1 + frames)
+            batch = context_at(imagined, part, frames, context) | {"state": trajectories.state[ahead]}
+            batch |= {"actions": trajectories.action[ahead[:, :-1]]}
+            picture = model.predict_along(_tensors(batch, model.device), generator).cpu().numpy()
+            for name, camera in zip(sorted(imagined.images), np.split(picture, len(imagined.images), 1), strict=True):
+                imagined.images[name][ahead[:, -1]] = np.moveaxis(camera, 1, -1)
+            moments.append(ahead[:, -1])
+        moment = moment + frames
+    return ImaginedTrajectories(imagined, np.concatenate(moments))
+
+
+def _sampling_weights(model: TrainableWorldModel, trajectories: Trajectories, table: dict[str, np.ndarray]) -> Tensor:
+    """[N]: how often to train on each window of ``table``, 1 on average."""
+    every = np.arange(len(table["count"]))
+    parts = (call_batch(trajectories, table, part) for part in np.array_split(every, 1 + len(every) // 1024))
+    share = torch.cat([model.mode_uncertainty(_tensors(part, model.device)).cpu() for part in parts])
+    return _UNIFORM_SHARE + (1.0 - _UNIFORM_SHARE) * share / share.mean().clamp_min(1e-12)
+
+
+def _classifier_batches(
+    trajectories: Trajectories,
+    table: dict[str, np.ndarray],
+    weights: Tensor,
+    imagined: ImaginedTrajectories,
     config: FitConfig,
     generator: torch.Generator,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Batches of which half begin with recorded pictures and half with dreams of them, as often as ``unsure`` says."""
+    """Windows drawn by ``weights`` [N], half with recorded pictures and half with imagined ones."""
     half = config.batch // 2
-    there = torch.from_numpy(np.isin(table["past"][:, -1], dreamt.moments))
-    true, false = weighted(unsure, half, generator), weighted(unsure * there, half, generator)
-    for one, other in zip(true, false, strict=True):
-        seen, imagined = (
+    available = torch.from_numpy(np.isin(table["past"][:, -1], imagined.moments))
+    recorded, others = weighted(weights, half, generator), weighted(weights * available, half, generator)
+    for one, other in zip(recorded, others, strict=True):
+        batch, more = (
             call_batch(trajectories, table, one.numpy()),
-            call_batch(dreamt.trajectories, table, other.numpy()),
+            call_batch(imagined.trajectories, table, other.numpy()),
         )
-        yield {name: np.concatenate([item, imagined[name]]) for name, item in seen.items()}
+        yield {name: np.concatenate([item, more[name]]) for name, item in batch.items()}
 
 
-def _parts(count: int, config: FitConfig, generator: torch.Generator) -> Iterator[np.ndarray]:
+class _Offset:
+    """``report`` with steps counted from ``offset``."""
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.offset = report, 0
+
+    def __call__(self, step: int, info: dict[str, float]) -> None:
+        self.report(self.offset + step, info)
+
+
+def _minibatches(count: int, config: FitConfig, generator: torch.Generator) -> Iterator[np.ndarray]:
     return (part.numpy() for part in shuffled(count, config.batch, generator))
 
 
@@ -188,7 +209,7 @@ def _tensors(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, T
     return {name: torch.from_numpy(item).to(device) for name, item in arrays.items()}
 
 
-def require_world_of(spec: EnvSpec, trajectories: Trajectories) -> None:
+def require_same_env(spec: EnvSpec, trajectories: Trajectories) -> None:
     """Raise UserError unless ``trajectories`` have the cameras, sizes and instructions of ``spec``."""
     wanted = {name: tuple(item.shape) for name, item in spec.images.items()}
     given = {name: image.shape[1:] for name, image in trajectories.images.items()}
@@ -198,12 +219,12 @@ def require_world_of(spec: EnvSpec, trajectories: Trajectories) -> None:
         raise UserError(
             f"the episodes have cameras {given}, {sizes[1][0]} state and {sizes[1][1]} action entries and task "
             f"{trajectories.task.max(initial=0)}, but {spec.name!r} has {wanted}, {sizes[0][0]}, {sizes[0][1]} and "
-            f"{len(spec.tasks)} tasks, so a world model of it cannot learn from them; record episodes of this world."
+            f"{len(spec.tasks)} tasks, so a world model of it cannot learn from them; record episodes of it."
         )
 
 
 def require_both_outcomes(trajectories: Trajectories) -> None:
-    """Raise UserError when ``trajectories`` hold successes only, or none."""
+    """Raise UserError when all ``trajectories`` succeeded, or none."""
     won = int(trajectories.outcomes.sum())
     if won in (0, trajectories.count):
         which = "all" if won else "none"
@@ -213,27 +234,27 @@ def require_both_outcomes(trajectories: Trajectories) -> None:
         )
 
 
-def save_world(model: nn.Module, folder: Path, more: dict[str, Any] | None = None) -> None:
-    """Write ``model`` as a checkpoint folder; ``more`` is kept in its ``config.json`` (limits, horizon)."""
+def save_world_model(model: nn.Module, folder: Path, more: dict[str, Any] | None = None) -> None:
+    """Write ``model`` as a checkpoint folder; ``more`` is added to its ``config.json`` (limits, horizon)."""
     kind = f"{type(model).__module__}:{type(model).__qualname__}"
-    described = {"world": kind, "config": to_json(model.config), "spec": model.spec.to_json(), **(more or {})}  # type: ignore[operator,union-attr]
+    described = {"world_model": kind, "config": to_json(model.config), "spec": model.spec.to_json(), **(more or {})}  # type: ignore[operator,union-attr]
     save_folder(folder, described, model.state_dict())
 
 
-def load_world(folder: Path, spec: EnvSpec | None = None) -> tuple[Any, dict[str, Any]]:
+def load_world_model(folder: Path, spec: EnvSpec | None = None) -> tuple[Any, dict[str, Any]]:
     """The world model in ``folder`` and its ``config.json``.
 
-    Raises UserError for a damaged or foreign one and, given the ``spec`` of the world that it is to stand for, when it
-    was trained for other cameras, states, action bounds, instructions or lengths of a control step.
+    Raises UserError for a damaged or foreign one and, given the ``spec`` of the environment that it is to
+    predict, when it was trained for other cameras, states, action bounds, instructions or lengths of a control step.
     """
-    saved = read_config(folder, "world")
+    saved = read_config(folder, "world_model")
     trained = EnvSpec.from_json(saved["spec"])
     if spec is not None:
         _require_same(trained, spec, folder)
-    made_by = load(saved["world"])
+    made_by = load(saved["world_model"])
     if not isinstance(made_by, type) or not issubclass(made_by, nn.Module):
         raise UserError(
-            f"{saved['world']!r} is not a world model, so {str(folder)!r} cannot be loaded; check its config.json."
+            f"{saved['world_model']!r} is no world model, so {str(folder)!r} cannot be loaded; check its config.json."
         )
     model = made_by(trained, from_json(saved["config"]))
     load_weights(model, folder)
@@ -246,11 +267,11 @@ def _require_same(trained: EnvSpec, spec: EnvSpec, folder: Path) -> None:
     for what, name in parts.items():
         if getattr(trained, name) != getattr(spec, name):
             raise UserError(
-                f"the world model {str(folder)!r} was trained for other {what} than {spec.name!r} has, so it would "
-                "dream of something else; train one on episodes of this world."
+                f"the world model {str(folder)!r} was trained for other {what} than {spec.name!r} has, so its "
+                "predictions would mean something else; train one on episodes of this environment."
             )
 
 
 def statistics(trajectories: Trajectories) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation [S] of the recorded states; of what hardly moves, at least 1e-3."""
+    """Mean and standard deviation [S] of the recorded states; the latter at least 1e-3."""
     return trajectories.state.mean(0), np.maximum(trajectories.state.std(0), 1e-3)

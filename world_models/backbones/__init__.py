@@ -1,1 +1,1 @@
-"""Video models: what turns noise, frames seen and moves made into the next frames."""
+"""Video models: they turn noise, context frames and actions into the next frames."""

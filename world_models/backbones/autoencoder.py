@@ -1,4 +1,4 @@
-"""A small convolutional autoencoder of pictures: the latents that a backbone dreams in."""
+"""A small convolutional autoencoder of pictures: the latents that a backbone predicts."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Autoencoder(nn.Module):
         return pictures.unflatten(0, lead)
 
     def loss(self, pictures: Tensor) -> Tensor:
-        """Mean squared error of ``pictures`` [...,C,h,w] after the way there and back."""
+        """Mean squared error of ``pictures`` [...,C,h,w] after encoding and decoding."""
         return functional.mse_loss(self.decode(self.encode(pictures)), pictures)
 
 
 class Residual(nn.Module):
-    """Two convolutions beside the identity, which is all there is at first."""
+    """Two convolutions beside the identity, to which it is initialised."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
 """A diffusion transformer on the latents of its own autoencoder: for larger pictures than the U-Net is made for.
 
-Every frame, seen or to come, is a set of tokens, one for each place of its latents; all attend to all.  A frame's own
-noise level and the move before it scale and shift its tokens (adaLN-Zero, Peebles & Xie 2023, arXiv 2212.09748; a level
-for every frame: Chen et al. 2024, arXiv 2407.01392), and where in the picture the move is comes in more channels.
+Every frame, context or predicted, is a set of tokens, one for each cell of its latents; all attend to all.  A frame's
+own noise level and the action before it scale and shift its tokens (adaLN-Zero, Peebles & Xie 2023, arXiv 2212.09748; a
+level for every frame: Chen et al. 2024, arXiv 2407.01392), and maps of the robot's position are additional channels.
 
 The target is rectified flow's, ``x_t = (1-t) x + t eps``, preconditioned (Karras et al. 2022, arXiv 2206.00364, eq. 7,
-in that time).  Beforehand a frame is taken for the latest one seen, ``l``, plus a change of standard deviation ``s``:
+in that time).  The prior of a frame is the latest context frame, ``l``, plus a change of standard deviation ``s``:
 
     r = x_t - (1-t) l        c_in = 1 / sqrt((1-t)^2 s^2 + t^2)
     x^ = l + c_skip r + c_out F(c_in r)        c_skip = (1-t) s^2 c_in^2        c_out = t s c_in
@@ -25,9 +25,9 @@ from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
 from world_models.backbones.autoencoder import Autoencoder
-from world_models.backbones.video_model import Guess, Moves, Seen
+from world_models.backbones.video_model import ActionInput, ContextLatents, Denoised
 
-_WAVES = 16  # frequencies that tell a noise level
+_WAVES = 16  # frequencies that encode a noise level
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class DiTConfig:
     heads: int = 6
     spread: float = 0.5  # s: standard deviation of how latents change within a call
 
-    def build(self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int) -> DiT:
+    def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> DiT:
         """The network with these sizes; see :class:`DiT`."""
-        return DiT(picture, memory, frames, moves, maps, self)
+        return DiT(picture, context, frames, actions, maps, self)
 
 
 class DiT(nn.Module):
-    """A ``VideoModel`` and ``Autoencoded``.  ``M`` frames seen and ``F`` to come make ``(M + F) y x`` tokens."""
+    """A ``VideoModel`` and ``Autoencoded``.  ``M`` context frames and ``F`` to come make ``(M + F) y x`` tokens."""
 
     def __init__(
-        self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int, config: DiTConfig
+        self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int, config: DiTConfig
     ) -> None:
-        """``picture`` (C, h, w); ``memory`` M frames seen; ``frames`` F; sizes of ``Moves``: A and P.
+        """``picture`` (C, h, w); ``context`` M frames; ``frames`` F to predict; sizes of ``ActionInput``: A and P.
 
         Raises UserError for pictures that do not fold and for a width that the heads cannot share.
         """
@@ -64,14 +64,14 @@ class DiT(nn.Module):
                 f"a width of {width} cannot be shared by {config.heads} heads, so there is no attention; choose a "
                 "multiple."
             )
-        self.config, self.memory, self.frames = config, memory, frames
+        self.config, self.num_context, self.frames = config, context, frames
         self.autoencoder = Autoencoder(picture, config.fold, config.channels, config.lens)
         size, *sides = self.latent = self.autoencoder.latent
         self.enter = nn.Linear(2 * size + maps, width)
         self.places = nn.Parameter(0.02 * torch.randn(math.prod(sides), width))
-        self.slots = nn.Parameter(0.02 * torch.randn(memory + frames, width))
+        self.slots = nn.Parameter(0.02 * torch.randn(context + frames, width))
         self.level = nn.Sequential(nn.Linear(2 * _WAVES, width), nn.SiLU(), nn.Linear(width, width))
-        self.move = nn.Linear(moves, width)
+        self.move = nn.Linear(actions, width)
         self.blocks = nn.ModuleList(Block(width, config.heads) for _ in range(config.depth))
         self.steer, self.leave = _zero(nn.Linear(width, 2 * width)), _zero(nn.Linear(width, size))
         self.mix = nn.Linear(frames * width, width)
@@ -90,34 +90,34 @@ class DiT(nn.Module):
     def reconstruction(self, pictures: Tensor) -> Tensor:
         return self.autoencoder.loss(pictures)
 
-    def forward(self, noisy: Tensor, level: Tensor, seen: Seen, moves: Moves) -> Guess:
-        latest = seen.frames[:, -1:]
+    def forward(self, noisy: Tensor, level: Tensor, context: ContextLatents, action_input: ActionInput) -> Denoised:
+        latest = context.frames[:, -1:]
         share = level[..., None, None, None]
         change = noisy - (1.0 - share) * latest
         enter, skip, out = preconditioned(share, self.config.spread)
-        tokens = self._tokens(torch.cat([seen.frames, enter * change], 1), latest, moves.map)
-        context = self.slots + self.level(_waves(torch.cat([seen.level, level], 1)))
-        context = context + functional.pad(self.move(moves.vector), (0, 0, self.memory, 0))
-        context = functional.silu(context)
+        tokens = self._tokens(torch.cat([context.frames, enter * change], 1), latest, action_input.maps)
+        embedding = self.slots + self.level(_waves(torch.cat([context.level, level], 1)))
+        embedding = embedding + functional.pad(self.move(action_input.vector), (0, 0, self.num_context, 0))
+        embedding = functional.silu(embedding)
         for block in self.blocks:
-            tokens = block(tokens, context)
-        tokens = tokens[:, self.memory :]
-        shift, scale = self.steer(context[:, self.memory :])[:, :, None].chunk(2, -1)
-        told = self.leave(_normal(tokens) * (1.0 + scale) + shift)
-        told = told.transpose(2, 3).unflatten(-1, self.latent[1:])
+            tokens = block(tokens, embedding)
+        tokens = tokens[:, self.num_context :]
+        shift, scale = self.steer(embedding[:, self.num_context :])[:, :, None].chunk(2, -1)
+        output = self.leave(_normal(tokens) * (1.0 + scale) + shift)
+        output = output.transpose(2, 3).unflatten(-1, self.latent[1:])
         features = self.mix(tokens.transpose(1, 2).flatten(2))
-        return Guess(latest + skip * change + out * told, features)
+        return Denoised(latest + skip * change + out * output, features)
 
     def _tokens(self, frames: Tensor, latest: Tensor, maps: Tensor) -> Tensor:
-        """[B,M+F,yx,d]: each place sees its frame, the latest frame and, in frames to come, the maps."""
-        maps = functional.pad(maps, (0, 0, 0, 0, 0, 0, self.memory, 0))
+        """[B,M+F,yx,d]: each cell has its frame, the latest frame and, in predicted frames, the maps."""
+        maps = functional.pad(maps, (0, 0, 0, 0, 0, 0, self.num_context, 0))
         cells = torch.cat([frames, latest.expand_as(frames), maps], 2)
         tokens: Tensor = self.enter(cells.flatten(3).transpose(2, 3)) + self.places
         return tokens
 
 
 class Block(nn.Module):
-    """Attention over all tokens, then two linear layers on each; the context gates both, at first to nothing."""
+    """Attention over all tokens, then two linear layers on each; the embedding gates both, initially to zero."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -128,9 +128,9 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        """``x`` [B,T,N,d], ``context`` [B,T,d]."""
-        steer = self.steer(context)[:, :, None].chunk(6, -1)
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """``x`` [B,T,N,d], ``embedding`` [B,T,d]."""
+        steer = self.steer(embedding)[:, :, None].chunk(6, -1)
         x = x + steer[2] * self._attend(_normal(x) * (1.0 + steer[1]) + steer[0])
         out: Tensor = x + steer[5] * self.think(_normal(x) * (1.0 + steer[4]) + steer[3])
         return out
@@ -161,7 +161,7 @@ def _normal(x: Tensor) -> Tensor:
 
 
 def _zero(linear: nn.Linear) -> nn.Linear:
-    """``linear`` with nothing coming out of it."""
+    """``linear`` with zero weights and biases."""
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear

@@ -1,8 +1,8 @@
 """A small U-Net on pixels: the embedded default, made for 64 x 64 pictures on two CPU cores.
 
 Pixels are folded into channels (patchify), the frames of a call are stacked in channels, and the network estimates the
-clean frames themselves, as a correction of the latest frame seen: a trunk of 64 channels could not carry the 192 noise
-dimensions of a patch that a velocity or noise target asks for.
+clean frames themselves, as a correction of the latest context frame: a trunk of 64 channels could not carry the 192
+noise dimensions of a patch that a velocity or noise target asks for.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from world_models.backbones.video_model import Guess, Moves, Seen
+from world_models.backbones.video_model import ActionInput, ContextLatents, Denoised
 
 
 @dataclass(frozen=True)
 class UNetConfig:
     """Sizes of the network."""
 
-    patch: int = 4  # pixels folded into one place, per side
+    patch: int = 4  # pixels per side of a cell (patchify)
     width: int = 64  # channels at full resolution
     deep: int = 96  # and at half of it
     depth: int = 2  # residual blocks per level and direction
-    heads: int = 4  # of the attention at the bottom: something may be carried across the whole picture
+    heads: int = 4  # of the attention at the lowest resolution, over the whole picture
     embedding: int = 256
 
-    def build(self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int) -> UNet:
+    def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> UNet:
         """The network with these sizes; see :class:`UNet`."""
-        return UNet(picture, memory, frames, moves, maps, self)
+        return UNet(picture, context, frames, actions, maps, self)
 
 
 class UNet(nn.Module):
     """A ``VideoModel`` whose latents are the folded pixels."""
 
     def __init__(
-        self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int, config: UNetConfig
+        self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int, config: UNetConfig
     ) -> None:
-        """``picture`` (C, h, w); ``memory`` M frames seen; ``frames`` F; sizes of ``Moves``: A and P."""
+        """``picture`` (C, h, w); ``context`` M frames; ``frames`` F to predict; sizes of ``ActionInput``: A and P."""
         super().__init__()
         channels, height, width = picture
         patch = config.patch
@@ -47,13 +47,13 @@ class UNet(nn.Module):
         self.latent = (channels * patch * patch, height // patch, width // patch)
         size = self.latent[0]
         self.embed = nn.Sequential(
-            nn.Linear(frames * (moves + 2) + memory, config.embedding),
+            nn.Linear(frames * (actions + 2) + context, config.embedding),
             nn.SiLU(),
             nn.Linear(config.embedding, config.embedding),
             nn.SiLU(),
         )
-        seen = size * (memory + frames) + frames * maps + 2
-        self.enter = nn.Conv2d(seen, config.width, 3, 1, 1)
+        channels_in = size * (context + frames) + frames * maps + 2
+        self.enter = nn.Conv2d(channels_in, config.width, 3, 1, 1)
         self.down = _blocks(config.width, config.width, config)
         self.shrink = nn.Conv2d(config.width, config.deep, 3, 2, 1)
         self.bottom = _blocks(config.deep, config.deep, config)
@@ -63,7 +63,7 @@ class UNet(nn.Module):
         self.up = _blocks(config.width, config.width, config, also=config.width)
         self.leave = _zero(nn.Conv2d(config.width, frames * (size + 3 * patch * patch), 3, 1, 1))
         y, x = (torch.linspace(-1, 1, side) for side in self.latent[1:])
-        stay = torch.tensor([3.0, 0.0, 0.0])  # at first hardly anything changes
+        stay = torch.tensor([3.0, 0.0, 0.0])  # initially hardly anything changes
         self.register_buffer("stay", stay[:, None, None, None, None], persistent=False)
         self.register_buffer("places", torch.stack(torch.meshgrid(y, x, indexing="ij")), persistent=False)
 
@@ -82,34 +82,34 @@ class UNet(nn.Module):
         lead = latents.shape[:-3]
         return functional.pixel_shuffle(latents.flatten(0, -4), self.config.patch).unflatten(0, lead)
 
-    def forward(self, noisy: Tensor, level: Tensor, seen: Seen, moves: Moves) -> Guess:
+    def forward(self, noisy: Tensor, level: Tensor, context: ContextLatents, action_input: ActionInput) -> Denoised:
         wave = torch.stack([torch.cos(0.5 * math.pi * level), torch.sin(0.5 * math.pi * level)], -1)
-        told = torch.cat([moves.vector, wave], -1).flatten(1)
-        context = self.embed(torch.cat([told, seen.level], -1))
+        condition = torch.cat([action_input.vector, wave], -1).flatten(1)
+        embedding = self.embed(torch.cat([condition, context.level], -1))
         places = self.places.expand(len(noisy), -1, -1, -1)
-        x = torch.cat([noisy.flatten(1, 2), seen.frames.flatten(1, 2), moves.map.flatten(1, 2), places], 1)
-        x = _through(self.down, self.enter(x), context)
-        deep = self.attention(_through(self.bottom, self.shrink(x), context))
-        deep = self.grow(functional.interpolate(_through(self.rise, deep, context), size=x.shape[-2:]))
-        x = _through(self.up, torch.cat([deep, x], 1), context)
+        x = torch.cat([noisy.flatten(1, 2), context.frames.flatten(1, 2), action_input.maps.flatten(1, 2), places], 1)
+        x = _through(self.down, self.enter(x), embedding)
+        deep = self.attention(_through(self.bottom, self.shrink(x), embedding))
+        deep = self.grow(functional.interpolate(_through(self.rise, deep, embedding), size=x.shape[-2:]))
+        x = _through(self.up, torch.cat([deep, x], 1), embedding)
         painted = self.leave(functional.silu(x)).unflatten(1, (self.frames, -1))
-        return Guess(self._composed(painted, seen), x.flatten(2).transpose(1, 2))
+        return Denoised(self._compose(painted, context), x.flatten(2).transpose(1, 2))
 
-    def _composed(self, told: Tensor, seen: Seen) -> Tensor:
-        """Every pixel from the latest frame, from the first one or newly painted, as ``told`` [B,F,c+3p^2,y,x] says.
+    def _compose(self, output: Tensor, context: ContextLatents) -> Tensor:
+        """Every pixel a mixture of the latest frame, the first one and a new colour, by ``output`` [B,F,c+3p^2,y,x].
 
-        What a gripper uncovers need not go through the trunk, and what stays is kept exactly.
+        What a gripper uncovers need not go through the trunk, and what does not change is kept exactly.
         """
         cells = self.config.patch**2
-        colours, choice = told.split([self.latent[0], 3 * cells], 2)
+        colours, choice = output.split([self.latent[0], 3 * cells], 2)
         share = (choice.unflatten(2, (3, 1, cells)) + self.stay).softmax(2)  # [B,F,3,1,p^2,y,x]
-        kept = (seen.frames[:, -1:].expand_as(colours), seen.frames[:, :1].expand_as(colours), colours)
+        kept = (context.frames[:, -1:].expand_as(colours), context.frames[:, :1].expand_as(colours), colours)
         layers = torch.stack([layer.unflatten(2, (-1, cells)) for layer in kept], 2)
         return (share * layers).sum(2).flatten(2, 3)
 
 
 class Block(nn.Module):
-    """A residual block whose normalised channels the context scales and shifts (adaptive group norm)."""
+    """A residual block whose normalised channels an embedding scales and shifts (adaptive group norm)."""
 
     def __init__(self, into: int, out: int, embedding: int) -> None:
         super().__init__()
@@ -119,8 +119,8 @@ class Block(nn.Module):
         self.aside = nn.Conv2d(into, out, 1) if into != out else nn.Identity()
         self.sizes = (into, into, out, out)
 
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
-        steer = self.steer(context)[..., None, None].split(self.sizes, 1)
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        steer = self.steer(embedding)[..., None, None].split(self.sizes, 1)
         kept = self.aside(x)
         for norm, conv, scale, shift in zip(self.norms, self.convs, steer[::2], steer[1::2], strict=True):
             x = conv(functional.silu(norm(x) * (1 + scale) + shift))
@@ -128,7 +128,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over all places, [B,c,y,x]."""
+    """Self-attention over all cells, [B,c,y,x]."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -143,18 +143,18 @@ class Attention(nn.Module):
 
 
 def _blocks(into: int, out: int, config: UNetConfig, also: int = 0) -> nn.ModuleList:
-    """``depth`` blocks, the first of which sees ``also`` more channels."""
+    """``depth`` blocks, the first with ``also`` more input channels."""
     return nn.ModuleList(Block(into + (also if i == 0 else 0), out, config.embedding) for i in range(config.depth))
 
 
-def _through(blocks: nn.ModuleList, x: Tensor, context: Tensor) -> Tensor:
+def _through(blocks: nn.ModuleList, x: Tensor, embedding: Tensor) -> Tensor:
     for block in blocks:
-        x = block(x, context)
+        x = block(x, embedding)
     return x
 
 
 def _zero(conv: nn.Conv2d) -> nn.Conv2d:
-    """``conv`` with nothing coming out of it."""
+    """``conv`` with zero weights and biases."""
     with torch.no_grad():
         for parameter in conv.parameters():
             parameter.zero_()

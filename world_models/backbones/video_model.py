@@ -1,4 +1,4 @@
-"""What every backbone offers, whether it works on pixels or on the latents of an autoencoder."""
+"""The interface of backbones, whether they work on pixels or on the latents of an autoencoder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a prediction starts from.
+class ContextLatents:
+    """What a prediction is conditioned on.
 
     frames  [B,M,c,y,x]  latents of frames: the episode's first (clean, the reference), then the latest ones, in order
-    level   [B,M]        how much noise is in them, 0 to 1
+    level   [B,M]        their noise levels, 0 to 1
     """
 
     frames: Tensor
@@ -21,23 +21,23 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Moves:
-    """What is done meanwhile, for each of the ``F`` frames to come.
+class ActionInput:
+    """The actions, for each of the ``F`` frames to predict.
 
-    vector  [B,F,A]      the action before it, what is expected of the robot's state, and whether it is known at all
-    map     [B,F,P,y,x]  where in the picture that is: bumps of height 1 at learned projections of the expected state
+    vector  [B,F,A]      the actions before it, the predicted robot state, and whether they are known
+    maps    [B,F,P,y,x]  learned maps of that state's position in the picture
     """
 
     vector: Tensor
-    map: Tensor
+    maps: Tensor
 
 
 @dataclass(frozen=True)
-class Guess:
+class Denoised:
     """An estimate of the frames without noise.
 
     clean     [B,F,c,y,x]
-    features  [B,N,d]  what it was made from, place by place; heads read this
+    features  [B,N,d]  of every cell, read by the heads
     """
 
     clean: Tensor
@@ -66,16 +66,16 @@ class VideoModel(Protocol):
     def decode(self, latents: Tensor) -> Tensor:
         """Pictures [...,C,h,w] of ``latents`` [...,c,y,x]."""
 
-    def __call__(self, noisy: Tensor, level: Tensor, seen: Seen, moves: Moves) -> Guess:
+    def __call__(self, noisy: Tensor, level: Tensor, context: ContextLatents, action_input: ActionInput) -> Denoised:
         """Denoise ``noisy`` [B,F,c,y,x], whose noise levels are ``level`` [B,F]."""
 
 
 @runtime_checkable
 class Autoencoded(Protocol):
-    """A video model whose latents are learnt, from this alone: no other gradient reaches ``encode`` and ``decode``.
+    """A video model whose latents are trained by this loss alone: no other gradient reaches ``encode``, ``decode``.
 
-    Latents that learnt to be easily predicted would end as a constant.
+    Latents trained to be easily predicted would become constant.
     """
 
     def reconstruction(self, pictures: Tensor) -> Tensor:
-        """What is lost when ``pictures`` [B,C,h,w] from -1 to 1 are encoded and decoded."""
+        """Mean squared error of ``pictures`` [B,C,h,w] from -1 to 1 after encoding and decoding."""

@@ -1,20 +1,20 @@
-"""Wan, a video model trained on the world's videos, taught what a robot's actions do (diffusers' implementation).
+"""Wan, a video model trained on the world's videos, conditioned on a robot's actions (diffusers' implementation).
 
 ``WanTransformer3DModel`` is as it comes, only that
 
-- its text is replaced by the moves, in two ways: added to each frame's time embedding, which scales and shifts its
+- its text is replaced by the actions, in two ways: added to each frame's time embedding, which scales and shifts its
   tokens (adaptive norm), and as the tokens of the cross-attention (WoVR, "dual channel");
-- maps of the move come in as further channels of the patch embedding, with weights of zero at first (strongest among
-  the ways that GigaWorld-1 compared);
+- maps of the robot's position are further channels of the patch embedding, with weights of zero at first (the best of
+  the methods that GigaWorld-1 compared);
 - every frame has its own time, by the token-wise timesteps that Wan 2.2 brought (Chen et al. 2024, arXiv 2407.01392):
-  frames seen are told to be clean or slightly noisy, those to come are at the level that is being denoised.
+  context frames are given as clean or slightly noisy, predicted ones at the level that is being denoised.
 
 ``AutoencoderKLWan`` stays frozen and **encodes every frame by itself**, as it does with the first one of a video.  Its
-compression of four frames into one latent is not used: what is seen lies ``F`` control steps apart, a latent of four
+compression of four frames into one latent is not used: context frames lie ``F`` control steps apart, a latent of four
 frames would mix known and unknown actions, and every frame has its own level and its own weight in the loss.  So any
-``F`` and memory will do, as long as ``1 + memory + F`` frames fit the transformer's rotary positions (1024 in the
-published ones); the price is up to four times as many tokens as a clip of the same length has in Wan, and a pretrained
-transformer has to learn that neighbouring latents are single steps.
+``F`` and number of context frames will do, as long as ``1 + context_frames + F`` fit the transformer's rotary positions
+(1024 in the published ones); the price is up to four times as many tokens as a clip of the same length has in Wan, and
+a pretrained transformer has to learn that neighbouring latents are single steps.
 
 Wan's flow matching is ours: ``x_t = (1-t) x + t eps``, the network says ``v = eps - x``, timestep ``1000 t``.
 """
@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
 from world_models.backbones.lora import Lora
-from world_models.backbones.video_model import Guess, Moves, Seen
+from world_models.backbones.video_model import ActionInput, ContextLatents, Denoised
 from world_models.backbones.wan_weights import WanSizes, WanWeights
 
 _TIMESTEPS = 1000.0
@@ -44,9 +44,9 @@ class WanConfig:
     lora: Lora | None = field(default_factory=Lora)  # None trains the whole transformer
     width: int = 256  # entries of a feature
 
-    def build(self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int) -> WanVideo:
+    def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> WanVideo:
         """The network; see :class:`WanVideo`."""
-        return WanVideo(picture, memory, frames, moves, maps, self)
+        return WanVideo(picture, context, frames, actions, maps, self)
 
 
 class WanVideo(nn.Module):
@@ -56,9 +56,9 @@ class WanVideo(nn.Module):
     std: Tensor
 
     def __init__(
-        self, picture: tuple[int, int, int], memory: int, frames: int, moves: int, maps: int, config: WanConfig
+        self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int, config: WanConfig
     ) -> None:
-        """``picture`` (C, h, w); ``memory`` M frames seen; ``frames`` F; sizes of ``Moves``: A and P.
+        """``picture`` (C, h, w); ``context`` M frames; ``frames`` F to predict; sizes of ``ActionInput``: A and P.
 
         Raises UserError for pictures and numbers of frames that do not suit the networks, and whatever loading raises.
         """
@@ -66,8 +66,8 @@ class WanVideo(nn.Module):
         network, vae = config.weights.load()
         channels, height, breadth = picture
         fold, self.patch = vae.config.scale_factor_spatial, tuple(network.config.patch_size[1:])
-        self.memory, self.frames, self.width, self.cameras = memory, frames, config.width, channels // 3
-        _check(picture, memory + frames, network, vae)
+        self.num_context, self.frames, self.width, self.cameras = context, frames, config.width, channels // 3
+        _check(picture, context + frames, network, vae)
         self.latent = (vae.config.z_dim, height // fold, self.cameras * breadth // fold)
         self.cells = tuple(side // part for side, part in zip(self.latent[1:], self.patch, strict=True))
         for name, values in (("mean", vae.config.latents_mean), ("std", vae.config.latents_std)):
@@ -76,7 +76,7 @@ class WanVideo(nn.Module):
             config.lora.adapt(network)
         width = network.config.num_attention_heads * network.config.attention_head_dim
         network.patch_embedding = MappedPatches(network.patch_embedding, maps)
-        network.condition_embedder = MoveEmbedder(network.condition_embedder, width, moves, memory + frames)
+        network.condition_embedder = ActionEmbedder(network.condition_embedder, width, actions, context + frames)
         # Left out of the network, so that what it returns is what heads read.
         self.leave, network.proj_out = network.proj_out, nn.Identity()
         self.network, self.vae = network, vae.requires_grad_(False)
@@ -100,18 +100,18 @@ class WanVideo(nn.Module):
         pictures: Tensor = views.unflatten(0, (-1, self.cameras)).flatten(1, 2).unflatten(0, lead)
         return pictures
 
-    def forward(self, noisy: Tensor, level: Tensor, seen: Seen, moves: Moves) -> Guess:
-        maps = functional.pad(moves.map, (0, 0, 0, 0, 0, 0, self.memory, 0))
-        video = torch.cat([torch.cat([seen.frames, noisy], 1), maps], 2).transpose(1, 2)
-        time = _TIMESTEPS * torch.cat([seen.level, level], 1)
+    def forward(self, noisy: Tensor, level: Tensor, context: ContextLatents, action_input: ActionInput) -> Denoised:
+        maps = functional.pad(action_input.maps, (0, 0, 0, 0, 0, 0, self.num_context, 0))
+        video = torch.cat([torch.cat([context.frames, noisy], 1), maps], 2).transpose(1, 2)
+        time = _TIMESTEPS * torch.cat([context.level, level], 1)
         time = time.repeat_interleave(self.cells[0] * self.cells[1], 1)
-        told = functional.pad(moves.vector, (0, 0, self.memory, 0))
-        tokens = self._tokens(self.network(video, time, told, return_dict=False)[0])[:, self.memory :]
-        velocity = self._spread(self.leave(tokens))
-        features = self._spread(self.mix(tokens.permute(0, 2, 3, 1, 4).flatten(3))[:, None])
+        condition = functional.pad(action_input.vector, (0, 0, self.num_context, 0))
+        tokens = self._tokens(self.network(video, time, condition, return_dict=False)[0])[:, self.num_context :]
+        velocity = self._unpatchify(self.leave(tokens))
+        features = self._unpatchify(self.mix(tokens.permute(0, 2, 3, 1, 4).flatten(3))[:, None])
         clean = noisy - level[..., None, None, None] * velocity
         # Contiguous: where a mean over strided places is rounded depends on the row.
-        return Guess(clean, features.flatten(3)[:, 0].transpose(1, 2).contiguous())
+        return Denoised(clean, features.flatten(3)[:, 0].transpose(1, 2).contiguous())
 
     def _tokens(self, hidden: Tensor) -> Tensor:
         """Tokens [B,T,Y,X,d] of what the network returns without its last layer, [B,d/pq,T,Yp,Xq]."""
@@ -119,7 +119,7 @@ class WanVideo(nn.Module):
         cells = hidden.unflatten(-1, (-1, wide)).unflatten(-3, (-1, high))
         return cells.permute(0, 2, 3, 5, 4, 6, 1).flatten(4)
 
-    def _spread(self, tokens: Tensor) -> Tensor:
+    def _unpatchify(self, tokens: Tensor) -> Tensor:
         """Places [B,T,c,Yp,Xq] of ``tokens`` [B,T,Y,X,pqc]."""
         cells = tokens.unflatten(-1, (*self.patch, -1))
         return cells.permute(0, 1, 6, 2, 4, 3, 5).flatten(5).flatten(3, 4)
@@ -142,38 +142,38 @@ class MappedPatches(nn.Module):
         return tokens
 
 
-class MoveEmbedder(nn.Module):
-    """Takes the place of Wan's embedding of time and text: time and move, frame by frame.
+class ActionEmbedder(nn.Module):
+    """Takes the place of Wan's embedding of time and text: time and action, frame by frame.
 
     The addition to the time embedding is zero at first; the tokens of the cross-attention are new and must be learnt.
     """
 
-    def __init__(self, embedder: Any, width: int, moves: int, frames: int) -> None:
+    def __init__(self, embedder: Any, width: int, actions: int, frames: int) -> None:
         """``embedder``: Wan's own, for its parts that know time; ``frames``: M + F."""
         super().__init__()
         self.waves, self.time, self.steer = embedder.timesteps_proj, embedder.time_embedder, embedder.time_proj
-        self.move = nn.Sequential(nn.Linear(moves, width), nn.SiLU(), nn.Linear(width, width))
-        for parameter in self.move[2].parameters():
+        self.action = nn.Sequential(nn.Linear(actions, width), nn.SiLU(), nn.Linear(width, width))
+        for parameter in self.action[2].parameters():
             nn.init.zeros_(parameter)
-        self.token = nn.Sequential(nn.Linear(moves, width), nn.SiLU(), nn.Linear(width, width))
+        self.token = nn.Sequential(nn.Linear(actions, width), nn.SiLU(), nn.Linear(width, width))
         self.slots = nn.Parameter(0.02 * torch.randn(frames, width))  # cross-attention knows no order by itself
 
     def forward(
-        self, timestep: Tensor, told: Tensor, image: Tensor | None = None, timestep_seq_len: int | None = None
+        self, timestep: Tensor, action_input: Tensor, image: Tensor | None = None, timestep_seq_len: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Called by diffusers: ``timestep`` [B*tokens], the same all over a frame; ``told`` [B,M+F,A] as the text.
+        """Called by diffusers: ``timestep`` [B*tokens], equal within a frame; ``action_input`` [B,M+F,A] as the text.
 
         Returns the time embedding [B,tokens,d], six of it for the blocks' norms [B,tokens,6d], and the text [B,M+F,d].
         """
-        time = timestep.unflatten(0, (*told.shape[:2], -1))
-        waves = self.waves(time[..., 0].flatten()).to(told)
-        embedded = self.time(waves).unflatten(0, told.shape[:2]) + self.move(told)
+        time = timestep.unflatten(0, (*action_input.shape[:2], -1))
+        waves = self.waves(time[..., 0].flatten()).to(action_input)
+        embedded = self.time(waves).unflatten(0, action_input.shape[:2]) + self.action(action_input)
         steer = self.steer(functional.silu(embedded))
         tokens = time.shape[2]
         return (
             embedded.repeat_interleave(tokens, 1),
             steer.repeat_interleave(tokens, 1),
-            self.token(told) + self.slots,
+            self.token(action_input) + self.slots,
             None,
         )
 
@@ -202,6 +202,6 @@ def _check(picture: tuple[int, int, int], frames: int, network: Any, vae: Any) -
     if longest > sizes.rope_max_seq_len:
         raise UserError(
             f"{frames} frames of {channels // 3} cameras need {longest} positions where Wan's transformer knows "
-            f"{sizes.rope_max_seq_len}, so it cannot tell them apart; take fewer frames, less memory or smaller "
+            f"{sizes.rope_max_seq_len}, so it cannot tell them apart; take fewer frames, less context or smaller "
             "pictures."
         )

@@ -30,7 +30,7 @@ class WanSizes:
     channels: int = 4  # of the latents
     lens: int = 8  # channels inside the autoencoder
     halvings: int = 2  # of the sides of pictures
-    positions: int = 64  # frames and places per side that can be told apart
+    positions: int = 64  # frames, and cells per side, that have a position of their own
 
     def load(self) -> tuple[Any, Any]:
         package = _diffusers()
@@ -92,7 +92,7 @@ def _read(folder: Path, made_by: Any) -> Any:
     # All of it is float32, so that nothing has to be kept so: with a list of what has, diffusers demands accelerate.
     kind: Any = type(named, (made_by,), {"_keep_in_fp32_modules": None})
     try:
-        network, told = kind.from_pretrained(
+        network, loading = kind.from_pretrained(
             str(folder),
             local_files_only=True,
             use_safetensors=True,
@@ -105,9 +105,9 @@ def _read(folder: Path, made_by: Any) -> Any:
             f"the weights in {str(folder)!r} cannot be loaded ({error}), so there is no Wan; download its safetensors "
             "again (pickled weights are not read)."
         ) from error
-    if told["missing_keys"]:
+    if loading["missing_keys"]:
         raise UserError(
-            f"{told['missing_keys'][0]!r} is missing from the weights in {str(folder)!r}, so it would stay random; "
+            f"{loading['missing_keys'][0]!r} is missing from the weights in {str(folder)!r}, so it would stay random; "
             "download them again."
         )
     return network

@@ -9,27 +9,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.world_models import dreams, pushing
+from tests.world_models import pushing, small_models
 from vla_rl.contract.env import Observation
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.imagine.coevolution import Trained
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
 from vla_rl.recipes.imagine.play import steering_of
-from vla_rl.recipes.imagine.saved_run import DreamRun
+from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.imagine.steering import Steering
 from vla_rl.training.tracking import RunFolder
-from world_models.env import DreamConfig
+from world_models.env import ImaginationConfig
 from world_models.model import WorldModel
 from world_models.uncertainty import Limits
 
 NAMES = ("dx", "grip")  # from -0.5 to 0.5, and from -2 to 1
-FAR = Limits((1e9, 2e9))  # no doubt comes near
-CALM = DreamConfig(horizon=12, part=4, done=2.0, failed=2.0)  # nothing but time and doubt ends a dream
+FAR = Limits((1e9, 2e9))  # no uncertainty comes near
+CALM = ImaginationConfig(
+    horizon=12, batch_size=4, success_threshold=2.0, failure_threshold=2.0
+)  # nothing but time and uncertainty ends an imagined rollout
 
 
 def world_model(names: tuple[str, ...] = NAMES, cameras: tuple[str, ...] = ("front",)) -> WorldModel:
     """Weights so small that probabilities are neither 0 nor 1."""
-    made = dreams.model(cameras)
+    made = small_models.model(cameras)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.mul_(0.7)
@@ -39,15 +41,15 @@ def world_model(names: tuple[str, ...] = NAMES, cameras: tuple[str, ...] = ("fro
 
 def run_folder(
     path: Path,
-    dream: DreamConfig = CALM,
+    imagination: ImaginationConfig = CALM,
     limits: tuple[float, ...] = (np.inf,),
     names: tuple[str, ...] = NAMES,
     policy: bool = True,
 ) -> Path:
     """A run in ``path`` with ten held-out episodes and, unless told otherwise, a policy."""
     recipe, model = load_config("configs/imagine.py:lift"), world_model(names)
-    folder = RunFolder(path, replace(recipe, plan=replace(recipe.plan, dream=dream)))
-    Trained(model, Limits(limits), dream).save(folder.checkpoint("world"))
+    folder = RunFolder(path, replace(recipe, plan=replace(recipe.plan, imagination=imagination)))
+    CalibratedModel(model, Limits(limits), imagination).save(folder.checkpoint("world"))
     (path / "episodes").mkdir()
     pushing.played(10, seed=11).save(path / "episodes" / "held_out.npz")
     if policy:
@@ -55,14 +57,14 @@ def run_folder(
     return path
 
 
-def steered(run: DreamRun, steps: int) -> Steering:
-    """A dream of ``run`` under limits that it never reaches: it is of a model that nobody trained."""
+def steered(run: SavedRun, steps: int) -> Steering:
+    """An imagined rollout of ``run`` under limits that it never reaches: it is of a model that nobody trained."""
     return steering_of(changed(run, limits=FAR), steps)[0]
 
 
-def changed(run: DreamRun, **parts: Any) -> DreamRun:
-    """``run`` with other limits or another dream."""
-    return replace(run, trained=replace(run.trained, **parts))
+def changed(run: SavedRun, **parts: Any) -> SavedRun:
+    """``run`` with other limits or another imagined rollout."""
+    return replace(run, calibrated=replace(run.calibrated, **parts))
 
 
 def push(obs: Observation) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""``vla-rl imagine``: a world model is trained, gone on with, judged and told about."""
+"""``vla-rl imagine``: a world model is trained, used after a stop, evaluated and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.cli.conftest import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
-from tests.world_models.dreams import SMALL
+from tests.world_models.small_models import SMALL
 from vla_rl.cli import imagine as commands
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.agreement import TrustConfig
@@ -27,13 +27,13 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine import comparison
-from vla_rl.recipes.imagine.closed_loop import RANDOM_ACTION_PROB, Rated, closed_loop, first_looks
-from vla_rl.recipes.imagine.coevolution import Plan
-from vla_rl.recipes.imagine.collect import Gather
-from vla_rl.recipes.imagine.comparison import agreed, judged, summarised
+from vla_rl.recipes.imagine.closed_loop import RANDOM_ACTION_PROBS, PolicyRating, first_observations, rate_policies
+from vla_rl.recipes.imagine.collect import CollectConfig
+from vla_rl.recipes.imagine.comparison import evaluate_world_model, headline_agreement, summarize
+from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.recipe import Imagine
-from vla_rl.recipes.imagine.report import _LOSSES, write_page
-from vla_rl.recipes.imagine.saved_run import located, opened
+from vla_rl.recipes.imagine.report import _LOSSES, write_report
+from vla_rl.recipes.imagine.saved_run import find_run, load_run
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.stages import EvaluationConfig, collect
 from vla_rl.recipes.trainers import RLConfig
@@ -41,10 +41,10 @@ from vla_rl.training.coevolve import CoevolutionConfig
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
-from vla_rl.training.world_model import WorldFit, fit_world
-from world_models.env import DreamConfig
+from vla_rl.training.world_model import WorldModelFit, fit_world_model
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
-from world_models.model import WorldConfig
 
 WORLD = EnvConfig(options={"deadline": 7})
 SCENES = [1_100_000_000 + i for i in range(3)]
@@ -55,12 +55,14 @@ def recipe(tmp_path_factory) -> Imagine:
     folder = tmp_path_factory.mktemp("before")
     save_demonstrations(collect(EnvConfig(), 2, seed=1), folder / "demonstrations", video="never")
     plan = Plan(
-        WorldConfig(backbone=SMALL),
-        DreamConfig(horizon=5, deadline=5, part=4),
+        WorldModelConfig(backbone=SMALL),
+        ImaginationConfig(horizon=5, deadline=5, batch_size=4),
         KeyframeConfig(),
-        Gather(own=2, clumsy=1, random=2, calibration=1, held_out=2, num_envs=4),
+        CollectConfig(
+            policy_episodes=2, epsilon_random_episodes=1, random_episodes=2, calibration=1, held_out=2, num_envs=4
+        ),
         demonstrations=str(folder / "demonstrations"),
-        fit=WorldFit(*[FitConfig(steps=2, batch=4)] * 4),
+        fit=WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4),
         trust=TrustConfig(max_hallucinated=1.0),
         coevolution=CoevolutionConfig(budget=0),
     )
@@ -74,7 +76,7 @@ def recipe(tmp_path_factory) -> Imagine:
 @pytest.fixture(scope="module")
 def run(recipe, tmp_path_factory) -> Path:
     """A world model was trained, the process ended, and RL went on in it."""
-    folder = RunFolder(tmp_path_factory.mktemp("runs") / "dreams", recipe)
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / "imagination", recipe)
     recipe.prepare(folder)
     folder.close()
     before = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
@@ -91,40 +93,44 @@ def test_what_was_trained_is_gone_on_with(run):
         commands.imagine(["improve", str(run)])
 
 
-def test_a_run_may_begin_with_what_another_gathered_and_learnt(run, recipe, tmp_path, monkeypatch):
+def test_a_run_may_begin_with_what_another_collected_and_learnt(run, recipe, tmp_path, monkeypatch):
     """How far it trusts that world is its own affair."""
-    monkeypatch.setattr("vla_rl.recipes.imagine.coevolution.gather", None)  # nothing is played
-    other = replace(recipe, plan=replace(recipe.plan, begin_with=str(run), trust=TrustConfig(1.0, (0.3,), (1.0,))))
+    monkeypatch.setattr("vla_rl.recipes.imagine.run_episodes.collect_episodes", None)  # nothing is played
+    other = replace(recipe, plan=replace(recipe.plan, init_from=str(run), trust=TrustConfig(1.0, (0.3,), (1.0,))))
     folder = RunFolder(tmp_path / "other", other)
-    mind = other.prepare(folder)[1]
+    world_run = other.prepare(folder)[1]
     folder.close()
     for name in ("learnt", "calibration", "held_out"):
         one, two = (Trajectories.load(path / "episodes" / f"{name}.npz") for path in (run, folder.path))
         assert np.array_equal(one.state, two.state) and one.state.size
     first, mine = (load_file(path / "checkpoints" / "first" / "model.safetensors") for path in (run, folder.path))
     assert all(torch.equal(item, mine[name]) for name, item in first.items())
-    assert mind.trained.dream.done == 0.3 and all(limit == np.inf for limit in mind.trained.limits.values)
+    assert world_run.calibrated.imagination.success_threshold == 0.3 and all(
+        limit == np.inf for limit in world_run.calibrated.limits.values
+    )
 
 
 def test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again(recipe, tmp_path, monkeypatch):
     strict = replace(recipe, plan=replace(recipe.plan, trust=TrustConfig(1e-9)))
     folder = RunFolder(tmp_path / "strict", strict)
     with pytest.raises(
-        UserError, match=rf"no imagined rollouts to learn from.*--plan.begin-with {folder.path} asks again"
+        UserError, match=rf"no imagined rollouts to learn from.*--plan.init-from {folder.path} asks again"
     ):
         strict.prepare(folder)
-    assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to dream with"
-    monkeypatch.setattr("vla_rl.recipes.imagine.coevolution.fit_world", None)  # nothing is learnt
-    milder = replace(recipe, plan=replace(recipe.plan, begin_with=str(folder.path)))
-    assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].trained.dream.horizon == 5
+    assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to imagined rollout with"
+    monkeypatch.setattr("vla_rl.recipes.imagine.train_model.fit_world_model", None)  # nothing is learnt
+    milder = replace(recipe, plan=replace(recipe.plan, init_from=str(folder.path)))
+    assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].calibrated.imagination.horizon == 5
 
 
-def test_a_world_may_learn_and_dream_on_another_device_than_the_policy(recipe, run, tmp_path):
+def test_a_world_may_learn_and_imagined_rollout_on_another_device_than_the_policy(recipe, run, tmp_path):
     away = replace(recipe, plan=replace(recipe.plan, device=str(ELSEWHERE)))
     folder = RunFolder(tmp_path / "away", away)
     with elsewhere():
-        mind = away.prepare(folder)[1]
-        assert mind.trained.model.device == ELSEWHERE and mind.dreams.make(2).spec.device == str(ELSEWHERE)
+        world_run = away.prepare(folder)[1]
+        assert world_run.calibrated.model.device == ELSEWHERE and world_run.env_factory.make(2).spec.device == str(
+            ELSEWHERE
+        )
         found = away.run(folder)
     assert found.keys() == json.loads((run / "summary.json").read_text()).keys()
 
@@ -136,22 +142,22 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_played(recipe,
     assert not (tmp_path / "run" / "episodes").exists()
 
 
-def test_a_run_that_gathered_nothing_is_not_begun_with(recipe, tmp_path):
-    lost = replace(recipe, plan=replace(recipe.plan, begin_with=str(tmp_path / "nowhere")))
-    with pytest.raises(UserError, match="nowhere' holds no gathered episodes"):
+def test_a_run_that_collected_nothing_is_not_init_from(recipe, tmp_path):
+    lost = replace(recipe, plan=replace(recipe.plan, init_from=str(tmp_path / "nowhere")))
+    with pytest.raises(UserError, match="nowhere' holds no collected episodes"):
         lost.prepare(RunFolder(tmp_path / "run", lost))
 
 
 def test_a_world_model_comes_back_with_what_it_is_trusted_for(run, recipe):
-    again, trained = opened(run)
+    again, trained = load_run(run)
     kept = json.loads((run / "checkpoints" / "world" / "config.json").read_text())
     assert again == recipe
-    assert (trained.dream.done, trained.dream.horizon) == (kept["threshold"], kept["horizon"])
+    assert (trained.imagination.success_threshold, trained.imagination.horizon) == (kept["threshold"], kept["horizon"])
     assert list(trained.limits.values) == kept["limits"]
 
 
-def test_dreams_begin_with_the_pictures_of_the_scenes():
-    seen = first_looks(WORLD, SCENES, memory=2)
+def test_imagined_rollouts_begin_with_the_pictures_of_the_scenes():
+    seen = first_observations(WORLD, SCENES, context_frames=2)
     env = WORLD.make(1)
     for i, scene in enumerate(SCENES):
         obs = env.reset(np.array([0]), np.array([scene]))
@@ -161,31 +167,31 @@ def test_dreams_begin_with_the_pictures_of_the_scenes():
     env.close()
 
 
-def test_every_policy_is_played_in_both_worlds_more_and_less_clumsily(run):
-    recipe, trained = opened(run)
+def test_every_policy_is_played_in_both_worlds_more_and_less_random_actions(run):
+    recipe, trained = load_run(run)
     policy = TinyVLA.from_pretrained(run / "checkpoints" / "start")
-    rated = closed_loop(trained, recipe.env, {"one": policy, "other": policy}, SCENES, rows=2, seed=1)
-    assert [one.name for one in rated[: len(RANDOM_ACTION_PROB)]] == [
+    ratings = rate_policies(trained, recipe.env, {"one": policy, "other": policy}, SCENES, rows=2, seed=1)
+    assert [one.name for one in ratings[: len(RANDOM_ACTION_PROBS)]] == [
         "one",
-        *(f"one, {s:.0%} random" for s in RANDOM_ACTION_PROB[1:]),
+        *(f"one, {s:.0%} random" for s in RANDOM_ACTION_PROBS[1:]),
     ]
-    assert len(rated) == 2 * len(RANDOM_ACTION_PROB) >= 12
-    assert all(one.imagined.episodes == one.true.episodes == len(SCENES) for one in rated)
-    assert [asdict(one) for one in rated[:6]] == [
-        asdict(replace(one, name=one.name.replace("other", "one"))) for one in rated[6:]
+    assert len(ratings) == 2 * len(RANDOM_ACTION_PROBS) >= 12
+    assert all(one.imagined.episodes == one.true.episodes == len(SCENES) for one in ratings)
+    assert [asdict(one) for one in ratings[:6]] == [
+        asdict(replace(one, name=one.name.replace("other", "one"))) for one in ratings[6:]
     ]
 
 
-def rated() -> list[Rated]:
+def ratings() -> list[PolicyRating]:
     rates = [(0.1, 0.0), (0.3, 0.2), (0.5, 0.6), (0.8, 0.9)]
-    return [Rated(f"policy {i}", Rate(x, 0.0, 1.0, 10), Rate(y, 0.0, 1.0, 10)) for i, (x, y) in enumerate(rates)]
+    return [PolicyRating(f"policy {i}", Rate(x, 0.0, 1.0, 10), Rate(y, 0.0, 1.0, 10)) for i, (x, y) in enumerate(rates)]
 
 
-def test_the_story_is_told_from_what_the_runs_left(run, monkeypatch):
+def test_the_story_is_reported_from_what_the_runs_left(run, monkeypatch):
     """A policy that is never seen as good in the simulator, and one that is."""
-    monkeypatch.setattr(comparison, "closed_loop", lambda *given: rated())
+    monkeypatch.setattr(comparison, "rate_policies", lambda *given: ratings())
     out = run.parent
-    found = judged(run, scenes=3)
+    found = evaluate_world_model(run, scenes=3)
     assert found["test_episodes"] == 12 and found["policies"]["policies"] == 4
     (out / "simulator").mkdir(exist_ok=True)
     lines = [
@@ -213,7 +219,7 @@ def test_the_story_is_told_from_what_the_runs_left(run, monkeypatch):
     result = {"rl": asdict(Rate(0.5, 0.0, 1.0, 4)), "episodes": 50, "seconds": {"rl": 2.0, "evaluation": 1.0}}
     (out / "simulator" / "summary.json").write_text(json.dumps(result))
     assert [(row["episodes"], row["played"]) for row in watched(out / "simulator")] == [(0, 4), (50, 4)]
-    summary = summarised(out, found)
+    summary = summarize(out, found)
     assert set(summary) == {"imitation", "imagined_rl", "simulator_rl", "gain", "agreement"}
     for way in ("imitation", "imagined_rl", "simulator_rl"):
         assert {"success", "low", "high", "episodes", "simulator_episodes", "seconds"} <= set(summary[way])
@@ -222,23 +228,23 @@ def test_the_story_is_told_from_what_the_runs_left(run, monkeypatch):
     assert summary["simulator_rl"]["episodes_to_imagined_success"] == (
         0 if summary["imagined_rl"]["success"] == 0 else 50
     )
-    assert located(out) == located(run) == run  # commands take the story's folder as well
-    write_page(out, summary, found)
+    assert find_run(out) == find_run(run) == run  # commands take the story's folder as well
+    write_report(out, summary, found)
     page = (out / "report.html").read_text()
-    assert "after reinforcement learning in dreams" in page and "r = " in page
+    assert "after reinforcement learning in imagination" in page and "r = " in page
     needed = summary["simulator_rl"]["episodes_to_imagined_success"]  # 0 when the beginning is as good already
     assert re.search(rf"first seen as good after <[a-z]+>{needed}</[a-z]+> episodes", page)
     found["policies"]["optimism"] = -0.087
-    write_page(out, summary, found)
-    assert "dreams are 8.7 points too strict on average" in (out / "report.html").read_text()
+    write_report(out, summary, found)
+    assert "imagined rates are 8.7 points too low on average" in (out / "report.html").read_text()
 
 
 def test_the_page_plots_losses_that_there_are(run, recipe, tmp_path):
-    again = replace(recipe, plan=replace(recipe.plan, begin_with=str(run)))
-    mind, said = again.prepare(RunFolder(tmp_path / "run", again))[1], set()
-    fit_world(
-        mind.trained.model,
-        mind.learnt,
+    again = replace(recipe, plan=replace(recipe.plan, init_from=str(run)))
+    world_run, said = again.prepare(RunFolder(tmp_path / "run", again))[1], set()
+    fit_world_model(
+        world_run.calibrated.model,
+        world_run.episodes.learnt,
         recipe.plan.fit,
         torch.Generator().manual_seed(0),
         lambda step, info: said.update(info),
@@ -246,7 +252,7 @@ def test_the_page_plots_losses_that_there_are(run, recipe, tmp_path):
     assert set(_LOSSES) <= said
 
 
-def test_the_table_of_the_horizon_that_rl_used_is_the_one_told():
+def test_the_table_of_the_horizon_that_rl_used_is_the_one_reported():
     tables = [
         {
             "horizon": h,
@@ -256,8 +262,8 @@ def test_the_table_of_the_horizon_that_rl_used_is_the_one_told():
         for h in (5, 10)
     ]
     policies = {"policies": 12, "r": 0.9, "r_low": 0.8, "r_high": 1.0}
-    assert agreed({"replays": tables, "horizon": 10, "policies": policies})["accuracy"] == 1.0
-    found = agreed({"replays": tables, "horizon": 5, "policies": policies})
+    assert headline_agreement({"replays": tables, "horizon": 10, "policies": policies})["accuracy"] == 1.0
+    found = headline_agreement({"replays": tables, "horizon": 5, "policies": policies})
     assert found["hallucinated"] is None and found["hallucinated_high"] == 1.0  # nothing speaks for less
 
 
@@ -270,12 +276,12 @@ def test_the_table_of_the_horizon_that_rl_used_is_the_one_told():
         (["agreement", "nowhere", "--scenes", "many"], "is no number of scenes"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(arguments, sentence):
+def test_mistakes_are_reported_in_a_sentence(arguments, sentence):
     with pytest.raises(UserError, match=sentence):
         commands.imagine(arguments)
 
 
-def test_another_kind_of_run_has_no_dreams(tmp_path):
+def test_another_kind_of_run_has_no_imagined_rollouts(tmp_path):
     RunFolder(tmp_path / "run", EvaluationConfig()).close()
     with pytest.raises(UserError, match="is a run of EvaluationConfig, which has no world model"):
-        opened(tmp_path / "run")
+        load_run(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""GRPO and WoVR's form of it in dreams: the groups of ``configs/imagine.py``, small."""
+"""GRPO and WoVR's form of it in imagined rollouts: the groups of ``configs/imagine.py``, small."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from sims.catalog import make
 from tests.cli.conftest import save_untrained
-from tests.world_models.dreams import SMALL
+from tests.world_models.small_models import SMALL
 from vla_rl.algorithms.group_relative import Global, PerTrajectory
 from vla_rl.cli.override import override
 from vla_rl.contract.batch import OneProcess
@@ -22,13 +22,14 @@ from vla_rl.experience.truncation_value import ZeroValue
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
-from vla_rl.recipes.imagine.imagined_env import DreamWorld
+from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
 from vla_rl.recipes.stages import EvaluationConfig, improve
 from vla_rl.recipes.trainers import RLConfig, build
 from vla_rl.training.tracking import RunFolder
-from world_models.env import DreamConfig
-from world_models.initial_states import Start, Starts
-from world_models.model import WorldConfig, WorldModel
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig
+from world_models.initial_states import InitialStatePool, InitialStates
+from world_models.model import WorldModel
 from world_models.uncertainty import Limits
 
 GROUPS = GroupConfig(groups=2, size=3, ahead=1, limit=8, num_envs=6)
@@ -39,32 +40,32 @@ def policy(tmp_path_factory) -> TinyVLA:
     return TinyVLA.from_pretrained(save_untrained(tmp_path_factory.mktemp("policy") / "untrained"))
 
 
-def moments(model: WorldModel, count: int, chooser: np.random.Generator) -> Start:
-    pictures = chooser.integers(0, 256, (count, 1 + model.config.memory, *model.picture), np.uint8)
+def moments(model: WorldModel, count: int, chooser: np.random.Generator) -> InitialStates:
+    pictures = chooser.integers(0, 256, (count, 1 + model.config.context_frames, *model.picture), np.uint8)
     state = chooser.uniform(model.spec.state.low, model.spec.state.high, (count, model.spec.state.shape[0]))
-    return Start(pictures, state.astype(np.float32), chooser.integers(0, len(model.spec.tasks), count))
+    return InitialStates(pictures, state.astype(np.float32), chooser.integers(0, len(model.spec.tasks), count))
 
 
 @pytest.fixture(scope="module")
-def world() -> DreamWorld:
-    return dreams_of_lift()
+def world() -> ImaginedEnvFactory:
+    return imagined_lift()
 
 
-def dreams_of_lift() -> DreamWorld:
-    """Dreams by random weights, half of whose calls succeed and a quarter of which are doubted."""
+def imagined_lift() -> ImaginedEnvFactory:
+    """Imagined rollouts by random weights, half of whose calls succeed and a quarter of which are uncertain."""
     env, chooser = make("lift", num_envs=1), np.random.default_rng(0)
     torch.manual_seed(0)
-    model = WorldModel(env.spec, WorldConfig(backbone=SMALL))
+    model = WorldModel(env.spec, WorldModelConfig(backbone=SMALL))
     env.close()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    starts = Starts(moments(model, 20, chooser), moments(model, 20, chooser))
-    config = DreamConfig(horizon=10, part=6, done=2.0, failed=2.0, again=0)
-    dreams = DreamWorld(model, starts, Limits((np.inf,)), config).make_training(30)
-    dreams.reset(np.arange(30), np.arange(30))
-    dreams.step(random_actions(dreams, 5, chooser))
-    usual, limit = np.median(dreams.outcome[:, 0]), np.quantile(dreams.doubt, 0.75)
-    return DreamWorld(model, starts, Limits((float(limit),)), replace(config, done=float(usual)))
+    starts = InitialStatePool(moments(model, 20, chooser), moments(model, 20, chooser))
+    config = ImaginationConfig(horizon=10, batch_size=6, success_threshold=2.0, failure_threshold=2.0, resamples=0)
+    imagined = ImaginedEnvFactory(model, starts, Limits((np.inf,)), config).make_training(30)
+    imagined.reset(np.arange(30), np.arange(30))
+    imagined.step(random_actions(imagined, 5, chooser))
+    usual, limit = np.median(imagined.outcome[:, 0]), np.quantile(imagined.uncertainty, 0.75)
+    return ImaginedEnvFactory(model, starts, Limits((float(limit),)), replace(config, success_threshold=float(usual)))
 
 
 def small(name: str) -> RLConfig:
@@ -73,7 +74,7 @@ def small(name: str) -> RLConfig:
     return replace(method, experience=GROUPS, loop=replace(method.loop, iterations=2, validate_every=1))
 
 
-def test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept(policy, world):
+def test_members_of_a_group_begin_alike_and_those_in_uncertainty_are_kept(policy, world):
     setup = build(small("lift_grpo"), RunContext(world, deepcopy(policy), 1, OneProcess()))
     cut_off = 0
     for _ in range(4):
@@ -92,7 +93,7 @@ def test_members_of_a_group_begin_alike_and_those_in_doubt_are_kept(policy, worl
 
 
 @pytest.mark.parametrize("name", ["lift_grpo", "lift_wovr"])
-def test_the_recipe_learns_in_a_dream(policy, world, tmp_path, name):
+def test_the_recipe_learns_in_a_imagined_rollout(policy, world, tmp_path, name):
     folder, context = RunFolder(tmp_path / "run", {}), RunContext(world, deepcopy(policy), 1, OneProcess())
     improve(small(name), context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     rows = folder.metrics("rl")

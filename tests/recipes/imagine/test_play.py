@@ -1,4 +1,4 @@
-"""The page on which a dream is steered serves keys and pictures to itself, and to nobody else."""
+"""The page on which an imagined rollout is steered serves keys and pictures to itself, and to nobody else."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ import pytest
 
 from tests.patience import PATIENCE
 from tests.recipes.imagine.runs import run_folder, steered
-from tests.world_models.dreams import SIDE
+from tests.world_models.small_models import SIDE
 from vla_rl.cli.imagine import play
 from vla_rl.cli.main import main
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.imagine.play import serve
-from vla_rl.recipes.imagine.saved_run import DreamRun
+from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.imagine.steering import Steering
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> DreamRun:
-    return DreamRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run"))
+def run(tmp_path_factory) -> SavedRun:
+    return SavedRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run"))
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_key_sent_over_a_socket_is_pressed_and_what_is_to_be_seen_comes_back(r
         assert answer.status == 200 and told["step"] == 2 and told["shape"] == [SIDE, SIDE]
         pictures = [np.frombuffer(base64.b64decode(text), np.uint8).reshape(SIDE, SIDE, 3) for text in told["pictures"]]
         np.testing.assert_array_equal(pictures, hands.view.pictures)
-        assert told["doubt"] == pytest.approx(hands.view.doubt) and told["limit"] == 1e9
+        assert told["uncertainty"] == pytest.approx(hands.view.uncertainty) and told["limit"] == 1e9
         now = browser.view()
         assert now["pictures"] == told["pictures"][-1:] and now["step"] == 2
         answer, body = browser.press("x")
@@ -151,7 +151,7 @@ def test_keys_pressed_at_once_come_one_after_the_other(run):
     for _ in range(8):
         alone.press("d")
     np.testing.assert_array_equal(hands.view.pictures, alone.view.pictures)
-    assert (hands.view.step, hands.view.doubt) == (8, alone.view.doubt)
+    assert (hands.view.step, hands.view.uncertainty) == (8, alone.view.uncertainty)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

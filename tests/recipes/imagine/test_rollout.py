@@ -1,4 +1,4 @@
-"""Dream beside truth: what a clip shows is what was recorded and what the dream shows, and the choice is as told."""
+"""Imagined beside recorded: clips show what was recorded and what is predicted, of the chosen episodes."""
 
 from __future__ import annotations
 
@@ -11,53 +11,62 @@ import numpy as np
 import pytest
 
 from tests.recipes.imagine.runs import CALM, run_folder
-from tests.world_models.dreams import SIDE
+from tests.world_models.small_models import SIDE
 from vla_rl.cli.imagine import rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.video import Media
 from vla_rl.recipes.imagine import rollout as filming
-from vla_rl.recipes.imagine.coevolution import Trained
-from vla_rl.recipes.imagine.imagined_env import replayed
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
+from vla_rl.recipes.imagine.replays import recorded_initial_states, replay_trajectories
 from vla_rl.recipes.imagine.rollout import KINDS, clips
-from vla_rl.recipes.imagine.saved_run import DreamRun, beginnings
+from vla_rl.recipes.imagine.saved_run import SavedRun
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
 
 # Episodes are longer, and still replayed to the end.
-DREAM = replace(CALM, horizon=5, deadline=4, again=0)
+SHORT = replace(CALM, horizon=5, deadline=4, resamples=0)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> DreamRun:
-    """Six of ten dreams succeed, and every other doubt is beyond its limit."""
-    made = DreamRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run", DREAM))
-    found = replayed(made.trained.model, made.held_out, DREAM)
-    done = float(np.sort(np.nanmax(found.sure, 1))[4])
-    limits = Limits.calibrate(found.by_depth(), 0.5)
-    Trained(made.trained.model, limits, replace(DREAM, done=done)).save(made.folder / "checkpoints" / "world")
-    return DreamRun.load(made.folder)
+def run(tmp_path_factory) -> SavedRun:
+    """Six of ten imagined rollouts succeed, and every other uncertainty is beyond its limit."""
+    made = SavedRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run", SHORT))
+    found = replay_trajectories(made.calibrated.model, made.held_out, SHORT)
+    # Between two values, since a batch of another size may round the last bit differently.
+    done = 0.999 * float(np.sort(np.nanmax(found.success, 1))[4])
+    limits = Limits(tuple(0.999 * limit for limit in Limits.calibrate(found.by_depth(), 0.5).values))
+    CalibratedModel(made.calibrated.model, limits, replace(SHORT, success_threshold=done)).save(
+        made.folder / "checkpoints" / "world"
+    )
+    return SavedRun.load(made.folder)
 
 
 @pytest.fixture(scope="module")
 def by_hand(run):
-    """Every episode dreamt alone, a control step at a time: pictures, probability of "done" and doubt after each."""
-    env = ImaginedEnv(run.trained.model, beginnings(run.trained.model, run.held_out), 1, None, replace(CALM, again=0))
+    """Every episode imagined alone, step by step: pictures, probability of "done" and uncertainty after each step."""
+    env = ImaginedEnv(
+        run.calibrated.model,
+        recorded_initial_states(run.calibrated.model, run.held_out),
+        1,
+        None,
+        replace(CALM, resamples=0),
+    )
     found = []
     for episode, (begin, end) in enumerate(run.held_out.spans()):
         pictures = [env.reset(np.zeros(1, int), [episode]).images["front"][0]]
-        done, doubt = [0.0], [0.0]
+        done, uncertainty = [0.0], [0.0]
         for action in run.held_out.action[begin : end - 1]:
             pictures.append(env.step(action[None, None]).obs.images["front"][0])
             done.append(float(env.outcome[0, 0]))
-            doubt.append(float(env.doubt[0]))
-        found.append((np.stack(pictures), np.array(done), np.array(doubt)))
+            uncertainty.append(float(env.uncertainty[0]))
+        found.append((np.stack(pictures), np.array(done), np.array(uncertainty)))
     return found
 
 
-def first_done(run: DreamRun, done: np.ndarray) -> float:
-    """The control step at which a dream is first asked and says yes: every third, and the last."""
+def first_done(run: SavedRun, done: np.ndarray) -> float:
+    """The control step at which an imagined rollout is first asked and says yes: every third, and the last."""
     asked = [t for t in range(1, len(done)) if t % 3 == 0 or t == len(done) - 1]
-    return min((t for t in asked if done[t] >= run.trained.dream.done), default=np.inf)
+    return min((t for t in asked if done[t] >= run.calibrated.imagination.success_threshold), default=np.inf)
 
 
 def kinds_by_hand(run, by_hand) -> list[int]:
@@ -66,15 +75,15 @@ def kinds_by_hand(run, by_hand) -> list[int]:
     return [table[bool(yes), bool(won)] for yes, won in zip(said, run.held_out.outcomes, strict=True)]
 
 
-def test_a_clip_shows_what_was_recorded_beside_what_is_dreamt_of_it(run, by_hand):
+def test_a_clip_shows_what_was_recorded_beside_what_is_imagined_of_it(run, by_hand):
     """Every control step, the beginning included; green lines and the bar say what came of it, and when."""
-    made = clips(run.trained.model, run.trained.limits, run.held_out, run.trained.dream, 10)
+    made = clips(run.calibrated, run.held_out, 10)
     kinds = kinds_by_hand(run, by_hand)
     assert set(kinds) == {0, 1, 2, 3}, "these episodes no longer show every kind; take others"
     order = sorted(range(10), key=lambda i: (kinds[i], i))
     side, width = 4 * SIDE, 8 * SIDE + 8
     for clip, episode in zip(made, order, strict=True):
-        (begin, end), (pictures, done, doubt) = run.held_out.spans()[episode], by_hand[episode]
+        (begin, end), (pictures, done, uncertainty) = run.held_out.spans()[episode], by_hand[episode]
         length = end - begin - 1
         assert clip.frames.shape == (length + 1 + 6, 4 + side + 8 + 8, width, 3)
         for t, frame in enumerate(clip.frames):
@@ -84,7 +93,7 @@ def test_a_clip_shows_what_was_recorded_beside_what_is_dreamt_of_it(run, by_hand
             won = run.held_out.outcomes[episode] and t == length
             assert (frame[0, 0].tolist() == [63, 195, 128]) == won
             assert (frame[0, -1].tolist() == [63, 195, 128]) == (t >= first_done(run, done))
-            share = doubt[t] / run.trained.limits.values[max(t - 1, 0) // 3]
+            share = uncertainty[t] / run.calibrated.limits.values[max(t - 1, 0) // 3]
             filled = round(min(share / 2, 1) * width)
             colours = {tuple(pixel) for pixel in frame[-1, :filled].tolist()} - {(233, 234, 238)}
             assert colours == (set() if not filled else {(242, 114, 108)} if share > 1 else {(63, 195, 128)})
@@ -92,31 +101,34 @@ def test_a_clip_shows_what_was_recorded_beside_what_is_dreamt_of_it(run, by_hand
             assert rest <= {(62, 67, 76)}
 
 
-def test_a_label_tells_kind_instruction_outcomes_and_doubt(run, by_hand):
-    made = clips(run.trained.model, run.trained.limits, run.held_out, run.trained.dream, 10)
+def test_a_label_tells_kind_instruction_outcomes_and_uncertainty(run, by_hand):
+    made = clips(run.calibrated, run.held_out, 10)
     kinds = kinds_by_hand(run, by_hand)
     for clip, episode in zip(made, sorted(range(10), key=lambda i: (kinds[i], i)), strict=True):
-        (begin, end), (_, done, doubt) = run.held_out.spans()[episode], by_hand[episode]
+        (begin, end), (_, done, uncertainty) = run.held_out.spans()[episode], by_hand[episode]
         length, when = end - begin - 1, first_done(run, done)
         asked = [t for t in range(1, length + 1) if t % 3 == 0 or t == length]
-        shares = {t: doubt[t] / run.trained.limits.values[(t - 1) // 3] for t in asked}
+        shares = {t: uncertainty[t] / run.calibrated.limits.values[(t - 1) // 3] for t in asked}
         over = [t for t, share in shares.items() if share > 1]
         truth = f"success at step {length}" if run.held_out.outcomes[episode] else f"no success in {length} steps"
-        dream = f"success at step {when}" if np.isfinite(when) else "no success"
+        imagination = f"success at step {when}" if np.isfinite(when) else "none"
         told = f"beyond its limit at step {over[0]}" if over else f"at most {max(shares.values()):.0%} of its limit"
-        text = run.trained.model.spec.tasks[run.held_out.task[begin]]
-        assert clip.label == f"{KINDS[kinds[episode]]}: {text}; truth: {truth}, dream: {dream}; doubt {told}"
+        text = run.calibrated.model.spec.tasks[run.held_out.task[begin]]
+        assert (
+            clip.label
+            == f"{KINDS[kinds[episode]]}: {text}; recorded: {truth}, imagined: {imagination}; uncertainty {told}"
+        )
         assert clip.success == (kinds[episode] >= 2)
 
 
-def test_without_a_limit_there_is_no_doubt_to_show(run):
-    clip = clips(run.trained.model, Limits((np.inf,)), run.held_out, run.trained.dream, 1)[0]
-    assert clip.label.endswith("doubt at most 0% of its limit") and (clip.frames[:, -1, 0] == (62, 67, 76)).all()
+def test_without_a_limit_there_is_no_uncertainty_to_show(run):
+    clip = clips(replace(run.calibrated, limits=Limits((np.inf,))), run.held_out, 1)[0]
+    assert clip.label.endswith("uncertainty at most 0% of its limit") and (clip.frames[:, -1, 0] == (62, 67, 76)).all()
 
 
 def test_cameras_are_above_each_other_in_the_order_of_their_names():
     images = {"wrist": np.ones((1, 2, 3, 3), np.uint8), "front": np.zeros((1, 2, 3, 3), np.uint8)}
-    stacked = filming._stacked(images)
+    stacked = filming._stack_cameras(images)
     assert stacked.shape == (1, 4, 3, 3) and stacked[0, :, 0, 0].tolist() == [0, 0, 1, 1]
 
 
@@ -146,9 +158,7 @@ def test_the_command_writes_a_page_of_its_own_and_a_video(run, tmp_path, by_hand
     assert sum(map(int, re.findall(r"<td class=n>\d+</td><td class=n>(\d+)</td>", table))) == 3
     with av.open(io.BytesIO(video.read_bytes())) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    longest = max(
-        len(clip.frames) for clip in clips(run.trained.model, run.trained.limits, run.held_out, run.trained.dream, 3)
-    )
+    longest = max(len(clip.frames) for clip in clips(run.calibrated, run.held_out, 3))
     assert len(frames) == longest and frames[0].shape[0] >= 2 * (4 * SIDE + 20)  # two lines of two
 
 
@@ -159,7 +169,7 @@ def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(run, tmp_path, monke
     with pytest.raises(UserError, match=r"could not be written .*; choose another place"):
         rollout([str(run.folder), "--episodes", "1", "--out", str(tmp_path / "file" / "page.html")])
     monkeypatch.setattr(filming, "encode", lambda clip: Media("image/webp", b""))
-    monkeypatch.setattr(filming, "replayed", lambda *given: pytest.fail("replayed before it was known"))
+    monkeypatch.setattr(filming, "replay_trajectories", lambda *given: pytest.fail("replayed before it was known"))
     with pytest.raises(UserError, match="no mp4 can be written"):
         rollout([str(run.folder), "--video", str(tmp_path / "clips.mp4")])
 
@@ -167,7 +177,7 @@ def test_a_wish_that_cannot_be_met_is_refused_in_a_sentence(run, tmp_path, monke
 def test_what_is_no_run_of_imagine_is_refused_by_what_it_lacks(run, tmp_path):
     def refused(folder, sentence):
         with pytest.raises(UserError, match=sentence):
-            DreamRun.load(folder)
+            SavedRun.load(folder)
 
     refused(tmp_path / "none", "holds no run that could be read")
     other = tmp_path / "other"

@@ -1,4 +1,4 @@
-"""A steered dream: every key does what the names of the actions say, and back is back."""
+"""A steered imagined rollout: every key does what the names of the actions say, and back is back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from vla_rl.contract.policy import ActionOut
 from vla_rl.contract.spec import ArraySpec
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.recipes.imagine.play import steering_of
-from vla_rl.recipes.imagine.saved_run import DreamRun, beginnings
+from vla_rl.recipes.imagine.replays import recorded_initial_states
+from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.imagine.steering import Steering, View, idle_action, keys_of
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
@@ -24,8 +25,8 @@ OPEN, CLOSED = -2.0, 1.0  # of "grip" in these runs; most recordings begin neare
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> DreamRun:
-    return DreamRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run"))
+def run(tmp_path_factory) -> SavedRun:
+    return SavedRun.load(run_folder(tmp_path_factory.mktemp("runs") / "run"))
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_the_gripper_begins_as_in_most_recordings(first, held):
 
 
 def test_every_key_is_one_control_step_of_the_action_it_stands_for(run, hands):
-    """The same actions by hand in another dream of the same start: equal pictures, probabilities and doubt."""
+    """The same actions by hand from the same initial state: equal pictures, probabilities and uncertainty."""
     presses = [
         ("d", (0.5, OPEN)),
         ("shift+ArrowLeft", (-0.125, OPEN)),
@@ -93,30 +94,40 @@ def test_every_key_is_one_control_step_of_the_action_it_stands_for(run, hands):
         (" ", (0.0, OPEN)),
     ]
     env = ImaginedEnv(
-        run.trained.model,
-        beginnings(run.trained.model, run.held_out),
+        run.calibrated.model,
+        recorded_initial_states(run.calibrated.model, run.held_out),
         1,
         None,
-        replace(CALM, horizon=8, part=1, again=0),
+        replace(CALM, horizon=8, batch_size=1, resamples=0),
     )
     env.reset(np.zeros(1, int), [0])
     np.testing.assert_array_equal(hands.view.pictures[0], run.held_out.images["front"][0])
-    assert hands.view.instruction == run.trained.model.spec.tasks[run.held_out.task[0]] and hands.view.doubt is None
+    assert (
+        hands.view.instruction == run.calibrated.model.spec.tasks[run.held_out.task[0]]
+        and hands.view.uncertainty is None
+    )
     for i, (key, action) in enumerate(presses):
         view = hands.press(key)
         obs = env.step(np.array(action, np.float32)[None, None]).obs
         np.testing.assert_array_equal(view.pictures, obs.images["front"])
-        assert (view.done, view.promise, view.doubt) == (*env.outcome[0, [0, 2]].tolist(), float(env.doubt[0]))
+        assert (view.done, view.success_probability, view.uncertainty) == (
+            *env.outcome[0, [0, 2]].tolist(),
+            float(env.uncertainty[0]),
+        )
         assert (view.step, view.steps, view.cause) == (i + 1, 8, "")
         assert view.limit == (1e9 if i < 3 else 2e9)  # of the call that the step belongs to; three steps are one
         assert view.grip == action[1]
 
 
 def test_each_direction_has_its_own_bound_and_shift_a_share_of_it(tmp_path):
-    run = DreamRun.load(run_folder(tmp_path / "run", names=("yaw", "x"), policy=False))
+    run = SavedRun.load(run_folder(tmp_path / "run", names=("yaw", "x"), policy=False))
     hands = steering_of(changed(run, limits=FAR), 8)[0]
     env = ImaginedEnv(
-        run.trained.model, beginnings(run.trained.model, run.held_out), 1, None, replace(CALM, part=1, again=0)
+        run.calibrated.model,
+        recorded_initial_states(run.calibrated.model, run.held_out),
+        1,
+        None,
+        replace(CALM, batch_size=1, resamples=0),
     )
     env.reset(np.zeros(1, int), [0])
     for key, action in (("a", -2.0), ("d", 1.0), ("shift+a", -0.5), ("shift+d", 0.25)):
@@ -124,13 +135,13 @@ def test_each_direction_has_its_own_bound_and_shift_a_share_of_it(tmp_path):
         seen = env.step(np.array([[[0.0, action]]], np.float32)).obs.images["front"]
         np.testing.assert_array_equal(view.pictures, seen)
         assert view.grip is None
-    assert hands.press(" ").told == "That key does nothing: no action is called grip."
+    assert hands.press(" ").remark == "That key does nothing: no action is called grip."
 
 
 def test_a_key_without_an_action_says_so_and_makes_no_step(hands):
     before = hands.view
     view = hands.press("w")
-    assert view.told == "That key does nothing: no action is called y." and view.step == 0
+    assert view.remark == "That key does nothing: no action is called y." and view.step == 0
     assert same(before, hands.press("d") and hands.press("b"))
     with pytest.raises(UserError, match="the key 'x' means nothing here; known: "):
         hands.press("x")
@@ -147,7 +158,7 @@ def test_back_takes_steps_back_so_that_the_same_keys_give_the_same_again(hands):
     views = [hands.view, *(hands.press(key) for key in keys)]
     for view in views[-2::-1]:
         assert same(hands.press("b"), view)
-    assert hands.press("b").told.startswith("There is nothing to take back")
+    assert hands.press("b").remark.startswith("There is nothing to take back")
     other = [hands.press(key) for key in ("a", " ", "d", "p", "a")]
     assert not any(same(one, two) for one, two in zip(views[1:], other, strict=True))
     for _ in keys:
@@ -155,25 +166,25 @@ def test_back_takes_steps_back_so_that_the_same_keys_give_the_same_again(hands):
     assert all(same(hands.press(key), view) for key, view in zip(keys, views[1:], strict=True))
 
 
-def test_the_next_dream_begins_like_the_next_episode_and_after_the_last_the_first(run, hands):
+def test_the_next_imagined_rollout_begins_like_the_next_episode_and_after_the_last_the_first(run, hands):
     hands.press(" ")
     for i in [*range(1, 10), 0]:
         view = hands.press("r")
         begin = run.held_out.spans()[i][0]
-        assert (view.dream, view.step, view.doubt, view.grip) == (i, 0, None, OPEN)
+        assert (view.episode, view.step, view.uncertainty, view.grip) == (i, 0, None, OPEN)
         np.testing.assert_array_equal(view.pictures[0], run.held_out.images["front"][begin])
-        assert view.instruction == run.trained.model.spec.tasks[run.held_out.task[begin]]
-        assert hands.press("b").told.startswith("There is nothing to take back")  # nor the dream before
+        assert view.instruction == run.calibrated.model.spec.tasks[run.held_out.task[begin]]
+        assert hands.press("b").remark.startswith("There is nothing to take back")  # nor the imagined rollout before
 
 
 def test_the_policy_decides_once_and_is_shown_step_by_step(run, hands):
-    """On what the dream shows; the gripper stays as the policy left it."""
+    """On what the imagined rollout shows; the gripper stays as the policy left it."""
     env = ImaginedEnv(
-        run.trained.model,
-        beginnings(run.trained.model, run.held_out),
+        run.calibrated.model,
+        recorded_initial_states(run.calibrated.model, run.held_out),
         1,
         None,
-        replace(CALM, horizon=8, part=1, again=0),
+        replace(CALM, horizon=8, batch_size=1, resamples=0),
     )
     obs = env.reset(np.zeros(1, int), [0])
     for _ in range(2):
@@ -186,7 +197,7 @@ def test_the_policy_decides_once_and_is_shown_step_by_step(run, hands):
 
 
 class Dicing(FunctionPolicy):
-    """A decision is a throw of its generator, and counts those before it in its dream."""
+    """A decision is a throw of its generator, and counts those before it in its imagined rollout."""
 
     def initial_state(self, rows: int) -> dict[str, Any]:
         return {"count": torch.zeros(rows)}
@@ -201,7 +212,7 @@ class Dicing(FunctionPolicy):
 def test_a_decision_that_was_taken_back_is_made_again(run):
     """The policy's memory goes back as well, and its noise is that of the moment: new in every one."""
     made = steering_of(changed(run, limits=FAR), 12)[0]
-    hands = Steering(made.env, 10, np.array([0.0, OPEN], np.float32), Dicing(run.trained.model.spec, push))
+    hands = Steering(made.env, 10, np.array([0.0, OPEN], np.float32), Dicing(run.calibrated.model.spec, push))
     made.env.step, seen = _overheard(made.env.step)
     views = [hands.press("p") for _ in range(3)]
     assert (
@@ -225,35 +236,35 @@ def _overheard(step: Any) -> tuple[Any, list[np.ndarray]]:
 
 
 def test_without_a_policy_nobody_else_acts(tmp_path):
-    found, name = steering_of(DreamRun.load(run_folder(tmp_path / "run", policy=False)))
+    found, name = steering_of(SavedRun.load(run_folder(tmp_path / "run", policy=False)))
     view = found.press("p")
-    assert name == "" and view.step == 0 and view.told.startswith("There is no policy in this run")
+    assert name == "" and view.step == 0 and view.remark.startswith("There is no policy in this run")
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_dream_that_doubts_itself_ends_at_its_call_and_back_goes_on(run):
+def test_an_imagined_rollout_that_is_too_uncertain_ends_at_its_call_and_back_goes_on(run):
     hands = steering_of(changed(run, limits=limits(1e9, 1e-6)), 8)[0]
     views = [hands.press("d") for _ in range(6)]
     assert [view.cause for view in views] == [""] * 5 + ["uncertainty"]
-    assert views[3].doubt > views[3].limit == 1e-6 and "doubts itself" in views[5].end
+    assert views[3].uncertainty > views[3].limit == 1e-6 and "too uncertain" in views[5].end
     for key in ("d", "p", " "):
         idle = hands.press(key)
-        assert idle.step == 6 and idle.told.startswith("This dream has ended") and idle.end == views[5].end
+        assert idle.step == 6 and idle.remark.startswith("This rollout has ended") and idle.end == views[5].end
     assert same(hands.press("b"), views[4]) and hands.press("r").end == ""
 
 
 @pytest.mark.parametrize(
     ("numbers", "cause", "says"),
     [
-        ({"done": 0.0}, "success", "is done"),
-        ({"failed": 0.0}, "failed", "has failed"),
+        ({"success_threshold": 0.0}, "success", "is done"),
+        ({"failure_threshold": 0.0}, "failed", "has failed"),
         ({}, "time_limit", "Time is up"),
     ],
 )
-def test_an_end_is_told_in_words(run, numbers, cause, says):
-    hands = steering_of(changed(run, dream=replace(CALM, **numbers, deadline=2), limits=FAR), 4)[0]
+def test_an_end_is_reported_in_words(run, numbers, cause, says):
+    hands = steering_of(changed(run, imagination=replace(CALM, **numbers, deadline=2), limits=FAR), 4)[0]
     views = [hands.press("d") for _ in range(4)]
     last = next(view for view in views if view.cause)
     # The deadline that a learner has is not for people: at the end of the first call, or of the time.
@@ -261,14 +272,14 @@ def test_an_end_is_told_in_words(run, numbers, cause, says):
 
 
 def test_a_success_that_flips_is_not_blamed_on_the_bar(run, monkeypatch):
-    monkeypatch.setattr(ImaginedEnv, "_confirmed", lambda self, rows: np.zeros(len(rows), bool))
-    hands = steering_of(changed(run, dream=replace(CALM, done=0.0), limits=FAR))[0]
+    monkeypatch.setattr(ImaginedEnv, "_succeeds_when_resampled", lambda self, env_ids: np.zeros(len(env_ids), bool))
+    hands = steering_of(changed(run, imagination=replace(CALM, success_threshold=0.0), limits=FAR))[0]
     view = [hands.press("d") for _ in range(3)][-1]
-    assert view.cause == "uncertainty" and view.doubt < view.limit and "DreamRun again with other noise" in view.end
+    assert view.cause == "uncertainty" and view.uncertainty < view.limit and "With other noise" in view.end
 
 
-def test_a_dream_lasts_as_long_as_an_episode_or_as_told(run):
-    assert steering_of(run)[0].view.steps == run.trained.model.spec.time_limit == 12
+def test_an_imagined_rollout_lasts_as_long_as_an_episode_or_as_reported(run):
+    assert steering_of(run)[0].view.steps == run.calibrated.model.spec.time_limit == 12
     assert steering_of(run, 30)[0].view.steps == 30
     with pytest.raises(UserError, match="leave nothing to imagine"):
         steering_of(run, -1)
@@ -276,4 +287,4 @@ def test_a_dream_lasts_as_long_as_an_episode_or_as_told(run):
 
 def test_where_there_is_no_limit_none_is_shown(run):
     view = steering_of(changed(run, limits=limits(np.inf)))[0].press("d")
-    assert view.limit is None and view.doubt > 0
+    assert view.limit is None and view.uncertainty > 0

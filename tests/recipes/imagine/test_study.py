@@ -13,7 +13,7 @@ from vla_rl.recipes.imagine import study as command
 from vla_rl.recipes.imagine.study import ImagineStudy
 from vla_rl.recipes.sweep import Cell
 
-SHARING = "no_keyframes", "no_uncertainty", "no_second_dream"
+SHARING = "no_keyframes", "no_uncertainty", "no_resampling"
 SUCCESS = {"lift": 0.7, "no_coevolution": 0.6, "residual_td3": 0.9}
 
 
@@ -32,13 +32,13 @@ def asked(monkeypatch) -> list[list[Cell]]:
 
 
 def _leave(out: Path) -> None:
-    way, _, seed = out.name.rpartition("-")
-    success = SUCCESS.get(way, 0.5) + int(seed) / 100
+    method, _, seed = out.name.rpartition("-")
+    success = SUCCESS.get(method, 0.5) + int(seed) / 100
     rate = {"success": success, "low": success - 0.1, "high": success + 0.1, "episodes": 512}
     found = {"seconds": {"world": 100.0, "rl": 20.04}, "validation": rate}
-    if way == "residual_td3":
+    if method == "residual_td3":
         found |= {"rl": rate, "episodes": 1000}
-    elif way != "imitation":
+    elif method != "imitation":
         gain = {"mean": success - 0.5, "low": success - 0.55, "high": success - 0.45, "mcnemar_p": 0.01}
         before = {"success": 0.5, "low": 0.4, "high": 0.6, "episodes": 512}
         found |= {"imagined_rl": rate, "simulator_episodes": 1375, "imitation": before, "gain": gain}
@@ -48,27 +48,27 @@ def _leave(out: Path) -> None:
     (out / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "rollout/episodes": 0, **seen}))
 
 
-def test_ways_that_learn_the_same_world_begin_with_it(asked, tmp_path):
+def test_methods_that_train_the_same_world_model_share_it(asked, tmp_path):
     study(["--out", str(tmp_path)])
     imitation, own, rest = asked
     assert {cell.out.name for cell in imitation} == {f"imitation-{seed}" for seed in (1, 2, 3)}
-    assert {cell.out.name for cell in own} == {f"{way}-{seed}" for way in SUCCESS for seed in (1, 2, 3)}
-    assert {cell.out.name for cell in rest} == {f"{way}-{seed}" for way in SHARING for seed in (1, 2, 3)}
+    assert {cell.out.name for cell in own} == {f"{method}-{seed}" for method in SUCCESS for seed in (1, 2, 3)}
+    assert {cell.out.name for cell in rest} == {f"{method}-{seed}" for method in SHARING for seed in (1, 2, 3)}
     for cell in own + rest:
-        way, _, seed = cell.out.name.rpartition("-")
+        method, _, seed = cell.out.name.rpartition("-")
         given = dict(zip(cell.arguments[::2], cell.arguments[1::2], strict=True))
-        assert cell.config == f"imagine.py:{way}" and given["--seed"] == seed
+        assert cell.config == f"imagine.py:{method}" and given["--seed"] == seed
         assert given["--policy"] == str(tmp_path / f"imitation-{seed}" / "checkpoints" / "imitation")
-        assert given.get("--plan.begin-with") == (str(tmp_path / f"lift-{seed}") if way in SHARING else None)
-        assert ("--demonstrations" in given) == (way == "residual_td3")
+        assert given.get("--plan.init-from") == (str(tmp_path / f"lift-{seed}") if method in SHARING else None)
+        assert ("--demonstrations" in given) == (method == "residual_td3")
 
 
-def test_every_way_is_tabled_over_its_seeds(asked, tmp_path):
+def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
     study(["--out", str(tmp_path)])
     rows = json.loads((tmp_path / "results.json").read_text())
-    assert [row["way"] for row in rows[::3]] == list(ImagineStudy().ways)
+    assert [row["method"] for row in rows[::3]] == list(ImagineStudy().methods)
     assert [row["seed"] for row in rows] == [1, 2, 3] * 6
-    found = {(row["way"], row["seed"]): row for row in rows}
+    found = {(row["method"], row["seed"]): row for row in rows}
     assert found["lift", 2]["success"] == 0.72 and found["lift", 2]["simulator_episodes"] == 1375
     assert found["residual_td3", 1]["simulator_episodes"] == 1000 + 256, "validation is paid for as well"
     assert found["no_keyframes", 3]["seconds"] == 120.0
@@ -83,6 +83,6 @@ def test_every_way_is_tabled_over_its_seeds(asked, tmp_path):
     assert won["residual td3"] == ["–", "–", "–", "1256", "120"]
 
 
-def test_where_no_dream_was_judged_imitation_is_told_by_its_validation(asked, tmp_path):
-    study(["--out", str(tmp_path), "--ways", "residual_td3"])
+def test_where_no_imagined_rollout_was_played_imitation_is_reported_by_its_validation(asked, tmp_path):
+    study(["--out", str(tmp_path), "--methods", "residual_td3"])
     assert "51.0% [41.0, 61.0]" in (tmp_path / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Dreams that doubt themselves stay in their groups: the toy in which leaving them out teaches to seek doubt."""
+"""Truncated rollouts stay in their groups: a toy in which leaving them out teaches to seek uncertainty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.world_models.dreams import spec, starts
+from tests.world_models.small_models import initial_states, spec
 from vla_rl.algorithms.group_relative import Mean, Standardised
 from vla_rl.algorithms.grpo import GRPO, GRPOConfig
 from vla_rl.contract.batch import TRUNCATION_RETURN, Rollout
@@ -18,23 +18,23 @@ from vla_rl.contract.policy import ActionOut, Likelihood
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import SeedStream
 from vla_rl.experience.truncation_value import ConstantValue, ZeroValue
-from world_models.env import DreamConfig, ImaginedEnv
-from world_models.model import WorldConfig
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig, ImaginedEnv
 from world_models.types import Future
 from world_models.uncertainty import Limits
 
 ARMS, LUCK = 2, 2
 # (arm, luck), all equally likely: the first arm wins or loses, the second wins or is cut off.
 WON, LOST, WON_TOO, CUT_OFF = range(4)
-EVERYTHING, WITHOUT_DOUBT = (WON, LOST, WON_TOO, CUT_OFF), (WON, LOST, WON_TOO)
+EVERYTHING, WITHOUT_UNCERTAIN = (WON, LOST, WON_TOO, CUT_OFF), (WON, LOST, WON_TOO)
 SIZE = 2
 
 
 class TwoArms:
-    """A world model, as far as dreams ask: the first entry of an action is the arm, the second the luck."""
+    """A world model, as far as imagined rollouts ask: the first entry of an action is the arm, the second the luck."""
 
     def __init__(self) -> None:
-        self.spec, self.config = spec(), WorldConfig(frames=1)
+        self.spec, self.config = spec(), WorldModelConfig(frames=1)
         self.cameras, self.picture = ("front",), (3, 16, 16)
         self.video, self.device = SimpleNamespace(latent=(1, 1, 1)), torch.device("cpu")
 
@@ -86,11 +86,11 @@ class Enumerated(nn.Module):
 
 
 def played(truncation_value, outcomes=EVERYTHING, **changes) -> tuple[Enumerated, Rollout]:
-    """Every group of two that can come about, once, in a dream."""
+    """Every group of two that can come about, once, in an imagined rollout."""
     policy, model = Enumerated(outcomes), TwoArms()
     rows = len(policy.tries)
-    config = DreamConfig(horizon=4, part=4, again=0)
-    env = ImaginedEnv(model, starts(model), rows, Limits((0.5,)), config)  # type: ignore[arg-type]
+    config = ImaginationConfig(horizon=4, batch_size=4, resamples=0)
+    env = ImaginedEnv(model, initial_states(model), rows, Limits((0.5,)), config)  # type: ignore[arg-type]
     groups = rows // SIZE
     plan = {"groups": groups, "limit": groups, "ahead": 0} | changes
     maker = GroupConfig(**plan, size=SIZE, num_envs=rows, truncation_value=truncation_value).build(
@@ -113,7 +113,7 @@ def push(policy: Enumerated, rollout: Rollout, **changes) -> float:
         (ZeroValue(), EVERYTHING, 0.0),
         (ConstantValue(0.5), EVERYTHING, 1 / 16),
         (ConstantValue(-1.0), EVERYTHING, -1 / 8),
-        (ZeroValue(), WITHOUT_DOUBT, 1 / 9),  # what not to do: cut off, dropped and drawn anew
+        (ZeroValue(), WITHOUT_UNCERTAIN, 1 / 9),  # what not to do: cut off, dropped and drawn anew
     ],
     ids=["nothing-more", "half-a-success", "a-punishment", "dropped"],
 )

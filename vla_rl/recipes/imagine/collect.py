@@ -1,4 +1,4 @@
-"""Episodes of the simulator that a world model learns from, is calibrated on and is judged by."""
+"""Episodes of the simulator: what a world model is trained on, calibrated on and evaluated on."""
 
 from __future__ import annotations
 
@@ -20,78 +20,85 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
 from vla_rl.training.tracking import write_json
 
+_PARTS = ("learnt", "calibration", "held_out")
+
 
 @dataclass(frozen=True)
-class Gather:
-    """Episodes of the simulator that a world model learns from; every one is paid for."""
+class CollectConfig:
+    """How many episodes of the simulator are played before the world model is trained."""
 
-    own: int = 830  # the policy itself, with the noise that it explores with
-    clumsy: int = 330  # with a share of its decisions at random: near-successes, and failures of all kinds
-    random: int = 115  # random play: what things do when nobody means anything
-    random_action_prob: float = 0.3
-    calibration: int = 300  # of all of them, held out to set limits of doubt, the threshold of success and the horizon
-    held_out: int = 300  # and to tell agreement by
+    policy_episodes: int = 830  # of the policy, exploring
+    epsilon_random_episodes: int = 330  # of the policy with random decisions: near-successes, failures of all kinds
+    random_episodes: int = 115  # of random actions
+    random_action_prob: float = 0.3  # of a decision, in the second kind
+    calibration: int = 300  # of all of them, held out for the limits of uncertainty, the threshold and the horizon
+    held_out: int = 300  # and to measure agreement on
     num_envs: int = 32
 
     @property
     def episodes(self) -> int:
         """All of them."""
-        return self.own + self.clumsy + self.random
+        return self.policy_episodes + self.epsilon_random_episodes + self.random_episodes
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """What was played, and the success of those episodes that the policy played by itself."""
+class CollectedEpisodes:
+    """The three parts, equal mixtures of all kinds, and the success of the first kind that was played."""
 
     learnt: Trajectories
     calibration: Trajectories
     held_out: Trajectories
-    own: float
+    policy_success: float
 
     def save(self, folder: Path) -> None:
-        """Keep it in ``folder``, the number last: with it, everything is there."""
-        for name in ("learnt", "calibration", "held_out"):
+        """Write everything to ``folder``, the success last: where it exists, all files do."""
+        for name in _PARTS:
             getattr(self, name).save(folder / f"{name}.npz")
-        write_json(folder / "own.json", self.own)
+        write_json(folder / "policy_success.json", self.policy_success)
 
     @classmethod
-    def load(cls, folder: Path) -> Gathered | None:
-        """What :meth:`save` kept; None when it did not get to the end."""
-        if not (folder / "own.json").exists():
+    def load(cls, folder: Path) -> CollectedEpisodes | None:
+        """What :meth:`save` wrote; None when it did not get to the end."""
+        success = folder / "policy_success.json"
+        if not success.exists():
             return None
-        parts = {name: Trajectories.load(folder / f"{name}.npz") for name in ("learnt", "calibration", "held_out")}
-        return cls(**parts, own=json.loads((folder / "own.json").read_text(encoding="utf-8")))
+        parts = {name: Trajectories.load(folder / f"{name}.npz") for name in _PARTS}
+        return cls(**parts, policy_success=json.loads(success.read_text(encoding="utf-8")))
 
 
-def gather(world: EnvConfig, policy: Policy, plan: Gather, seed: int) -> Gathered:
-    """Play what ``plan`` says; learnt from, calibrated on and held out are equal mixtures.
+def collect_episodes(env_config: EnvConfig, policy: Policy, config: CollectConfig, seed: int) -> CollectedEpisodes:
+    """Play ``config.episodes`` episodes and split them.
 
-    Raises UserError when nothing would be left to learn from.
+    Raises UserError when a part would be empty.
     """
-    aside = plan.calibration + plan.held_out
-    if not (plan.calibration and plan.held_out and aside < plan.episodes):
+    aside = config.calibration + config.held_out
+    if not (config.calibration and config.held_out and aside < config.episodes):
         raise UserError(
-            f"{plan.calibration} of {plan.episodes} episodes to calibrate on and {plan.held_out} held out leave "
-            "nothing to learn from, or to judge by; change one of the numbers."
+            f"{config.calibration} of {config.episodes} episodes to calibrate on and {config.held_out} held out leave "
+            "nothing to train, calibrate or evaluate on; change one of the numbers."
         )
-    env = world.make_training(plan.num_envs)
+    env = env_config.make_training(config.num_envs)
     seeds = iter(suite.training_seeds(seed, "dreams"))
-    shares = (("own", plan.own, 0.0), ("clumsy", plan.clumsy, plan.random_action_prob), ("random", plan.random, 1.0))
+    kinds = (
+        ("policy", config.policy_episodes, 0.0),
+        ("epsilon-random", config.epsilon_random_episodes, config.random_action_prob),
+        ("random", config.random_episodes, 1.0),
+    )
     parts = []
-    for name, count, share in shares:
+    for name, count, random_action_prob in kinds:
         if count:
-            player = EpsilonRandomPolicy(policy, env.spec, share) if share else policy
+            player = EpsilonRandomPolicy(policy, env.spec, random_action_prob) if random_action_prob else policy
             with bar(f"play {name}", count) as update:
-                chosen = [next(seeds) for _ in range(count)]
-                parts.append(collect_trajectories(env, player, chosen, generator(seed, 30), "sample", told(update)))
+                chosen, noise = [next(seeds) for _ in range(count)], generator(seed, 30)
+                parts.append(collect_trajectories(env, player, chosen, noise, "sample", show_success(update)))
     env.close()
     trajectories = Trajectories.joined(parts)
     order = np.random.default_rng([seed, 31]).permutation(trajectories.count)
-    cuts = np.split(order, [plan.held_out, aside])
+    cuts = np.split(order, [config.held_out, aside])
     held_out, calibration, learnt = (trajectories.select(part) for part in cuts)
-    return Gathered(learnt, calibration, held_out, float(parts[0].outcomes.mean()))
+    return CollectedEpisodes(learnt, calibration, held_out, float(parts[0].outcomes.mean()))
 
 
-def told(update: Callable[[int, str], None]) -> Callable[[int, int], None]:
-    """Tells a progress bar of episodes and successes."""
+def show_success(update: Callable[[int, str], None]) -> Callable[[int, int], None]:
+    """A callback ``(episodes, successes)`` for the progress bar ``update``."""
     return lambda episodes, won: update(episodes, f"success {won / episodes:.0%}")

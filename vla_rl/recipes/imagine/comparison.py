@@ -10,54 +10,32 @@ from typing import Any
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.agreement import policy_agreement
 from vla_rl.experience.trajectories import Trajectories
-from vla_rl.policies.tiny import TinyVLA
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.imagine.closed_loop import closed_loop
-from vla_rl.recipes.imagine.prediction_quality import likeness
-from vla_rl.recipes.imagine.report import write_page
-from vla_rl.recipes.imagine.saved_run import DreamRun, opened
+from vla_rl.recipes.imagine.closed_loop import rate_policies
+from vla_rl.recipes.imagine.prediction_quality import measure_prediction_quality
+from vla_rl.recipes.imagine.report import write_report
+from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.sweep import Cell, run_cells
 from vla_rl.training.tracking import write_json
 
 
 @dataclass(frozen=True)
-class ImagineStory:
-    """The cells are separate processes, one per core; those whose ``summary.json`` exists are not run again."""
+class ImagineComparison:
+    """Runs are separate processes, one per core; those whose ``summary.json`` exists are not repeated."""
 
     seed: int = 1
     policy: str = ""  # a checkpoint folder; without one, the demo's imitation is made first
     recipe: str = "imagine.py:lift"
-    simulator: str = "demo.py:last_step"  # what dreams are compared with
-    scenes: int = 128  # test scenes for each policy whose dreams are compared with the truth
+    simulator: str = "demo.py:last_step"  # the same RL without a world model
+    scenes: int = 128  # test scenes for each policy that is rated in both
     processes: int = 2
     out: str = "runs/imagine"
 
 
-def judged(run: Path, scenes: int) -> dict[str, Any]:
-    """Open and closed loop, for the world model of a finished or unfinished run."""
-    recipe, dreamt = opened(run)[0], DreamRun.load(run)
-    trained = dreamt.trained
-    trained.model.to(recipe.plan.device)
-    names = {"imitation": "start", "imagined RL": "best"}
-    kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
-    policies = {name: TinyVLA.from_pretrained(at) for name, at in kept.items() if at.exists()}
-    seeds = suite.held_out(suite.TEST, scenes)
-    rated = closed_loop(trained, recipe.env, policies, seeds, recipe.evaluation.num_envs, recipe.seed)
-    rates = [one.imagined.success for one in rated], [one.true.success for one in rated]
-    learnt = Trajectories.load(run / "episodes" / "learnt.npz")
-    return {
-        "replays": [asdict(table) for table in trained.agreement(dreamt.held_out)],
-        "likeness": likeness(trained, recipe.env, learnt, dreamt.held_out, recipe.seed),
-        "horizon": trained.dream.horizon,
-        "policies": asdict(policy_agreement(*rates)),
-        "rated": [asdict(one) for one in rated],
-        "test_episodes": len(rated) * scenes,
-    }
-
-
-def story(config: ImagineStory) -> dict[str, Any]:
-    """Imitate, dream, compare, judge; leaves ``summary.json`` and ``report.html``, and returns the summary."""
+def compare(config: ImagineComparison) -> dict[str, Any]:
+    """Imitate, improve in imagination and in the simulator, evaluate; write ``summary.json`` and ``report.html``."""
     for function in (config.recipe, config.simulator):
         load_config(function)  # an unknown name should be known before minutes of work
     out, seed = Path(config.out), ("--seed", str(config.seed))
@@ -68,30 +46,57 @@ def story(config: ImagineStory) -> dict[str, Any]:
         if not config.policy:
             run_cells([Cell(out / "imitation", "demo.py:imitate", seed)], 1, "imitate")
         cells = [
-            Cell(out / "dreams", config.recipe, given),
+            Cell(out / "imagination", config.recipe, given),
             Cell(out / "simulator", config.simulator, (*given, *every_five)),
         ]
         run_cells(cells, config.processes, "improve")
     except KeyboardInterrupt as stop:
         raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
-    found = judged(out / "dreams", config.scenes)
+    found = evaluate_world_model(out / "imagination", config.scenes)
     write_json(out / "agreement.json", found)
-    summary = summarised(out, found)
+    summary = summarize(out, found)
     write_json(out / "summary.json", summary)
-    write_page(out, summary, found)
+    write_report(out, summary, found)
     return summary | {"report": str(out / "report.html")}
 
 
-def summarised(out: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """The three ways beside each other; ``simulator_episodes`` are all after imitation but those of the final test."""
-    dreams, simulator = (json.loads((out / name / "summary.json").read_text()) for name in ("dreams", "simulator"))
-    curve = watched(out / "simulator")
-    imagined = dreams["imagined_rl"]
-    enough = [row["episodes"] for row in curve if row["success"] >= imagined["success"]]
+def evaluate_world_model(run: Path, scenes: int) -> dict[str, Any]:
+    """Agreement of the world model of ``run``, finished or not, with the simulator: replays, pictures and policies."""
+    recipe, saved = load_run(run)[0], SavedRun.load(run)
+    calibrated = saved.calibrated
+    calibrated.model.to(recipe.plan.device)
+    names = {"imitation": "start", "imagined RL": "best"}
+    kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
+    policies = {name: load_policy(folder) for name, folder in kept.items() if folder.exists()}
+    seeds = suite.held_out(suite.TEST, scenes)
+    ratings = rate_policies(calibrated, recipe.env, policies, seeds, recipe.evaluation.num_envs, recipe.seed)
+    rates = [one.imagined.success for one in ratings], [one.true.success for one in ratings]
+    learnt = Trajectories.load(run / "episodes" / "learnt.npz")
+    quality = measure_prediction_quality(calibrated, recipe.env, learnt, saved.held_out, recipe.seed)
     return {
-        "imitation": dreams["imitation"] | {"simulator_episodes": 0, "seconds": 0.0},
-        "imagined_rl": imagined
-        | {"simulator_episodes": dreams["simulator_episodes"], "seconds": sum(dreams["seconds"].values())},
+        "replays": [asdict(table) for table in calibrated.agreement(saved.held_out)],
+        "prediction_quality": quality,
+        "horizon": calibrated.imagination.horizon,
+        "policies": asdict(policy_agreement(*rates)),
+        "ratings": [asdict(one) for one in ratings],
+        "test_episodes": len(ratings) * scenes,
+    }
+
+
+def summarize(out: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """The three policies side by side; ``simulator_episodes`` counts all after imitation except the final test's."""
+    imagination, simulator = (
+        json.loads((out / name / "summary.json").read_text(encoding="utf-8")) for name in ("imagination", "simulator")
+    )
+    curve, imagined = watched(out / "simulator"), imagination["imagined_rl"]
+    enough = [row["episodes"] for row in curve if row["success"] >= imagined["success"]]
+    spent = {
+        "simulator_episodes": imagination["simulator_episodes"],
+        "seconds": sum(imagination["seconds"].values()),
+    }
+    return {
+        "imitation": imagination["imitation"] | {"simulator_episodes": 0, "seconds": 0.0},
+        "imagined_rl": imagined | spent,
         "simulator_rl": simulator["rl"]
         | {
             "simulator_episodes": simulator["episodes"],
@@ -99,13 +104,13 @@ def summarised(out: Path, found: dict[str, Any]) -> dict[str, Any]:
             "episodes_to_imagined_success": enough[0] if enough else None,
             "validation_episodes": sum(row["played"] for row in curve),
         },
-        "gain": dreams["gain"],
-        "agreement": agreed(found),
+        "gain": imagination["gain"],
+        "agreement": headline_agreement(found),
     }
 
 
-def agreed(found: dict[str, Any]) -> dict[str, Any]:
-    """What a world model is judged by, at the horizon that is used."""
+def headline_agreement(found: dict[str, Any]) -> dict[str, Any]:
+    """The agreement at the horizon that RL used, and that of the policies."""
     table = next(one for one in found["replays"] if one["horizon"] == found["horizon"])
     hallucinated, policies = table["hallucinated"], found["policies"]
     return {

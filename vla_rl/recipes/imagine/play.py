@@ -1,4 +1,4 @@
-"""``vla-rl imagine play RUN``: a dream steered from the keyboard, on a page that this machine alone serves to itself.
+"""An imagined rollout steered from the keyboard, on a page that this machine alone serves to itself.
 
 The server listens on 127.0.0.1, answers to the names localhost and 127.0.0.1 only (another site's name that is made to
 point here is refused: DNS rebinding), and takes keys as POSTs of JSON from its own page only.
@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.load import load
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes import world_models
 from vla_rl.recipes.imagine.play_page import page, security_policy
-from vla_rl.recipes.imagine.saved_run import DreamRun, beginnings
+from vla_rl.recipes.imagine.replays import recorded_initial_states
+from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.imagine.steering import Steering, View, idle_action
 
 _POLICIES = ("best", "start")  # who acts on P: the first of these checkpoints that there is
@@ -31,26 +31,26 @@ _HOSTS = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class Play:
-    """Steer the dream of a run from the keyboard, on a page of this machine.
+    """Steer imagined rollouts of a run from the keyboard, on a page of this machine.
 
-    Dreams begin like the held-out episodes and end as those that a policy learns in, but for the time.
+    They begin like the held-out episodes and end as in RL, except for the horizon.
     """
 
     port: int = 8000  # 0: any that is free
-    steps: int = 0  # control steps of a dream; 0: as many as an episode of the true world has
+    steps: int = 0  # control steps of a rollout; 0: as many as an episode of the simulator has
 
 
-def steering_of(run: DreamRun, steps: int = 0) -> tuple[Steering, str]:
-    """The dream of ``run`` under somebody's hands, ``steps`` long, and the name of its policy, "" for none.
+def steering_of(run: SavedRun, steps: int = 0) -> tuple[Steering, str]:
+    """A steered rollout of ``run``, ``steps`` long, and the name of its policy, "" for none.
 
-    Raises UserError when the policy was trained for another world.
+    Raises UserError when the policy was trained for another environment.
     """
-    trained, spec = run.trained, run.trained.model.spec
-    # One row, so nothing is to be gained from predicting several together.
-    config = replace(trained.dream, horizon=steps or spec.time_limit, deadline=None, keyframes=0.0, part=1)
-    env = load("world_models.env:ImaginedEnv")(
-        trained.model, beginnings(trained.model, run.held_out), 1, trained.limits, config
+    calibrated, spec = run.calibrated, run.calibrated.model.spec
+    config = replace(
+        calibrated.imagination, horizon=steps or spec.time_limit, deadline=None, keyframe_share=0.0, batch_size=1
     )
+    pool = recorded_initial_states(calibrated.model, run.held_out)
+    env = world_models.make_env(calibrated.model, pool, 1, calibrated.limits, config)
     first = run.held_out.action[[begin for begin, _ in run.held_out.spans()]]
     name = next((name for name in _POLICIES if (run.folder / "checkpoints" / name).exists()), "")
     policy = load_policy(Path(run.folder, "checkpoints", name), env.spec) if name else None
@@ -78,11 +78,11 @@ def serve(steering: Steering, run: str, policy: str, port: int) -> ThreadingHTTP
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET / is the page, GET /view what is to be seen, POST /press {"key": ...} a key and what is to be seen then."""
+    """GET / is the page, GET /view the present view, POST /press {"key": ...} answers with the view after that key."""
 
     shown: bytes
     hands: Steering
-    lock: Any
+    lock: threading.Lock
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "vla-rl", ""
     timeout = 60  # seconds; browsers open connections that they may never use
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing: a line per key helps nobody."""
 
 

@@ -1,4 +1,4 @@
-"""The page on which a dream is steered: one HTML text that loads nothing, and the policy that keeps it so."""
+"""The page on which a rollout is steered: one HTML text that loads nothing, and the policy that keeps it so."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ canvas { width: 100%; max-height: 78vh; object-fit: contain; image-rendering: pi
 .end { margin: 0.9rem 0 0; padding: 0.6rem 0.8rem; border-radius: 8px; line-height: 1.4; font-weight: 600;
   background: color-mix(in srgb, var(--bad) 14%, transparent); }
 .end.good { background: color-mix(in srgb, var(--good) 16%, transparent); }
-.end:empty, .told:empty { display: none; }
-.told { color: var(--soft); margin: 0.7rem 0 0; line-height: 1.4; }
+.end:empty, .remark:empty { display: none; }
+.remark { color: var(--soft); margin: 0.7rem 0 0; line-height: 1.4; }
 .keys { display: grid; grid-template-columns: auto 1fr; gap: 0.3rem 0.9rem; align-items: center; font-size: 0.875rem; }
 .keys .nothing { opacity: 0.45; }
 kbd { font: 0.8125rem/1 ui-monospace, "SF Mono", Menlo, Consolas, monospace; color: inherit; cursor: pointer;
@@ -68,21 +68,21 @@ async function show(view) {
   const won = view.cause === 'success', over = view.cause !== '';
   at('screen').className = 'card screen' + (over ? (won ? ' good' : ' bad') : '');
   at('instruction').textContent = view.instruction;
-  at('step').textContent = `dream ${view.dream + 1}, control step ${view.step} of ${view.steps}`
+  at('step').textContent = `rollout ${view.episode + 1}, control step ${view.step} of ${view.steps}`
     + (view.grip === null ? '' : `, gripper ${view.grip > 0 ? '+' : ''}${view.grip}`);
-  for (const name of ['done', 'promise']) {
+  for (const name of ['done', 'success_probability']) {
     at(name).textContent = percent(view[name]);
     at(name + '-bar').style.width = 100 * (view[name] ?? 0) + '%';
   }
-  const unsure = view.limit !== null && view.doubt > view.limit;
-  const share = view.limit ? view.doubt / view.limit : unsure ? 2 : 0;
-  at('doubt').textContent = view.doubt === null ? '–'
-    : view.doubt.toFixed(3) + (view.limit === null ? ', no limit' : ' of ' + view.limit.toFixed(3));
-  at('doubt-bar').style.width = Math.min(100, 50 * share) + '%';
-  at('doubt-track').className = 'track' + (unsure ? ' bad' : '');
+  const mode_uncertainty = view.limit !== null && view.uncertainty > view.limit;
+  const share = view.limit ? view.uncertainty / view.limit : mode_uncertainty ? 2 : 0;
+  at('uncertainty').textContent = view.uncertainty === null ? '–'
+    : view.uncertainty.toFixed(3) + (view.limit === null ? ', no limit' : ' of ' + view.limit.toFixed(3));
+  at('uncertainty-bar').style.width = Math.min(100, 50 * share) + '%';
+  at('uncertainty-track').className = 'track' + (mode_uncertainty ? ' bad' : '');
   at('end').textContent = view.end;
   at('end').className = 'end' + (won ? ' good' : '');
-  at('told').textContent = view.told;
+  at('remark').textContent = view.remark;
 }
 
 async function ask(path, options) {
@@ -91,9 +91,9 @@ async function ask(path, options) {
   try {
     const answer = await fetch(path, options);
     if (answer.ok) await show(await answer.json());
-    else at('told').textContent = await answer.text();
+    else at('remark').textContent = await answer.text();
   } catch (error) {
-    at('told').textContent = 'No answer: vla-rl imagine play has ended.';
+    at('remark').textContent = 'No answer: vla-rl imagine play has ended.';
   }
   busy = false;
 }
@@ -113,16 +113,18 @@ ask('/view');
 
 _BODY = """
 <div class="stage">
-<div class="card screen" id="screen"><canvas id="picture" width="1" height="1" aria-label="the dream"></canvas></div>
+<div class="card screen" id="screen">
+<canvas id="picture" width="1" height="1" aria-label="the imagined rollout"></canvas></div>
 <div class="side">
 <div class="card"><p class="instruction" id="instruction"></p><div class="soft" id="step"></div>
 <div class="meter"><div><span>the task is done</span><b id="done"></b></div>
 <div class="track good"><i id="done-bar"></i></div></div>
-<div class="meter"><div><span>will be done, if it goes on as in the recordings</span><b id="promise"></b></div>
-<div class="track"><i id="promise-bar"></i></div></div>
-<div class="meter"><div><span>doubt, and its limit in the middle</span><b id="doubt"></b></div>
-<div class="track" id="doubt-track"><i id="doubt-bar"></i><u></u></div></div>
-<p class="end" id="end" aria-live="polite"></p><p class="told" id="told" aria-live="polite"></p></div>
+<div class="meter"><div><span>will be done, if it goes on as in the recordings</span>
+<b id="success_probability"></b></div>
+<div class="track"><i id="success_probability-bar"></i></div></div>
+<div class="meter"><div><span>uncertainty, and its limit in the middle</span><b id="uncertainty"></b></div>
+<div class="track" id="uncertainty-track"><i id="uncertainty-bar"></i><u></u></div></div>
+<p class="end" id="end" aria-live="polite"></p><p class="remark" id="remark" aria-live="polite"></p></div>
 <div class="card keys">KEYS</div>
 </div></div>
 """
@@ -132,19 +134,19 @@ _CAPS |= {"arrowright": "→", "arrowleft": "←", "arrowup": "↑", "arrowdown"
 
 
 def page(run: str, keys: Sequence[Key], policy: str) -> str:
-    """The page for the dream of ``run``; ``policy`` names who acts on P, "" for nobody."""
+    """The page for a rollout of ``run``; ``policy`` names who acts on P, "" for nobody."""
     rows = [_row(key.keys, key.does, key.entry is None) for key in keys]
     rows += [
         _row(("p",), f"the policy {policy!r} decides" if policy else "nothing: this run has no policy", not policy),
         _row(("b",), "back: take the last key's steps back"),
-        _row(("r",), "the next dream"),
+        _row(("r",), "the next rollout"),
     ]
     rows.append('<span></span><span class="soft">With Shift a quarter of a move. Hold a key to repeat it.</span>')
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Steer the dream</title>\n<style>{CSS}{_CSS}</style>\n</head>\n<body>\n"
-        f"<header><h1>Steer the dream</h1><p>of the world model in <code>{escape(run)}</code></p></header>\n"
+        f"<title>Steer an imagined rollout</title>\n<style>{CSS}{_CSS}</style>\n</head>\n<body>\n"
+        f"<header><h1>Steer an imagined rollout</h1><p>of the world model in <code>{escape(run)}</code></p></header>\n"
         f"<main>{_BODY.replace('KEYS', ''.join(rows))}</main>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
 

@@ -1,4 +1,4 @@
-"""How alike dreams and the truth look: PSNR, and where the named object is, beside a copy of the first picture."""
+"""Quality of predicted pictures: PSNR, and the position of the named object, beside a copy of the first picture."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from typing import Any
 import numpy as np
 import torch
 
+from vla_rl.contract.env import VecEnv
 from vla_rl.evaluation.frame_metrics import frame_agreement, object_error
 from vla_rl.evaluation.object_positions import TARGET, replayed_positions
+from vla_rl.evaluation.probe import ObjectProbe
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.coevolution import Trained
-from vla_rl.recipes.imagine.imagined_env import replayed
+from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
+from vla_rl.recipes.imagine.replays import replay_trajectories
 from vla_rl.recipes.progress import bar
 from vla_rl.training.probe import FIT, fit_probe
 
-_LEARNT = 400  # episodes that the probe learns from
+_PROBE_EPISODES = 400  # that the probe is trained on
 
 
-def likeness(
-    trained: Trained, world: EnvConfig, learnt: Trajectories, held_out: Trajectories, seed: int
+def measure_prediction_quality(
+    calibrated: CalibratedModel, env_config: EnvConfig, learnt: Trajectories, held_out: Trajectories, seed: int
 ) -> list[dict[str, Any]]:
-    """One row for each number of control steps: PSNR in dB and, where the simulator knows places, errors in metres.
+    """One row per horizon: PSNR in dB and, where the simulator tells object positions, errors in metres.
 
-    The probe that finds the object learns from ``learnt`` episodes, the dreams are of ``held_out`` ones.
+    The probe that finds the object is trained on ``learnt`` episodes, the predictions are of ``held_out`` ones.
     """
-    frames = trained.model.config.frames
-    found = replayed(trained.model, held_out, trained.dream)
+    frames = calibrated.model.config.frames
+    found = replay_trajectories(calibrated.model, held_out, calibrated.imagination)
     spans = held_out.spans()
     calls = np.array([(end - begin - 1) // frames for begin, end in spans])
     kept = np.flatnonzero(calls)
@@ -37,30 +39,29 @@ def likeness(
     pictures = _side_by_side(held_out)
     true = np.zeros_like(imagined)
     for row, i in enumerate(kept):
-        at = spans[i][0] + frames * np.arange(1, calls[i] + 1)
-        true[row, : calls[i]] = pictures[at]
+        true[row, : calls[i]] = pictures[spans[i][0] + frames * np.arange(1, calls[i] + 1)]
     first = pictures[[spans[i][0] for i in kept]]
-    asked = range(1, int(calls.max()) + 1)
-    rows = [asdict(one) for one in frame_agreement(imagined, true, first, calls[kept], asked)]
-    env = world.make(32, **{**world.training_options, "render": False})
+    depths = range(1, int(calls.max()) + 1)
+    rows = [asdict(one) for one in frame_agreement(imagined, true, first, calls[kept], depths)]
+    env = env_config.make(32, **{**env_config.training_options, "render": False})
     if TARGET in env.spec.extras:
         probe = _probe(env, learnt, seed)
         positions = np.zeros((*true.shape[:2], 3), np.float32)
         for row, (i, where) in enumerate(zip(kept, _positions(env, held_out.select(kept)), strict=True)):
             positions[row, : calls[i]] = where[frames : frames * calls[i] + 1 : frames]
         tasks = held_out.task[[spans[i][0] for i in kept]]
-        errors = object_error(probe, imagined, true, first, tasks, calls[kept], asked, positions)
+        errors = object_error(probe, imagined, true, first, tasks, calls[kept], depths, positions)
         rows = [row | {"object": asdict(error)} for row, error in zip(rows, errors, strict=True)]
     env.close()
     return [row | {"horizon": frames * row["horizon"]} for row in rows]
 
 
-def _probe(env: Any, learnt: Trajectories, seed: int) -> Any:
-    chosen = np.random.default_rng([seed, 36]).permutation(learnt.count)[:_LEARNT]
+def _probe(env: VecEnv, learnt: Trajectories, seed: int) -> ObjectProbe:
+    chosen = np.random.default_rng([seed, 36]).permutation(learnt.count)[:_PROBE_EPISODES]
     known = learnt.select([i for i in chosen if learnt.seed[learnt.spans()[i][0]] >= 0])
     positions = np.concatenate(_positions(env, known))
     torch.manual_seed(seed)  # module initialisation has no generator argument
-    with bar("learn to find", FIT.steps) as update:
+    with bar("train the probe", FIT.steps) as update:
         return fit_probe(
             _side_by_side(known),
             known.task,
@@ -70,7 +71,7 @@ def _probe(env: Any, learnt: Trajectories, seed: int) -> Any:
         )
 
 
-def _positions(env: Any, trajectories: Trajectories) -> list[np.ndarray]:
+def _positions(env: VecEnv, trajectories: Trajectories) -> list[np.ndarray]:
     spans = trajectories.spans()
     seeds = [int(trajectories.seed[begin]) for begin, _ in spans]
     return replayed_positions(env, seeds, [trajectories.action[begin : end - 1] for begin, end in spans])

@@ -1,4 +1,4 @@
-"""The recipe that learns a world model from few episodes, improves a policy in dreams and judges it in the truth."""
+"""The recipe that trains a world model on few episodes, improves a policy in it and tests it in the simulator."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
-from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
-from vla_rl.recipes.context import RunContext
+from vla_rl.recipes.context import RunContext, StartPolicy
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.coevolution import Growing, GrowingWorld, Plan
+from vla_rl.recipes.imagine.coevolution import CoevolvingTrainer, WorldModelRun
+from vla_rl.recipes.imagine.plan import Plan
+from vla_rl.recipes.imagine.run_episodes import RunEpisodes
+from vla_rl.recipes.imagine.train_model import load_or_train, require_device
+from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.training.distributed import current_reducer
@@ -22,62 +27,82 @@ from vla_rl.training.tracking import RunFolder
 
 @dataclass(frozen=True)
 class Imagine:
-    """Gather, learn the world, measure how far it agrees with the truth, improve in it, play the test scenes.
+    """Collect episodes, train and calibrate a world model, improve the policy in it, play the test scenes.
 
-    Selection is by imagined episodes alone, so gathered and bought episodes are all that the simulator is asked for but
-    the test.
+    The best weights are chosen by imagined episodes alone, so collected and bought episodes are all that is simulated
+    before the test.
     """
 
     rl: TrainerConfig
     plan: Plan
-    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder
+    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder of any policy class, or module:Class
     seed: int = 1
     env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
 
     def run(self, folder: RunFolder) -> dict[str, Any]:
-        """Leave the checkpoints "start", "world" and "best"; an interrupted run goes on."""
+        """Leave the checkpoints "start", "first", "world" and "best"; an interrupted run goes on."""
         seconds: dict[str, float] = {}
         with clock(seconds, "world"):
-            policy, mind = self.prepare(folder)
+            policy, world_model = self.prepare(folder)
         before = copy.deepcopy(policy)
         with clock(seconds, "rl"):
-            context = RunContext(mind.dreams, policy, self.seed, current_reducer())
-            trained, best = stages.improve(Growing(self.rl, mind), context, self.evaluation, folder)
+            context = RunContext(world_model.env_factory, policy, self.seed, current_reducer())
+            trainer = CoevolvingTrainer(self.rl, world_model)
+            trained, best = stages.improve(trainer, context, self.evaluation, folder)
         with clock(seconds, "agreement"):
-            tables = mind.trained.agreement(mind.held_out)
+            tables = world_model.calibrated.agreement(world_model.episodes.held_out)
         with clock(seconds, "test"):
-            played = {name: self.test(one, name) for name, one in (("imitation", before), ("imagined RL", trained))}
+            imitation, imagined = self._test(before, "imitation"), self._test(trained, "imagined RL")
+        calibrated = world_model.calibrated
         return {
-            **_compared(played["imitation"], played["imagined RL"], self.seed),
+            **_compare(imitation, imagined, self.seed),
             "agreement": [asdict(table) for table in tables],
-            "horizon": mind.trained.dream.horizon,
-            "threshold": mind.trained.dream.done,
-            "limits": list(mind.trained.limits.values),
+            "horizon": calibrated.imagination.horizon,
+            "threshold": calibrated.imagination.success_threshold,
+            "limits": list(calibrated.limits.values),
             "best_iteration": best.iteration,
-            "simulator_episodes": self.plan.gather.episodes + mind.bought,
-            "bought": mind.bought,
-            "keyframes": len(mind.dreams.starts.keyframes),
+            "simulator_episodes": self.plan.collect.episodes + world_model.episodes.bought,
+            "bought": world_model.episodes.bought,
+            "keyframes": world_model.keyframes,
             "seconds": seconds,
             "seed": self.seed,
         }
 
-    def prepare(self, folder: RunFolder) -> tuple[TinyVLA, GrowingWorld]:
-        """The policy to begin with, kept as the checkpoint "start", and a world model of what it does."""
-        start = folder.checkpoint("start")
-        policy = TinyVLA.from_pretrained(start if start.exists() else self.policy, self.env.spec())
-        if not start.exists():
-            policy.save_pretrained(start)
-        return policy, GrowingWorld(self.plan, self.env, self.seed, folder, policy)
+    def prepare(self, folder: RunFolder) -> tuple[StartPolicy, WorldModelRun]:
+        """The starting policy and a calibrated world model, as far as an earlier part of the run has not made them."""
+        require_device(self.plan.device)
+        spec = self.env.spec()
+        policy = self._start(folder)
+        episodes = RunEpisodes.load_or_collect(
+            folder.path / "episodes", self.env, policy, spec.tasks, self.plan, self.seed
+        )
+        calibrated = load_or_train(folder, spec, episodes, self.plan, self.seed)
+        world_model = WorldModelRun(self.plan, self.env, self.seed, folder, episodes, calibrated)
+        world_model.measure_baseline(policy)
+        return policy, world_model
 
-    def test(self, policy: Any, name: str) -> Outcomes:
+    def _start(self, folder: RunFolder) -> StartPolicy:
+        """The policy that the run starts from, kept as the checkpoint "start"; raises UserError without one."""
+        kept = folder.checkpoint("start")
+        policy = start_policy(kept if kept.exists() else self.policy, self.env.spec(), self.seed)
+        if policy is None:
+            raise UserError(
+                "imagination collects episodes with a policy and none was given, so there is nothing to train a world "
+                "model on; add --policy with a checkpoint folder or module:Class."
+            )
+        if not kept.exists():
+            policy.save_pretrained(kept)
+        return policy
+
+    def _test(self, policy: Policy, name: str) -> Outcomes:
         """``policy`` on the test scenes of the simulator."""
         scenes = suite.held_out(suite.TEST, self.evaluation.test)
         return stages.play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name}")
 
 
-def _compared(before: Outcomes, after: Outcomes, seed: int) -> dict[str, Any]:
+def _compare(before: Outcomes, after: Outcomes, seed: int) -> dict[str, Any]:
     """Both rates and the gain on the same scenes."""
     one, two = before.success, after.success
     won, lost = int((two & ~one).sum()), int((one & ~two).sum())

@@ -1,4 +1,4 @@
-"""The page of ``vla-rl imagine``: what dreams gave, how far they can be trusted, and what they look like."""
+"""The page of ``vla-rl imagine``: the gain of RL in imagination, the world model's accuracy, and clips of it."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from vla_rl.evaluation.report import Point, Report, Series, Tile
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.imagine.rollout import clips
-from vla_rl.recipes.imagine.saved_run import DreamRun
+from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.metrics import rows, watched
 
 _CLIPS = 6
 _LOSSES = {
-    "motion": "Where the robot may be",
-    "touch": "Which of it, after a close look",
-    "video": "Pictures",
+    "state_dynamics": "State dynamics",
+    "mode_classifier": "Mode classifier",
+    "video": "Video",
     "outcome": "Outcome",
 }
 
 
-def write_page(out: Path, summary: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Write ``report.html`` into ``out``, which holds the runs "dreams" and "simulator"."""
+def write_report(out: Path, summary: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Write ``report.html`` into ``out``, which holds the runs "imagination" and "simulator"."""
     before, after = summary["imitation"]["success"], summary["imagined_rl"]["success"]
     report = Report(
-        f"{before:.0%} by imitation, {after:.0%} after reinforcement learning in dreams",
+        f"{before:.0%} by imitation, {after:.0%} after reinforcement learning in imagination",
         "A small vision-language-action policy that gets better in a learned video model, on two CPU cores",
     )
     _headline(report, summary)
     _learning(report, out)
-    _decisions(report, out / "dreams")
+    _decisions(report, out / "imagination")
     _replays(report, found)
-    _likeness(report, found)
-    _clips(report, out / "dreams")
+    _prediction_quality(report, found)
+    _clips(report, out / "imagination")
     _policies(report, found)
     _fine_print(report, summary, found)
     report.write(out / "report.html")
 
 
 def _headline(report: Report, summary: Mapping[str, Any]) -> None:
-    ways = {"Imitation": "imitation", "RL in dreams": "imagined_rl", "RL in the simulator": "simulator_rl"}
+    ways = {"Imitation": "imitation", "RL in imagination": "imagined_rl", "RL in the simulator": "simulator_rl"}
     tiles = []
     for title, name in ways.items():
         way = summary[name]
@@ -50,46 +50,49 @@ def _headline(report: Report, summary: Mapping[str, Any]) -> None:
         tone: Any = "good" if name == "imagined_rl" and summary["gain"]["low"] > 0 else ""
         tiles.append(Tile(title, way["success"], way["low"], way["high"], note=note, tone=tone))
     report.tiles(tiles)
-    gain, dreams, simulator = summary["gain"], summary["imagined_rl"], summary["simulator_rl"]
+    gain, imagined, simulator = summary["gain"], summary["imagined_rl"], summary["simulator_rl"]
     needed = simulator["episodes_to_imagined_success"]
     beside = (
-        f"The same PPO in the simulator was first seen as good after **{needed:,}** episodes."
+        f"The same PPO in the simulator was first as good after **{needed:,}** episodes."
         if needed is not None
-        else f"The same PPO in the simulator was never seen as good in {simulator['simulator_episodes']:,} episodes."
+        else f"The same PPO in the simulator was never as good in {simulator['simulator_episodes']:,} episodes."
     )
     interval = f"[{100 * gain['low']:.1f}, {100 * gain['high']:.1f}]"
     report.text(
-        f"Success changed by **{100 * gain['mean']:+.1f} points** {interval} on {dreams['episodes']} test scenes of the"
-        f" simulator (same scenes, paired bootstrap; McNemar's exact test: p = {gain['mcnemar_p']:.2g}). For that "
-        f"**{dreams['simulator_episodes']:,}** episodes were simulated, whatever for; all else was dreamt. {beside} "
-        "All intervals are 95 %."
+        f"Success changed by **{100 * gain['mean']:+.1f} points** {interval} on {imagined['episodes']} test scenes of "
+        f"the simulator (same scenes, paired bootstrap; McNemar's exact test: p = {gain['mcnemar_p']:.2g}). For that "
+        f"**{imagined['simulator_episodes']:,}** episodes were simulated in all; everything else was imagined. "
+        f"{beside} All intervals are 95 %."
     )
 
 
 def _learning(report: Report, out: Path) -> None:
-    report.section("While it learned", "Dreams are judged by dreams; what they are worth is what the test says.")
-    checks = [row for row in rows(out / "dreams", "rl") if "eval/score" in row]
+    report.section(
+        "While it learned",
+        "Success during training is that of imagined rollouts; only the test says what it means in the simulator.",
+    )
+    checks = [row for row in rows(out / "imagination", "rl") if "eval/score" in row]
     deployed = Series(
-        "in dreams",
+        "in imagination",
         [row["step"] for row in checks],
         [row["eval/score"] for row in checks],
         [row["eval/score_low"] for row in checks],
         [row["eval/score_high"] for row in checks],
     )
-    exploring = [row for row in rows(out / "dreams", "rl") if row.get("rollout/episodes")]
+    exploring = [row for row in rows(out / "imagination", "rl") if row.get("rollout/episodes")]
     tried = Series(
         "exploring",
         [row["step"] for row in exploring],
         [row["rollout/successes"] / row["rollout/episodes"] for row in exploring],
     )
-    report.curves("Success in dreams", "iteration", "success", [deployed, tried], percent=True)
+    report.curves("Success in imagination", "iteration", "success", [deployed, tried], percent=True)
     curve = watched(out / "simulator")
     episodes, success, low, high = ([row[name] for row in curve] for name in ("episodes", "success", "low", "high"))
     simulator = Series("PPO in the simulator", episodes, success, low, high)
     report.curves("The same PPO in the simulator", "simulated episodes", "success", [simulator], percent=True)
-    stages = sorted({row["stage"] for row in rows(out / "dreams") if row["stage"].startswith("world")})
+    stages = sorted({row["stage"] for row in rows(out / "imagination") if row["stage"].startswith("world")})
     for name, title in _LOSSES.items():
-        lines = [_trained(out / "dreams", stage, name) for stage in stages]
+        lines = [_trained(out / "imagination", stage, name) for stage in stages]
         report.curves(f"World model: {title.lower()}", "step", "loss", [line for line in lines if line.x])
 
 
@@ -102,37 +105,48 @@ def _trained(run: Path, stage: str, name: str) -> Series:
 def _decisions(report: Report, run: Path) -> None:
     decisions = json.loads((run / "coevolution.json").read_text(encoding="utf-8"))
     report.section(
-        "When reality was needed",
-        "Now and then it was asked whether the dreams still hold; every decision is here, with its reasons.",
+        "When real episodes were bought",
+        "Every few iterations it was decided whether the world model needs real episodes; all decisions, with reasons.",
     )
     asked = [one["iteration"] for one in decisions]
-    signals = {name: [one["signals"][name] for one in decisions] for name in ("imagined", "real", "doubt", "slip")}
-    pair = [Series("in dreams", asked, signals["imagined"]), Series("in reality, as last seen", asked, signals["real"])]
+    signals = {
+        name: [one["signals"][name] for one in decisions]
+        for name in ("imagined", "real", "uncertain", "inverse_dynamics_error")
+    }
+    pair = [
+        Series("in imagination", asked, signals["imagined"]),
+        Series("in reality, as last played", asked, signals["real"]),
+    ]
     report.curves("Success of the exploring policy", "iteration", "success", pair, percent=True)
-    doubt = [Series("dreams", asked, signals["doubt"])]
-    report.curves("Dreams that end in doubt", "iteration", "share", doubt, percent=True)
-    report.curves("Inverse-dynamics residual", "iteration", "half ranges", [Series("dreams", asked, signals["slip"])])
+    truncated = [Series("imagined rollouts", asked, signals["uncertain"])]
+    report.curves("Rollouts truncated by uncertainty", "iteration", "share", truncated, percent=True)
+    report.curves(
+        "Inverse-dynamics error",
+        "iteration",
+        "half ranges",
+        [Series("imagined rollouts", asked, signals["inverse_dynamics_error"])],
+    )
     table = [
         [
             one["iteration"],
             f"{one['signals']['imagined']:.0%}",
             f"{one['signals']['real']:.0%}",
-            f"{one['signals']['doubt']:.0%}",
-            f"{one['signals']['slip']:.3f}",
+            f"{one['signals']['uncertain']:.0%}",
+            f"{one['signals']['inverse_dynamics_error']:.3f}",
             one["buy"],
             "; ".join(one["reasons"]) or "none",
         ]
         for one in decisions
     ]
-    report.table(["iteration", "dreamt", "real", "doubt", "residual", "episodes bought", "reasons"], table)
+    report.table(["iteration", "imagined", "real", "uncertain", "error", "episodes bought", "reasons"], table)
 
 
 def _replays(report: Report, found: Mapping[str, Any]) -> None:
     count = sum(found["replays"][-1][name] for name in ("tp", "fp", "fn", "tn"))
     report.section(
-        "The same actions, dreamt and true",
-        f"{count} recorded episodes that the world model has not seen, dreamt from their first picture with the "
-        f"actions that were made. RL used dreams of {found['horizon']} control steps.",
+        "World-model accuracy on held-out episodes",
+        f"{count} recorded episodes that the world model was not trained on, replayed from their first picture with "
+        f"the recorded actions. RL used rollouts of {found['horizon']} control steps.",
     )
     table = [
         [
@@ -147,22 +161,22 @@ def _replays(report: Report, found: Mapping[str, Any]) -> None:
         ]
         for one in found["replays"]
     ]
-    header = ["steps", "both", "dreamt only", "true only", "neither", "agreement", "hallucinated", "kappa"]
-    report.table(header, table, "Hallucinated: failures that the dream takes for successes.")
+    header = ["steps", "both", "imagined only", "true only", "neither", "agreement", "hallucinated", "kappa"]
+    report.table(header, table, "Hallucinated: failures that are imagined as successes.")
 
 
-def _likeness(report: Report, found: Mapping[str, Any]) -> None:
+def _prediction_quality(report: Report, found: Mapping[str, Any]) -> None:
     report.section(
-        "How alike they look",
+        "Quality of predicted pictures",
         "PSNR is flattered by a still background, so that of a copied first picture stands beside it; what counts is "
-        "where the named object is. A probe that learnt from true pictures tells, and errs a little itself.",
+        "where the named object is, found by a probe that was trained on true pictures and has a small error itself.",
     )
     rows = []
-    for one in found["likeness"]:
+    for one in found["prediction_quality"]:
         shown = [one["horizon"], one["replays"], f"{one['psnr']:.1f} dB", f"{one['copied']:.1f} dB"]
         errors = one.get("object", {})
         rows.append([*shown, *(_millimetres(errors.get(name)) for name in ("imagined", "copied", "probe"))])
-    header = ["steps", "replays", "dream", "copied", "object in the dream", "copied", "probe on true pictures"]
+    header = ["steps", "replays", "predicted", "copied", "object when predicted", "copied", "probe on true pictures"]
     report.table(header, rows, "Object: median and 90th percentile of the error.")
 
 
@@ -171,28 +185,30 @@ def _millimetres(error: Any) -> str | None:
 
 
 def _clips(report: Report, run: Path) -> None:
-    dreamt = DreamRun.load(run)
+    saved = SavedRun.load(run)
     report.section(
         "What it looks like",
-        "Held-out episodes, the truth on the left and the dream of the same actions on the right; errors are shown "
-        "more often than they are made. A green line: the task is done; the bar below: doubt, its limit in the middle.",
+        "Held-out episodes, recorded on the left and imagined with the same actions on the right; errors are shown "
+        "more often than they are made. A green line: the task is done; the bar below: uncertainty, its limit in the "
+        "middle.",
     )
-    report.videos("", clips(dreamt.trained.model, dreamt.trained.limits, dreamt.held_out, dreamt.trained.dream, _CLIPS))
+    report.videos("", clips(saved.calibrated, saved.held_out, _CLIPS))
 
 
 def _policies(report: Report, found: Mapping[str, Any]) -> None:
     agreed = found["policies"]
     report.section(
-        "Does a dream rate policies as the truth does?",
+        "Policies rated in imagination and in the simulator",
         f"{agreed['policies']} policies, fixed beforehand, on the same scenes: r = {agreed['r']:.2f} "
         f"[{agreed['r_low']:.2f}, {agreed['r_high']:.2f}], Kendall's tau {agreed['tau']:.2f}, MMRV "
-        f"{agreed['mmrv']:.3f} (gaps of the true rates, strict order), slope {agreed['slope']:.2f}; dreams are "
-        f"{100 * abs(agreed['optimism']):.1f} points too {'kind' if agreed['optimism'] > 0 else 'strict'} on average, "
+        f"{agreed['mmrv']:.3f} (gaps of the true rates, strict order), slope {agreed['slope']:.2f}; "
+        f"imagined rates are {100 * abs(agreed['optimism']):.1f} points too "
+        f"{'high' if agreed['optimism'] > 0 else 'low'} on average, "
         f"and leaving out one policy changes r by at most {agreed['leverage']:.2f}.",
     )
-    points = [Point(one["name"], Rate(**one["true"]), Rate(**one["imagined"])) for one in found["rated"]]
-    report.scatter("Success", "true", "dreamt", points)
-    report.table(["policy", "true", "dreamt"], [[one.name, percent(one.x), percent(one.y)] for one in points])
+    points = [Point(one["name"], Rate(**one["true"]), Rate(**one["imagined"])) for one in found["ratings"]]
+    report.scatter("Success", "true", "imagined", points)
+    report.table(["policy", "true", "imagined"], [[one.name, percent(one.x), percent(one.y)] for one in points])
 
 
 def _fine_print(report: Report, summary: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -201,7 +217,7 @@ def _fine_print(report: Report, summary: Mapping[str, Any], found: Mapping[str, 
         "Simulated episodes are all those after the imitation policy exists: to learn the world from, to calibrate, to "
         "hold out, and bought later. Only the final test is not among them: "
         f"{summary['imagined_rl']['episodes']} scenes for each policy, and {found['test_episodes']:,} episodes to "
-        "compare dreams of policies with the truth, after everything was learnt and chosen.",
+        "rate policies in the simulator as well, after everything was learnt and chosen.",
     )
     ways = ("imitation", "imagined_rl", "simulator_rl")
     report.table(["what", "seconds"], [[name.replace("_", " "), round(summary[name]["seconds"])] for name in ways])

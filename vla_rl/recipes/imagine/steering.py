@@ -1,4 +1,4 @@
-"""A dream steered key by key: what the keys of one environment mean, and everything that happens between two of them.
+"""An imagined rollout steered key by key: what the keys of one environment mean, and what each of them does.
 
 Keys are named as browsers name them, in small letters ("arrowright", "w", " "); "shift+" before a key that moves makes
 the move small.  What a key does follows from the names of the action's entries: x, y, z (also as dx, delta_x) and one
@@ -7,9 +7,7 @@ that begins with "grip".  Right is +x, up (away) is +y.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +16,7 @@ from vla_rl.contract.env import Observation, Snapshot
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy, State, encode_observation
 from vla_rl.contract.spec import ArraySpec
+from vla_rl.recipes import world_models
 
 FINE = 0.25  # of a whole move, with Shift
 _MOVES = (
@@ -34,9 +33,9 @@ _ENDS = {
     "failed": "The task has failed.",
     "too_late": "Time is up: the task has failed.",
     "time_limit": "Time is up.",
-    "uncertainty": "The dream doubts itself more than it usually does, so it is not believed any further.",
+    "uncertainty": "The prediction has become too uncertain, so the rollout is truncated.",
 }
-_FLIPPED = "DreamRun again with other noise, the same actions do not succeed: a success that is not believed."
+_FLIPPED = "With other noise the same actions do not succeed, so this success does not count."
 
 
 @dataclass(frozen=True)
@@ -75,28 +74,30 @@ def idle_action(action: ArraySpec, first: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class View:
-    """What is to be seen after a key; a dream that has not taken a step has no outcome and no doubt.
+    """The state of the rollout after a key; before the first step there is no outcome and no uncertainty.
 
-    pictures  uint8 [n,h,w,3]  since the key was pressed, the present one last; cameras beside each other
-    done      probability that the task is done, promise that whoever acted in the data would yet do it
-    doubt     and limit        beyond which the dream ends when it is asked: at the end of a call of ``frames`` steps
-    cause     why the dream ended, "" while it goes on; ``end`` says it in words
-    told      what the last key did not do
-    grip      the gripper's part of the next action, None without one
+    pictures             uint8 [n,h,w,3]  since the key was pressed, the present one last; cameras beside each other
+    episode              which recorded episode it began in
+    done                 probability that the task is done
+    success_probability  that it will be, with the behaviour in the data
+    uncertainty          of the prediction; beyond ``limit`` at the end of a call, the rollout is truncated
+    cause                why the rollout ended, "" while it goes on; ``end`` says it in words
+    remark               what the last key did not do
+    grip                 the gripper's part of the next action, None without one
     """
 
     pictures: np.ndarray
     instruction: str
-    dream: int
+    episode: int
     step: int
     steps: int
     done: float | None = None
-    promise: float | None = None
-    doubt: float | None = None
+    success_probability: float | None = None
+    uncertainty: float | None = None
     limit: float | None = None
     cause: str = ""
     end: str = ""
-    told: str = ""
+    remark: str = ""
     grip: float | None = None
 
 
@@ -111,17 +112,19 @@ class _Moment:
 
 
 class Steering:
-    """One dream under somebody's hands.  ``press`` is all there is; not for several threads at once."""
+    """One rollout that a user steers by ``press``; not for several threads at once."""
 
-    def __init__(self, env: Any, dreams: int, idle: np.ndarray, policy: Policy | None = None) -> None:
-        """``env``: an ``ImaginedEnv`` of one row whose seeds 0 to ``dreams`` - 1 are its starts; ``idle`` see above."""
+    def __init__(
+        self, env: world_models.ImaginedEnv, episodes: int, idle: np.ndarray, policy: Policy | None = None
+    ) -> None:
+        """``env``: one environment, its seeds below ``episodes`` are initial states; ``idle``: :func:`idle_action`."""
         self.env, self.policy, self.keys = env, policy, keys_of(env.spec.action)
-        self._dreams, self._open = dreams, idle
+        self._episodes, self._open = episodes, idle
         self._actions = {name: key for key in self.keys for name in key.keys}
         self.view = self._begin(0)
 
     def press(self, key: str) -> View:
-        """What is to be seen after ``key``; an action key makes one control step, "p" one decision of the policy.
+        """The view after ``key``; an action key makes one control step, "p" one decision of the policy.
 
         Raises UserError for a key that means nothing here; then nothing has happened.
         """
@@ -138,40 +141,40 @@ class Steering:
 
     # -- what keys do ------------------------------------------------------------------------------------------------
 
-    def _begin(self, dream: int) -> View:
-        obs = self.env.reset(np.zeros(1, int), np.array([dream % self._dreams]))
+    def _begin(self, episode: int) -> View:
+        obs = self.env.reset(np.zeros(1, int), np.array([episode % self._episodes]))
         self._obs, self._idle, self._past = obs, self._open.copy(), list[_Moment]()
         self._plan: State = {}
         if self.policy is not None:
             self._plan = self.policy.reset_state(self.policy.initial_state(1), np.zeros(1, int))
         text = self.env.spec.tasks[int(obs.task[0])]
-        view = View(_picture(obs)[None], text, dream % self._dreams, 0, self.env.spec.time_limit)
+        view = View(_picture(obs)[None], text, episode % self._episodes, 0, self.env.spec.time_limit)
         return replace(view, grip=self._grip())
 
     def _next(self) -> View:
-        return self._begin(self.view.dream + 1)
+        return self._begin(self.view.episode + 1)
 
     def _back(self) -> View:
         if not self._past:
-            return self._said("There is nothing to take back: this is where the dream began.")
+            return self._said("There is nothing to take back: this is where the rollout began.")
         moment = self._past.pop()
         self._obs = self.env.restore(np.zeros(1, int), moment.snapshot)
         self._idle, self._plan = moment.idle, moment.plan
-        return replace(moment.view, pictures=moment.view.pictures[-1:], told="")
+        return replace(moment.view, pictures=moment.view.pictures[-1:], remark="")
 
     def _decide(self) -> View:
         if self.policy is None:
             return self._said("There is no policy in this run, so nobody else can act.")
         if self.view.cause:
             return self._over()
-        # Of the moment alone, so that a decision that was taken back is made again.
-        seed = 1_000_003 * (1 + self.view.dream) + self.view.step
+        # A function of the moment alone, so that a decision that was taken back is repeated.
+        seed = 1_000_003 * (1 + self.view.episode) + self.view.step
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             features, plan = encode_observation(self.policy, self._obs, self._plan, generator)
             out, plan = self.policy.act(features, plan, "eval", generator)
         chunk = np.asarray(out.action, np.float32)[:, : self.env.spec.max_chunk]
-        # What the policy holds is not let go of by the next key.
+        # The next key does not open a gripper that the policy has closed.
         return self._step(chunk, plan, _gripping(self._idle, self.env.spec.action, chunk[0, -1]))
 
     def _act(self, key: Key, share: float) -> View:
@@ -190,23 +193,30 @@ class Steering:
         return self._step(action[None, None], self._plan, idle)
 
     def _step(self, chunk: np.ndarray, plan: State, idle: np.ndarray) -> View:
-        """Dream through ``chunk`` [1,H,D]; afterwards ``plan`` and ``idle`` are the policy's state and the hand's."""
+        """Predict through ``chunk`` [1,H,D]; afterwards ``plan`` is the policy's state and ``idle`` the idle action."""
         self._past.append(_Moment(self.env.snapshot(np.zeros(1, int)), self.view, self._idle, self._plan))
         step = self.env.step(chunk, observe="all")
         self._obs, self._plan, self._idle = step.obs, plan, idle
         made = int(np.sum(step.valid))
         pictures = np.stack([_picture(frame) for frame in step.frames[:made]])
-        done, _, promise = (float(item) for item in self.env.outcome[0])
-        time, doubt = int(step.obs.time[0]), float(self.env.doubt[0])
-        view = replace(self.view, pictures=pictures, step=time, done=done, promise=promise, doubt=doubt)
+        done, _, success_probability = (float(item) for item in self.env.outcome[0])
+        time, uncertainty = int(step.obs.time[0]), float(self.env.uncertainty[0])
+        view = replace(
+            self.view,
+            pictures=pictures,
+            step=time,
+            done=done,
+            success_probability=success_probability,
+            uncertainty=uncertainty,
+        )
         cause, limit = str(step.cause[0]), self._limit(time)
-        end = _FLIPPED if cause == "uncertainty" and not _beyond(doubt, limit) else _ENDS.get(cause, cause)
-        return replace(view, limit=limit, cause=cause, end=end, told="", grip=self._grip())
+        end = _FLIPPED if cause == "uncertainty" and not _beyond(uncertainty, limit) else _ENDS.get(cause, cause)
+        return replace(view, limit=limit, cause=cause, end=end, remark="", grip=self._grip())
 
     # -- what is to be seen ------------------------------------------------------------------------------------------
 
     def _limit(self, time: int) -> float | None:
-        """The limit of doubt of the call that step ``time``, from 1, belongs to; None where there is none."""
+        """The limit of uncertainty of the call that step ``time``, from 1, belongs to; None where there is none."""
         if self.env.limits is None:
             return None
         limit = float(self.env.limits.at(np.array([(time - 1) // self.env.model.config.frames]))[0])
@@ -216,16 +226,16 @@ class Steering:
         entry = self.keys[-1].entry
         return None if entry is None else float(self._idle[entry])
 
-    def _said(self, told: str) -> View:
+    def _said(self, remark: str) -> View:
         """The same view with a remark."""
-        return replace(self.view, pictures=self.view.pictures[-1:], told=told)
+        return replace(self.view, pictures=self.view.pictures[-1:], remark=remark)
 
     def _over(self) -> View:
-        return self._said("This dream has ended: R begins the next one, B takes the last step back.")
+        return self._said("This rollout has ended: R begins the next one, B takes the last step back.")
 
 
-def _beyond(doubt: float, limit: float | None) -> bool:
-    return limit is not None and doubt > limit
+def _beyond(uncertainty: float, limit: float | None) -> bool:
+    return limit is not None and uncertainty > limit
 
 
 def _bounds(action: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
@@ -257,5 +267,5 @@ def _entry(action: ArraySpec, axis: str) -> int | None:
 
 def _picture(obs: Observation) -> np.ndarray:
     """uint8 [h,w,3] of the only row."""
-    images: Mapping[str, Any] = obs.images
+    images = obs.images
     return np.concatenate([np.asarray(images[name])[0] for name in sorted(images)], 1)

@@ -9,9 +9,10 @@ import torch
 
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from world_models.backbones.unet import UNetConfig
-from world_models.env import DreamConfig, ImaginedEnv
-from world_models.initial_states import Start, Starts
-from world_models.model import WorldConfig, WorldModel
+from world_models.config import WorldModelConfig
+from world_models.env import ImaginationConfig, ImaginedEnv
+from world_models.initial_states import InitialStatePool, InitialStates
+from world_models.model import WorldModel
 from world_models.uncertainty import Limits
 
 SMALL = UNetConfig(patch=4, width=16, deep=16, depth=1, heads=2, embedding=32)
@@ -35,26 +36,28 @@ def spec(cameras: tuple[str, ...] = ("front",), limit: int = 12) -> EnvSpec:
 def model(cameras: tuple[str, ...] = ("front",), seed: int = 0, **numbers: Any) -> WorldModel:
     """Every weight is random, those that begin at zero as well."""
     torch.manual_seed(seed)
-    made = WorldModel(spec(cameras), WorldConfig(**{"frames": 3, "backbone": SMALL, **numbers}))
+    made = WorldModel(spec(cameras), WorldModelConfig(**{"frames": 3, "backbone": SMALL, **numbers}))
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return made.eval()
 
 
-def starts(made: WorldModel, count: int = 5, keyframes: int = 4, seed: int = 0) -> Starts:
+def initial_states(made: WorldModel, count: int = 5, keyframes: int = 4, seed: int = 0) -> InitialStatePool:
     chooser = np.random.default_rng(seed)
 
-    def some(number: int) -> Start:
-        shape = (number, 1 + made.config.memory, *made.picture)
+    def some(number: int) -> InitialStates:
+        shape = (number, 1 + made.config.context_frames, *made.picture)
         state = chooser.uniform(-1, 1, (number, 3)).astype(np.float32)
-        return Start(chooser.integers(0, 256, shape, np.uint8), state, chooser.integers(0, 2, number))
+        return InitialStates(chooser.integers(0, 256, shape, np.uint8), state, chooser.integers(0, 2, number))
 
-    return Starts(some(count), some(keyframes))
+    return InitialStatePool(some(count), some(keyframes))
 
 
-def dream(
+def imagined_env(
     rows: int = 3, limits: Limits | None = None, cameras: tuple[str, ...] = ("front",), **numbers: Any
 ) -> ImaginedEnv:
     made = model(cameras)
-    config = DreamConfig(**{"horizon": 12, "part": 4, "done": 2.0, "failed": 2.0, **numbers})
-    return ImaginedEnv(made, starts(made), rows, limits, config)
+    config = ImaginationConfig(
+        **{"horizon": 12, "batch_size": 4, "success_threshold": 2.0, "failure_threshold": 2.0, **numbers}
+    )
+    return ImaginedEnv(made, initial_states(made), rows, limits, config)

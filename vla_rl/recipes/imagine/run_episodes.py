@@ -1,0 +1,92 @@
+"""The episodes of a run, in ``RUN/episodes``: collected, demonstrated and bought ones.
+
+learnt.npz           recorded episodes that the world model is trained on
+bought-1.npz ...     those bought later
+calibration.npz      held out: they set the limits of uncertainty, the threshold of success and the horizon
+held_out.npz         held out: agreement is reported on these
+policy_success.json  how often the policy succeeded before RL, exploring
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Policy
+from vla_rl.evaluation import suite
+from vla_rl.experience.collect import collect_trajectories
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.trajectories import Trajectories
+from vla_rl.recipes.context import generator
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imagine.collect import CollectedEpisodes, collect_episodes, show_success
+from vla_rl.recipes.imagine.plan import Plan
+from vla_rl.recipes.progress import bar
+
+
+class RunEpisodes:
+    """``learnt`` are those that the world model is trained on, the latest last; ``bought`` counts the bought ones."""
+
+    def __init__(self, folder: Path, collected: CollectedEpisodes, demonstrations: list[Trajectories]) -> None:
+        """``folder``: ``RUN/episodes``, which may hold bought episodes."""
+        self.folder = folder
+        self.calibration, self.held_out = collected.calibration, collected.held_out
+        self.policy_success = collected.policy_success
+        bought = [Trajectories.load(path) for path in self._files()]
+        self.purchases, self.bought = len(bought), sum(trajectories.count for trajectories in bought)
+        self.learnt = Trajectories.joined([*demonstrations, collected.learnt, *bought])
+
+    @classmethod
+    def load_or_collect(
+        cls, folder: Path, env: EnvConfig, policy: Policy, tasks: tuple[str, ...], plan: Plan, seed: int
+    ) -> RunEpisodes:
+        """Those of an earlier part of the run, of the run ``plan.init_from``, or newly played with ``policy``.
+
+        ``tasks`` are the environment's instructions, by which those of demonstrations are numbered.
+        """
+        collected = CollectedEpisodes.load(folder)
+        if collected is None:
+            if plan.init_from:
+                collected = _collected_by(plan.init_from)
+            else:
+                collected = collect_episodes(env, policy, plan.collect, seed)
+            collected.save(folder)
+        demonstrations = []
+        if plan.demonstrations:
+            recorded = load_demonstrations(Path(plan.demonstrations)).with_tasks(tasks)
+            demonstrations.append(Trajectories.from_demonstrations(recorded))
+        return cls(folder, collected, demonstrations)
+
+    def latest(self, count: int) -> Trajectories:
+        """The latest ``count`` of ``learnt``."""
+        return self.learnt.select(np.arange(max(0, self.learnt.count - count), self.learnt.count))
+
+    def buy(self, env_config: EnvConfig, policy: Policy, count: int, plan: Plan, seed: int) -> float:
+        """Play ``count`` real episodes with ``policy``, on seeds that no other episode has; returns their success."""
+        number = self.purchases + 1
+        first = plan.collect.episodes + self.bought
+        seeds = suite.training_seeds(seed, "dreams")[first : first + count]
+        env = env_config.make_training(plan.collect.num_envs)
+        with bar("buy episodes", count) as update:
+            noise = generator(seed, 3000 + number)
+            fresh = collect_trajectories(env, policy, list(seeds), noise, "sample", show_success(update))
+        env.close()
+        fresh.save(self.folder / f"bought-{number}.npz")
+        self.purchases, self.bought = number, self.bought + count
+        self.learnt = Trajectories.joined([self.learnt, fresh])
+        return float(fresh.outcomes.mean())
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("bought-*.npz"), key=lambda path: int(path.stem.partition("-")[2]))
+
+
+def _collected_by(run: str) -> CollectedEpisodes:
+    found = CollectedEpisodes.load(Path(run) / "episodes")
+    if found is None:
+        raise UserError(
+            f"{run!r} holds no collected episodes, so a run cannot be initialised from it; name a folder that vla-rl "
+            "imagine made."
+        )
+    return found

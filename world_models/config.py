@@ -1,0 +1,34 @@
+"""Sizes of a world model's call and weights of its losses; the backbone has a config of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from world_models.backbones.unet import UNetConfig
+from world_models.backbones.video_model import VideoModel
+
+
+class BackboneConfig(Protocol):
+    """The frozen dataclass of one backbone's sizes, which builds it."""
+
+    def build(self, picture: tuple[int, int, int], context: int, frames: int, actions: int, maps: int) -> VideoModel:
+        """A backbone for pictures (C, h, w), ``context`` and predicted ``frames``; sizes of ``ActionInput``."""
+
+
+@dataclass(frozen=True)
+class WorldModelConfig:
+    """Sizes of a call, and weights of the losses."""
+
+    frames: int = 5  # F: control steps per call
+    pictures: int = 1  # P: predicted per call, at equal distances, the last one at the last known action
+    context_frames: int = 2  # latest frames, F control steps apart; the episode's first frame is always added
+    modes: int = 3  # K: of each entry of the robot's state: moves freely, is stopped, and one more
+    denoising_steps: int = 2  # of the video model
+    pose_maps: int = 16  # learned maps of the robot's position in the picture, at present and predicted
+    backbone: UNetConfig = field(default_factory=UNetConfig)
+    context_noise: float = 0.1  # highest noise level of context frames in training: imagined frames are not clean
+    change_weight: float = 9.0  # additional weight of pixels that change
+    outcome_weight: float = 1.0
+    inverse_weight: float = 0.1
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"  # of matrix products; weights and sums stay float32
