@@ -34,8 +34,8 @@ def lift() -> Improve:
     return Improve(Rewarded(trainer, weights=WEIGHTS), env=WORLD)
 
 
-def dreams() -> Imagine:
-    """The same in dreams, otherwise as ``imagine.py:lift``."""
+def imagined() -> Imagine:
+    """The same in imagination, otherwise as ``imagine.py:lift``."""
     trainer = RLConfig(
         SAMPLER, WindowConfig(num_envs=128, decisions=5), loop=LoopConfig(iterations=60, validate_every=12)
     )

@@ -334,7 +334,8 @@ class WorldModel(nn.Module):
         video = (per_frame * counts).sum() / counts.sum()
         end = select_step(states, target.known - 1)
         logits = self.outcome(denoised.features, end, context.task, target.known - 1)
-        outcome = nn.functional.binary_cross_entropy_with_logits(logits.float(), target.outcome)
+        entropy = nn.functional.binary_cross_entropy_with_logits(logits.float(), target.outcome, reduction="none")
+        outcome = entropy.mean()
         inverse = self._inverse_loss(context, target, actions)
         loss = video + config.outcome_weight * outcome
         loss = loss + config.inverse_weight * inverse

@@ -13,7 +13,7 @@ _PURPOSES = {
     "demonstrations": 0,
     "grounding": 1_000_000,
     "reinforcement": 2_000_000,
-    "dreams": 8_000_000,
+    "world_model": 8_000_000,
     "rewards": 9_000_000,
 }
 

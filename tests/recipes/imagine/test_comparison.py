@@ -83,6 +83,8 @@ def run(recipe, tmp_path_factory) -> Path:
     commands.imagine(["improve", str(folder.path)])
     again = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
     assert again == before, "nothing was learnt again, which would have ended with the same weights"
+    decisions = json.loads((folder.path / "coevolution.json").read_text())
+    assert [one["iteration"] for one in decisions] == [0], "the baseline is measured once"
     return folder.path
 
 
@@ -114,10 +116,10 @@ def test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again(recipe, tmp_
     strict = replace(recipe, plan=replace(recipe.plan, trust=TrustConfig(1e-9)))
     folder = RunFolder(tmp_path / "strict", strict)
     with pytest.raises(
-        UserError, match=rf"no imagined rollouts to learn from.*--plan.init-from {folder.path} asks again"
+        UserError, match=rf"no imagined rollouts to learn from.*--plan.init-from {folder.path} calibrates it again"
     ):
         strict.prepare(folder)
-    assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to imagined rollout with"
+    assert not (folder.checkpoint("world") / "config.json").exists(), "there is nothing to imagine with"
     monkeypatch.setattr("vla_rl.recipes.imagine.train_model.fit_world_model", None)  # nothing is learnt
     milder = replace(recipe, plan=replace(recipe.plan, init_from=str(folder.path)))
     assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].calibrated.imagination.horizon == 5
@@ -170,7 +172,7 @@ def test_imagined_rollouts_begin_with_the_pictures_of_the_scenes():
 def test_every_policy_is_played_in_both_worlds_more_and_less_random_actions(run):
     recipe, trained = load_run(run)
     policy = TinyVLA.from_pretrained(run / "checkpoints" / "start")
-    ratings = rate_policies(trained, recipe.env, {"one": policy, "other": policy}, SCENES, rows=2, seed=1)
+    ratings = rate_policies(trained, recipe.env, {"one": policy, "other": policy}, SCENES, num_envs=2, seed=1)
     assert [one.name for one in ratings[: len(RANDOM_ACTION_PROBS)]] == [
         "one",
         *(f"one, {s:.0%} random" for s in RANDOM_ACTION_PROBS[1:]),

@@ -87,7 +87,7 @@ def test_what_was_collected_is_kept_to_the_last_pixel_or_not_at_all(collected, t
 
 @pytest.mark.parametrize("numbers", [{"calibration": 6}, {"held_out": 7}, {"calibration": 0}, {"held_out": 0}])
 def test_nothing_left_to_learn_from_is_refused(policy, numbers):
-    with pytest.raises(UserError, match="leave nothing to learn from"):
+    with pytest.raises(UserError, match="leave nothing to train"):
         collect_episodes(WORLD, policy, replace(COLLECT, **numbers), seed=1)
 
 
@@ -165,7 +165,7 @@ def test_an_imagined_rollout_that_ends_in_uncertainty_tells_nothing_of_inverse_d
         ImaginationConfig(horizon=5, batch_size=4, failure_threshold=2.0, success_threshold=2.0),
     )
     seen = measure_rollouts(env, made, policy, range(4), torch.Generator().manual_seed(1))
-    assert seen.uncertainty == uncertainty and (seen.inverse_dynamics_error > 0) == (uncertainty == 0)
+    assert seen.uncertain == uncertainty and (seen.inverse_dynamics_error > 0) == (uncertainty == 0)
 
 
 def test_a_checkpoint_is_the_same_world_and_stands_for_no_other(collected, tmp_path):
@@ -218,5 +218,8 @@ def test_a_policy_is_improved_in_imagined_rollouts_and_judged_in_the_truth(tmp_p
     decisions = json.loads((folder.path / "coevolution.json").read_text())
     assert [one["buy"] for one in decisions] == [0, 2, 1] and decisions[1]["reasons"]
     assert sorted(path.name for path in (folder.path / "episodes").glob("bought-*")) == ["bought-1.npz", "bought-2.npz"]
+    played = [Trajectories.load(folder.path / "episodes" / f"{name}.npz") for name in ("bought-1", "bought-2")]
+    seeds = [int(part.seed[begin]) for part in played for begin, _ in part.spans()]
+    assert seeds == [18_000_008, 18_000_009, 18_000_010], "scenes that no other episode had"
     assert found["imitation"]["episodes"] == found["imagined_rl"]["episodes"] == 4
     assert found["gain"]["low"] <= found["gain"]["mean"] <= found["gain"]["high"]

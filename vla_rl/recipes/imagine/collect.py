@@ -78,7 +78,7 @@ def collect_episodes(env_config: EnvConfig, policy: Policy, config: CollectConfi
             "nothing to train, calibrate or evaluate on; change one of the numbers."
         )
     env = env_config.make_training(config.num_envs)
-    seeds = iter(suite.training_seeds(seed, "dreams"))
+    seeds = iter(suite.training_seeds(seed, "world_model"))
     kinds = (
         ("policy", config.policy_episodes, 0.0),
         ("epsilon-random", config.epsilon_random_episodes, config.random_action_prob),

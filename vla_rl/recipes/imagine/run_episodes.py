@@ -67,7 +67,7 @@ class RunEpisodes:
         """Play ``count`` real episodes with ``policy``, on seeds that no other episode has; returns their success."""
         number = self.purchases + 1
         first = plan.collect.episodes + self.bought
-        seeds = suite.training_seeds(seed, "dreams")[first : first + count]
+        seeds = suite.training_seeds(seed, "world_model")[first : first + count]
         env = env_config.make_training(plan.collect.num_envs)
         with bar("buy episodes", count) as update:
             noise = generator(seed, 3000 + number)

@@ -1,0 +1,42 @@
+"""The episodes of a run: the latest are the last bought, in the order of their purchase."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.world_models import pushing, small_models
+from vla_rl.recipes.imagine.collect import CollectedEpisodes
+from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
+from vla_rl.recipes.imagine.run_episodes import RunEpisodes
+from world_models.env import ImaginationConfig
+from world_models.uncertainty import Limits
+
+
+def collected() -> CollectedEpisodes:
+    return CollectedEpisodes(*(pushing.played(2, seed=seed) for seed in (1, 2, 3)), policy_success=0.5)
+
+
+def test_bought_episodes_are_read_in_the_order_of_their_purchase(tmp_path):
+    bought = {number: pushing.played(1, seed=10 + number) for number in (2, 10, 1)}
+    for number, trajectories in bought.items():
+        trajectories.save(tmp_path / f"bought-{number}.npz")
+    episodes = RunEpisodes(tmp_path, collected(), [pushing.played(1, seed=4)])
+    assert (episodes.purchases, episodes.bought, episodes.learnt.count) == (3, 3, 6)
+    for i, number in enumerate((1, 2, 10)):
+        latest = episodes.learnt.select([3 + i])
+        np.testing.assert_array_equal(latest.state, bought[number].state)
+    np.testing.assert_array_equal(episodes.latest(1).state, bought[10].state)
+    assert episodes.latest(2).count == 2 and episodes.latest(99).count == 6
+
+
+def test_every_environment_that_is_in_use_is_renewed():
+    model = small_models.model()
+    first, second = (small_models.initial_states(model, seed=seed) for seed in (0, 1))
+    config = ImaginationConfig(horizon=12, batch_size=4, keyframe_share=1.0)
+    factory = ImaginedEnvFactory(model, first, Limits((1.0,) * 4), config)
+    used, evaluation = factory.make_training(2), factory.make(2)
+    assert (used.config.keyframe_share, evaluation.config.keyframe_share) == (1.0, 0.0)  # type: ignore[attr-defined]
+    factory.renew(second, Limits((2.0,) * 4), config)
+    for env in (used, evaluation, factory.make(2)):
+        assert env.initial_states is second and env.limits.values == (2.0,) * 4  # type: ignore[attr-defined]
+    assert evaluation.config.keyframe_share == 0.0  # type: ignore[attr-defined]
