@@ -15,6 +15,7 @@ from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.loop import LoopConfig
 
@@ -25,7 +26,11 @@ RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iteratio
 
 def demo() -> Demo:
     """What ``make demo`` runs: two threads collect the next rollout while a third learns from this one."""
-    return Demo(replace(RL, loop=replace(RL.loop, collectors=2, rollouts_ahead=1)), env=WORLD)
+    return Demo(
+        replace(RL, loop=replace(RL.loop, collectors=2, rollouts_ahead=1)),
+        env=WORLD,
+        evaluation=EvaluationConfig(threads=2),
+    )
 
 
 def imitate() -> Imitate:

@@ -8,6 +8,7 @@ _DIT, _AUTOENCODER = "world_models/backbones/dit.py", "world_models/backbones/au
 _LIMITS = "tests/test_limits.py::test_limits_count_cpu_time"
 _THREADS = "tests/recipes/test_threads.py::"
 _WRITTEN = "tests/test_benchmarks.py::test_every_row_is_written_when_it_is_there_and_a_budget_ends_what_is_too_slow"
+_PARALLEL = "tests/evaluation/test_parallel.py::test_outcomes_do_not_depend_on_the_number_of_threads"
 _BACKBONES = "tests/world_models/test_backbones.py::"
 _ALONE = f"{_BACKBONES}test_rows_and_frames_are_latents_of_their_own"
 _NEIGHBOURS = f"{_BACKBONES}test_a_row_does_not_depend_on_its_neighbours_or_its_place"
@@ -118,5 +119,26 @@ FAULTS = (
         "if missing.get(name) == INTERRUPTED:",
         "if False:",
         ("tests/test_benchmarks.py::test_what_was_measured_stays_when_the_rest_is_interrupted_or_fails",),
+    ),
+    Fault(
+        "outcomes of threads come one thread after the other",
+        "vla_rl/evaluation/parallel.py",
+        "merged[i::step] = array",
+        "merged[sum(map(len, arrays[:i])) : sum(map(len, arrays[: i + 1]))] = array",
+        (_PARALLEL,),
+    ),
+    Fault(
+        "every thread plays all seeds but the first ones",
+        "vla_rl/evaluation/parallel.py",
+        "seeds[part::threads]",
+        "seeds[part:]",
+        (_PARALLEL,),
+    ),
+    Fault(
+        "progress is that of the thread that spoke last",
+        "vla_rl/evaluation/parallel.py",
+        "report(*(sum(counts) for counts in zip(*ended, strict=True)))",
+        "report(episodes, successes)",
+        (_PARALLEL,),
     ),
 )

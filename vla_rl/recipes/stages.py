@@ -14,6 +14,7 @@ from vla_rl.contract.foreign import check_policy_quickly
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
+from vla_rl.evaluation.parallel import evaluate_in_threads
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.collect import collect_demonstrations
@@ -36,6 +37,7 @@ class EvaluationConfig:
     test: int = 512
     ablation: int = 256  # validation seeds for each check of what the policy looks at
     num_envs: int = 64
+    threads: int = 1  # that share the environments where nothing else runs
 
     def __post_init__(self) -> None:
         """Raises UserError for counts with which nothing would be played."""
@@ -65,17 +67,16 @@ def play(
     env_config: EnvFactory, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str
 ) -> Outcomes:
     """Evaluate on ``seeds`` with a progress bar."""
-    env = env_config.make(config.num_envs)
     with bar(what, len(seeds)) as update:
-        outcomes = evaluate(
-            env,
+        return evaluate_in_threads(
+            env_config.make,
+            config.num_envs,
+            config.threads,
             policy,
             seeds,
             noise_seed=seed,
             report=lambda done, good: update(done, f"success {good / done:.0%}"),
         )
-    env.close()
-    return outcomes
 
 
 def improve(
