@@ -184,13 +184,6 @@ _OFF_POLICY = (
         "self.critic(repeated(batch.next_features, 3 * count)",
         (_PENALTY,),
     ),
-    Fault(
-        "Cal-QL's next actions are those of the state itself",
-        "vla_rl/algorithms/cal_ql.py",
-        "self._sample(batch.features), self._sample(batch.next_features)",
-        "self._sample(batch.features), self._sample(batch.features)",
-        (_PENALTY,),
-    ),
 )
 
 _STEPS_AND_NUMBERS = (
