@@ -235,7 +235,7 @@ def test_the_story_is_reported_from_what_the_runs_left(run, monkeypatch):
     page = (out / "report.html").read_text()
     assert "after reinforcement learning in imagination" in page and "r = " in page
     needed = summary["simulator_rl"]["episodes_to_imagined_success"]  # 0 when the beginning is as good already
-    assert re.search(rf"first seen as good after <[a-z]+>{needed}</[a-z]+> episodes", page)
+    assert re.search(rf"first as good after <[a-z]+>{needed}</[a-z]+> episodes", page)
     found["policies"]["optimism"] = -0.087
     write_report(out, summary, found)
     assert "imagined rates are 8.7 points too low on average" in (out / "report.html").read_text()
