@@ -15,7 +15,7 @@ from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT
 from sims.mujoco.tasks.lift import LiftTask
 
 STATE, SUBSTEPS = 8, LiftTask.substeps
-OPPONENT = "AsyncVectorEnv(shared task_state, no copies) of SyncVectorEnv of plain gymnasium.Env with mujoco.mj_step"
+OPPONENT = "AsyncVectorEnv(shared memory, no copies) of SyncVectorEnv of plain gymnasium.Env with mujoco.mj_step"
 _BOUND = np.array([0.03, 0.03, 0.03, 1.0], np.float32)
 
 
@@ -29,9 +29,9 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (STATE,), np.float32)
     action_space = gymnasium.spaces.Box(-_BOUND, _BOUND, dtype=np.float32)
 
-    def __init__(self, model: mujoco.MjModel, begin: Any) -> None:
-        """``model`` may be shared by the environments of a process; ``begin(generator)`` draws an episode."""
-        self._model, self._begin = model, begin
+    def __init__(self, model: mujoco.MjModel, sample_episode: Any) -> None:
+        """``model`` may be shared by the environments of a process; ``sample_episode(generator)`` draws an episode."""
+        self._model, self._sample_episode = model, sample_episode
         self._data = data = mujoco.MjData(model)
         self._ctrl, self._gantry, self._fingers = data.ctrl, data.qpos[:3], data.qpos[3:5]
         self._heights = data.qpos[CUBES_QPOS + 2 :: 7]
@@ -42,7 +42,7 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """The episode of ``seed``."""
-        episode = self._begin(np.random.Generator(np.random.PCG64(seed or 0)))
+        episode = self._sample_episode(np.random.Generator(np.random.PCG64(seed or 0)))
         mujoco.mj_resetData(self._model, self._data)
         self._data.qpos[:], self._ctrl[:] = episode.qpos, episode.ctrl
         self._target[:] = episode.ctrl[:3]
@@ -80,12 +80,12 @@ class Share(gymnasium.Env[np.ndarray, np.ndarray]):
     """What one worker process hosts: ``rows`` plain environments in a ``SyncVectorEnv``, as one environment.
 
     ``AsyncVectorEnv`` takes environments with one reward and one end each, so those of the rows travel as three more
-    columns of the observation [rows, STATE + 3], which is in shared task_state.
+    columns of the observation [rows, STATE + 3], which is in shared memory.
     """
 
     def __init__(self, rows: int) -> None:
         task = LiftTask()
-        make = partial(GymnasiumLift, task.model, task.begin)
+        make = partial(GymnasiumLift, task.model, task.sample_episode)
         self._rows = SyncVectorEnv([make] * rows, copy=False, autoreset_mode=AutoresetMode.DISABLED)
         self.action_space = self._rows.action_space
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (rows, STATE + 3), np.float32)

@@ -55,7 +55,7 @@ def imagined_vs_simulator(quick: bool = False) -> list[Row]:
             "steps/s",
             rows=rows,
             chunk=CHUNK,
-            denoising_steps=world.model.config.steps,
+            denoising_steps=world.model.config.denoising_steps,
             parameters=sum(item.numel() for item in world.model.parameters()),
         )
         for name, world in imagined.items()

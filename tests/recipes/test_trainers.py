@@ -18,7 +18,7 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.gaussian import GaussianPolicy
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imagine.coevolution import Growing
+from vla_rl.recipes.imagine.coevolution import CoevolvingTrainer
 from vla_rl.recipes.off_policy import OffPolicyRL
 from vla_rl.recipes.policies import StartFrom, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig, improve
@@ -87,7 +87,7 @@ def test_a_single_collector_that_is_never_ahead_needs_no_thread(collectors, ahea
 
 def test_a_rollout_ahead_of_a_learning_world_model_is_refused():
     with pytest.raises(UserError, match="set rollouts_ahead to 0"):
-        Growing(Collecting(LoopConfig(rollouts_ahead=1)), None)
+        CoevolvingTrainer(Collecting(LoopConfig(rollouts_ahead=1)), None)
 
 
 def test_processes_explore_with_different_noise():

@@ -77,7 +77,7 @@ def test_replays_there_are_those_of_the_host():
     first = initial_states(made, 3).first
     here = replay(made, first, actions, CONFIG)
     there = replay(made.to(ELSEWHERE), first, actions, CONFIG)
-    for name in ("step", "sure", "uncertainty", "pictures", "state"):
+    for name in ("step", "success", "uncertainty", "pictures", "state"):
         assert np.array_equal(getattr(here, name), getattr(there, name), equal_nan=True)
 
 

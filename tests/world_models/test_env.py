@@ -113,12 +113,12 @@ def test_noise_is_new_in_every_call():
 def test_the_first_frame_is_always_seen():
     env, rows = imagined_env(2), np.arange(2)
     env.reset(rows, rows)
-    begun = env.snapshot(rows)["rollout/seen"]
+    initial = env.snapshot(rows)["rollout/context_frames"]
     for i in range(3):
         env.step(random_actions(env, 3, np.random.default_rng(i)))
-    seen, shown = (env.snapshot(rows)[f"rollout/{name}"] for name in ("seen", "picture"))
-    assert np.array_equal(seen[:, 0], begun[:, 0])
-    assert np.array_equal(seen[:, -1], shown) and not np.array_equal(seen[:, 1], begun[:, 1])
+    context, shown = (env.snapshot(rows)[f"rollout/{name}"] for name in ("context_frames", "picture"))
+    assert np.array_equal(context[:, 0], initial[:, 0])
+    assert np.array_equal(context[:, -1], shown) and not np.array_equal(context[:, 1], initial[:, 1])
 
 
 def test_uncertainty_truncates_and_is_no_failure():

@@ -183,8 +183,8 @@ def test_the_same_noise_gives_the_same_frames(learnt, held_out):
     assert torch.equal(frames, predicted(learnt, held_out).pictures)
 
 
-def test_where_to_look_is_found_once(learnt, held_out):
-    """A correction of the place is learnt with what is seen there, so the place must not move under it."""
+def test_the_registration_is_fitted_once(learnt, held_out):
+    """The crop's correction is learnt on top of the registration, which must not change afterwards."""
     before = learnt.mode_classifier.registration_weight.clone()
-    learnt.aim({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
+    learnt.fit_registration({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
     assert before.abs().max() > 0.1 and torch.equal(learnt.mode_classifier.registration_weight, before)

@@ -72,7 +72,7 @@ def test_uncertainties_are_reported_by_depth():
 
 def test_a_seed_beyond_the_starts_is_refused():
     made = model()
-    with pytest.raises(UserError, match="no start 5 among 5"):
+    with pytest.raises(UserError, match="no initial state 5 among 5"):
         OrderedPool(initial_states(made, count=5).first).draw(np.array([5]), 0.0)
 
 

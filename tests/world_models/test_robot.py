@@ -72,59 +72,59 @@ def test_modes_are_the_two_things_that_happen_and_not_their_mean(seed):
     torch.testing.assert_close(odds.exp(), torch.full((1, 2, 1), 0.5), atol=0.1, rtol=0.0)
 
 
-def looks(cameras: int = 1) -> tuple[ModeClassifier, torch.Tensor, list[Any]]:
-    """Eyes on pictures of 16 pixels, the pictures, and what else a call of them is given."""
+def crops(cameras: int = 1) -> tuple[ModeClassifier, torch.Tensor, list[Any]]:
+    """A classifier of pictures of 16 pixels, the pictures, and its further arguments."""
     torch.manual_seed(0)
-    touch = ModeClassifier(cameras, (16, 16), state=2, told=1, modes=2, side=4)
+    classifier = ModeClassifier(cameras, (16, 16), state=2, actions=1, modes=2, side=4)
     generator = torch.Generator().manual_seed(1)
     shapes = [(3, 3 * cameras, 16, 16), (3, 2), (3, 1), (3, 2, 1, 2), (3, 2, 2)]
-    pictures, state, told, modes, odds = (torch.randn(shape, generator=generator) for shape in shapes)
-    guess = ModePrediction.of(modes, odds.log_softmax(1), torch.ones(3, dtype=torch.long))
-    return touch, pictures, [state, told, guess]
+    pictures, state, actions, modes, odds = (torch.randn(shape, generator=generator) for shape in shapes)
+    prediction = ModePrediction.of(modes, odds.log_softmax(1), torch.ones(3, dtype=torch.long))
+    return classifier, pictures, [state, actions, prediction]
 
 
-def test_before_it_is_learnt_a_look_changes_no_odds():
-    touch, pictures, given = looks()
-    torch.testing.assert_close(touch(pictures, *given), given[-1].odds)
+def test_a_new_classifier_leaves_the_probabilities_of_the_modes():
+    classifier, pictures, given = crops()
+    torch.testing.assert_close(classifier(pictures, *given), given[-1].log_probs)
 
 
 @pytest.mark.parametrize("camera", [0, 1])
-def test_every_camera_is_looked_at_where_the_robot_is_in_it_and_nowhere_else(camera):
-    touch, pictures, given = looks(cameras=2)
-    torch.nn.init.normal_(touch.leave.weight)
+def test_the_classifier_reads_every_camera_around_the_robot_only(camera):
+    classifier, pictures, given = crops(cameras=2)
+    torch.nn.init.normal_(classifier.leave.weight)
     with torch.no_grad():  # (x, y) in the first camera, then in the second: pixels 6 to 9 and, there, 10 to 13
-        touch.registration_bias.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
+        classifier.registration_bias.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
     begin = (6, 10)[camera]
-    seen = touch(pictures, *given)
+    seen = classifier(pictures, *given)
     inside, outside = pictures.clone(), pictures.clone()
     near = (slice(None), slice(3 * camera, 3 * camera + 3), slice(begin, begin + 4), slice(begin, begin + 4))
     inside[near] += 1.0
     outside[:, 3 * camera : 3 * camera + 3] += 1.0
     outside[near] -= 1.0
-    assert (touch(inside, *given) - seen).abs().max() > 1e-3
-    torch.testing.assert_close(touch(outside, *given), seen)
+    assert (classifier(inside, *given) - seen).abs().max() > 1e-3
+    torch.testing.assert_close(classifier(outside, *given), seen)
 
 
-def test_a_look_moves_with_the_robot():
+def test_the_crop_moves_with_the_robot():
     """The same around another place is the same."""
-    touch, pictures, given = looks()
-    torch.nn.init.normal_(touch.leave.weight)
+    classifier, pictures, given = crops()
+    torch.nn.init.normal_(classifier.leave.weight)
     there = pictures.roll((2, 5), (2, 3))
-    seen = touch(pictures, *given)
+    seen = classifier(pictures, *given)
     with torch.no_grad():
-        touch.registration_bias.copy_(torch.tensor([5 / 8, 2 / 8]))
-    torch.testing.assert_close(touch(there, *given), seen)
+        classifier.registration_bias.copy_(torch.tensor([5 / 8, 2 / 8]))
+    torch.testing.assert_close(classifier(there, *given), seen)
 
 
-def test_a_look_is_where_the_robot_will_be_on_average():
+def test_the_crop_is_at_the_mean_predicted_position():
     """Two modes, three control steps of which two are known; odds 3 to 1."""
     modes = torch.tensor([[[[0.0], [4.0], [9.0]], [[0.0], [8.0], [9.0]]]])
-    guess = ModePrediction.of(modes, torch.tensor([[[0.75], [0.25]]]).log(), torch.tensor([2]))
-    torch.testing.assert_close(guess.last, torch.tensor([[5.0]]))
+    prediction = ModePrediction.of(modes, torch.tensor([[[0.75], [0.25]]]).log(), torch.tensor([2]))
+    torch.testing.assert_close(prediction.expected_end, torch.tensor([[5.0]]))
 
 
 def test_learning_crops_are_never_twice_the_same_but_repeat_with_their_seed():
-    touch, pictures, given = looks()
-    torch.nn.init.normal_(touch.leave.weight)
-    one, same, other = (touch(pictures, *given, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    classifier, pictures, given = crops()
+    torch.nn.init.normal_(classifier.leave.weight)
+    one, same, other = (classifier(pictures, *given, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(one, same) and not torch.allclose(one, other)

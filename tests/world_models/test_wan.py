@@ -82,7 +82,7 @@ def test_features_of_a_place_are_those_of_its_own_token():
     """Reading a token place by place and putting it back is undone exactly; a map in one corner is felt there most."""
     video = build()
     hidden = torch.randn(2, 6, 5, 4, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(video._spread(video._tokens(hidden)), hidden.transpose(1, 2))
+    assert torch.equal(video._unpatchify(video._tokens(hidden)), hidden.transpose(1, 2))
     nn.init.normal_(video.network.patch_embedding.maps.weight)
     given = numbers(video)
     before = call(video, given).features
@@ -111,7 +111,7 @@ def test_low_rank_corrections_change_nothing_in_wan_at_first_and_are_small():
     plain, small = build(), build(replace(WHOLE, lora=Lora(rank=1)))
     for video in (plain, small):  # the new layers draw numbers, so that those after them differ
         torch.manual_seed(1)
-        for part in (video.network.condition_embedder.move, video.network.condition_embedder.token, video.mix):
+        for part in (video.network.condition_embedder.action, video.network.condition_embedder.token, video.mix):
             for parameter in part.parameters():
                 nn.init.normal_(parameter, std=0.2)
         nn.init.zeros_(video.network.condition_embedder.slots)

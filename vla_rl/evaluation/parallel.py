@@ -40,6 +40,8 @@ def evaluate_in_threads(
         with closing(make_env(num_envs // threads)) as env:
             return evaluate(env, policy, seeds[part::threads], noise_seed, report=note)
 
+    if threads == 1:
+        return play(0)
     with ThreadPoolExecutor(threads) as pool:
         return _in_order(list(pool.map(play, range(threads))))
 
