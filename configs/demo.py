@@ -28,7 +28,7 @@ def demo() -> Demo:
     """What ``make demo`` runs: two threads collect the next rollout while a third learns from this one."""
     return Demo(
         replace(RL, loop=replace(RL.loop, collectors=2, rollouts_ahead=1)),
-        env=WORLD,
+        env=replace(WORLD, training_options={**WORLD.training_options, "threads": 1}),  # of each collector's simulator
         evaluation=EvaluationConfig(threads=2),
     )
 
