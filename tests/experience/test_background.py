@@ -288,7 +288,8 @@ def test_impossible_settings_are_refused(sources, ahead):
 
 
 INTERRUPTED = """
-import threading
+import signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore Ctrl-C, and so do their children
 from tests.experience.test_background import noisy
 source = noisy()
 source.next()

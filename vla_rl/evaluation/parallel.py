@@ -25,8 +25,9 @@ def evaluate_in_threads(
 ) -> Outcomes:
     """:func:`evaluate` with ``num_envs`` environments in all, of which each of ``threads`` has its share.
 
-    ``make_env(E)`` makes, and the thread closes, an environment with ``E`` rows: an OpenGL context belongs to one
-    thread.  Outcomes are those of :func:`evaluate`, in the order of ``seeds``; see there what "those" means.
+    ``make_env(E)`` makes, and the thread closes, an environment with ``E`` rows, because an OpenGL context belongs to
+    one thread; a single thread is the caller's.  Outcomes are those of :func:`evaluate`, in the order of ``seeds``; see
+    there what "those" means.
     """
     threads = max(1, min(threads, len(seeds), num_envs))
     ended, lock = [(0, 0)] * threads, threading.Lock()
