@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
 from vla_rl.contract.env import VecEnv
@@ -21,6 +21,7 @@ from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.replays import mine_initial_states, success_probability
 from vla_rl.recipes.imagine.run_episodes import RunEpisodes
 from vla_rl.recipes.imagine.train_model import train_model
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.training.coevolve import Coevolution, Decision, Signals
@@ -50,7 +51,7 @@ class WorldModelRun:
             calibrated.model, self._initial_state_pool, calibrated.limits, calibrated.imagination
         )
         self._file = folder.path / "coevolution.json"
-        self.decisions: list[dict[str, Any]] = []
+        self.decisions: list[JsonObject] = []
         if self._file.exists():
             self.decisions = json.loads(self._file.read_text(encoding="utf-8"))
 
@@ -161,8 +162,8 @@ class CoevolvingSource:
         """Buy real episodes and train the world model if the signals ask for it; whether it has changed."""
         return self.world_model.coevolve(self.policy, round(progress * self.iterations))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return cast(Resumable, self.source).state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         cast(Resumable, self.source).load_state_dict(state)

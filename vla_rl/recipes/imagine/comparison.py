@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.agreement import policy_agreement
@@ -16,6 +15,7 @@ from vla_rl.recipes.imagine.closed_loop import rate_policies
 from vla_rl.recipes.imagine.prediction_quality import measure_prediction_quality
 from vla_rl.recipes.imagine.report import write_report
 from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.sweep import Cell, run_cells
 from vla_rl.training.tracking import write_json
@@ -34,7 +34,7 @@ class ImagineComparison:
     out: str = "runs/imagine"
 
 
-def compare(config: ImagineComparison) -> dict[str, Any]:
+def compare(config: ImagineComparison) -> JsonObject:
     """Imitate, improve in imagination and in the simulator, evaluate; write ``summary.json`` and ``report.html``."""
     for function in (config.recipe, config.simulator):
         load_config(function)  # an unknown name should be known before minutes of work
@@ -60,7 +60,7 @@ def compare(config: ImagineComparison) -> dict[str, Any]:
     return summary | {"report": str(out / "report.html")}
 
 
-def evaluate_world_model(run: Path, scenes: int) -> dict[str, Any]:
+def evaluate_world_model(run: Path, scenes: int) -> JsonObject:
     """Agreement of the world model of ``run``, finished or not, with the simulator: replays, pictures and policies."""
     recipe, saved = load_run(run)[0], SavedRun.load(run)
     calibrated = saved.calibrated
@@ -83,7 +83,7 @@ def evaluate_world_model(run: Path, scenes: int) -> dict[str, Any]:
     }
 
 
-def summarize(out: Path, found: dict[str, Any]) -> dict[str, Any]:
+def summarize(out: Path, found: JsonObject) -> JsonObject:
     """The three policies side by side; ``simulator_episodes`` counts all after imitation except the final test's."""
     imagination, simulator = (
         json.loads((out / name / "summary.json").read_text(encoding="utf-8")) for name in ("imagination", "simulator")
@@ -109,7 +109,7 @@ def summarize(out: Path, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def headline_agreement(found: dict[str, Any]) -> dict[str, Any]:
+def headline_agreement(found: JsonObject) -> JsonObject:
     """The agreement at the horizon that RL used, and that of the policies."""
     table = next(one for one in found["replays"] if one["horizon"] == found["horizon"])
     hallucinated, policies = table["hallucinated"], found["policies"]

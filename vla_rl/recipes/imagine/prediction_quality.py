@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.calibrated_model import CalibratedModel
 from vla_rl.recipes.imagine.replays import replay_trajectories
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
 from vla_rl.training.probe import FIT, fit_probe
 
@@ -25,7 +25,7 @@ _PROBE_EPISODES = 400  # that the probe is trained on
 
 def measure_prediction_quality(
     calibrated: CalibratedModel, env_config: EnvConfig, learnt: Trajectories, held_out: Trajectories, seed: int
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """One row per horizon: PSNR in dB and, where the simulator tells object positions, errors in metres.
 
     The probe that finds the object is trained on ``learnt`` episodes, the predictions are of ``held_out`` ones.

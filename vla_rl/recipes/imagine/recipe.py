@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
@@ -18,6 +17,7 @@ from vla_rl.recipes.imagine.coevolution import CoevolvingTrainer, WorldModelRun
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.run_episodes import RunEpisodes
 from vla_rl.recipes.imagine.train_model import load_or_train, require_device
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
@@ -41,7 +41,7 @@ class Imagine:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
 
-    def run(self, folder: RunFolder) -> dict[str, Any]:
+    def run(self, folder: RunFolder) -> JsonObject:
         """Leave the checkpoints "start", "first", "world" and "best"; an interrupted run goes on."""
         seconds: dict[str, float] = {}
         with clock(seconds, "world"):
@@ -102,7 +102,7 @@ class Imagine:
         return stages.play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name}")
 
 
-def _compare(before: Outcomes, after: Outcomes, seed: int) -> dict[str, Any]:
+def _compare(before: Outcomes, after: Outcomes, seed: int) -> JsonObject:
     """Both rates and the gain on the same scenes."""
     one, two = before.success, after.success
     won, lost = int((two & ~one).sum()), int((one & ~two).sum())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from vla_rl.evaluation.report import Point, Report, Series, Tile
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.imagine.rollout import clips
 from vla_rl.recipes.imagine.saved_run import SavedRun
+from vla_rl.recipes.json_types import JsonMapping
 from vla_rl.recipes.metrics import rows, watched
 
 _CLIPS = 6
@@ -23,7 +23,7 @@ _LOSSES = {
 }
 
 
-def write_report(out: Path, summary: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def write_report(out: Path, summary: JsonMapping, found: JsonMapping) -> None:
     """Write ``report.html`` into ``out``, which holds the runs "imagination" and "simulator"."""
     before, after = summary["imitation"]["success"], summary["imagined_rl"]["success"]
     report = Report(
@@ -41,13 +41,13 @@ def write_report(out: Path, summary: Mapping[str, Any], found: Mapping[str, Any]
     report.write(out / "report.html")
 
 
-def _headline(report: Report, summary: Mapping[str, Any]) -> None:
+def _headline(report: Report, summary: JsonMapping) -> None:
     ways = {"Imitation": "imitation", "RL in imagination": "imagined_rl", "RL in the simulator": "simulator_rl"}
     tiles = []
     for title, name in ways.items():
         way = summary[name]
         note = f"{way['simulator_episodes']:,} simulated episodes after imitation"
-        tone: Any = "good" if name == "imagined_rl" and summary["gain"]["low"] > 0 else ""
+        tone: Literal["", "good"] = "good" if name == "imagined_rl" and summary["gain"]["low"] > 0 else ""
         tiles.append(Tile(title, way["success"], way["low"], way["high"], note=note, tone=tone))
     report.tiles(tiles)
     gain, imagined, simulator = summary["gain"], summary["imagined_rl"], summary["simulator_rl"]
@@ -141,7 +141,7 @@ def _decisions(report: Report, run: Path) -> None:
     report.table(["iteration", "imagined", "real", "uncertain", "error", "episodes bought", "reasons"], table)
 
 
-def _replays(report: Report, found: Mapping[str, Any]) -> None:
+def _replays(report: Report, found: JsonMapping) -> None:
     count = sum(found["replays"][-1][name] for name in ("tp", "fp", "fn", "tn"))
     report.section(
         "World-model accuracy on held-out episodes",
@@ -165,7 +165,7 @@ def _replays(report: Report, found: Mapping[str, Any]) -> None:
     report.table(header, table, "Hallucinated: failures that are imagined as successes.")
 
 
-def _prediction_quality(report: Report, found: Mapping[str, Any]) -> None:
+def _prediction_quality(report: Report, found: JsonMapping) -> None:
     report.section(
         "Quality of predicted pictures",
         "PSNR is flattered by a still background, so that of a copied first picture stands beside it; what counts is "
@@ -180,7 +180,7 @@ def _prediction_quality(report: Report, found: Mapping[str, Any]) -> None:
     report.table(header, rows, "Object: median and 90th percentile of the error.")
 
 
-def _millimetres(error: Any) -> str | None:
+def _millimetres(error: JsonMapping | None) -> str | None:
     return None if error is None else f"{error['median']:.0f} / {error['p90']:.0f} mm"
 
 
@@ -195,7 +195,7 @@ def _clips(report: Report, run: Path) -> None:
     report.videos("", clips(saved.calibrated, saved.held_out, _CLIPS))
 
 
-def _policies(report: Report, found: Mapping[str, Any]) -> None:
+def _policies(report: Report, found: JsonMapping) -> None:
     agreed = found["policies"]
     report.section(
         "Policies rated in imagination and in the simulator",
@@ -211,7 +211,7 @@ def _policies(report: Report, found: Mapping[str, Any]) -> None:
     report.table(["policy", "true", "imagined"], [[one.name, percent(one.x), percent(one.y)] for one in points])
 
 
-def _fine_print(report: Report, summary: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _fine_print(report: Report, summary: JsonMapping, found: JsonMapping) -> None:
     report.section(
         "How it was done",
         "Simulated episodes are all those after the imitation policy exists: to learn the world from, to calibrate, to "

@@ -9,13 +9,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.imagine.recipe import Imagine
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, run_cells
@@ -97,7 +97,7 @@ def _cell(config: ImagineStudy, method: str, trainer: str, seed: int) -> Cell:
     return Cell(out / f"{method}-{seed}", function, tuple(given))
 
 
-def _row(out: Path, method: str, seed: int) -> dict[str, Any]:
+def _row(out: Path, method: str, seed: int) -> JsonObject:
     """Success and cost; recipes in imagination and in the simulator have other names for them."""
     found = json.loads((out / f"{method}-{seed}" / "summary.json").read_text(encoding="utf-8"))
     if "imagined_rl" in found:
@@ -110,7 +110,7 @@ def _row(out: Path, method: str, seed: int) -> dict[str, Any]:
     return {"method": method, "seed": seed, **after, **paired, "simulator_episodes": episodes, "seconds": seconds}
 
 
-def _report(out: Path, rows: list[dict[str, Any]], config: ImagineStudy) -> None:
+def _report(out: Path, rows: list[JsonObject], config: ImagineStudy) -> None:
     report = Report(
         "Reinforcement learning in imagination, without one part at a time",
         "The same imitation policies; success on test scenes of the simulator",
@@ -134,7 +134,7 @@ def _report(out: Path, rows: list[dict[str, Any]], config: ImagineStudy) -> None
     report.write(out / "report.html")
 
 
-def _before(out: Path, rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+def _before(out: Path, rows: list[JsonObject], seed: int) -> JsonObject:
     """Imitation on the test scenes, where a method measured it, else on the validation scenes."""
     tested = [row["imitation"] for row in rows if row["seed"] == seed and row["imitation"]]
     if tested:
@@ -142,13 +142,13 @@ def _before(out: Path, rows: list[dict[str, Any]], seed: int) -> dict[str, Any]:
     return dict(json.loads((_imitation(out, seed) / "summary.json").read_text(encoding="utf-8"))["validation"])
 
 
-def _rates(found: Sequence[dict[str, Any]]) -> list[str]:
+def _rates(found: Sequence[JsonObject]) -> list[str]:
     """Success on every seed, and its mean."""
     rates = [Rate(*(one[name] for name in ("success", "low", "high", "episodes"))) for one in found]
     return [*map(percent, rates), f"{_mean([rate.success for rate in rates]):.1%}"]
 
 
-def _won(mine: Sequence[dict[str, Any]]) -> list[Any]:
+def _won(mine: Sequence[JsonObject]) -> list[str | int | None]:
     """Points won on every seed; mean episodes and seconds."""
     spent = (round(_mean([row[name] for row in mine])) for name in ("simulator_episodes", "seconds"))
     return [*(_points(row["gain"]) for row in mine), *spent]
