@@ -14,7 +14,7 @@ _SCALE = f"{_ON_DIT}test_latents_have_a_scale_that_no_weights_can_change"
 _RECONSTRUCTION = f"{_ON_DIT}test_latents_learn_from_reconstruction_alone"
 _VERY = f"{_ON_WAN}test_a_folder_gives_the_very_network_that_was_saved"
 _CAMERAS = f"{_ON_WAN}test_every_frame_of_every_camera_is_encoded_as_a_video_of_its_own"
-_PLACES = f"{_ON_WAN}test_features_of_a_place_are_those_of_its_own_token"
+_TOKENS = f"{_ON_WAN}test_features_of_a_place_are_those_of_its_own_token"
 _LOW_RANK = f"{_ON_WAN}test_low_rank_corrections_are_nothing_at_first_and_then_b_times_a"
 _REFUSED = f"{_ON_WAN}test_a_folder_that_is_not_wan_is_refused"
 _COUNTS = "tests/world_models/test_backbones.py::test_everything_that_is_reported_counts_frame_by_frame"
@@ -56,7 +56,7 @@ _ON_LATENTS = (
         (f"{_COUNTS}[seen-dit]",),
     ),
     Fault(
-        "latents learn to be predicted",
+        "the prediction loss trains the latents",
         _DIT,
         "self.autoencoder.encode(pictures).detach()",
         "self.autoencoder.encode(pictures)",
@@ -70,7 +70,7 @@ _ON_LATENTS = (
         (_SCALE,),
     ),
     Fault(
-        "latents are never taught",
+        "the loss of latents is left out",
         "world_models/model.py",
         'loss = loss + parts["latents"]',
         "pass",
@@ -122,7 +122,7 @@ _ON_WANS = (
         _WAN,
         "permute(0, 1, 6, 2, 4, 3, 5)",
         "permute(0, 1, 6, 2, 5, 3, 4)",
-        (_PLACES,),
+        (_TOKENS,),
     ),
     Fault(
         "corrections begin at random",
@@ -132,7 +132,13 @@ _ON_WANS = (
         (_LOW_RANK,),
     ),
     Fault("corrections without their scale", _LORA, "self.scale * self.up", "self.up", (_LOW_RANK,)),
-    Fault("what is corrected learns as well", _LORA, "requires_grad_(False)", "requires_grad_(True)", (_LOW_RANK,)),
+    Fault(
+        "the corrected weights are trained as well",
+        _LORA,
+        "requires_grad_(False)",
+        "requires_grad_(True)",
+        (_LOW_RANK,),
+    ),
     Fault("weights that are missing stay random", _WEIGHTS, 'if loading["missing_keys"]:', "if False:", (_REFUSED,)),
     Fault("pickled weights are read", _WEIGHTS, "use_safetensors=True", "use_safetensors=None", (_REFUSED,)),
 )

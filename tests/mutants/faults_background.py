@@ -144,7 +144,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        "the setting of a rollout ahead is ignored",
+        "rollouts_ahead is ignored",
         "vla_rl/recipes/trainers.py",
         "background = BackgroundSource(sources, policy, loop.rollouts_ahead)",
         "background = BackgroundSource(sources, policy)",

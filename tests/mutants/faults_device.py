@@ -1,4 +1,4 @@
-"""Faults in worlds that learn and dream on another device than the host."""
+"""Faults in whole runs on another device than the host: policies, learners, world models."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FAULTS = (
         _of_run("residual td3"),
     ),
     Fault(
-        "normalisation constants stay on the host",
+        "normalization constants stay on the host",
         "vla_rl/policies/normalization.py",
         "torch.tensor(affine.scale, dtype=dtype).to(device)",
         "torch.tensor(affine.scale, dtype=dtype)",
@@ -85,21 +85,21 @@ FAULTS = (
         (f"{_ON_DEVICE}test_imagined_rollouts_on_a_device_are_those_of_the_host",),
     ),
     Fault(
-        "what a step says stays on the host",
+        "what a step returns stays on the host",
         _ENV,
         "action, frames).mapped(self._output)",
         "action, frames)",
         (f"{_ON_DEVICE}test_imagined_rollouts_on_a_device_are_those_of_the_host",),
     ),
     Fault(
-        "a rollout lies where the imagined rollouts are",
+        "a rollout stays on the device of the imagined environment",
         "vla_rl/experience/rollout.py",
         "device=decision.out.sample.device",
         "device='cpu'",
         (f"{_ON_DEVICE}test_what_is_collected_there_is_where_the_policy_is",),
     ),
     Fault(
-        "a world learns from where its episodes are",
+        "a world model is trained on the device of its episodes",
         "vla_rl/training/world_model.py",
         "torch.from_numpy(item).to(device)",
         "torch.from_numpy(item)",

@@ -1,4 +1,4 @@
-"""Faults in what the pages show: examples, tables, and the share of a run that is done."""
+"""Faults in the documentation: examples, tables, and the share of a run that is done."""
 
 from __future__ import annotations
 

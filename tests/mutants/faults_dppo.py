@@ -1,4 +1,4 @@
-"""Faults in the diffusion policy, in DPPO and in what imitating means to a policy."""
+"""Faults in the diffusion policy, in DPPO and in the imitation of demonstrations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DPPO = "vla_rl/algorithms/dppo.py"
 _ON, _ON_DPPO = "tests/policies/test_diffusion.py::", "tests/algorithms/test_dppo.py::"
 _DIFFUSERS = f"{_ON}test_chains_are_those_of_diffusers"
 _TORCH = f"{_ON}test_density_entropy_and_kl_are_those_of_torch"
-_PARITY = f"{_ON}test_learning_sees_the_density_of_acting"
+_DENSITY = f"{_ON}test_learning_sees_the_density_of_acting"
 _DEPLOYED = f"{_ON}test_what_is_deployed_is_ddim_without_noise_or_ddpm_without_floor"
 _LOSS = f"{_ON}test_the_loss_is_that_of_the_cosine_schedule_by_hand"
 _HAND = f"{_ON_DPPO}test_the_clipped_objective_by_hand"
@@ -52,14 +52,14 @@ _CHAINS = (
         (_DIFFUSERS,),
     ),
     Fault(
-        "timesteps that do not begin at noise",
+        "the first timestep is not pure noise",
         _STEPS,
         '"timestep_spacing": "trailing",',
         '"timestep_spacing": "leading",',
         (_DIFFUSERS,),
     ),
     Fault(
-        "the network is told another time than it has learnt",
+        "the network gets another timestep than in training",
         _STEPS,
         "time = scheduler.timesteps.double() / process.timesteps",
         "time = (scheduler.timesteps.double() + 1) / process.timesteps",
@@ -70,7 +70,7 @@ _CHAINS = (
         _STEPS,
         "self._denoise(self.table, early, late, noise, generator)",
         "self._denoise(self.deployed_table, early, late, noise, generator)",
-        (_DIFFUSERS, _PARITY),
+        (_DIFFUSERS, _DENSITY),
     ),
     Fault(
         "the floor is added to the std",
@@ -91,7 +91,7 @@ _CHAINS = (
         _STEPS,
         "points[:, :-1], slice(self.steps - self.fine_tuned, self.steps))",
         "points[:, :-1], slice(0, self.fine_tuned))",
-        (_PARITY,),
+        (_DENSITY,),
     ),
     Fault(
         "the fine-tuned steps begin one too late",
@@ -131,14 +131,14 @@ _POLICIES = (
         (f"{_ON}test_the_first_steps_keep_the_network_of_imitation",),
     ),
     Fault(
-        "the eyes' weights are saved twice",
+        "the observation encoder's weights are saved twice",
         _POLICY,
         'config, self.heads.state_dict(), inside={"encoder": self.encoder}',
         'config, self.state_dict(), inside={"encoder": self.encoder}',
         (f"{_ON}test_a_checkpoint_restores_the_same_policy_with_its_encoder",),
     ),
     Fault(
-        "a diffusion policy of another world is let in",
+        "a diffusion policy of another environment is accepted",
         _POLICY,
         'from_pretrained(Path(folder) / "encoder", spec)',
         'from_pretrained(Path(folder) / "encoder")',

@@ -1,4 +1,4 @@
-"""Faults in the driver and in what is made of its decisions: recordings, columns, windows, saved buffers."""
+"""Faults in the driver and in everything built on its decisions: recordings, columns, windows, saved buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults in what environments declare (success, what belongs to a task) and in how foreign ones are checked."""
+"""Faults in the specs of environments and in the checks of foreign ones."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ _ROLLOUTS = (
         (f"{_ON_ROLLOUT}test_the_version_is_that_of_the_policy_that_acted",),
     ),
     Fault(
-        "the rollout shows privileged state",
+        "the rollout gives the policy privileged state",
         "vla_rl/contract/policy.py",
         "else obs.public()",
         "else obs",
@@ -82,7 +82,7 @@ _ROLLOUTS = (
 _EXPERT = "tests/evaluation/test_run.py::test_"
 _RECORDINGS = (
     Fault(
-        "an expert sees only what a policy sees",
+        "an expert observes only what a policy observes",
         "vla_rl/experience/expert.py",
         "reads_privileged = True",
         "reads_privileged = False",

@@ -33,7 +33,7 @@ _ADVANTAGE = (
         (f"{_ADVANTAGES}test_advantages_equal_brute_force_whatever_the_order_of_the_columns",),
     ),
     Fault(
-        "equal returns are worth their rounding error",
+        "equal returns get an advantage from rounding",
         _RELATIVE,
         "if (group != group[0]).any():",
         "if len(group):",

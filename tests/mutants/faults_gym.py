@@ -1,4 +1,4 @@
-"""Faults in Gymnasium's environments as rows, in running statistics, and in what critics see and policies do not."""
+"""Faults in the adapter for Gymnasium, in running statistics, and in who observes privileged state."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FAULTS = (
         (f"{_ON_STATISTICS}test_by_hand",),
     ),
     Fault(
-        "the newest data alone counts",
+        "statistics hold the newest data alone",
         _STATISTICS,
         "self.count.copy_(total)",
         "self.count.copy_(fresh)",
@@ -93,7 +93,7 @@ FAULTS = (
         (f"{_ON_STATISTICS}test_statistics_go_wherever_weights_go",),
     ),
     Fault(
-        "statistics follow what acts, before it is learnt from",
+        "statistics are updated before the update has used them",
         _GAUSSIAN,
         'return {"state": state, "time":',
         'return self.standardize.observe(state, __import__("vla_rl.contract.batch").contract.batch.OneProcess()) or '
@@ -116,21 +116,21 @@ FAULTS = (
         (_WHEN,),
     ),
     Fault(
-        "the policy is shown everything in acting",
+        "acting gives the policy all observations",
         _ROLLOUT,
         "return {**features, **extras}",
         "features.update(extras)\n        return features",
         (_SHOWN,),
     ),
     Fault(
-        "the policy is shown everything in learning",
+        "learning gives the policy all observations",
         _SHARED,
         "new = self.policy.log_prob(public(micro.features), micro.sample, micro.aux)",
         "new = self.policy.log_prob(micro.features, micro.sample, micro.aux)",
         (_SHOWN,),
     ),
     Fault(
-        "the policy looks at everything",
+        "the policy encodes all observations",
         _CONTRACT,
         "features = policy.encode(shown)",
         "features = policy.encode(obs)",

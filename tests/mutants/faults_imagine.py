@@ -1,21 +1,21 @@
-"""Faults in how a run trusts its dreams, buys reality and tells of both."""
+"""Faults in how far imagined rollouts are trusted, when simulator episodes are bought, and how both are reported."""
 
 from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_BUY, _TRUST, _RUN = (
+_BUY, _AGREEMENT, _RUN = (
     "vla_rl/training/coevolve.py",
     "vla_rl/evaluation/agreement.py",
     "vla_rl/recipes/imagine/coevolution.py",
 )
 _REPLAY, _LOOP, _ROWS = "world_models/replay.py", "vla_rl/training/loop.py", "vla_rl/recipes/metrics.py"
-_ON_BUY, _ON_TRUST = "tests/training/test_coevolve.py::", "tests/evaluation/test_trust.py::"
+_ON_BUY, _ON_AGREEMENT = "tests/training/test_coevolve.py::", "tests/evaluation/test_trust.py::"
 _SIGN = f"{_ON_BUY}test_each_sign_alone_buys_and_says_why"
 _WHOLE = (
     "tests/recipes/imagine/test_imagined_env.py::test_a_policy_is_improved_in_imagined_rollouts_and_judged_in_the_truth"
 )
-_STORY = "tests/recipes/imagine/test_comparison.py::test_the_story_is_reported_from_what_the_runs_left"
+_PAGE = "tests/recipes/imagine/test_comparison.py::test_the_story_is_reported_from_what_the_runs_left"
 
 FAULTS = (
     Fault(
@@ -40,7 +40,7 @@ FAULTS = (
         (f"{_ON_BUY}test_the_budget_is_never_exceeded_and_reasons_stay",),
     ),
     Fault(
-        "the baseline stays what it was at first",
+        "the baseline is never updated",
         _BUY,
         "replace(self, baseline=signals, spent=self.spent + bought)",
         "replace(self, spent=self.spent + bought)",
@@ -48,10 +48,10 @@ FAULTS = (
     ),
     Fault(
         "the most accurate threshold, however short its horizon",
-        _TRUST,
+        _AGREEMENT,
         "key=lambda choice: (choice.table.horizon, choice.table.accuracy.success)",
         "key=lambda choice: (-choice.table.horizon, choice.table.accuracy.success)",
-        (f"{_ON_TRUST}test_a_strict_threshold_allows_the_long_horizon",),
+        (f"{_ON_AGREEMENT}test_a_strict_threshold_allows_the_long_horizon",),
     ),
     Fault(
         "an imagined rollout is a success when it ends as one",
@@ -70,14 +70,14 @@ FAULTS = (
         ),
     ),
     Fault(
-        "the uncertain is shown",
+        "uncertain pictures are shown",
         "world_models/env.py",
         "uncertain = complete[self._book.cause[complete] == _UNCERTAIN]",
         "uncertain = complete[:0]",
         ("tests/world_models/test_env.py::test_what_is_uncertain_is_not_shown",),
     ),
     Fault(
-        "the uncertain state is shown",
+        "an uncertain state is shown",
         "world_models/env.py",
         "self._state[uncertain] = self._context_state[uncertain]",
         "pass",
@@ -151,7 +151,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        "an imagined rollout that uncertain once is sure again later",
+        "an imagined rollout that was uncertain once counts as certain later",
         "world_models/replay.py",
         "np.logical_or.accumulate(beyond, 1)",
         "beyond",
@@ -174,7 +174,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        "a simulator that begins as good is said never to be",
+        "a simulator that starts as good is reported as never reaching it",
         "vla_rl/recipes/imagine/report.py",
         "if needed is not None",
         "if needed",
@@ -202,14 +202,14 @@ FAULTS = (
         ("tests/recipes/imagine/test_comparison.py::test_what_was_trained_is_gone_on_with",),
     ),
     Fault(
-        "the best weights keep the score that they had in another world",
+        "the best weights keep their score in the earlier environment",
         _LOOP,
         "self.best.score = self.validate().score",
         "self.validate()",
         ("tests/training/test_loop.py::test_the_best_weights_are_validated_again_when_the_environment_was_renewed",),
     ),
     Fault(
-        "the present weights are lost when the best are evaluate_world_model again",
+        "the current weights are lost when the best ones are validated again",
         _LOOP,
         "self._restore_and_publish(present)",
         "self._restore_and_publish(self.best)",
@@ -220,6 +220,6 @@ FAULTS = (
         _ROWS,
         'for row in rows(run, "rl"):',
         "for row in rows(run):",
-        (_STORY,),
+        (_PAGE,),
     ),
 )

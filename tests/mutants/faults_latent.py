@@ -28,7 +28,7 @@ _POLICIES = (
         (f"{_ON_POLICY}test_the_density_of_a_sample_is_that_of_the_squashed_normal",),
     ),
     Fault(
-        "critics judge unscaled noise",
+        "critics get unscaled noise",
         _POLICY,
         "sample.flatten(1) / self.config.magnitude",
         "sample.flatten(1)",
@@ -87,7 +87,7 @@ _NOISE_ALIASED = (
         (_DSRL_RESUMED,),
     ),
     Fault(
-        "the aliased target judges noise",
+        "the aliased target evaluates noise",
         _DSRL,
         "self.min_target_q(batch.next_features, action)",
         "self.min_target_q(batch.next_features, choice)",
@@ -143,7 +143,7 @@ _NOISE_ALIASED = (
         (_GRADIENT,),
     ),
     Fault(
-        "critics of actions judge noise",
+        "critics of actions get noise",
         _DSRL,
         "return self.policy.normalized(batch.executed)",
         "return super().critic_action(batch)",
@@ -160,7 +160,7 @@ _NOISE_ALIASED = (
 
 _TURNS = (
     Fault(
-        "the penalty is least at sigma 0",
+        "the penalty is smallest at sigma 0",
         _GORL,
         "std.square() - 1.0 - 2.0 * std.log()",
         "std.square()",
@@ -201,8 +201,8 @@ _TURNS = (
         "torch.ones_like(rollout.terminated))",
         (f"{_ON_GORL}test_actions_that_were_not_executed_are_not_learnt",),
     ),
-    Fault("the encoder does not begin anew", _GORL, "self.policy.restart()", "pass", (_STAGES,)),
-    Fault("the optimiser does not begin anew", _GORL, "self.optimizer.state.clear()", "pass", (_STAGES,)),
+    Fault("the encoder is not reset", _GORL, "self.policy.restart()", "pass", (_STAGES,)),
+    Fault("the optimizer is not reset", _GORL, "self.optimizer.state.clear()", "pass", (_STAGES,)),
     Fault(
         "a stage's actions stay for the next",
         _GORL,

@@ -1,4 +1,4 @@
-"""Faults in samplers, advantages and what networks are given."""
+"""Faults in samplers, advantages and the inputs of networks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _SAMPLERS = (
         (_DENSITY,),
     ),
     Fault(
-        "one noised step for the whole batch",
+        "one noisy step for the whole batch",
         _FLOW,
         "torch.tensor(table.noisy, dtype=torch.int64)[choice]",
         "torch.tensor(table.noisy, dtype=torch.int64)[choice[:1].expand(batch, 1)]",

@@ -225,7 +225,7 @@ _TRUTH = (
         (f"{_WRITER}nans_and_texts_that_do_not_match_are_refused",),
     ),
     Fault(
-        "a task keeps its number in another table",
+        "a task keeps its index in another table",
         "vla_rl/experience/demonstrations.py",
         "return replace(self, task=numbers[self.task], tasks=tuple(tasks))",
         "return replace(self, tasks=tuple(tasks))",

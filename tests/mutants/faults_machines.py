@@ -1,4 +1,4 @@
-"""Faults that only tests which hold on every processor notice: exact in float64, or at equal shapes and places."""
+"""Faults that are too small for float32 and must be caught on every processor; faults in threads and in benchmarks."""
 
 from __future__ import annotations
 

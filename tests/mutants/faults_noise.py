@@ -1,4 +1,4 @@
-"""Faults in what policies draw, and for whom."""
+"""Faults in the generators that policies draw their noise from."""
 
 from __future__ import annotations
 

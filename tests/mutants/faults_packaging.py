@@ -1,4 +1,4 @@
-"""Faults in what is shipped and in how foreign packages are told from ours."""
+"""Faults in the wheel and in the check for foreign packages with the names of ours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAULTS: tuple[Fault, ...] = (
         (f"{_ON_FOREIGN}test_a_folder_without_code_is_named_only_where_python_would_take_it",),
     ),
     Fault(
-        "the command line does not look",
+        "the command line does not check the packages",
         "vla_rl/cli/main.py",
         "        check_packages()",
         "        check_packages(())",

@@ -1,4 +1,4 @@
-"""Faults in dreams that people look at and steer."""
+"""Faults in the clips of imagined rollouts and in the page where a person steers one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ON_ROLLOUT, _ON_STEERING, _ON_PLAY = (f"tests/recipes/imagine/test_{name}.py::"
 _CLIP = f"{_ON_ROLLOUT}test_a_clip_shows_what_was_recorded_beside_what_is_imagined_of_it"
 _LABEL = f"{_ON_ROLLOUT}test_a_label_tells_kind_instruction_outcomes_and_uncertainty"
 _BACK = f"{_ON_STEERING}test_back_takes_steps_back_so_that_the_same_keys_give_the_same_again"
-_AGAIN = f"{_ON_STEERING}test_a_decision_that_was_taken_back_is_made_again"
+_REPEATED = f"{_ON_STEERING}test_a_decision_that_was_taken_back_is_made_again"
 _STEP = f"{_ON_STEERING}test_every_key_is_one_control_step_of_the_action_it_stands_for"
 _OTHERS = f"{_ON_PLAY}test_pages_of_other_sites_press_no_key"
 
@@ -59,7 +59,7 @@ FAULTS = (
         (f"{_ON_ROLLOUT}test_kinds_take_turns_as_long_as_there_are_any",),
     ),
     Fault(
-        "uncertainty is told of the first call beyond, not of its step",
+        "uncertainty is reported for the first call above the limit instead of its step",
         _ROLLOUT,
         "{step[np.argmax(uncertainty > limit)]}",
         "{1 + np.argmax(uncertainty > limit)}",
@@ -80,18 +80,18 @@ FAULTS = (
         (_BACK,),
     ),
     Fault(
-        "going back leaves the policy's memory as it is",
+        "going back leaves the policy's state as it is",
         _STEERING,
         "self._idle, self._plan = moment.idle, moment.plan",
         "self._idle = moment.idle",
-        (_AGAIN,),
+        (_REPEATED,),
     ),
     Fault(
         "every decision of a rollout has the same noise",
         _STEERING,
         "(1 + self.view.episode) + self.view.step",
         "(1 + self.view.episode)",
-        (_AGAIN,),
+        (_REPEATED,),
     ),
     Fault(
         "the next key lets go of what the policy holds",

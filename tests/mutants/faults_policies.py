@@ -1,4 +1,4 @@
-"""Faults in whole policies and in the contract's messages and configs."""
+"""Faults in whole policies and in the contract's messages, configs and specs."""
 
 from __future__ import annotations
 
@@ -84,18 +84,32 @@ _CONTRACT = (
         (f"{_ON_WIRE}test_a_message_cut_short_raises_an_error",),
     ),
     Fault(
-        "an idle row's observation is not looked at",
+        "an idle row's observation is not checked",
         _CHECK,
         "_require(_equal(step.obs, later.obs),",
         "_require(step.obs is not None,",
         ("tests/contract/test_idle_rows.py::test_a_change_of_an_idle_observation_is_found",),
     ),
     Fault(
-        "ranges are not looked at",
+        "ranges are not checked",
         _CHECK,
         "if values.size and values.dtype != np.bool_:",
         "if values.size and values.dtype == np.bool_:",
         (f"{_ON_CHECK}test_a_broken_environment_is_found",),
+    ),
+    Fault(
+        "a nested config stays a dict",
+        _CONFIG,
+        "fields = {key: from_json(item) for key, item in value.items()",
+        "fields = {key: item for key, item in value.items()",
+        ("tests/policies/test_flow.py::test_samplers_are_configs",),
+    ),
+    Fault(
+        "a spec comes back with lists",
+        "vla_rl/contract/spec.py",
+        'fields |= {key: tuple(data[key]) for key in ("shape", "names") if key in data}',
+        'fields |= {key: data[key] for key in ("shape", "names") if key in data}',
+        ("tests/sims/test_conformance.py::test_spec_survives_json",),
     ),
 )
 

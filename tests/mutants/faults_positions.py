@@ -7,15 +7,15 @@ from tests.mutants.fault import Fault
 _POSITIONS, _PROBE, _METRICS = (
     f"vla_rl/evaluation/{name}.py" for name in ("object_positions", "probe", "frame_metrics")
 )
-_WORLD, _DOUBT, _ENV = "vla_rl/training/world_model.py", "world_models/uncertainty.py", "world_models/env.py"
+_TRAINING, _LIMITS, _ENV = "vla_rl/training/world_model.py", "world_models/uncertainty.py", "world_models/env.py"
 _ON_POSITIONS, _ON_PROBE = "tests/evaluation/test_object_positions.py::", "tests/evaluation/test_probe.py::"
-_ON_METRICS, _ON_WORLD = "tests/evaluation/test_frame_metrics.py::", "tests/training/test_world_model.py::"
+_ON_METRICS, _ON_TRAINING = "tests/evaluation/test_frame_metrics.py::", "tests/training/test_world_model.py::"
 _REPEATED = f"{_ON_POSITIONS}test_a_replayed_episode_has_its_objects_in_the_same_positions"
 _ONCE = f"{_ON_POSITIONS}test_every_frame_occurs_once_with_its_own_position"
 _SHOWN = f"{_ON_POSITIONS}test_the_named_cube_is_where_the_picture_shows_its_colour"
 _FINDS = f"{_ON_PROBE}test_it_finds_the_named_object"
 _BY_HAND = f"{_ON_METRICS}test_millimetres_by_hand"
-_OTHER = f"{_ON_WORLD}test_a_world_model_stands_for_no_other_world"
+_OTHER = f"{_ON_TRAINING}test_a_world_model_stands_for_no_other_world"
 _WARNED = "tests/world_models/test_env.py::test_a_horizon_beyond_what_was_judged_is_warned_of"
 
 FAULTS = (
@@ -137,46 +137,56 @@ FAULTS = (
         (_BY_HAND,),
     ),
     Fault(
-        "a world of other action bounds is taken",
-        _WORLD,
+        "a world model with other action bounds is accepted",
+        _TRAINING,
         '"state": "state", "actions": "action", ',
         '"state": "state", ',
         (_OTHER,),
     ),
     Fault(
-        "a world of other control steps is taken", _WORLD, 'parts["control steps"] = "control_dt"', "pass", (_OTHER,)
+        "a world model with another control rate is accepted",
+        _TRAINING,
+        'parts["control steps"] = "control_dt"',
+        "pass",
+        (_OTHER,),
     ),
     Fault(
         "anything may be loaded as a world model",
-        _WORLD,
+        _TRAINING,
         "if not isinstance(made_by, type) or not issubclass(made_by, nn.Module):",
         "if not callable(made_by):",
-        (f"{_ON_WORLD}test_a_damaged_or_foreign_folder_is_refused",),
+        (f"{_ON_TRAINING}test_a_damaged_or_foreign_folder_is_refused",),
     ),
     Fault(
         "one outcome is enough",
-        _WORLD,
+        _TRAINING,
         "require_both_outcomes(trajectories)",
         "pass",
-        (f"{_ON_WORLD}test_episodes_that_all_ended_alike_teach_no_outcome",),
+        (f"{_ON_TRAINING}test_episodes_that_all_ended_alike_teach_no_outcome",),
     ),
     Fault(
         "a world model is trained on episodes of another environment",
-        _WORLD,
+        _TRAINING,
         "require_same_env(model.spec, trajectories)",
         "pass",
-        (f"{_ON_WORLD}test_episodes_of_another_world_are_refused",),
+        (f"{_ON_TRAINING}test_episodes_of_another_world_are_refused",),
     ),
-    Fault("what was judged is counted in calls", _DOUBT, "len(self.values) * frames", "len(self.values)", (_WARNED,)),
+    Fault(
+        "the calibrated horizon is counted in calls",
+        _LIMITS,
+        "len(self.values) * frames",
+        "len(self.values)",
+        (_WARNED,),
+    ),
     Fault(
         "a horizon as long as calibrated is warned of",
-        _DOUBT,
+        _LIMITS,
         "if calibrated < horizon:",
         "if calibrated <= horizon:",
         (_WARNED,),
     ),
     Fault(
-        "dreams beyond what was judged begin silently",
+        "imagined rollouts beyond the calibrated horizon start without a warning",
         _ENV,
         "limits.warn_beyond(self.config.horizon, model.config.frames)",
         "pass",

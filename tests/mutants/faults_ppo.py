@@ -107,7 +107,7 @@ _LOSSES = (
         (f"{_TESTS}test_one_intervened_action_is_enough_to_leave_a_decision_out",),
     ),
     Fault(
-        "the learning rate flees the KL",
+        "the learning rate moves away from the KL target",
         _SHARED,
         "self.lr /= self.config.lr_factor",
         "self.lr *= self.config.lr_factor",

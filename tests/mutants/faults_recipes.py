@@ -1,4 +1,4 @@
-"""Faults in what configs build and how they run."""
+"""Faults in recipes: what a config builds and how it runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FAULTS = (
         (f"{_ON_FILES}test_a_file_in_another_folder_is_never_taken_for_a_shipped_one",),
     ),
     Fault(
-        "a run with a field policy is taken for a checkpoint",
+        "a run whose config has a field policy is read as a checkpoint",
         "vla_rl/cli/inspect.py",
         'if "policy" in config and not run:',
         'if "policy" in config:',
@@ -174,5 +174,12 @@ FAULTS = (
         'if list(arguments) in (["-h"], ["--help"]):',
         'if list(arguments) in (["-h"],):',
         (f"{_ON_FILES}test_the_help_of_train_names_its_own_options",),
+    ),
+    Fault(
+        "what is worse than imitation is not shown",
+        "vla_rl/recipes/compare_report.py",
+        "if min(item.gains(before)) < 0]",
+        "if max(item.gains(before)) < 0]",
+        ("tests/cli/test_compare.py::test_what_is_worse_than_imitation_is_shown_as_such_with_the_reason",),
     ),
 )

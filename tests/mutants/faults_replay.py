@@ -1,4 +1,4 @@
-"""Faults in replay, mixtures, relabelling and what rollouts keep of what was executed."""
+"""Faults in replay, mixtures, relabelling and the executed actions of a rollout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLOTS = f"{_ON_REPLAY}test_every_slot_can_be_recomputed_and_none_is_missing"
 _SAVED = f"{_ON_REPLAY}test_a_saved_replay_resumes_bit_for_bit"
 _KILLED = f"{_ON_STORAGE}test_killed_inside_a_write_there_are_only_whole_decisions"
 
-_MEMORY = (
+_BUFFER = (
     Fault(
         "a truncated decision has no value after it",
         _RUNNING,
@@ -243,7 +243,7 @@ _MEMORY = (
         (f"{_ON_MIXTURE}test_shares_are_kept_to_within_rounding_and_add_up",),
     ),
     Fault(
-        "an empty memory keeps its share",
+        "an empty buffer keeps its share",
         _MIXTURE,
         "share if len(self.parts[name]) else 0.0 for",
         "share for",
@@ -295,7 +295,7 @@ _RECORDED = (
         (f"{_ON_RELABEL}test_corrections_stay_marked",),
     ),
     Fault(
-        "the base's plan is begun anew at every recorded step",
+        "the base plans again at every recorded step",
         _RELABEL,
         "found[i], state = policy.context(features, state, generator)",
         "found[i], _ = policy.context(features, state, generator)",
@@ -331,4 +331,4 @@ _RECORDED = (
     ),
 )
 
-FAULTS = (*_MEMORY, *_RECORDED)
+FAULTS = (*_BUFFER, *_RECORDED)

@@ -65,14 +65,14 @@ _POLICIES = (
         (f"{_ON_RESIDUAL}test_the_noise_is_an_ornstein_uhlenbeck_process",),
     ),
     Fault(
-        "critics judge a correction that the bounds did not let through",
+        "critics get a correction that the bounds clipped",
         _RESIDUAL,
         "total = self.corrected(features, self.delta(features)).clamp(-1.0, 1.0)",
         "total = self.corrected(features, self.delta(features))",
         (f"{_ON_RESIDUAL}test_it_corrects_by_at_most_its_scale_within_the_bounds",),
     ),
     Fault(
-        "a residual's density forgets its std",
+        "a residual's density leaves out its std",
         _RESIDUAL,
         ".square() - std.log() - 0.5",
         ".square() - 0.5",
@@ -103,7 +103,7 @@ _POLICIES = (
 
 _LEARNING = (
     Fault(
-        "heads are regressed on their mean",
+        "critics are regressed on their mean",
         _OFF,
         "loss = (value - target).square().mean(1).sum() + self",
         "loss = len(value) * (value.mean(0) - target).square().mean() + self",
@@ -139,21 +139,21 @@ _LEARNING = (
         (_TARGET,),
     ),
     Fault(
-        "the actor ascends the least of the heads",
+        "the actor ascends the minimum of the critics",
         _TD3,
         "loss = -self.critic(batch.features, action).mean()",
         "loss = -self.critic(batch.features, action).amin(0).mean()",
         (f"{_ON_TD3}test_the_actor_ascends_the_mean_of_all_heads_less_the_penalty",),
     ),
     Fault(
-        "the targets never follow",
+        "the target critics are never updated",
         _OFF,
         "target.lerp_(online, self.config.tau)",
         "target.lerp(online, self.config.tau)",
         (f"{_ON_TD3}test_targets_follow_slowly",),
     ),
     Fault(
-        "the critics learn from the actor",
+        "the actor's loss trains the critics",
         _OFF,
         "            parameter.requires_grad_(False)",
         "            parameter.requires_grad_(True)",
@@ -174,7 +174,7 @@ _LEARNING = (
         (f"{_ON_OFF}test_steps_follow_the_decisions_once_there_are_enough",),
     ),
     Fault(
-        "the actor learns from critics that know nothing",
+        "the actor is trained before the critics",
         _OFF,
         "if turn and self.steps >= self.config.critic_warmup:",
         "if turn:",

@@ -30,7 +30,7 @@ FAULTS = (
         (f"{_ON_STATE}test_the_newest_two_are_kept",),
     ),
     Fault(
-        "the optimiser starts anew",
+        "a resumed optimizer starts without its moments",
         _SHARED,
         'self.optimizer.load_state_dict(state["optimizer"])',
         "pass",
@@ -58,14 +58,14 @@ FAULTS = (
         (_SAME,),
     ),
     Fault(
-        "seeds are played again",
+        "a resumed run plays its first seeds again",
         _SOURCE,
         'self.seeds.drawn = state["seeds"]',
         "pass",
         (_SAME,),
     ),
     Fault(
-        "rows start new episodes",
+        "a resumed run starts new episodes everywhere",
         _SOURCE,
         'self.env.restore(np.arange(self.env.num_envs), state["env"])',
         "self._reset(np.arange(self.env.num_envs))",
@@ -79,7 +79,7 @@ FAULTS = (
         ("tests/training/test_loop.py::test_a_loop_goes_on_with_its_best_weights_and_its_counters",),
     ),
     Fault(
-        "a repeated iteration is told twice",
+        "a repeated iteration is reported twice",
         _TRACKING,
         'line["stage"] != stage or line["step"] <= step',
         'line["stage"] != stage or line["step"] <= step + 1',

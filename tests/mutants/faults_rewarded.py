@@ -7,17 +7,17 @@ from tests.mutants.fault import Fault
 _ENV, _CLI = "vla_rl/rewards/env.py", "vla_rl/recipes/rewarded.py"
 _MEMBERS, _GROUPS = "vla_rl/experience/members.py", "vla_rl/experience/groups.py"
 _RELATIVE, _COLUMNS = "vla_rl/algorithms/group_relative.py", "vla_rl/experience/columns.py"
-_SEEN, _WITHIN = "tests/rewards/test_env.py::", "tests/cli/test_rewarded.py::"
+_ON_ENV, _WITHIN = "tests/rewards/test_env.py::", "tests/cli/test_rewarded.py::"
 _TOY = "tests/recipes/imagine/test_truncated.py::"
-_DIFFERENCES = f"{_SEEN}test_progress_is_rewarded_by_its_differences"
-_WEIGHTS = f"{_SEEN}test_weights_of_progress_done_and_the_environments_own_reward"
-_FRESH = f"{_SEEN}test_a_reset_starts_at_the_new_first_frame_and_leaves_other_rows_alone"
-_INSIDE = f"{_SEEN}test_done_ends_an_episode_inside_a_chunk_and_the_row_idles"
-_HOLD = f"{_SEEN}test_done_takes_as_many_frames_as_the_model_wants_and_is_reset_with_the_episode"
-_LIMIT = f"{_SEEN}test_done_at_the_time_limit_is_a_success_and_the_environments_own_ends_stay"
-_TOLD = f"{_SEEN}test_executed_actions_and_interventions_are_reported_up_to_the_end"
-_SAVED = f"{_SEEN}test_a_snapshot_continues_in_another_row_and_another_environment"
-_UNFIT = f"{_SEEN}test_a_snapshot_that_does_not_fit_changes_nothing"
+_DIFFERENCES = f"{_ON_ENV}test_progress_is_rewarded_by_its_differences"
+_WEIGHTS = f"{_ON_ENV}test_weights_of_progress_done_and_the_environments_own_reward"
+_FRESH = f"{_ON_ENV}test_a_reset_starts_at_the_new_first_frame_and_leaves_other_rows_alone"
+_INSIDE = f"{_ON_ENV}test_done_ends_an_episode_inside_a_chunk_and_the_row_idles"
+_HOLD = f"{_ON_ENV}test_done_takes_as_many_frames_as_the_model_wants_and_is_reset_with_the_episode"
+_LIMIT = f"{_ON_ENV}test_done_at_the_time_limit_is_a_success_and_the_environments_own_ends_stay"
+_REPORTED = f"{_ON_ENV}test_executed_actions_and_interventions_are_reported_up_to_the_end"
+_SAVED = f"{_ON_ENV}test_a_snapshot_continues_in_another_row_and_another_environment"
+_UNFIT = f"{_ON_ENV}test_a_snapshot_that_does_not_fit_changes_nothing"
 _PUSH = f"{_TOY}test_the_expected_gradient_towards_the_arm_that_is_cut_off"
 _KEPT = f"{_TOY}test_cut_off_members_stay_in_their_groups_and_are_counted"
 
@@ -76,7 +76,7 @@ _PAID = (
         _ENV,
         "self.spec.tasks[task] for task in",
         "self.spec.tasks[0] for task in",
-        (f"{_SEEN}test_the_instruction_is_that_of_each_row",),
+        (f"{_ON_ENV}test_the_instruction_is_that_of_each_row",),
     ),
 )
 
@@ -86,28 +86,28 @@ _ENDED = (
         _ENV,
         "& (failure != i)",
         "& (failure != -2)",
-        (f"{_SEEN}test_a_failure_of_the_environment_at_the_same_action_stays_a_failure",),
+        (f"{_ON_ENV}test_a_failure_of_the_environment_at_the_same_action_stays_a_failure",),
     ),
     Fault(
         "every end of the environment is a failure",
         _ENV,
         "step.terminated & ~step.success & (self.env.spec.success is not None)",
         "step.done & ~step.success & (self.env.spec.success is not None)",
-        (f"{_SEEN}test_a_failure_of_the_environment_at_the_same_action_stays_a_failure",),
+        (f"{_ON_ENV}test_a_failure_of_the_environment_at_the_same_action_stays_a_failure",),
     ),
     Fault(
         "a termination is a failure where no success exists",
         _ENV,
         "(self.env.spec.success is not None)",
         "True",
-        (f"{_SEEN}test_without_a_notion_of_success_the_model_decides_how_a_termination_counts",),
+        (f"{_ON_ENV}test_without_a_notion_of_success_the_model_decides_how_a_termination_counts",),
     ),
     Fault(
         "actions do not reach the device",
         _ENV,
         "torch.from_numpy(action).to(self.env.spec.device)",
         "torch.from_numpy(action)",
-        (f"{_SEEN}test_an_environment_on_a_device_is_converted_to_numpy",),
+        (f"{_ON_ENV}test_an_environment_on_a_device_is_converted_to_numpy",),
     ),
     Fault(
         "actions after done are valid",
@@ -156,28 +156,28 @@ _ENDED = (
         _ENV,
         "done: np.ndarray = found.done[:, 0] & new",
         "done: np.ndarray = found.done[:, 0]",
-        (f"{_SEEN}test_the_output_for_repeated_frames_is_ignored",),
+        (f"{_ON_ENV}test_the_output_for_repeated_frames_is_ignored",),
     ),
     Fault(
         "actions after the end are reported as executed",
         _ENV,
         "executed=np.where(valid[..., None], step.executed, np.float32(0))",
         "executed=step.executed",
-        (_TOLD,),
+        (_REPORTED,),
     ),
     Fault(
         "interventions after the end are reported",
         _ENV,
         "intervened=step.intervened & valid",
         "intervened=step.intervened",
-        (_TOLD,),
+        (_REPORTED,),
     ),
     Fault(
         "rows that are done get the policy's actions",
         _ENV,
         "action = np.where(done[:, None, None], zero, action)",
         "pass",
-        (_TOLD,),
+        (_REPORTED,),
     ),
     Fault(
         "the model's state is not restored",
@@ -218,28 +218,28 @@ _CUT_OFF = (
         (_KEPT, _PUSH),
     ),
     Fault(
-        "what lies beyond the end of cut-off members is forgotten",
+        "the truncation value of cut-off members is left out",
         _RELATIVE,
         "group_advantages(returns + truncation_return(rollout), rollout.seeds[0], self.baseline)",
         "group_advantages(returns, rollout.seeds[0], self.baseline)",
         (_PUSH,),
     ),
     Fault(
-        "what lies beyond the end counts for the neighbour",
+        "the truncation value goes to the neighbour",
         _RELATIVE,
         "value[rollout.final_index[:, 1]] =",
         "value[rollout.final_index[:, 0]] =",
         (_PUSH,),
     ),
     Fault(
-        "groups are mixed by what was earned alone",
+        "groups are mixed by their rewards without the truncation value",
         _MEMBERS,
         "return self.reward + self.truncation_return",
         "return self.reward",
         (f"{_TOY}test_groups_are_mixed_by_what_their_members_are_worth",),
     ),
     Fault(
-        "an end by doubt is a failure",
+        "a truncation by uncertainty is a failure",
         _COLUMNS,
         "truncated=end & truncated,",
         "truncated=end & False,",

@@ -72,7 +72,7 @@ _JUDGING = (
     ),
 )
 
-_SEEING = (
+_ENCODING = (
     Fault(
         "padding is encoded",
         _ENCODER,
@@ -140,14 +140,14 @@ _DATA = (
         (f"{_ON_FRAMES}test_a_track_is_one_episode_under_one_text_in_order",),
     ),
     Fault(
-        "what is not known is claimed",
+        "unknown labels are used",
         _LABELS,
         "known = (up.sum(1) == named) & (other != obs.task)",
         "known = other != obs.task",
         (_LABELLED,),
     ),
     Fault(
-        "any cube that is up is success",
+        "any lifted cube is a success",
         _LABELS,
         'named, other = obs.extras["privileged/target"][:, 2] >= lifted, obs',
         "named, other = up.any(1), obs",
@@ -161,14 +161,14 @@ _DATA = (
         (f"{_ON_RECIPE}test_frames_of_the_expert_show_what_the_environment_calls_success",),
     ),
     Fault(
-        "minibatches are as lopsided as the data",
+        "minibatches are as unbalanced as the data",
         _RECIPE,
         "yes, no = np.flatnonzero(label), np.flatnonzero(~label)",
         "yes = no = np.arange(len(label))",
         (f"{_ON_RECIPE}test_a_third_of_every_minibatch_shows_success",),
     ),
     Fault(
-        "early ends are not told",
+        "early ends are missing in the report",
         _RECIPE,
         "done.argmax() < track.label.argmax())",
         "done.argmax() < 0)",
@@ -178,7 +178,7 @@ _DATA = (
 
 _TRACKED = (
     Fault(
-        "trackers are told nothing",
+        "trackers get no metrics",
         _TRACKING,
         "tracker.log(stage, step, metrics)",
         "tracker.log(stage, step, {})",
@@ -207,4 +207,4 @@ _TRACKED = (
     ),
 )
 
-FAULTS: tuple[Fault, ...] = (*_JUDGING, *_SEEING, *_DATA, *_TRACKED)
+FAULTS: tuple[Fault, ...] = (*_JUDGING, *_ENCODING, *_DATA, *_TRACKED)

@@ -171,7 +171,7 @@ _OFF_POLICY = (
         (_START_TD3,),
     ),
     Fault(
-        "IQL's V follows the online critics",
+        "IQL's V is regressed on the online critics",
         "vla_rl/algorithms/iql.py",
         "min_q = self.min_target_q(",
         "min_q = (lambda features, action: self.critic(features, action).amin(0))(",

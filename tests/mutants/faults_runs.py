@@ -1,4 +1,4 @@
-"""Faults in where a run computes, what it publishes, and how it keeps its folder."""
+"""Faults in device placement, in what a run publishes, and in its lock and folder."""
 
 from __future__ import annotations
 
@@ -131,14 +131,14 @@ FAULTS = (
         (f"{_FOLDER}test_a_damaged_line_of_the_metrics_is_named",),
     ),
     Fault(
-        "weights are for their owner alone",
+        "only their owner can read the weights",
         "vla_rl/pretrained.py",
         "(fresh / WEIGHTS).chmod((fresh / CONFIG).stat().st_mode)",
         "(fresh / WEIGHTS).chmod(0o600)",
         ("tests/policies/test_tiny.py::test_who_may_read_the_config_may_read_the_weights",),
     ),
     Fault(
-        "the tensors of a state are for their owner alone",
+        "only their owner can read the tensors of a state",
         "vla_rl/training/checkpoint.py",
         "(writing / _TENSORS).chmod((writing / _TREE).stat().st_mode)",
         "(writing / _TENSORS).chmod(0o600)",
@@ -150,5 +150,12 @@ FAULTS = (
         "check_limits(self, steps=count, batch=count, lr=(0, math.inf)",
         "check_limits(self, batch=count, lr=(0, math.inf)",
         (f"{_FOLDER}test_fits_without_a_meaning_are_refused",),
+    ),
+    Fault(
+        "a metric passes for an entry of the line",
+        "vla_rl/training/tracking.py",
+        "if taken := sorted(line.keys() & metrics):",
+        "if taken := []:",
+        ("tests/training/test_trackers.py::test_a_metric_cannot_pass_for_an_entry_of_the_line",),
     ),
 )

@@ -169,7 +169,7 @@ _PROCESSES = (
         (f"{_ON_PROCESS}test_errors_of_the_acting_process_are_raised_in_the_learner",),
     ),
     Fault(
-        "every error there is a general one here",
+        "errors of the acting process lose their type",
         _PROCESS,
         "_ERRORS.get(answer[",
         "{}.get(answer[",

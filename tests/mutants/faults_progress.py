@@ -1,4 +1,4 @@
-"""Faults in the progress critic, its training pairs, and the VLM judge."""
+"""Faults in the progress critic and its training pairs, and in the VLM judge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HALVES = f"{_ON_PAIRS}test_half_of_the_pairs_are_of_successes_and_half_are_near
 _ASKED = f"{_ON_JUDGE}test_every_few_frames_are_evaluated_however_they_are_cut_into_chunks"
 _QUESTION = f"{_ON_JUDGE}test_the_question_contains_the_instruction_and_cameras_keep_their_order"
 
-_FOLLOWING = (
+_PROGRESS_FAULTS = (
     Fault(
         "the remainder grows with progress",
         _PROGRESS,
@@ -249,4 +249,4 @@ _ANSWERING = (
 
 # A fault in asking a real model is only noticed where transformers is installed.
 _HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
-FAULTS: tuple[Fault, ...] = (*_FOLLOWING, *_LEARNING, *_ASKING, *(_ANSWERING if _HAS_TRANSFORMERS else ()))
+FAULTS: tuple[Fault, ...] = (*_PROGRESS_FAULTS, *_LEARNING, *_ASKING, *(_ANSWERING if _HAS_TRANSFORMERS else ()))

@@ -1,150 +1,36 @@
-"""Faults in imagined environments, world models and what they learn from."""
+"""Faults in world models and in what they are trained on."""
 
 from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_ENV, _MODEL, _UNET = "world_models/env.py", "world_models/model.py", "world_models/backbones/unet.py"
+_MODEL, _UNET = "world_models/model.py", "world_models/backbones/unet.py"
 _ROBOT, _ON_ROBOT = "world_models/robot.py", "tests/world_models/test_robot.py::"
-_PLACES, _ON_PLACES = "world_models/image_registration.py", "tests/world_models/test_image_registration.py::"
-_UNCERTAIN, _KEYFRAMES, _STARTS = (
-    "world_models/uncertainty.py",
-    "world_models/keyframes.py",
-    "world_models/initial_states.py",
+_REGISTRATION, _ON_REGISTRATION = (
+    "world_models/image_registration.py",
+    "tests/world_models/test_image_registration.py::",
 )
 _WINDOWS, _COLLECT = "vla_rl/experience/windows.py", "vla_rl/experience/collect.py"
-_ROWS = "vla_rl/contract/rows.py"
-_ON_ENV, _ON_MODEL = "tests/world_models/test_env.py::", "tests/world_models/test_model.py::"
-_ON_UNCERTAIN, _ON_KEYFRAMES = "tests/world_models/test_uncertainty.py::", "tests/world_models/test_keyframes.py::"
-_ON_TRAJECTORIES = "tests/experience/test_trajectories.py::"
-_CONTRACT = f"{_ON_ENV}test_an_imagined_rollout_keeps_the_contract_of_a_simulator"
-_ALONE = f"{_ON_ENV}test_a_reset_of_one_row_touches_no_other"
+_ON_MODEL, _ON_TRAJECTORIES = "tests/world_models/test_model.py::", "tests/experience/test_trajectories.py::"
 _BETTER = f"{_ON_MODEL}test_it_predicts_better_than_that_nothing_changes"
-_UNCERTAINS = f"{_ON_ENV}test_uncertainty_truncates_and_is_no_failure"
 
 FAULTS = (
     Fault(
-        "a reset restarts the call of every row",
-        _ENV,
-        "self._known[index] = self._depth[index] = 0",
-        "self._known[:] = self._depth[:] = 0",
-        (_ALONE,),
-    ),
-    Fault(
-        "the same noise in every call",
-        _ENV,
-        "int(self._depth[env_id]), self.config.noise_seed",
-        "0, self.config.noise_seed",
-        (f"{_ON_ENV}test_noise_is_new_in_every_call",),
-    ),
-    Fault(
-        "noise is a function of the environment instead of its seed",
-        _ENV,
-        "np.random.SeedSequence([int(self._book.seed[env_id])",
-        "np.random.SeedSequence([env_id",
-        (_CONTRACT,),
-    ),
-    Fault(
-        "calls are not padded to one batch size",
-        _ENV,
-        "padded = np.concatenate([env_ids, np.full(self.config.batch_size - len(env_ids), env_ids[0])])",
-        "padded = env_ids",
-        (f"{_ON_ENV}test_rows_do_not_depend_on_how_many_there_are",),
-    ),
-    Fault(
-        "a snapshot forgets the actions of the call",
-        _ENV,
-        '"depth", "actions", "known"',
-        '"depth", "known"',
-        (_CONTRACT,),
-    ),
-    Fault(
-        "the first context frame moves along",
-        _ENV,
-        "self._context_frames[whole, 1:-1] = self._context_frames[whole, 2:]",
-        "self._context_frames[whole, :-1] = self._context_frames[whole, 1:]",
-        (f"{_ON_ENV}test_the_first_frame_is_always_seen",),
-    ),
-    Fault(
-        "success is evaluated inside a call",
-        _ENV,
-        "whole = self._known[env_ids] == self.model.config.frames",
-        "whole = self._known[env_ids] > 0",
-        (f"{_ON_ENV}test_uncertainty_comes_before_success",),
-    ),
-    Fault(
-        "an uncertain success counts",
-        _ENV,
-        "np.where(uncertain, _UNCERTAIN, cause), success & ~uncertain",
-        "np.where(uncertain & ~success, _UNCERTAIN, cause), success",
-        (f"{_ON_ENV}test_uncertainty_comes_before_success",),
-    ),
-    Fault(
-        "resampling has the same noise",
-        _ENV,
-        "noise_seed=other.noise_seed + i + 1)",
-        "noise_seed=other.noise_seed)",
-        (f"{_ON_ENV}test_a_success_that_flips_in_a_second_imagined_rollout_is_none",),
-    ),
-    Fault(
-        "a success counts although resampling fails",
-        _ENV,
-        "self._book.end(env_ids, success & ~flipped, np.where(flipped, _UNCERTAIN, cause))",
-        "self._book.end(env_ids, success, cause)",
-        (f"{_ON_ENV}test_a_success_that_flips_in_a_second_imagined_rollout_is_none",),
-    ),
-    Fault("uncertainty is a failure", _ROWS, "| (cause >= self._first_cut)", "", (_UNCERTAINS,)),
-    Fault(
-        "uncertainty is compared with the limit of the depth before",
-        _ENV,
-        "self.limits.at(self._depth[env_ids])",
-        "self.limits.at(np.maximum(self._depth[env_ids] - 1, 0))",
-        (_UNCERTAINS,),
-    ),
-    Fault(
-        "the deadline is forgotten",
-        _ENV,
-        "for limit in (self.config.horizon, self.config.deadline) if limit is not None",
-        "for limit in (self.config.horizon,)",
-        (f"{_ON_ENV}test_time_is_up_in_the_middle_of_a_call",),
-    ),
-    Fault(
-        "keyframes are the share that is left",
-        _STARTS,
-        "chooser.random() < keyframe_share",
-        "chooser.random() >= keyframe_share",
-        (f"{_ON_ENV}test_seeds_choose_where_imagined_rollouts_begin",),
-    ),
-    Fault(
-        "a limit without the correction for few uncertainties",
-        _UNCERTAIN,
-        "np.ceil((len(uncertainties) + 1) * quantile)",
-        "np.ceil(len(uncertainties) * quantile)",
-        (f"{_ON_UNCERTAIN}test_a_limit_is_the_conformal_quantile",),
-    ),
-    Fault(
-        "all modes weigh the same in the uncertainty",
-        _UNCERTAIN,
-        "share = log_probs.exp()",
-        "share = log_probs.exp().mean(1, keepdim=True).expand_as(log_probs)",
-        (f"{_ON_UNCERTAIN}test_disagreement_is_the_weighed_spread_of_the_modes",),
-    ),
-    Fault(
-        "the noise that is kept is added twice",
+        "a denoising step keeps the whole noise",
         _MODEL,
         "denoised.clean + next_level / level * (noisy - denoised.clean)",
         "denoised.clean + (noisy - denoised.clean)",
         (f"{_ON_MODEL}test_a_step_keeps_the_noise_of_its_level",),
     ),
     Fault(
-        "frames are noised the wrong way round",
+        "signal and noise of a noisy frame are exchanged",
         _MODEL,
         "noisy = (1.0 - share) * clean + share * noise",
         "noisy = share * clean + (1.0 - share) * noise",
         (_BETTER,),
     ),
     Fault(
-        "actions beyond the known ones are told",
+        "actions that are not known yet enter the action input",
         "world_models/types.py",
         "return torch.cat([actions * flag[..., None], flag[..., None]], -1)",
         "return torch.cat([actions, flag[..., None]], -1)",
@@ -186,7 +72,7 @@ FAULTS = (
         (f"{_ON_MODEL}test_crops_are_wanted_where_the_blind_are_uncertain",),
     ),
     Fault(
-        "weighted batches are not",
+        "weighted batches ignore their weights",
         "vla_rl/training/fit.py",
         "yield torch.multinomial(weights, batch",
         "yield torch.multinomial(torch.ones_like(weights), batch",
@@ -200,7 +86,7 @@ FAULTS = (
         ("tests/training/test_world_model.py::test_crops_are_learnt_where_the_way_is_uncertain",),
     ),
     Fault(
-        "what did not happen surprises",
+        "entries that were not recorded enter the likelihood",
         _ROBOT,
         ".square() * counts[:, None, :, None]",
         ".square()",
@@ -243,45 +129,45 @@ FAULTS = (
     ),
     Fault(
         "shifts are taken the wrong way round",
-        _PLACES,
+        _REGISTRATION,
         "spectrum = torch.fft.rfft2(template, s=size).conj()",
         "spectrum = torch.fft.rfft2(template, s=size)",
-        (f"{_ON_PLACES}test_it_is_found_within_a_pixel",),
+        (f"{_ON_REGISTRATION}test_it_is_found_within_a_pixel",),
     ),
     Fault(
         "height and width of a shift are swapped",
-        _PLACES,
+        _REGISTRATION,
         "[2.0 * x / width, 2.0 * y / height]",
         "[2.0 * x / height, 2.0 * y / width]",
-        (f"{_ON_PLACES}test_it_is_found_within_a_pixel",),
+        (f"{_ON_REGISTRATION}test_it_is_found_within_a_pixel",),
     ),
     Fault(
         "pictures are moved away instead of back",
-        _PLACES,
+        _REGISTRATION,
         "grid + shift[:, None, None]",
         "grid - shift[:, None, None]",
-        (f"{_ON_PLACES}test_it_is_found_within_a_pixel",),
+        (f"{_ON_REGISTRATION}test_it_is_found_within_a_pixel",),
     ),
     Fault(
         "what leaves a picture on one side returns on the other",
-        _PLACES,
+        _REGISTRATION,
         "size = (2 * height, 2 * width)",
         "size = (height, width)",
-        (f"{_ON_PLACES}test_it_is_found_within_a_pixel",),
+        (f"{_ON_REGISTRATION}test_it_is_found_within_a_pixel",),
     ),
     Fault(
-        "a few wrong shifts drag the place along",
-        _PLACES,
+        "a few wrong shifts move the registered position",
+        _REGISTRATION,
         "weight = 1.0 / (1.0 + (off / scale).square())",
         "weight = torch.ones_like(off)",
-        (f"{_ON_PLACES}test_pictures_of_something_else_do_not_drag_it_along",),
+        (f"{_ON_REGISTRATION}test_pictures_of_something_else_do_not_drag_it_along",),
     ),
     Fault(
-        "of two tellings of a place one is believed",
-        _PLACES,
+        "of two inputs that report the same position one is used",
+        _REGISTRATION,
         "light = ridge * torch.eye(",
         "light = 1e-6 * torch.eye(",
-        (f"{_ON_PLACES}test_a_place_that_is_reported_twice_is_believed_half_each",),
+        (f"{_ON_REGISTRATION}test_a_place_that_is_reported_twice_is_believed_half_each",),
     ),
     Fault(
         "the registration is fitted again under a trained classifier",
@@ -291,14 +177,14 @@ FAULTS = (
         (f"{_ON_MODEL}test_the_registration_is_fitted_once",),
     ),
     Fault(
-        "an imagined episode begins anew in every call",
+        "an imagined episode starts again in every call",
         "vla_rl/training/world_model.py",
         "batch = context_at(imagined, part, frames, context)",
         "batch = context_at(trajectories, part, frames, context)",
         ("tests/training/test_world_model.py::test_imagined_rollouts_follow_episodes_to_their_ends",),
     ),
     Fault(
-        "all imagined episodes begin at their first moment",
+        "all imagined episodes start at the first step",
         "vla_rl/training/world_model.py",
         "np.minimum(begins + offset, ends - 1)",
         "begins",
@@ -352,47 +238,5 @@ FAULTS = (
         "failed=last & terminated & (not success)",
         "failed=last & (not success)",
         (f"{_ON_TRAJECTORIES}test_an_episode_has_every_time_step_and_the_actions_between",),
-    ),
-    Fault(
-        "an imagined rollout begins at the event itself",
-        _KEYFRAMES,
-        "np.maximum(offsets - config.lead, 0)",
-        "np.maximum(offsets, 0)",
-        (f"{_ON_KEYFRAMES}test_a_gripper_that_closes_is_an_event_and_the_imagined_rollout_begins_before_it",),
-    ),
-    Fault(
-        "a failure diverges where it first fell behind",
-        _KEYFRAMES,
-        "hopeful[-1:] + 1",
-        "hopeful[:1] + 1",
-        (f"{_ON_KEYFRAMES}test_a_failure_diverges_after_its_last_moment_like_a_success",),
-    ),
-    Fault(
-        "keyframes at the end of an episode",
-        _KEYFRAMES,
-        "moments[moments < end - config.tail]",
-        "moments",
-        (f"{_ON_KEYFRAMES}test_something_is_left_to_happen_after_a_keyframe",),
-    ),
-    Fault(
-        "the std of a squashed policy is not kept within bounds",
-        "vla_rl/policies/squashed.py",
-        "self.config.head, self.config.std, bounds)",
-        "self.config.head, self.config.std)",
-        ("tests/policies/test_squashed.py::test_the_std_stays_within_its_bounds",),
-    ),
-    Fault(
-        "a metric passes for an entry of the line",
-        "vla_rl/training/tracking.py",
-        "if taken := sorted(line.keys() & metrics):",
-        "if taken := []:",
-        ("tests/training/test_trackers.py::test_a_metric_cannot_pass_for_an_entry_of_the_line",),
-    ),
-    Fault(
-        "what is worse than imitation is not shown",
-        "vla_rl/recipes/compare_report.py",
-        "if min(item.gains(before)) < 0]",
-        "if max(item.gains(before)) < 0]",
-        ("tests/cli/test_compare.py::test_what_is_worse_than_imitation_is_shown_as_such_with_the_reason",),
     ),
 )

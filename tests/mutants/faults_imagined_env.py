@@ -1,0 +1,147 @@
+"""Faults in imagined environments: steps, ends, uncertainty, and where imagined rollouts start."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_ENV, _ROWS = "world_models/env.py", "vla_rl/contract/rows.py"
+_UNCERTAIN, _KEYFRAMES, _INITIAL = (
+    "world_models/uncertainty.py",
+    "world_models/keyframes.py",
+    "world_models/initial_states.py",
+)
+_ON_ENV = "tests/world_models/test_env.py::"
+_ON_UNCERTAIN, _ON_KEYFRAMES = "tests/world_models/test_uncertainty.py::", "tests/world_models/test_keyframes.py::"
+_CONTRACT = f"{_ON_ENV}test_an_imagined_rollout_keeps_the_contract_of_a_simulator"
+_ALONE = f"{_ON_ENV}test_a_reset_of_one_row_touches_no_other"
+_UNCERTAINS = f"{_ON_ENV}test_uncertainty_truncates_and_is_no_failure"
+
+FAULTS = (
+    Fault(
+        "a reset restarts the call of every row",
+        _ENV,
+        "self._known[index] = self._depth[index] = 0",
+        "self._known[:] = self._depth[:] = 0",
+        (_ALONE,),
+    ),
+    Fault(
+        "the same noise in every call",
+        _ENV,
+        "int(self._depth[env_id]), self.config.noise_seed",
+        "0, self.config.noise_seed",
+        (f"{_ON_ENV}test_noise_is_new_in_every_call",),
+    ),
+    Fault(
+        "noise is a function of the environment instead of its seed",
+        _ENV,
+        "np.random.SeedSequence([int(self._book.seed[env_id])",
+        "np.random.SeedSequence([env_id",
+        (_CONTRACT,),
+    ),
+    Fault(
+        "calls are not padded to one batch size",
+        _ENV,
+        "padded = np.concatenate([env_ids, np.full(self.config.batch_size - len(env_ids), env_ids[0])])",
+        "padded = env_ids",
+        (f"{_ON_ENV}test_rows_do_not_depend_on_how_many_there_are",),
+    ),
+    Fault(
+        "a snapshot forgets the actions of the call",
+        _ENV,
+        '"depth", "actions", "known"',
+        '"depth", "known"',
+        (_CONTRACT,),
+    ),
+    Fault(
+        "the first context frame moves along",
+        _ENV,
+        "self._context_frames[whole, 1:-1] = self._context_frames[whole, 2:]",
+        "self._context_frames[whole, :-1] = self._context_frames[whole, 1:]",
+        (f"{_ON_ENV}test_the_first_frame_is_always_seen",),
+    ),
+    Fault(
+        "success is evaluated inside a call",
+        _ENV,
+        "whole = self._known[env_ids] == self.model.config.frames",
+        "whole = self._known[env_ids] > 0",
+        (f"{_ON_ENV}test_uncertainty_comes_before_success",),
+    ),
+    Fault(
+        "an uncertain success counts",
+        _ENV,
+        "np.where(uncertain, _UNCERTAIN, cause), success & ~uncertain",
+        "np.where(uncertain & ~success, _UNCERTAIN, cause), success",
+        (f"{_ON_ENV}test_uncertainty_comes_before_success",),
+    ),
+    Fault(
+        "resampling has the same noise",
+        _ENV,
+        "noise_seed=other.noise_seed + i + 1)",
+        "noise_seed=other.noise_seed)",
+        (f"{_ON_ENV}test_a_success_that_flips_in_a_second_imagined_rollout_is_none",),
+    ),
+    Fault(
+        "a success counts although resampling fails",
+        _ENV,
+        "self._book.end(env_ids, success & ~flipped, np.where(flipped, _UNCERTAIN, cause))",
+        "self._book.end(env_ids, success, cause)",
+        (f"{_ON_ENV}test_a_success_that_flips_in_a_second_imagined_rollout_is_none",),
+    ),
+    Fault("uncertainty is a failure", _ROWS, "| (cause >= self._first_cut)", "", (_UNCERTAINS,)),
+    Fault(
+        "uncertainty is compared with the limit of the depth before",
+        _ENV,
+        "self.limits.at(self._depth[env_ids])",
+        "self.limits.at(np.maximum(self._depth[env_ids] - 1, 0))",
+        (_UNCERTAINS,),
+    ),
+    Fault(
+        "the deadline is forgotten",
+        _ENV,
+        "for limit in (self.config.horizon, self.config.deadline) if limit is not None",
+        "for limit in (self.config.horizon,)",
+        (f"{_ON_ENV}test_time_is_up_in_the_middle_of_a_call",),
+    ),
+    Fault(
+        "keyframes are the share that is left",
+        _INITIAL,
+        "chooser.random() < keyframe_share",
+        "chooser.random() >= keyframe_share",
+        (f"{_ON_ENV}test_seeds_choose_where_imagined_rollouts_begin",),
+    ),
+    Fault(
+        "a limit without the correction for few uncertainties",
+        _UNCERTAIN,
+        "np.ceil((len(uncertainties) + 1) * quantile)",
+        "np.ceil(len(uncertainties) * quantile)",
+        (f"{_ON_UNCERTAIN}test_a_limit_is_the_conformal_quantile",),
+    ),
+    Fault(
+        "all modes have the same weight in the uncertainty",
+        _UNCERTAIN,
+        "share = log_probs.exp()",
+        "share = log_probs.exp().mean(1, keepdim=True).expand_as(log_probs)",
+        (f"{_ON_UNCERTAIN}test_disagreement_is_the_weighed_spread_of_the_modes",),
+    ),
+    Fault(
+        "an imagined rollout starts at the event itself",
+        _KEYFRAMES,
+        "np.maximum(offsets - config.lead, 0)",
+        "np.maximum(offsets, 0)",
+        (f"{_ON_KEYFRAMES}test_a_gripper_that_closes_is_an_event_and_the_imagined_rollout_begins_before_it",),
+    ),
+    Fault(
+        "a failure diverges where it first fell behind",
+        _KEYFRAMES,
+        "hopeful[-1:] + 1",
+        "hopeful[:1] + 1",
+        (f"{_ON_KEYFRAMES}test_a_failure_diverges_after_its_last_moment_like_a_success",),
+    ),
+    Fault(
+        "keyframes at the end of an episode",
+        _KEYFRAMES,
+        "moments[moments < end - config.tail]",
+        "moments",
+        (f"{_ON_KEYFRAMES}test_something_is_left_to_happen_after_a_keyframe",),
+    ),
+)
