@@ -15,6 +15,27 @@ _OUTSIDE = "tests/recipes/test_outside.py::test_a_policy_an_environment_and_a_co
 
 FAULTS = (
     Fault(
+        "the band of the validation curve is upside down",
+        "vla_rl/recipes/metrics.py",
+        "x, success, low, high = (",
+        "x, success, high, low = (",
+        ("tests/recipes/test_metrics.py::test_the_validation_curve_has_a_point_and_an_interval_for_every_validation",),
+    ),
+    Fault(
+        "the mean over seeds has the range of the best seed alone",
+        "vla_rl/evaluation/report.py",
+        "({min(values):.1%} to",
+        "({max(values):.1%} to",
+        ("tests/recipes/imagine/test_study.py::test_every_method_is_tabled_over_its_seeds",),
+    ),
+    Fault(
+        "methods that share a world model take the place of those that train it",
+        "vla_rl/recipes/imagine/study.py",
+        '"train and improve": second',
+        '"improve": second',
+        ("tests/recipes/imagine/test_study.py::test_methods_that_train_the_same_world_model_share_it",),
+    ),
+    Fault(
         "all processes play the same seeds",
         _CONTEXT,
         "SeedStream(seeds.start + self.part, seeds.stop, self.parts)",

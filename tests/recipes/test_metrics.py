@@ -7,7 +7,8 @@ import json
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.recipes.metrics import rows, watched
+from vla_rl.evaluation.report import Series
+from vla_rl.recipes.metrics import rows, validation_curve, watched
 
 
 def _written(path, lines):
@@ -20,6 +21,13 @@ def test_validations_count_the_episodes_before_them(tmp_path):
     lines = [{"stage": "rl", "step": i, "rollout/episodes": 10 * i, **(score if i % 2 == 0 else {})} for i in range(3)]
     found = watched(_written(tmp_path, [{"stage": "imitation", "step": 1, "loss": 1.0}, *lines]))
     assert found == [{"episodes": n, "played": 8, "success": 0.5, "low": 0.25, "high": 0.75} for n in (0, 30)]
+
+
+def test_the_validation_curve_has_a_point_and_an_interval_for_every_validation():
+    score = {"eval/score": 0.5, "eval/score_low": 0.25, "eval/score_high": 0.75}
+    lines = [{"step": 1}, {"step": 2, "env/steps_total": 64, **score}, {"step": 4, "env/steps_total": 128, **score}]
+    assert validation_curve("deployed", lines, "step") == Series("deployed", [2, 4], [0.5] * 2, [0.25] * 2, [0.75] * 2)
+    assert validation_curve("deployed", lines, "env/steps_total").x == [64, 128]
 
 
 @pytest.mark.parametrize("name", ["validation", "env_steps", "env_steps_total"])

@@ -14,10 +14,10 @@ from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
+from vla_rl.evaluation.report import percent
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import stages
-from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.saved import checkpoint_of, env_config_of

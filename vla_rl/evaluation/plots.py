@@ -50,6 +50,11 @@ class Bar:
     group: str = ""
     reference: bool = False
 
+    @classmethod
+    def of(cls, label: str, rate: Rate, group: str = "", reference: bool = False) -> Bar:
+        """A success rate."""
+        return cls(label, rate.success, rate.low, rate.high, group, reference)
+
 
 @dataclass(frozen=True)
 class Point:

@@ -16,10 +16,11 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.evaluation import plots
 from vla_rl.evaluation.axes import interval, number
 from vla_rl.evaluation.plots import Bar, Point, Series
+from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.style import CSS, SCRIPT
 from vla_rl.evaluation.video import Clip, encode
 
-__all__ = ["Bar", "Cell", "Clip", "Point", "Report", "Series", "Tile"]
+__all__ = ["Bar", "Cell", "Clip", "Point", "Report", "Series", "Tile", "across_seeds", "percent"]
 
 Cell: TypeAlias = str | float | int | None
 # Nothing from outside may be loaded, whatever ends up in the page.
@@ -37,6 +38,23 @@ class Tile:
     percent: bool = True
     note: str = ""
     tone: Literal["", "good", "bad"] = ""
+
+    @classmethod
+    def of(cls, name: str, rate: Rate, note: str = "", tone: Literal["", "good", "bad"] = "") -> Tile:
+        """A success rate."""
+        return cls(name, rate.success, rate.low, rate.high, note=note, tone=tone)
+
+
+def percent(rate: Rate) -> str:
+    """``84.0% [80.6, 86.9]``."""
+    return f"{rate.success:.1%} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
+
+
+def across_seeds(rates: Sequence[Rate]) -> list[str]:
+    """Cells of a table: one training seed each, with its own interval, then mean, minimum and maximum."""
+    values = [rate.success for rate in rates]
+    mean = f"{sum(values) / len(values):.1%} ({min(values):.1%} to {max(values):.1%})"
+    return [*map(percent, rates), mean]
 
 
 class Report:

@@ -83,7 +83,7 @@ class Comparison:
         about = inspect.getdoc(config_function(f"{self.config}:{task.methods[name]}")) or ""
         folders = {seed: task.out / f"{name}-{seed}" for seed in self.seeds}
         curves = {seed: _curve(folder, task.name, name, seed) for seed, folder in folders.items()}
-        after = {seed: json.loads((at / "summary.json").read_text(encoding="utf-8")) for seed, at in folders.items()}
+        after = {seed: metrics.summary(folder) for seed, folder in folders.items()}
         return Compared(name, task.name, about, curves, after)
 
 

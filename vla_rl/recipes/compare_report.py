@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from vla_rl.evaluation.report import Bar, Report, Series
+from vla_rl.evaluation.report import Bar, Report, Series, across_seeds
 from vla_rl.evaluation.stats import Rate
-from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.json_types import JsonMapping
 
 _Curve = Sequence[JsonMapping]
@@ -71,8 +70,9 @@ def write_page(
 def _results(report: Report, chosen: Sequence[Compared], before: Mapping[int, JsonMapping], target: float) -> None:
     """Test success, gain over imitation, in how many steps the target was reached, and seconds; the best first."""
     ordered = sorted(chosen, key=lambda item: -sum(item.gains(before)))
-    rows = [["imitation", *_line(list(before.values()))]]
-    rows += [[item.name, *_line([after["rl"] for after in item.after.values()])] for item in ordered]
+    first = {seed: Rate(**rate) for seed, rate in before.items()}
+    reached = {item.name: {seed: Rate(**after["rl"]) for seed, after in item.after.items()} for item in ordered}
+    rows = [[name, *across_seeds(list(rates.values()))] for name, rates in {"imitation": first, **reached}.items()]
     header = ["", *(f"seed {seed}" for seed in before), "mean (min to max)"]
     episodes = next(iter(before.values()))["episodes"]
     report.table(header, rows, f"Success on {episodes} test scenes with 95 % intervals.")
@@ -81,10 +81,9 @@ def _results(report: Report, chosen: Sequence[Compared], before: Mapping[int, Js
     report.table(header, [_cost(item, before, target) for item in ordered], steps)
     if worse := [item for item in ordered if min(item.gains(before)) < 0]:
         report.text("\n".join(f"- **Worse than imitation: {_where(item, before)}.** {_found(item)}" for item in worse))
-    bars = [Bar("imitation", r["success"], r["low"], r["high"], f"seed {seed}", True) for seed, r in before.items()]
-    for item in ordered:
-        rates = {seed: after["rl"] for seed, after in item.after.items()}
-        bars += [Bar(item.name, r["success"], r["low"], r["high"], f"seed {seed}") for seed, r in rates.items()]
+    bars = [Bar.of("imitation", rate, f"seed {seed}", reference=True) for seed, rate in first.items()]
+    for name, rates in reached.items():
+        bars += [Bar.of(name, rate, f"seed {seed}") for seed, rate in rates.items()]
     report.bars("Test success", sorted(bars, key=lambda bar: bar.group))
 
 
@@ -109,14 +108,6 @@ def _found(item: Compared) -> str:
     """What its description says after the first paragraph."""
     found = " ".join(item.about.partition("\n\n")[2].split())
     return found or "Why has not been found out."
-
-
-def _line(rates: Sequence[JsonMapping]) -> list[str]:
-    values = [rate["success"] for rate in rates]
-    return [
-        *(percent(Rate(**rate)) for rate in rates),
-        f"{sum(values) / len(values):.1%} ({min(values):.1%} to {max(values):.1%})",
-    ]
 
 
 def _series(curve: _Curve, name: str) -> Series:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Literal
 
 import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Step, VecEnv, on_host
-from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile
+from vla_rl.evaluation.report import Bar, Clip, Report, Series, Tile, percent
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import Rate, mcnemar_exact, paired_bootstrap
 from vla_rl.experience.driver import Driver
@@ -18,6 +17,7 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonMapping, JsonObject
+from vla_rl.recipes.metrics import validation_curve
 from vla_rl.recipes.perception_ablation import PerceptionAblation
 from vla_rl.training.tracking import RunFolder
 
@@ -64,8 +64,8 @@ def _headline(report: Report, content: DemoReport, summary: JsonMapping) -> None
     episodes = f"{len(a)} test episodes"
     report.tiles(
         [
-            _tile("Imitation", content.first.rate, episodes),
-            _tile("After RL", content.last.rate, episodes, "good"),
+            Tile.of("Imitation", content.first.rate, episodes),
+            Tile.of("After RL", content.last.rate, episodes, "good"),
             Tile("Gain", gain.mean, gain.low, gain.high, note="same episodes, paired bootstrap"),
         ]
     )
@@ -79,20 +79,12 @@ def _headline(report: Report, content: DemoReport, summary: JsonMapping) -> None
 
 def _curves(report: Report, rows: list[JsonObject]) -> None:
     report.section("Learning curves")
-    checks = [row for row in rows if "eval/score" in row]
-    steps = [row["env/steps_total"] for row in checks]
     report.curves(
         "Success on validation scenes",
         "control steps",
         "success",
         [
-            Series(
-                "deployed policy",
-                steps,
-                [row["eval/score"] for row in checks],
-                [row["eval/score_low"] for row in checks],
-                [row["eval/score_high"] for row in checks],
-            ),
+            validation_curve("deployed policy", rows, "env/steps_total"),
             _line(rows, "exploring policy", lambda row: row["rollout/successes"] / max(1, row["rollout/episodes"])),
         ],
         percent=True,
@@ -204,7 +196,7 @@ def _plateau(report: Report, content: DemoReport, folder: RunFolder) -> None:
     losses = Series("imitation", [row["step"] for row in rows], [row["loss"] for row in rows])
     report.curves("Flow-matching loss", "step", "loss", [losses])
     report.bars(
-        "Test success", [_bar("imitation", content.first.rate, True), _bar("after RL", content.last.rate, False)]
+        "Test success", [Bar.of("imitation", content.first.rate, reference=True), Bar.of("after RL", content.last.rate)]
     )
 
 
@@ -233,16 +225,3 @@ def _fine_print(report: Report, content: DemoReport, summary: JsonMapping) -> No
 
 def _causes(outcomes: Outcomes) -> list[str]:
     return [f"{cause.replace('_', ' ')} {outcomes.cause.count(cause)}" for cause in sorted(set(outcomes.cause))]
-
-
-def percent(rate: Rate) -> str:
-    """``84.0% [80.6, 86.9]``."""
-    return f"{rate.success:.1%} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
-
-
-def _tile(name: str, rate: Rate, note: str, tone: Literal["", "good"] = "") -> Tile:
-    return Tile(name, rate.success, rate.low, rate.high, note=note, tone=tone)
-
-
-def _bar(name: str, rate: Rate, reference: bool) -> Bar:
-    return Bar(name, rate.success, rate.low, rate.high, reference=reference)

@@ -1,11 +1,13 @@
-"""Reads the metrics of a run from its folder."""
+"""Reads the metrics and the result of a run from its folder."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.report import Series
 from vla_rl.recipes.json_types import JsonObject
 
 _OLD_NAMES = {"validation", "env_steps_total", "env_steps"}  # before metrics had prefixes
@@ -24,6 +26,20 @@ def rows(run: Path, stage: str = "") -> list[JsonObject]:
             "report that run with the version that wrote it, or run it again."
         )
     return found
+
+
+def summary(run: Path) -> JsonObject:
+    """The result of the finished run in the folder ``run``."""
+    found: JsonObject = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def validation_curve(name: str, lines: Sequence[JsonObject], clock: str) -> Series:
+    """Validation success with its interval over ``clock``, an entry of the lines."""
+    found = [line for line in lines if "eval/score" in line]
+    names = (clock, "eval/score", "eval/score_low", "eval/score_high")
+    x, success, low, high = ([line[key] for line in found] for key in names)
+    return Series(name, x, success, low, high)
 
 
 def watched(run: Path) -> list[JsonObject]:

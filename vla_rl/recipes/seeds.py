@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.report import Report, Series
+from vla_rl.evaluation.report import Report, Series, across_seeds
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes import metrics
-from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.sweep import Cell, run_sweep
@@ -36,18 +34,13 @@ def train_seeds(config: str, count: int, out: Path, arguments: Sequence[str], pr
         for seed in range(1, count + 1)
     ]
     run_sweep(out, {"train": cells}, processes)
-    rows = [{"seed": seed, **_summary(cell.out)} for seed, cell in enumerate(cells, 1)]
+    rows = [{"seed": seed, **metrics.summary(cell.out)} for seed, cell in enumerate(cells, 1)]
     write_json(out / "results.json", rows)
     command = f"vla-rl train {config} --seeds {count} --out {out} {shlex.join(arguments)}".strip()
     _report(out, rows, cells, command)
     for line in _table(rows):
         console.print("  ".join(line))
     console.print(f"{out}/results.json, {out}/report.html")
-
-
-def _summary(folder: Path) -> JsonObject:
-    summary: JsonObject = json.loads((folder / "summary.json").read_text())
-    return summary
 
 
 def _table(rows: list[JsonObject]) -> list[list[str]]:
@@ -62,10 +55,8 @@ def _table(rows: list[JsonObject]) -> list[list[str]]:
     return lines
 
 
-def _line(name: str, rates: list[dict[str, float]]) -> list[str]:
-    values = [rate["success"] for rate in rates]
-    mean = f"{sum(values) / len(values):.1%} ({min(values):.1%} to {max(values):.1%})"
-    return [name, *(percent(Rate(**rate)) for rate in rates), mean]  # type: ignore[arg-type]
+def _line(name: str, rates: list[JsonObject]) -> list[str]:
+    return [name, *across_seeds([Rate(**rate) for rate in rates])]
 
 
 def _report(out: Path, rows: list[JsonObject], cells: Sequence[Cell], command: str) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from vla_rl.cli.imagine import study
-from vla_rl.recipes.imagine import study as command
 from vla_rl.recipes.imagine.study import ImagineStudy
 from vla_rl.recipes.sweep import Cell
 
@@ -27,7 +26,7 @@ def asked(monkeypatch) -> list[list[Cell]]:
         for cell in cells:
             _leave(cell.out)
 
-    monkeypatch.setattr(command, "run_cells", run)
+    monkeypatch.setattr("vla_rl.recipes.sweep.run_cells", run)
     return turns
 
 
@@ -74,10 +73,16 @@ def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
     assert found["no_keyframes", 3]["seconds"] == 120.0
     page = (tmp_path / "report.html").read_text()
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
-    assert cells[1] == ["imitation", *["50.0% [40.0, 60.0]"] * 3, "50.0%"], (
+    assert cells[1] == ["imitation", *["50.0% [40.0, 60.0]"] * 3, "50.0% (50.0% to 50.0%)"], (
         "on the scenes of the test, where it is told"
     )
-    assert cells[2] == ["lift", "71.0% [61.0, 81.0]", "72.0% [62.0, 82.0]", "73.0% [63.0, 83.0]", "72.0%"]
+    assert cells[2] == [
+        "lift",
+        "71.0% [61.0, 81.0]",
+        "72.0% [62.0, 82.0]",
+        "73.0% [63.0, 83.0]",
+        "72.0% (71.0% to 73.0%)",
+    ]
     won = {row[0]: row[1:] for row in cells[8:]}
     assert won["lift"] == ["+21.0 [16.0, 26.0]", "+22.0 [17.0, 27.0]", "+23.0 [18.0, 28.0]", "1375", "120"]
     assert won["residual td3"] == ["–", "–", "–", "1256", "120"]

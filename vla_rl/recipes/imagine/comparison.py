@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,14 +9,14 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.agreement import policy_agreement
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine.closed_loop import rate_policies
 from vla_rl.recipes.imagine.prediction_quality import measure_prediction_quality
 from vla_rl.recipes.imagine.report import write_report
 from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
 from vla_rl.recipes.json_types import JsonObject
-from vla_rl.recipes.metrics import watched
-from vla_rl.recipes.sweep import Cell, run_cells
+from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json
 
 
@@ -42,16 +41,12 @@ def compare(config: ImagineComparison) -> JsonObject:
     policy = config.policy or str(out / "imitation" / "checkpoints" / "imitation")
     given = (*seed, "--policy", policy)
     every_five = ("--rl.loop.validate-every", "5")  # how many episodes it needs is to be read from its curve
-    try:
-        if not config.policy:
-            run_cells([Cell(out / "imitation", "demo.py:imitate", seed)], 1, "imitate")
-        cells = [
-            Cell(out / "imagination", config.recipe, given),
-            Cell(out / "simulator", config.simulator, (*given, *every_five)),
-        ]
-        run_cells(cells, config.processes, "improve")
-    except KeyboardInterrupt as stop:
-        raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
+    first = [] if config.policy else [Cell(out / "imitation", "demo.py:imitate", seed)]
+    second = [
+        Cell(out / "imagination", config.recipe, given),
+        Cell(out / "simulator", config.simulator, (*given, *every_five)),
+    ]
+    run_sweep(out, {"imitate": first, "improve": second}, config.processes)
     found = evaluate_world_model(out / "imagination", config.scenes)
     write_json(out / "agreement.json", found)
     summary = summarize(out, found)
@@ -85,10 +80,8 @@ def evaluate_world_model(run: Path, scenes: int) -> JsonObject:
 
 def summarize(out: Path, found: JsonObject) -> JsonObject:
     """The three policies side by side; ``simulator_episodes`` counts all after imitation except the final test's."""
-    imagination, simulator = (
-        json.loads((out / name / "summary.json").read_text(encoding="utf-8")) for name in ("imagination", "simulator")
-    )
-    curve, imagined = watched(out / "simulator"), imagination["imagined_rl"]
+    imagination, simulator = metrics.summary(out / "imagination"), metrics.summary(out / "simulator")
+    curve, imagined = metrics.watched(out / "simulator"), imagination["imagined_rl"]
     enough = [row["episodes"] for row in curve if row["success"] >= imagined["success"]]
     spent = {
         "simulator_episodes": imagination["simulator_episodes"],

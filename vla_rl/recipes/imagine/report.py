@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from vla_rl.evaluation.report import Point, Report, Series, Tile
+from vla_rl.evaluation.report import Point, Report, Series, Tile, percent
 from vla_rl.evaluation.stats import Rate
-from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.imagine.rollout import clips
 from vla_rl.recipes.imagine.saved_run import SavedRun
 from vla_rl.recipes.json_types import JsonMapping
-from vla_rl.recipes.metrics import rows, watched
+from vla_rl.recipes.metrics import rows, validation_curve, watched
 
 _CLIPS = 6
 _LOSSES = {
@@ -71,15 +70,9 @@ def _learning(report: Report, out: Path) -> None:
         "While it learned",
         "Success during training is that of imagined rollouts; only the test says what it means in the simulator.",
     )
-    checks = [row for row in rows(out / "imagination", "rl") if "eval/score" in row]
-    deployed = Series(
-        "in imagination",
-        [row["step"] for row in checks],
-        [row["eval/score"] for row in checks],
-        [row["eval/score_low"] for row in checks],
-        [row["eval/score_high"] for row in checks],
-    )
-    exploring = [row for row in rows(out / "imagination", "rl") if row.get("rollout/episodes")]
+    lines = rows(out / "imagination", "rl")
+    deployed = validation_curve("in imagination", lines, "step")
+    exploring = [row for row in lines if row.get("rollout/episodes")]
     tried = Series(
         "exploring",
         [row["step"] for row in exploring],
@@ -92,8 +85,8 @@ def _learning(report: Report, out: Path) -> None:
     report.curves("The same PPO in the simulator", "simulated episodes", "success", [simulator], percent=True)
     stages = sorted({row["stage"] for row in rows(out / "imagination") if row["stage"].startswith("world")})
     for name, title in _LOSSES.items():
-        lines = [_trained(out / "imagination", stage, name) for stage in stages]
-        report.curves(f"World model: {title.lower()}", "step", "loss", [line for line in lines if line.x])
+        losses = [_trained(out / "imagination", stage, name) for stage in stages]
+        report.curves(f"World model: {title.lower()}", "step", "loss", [loss for loss in losses if loss.x])
 
 
 def _trained(run: Path, stage: str, name: str) -> Series:

@@ -256,7 +256,7 @@ def _page(run: SavedRun, kinds: np.ndarray, chosen: np.ndarray, shown: Sequence[
 
 
 def _tile(name: str, rate: Rate, of: str) -> Tile:
-    return Tile(name, rate.success, rate.low, rate.high, note=f"of {rate.episodes} {of}")
+    return Tile.of(name, rate, f"of {rate.episodes} {of}")
 
 
 def _mp4(shown: Sequence[Clip]) -> bytes:

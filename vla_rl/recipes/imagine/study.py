@@ -5,20 +5,18 @@ Methods that train the same world model on the same episodes share it, so that t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vla_rl.evaluation.report import Bar, Report
+from vla_rl.evaluation.report import Bar, Report, across_seeds
 from vla_rl.evaluation.stats import Rate
+from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
-from vla_rl.recipes.demo_report import percent
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.json_types import JsonObject
-from vla_rl.recipes.metrics import watched
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.sweep import Cell, run_cells
+from vla_rl.recipes.sweep import Cell, run_sweep
 from vla_rl.training.tracking import write_json
 
 
@@ -47,13 +45,12 @@ def run_study(config: ImagineStudy) -> None:
         load_config(function)  # an unknown name should be known before hours of work
     out = Path(config.out)
     first = [Cell(_imitation(out, seed), config.imitation, ("--seed", str(seed))) for seed in config.seeds]
-    try:
-        run_cells(first, config.processes, "imitate")
-        for methods in _in_turn(config):
-            cells = [_cell(config, method, methods[method], seed) for seed in config.seeds for method in methods]
-            run_cells(cells, config.processes, "improve")
-    except KeyboardInterrupt as stop:
-        raise type(stop)(f"stopped; what is finished stays in {out}, the same command goes on.") from stop
+    second, third = (
+        [_cell(config, method, methods[method], seed) for seed in config.seeds for method in methods]
+        for methods in _in_turn(config)
+    )
+    steps = {"imitate": first, "train and improve": second, "improve": third}
+    run_sweep(out, steps, config.processes)
     rows = [_row(out, method, seed) for method in config.methods for seed in config.seeds]
     write_json(out / "results.json", rows)
     _report(out, rows, config)
@@ -99,11 +96,11 @@ def _cell(config: ImagineStudy, method: str, trainer: str, seed: int) -> Cell:
 
 def _row(out: Path, method: str, seed: int) -> JsonObject:
     """Success and cost; recipes in imagination and in the simulator have other names for them."""
-    found = json.loads((out / f"{method}-{seed}" / "summary.json").read_text(encoding="utf-8"))
+    found = metrics.summary(out / f"{method}-{seed}")
     if "imagined_rl" in found:
         after, episodes = found["imagined_rl"], found["simulator_episodes"]
     else:
-        validated = sum(row["played"] for row in watched(out / f"{method}-{seed}"))
+        validated = sum(row["played"] for row in metrics.watched(out / f"{method}-{seed}"))
         after, episodes = found["rl"], found["episodes"] + validated
     seconds = round(sum(found["seconds"].values()), 1)
     paired = {name: found.get(name) for name in ("imitation", "gain")}  # on the same scenes; imagination only
@@ -118,7 +115,9 @@ def _report(out: Path, rows: list[JsonObject], config: ImagineStudy) -> None:
     methods = {_name(method): [row for row in rows if row["method"] == method] for method in config.methods}
     seeds = [f"seed {seed}" for seed in config.seeds]
     reached = {"imitation": [_before(out, rows, seed) for seed in config.seeds]} | methods
-    report.table(["", *seeds, "mean"], [[name, *_rates(found)] for name, found in reached.items()])
+    rates = {name: [_rate(one) for one in found] for name, found in reached.items()}
+    header = ["", *seeds, "mean (min to max)"]
+    report.table(header, [[name, *across_seeds(found)] for name, found in rates.items()])
     report.table(
         ["points won", *seeds, "episodes", "seconds"],
         [[name, *_won(mine)] for name, mine in methods.items()],
@@ -128,7 +127,7 @@ def _report(out: Path, rows: list[JsonObject], config: ImagineStudy) -> None:
     )
     for seed in config.seeds:
         mine = [row for row in rows if row["seed"] == seed]
-        bars = [Bar(_name(row["method"]), row["success"], row["low"], row["high"]) for row in mine]
+        bars = [Bar.of(_name(row["method"]), _rate(row)) for row in mine]
         report.bars(f"Test success, seed {seed}", bars)
     report.command("vla-rl imagine study")
     report.write(out / "report.html")
@@ -139,13 +138,11 @@ def _before(out: Path, rows: list[JsonObject], seed: int) -> JsonObject:
     tested = [row["imitation"] for row in rows if row["seed"] == seed and row["imitation"]]
     if tested:
         return dict(tested[0])
-    return dict(json.loads((_imitation(out, seed) / "summary.json").read_text(encoding="utf-8"))["validation"])
+    return dict(metrics.summary(_imitation(out, seed))["validation"])
 
 
-def _rates(found: Sequence[JsonObject]) -> list[str]:
-    """Success on every seed, and its mean."""
-    rates = [Rate(*(one[name] for name in ("success", "low", "high", "episodes"))) for one in found]
-    return [*map(percent, rates), f"{_mean([rate.success for rate in rates]):.1%}"]
+def _rate(row: JsonObject) -> Rate:
+    return Rate(row["success"], row["low"], row["high"], row["episodes"])
 
 
 def _won(mine: Sequence[JsonObject]) -> list[str | int | None]:
