@@ -72,7 +72,7 @@ def test_its_expert_succeeds_and_standing_still_does_not(reach):
         assert step.success.mean() < 0.2 and set(step.cause) <= {"success", "time_limit"}
 
 
-def test_a_misled_instruction_names_another_cube(reach):
+def test_a_swapped_instruction_names_another_cube(reach):
     with closing(REACH.make(8)) as plain, closing(REACH.make_swapped(8)) as misled:
         named = [env.reset(np.arange(8), np.arange(8)).task for env in (plain, misled)]
     assert (named[0] != named[1]).all()

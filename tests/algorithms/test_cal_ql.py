@@ -43,7 +43,7 @@ def test_the_bound_is_for_the_policys_actions_and_before_the_weight():
     assert float(found) == pytest.approx(expected, abs=1e-6)
 
 
-def test_heads_rows_and_bounds_do_not_mix():
+def test_critics_decisions_and_bounds_do_not_mix():
     draw = lambda *shape: torch.randn(*shape, generator=seeded(1))  # noqa: E731
     uniform, chosen, logprob, value, bound = draw(3, 5, 4), draw(3, 5, 8), draw(5, 8), draw(3, 5), draw(5)
     found = conservative_penalty(uniform, chosen, logprob, value, bound, 2)
@@ -88,7 +88,7 @@ class Crossed(Table):
         return (features["q"] + self.bias).T + torch.stack([action[:, 0], -action[:, 0]])
 
 
-def test_the_target_is_the_best_of_several_actions_by_their_least_value_without_entropy():
+def test_the_target_is_the_best_of_several_actions_by_their_minimum_over_critics_without_entropy():
     parameters = {"nothing": torch.nn.Parameter(torch.zeros(()))}
     config = CalQLConfig(num_critics=2, actions=3)
     learner = CalQL(Several(), parameters, Crossed(2), Replay(8, 0.9), config, seeded())  # type: ignore[arg-type]

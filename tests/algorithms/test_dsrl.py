@@ -114,7 +114,7 @@ def test_the_actor_s_gradient_by_hand(base, config):
     assert info["policy/entropy"] == pytest.approx(-density.mean().item() / 2, abs=1e-3)
 
 
-def test_critics_judge_noise_and_actions(base):
+def test_critics_get_noise_and_actions(base):
     given = batch()
     assert torch.equal(learner(base).critic_action(given), given.sample[:, 0] / 1.5)
     assert torch.equal(learner(base, ALIASED).critic_action(given), given.executed[:, 0])

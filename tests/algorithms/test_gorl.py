@@ -50,7 +50,7 @@ def learner(imitated, config: GoRLConfig = CONFIG, reducer: Any = None, dtype: t
     return config.build(policy, policy.trainable(), critic, seeded(), reducer)
 
 
-def test_the_penalty_is_the_kl_to_the_prior_and_least_there():
+def test_the_penalty_is_the_kl_to_the_prior_and_0_at_the_prior():
     g = seeded()
     mean, raw = torch.randn(2, 5, 1, 3, generator=g, dtype=torch.float64)
     params = {"mean": mean, "std": raw.exp()}
@@ -212,7 +212,7 @@ def half(rollout: Rollout, rank: int) -> Rollout:
     return replace(rollout, features={name: item[:, mine] for name, item in rollout.features.items()}, **parts)
 
 
-def test_two_processes_that_share_the_rows_end_with_the_weights_of_one(imitated):
+def test_two_processes_that_share_the_environments_end_with_the_weights_of_one(imitated):
     config = replace(CONFIG, iterations=2, window=2, minibatch=3, epochs=1, refit=RefitConfig(2, 1e-3))
     config = replace(config, max_logprob_gap=1e9)  # the rollouts are all of the first policy
     doubles = {name: item.double() for name, item in imitated.items()}

@@ -36,7 +36,7 @@ def test_targets_are_clamped_to_the_bounds_of_returns():
     assert td3.critic_step(td3.replay.found)["critic/loss"] == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_each_head_is_regressed_on_its_own():
+def test_each_critic_is_regressed_on_its_own():
     """The gradient of each is that of its own mean squared error: all that couples them is the norm's bound."""
     td3 = build(grad_norm=1e9)
     target = td3.target(td3.replay.found)
@@ -133,7 +133,7 @@ def test_swapped_weights_are_restored_after_the_block():
     assert line.w.tolist() == [0.5, 0.5]
 
 
-def test_a_policy_without_gradient_or_a_subset_too_large_is_refused():
+def test_a_policy_without_gradient_or_too_large_a_num_min_q_is_refused():
     with pytest.raises(
         UserError, match=r"needs a policy with rsample and critic_action .* but GaussianResidual lacks them"
     ):

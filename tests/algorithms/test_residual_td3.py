@@ -39,7 +39,7 @@ def test_the_target_by_hand():
     assert (abs(noise) > 0.4).any() and (abs(action) == 1).any() and 0.1 < (value[0] > value[1]).mean() < 0.9
 
 
-def test_the_actor_ascends_the_mean_of_all_heads_less_the_penalty():
+def test_the_actor_ascends_the_mean_of_all_critics_minus_the_penalty():
     td3, found = build(penalty=0.7, grad_norm=1e9), batch()
     td3.actor_step(found)
     line = Line()
@@ -50,7 +50,7 @@ def test_the_actor_ascends_the_mean_of_all_heads_less_the_penalty():
     assert td3.actor_step(found)["policy/residual_norm"] > 0 and "policy/residual_norm" not in build().actor_step(found)
 
 
-def test_targets_follow_slowly():
+def test_target_weights_are_soft_updates_of_the_weights():
     td3 = build(tau=0.25, critic_warmup=0, policy_delay=1)
     slow, critics = td3.target_parameters["w"].clone(), [p.clone() for p in learnt(td3.target_critic)]
     td3.step()

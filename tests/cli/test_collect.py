@@ -65,7 +65,7 @@ def test_the_seed_decides_and_options_reach_the_environment(tmp_path, capsys):
     assert np.array_equal(load_demonstrations(tmp_path / "e.1").action, one.action), "the earlier ones are still there"
 
 
-def test_how_many_rows_play_side_by_side_changes_nothing(tmp_path):
+def test_the_number_of_environments_changes_nothing(tmp_path):
     few, many = (collect(tmp_path / rows, *TOY, "--count", "9", "--num-envs", rows) for rows in ("2", "16"))
     assert np.array_equal(few.seed, many.seed) and np.array_equal(few.images["audit"], many.images["audit"])
 

@@ -55,7 +55,7 @@ def test_everything_is_learnt_from_the_dataset(dataset, tmp_path):
     assert out.action.shape == (len(episodes.state), 5, 4)
 
 
-def test_a_policy_that_sees_keeps_its_perception_and_learns_the_rest(dataset, untrained, tmp_path):
+def test_a_policy_with_a_backbone_keeps_it_and_learns_the_rest(dataset, untrained, tmp_path):
     folder = untrained()
     policy = trained(tmp_path / "run", "--dataset", dataset, "--policy", folder)
     before = TinyVLA.from_pretrained(folder)

@@ -64,7 +64,7 @@ def test_the_summary_says_what_it_took(summary):
     assert [int(name) for name in summary["plateau"]] == [steps, 2 * steps]
 
 
-def test_metrics_tell_the_whole_course(folder, summary):
+def test_metrics_hold_every_stage_of_the_run(folder, summary):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["elapsed_s"] for row in rows] == sorted(row["elapsed_s"] for row in rows)
     rl = [row for row in rows if row["stage"] == "rl"]
@@ -130,7 +130,7 @@ def test_the_page_shows_numbers_and_films(page, summary):
 
 
 @pytest.mark.parametrize("who", ["imitation", "RL"])
-def test_the_policy_sees(summary, who):
+def test_the_policy_needs_its_pictures(summary, who):
     """It has learnt something, which it can neither do blindly nor from the pictures of other scenes."""
     rates = success(summary, who)
     assert rates["normal"] > 0.4
@@ -139,7 +139,7 @@ def test_the_policy_sees(summary, who):
 
 
 @pytest.mark.parametrize("who", ["imitation", "RL"])
-def test_the_policy_reads(summary, who):
+def test_the_policy_follows_the_instruction(summary, who):
     """It lifts the cube that the instruction names, not the one that happens to be the seed's target."""
     rates = success(summary, who)
     assert abs(rates["swapped_named"] - rates["normal"]) <= 0.15

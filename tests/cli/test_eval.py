@@ -83,7 +83,7 @@ def test_a_damaged_checkpoint_is_said(complaint, untrained, name, damage, senten
     assert sentence in complaint("eval", path.parent, *SMALL)
 
 
-def test_a_checkpoint_in_a_run_is_played_in_the_world_of_that_run(capsys, tmp_path):
+def test_a_checkpoint_in_a_run_is_played_in_the_environment_of_that_run(capsys, tmp_path):
     """Gymnasium's tasks as well, which are judged by returns."""
     numbers = ["--loop.iterations", "1", "--loop.validate-every", "1", "--experience.num_envs", "2"]
     numbers += ["--experience.decisions", "8", "--evaluation.validation", "2", "--evaluation.test", "2"]
@@ -99,7 +99,7 @@ def test_a_checkpoint_in_a_run_is_played_in_the_world_of_that_run(capsys, tmp_pa
     assert "in the environment of its run" in capsys.readouterr().out
 
 
-def test_without_a_run_around_it_a_checkpoint_has_no_world(tmp_path, untrained):
+def test_a_checkpoint_outside_a_run_has_no_environment(tmp_path, untrained):
     assert env_config_of(untrained()) is None and env_config_of(tmp_path / "nowhere") is None
     (tmp_path / "config.json").write_text('{"env": 3}')
     assert env_config_of(tmp_path / "checkpoints" / "best") is None

@@ -158,6 +158,6 @@ def test_a_policy_with_the_wrong_chunk_is_refused_before_anything_moves(untraine
         run(replace(load_config(quick), policy=str(untrained())), str(tmp_path / "run"))
 
 
-def test_a_checkpoint_of_another_world_is_refused_before_training(complaint, untrained, quick, tmp_path):
+def test_a_checkpoint_of_another_environment_is_refused_before_training(complaint, untrained, quick, tmp_path):
     folder = untrained(image_size=32)
     assert "trained for images" in complaint("train", quick, "--policy", folder, "--out", tmp_path / "run")

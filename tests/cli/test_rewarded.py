@@ -64,7 +64,9 @@ def world(request) -> EnvFactory:
 
 
 @pytest.mark.parametrize("method", [PPO, GRPO], ids=["ppo", "grpo"])
-def test_every_method_learns_from_it_and_is_judged_by_the_world(world, policy, critic, tmp_path, method):
+def test_every_method_learns_from_it_and_is_evaluated_by_the_environments_own_success(
+    world, policy, critic, tmp_path, method
+):
     recipe = Rewarded(method, critic, RewardWeights(progress=3.0))
     assert recipe.loop == method.loop
     context = RunContext(world, deepcopy(policy), 1, OneProcess())

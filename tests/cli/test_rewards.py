@@ -62,7 +62,7 @@ def test_frames_of_the_expert_show_what_the_environment_calls_success():
             assert np.array_equal(other.images["front"], track.images["front"]) and other.text[0] != track.text[0]
 
 
-def test_a_clumsy_expert_misses_and_its_frames_follow_from_the_seeds():
+def test_an_expert_with_random_actions_misses_and_its_frames_follow_from_the_seeds():
     seeds = list(range(20, 25))
     clean, noisy, repeated = frames_of(seeds, 0.0), frames_of(seeds, 0.6), frames_of(seeds, 0.6)
     assert np.array_equal(noisy.images["front"], repeated.images["front"])
@@ -120,7 +120,7 @@ def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_the_shipped_critic_follows_lift_and_is_not_misled(tmp_path):
+def test_the_shipped_critic_follows_lift_and_reads_the_instruction(tmp_path):
     """`vla-rl train configs/rewards.py:progress` as it is."""
     main(["train", "configs/rewards.py:progress", "--out", str(tmp_path / "run")])
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
@@ -133,7 +133,7 @@ def test_the_shipped_critic_follows_lift_and_is_not_misled(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_the_shipped_recipe_keeps_its_promise(tmp_path):
+def test_the_shipped_recipe_reaches_its_stated_precision(tmp_path):
     """`vla-rl train configs/rewards.py:success` as it is."""
     main(["train", "configs/rewards.py:success", "--out", str(tmp_path / "run")])
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["test"]
@@ -262,7 +262,7 @@ def test_the_command_takes_frames_from_a_file(tmp_path, complaint):
     assert "holds no readable labelled frames" in complaint(*command[:3], tmp_path / "none.npz", *command[4:])
 
 
-def test_a_promise_that_cannot_be_kept_is_refused(tmp_path, complaint):
+def test_a_precision_that_cannot_be_reached_is_refused(tmp_path, complaint):
     frames = frames_of(list(range(9)), random_action_prob=0.0)
     wrong = replace(frames, label=np.random.default_rng(0).random(len(frames)) < 0.3)
     wrong.save(tmp_path / "wrong.npz")

@@ -30,7 +30,7 @@ def test_several_seeds_are_trained_tabled_and_not_run_again(quick, untrained, tm
     assert "cannot stand for this one; choose another --out" in complaint(*other)
 
 
-def test_a_mistake_is_told_before_anything_runs(quick, complaint, tmp_path):
+def test_a_mistake_is_refused_before_anything_runs(quick, complaint, tmp_path):
     assert "no field '--sed'" in complaint("train", quick, "--seeds", "2", "--sed", "3", "--out", tmp_path / "runs")
     assert "is no number" in complaint("train", quick, "--seeds", "two")
     assert "give both at least 1" in complaint("train", quick, "--seeds", "0")

@@ -54,7 +54,7 @@ class Auditor:
 
 
 @pytest.mark.parametrize(("rows", "horizon"), [(1, 1), (3, 4), (5, 8), (16, 4)])
-def test_every_seed_is_played_once_and_told_truly(rows, horizon):
+def test_every_seed_is_played_once_and_reported_correctly(rows, horizon):
     policy, reports = Auditor(rows, horizon), []
     found = evaluate(make("counting", num_envs=rows), policy, SEEDS, report=lambda *seen: reports.append(seen))
     even = np.array(SEEDS) % 2 == 0

@@ -64,7 +64,7 @@ def test_a_reset_after_encoding_encodes_again():
     assert driver.step().seeds.tolist() == [300, 400, 305]
 
 
-def test_a_decision_holds_what_was_seen_chosen_and_returned():
+def test_a_decision_holds_its_observation_its_action_and_its_step():
     driver = Driver(make("counting", num_envs=3), Recording(4), None, observe="all")
     first = driver.start(SEEDS)
     one, two = driver.step(), driver.step()

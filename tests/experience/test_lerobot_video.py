@@ -121,13 +121,13 @@ def test_what_cannot_be_video_is_refused():
         video.camera((32, 32, 4), 10, "auto")
 
 
-def test_the_codec_is_told_and_kept():
+def test_the_codec_is_recorded_and_kept():
     told = video.camera((96, 96, 3), 10, "auto", Codec("libx264", 18, 4, "slow"))
     assert told.info["video.codec"] == "h264" and video.codec_of(told) == Codec("libx264", 18, 4, "slow")
     assert video.codec_of(video.camera((96, 96, 3), 10, "auto")) == ONE == video.best_codec()
 
 
-def test_without_encoders_one_is_told_what_to_do(monkeypatch):
+def test_without_encoders_the_missing_codecs_are_named(monkeypatch):
     monkeypatch.setattr(av, "codecs_available", {"libx264"})
     assert video.best_codec() == H264
     monkeypatch.setattr(av, "codecs_available", set())

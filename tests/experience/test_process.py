@@ -149,7 +149,7 @@ def test_a_killed_process_is_reported_and_a_closed_one_too():
         ("gausian", r"no 'gausian'.*did you mean 'gaussian'"),
     ],
 )
-def test_what_cannot_be_made_is_told(maker, message):
+def test_a_source_that_cannot_be_built_is_reported(maker, message):
     with pytest.raises(UserError, match=message):
         remote(maker, device=1)
 

@@ -14,10 +14,10 @@ _SCALE = f"{_ON_DIT}test_latents_have_a_scale_that_no_weights_can_change"
 _RECONSTRUCTION = f"{_ON_DIT}test_latents_learn_from_reconstruction_alone"
 _VERY = f"{_ON_WAN}test_a_folder_gives_the_very_network_that_was_saved"
 _CAMERAS = f"{_ON_WAN}test_every_frame_of_every_camera_is_encoded_as_a_video_of_its_own"
-_TOKENS = f"{_ON_WAN}test_features_of_a_place_are_those_of_its_own_token"
+_TOKENS = f"{_ON_WAN}test_features_at_a_pixel_are_those_of_its_own_token"
 _LOW_RANK = f"{_ON_WAN}test_low_rank_corrections_are_nothing_at_first_and_then_b_times_a"
 _REFUSED = f"{_ON_WAN}test_a_folder_that_is_not_wan_is_refused"
-_COUNTS = "tests/world_models/test_backbones.py::test_everything_that_is_reported_counts_frame_by_frame"
+_COUNTS = "tests/world_models/test_backbones.py::test_every_input_of_a_frame_changes_the_prediction_of_every_frame"
 
 _ON_LATENTS = (
     Fault(

@@ -96,13 +96,13 @@ FAULTS = (
         "vla_rl/experience/rollout.py",
         "device=decision.out.sample.device",
         "device='cpu'",
-        (f"{_ON_DEVICE}test_what_is_collected_there_is_where_the_policy_is",),
+        (f"{_ON_DEVICE}test_rollouts_from_another_device_are_on_the_policys_device",),
     ),
     Fault(
         "a world model is trained on the device of its episodes",
         "vla_rl/training/world_model.py",
         "torch.from_numpy(item).to(device)",
         "torch.from_numpy(item)",
-        (f"{_ON_DEVICE}test_a_world_learnt_there_is_the_one_learnt_on_the_host",),
+        (f"{_ON_DEVICE}test_training_on_another_device_gives_the_weights_of_the_host",),
     ),
 )

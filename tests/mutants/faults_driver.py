@@ -61,7 +61,7 @@ FAULTS = (
         _DRIVER,
         "return Decision(obs, features, out, step,",
         "return Decision(step.obs, features, out, step,",
-        (f"{_ON_DRIVER}a_decision_holds_what_was_seen_chosen_and_returned",),
+        (f"{_ON_DRIVER}a_decision_holds_its_observation_its_action_and_its_step",),
     ),
     Fault(
         "frames after the end are recorded",

@@ -42,21 +42,21 @@ FAULTS = (
         _RUN,
         "self.success[self.playing[row]] = bool(step.success[row])",
         "self.success[row % len(self.seeds)] = bool(step.success[row])",
-        (f"{_ON_RUN}test_every_seed_is_played_once_and_told_truly",),
+        (f"{_ON_RUN}test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(
         "rows without a seed play on",
         _RUN,
         "np.flatnonzero(on_host(step.done) & active)",
         "np.flatnonzero(on_host(step.done))",
-        (f"{_ON_RUN}test_every_seed_is_played_once_and_told_truly",),
+        (f"{_ON_RUN}test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(
         "lengths count chunks as if whole",
         _RUN,
         "return on_host(per_action).sum(1)",
         "return on_host(per_action).any(1) * on_host(per_action).shape[1]",
-        (f"{_ON_RUN}test_every_seed_is_played_once_and_told_truly",),
+        (f"{_ON_RUN}test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(
         "the view is not applied",
@@ -70,7 +70,7 @@ FAULTS = (
         "vla_rl/experience/driver.py",
         "self.policy.reset_state(self.state, env_ids)",
         "self.policy.reset_state(self.state, env_ids[:0])",
-        (f"{_ON_RUN}test_every_seed_is_played_once_and_told_truly",),
+        (f"{_ON_RUN}test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(
         "validation seeds run into test seeds",

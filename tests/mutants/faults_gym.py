@@ -141,7 +141,7 @@ FAULTS = (
         "vla_rl/evaluation/run.py",
         "self.returns[self.playing[active]] += _sum(step.reward)[active]",
         "self.returns[self.playing[active]] = _sum(step.reward)[active]",
-        ("tests/evaluation/test_run.py::test_every_seed_is_played_once_and_told_truly",),
+        ("tests/evaluation/test_run.py::test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(
         "the interval is that of one episode",

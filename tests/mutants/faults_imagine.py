@@ -12,10 +12,8 @@ _BUY, _AGREEMENT, _RUN = (
 _REPLAY, _LOOP, _ROWS = "world_models/replay.py", "vla_rl/training/loop.py", "vla_rl/recipes/metrics.py"
 _ON_BUY, _ON_AGREEMENT = "tests/training/test_coevolve.py::", "tests/evaluation/test_trust.py::"
 _SIGN = f"{_ON_BUY}test_each_sign_alone_buys_and_says_why"
-_WHOLE = (
-    "tests/recipes/imagine/test_imagined_env.py::test_a_policy_is_improved_in_imagined_rollouts_and_judged_in_the_truth"
-)
-_PAGE = "tests/recipes/imagine/test_comparison.py::test_the_story_is_reported_from_what_the_runs_left"
+_WHOLE = "tests/recipes/imagine/test_imagined_env.py::test_a_policy_improves_in_imagination"
+_PAGE = "tests/recipes/imagine/test_comparison.py::test_the_report_is_made_from_the_files_of_the_runs"
 
 FAULTS = (
     Fault(
@@ -44,7 +42,7 @@ FAULTS = (
         _BUY,
         "replace(self, baseline=signals, spent=self.spent + bought)",
         "replace(self, spent=self.spent + bought)",
-        (f"{_ON_BUY}test_what_was_bought_sets_what_is_usual",),
+        (f"{_ON_BUY}test_bought_episodes_set_the_new_baseline",),
     ),
     Fault(
         "the most accurate threshold, however short its horizon",
@@ -95,14 +93,14 @@ FAULTS = (
         "vla_rl/recipes/imagine/report.py",
         "'high' if agreed['optimism'] > 0 else 'low'",
         "'high' if agreed['optimism'] < 0 else 'low'",
-        ("tests/recipes/imagine/test_comparison.py::test_the_story_is_reported_from_what_the_runs_left",),
+        ("tests/recipes/imagine/test_comparison.py::test_the_report_is_made_from_the_files_of_the_runs",),
     ),
     Fault(
         "no held-out episodes are accepted",
         "vla_rl/recipes/imagine/collect.py",
         "if not (config.calibration and config.held_out and aside < config.episodes):",
         "if not (config.calibration and aside < config.episodes):",
-        ("tests/recipes/imagine/test_imagined_env.py::test_nothing_left_to_learn_from_is_refused",),
+        ("tests/recipes/imagine/test_imagined_env.py::test_numbers_that_leave_no_training_episodes_are_refused",),
     ),
     Fault(
         "every method trains its own world model",
@@ -123,7 +121,9 @@ FAULTS = (
         "vla_rl/recipes/imagine/train_model.py",
         '    save_world_model(model, folder.checkpoint("first"))',
         "    pass",
-        ("tests/recipes/imagine/test_comparison.py::test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again",),
+        (
+            "tests/recipes/imagine/test_comparison.py::test_an_untrusted_world_model_is_kept_and_can_be_calibrated_again",
+        ),
     ),
     Fault(
         "a missing device is noticed late",
@@ -139,7 +139,9 @@ FAULTS = (
         "vla_rl/recipes/imagine/train_model.py",
         "        calibrated = calibrate(model, episodes.calibration, plan)",
         '        calibrated = CalibratedModel.load(Path(plan.init_from) / "checkpoints" / "world", plan.imagination)',
-        ("tests/recipes/imagine/test_comparison.py::test_a_run_may_begin_with_what_another_collected_and_learnt",),
+        (
+            "tests/recipes/imagine/test_comparison.py::test_init_from_reuses_the_episodes_and_the_weights_of_another_run",
+        ),
     ),
     Fault(
         "an imagined rollout that ended in uncertainty seems not to have moved",
@@ -147,7 +149,7 @@ FAULTS = (
         "on_host(step.valid).all(1) & ~uncertain)",
         "on_host(step.valid).all(1))",
         (
-            "tests/recipes/imagine/test_imagined_env.py::test_an_imagined_rollout_that_ends_in_uncertainty_tells_nothing_of_inverse_dynamics",
+            "tests/recipes/imagine/test_imagined_env.py::test_truncated_calls_are_left_out_of_the_inverse_dynamics_error",
         ),
     ),
     Fault(
@@ -155,7 +157,7 @@ FAULTS = (
         "world_models/replay.py",
         "np.logical_or.accumulate(beyond, 1)",
         "beyond",
-        ("tests/world_models/test_replay.py::test_what_was_uncertain_is_no_success_from_then_on",),
+        ("tests/world_models/test_replay.py::test_after_uncertainty_a_replay_counts_no_success",),
     ),
     Fault(
         "no uncertainty limits are tried",
@@ -170,7 +172,7 @@ FAULTS = (
         "success=np.min([one.success for one in found], 0)",
         "success=found[0].success",
         (
-            "tests/recipes/imagine/test_imagined_env.py::test_a_replay_is_as_likely_as_the_least_likely_of_the_imagined_rollouts_that_a_success_is_imagined",
+            "tests/recipes/imagine/test_imagined_env.py::test_the_success_probability_of_a_replay_is_the_minimum_over_its_samples",
         ),
     ),
     Fault(
@@ -178,7 +180,7 @@ FAULTS = (
         "vla_rl/recipes/imagine/report.py",
         "if needed is not None",
         "if needed",
-        ("tests/recipes/imagine/test_comparison.py::test_the_story_is_reported_from_what_the_runs_left",),
+        ("tests/recipes/imagine/test_comparison.py::test_the_report_is_made_from_the_files_of_the_runs",),
     ),
     Fault(
         "bought episodes are not counted",
@@ -199,7 +201,7 @@ FAULTS = (
         "vla_rl/recipes/imagine/train_model.py",
         'if (kept / "config.json").exists():',
         "if False:",
-        ("tests/recipes/imagine/test_comparison.py::test_what_was_trained_is_gone_on_with",),
+        ("tests/recipes/imagine/test_comparison.py::test_a_finished_run_has_its_summary_and_is_not_continued",),
     ),
     Fault(
         "the best weights keep their score in the earlier environment",

@@ -43,7 +43,7 @@ FAULTS = (
         _ENV,
         "padded = np.concatenate([env_ids, np.full(self.config.batch_size - len(env_ids), env_ids[0])])",
         "padded = env_ids",
-        (f"{_ON_ENV}test_rows_do_not_depend_on_how_many_there_are",),
+        (f"{_ON_ENV}test_an_environment_does_not_depend_on_their_number",),
     ),
     Fault(
         "a snapshot forgets the actions of the call",
@@ -57,7 +57,7 @@ FAULTS = (
         _ENV,
         "self._context_frames[whole, 1:-1] = self._context_frames[whole, 2:]",
         "self._context_frames[whole, :-1] = self._context_frames[whole, 1:]",
-        (f"{_ON_ENV}test_the_first_frame_is_always_seen",),
+        (f"{_ON_ENV}test_the_first_frame_is_always_in_the_context",),
     ),
     Fault(
         "success is evaluated inside a call",
@@ -142,6 +142,6 @@ FAULTS = (
         _KEYFRAMES,
         "moments[moments < end - config.tail]",
         "moments",
-        (f"{_ON_KEYFRAMES}test_something_is_left_to_happen_after_a_keyframe",),
+        (f"{_ON_KEYFRAMES}test_a_keyframe_is_never_at_the_end_of_an_episode",),
     ),
 )

@@ -14,7 +14,7 @@ _GRADIENT = f"{_ON_DSRL}test_the_actor_s_gradient_by_hand"
 _DISTILLED = f"{_ON_DSRL}test_noise_critics_equal_action_critics_after_the_decoder"
 _REFIT = f"{_ON_GORL}test_the_refit_maps_the_prior_to_what_was_executed"
 _STAGES = f"{_ON_GORL}test_a_refit_ends_every_stage_but_the_last"
-_PROCESSES = f"{_ON_GORL}test_two_processes_that_share_the_rows_end_with_the_weights_of_one"
+_PROCESSES = f"{_ON_GORL}test_two_processes_that_share_the_environments_end_with_the_weights_of_one"
 _DSRL_RESUMED = f"{_ON_DSRL}test_a_resumed_run_is_bit_identical"
 _GORL_RESUMED = f"{_ON_GORL}test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical"
 
@@ -147,7 +147,7 @@ _NOISE_ALIASED = (
         _DSRL,
         "return self.policy.normalized(batch.executed)",
         "return super().critic_action(batch)",
-        (f"{_ON_DSRL}test_critics_judge_noise_and_actions",),
+        (f"{_ON_DSRL}test_critics_get_noise_and_actions",),
     ),
     Fault(
         "noise critics see other inputs",
@@ -164,14 +164,14 @@ _TURNS = (
         _GORL,
         "std.square() - 1.0 - 2.0 * std.log()",
         "std.square()",
-        (f"{_ON_GORL}test_the_penalty_is_the_kl_to_the_prior_and_least_there",),
+        (f"{_ON_GORL}test_the_penalty_is_the_kl_to_the_prior_and_0_at_the_prior",),
     ),
     Fault(
         "the penalty is a mean",
         _GORL,
         ".flatten(1).sum(1)",
         ".flatten(1).mean(1)",
-        (f"{_ON_GORL}test_the_penalty_is_the_kl_to_the_prior_and_least_there",),
+        (f"{_ON_GORL}test_the_penalty_is_the_kl_to_the_prior_and_0_at_the_prior",),
     ),
     Fault(
         "the penalty is a reward",

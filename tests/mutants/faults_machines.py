@@ -10,7 +10,7 @@ _THREADS = "tests/recipes/test_threads.py::"
 _WRITTEN = "tests/test_benchmarks.py::test_every_row_is_written_when_it_is_there_and_a_budget_ends_what_is_too_slow"
 _PARALLEL = "tests/evaluation/test_parallel.py::test_outcomes_do_not_depend_on_the_number_of_threads"
 _BACKBONES = "tests/world_models/test_backbones.py::"
-_ALONE = f"{_BACKBONES}test_rows_and_frames_are_latents_of_their_own"
+_ALONE = f"{_BACKBONES}test_environments_and_frames_have_latents_of_their_own"
 _NEIGHBOURS = f"{_BACKBONES}test_a_row_does_not_depend_on_its_neighbours_or_its_place"
 
 FAULTS = (

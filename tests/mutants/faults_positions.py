@@ -15,8 +15,8 @@ _ONCE = f"{_ON_POSITIONS}test_every_frame_occurs_once_with_its_own_position"
 _SHOWN = f"{_ON_POSITIONS}test_the_named_cube_is_where_the_picture_shows_its_colour"
 _FINDS = f"{_ON_PROBE}test_it_finds_the_named_object"
 _BY_HAND = f"{_ON_METRICS}test_millimetres_by_hand"
-_OTHER = f"{_ON_TRAINING}test_a_world_model_stands_for_no_other_world"
-_WARNED = "tests/world_models/test_env.py::test_a_horizon_beyond_what_was_judged_is_warned_of"
+_OTHER = f"{_ON_TRAINING}test_a_world_model_is_refused_for_another_environment"
+_WARNED = "tests/world_models/test_env.py::test_a_horizon_beyond_the_calibrated_one_is_warned_of"
 
 FAULTS = (
     Fault("frames of idle rows are kept", _POSITIONS, "has_seed & step.valid[:, h])", "has_seed)", (_ONCE,)),
@@ -169,7 +169,7 @@ FAULTS = (
         _TRAINING,
         "require_same_env(model.spec, trajectories)",
         "pass",
-        (f"{_ON_TRAINING}test_episodes_of_another_world_are_refused",),
+        (f"{_ON_TRAINING}test_episodes_of_another_environment_are_refused",),
     ),
     Fault(
         "the calibrated horizon is counted in calls",

@@ -12,7 +12,7 @@ _ON_RESIDUAL, _ON_HEADS = "tests/policies/test_residual.py::", "tests/policies/t
 _ON_TD3, _ON_OFF = "tests/algorithms/test_residual_td3.py::", "tests/algorithms/test_off_policy.py::"
 _TARGET = f"{_ON_TD3}test_the_target_by_hand"
 _BASE = f"{_ON_RESIDUAL}test_at_first_it_is_the_base_chunk_by_chunk_after_every_kind_of_end"
-_ROWS = f"{_ON_RESIDUAL}test_rows_follow_plans_of_their_own"
+_ROWS = f"{_ON_RESIDUAL}test_environments_have_base_chunks_of_their_own"
 
 _POLICIES = (
     Fault(
@@ -48,7 +48,7 @@ _POLICIES = (
         _RESIDUAL,
         "(position < left[:, None])[..., None]",
         "(ahead < 99 + left[:, None])[..., None]",
-        (f"{_ON_RESIDUAL}test_what_else_is_in_the_queue_is_seen_and_nothing_beyond_it",),
+        (f"{_ON_RESIDUAL}test_the_rest_of_the_queue_is_observed_and_nothing_after_it",),
     ),
     Fault(
         "the noise grows with its correlation",
@@ -90,7 +90,7 @@ _POLICIES = (
         _CRITICS,
         "return torch.baddbmm(self.bias, x, self.weight)",
         "return torch.baddbmm(self.bias, x, self.weight[:1].expand_as(self.weight))",
-        ("tests/policies/test_critics.py::test_the_loss_of_one_head_moves_no_other",),
+        ("tests/policies/test_critics.py::test_the_loss_of_one_critic_moves_no_other",),
     ),
     Fault(
         "a function's actions for all rows are taken as one row's chunk",
@@ -107,7 +107,7 @@ _LEARNING = (
         _OFF,
         "loss = (value - target).square().mean(1).sum() + self",
         "loss = len(value) * (value.mean(0) - target).square().mean() + self",
-        (f"{_ON_OFF}test_critics_that_start_apart_converge", f"{_ON_OFF}test_each_head_is_regressed_on_its_own"),
+        (f"{_ON_OFF}test_critics_that_start_apart_converge", f"{_ON_OFF}test_each_critic_is_regressed_on_its_own"),
     ),
     Fault(
         "the pair is drawn with replacement",
@@ -143,14 +143,14 @@ _LEARNING = (
         _TD3,
         "loss = -self.critic(batch.features, action).mean()",
         "loss = -self.critic(batch.features, action).amin(0).mean()",
-        (f"{_ON_TD3}test_the_actor_ascends_the_mean_of_all_heads_less_the_penalty",),
+        (f"{_ON_TD3}test_the_actor_ascends_the_mean_of_all_critics_minus_the_penalty",),
     ),
     Fault(
         "the target critics are never updated",
         _OFF,
         "target.lerp_(online, self.config.tau)",
         "target.lerp(online, self.config.tau)",
-        (f"{_ON_TD3}test_targets_follow_slowly",),
+        (f"{_ON_TD3}test_target_weights_are_soft_updates_of_the_weights",),
     ),
     Fault(
         "the actor's loss trains the critics",

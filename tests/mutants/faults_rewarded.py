@@ -236,7 +236,7 @@ _CUT_OFF = (
         _MEMBERS,
         "return self.reward + self.truncation_return",
         "return self.reward",
-        (f"{_TOY}test_groups_are_mixed_by_what_their_members_are_worth",),
+        (f"{_TOY}test_truncation_values_decide_whether_a_group_is_mixed",),
     ),
     Fault(
         "a truncation by uncertainty is a failure",
@@ -250,7 +250,9 @@ _CUT_OFF = (
         _RELATIVE,
         "rollout.truncated.any(0).double().mean()",
         "rollout.truncated.double().mean()",
-        ("tests/recipes/imagine/test_grpo.py::test_members_of_a_group_begin_alike_and_those_in_uncertainty_are_kept",),
+        (
+            "tests/recipes/imagine/test_grpo.py::test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept",
+        ),
     ),
     Fault(
         "truncations are counted among the delivered only",

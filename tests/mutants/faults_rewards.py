@@ -182,7 +182,7 @@ _TRACKED = (
         _TRACKING,
         "tracker.log(stage, step, metrics)",
         "tracker.log(stage, step, {})",
-        (f"{_ON_TRACKERS}test_a_run_tells_its_trackers_what_it_writes_down",),
+        (f"{_ON_TRACKERS}test_trackers_get_every_line_of_the_metrics",),
     ),
     Fault(
         "an unknown tracker costs the earlier run its place",

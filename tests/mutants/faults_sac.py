@@ -18,7 +18,7 @@ _EXPECTILE = f"{_ON_IQL}test_golden_expectile_losses"
 _WEIGHTS = f"{_ON_IQL}test_recorded_actions_are_imitated_by_the_exponential_of_their_advantage"
 _GOLDEN = f"{_ON_CAL}test_golden_penalties"
 _PARTS = f"{_ON_CAL}test_the_penalty_of_the_regulariser_is_that_of_its_parts"
-_BEST = f"{_ON_CAL}test_the_target_is_the_best_of_several_actions_by_their_least_value_without_entropy"
+_BEST = f"{_ON_CAL}test_the_target_is_the_best_of_several_actions_by_their_minimum_over_critics_without_entropy"
 _DROPPED = f"{_ON_WSRL}test_after_pre_training_the_recorded_data_are_gone_and_all_else_goes_on"
 
 _SQUASHED = (

@@ -135,7 +135,7 @@ _LOOPS = (
         _RUN,
         "iter(range(len(self.seeds)))",
         "iter(range(len(self.seeds) - 1))",
-        ("tests/evaluation/test_run.py::test_every_seed_is_played_once_and_told_truly",),
+        ("tests/evaluation/test_run.py::test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(
         "rows that end together share a seed",

@@ -86,7 +86,7 @@ def test_the_distribution_it_came_with_is_named(home, tmp_path, place, cure):
     assert status == 2 and f"'{foreign}' would be imported as 'sims'" in said and cure in said
 
 
-def test_a_package_that_is_gone_is_told(home, tmp_path):
+def test_a_missing_package_of_ours_is_named(home, tmp_path):
     shutil.rmtree(home / "robot_drivers")
     code = "import sys\nsys.meta_path = [finder for finder in sys.meta_path if 'editable' not in str(finder)]\n"
     code += f"sys.path[:0] = [{str(home)!r}]\nfrom vla_rl.cli import main\nmain(['inspect'])"

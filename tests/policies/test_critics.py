@@ -37,7 +37,7 @@ def alone(critic: QEnsemble, head: int) -> nn.Sequential:
     return nn.Sequential(*layers, last)
 
 
-def test_every_head_is_a_network_of_its_own():
+def test_every_critic_is_a_network_of_its_own():
     critic, (features, action) = made(), seen()
     for parameter in critic.parameters():
         nn.init.normal_(parameter)  # those of the inputs are set next
@@ -51,7 +51,7 @@ def test_every_head_is_a_network_of_its_own():
     assert (changed != value).all() and (critic({**features, "plan": action}, action) != value).all()
 
 
-def test_the_loss_of_one_head_moves_no_other():
+def test_the_loss_of_one_critic_moves_no_other():
     critic = made()
     for head in range(HEADS):
         critic.zero_grad()
@@ -64,7 +64,7 @@ def test_the_loss_of_one_head_moves_no_other():
             assert norms[head] > 0 and norms.count_nonzero() == 1, name
 
 
-def test_heads_begin_apart_and_as_pytorch_does():
+def test_critics_have_different_initial_weights_in_the_range_of_pytorch():
     critic = made()
     values = critic(*seen())
     assert values.std(0).min() > 1e-3

@@ -23,7 +23,7 @@ def env():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_it_slips_in_a_share_of_its_decisions(env, share):
+def test_it_acts_randomly_in_a_share_of_its_decisions(env, share):
     policy = EpsilonRandomPolicy(FunctionPolicy(env.spec, still), env.spec, share)
     check_policy(policy, env, torch.Generator().manual_seed(0))
     features = policy.encode(env.reset(np.arange(400), np.arange(400)))

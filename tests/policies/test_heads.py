@@ -101,7 +101,7 @@ def test_the_slope_is_stable():
 
 
 @pytest.mark.parametrize("std", [0.05, 1.0, 3.0])
-def test_at_first_the_choice_is_the_same_everywhere(std):
+def test_the_initial_action_is_the_same_in_every_state(std):
     features = seen()
     torch.manual_seed(0)
     squash = SquashedHead(SIZES, 2, CONFIG, std).double()

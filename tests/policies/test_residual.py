@@ -99,7 +99,7 @@ def test_a_residual_can_be_the_base_of_another():
 
 
 @pytest.mark.parametrize("name", ["function", "own state"])
-def test_rows_follow_plans_of_their_own(name):
+def test_environments_have_base_chunks_of_their_own(name):
     """Rows end at different times: every episode is what the base would do alone, through the rollout."""
     base, _ = BASES[name]
     env = make("counting", num_envs=5)
@@ -121,7 +121,7 @@ def test_the_base_is_asked_only_when_its_chunk_is_used_up():
     assert base.batch_sizes == [1] * sum(-(-len(episode) // 3) for episode in episodes)
 
 
-def test_what_else_is_in_the_queue_is_seen_and_nothing_beyond_it():
+def test_the_rest_of_the_queue_is_observed_and_nothing_after_it():
     policy = made(config=replace(SMALL, plan=5))
     obs, state = make("counting", num_envs=2).reset([0, 1], [300, 301]), policy.initial_state(2)
     state = policy.reset_state(state, np.arange(2))

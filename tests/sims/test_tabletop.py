@@ -270,7 +270,7 @@ def test_impossible_variants_are_refused(name, options):
         make(name, num_envs=1, **options)
 
 
-def test_places_are_as_far_apart_as_asked():
+def test_positions_are_at_least_the_given_distance_apart():
     spacing = np.array([[0, 0.05, 0.1], [0.05, 0, 0.02], [0.1, 0.02, 0]])
     for seed in range(50):
         xy = scatter(3, spacing, np.random.Generator(np.random.PCG64(seed)))

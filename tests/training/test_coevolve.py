@@ -13,7 +13,7 @@ CALM = Signals(imagined=0.6, real=0.55, uncertain=0.1, inverse_dynamics_error=0.
 CONFIG = CoevolutionConfig(budget=250, batch=100, success_gap=0.1, uncertainty_rise=0.05, inverse_dynamics_ratio=1.5)
 
 
-def test_nothing_is_bought_while_imagined_rollouts_hold():
+def test_nothing_is_bought_while_all_signals_are_calm():
     decision = Coevolution(CONFIG, CALM).decide(CALM)
     assert decision.buy == 0 and decision.reasons == ()
 
@@ -32,7 +32,7 @@ def test_each_sign_alone_buys_and_says_why(change, reason):
     assert decision.buy == 100 and decision.reasons == (reason,)
 
 
-def test_imagined_rollouts_may_be_worse_than_reality_for_nothing():
+def test_a_lower_imagined_success_buys_nothing():
     assert Coevolution(CONFIG, CALM).decide(Signals(0.1, 0.9, 0.0, 0.0)).buy == 0
 
 
@@ -46,7 +46,7 @@ def test_the_budget_is_never_exceeded_and_reasons_stay():
     assert bought == [100, 100, 50, 0, 0] and state.spent == 250
 
 
-def test_what_was_bought_sets_what_is_usual():
+def test_bought_episodes_set_the_new_baseline():
     worse = replace(CALM, uncertain=0.5, inverse_dynamics_error=0.4)
     state = Coevolution(CONFIG, CALM).renewed(replace(worse, real=0.6), 100)
     assert state.decide(worse).reasons == ()

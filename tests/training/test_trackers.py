@@ -55,7 +55,7 @@ def notes(monkeypatch):
     return kind.opened
 
 
-def test_a_run_tells_its_trackers_what_it_writes_down(notes, tmp_path):
+def test_trackers_get_every_line_of_the_metrics(notes, tmp_path):
     folder = RunFolder(tmp_path / "run", tracked("notes", "notes"))
     (one,) = notes  # named twice, opened once
     assert one.run == tmp_path / "run" and one.config["seed"] == 1
@@ -75,7 +75,7 @@ def test_a_metric_cannot_pass_for_an_entry_of_the_line(tmp_path):
     assert folder.metrics("rl") == []
 
 
-def test_a_resumed_run_goes_on_telling_them(notes, tmp_path):
+def test_trackers_get_the_lines_of_a_resumed_run(notes, tmp_path):
     RunFolder(tmp_path / "run", tracked("notes")).close()
     RunFolder.resume(tmp_path / "run").log("rl", 2, {"validation": 1.0})
     assert [one.lines for one in notes] == [[], [("rl", 2, {"validation": 1.0})]]

@@ -67,7 +67,7 @@ def changed(what: str):
         "control steps",
     ],
 )
-def test_a_world_model_stands_for_no_other_world(folder, what):
+def test_a_world_model_is_refused_for_another_environment(folder, what):
     part = what.split(",")[0]
     with pytest.raises(UserError, match=f"trained for other {part} than 'table' has.*train one on episodes"):
         load_world_model(folder, changed(what))
@@ -131,7 +131,7 @@ def wrong(what: str, trajectories: Trajectories) -> Trajectories:
 
 
 @pytest.mark.parametrize("what", ["camera", "more", "size", "state", "action", "task", "unknown task"])
-def test_episodes_of_another_world_are_refused(what):
+def test_episodes_of_another_environment_are_refused(what):
     trajectories = played(6, seed=1)
     require_same_env(spec(), trajectories)
     with pytest.raises(UserError, match="a world model of it cannot learn from them; record"):
@@ -139,7 +139,7 @@ def test_episodes_of_another_world_are_refused(what):
 
 
 @pytest.mark.parametrize("cameras", [("front",), ("side", "front")])
-def test_imagined_rollouts_follow_episodes_to_their_ends(monkeypatch, cameras):
+def test_imagined_episodes_are_as_long_as_the_recorded_ones(monkeypatch, cameras):
     """With a world that grows brighter by one in every call: each call has the imagined past and recorded states."""
     trajectories, made = played(8, seed=1), model(cameras)
     front = trajectories.images["front"]
@@ -174,7 +174,7 @@ def test_imagined_rollouts_follow_episodes_to_their_ends(monkeypatch, cameras):
     assert offsets == set(range(made.config.frames))
 
 
-def test_half_of_the_crops_that_are_learnt_from_are_imagined(monkeypatch):
+def test_half_of_the_training_crops_are_imagined(monkeypatch):
     made, seen = model(), []
     monkeypatch.setattr(made, "predict_along", lambda batch, generator: torch.full_like(batch["pictures"][:, -1], 255))
     learn = made.mode_classifier_loss
@@ -189,7 +189,7 @@ def test_half_of_the_crops_that_are_learnt_from_are_imagined(monkeypatch):
     assert not imagined[:, :16].any() and imagined[:, 16:].float().mean() > 0.3
 
 
-def test_crops_are_learnt_where_the_way_is_uncertain(monkeypatch):
+def test_crops_are_sampled_where_the_modes_are_uncertain(monkeypatch):
     """All uncertainty on one moment, recorded and imagined: a tenth of the looks are spread over the others."""
     made, trajectories, seen = model(), played(30, seed=1), []
     there = 5

@@ -75,7 +75,7 @@ def test_shapes_are_those_of_the_protocol(config, cameras):
 
 @every
 @views
-def test_rows_and_frames_are_latents_of_their_own(config, cameras):
+def test_environments_and_frames_have_latents_of_their_own(config, cameras):
     video = built(config, cameras).double()
     shown = some_pictures(cameras, 3, 4).double()
     together = video.encode(shown)
@@ -129,7 +129,7 @@ def test_gradients_reach_whatever_is_trained_and_nothing_else(config):
 
 @every
 @pytest.mark.parametrize("name", CALL)
-def test_everything_that_is_reported_counts_frame_by_frame(config, name):
+def test_every_input_of_a_frame_changes_the_prediction_of_every_frame(config, name):
     """And what is told about one frame is known to the others: an early action moves a late square."""
     video = built(config)
     given = numbers(video)

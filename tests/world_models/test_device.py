@@ -66,11 +66,11 @@ def test_imagined_rollouts_on_a_device_are_those_of_the_host():
                 assert np.array_equal(on_host(getattr(other, name)), getattr(one, name))
 
 
-def test_the_contract_holds_there():
+def test_the_contract_holds_on_another_device():
     assert len(check_env(imagined(ELSEWHERE))) >= 5
 
 
-def test_replays_there_are_those_of_the_host():
+def test_replays_on_another_device_are_those_of_the_host():
     made = model()
     chooser = np.random.default_rng(1)
     actions = [chooser.uniform(-0.5, 0.5, (length, 2)).astype(np.float32) for length in (4, 7, 6)]
@@ -81,7 +81,7 @@ def test_replays_there_are_those_of_the_host():
         assert np.array_equal(getattr(here, name), getattr(there, name), equal_nan=True)
 
 
-def test_a_world_learnt_there_is_the_one_learnt_on_the_host():
+def test_training_on_another_device_gives_the_weights_of_the_host():
     trajectories, fitted = recorded(12, seed=1), WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4)
     learnt, told = [], []
     for device in ("cpu", ELSEWHERE):
@@ -100,7 +100,7 @@ def test_a_world_learnt_there_is_the_one_learnt_on_the_host():
     assert all(item.isfinite().all() for item in there.values())
 
 
-def test_what_is_collected_there_is_where_the_policy_is():
+def test_rollouts_from_another_device_are_on_the_policys_device():
     """A policy on the host learns from imagined rollouts elsewhere as from those on the host."""
     collected = []
     for device in ("cpu", ELSEWHERE):
@@ -122,7 +122,7 @@ def test_what_is_collected_there_is_where_the_policy_is():
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_larger_backbones_paint_there_what_they_paint_on_the_host(config):
+def test_larger_backbones_predict_on_another_device_what_they_predict_on_the_host(config):
     video, given = built(config), numbers(built(config))
     here = call(video, given).clean
     there = call(video.to(ELSEWHERE), {name: item.to(ELSEWHERE) for name, item in given.items()}).clean

@@ -137,7 +137,7 @@ def imagined(video: DiT, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return video.decode(video(0.5 * (first + noisy), 0.5 * whole, seen, moves).clean[:, -1])
 
 
-def test_it_learns_where_a_square_goes():
+def test_it_learns_to_predict_a_moving_square():
     """Autoencoder and transformer together, from noise to pictures; copying the latest one is what has to be beaten."""
     torch.manual_seed(0)
     video = replace(DIT, lens=24, width=48, heads=4).build((3, 16, 16), MEMORY, STEPS, 5, 1)

@@ -65,7 +65,7 @@ def test_a_reset_of_one_row_touches_no_other():
     assert not same(courses[0].select(np.array([2])), courses[1].select(np.array([2])))
 
 
-def test_rows_do_not_depend_on_how_many_there_are():
+def test_an_environment_does_not_depend_on_their_number():
     one, many, sizes = imagined_env(1), imagined_env(9), set()
     for env in (one, many):  # kernels differ with the size of a batch, so there is one size only
         env.model.video.register_forward_pre_hook(lambda module, given: sizes.add(len(given[0])))
@@ -110,7 +110,7 @@ def test_noise_is_new_in_every_call():
     assert not same(first, env.step(actions).obs)
 
 
-def test_the_first_frame_is_always_seen():
+def test_the_first_frame_is_always_in_the_context():
     env, rows = imagined_env(2), np.arange(2)
     env.reset(rows, rows)
     initial = env.snapshot(rows)["rollout/context_frames"]
@@ -234,13 +234,13 @@ def test_seeds_choose_where_imagined_rollouts_begin(share, kinds):
     assert found == kinds
 
 
-def test_an_imagined_rollout_of_nothing_is_refused():
+def test_a_horizon_of_0_is_refused():
     with pytest.raises(UserError, match="nothing to imagine"):
         imagined_env(2, horizon=0)
 
 
 @pytest.mark.parametrize("horizon, calibrated, warned", [(12, 4, False), (13, 4, True), (12, 3, True), (2, 1, False)])
-def test_a_horizon_beyond_what_was_judged_is_warned_of(horizon, calibrated, warned):
+def test_a_horizon_beyond_the_calibrated_one_is_warned_of(horizon, calibrated, warned):
     """Calls of three control steps; the rows that repeat successes have no limits and say nothing of their own."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -25,20 +25,20 @@ def scenes(count: int, speed: tuple[float, float] = (0.23, 0.17)) -> tuple[torch
     return pictures, state, place
 
 
-def test_it_is_found_within_a_pixel():
+def test_the_robot_is_found_within_a_pixel():
     pictures, state, place = scenes(200)
     weight, bias = register(pictures, state)
     pixels = (state @ weight.T + bias - place).abs() * torch.tensor([SIDES[1] / 2, SIDES[0] / 2])
     assert pixels.mean() < 1.0
 
 
-def test_what_it_does_not_depend_on_has_no_weight():
+def test_entries_that_do_not_move_the_robot_have_no_weight():
     pictures, state, _ = scenes(200)
     weight, _ = register(pictures, state)
     assert weight[:, 2].abs().max() < 0.05 and weight[0, 1].abs() < 0.05 and weight[1, 0].abs() < 0.05
 
 
-def test_a_place_that_is_reported_twice_is_believed_half_each():
+def test_two_inputs_with_the_same_position_get_half_the_weight_each():
     """Where it is and where it is told to be: weights that cancel would be wrong as soon as these differ."""
     pictures, state, _ = scenes(200)
     told = state[:, :2] + 0.01 * torch.randn(200, 2, generator=torch.Generator().manual_seed(1))
@@ -47,7 +47,7 @@ def test_a_place_that_is_reported_twice_is_believed_half_each():
     torch.testing.assert_close(weight, wanted, atol=0.03, rtol=0.0)
 
 
-def test_pictures_of_something_else_do_not_drag_it_along():
+def test_pictures_without_the_robot_do_not_move_its_position():
     """In every fourth the hand is not there, and its double is seen at one place whatever the state."""
     pictures, state, place = scenes(240)
     pictures[::4] = pictures[:1]
@@ -58,7 +58,7 @@ def test_pictures_of_something_else_do_not_drag_it_along():
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_robot_that_never_moves_is_looked_for_in_the_middle(count):
+def test_a_robot_that_never_moves_is_registered_in_the_centre(count):
     """As with a camera at its hand; a handful of pictures will do."""
     pictures = torch.ones(count, 3, *SIDES)
     weight, bias = register(pictures, torch.randn(count, 3, generator=torch.Generator().manual_seed(0)))

@@ -55,7 +55,7 @@ def test_a_value_that_changes_fast_is_found_and_never_at_an_episodes_end():
     assert mine(**given, config=CONFIG).slope.tolist() == [3, 4]
 
 
-def test_something_is_left_to_happen_after_a_keyframe():
+def test_a_keyframe_is_never_at_the_end_of_an_episode():
     given = episodes()
     given["value"] = np.repeat([0.0, 0.5, 0.0], [8, 2, 10])
     assert mine(**given, config=KeyframeConfig(jump=9.0, slope=0.3, lead=1, tail=2)).slope.tolist() == [7]

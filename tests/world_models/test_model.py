@@ -95,7 +95,7 @@ def test_uncertainty_is_how_far_apart_the_robot_may_be(learnt, held_out):
     assert (future.uncertainty > 0).all()
 
 
-def test_crops_are_wanted_where_the_blind_are_uncertain(learnt, held_out):
+def test_mode_uncertainty_is_the_disagreement_of_the_state_dynamics(learnt, held_out):
     """At the last control step that counts, given how many do."""
     batch = {"state": held_out["state"][:, : 1 + FRAMES], "actions": held_out["actions"][:, :FRAMES]}
     known = torch.full((len(batch["state"]),), 2)
@@ -108,7 +108,7 @@ def test_crops_are_wanted_where_the_blind_are_uncertain(learnt, held_out):
     torch.testing.assert_close(mode_uncertainty, disagreement(modes[:, :, 1], odds))
 
 
-def test_the_actions_that_were_not_made_are_found_out(learnt, held_out):
+def test_the_inverse_dynamics_error_is_larger_for_actions_that_were_not_executed(learnt, held_out):
     before, after = (held_out["pictures"][:, learnt.config.context_frames + i] for i in (0, FRAMES))
     right = held_out["actions"][:, :FRAMES]
     wrong = right.flip(0)
@@ -144,7 +144,7 @@ def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
     torch.testing.assert_close(inputs[1], 0.5 * (inputs[0] + guesses[0]))
 
 
-def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
+def test_the_predicted_state_is_one_of_the_modes_with_their_probabilities(learnt, held_out):
     """In every entry one of the modes, as often as its odds say, and never their mean."""
     told: list[tuple[torch.Tensor, torch.Tensor]] = []
     painted: list[torch.Tensor] = []
@@ -164,7 +164,7 @@ def test_the_robot_is_where_it_was_decided_to_be(learnt, held_out):
     torch.testing.assert_close(chosen, odds.exp().mean(0), atol=0.1, rtol=0.0)
 
 
-def test_every_entry_of_the_state_is_decided_by_a_throw_of_its_own(learnt, held_out, monkeypatch):
+def test_every_entry_of_the_state_has_random_numbers_of_its_own(learnt, held_out, monkeypatch):
     throws: list[torch.Tensor] = []
 
     def note(modes: torch.Tensor, odds: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:

@@ -70,13 +70,13 @@ def test_uncertainties_are_reported_by_depth():
     assert all(np.isfinite(column).all() for column in found.by_depth())
 
 
-def test_a_seed_beyond_the_starts_is_refused():
+def test_a_seed_beyond_the_initial_states_is_refused():
     made = model()
     with pytest.raises(UserError, match="no initial state 5 among 5"):
         OrderedPool(initial_states(made, count=5).first).draw(np.array([5]), 0.0)
 
 
-def test_what_was_uncertain_is_no_success_from_then_on():
+def test_after_uncertainty_a_replay_counts_no_success():
     """Three replays that are sure of success at the second and the third call; one ends before the third."""
     step = np.array([[3, 6, 9], [3, 6, 9], [3, 6, 0]])
     sure = np.array([[0.1, 0.9, 0.9], [0.1, 0.9, 0.9], [0.1, 0.9, np.nan]], np.float32)

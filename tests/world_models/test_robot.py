@@ -20,20 +20,20 @@ from world_models.robot import (
 )
 
 
-def test_odds_choose_by_the_share_of_a_normal():
+def test_modes_are_sampled_by_the_cumulative_normal():
     """Half of a standard normal is below 0; the second entry has the odds the other way round."""
     odds = torch.tensor([[0.5, 0.25], [0.25, 0.25], [0.25, 0.5]]).log().expand(4, 3, 2)
     noise = torch.tensor([-0.1, 0.1, 0.7, 9.0])[:, None].expand(4, 2)
     assert sample_modes(torch.zeros(4, 3, 1, 2), odds, noise).tolist() == [[0, 1], [1, 2], [2, 2], [2, 2]]
 
 
-def test_every_entry_has_its_own_candidate():
+def test_every_entry_has_its_own_mode():
     """The first entry of the second candidate, the second one of the first, at both control steps."""
     modes = torch.arange(8.0).view(1, 2, 2, 2)
     assert select_modes(modes, torch.tensor([[1, 0]])).tolist() == [[[4.0, 1.0], [6.0, 3.0]]]
 
 
-def test_surprise_is_the_likelihood_of_a_mixture_by_hand():
+def test_the_likelihood_of_a_mixture_by_hand():
     """One entry, two modes at 0 and 1, standard deviation 0.5, odds 3 to 1; an entry that did not happen."""
     modes = torch.tensor([[[[0.0], [5.0]], [[1.0], [9.0]]]])
     odds = torch.tensor([[[0.75], [0.25]]]).log()
@@ -42,7 +42,7 @@ def test_surprise_is_the_likelihood_of_a_mixture_by_hand():
     torch.testing.assert_close(found, torch.tensor([by_hand]))
 
 
-def test_entries_surprise_each_by_itself():
+def test_the_likelihood_is_the_mean_over_entries():
     """As much as two robots of one entry each, on average."""
     generator = torch.Generator().manual_seed(0)
     modes, wanted = torch.randn(5, 3, 4, 2, generator=generator), torch.randn(5, 4, 2, generator=generator)
@@ -52,7 +52,7 @@ def test_entries_surprise_each_by_itself():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_modes_are_the_two_things_that_happen_and_not_their_mean(seed):
+def test_modes_are_the_two_recorded_outcomes_and_not_their_mean(seed):
     """A finger goes to 1 or stops at 0.5, a coin's toss: two modes, half and half."""
     torch.manual_seed(seed)
     motion, generator = StateDynamics(1, 1, 1, modes=2, width=32), torch.Generator().manual_seed(1)

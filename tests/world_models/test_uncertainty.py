@@ -29,7 +29,7 @@ def test_with_too_few_uncertainties_there_is_no_limit():
     assert Limits.calibrate([np.arange(18.0)], 0.95).values == (np.inf,)
 
 
-def test_a_new_uncertainty_is_beyond_the_limit_as_seldom_as_success_probabilityd():
+def test_a_new_uncertainty_exceeds_the_limit_as_rarely_as_the_quantile_says():
     """Averaged over calibrations, at most 1 - q."""
     chooser = np.random.default_rng(0)
     beyond = [chooser.normal() > Limits.calibrate([chooser.normal(size=30)], 0.9).values[0] for _ in range(4000)]

@@ -78,7 +78,7 @@ def test_every_frame_of_every_camera_is_encoded_as_a_video_of_its_own(networks, 
         torch.testing.assert_close(again, back, rtol=1e-4, atol=1e-4)
 
 
-def test_features_of_a_place_are_those_of_its_own_token():
+def test_features_at_a_pixel_are_those_of_its_own_token():
     """Reading a token place by place and putting it back is undone exactly; a map in one corner is felt there most."""
     video = build()
     hidden = torch.randn(2, 6, 5, 4, 4, generator=torch.Generator().manual_seed(0))

@@ -88,14 +88,14 @@ def run(recipe, tmp_path_factory) -> Path:
     return folder.path
 
 
-def test_what_was_trained_is_gone_on_with(run):
+def test_a_finished_run_has_its_summary_and_is_not_continued(run):
     found = json.loads((run / "summary.json").read_text())
     assert found["simulator_episodes"] == 5 and found["horizon"] == 5
     with pytest.raises(UserError, match="is finished"):
         commands.imagine(["improve", str(run)])
 
 
-def test_a_run_may_begin_with_what_another_collected_and_learnt(run, recipe, tmp_path, monkeypatch):
+def test_init_from_reuses_the_episodes_and_the_weights_of_another_run(run, recipe, tmp_path, monkeypatch):
     """How far it trusts that world is its own affair."""
     monkeypatch.setattr("vla_rl.recipes.imagine.run_episodes.collect_episodes", None)  # nothing is played
     other = replace(recipe, plan=replace(recipe.plan, init_from=str(run), trust=TrustConfig(1.0, (0.3,), (1.0,))))
@@ -112,7 +112,7 @@ def test_a_run_may_begin_with_what_another_collected_and_learnt(run, recipe, tmp
     )
 
 
-def test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again(recipe, tmp_path, monkeypatch):
+def test_an_untrusted_world_model_is_kept_and_can_be_calibrated_again(recipe, tmp_path, monkeypatch):
     strict = replace(recipe, plan=replace(recipe.plan, trust=TrustConfig(1e-9)))
     folder = RunFolder(tmp_path / "strict", strict)
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_a_world_that_is_not_trusted_is_kept_and_may_be_asked_again(recipe, tmp_
     assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].calibrated.imagination.horizon == 5
 
 
-def test_a_world_may_learn_and_imagined_rollout_on_another_device_than_the_policy(recipe, run, tmp_path):
+def test_a_world_model_may_be_on_another_device_than_the_policy(recipe, run, tmp_path):
     away = replace(recipe, plan=replace(recipe.plan, device=str(ELSEWHERE)))
     folder = RunFolder(tmp_path / "away", away)
     with elsewhere():
@@ -144,13 +144,13 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_played(recipe,
     assert not (tmp_path / "run" / "episodes").exists()
 
 
-def test_a_run_that_collected_nothing_is_not_init_from(recipe, tmp_path):
+def test_init_from_refuses_a_run_without_episodes(recipe, tmp_path):
     lost = replace(recipe, plan=replace(recipe.plan, init_from=str(tmp_path / "nowhere")))
     with pytest.raises(UserError, match="nowhere' holds no collected episodes"):
         lost.prepare(RunFolder(tmp_path / "run", lost))
 
 
-def test_a_world_model_comes_back_with_what_it_is_trusted_for(run, recipe):
+def test_a_loaded_world_model_has_its_trusted_horizon_and_limits(run, recipe):
     again, trained = load_run(run)
     kept = json.loads((run / "checkpoints" / "world" / "config.json").read_text())
     assert again == recipe
@@ -169,7 +169,7 @@ def test_imagined_rollouts_begin_with_the_pictures_of_the_scenes():
     env.close()
 
 
-def test_every_policy_is_played_in_both_worlds_more_and_less_random_actions(run):
+def test_every_policy_is_rated_in_the_simulator_and_in_imagination_with_random_actions(run):
     recipe, trained = load_run(run)
     policy = TinyVLA.from_pretrained(run / "checkpoints" / "start")
     ratings = rate_policies(trained, recipe.env, {"one": policy, "other": policy}, SCENES, num_envs=2, seed=1)
@@ -189,7 +189,7 @@ def ratings() -> list[PolicyRating]:
     return [PolicyRating(f"policy {i}", Rate(x, 0.0, 1.0, 10), Rate(y, 0.0, 1.0, 10)) for i, (x, y) in enumerate(rates)]
 
 
-def test_the_story_is_reported_from_what_the_runs_left(run, monkeypatch):
+def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
     """A policy that is never seen as good in the simulator, and one that is."""
     monkeypatch.setattr(comparison, "rate_policies", lambda *given: ratings())
     out = run.parent
@@ -283,7 +283,7 @@ def test_mistakes_are_reported_in_a_sentence(arguments, sentence):
         commands.imagine(arguments)
 
 
-def test_another_kind_of_run_has_no_imagined_rollouts(tmp_path):
+def test_a_run_of_another_recipe_is_refused(tmp_path):
     RunFolder(tmp_path / "run", EvaluationConfig()).close()
     with pytest.raises(UserError, match="is a run of EvaluationConfig, which has no world model"):
         load_run(tmp_path / "run")

@@ -74,7 +74,7 @@ def small(name: str) -> RLConfig:
     return replace(method, experience=GROUPS, loop=replace(method.loop, iterations=2, validate_every=1))
 
 
-def test_members_of_a_group_begin_alike_and_those_in_uncertainty_are_kept(policy, world):
+def test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept(policy, world):
     setup = build(small("lift_grpo"), RunContext(world, deepcopy(policy), 1, OneProcess()))
     cut_off = 0
     for _ in range(4):
@@ -93,7 +93,7 @@ def test_members_of_a_group_begin_alike_and_those_in_uncertainty_are_kept(policy
 
 
 @pytest.mark.parametrize("name", ["lift_grpo", "lift_wovr"])
-def test_the_recipe_learns_in_a_imagined_rollout(policy, world, tmp_path, name):
+def test_the_recipe_learns_in_imagined_rollouts(policy, world, tmp_path, name):
     folder, context = RunFolder(tmp_path / "run", {}), RunContext(world, deepcopy(policy), 1, OneProcess())
     improve(small(name), context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     rows = folder.metrics("rl")

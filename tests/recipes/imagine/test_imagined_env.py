@@ -71,7 +71,7 @@ def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(collecte
     assert len(set(seeds)) == 8 and min(seeds) == 18_000_000 and max(seeds) == 18_000_007
 
 
-def test_what_was_collected_is_kept_to_the_last_pixel_or_not_at_all(collected, tmp_path):
+def test_collected_episodes_come_back_bit_for_bit_or_are_refused(collected, tmp_path):
     assert CollectedEpisodes.load(tmp_path) is None
     collected.save(tmp_path)
     again = CollectedEpisodes.load(tmp_path)
@@ -86,18 +86,18 @@ def test_what_was_collected_is_kept_to_the_last_pixel_or_not_at_all(collected, t
 
 
 @pytest.mark.parametrize("numbers", [{"calibration": 6}, {"held_out": 7}, {"calibration": 0}, {"held_out": 0}])
-def test_nothing_left_to_learn_from_is_refused(policy, numbers):
+def test_numbers_that_leave_no_training_episodes_are_refused(policy, numbers):
     with pytest.raises(UserError, match="leave nothing to train"):
         collect_episodes(WORLD, policy, replace(COLLECT, **numbers), seed=1)
 
 
-def test_a_replay_knows_every_episode(collected):
+def test_a_replay_reaches_the_end_of_every_episode(collected):
     held_out = collected.held_out
     found = replay_trajectories(world_model(held_out), held_out, ImaginationConfig(batch_size=4))
     assert found.step.max(1).tolist() == [end - begin - 1 for begin, end in held_out.spans()]
 
 
-def test_a_replay_is_as_likely_as_the_least_likely_of_the_imagined_rollouts_that_a_success_is_imagined(collected):
+def test_the_success_probability_of_a_replay_is_the_minimum_over_its_samples(collected):
     """The other noise is that of resampling; pictures are those of the first."""
     made, learnt = world_model(collected.learnt), collected.learnt
     imagination = ImaginationConfig(batch_size=4, resamples=1)
@@ -111,7 +111,7 @@ def test_a_replay_is_as_likely_as_the_least_likely_of_the_imagined_rollouts_that
     np.testing.assert_array_equal(both.pictures, one.pictures)
 
 
-def test_every_moment_has_a_success_probability_and_calls_have_their_own(collected):
+def test_success_probabilities_are_interpolated_between_calls(collected):
     learnt = collected.learnt
     value = success_probability(world_model(learnt), learnt)
     assert value.shape == learnt.success.shape and ((value >= 0) & (value <= 1)).all()
@@ -120,7 +120,7 @@ def test_every_moment_has_a_success_probability_and_calls_have_their_own(collect
         np.testing.assert_allclose(np.diff(value[begin + 5 : begin + 8]), (value[begin + 6] - value[begin + 5]))
 
 
-def test_imagined_rollouts_begin_where_something_is_decided(collected):
+def test_initial_states_include_the_keyframes(collected):
     learnt = collected.learnt
     made = world_model(learnt)
     starts = mine_initial_states(made, learnt, np.zeros(len(learnt.state)), KeyframeConfig(lead=1))
@@ -151,9 +151,7 @@ def test_the_same_ppo_learns_in_an_imagined_rollout(policy, collected, tmp_path)
 
 
 @pytest.mark.parametrize("limit, uncertainty", [(np.inf, 0.0), (-1.0, 1.0)])
-def test_an_imagined_rollout_that_ends_in_uncertainty_tells_nothing_of_inverse_dynamics(
-    policy, collected, limit, uncertainty
-):
+def test_truncated_calls_are_left_out_of_the_inverse_dynamics_error(policy, collected, limit, uncertainty):
     """It shows last what it showed before, and so would seem not to have moved at all."""
     made = world_model(collected.learnt)
     starts = mine_initial_states(made, collected.learnt, np.zeros(len(collected.learnt.state)), KeyframeConfig())
@@ -168,7 +166,7 @@ def test_an_imagined_rollout_that_ends_in_uncertainty_tells_nothing_of_inverse_d
     assert seen.uncertain == uncertainty and (seen.inverse_dynamics_error > 0) == (uncertainty == 0)
 
 
-def test_a_checkpoint_is_the_same_world_and_stands_for_no_other(collected, tmp_path):
+def test_a_checkpoint_restores_the_same_world_model_and_is_refused_for_other_cameras(collected, tmp_path):
     made = world_model(collected.learnt)
     save_world_model(made, tmp_path / "world", {"limits": [1.0, 2.0]})
     env = WORLD.make(1)
@@ -184,7 +182,7 @@ def test_a_checkpoint_is_the_same_world_and_stands_for_no_other(collected, tmp_p
         other.close()
 
 
-def test_a_policy_is_improved_in_imagined_rollouts_and_judged_in_the_truth(tmp_path, policy):
+def test_a_policy_improves_in_imagination(tmp_path, policy):
     """The whole recipe; without demonstrations, an untrained policy's episodes teach nothing about success."""
     start, demonstrations = tmp_path / "start", tmp_path / "demonstrations"
     policy.save_pretrained(start)

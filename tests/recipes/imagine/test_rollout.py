@@ -101,7 +101,7 @@ def test_a_clip_shows_what_was_recorded_beside_what_is_imagined_of_it(run, by_ha
             assert rest <= {(62, 67, 76)}
 
 
-def test_a_label_tells_kind_instruction_outcomes_and_uncertainty(run, by_hand):
+def test_a_label_holds_kind_instruction_outcomes_and_uncertainty(run, by_hand):
     made = clips(run.calibrated, run.held_out, 10)
     kinds = kinds_by_hand(run, by_hand)
     for clip, episode in zip(made, sorted(range(10), key=lambda i: (kinds[i], i)), strict=True):
