@@ -44,8 +44,8 @@ def test_the_actor_ascends_the_mean_of_all_critics_minus_the_penalty():
     td3.actor_step(found)
     line = Line()
     action = line.rsample(found.features, None).action
-    effort = action.square().sum(1).mean()
-    (-td3.critic(found.features, action).mean() + 0.7 * effort).backward()
+    residual_norm = action.square().sum(1).mean()
+    (-td3.critic(found.features, action).mean() + 0.7 * residual_norm).backward()
     torch.testing.assert_close(td3.policy.w.grad, line.w.grad)
     assert td3.actor_step(found)["policy/residual_norm"] > 0 and "policy/residual_norm" not in build().actor_step(found)
 
@@ -73,7 +73,7 @@ def whole(seed: int):
 
 
 def test_a_resumed_run_is_bit_identical(tmp_path):
-    """Statistics of what is seen, slow weights, memory, running episodes and generators included."""
+    """Input statistics, target weights, replay buffer, running episodes and generators included."""
     source, td3 = whole(1)
     rollouts = [source.next() for _ in range(3)]
     for rollout in rollouts:

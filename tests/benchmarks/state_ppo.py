@@ -44,7 +44,7 @@ GOAL = 1000.0  # mean return
 TURN = 5  # iterations
 LONGEST = 200  # iterations after which a side has failed
 SEEDS = (11, 12, 13)
-VALIDATION = 1_000_000_000  # first of the seeds that both are judged on
+VALIDATION = 1_000_000_000  # first of the seeds that both are evaluated on
 
 Act = Callable[[np.ndarray], np.ndarray]
 
@@ -52,12 +52,12 @@ Act = Callable[[np.ndarray], np.ndarray]
 def ppo_vs_rsl_rl(quick: bool = False) -> list[Row]:
     """Seconds of training, summed over the seeds, until the goal; a side that fails is charged what it spent."""
     seeds, recipe = (SEEDS[:1], _small(RECIPE)) if quick else (SEEDS, RECIPE)
-    goal, judged = (-math.inf, 1) if quick else (GOAL, 8)
+    goal, num_envs = (-math.inf, 1) if quick else (GOAL, 8)
     task = {**TASK, **({"time_limit": 10} if quick else {})}
     detail: dict[str, Any] = {"task": TASK["id"], "return": GOAL, "seeds": list(seeds)}
     total = {"ours": 0.0, "other": 0.0}
     for seed in seeds:
-        with closing(make("gym", num_envs=judged, **task)) as held, ExitStack() as stack:
+        with closing(make("gym", num_envs=num_envs, **task)) as held, ExitStack() as stack:
             envs = [
                 stack.enter_context(closing(make("gym", num_envs=recipe.experience.num_envs, **task))) for _ in total
             ]
@@ -77,7 +77,7 @@ def _small(recipe: StateBased) -> StateBased:
 
 
 class Contender(Protocol):
-    """A learner that can be stopped and judged at any time."""
+    """A learner that can be stopped and evaluated at any time."""
 
     def advance(self, iterations: int) -> None:
         """Collect and learn; this is what is timed."""
@@ -129,7 +129,7 @@ class Ours:
 
 
 class RslEnv(RslVecEnv):
-    """``env`` as rsl_rl wants it: rows start again by themselves, and truncations are told apart as ``time_outs``."""
+    """``env`` as rsl_rl wants it: environments reset themselves, and ``time_outs`` marks truncations."""
 
     def __init__(self, env: Any, seed: int) -> None:
         self._env, self._next = env, seed * 10_000_000

@@ -47,8 +47,8 @@ def test_everything_is_learnt_from_the_dataset(dataset, tmp_path):
         episodes.action <= np.array(spec.action.high)
     ).all()
     torch.manual_seed(1)  # as the run began
-    begun = TinyVLA(spec, policy.vocabulary, policy.proprioception, policy.config)
-    moved = {name for name, item in begun.state_dict().items() if not torch.equal(item, policy.state_dict()[name])}
+    initial = TinyVLA(spec, policy.vocabulary, policy.proprioception, policy.config)
+    moved = {name for name, item in initial.state_dict().items() if not torch.equal(item, policy.state_dict()[name])}
     assert any(name.startswith("backbone.conv") for name in moved), "perception did not learn"
     features = policy.encode(episodes.observation())
     out, _ = policy.act(features, {}, "eval", torch.Generator().manual_seed(0))

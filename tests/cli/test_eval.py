@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_said(complaint, untrained, name, damage, senten
 
 
 def test_a_checkpoint_in_a_run_is_played_in_the_environment_of_that_run(capsys, tmp_path):
-    """Gymnasium's tasks as well, which are judged by returns."""
+    """Gymnasium's tasks as well, which are evaluated by returns."""
     numbers = ["--loop.iterations", "1", "--loop.validate-every", "1", "--experience.num_envs", "2"]
     numbers += ["--experience.decisions", "8", "--evaluation.validation", "2", "--evaluation.test", "2"]
     run = tmp_path / "pendulum"

@@ -41,8 +41,8 @@ def digests(out: Path) -> dict[str, str]:
     return {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in files}
 
 
-def story(out: Path) -> list[dict[str, float]]:
-    """The metrics without what clocks say."""
+def metrics(out: Path) -> list[dict[str, float]]:
+    """The metrics without wall-clock times."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not name.endswith("_s")} for line in lines]
 
@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
     assert 2 <= steps_done(tmp_path / "killed") < ITERATIONS, "it was killed too late"
     main(["train", "--resume", str(tmp_path / "killed")])
     assert digests(tmp_path / "whole") == digests(tmp_path / "killed")
-    assert story(tmp_path / "whole") == story(tmp_path / "killed")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "killed")]
     for summary in summaries:
         del summary["seconds"]
@@ -95,13 +95,13 @@ def test_a_rollout_ahead_is_one_version_old_in_a_whole_run(arguments, tmp_path):
 def test_sigterm_finishes_the_iteration_saves_and_says_how_to_go_on(arguments, tmp_path):
     out = tmp_path / "run"
     process = start([*arguments(out, 10_000), "--rl.loop.save-every", "10000"])
-    wait_for(lambda: (out / "metrics.jsonl").exists() and len(story(out)) > 3, process)
+    wait_for(lambda: (out / "metrics.jsonl").exists() and len(metrics(out)) > 3, process)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 143 and said.rstrip().endswith(f"stopped; go on with: vla-rl train --resume {out}")
     assert "Traceback" not in said
     step, state = latest_state(out / "state")
-    assert step == state["iteration"] == len(story(out)) - 1 >= 3
+    assert step == state["iteration"] == len(metrics(out)) - 1 >= 3
 
 
 def test_a_run_that_cannot_be_resumed_is_refused(arguments, tmp_path, complaint):
@@ -112,7 +112,7 @@ def test_a_run_that_cannot_be_resumed_is_refused(arguments, tmp_path, complaint)
 
 
 def test_a_line_that_was_cut_off_is_forgotten_with_those_after_the_state(arguments, tmp_path):
-    """Killed after a report and before its state: the iteration is repeated and told once."""
+    """Killed after a report and before its state: the iteration is repeated and reported once."""
     out = tmp_path / "run"
     process = start(arguments(out, 10_000))
     wait_for(lambda: steps_done(out) >= 2, process)
@@ -125,8 +125,8 @@ def test_a_line_that_was_cut_off_is_forgotten_with_those_after_the_state(argumen
     wait_for(lambda: steps_done(out) >= done + 2, resumed)
     resumed.kill()
     resumed.communicate()
-    told = [line["step"] for line in story(out)[: done + 3]]
-    assert told == list(range(done + 3))
+    steps = [line["step"] for line in metrics(out)[: done + 3]]
+    assert steps == list(range(done + 3))
 
 
 @pytest.mark.full
@@ -152,5 +152,5 @@ def test_twenty_kills(arguments, tmp_path):
         if not (out / "summary.json").exists():
             main(["train", "--resume", str(out)])
         assert digests(out) == expected, f"run {number}"
-        assert story(out) == story(tmp_path / "whole")
+        assert metrics(out) == metrics(tmp_path / "whole")
     assert inside >= 5, "too few kills hit a write"

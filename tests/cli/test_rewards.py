@@ -36,10 +36,12 @@ def test_claims_about_lift_by_hand():
     extras = {"cubes": cubes.reshape(5, 6), "target": cubes[:, 0], "seeded": np.array([2, 2, 2, 2, 1])}
     extras = {f"privileged/{name}": value for name, value in extras.items()}
     task = np.full(5, 1)
-    (named, so, sure), (other, not_so, known) = lift_claims(Observation({}, np.zeros((5, 1)), task, task, extras))
-    assert named.tolist() == task.tolist() and so.tolist() == [False, True, False, True, True] and sure.all()
-    assert other.tolist() == [2, 2, 2, 2, 1] and not not_so.any()
-    assert known.tolist() == [True, True, False, False, False]
+    (named, lifted, known), (other, other_lifted, other_known) = lift_claims(
+        Observation({}, np.zeros((5, 1)), task, task, extras)
+    )
+    assert named.tolist() == task.tolist() and lifted.tolist() == [False, True, False, True, True] and known.all()
+    assert other.tolist() == [2, 2, 2, 2, 1] and not other_lifted.any()
+    assert other_known.tolist() == [True, True, False, False, False]
 
 
 def frames_of(seeds: list[int], random_action_prob: float, world: EnvConfig = LITTLE, rows: int = 5) -> LabelledFrames:
@@ -47,7 +49,7 @@ def frames_of(seeds: list[int], random_action_prob: float, world: EnvConfig = LI
 
 
 def test_frames_of_the_expert_show_what_the_environment_calls_success():
-    """A sure-handed expert: its episodes end with five frames of success, the same pictures never under the other."""
+    """Without random actions, episodes end with five frames of success, under the other instruction with none."""
     seeds = [11, 12, 13, 14, 15, 16, 17]  # two batches, the second filled up
     frames = frames_of(seeds, random_action_prob=0.0)
     tracks = frames.tracks()
@@ -166,23 +168,23 @@ class Oracle:
         return type("RewardOutput", (), {"done": done}), state
 
 
-def track(episode: int, said: str, so: str) -> LabelledFrames:
-    """One episode in which the frames of ``said`` with a "1" score high and those of ``so`` are successes."""
-    picture = np.zeros((len(said), 1, 1, 3), np.uint8)
-    picture[:, 0, 0, 0] = [100 * int(c) for c in said]
-    label, text = np.array([c == "1" for c in so]), np.array(["it"] * len(so))
-    return LabelledFrames({"front": picture}, text, label, np.full(len(so), episode))
+def track(episode: int, predicted: str, success: str) -> LabelledFrames:
+    """One episode in which the frames of ``predicted`` with a "1" score high and those of ``success`` are successes."""
+    picture = np.zeros((len(predicted), 1, 1, 3), np.uint8)
+    picture[:, 0, 0, 0] = [100 * int(c) for c in predicted]
+    label, text = np.array([c == "1" for c in success]), np.array(["it"] * len(success))
+    return LabelledFrames({"front": picture}, text, label, np.full(len(success), episode))
 
 
 def test_the_report_by_hand():
     frames = LabelledFrames.concatenate(
         [
-            track(0, said="00111", so="00111"),  # found
-            track(1, said="01111", so="00011"),  # found, too early
-            track(2, said="00101", so="00111"),  # missed: never twice in a row
-            track(3, said="00000", so="00010"),  # success did not last, nothing was said
-            track(4, said="00110", so="00000"),  # false alarm
-            track(5, said="10101", so="00000"),  # not twice in a row
+            track(0, predicted="00111", success="00111"),  # found
+            track(1, predicted="01111", success="00011"),  # found, too early
+            track(2, predicted="00101", success="00111"),  # missed: never twice in a row
+            track(3, predicted="00000", success="00010"),  # success did not last, no prediction
+            track(4, predicted="00110", success="00000"),  # false alarm
+            track(5, predicted="10101", success="00000"),  # not twice in a row
         ]
     )
     found = evaluate_model(Oracle(), frames)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The state-based recipe: from nothing to a judged checkpoint, and on after a kill as if nothing had happened."""
+"""The state-based recipe: training from scratch to an evaluated checkpoint, and resuming after a kill."""
 
 from __future__ import annotations
 

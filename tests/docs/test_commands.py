@@ -123,13 +123,13 @@ def test_every_command_has_a_section():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_options_of_a_section_are_those_of_the_command(name, capsys):
-    told = set(re.findall(r"`(--[\w.-]+)`", "".join(re.findall(r"^\| `--.*?\|", SECTIONS[name], re.M))))
+    documented = set(re.findall(r"`(--[\w.-]+)`", "".join(re.findall(r"^\| `--.*?\|", SECTIONS[name], re.M))))
     if name == "train":
-        assert told == _TRAIN
+        assert documented == _TRAIN
         return
     known = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*", _help(name, capsys))) - {"--help"}
-    assert told - known <= {"--out"}
-    missing = {option for option in known - told if "." not in option}
+    assert documented - known <= {"--out"}
+    missing = {option for option in known - documented if "." not in option}
     assert not missing
 
 

@@ -106,9 +106,9 @@ def test_a_page_explains_what_its_algorithm_logs_and_nothing_else(page, imitatio
         }
         run(replace(config, rl=replace(config.rl, loop=loop, experience=experience), **paths), f"{tmp_path}/{number}")
         found |= logged(tmp_path / str(number), "rl")
-    told = (explained(page) | explained("index")) - FAMILIES
-    assert sorted(found - told) == [], "not explained"
-    assert sorted(told - found) == [], "explained but not logged"
+    documented = (explained(page) | explained("index")) - FAMILIES
+    assert sorted(found - documented) == [], "not explained"
+    assert sorted(documented - found) == [], "explained but not logged"
 
 
 def test_the_page_on_imitation_explains_what_is_logged(imitation):

@@ -31,13 +31,13 @@ class Auditor:
 
     def __init__(self, rows: int, horizon: int = 4) -> None:
         self.rows, self.horizon = rows, horizon
-        self.begun: list[int] = []
+        self.first_seeds: list[int] = []
         self.resets: list[int] = []
         self.seen: list[object] = []
 
     def encode(self, obs):
         self.seen.append(obs)
-        self.begun += obs.state[obs.time == 0, 0].astype(int).tolist()
+        self.first_seeds += obs.state[obs.time == 0, 0].astype(int).tolist()
         return {"state": obs.state}
 
     def initial_state(self, rows):
@@ -65,7 +65,7 @@ def test_every_seed_is_played_once_and_reported_correctly(rows, horizon):
     assert found.cause == tuple("success" if flag else "time_limit" for flag in even)
     assert reports[-1] == (len(SEEDS), even.sum()) and reports == sorted(reports)
     spare = [SEEDS[0]] * max(0, rows - len(SEEDS))  # rows without a seed of their own
-    assert sorted(policy.begun) == sorted(SEEDS + spare)
+    assert sorted(policy.first_seeds) == sorted(SEEDS + spare)
     assert len(policy.resets) == len(SEEDS) + len(spare)
 
 

@@ -122,8 +122,8 @@ def test_what_cannot_be_video_is_refused():
 
 
 def test_the_codec_is_recorded_and_kept():
-    told = video.camera((96, 96, 3), 10, "auto", Codec("libx264", 18, 4, "slow"))
-    assert told.info["video.codec"] == "h264" and video.codec_of(told) == Codec("libx264", 18, 4, "slow")
+    feature = video.camera((96, 96, 3), 10, "auto", Codec("libx264", 18, 4, "slow"))
+    assert feature.info["video.codec"] == "h264" and video.codec_of(feature) == Codec("libx264", 18, 4, "slow")
     assert video.codec_of(video.camera((96, 96, 3), 10, "auto")) == ONE == video.best_codec()
 
 

@@ -340,7 +340,7 @@ def test_an_older_info_file_undoes_nothing(tmp_path, monkeypatch):
     write(root, 1)
     older = (root / "meta" / "info.json").read_bytes()
     monkeypatch.setattr(
-        compact, "_complete", lambda root, begun: shutil.rmtree(root / "recording" / begun["folders"][0]) or 1 / 0
+        compact, "_complete", lambda root, commit: shutil.rmtree(root / "recording" / commit["folders"][0]) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         write(root, 2, first=1)
@@ -355,7 +355,7 @@ def test_an_older_info_file_undoes_nothing(tmp_path, monkeypatch):
 def test_what_lerobot_added_after_a_kill_is_not_undone(tmp_path, monkeypatch):
     """Killed right after ``info.json``; then somebody else's writer adds an episode and its statistics."""
     root = tmp_path / "set"
-    monkeypatch.setattr(compact, "_complete", lambda root, begun: 1 / 0)
+    monkeypatch.setattr(compact, "_complete", lambda root, commit: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write(root, 2)
     monkeypatch.undo()

@@ -126,9 +126,9 @@ def test_errors_of_the_acting_process_are_raised_in_the_learner(capfd):
             source.next()
         with pytest.raises(UserError, match="was killed by SIGABRT during 'publish'"):
             source.publish({})
-    told = capfd.readouterr()
-    assert "Traceback" in told.err and "a library that talks" in told.err and "below Python" in told.err
-    assert told.out == ""
+    printed = capfd.readouterr()
+    assert "Traceback" in printed.err and "a library that talks" in printed.err and "below Python" in printed.err
+    assert printed.out == ""
 
 
 def test_a_killed_process_is_reported_and_a_closed_one_too():

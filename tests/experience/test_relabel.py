@@ -128,9 +128,9 @@ def test_every_offset_begins_a_decision(successes):
     """With as many offsets as a chunk has actions, a chunk begins at every step; also in the shortest episode."""
     for horizon in (4, 8):
         found = list(relabelled(successes, AuditingPolicy(horizon), COUNTING, horizon, seeded(), horizon))
-        begun = [line for item in found for line in item.features["counters"][:-1, 0].tolist()]
+        first_steps = [line for item in found for line in item.features["counters"][:-1, 0].tolist()]
         steps = [[int(seed), int(time)] for seed, time in zip(successes.seed, successes.time, strict=True)]
-        assert sorted(begun) == sorted(steps) and min(np.bincount(successes.episode)) < 8
+        assert sorted(first_steps) == sorted(steps) and min(np.bincount(successes.episode)) < 8
         assert all(
             int(item.valid.sum())
             == item.features["counters"][0, 0, 1].neg() + episode_length(np.array(int(item.seeds[0, 0])))

@@ -39,10 +39,10 @@ def test_a_resumed_run_has_what_is_on_the_disk_and_its_running_episodes(tmp_path
     one, two = Replay(60, GAMMA, 3), on_disk(tmp_path / "replay")
     for window in windows[:2]:
         one.add(window), two.add(window)
-    save_state(tmp_path / "state", 1, {"memory": two.state_dict()})
+    save_state(tmp_path / "state", 1, {"replay": two.state_dict()})
     assert not two.state_dict()["columns"] and two.state_dict()["running"]
     again = on_disk(tmp_path / "replay")
-    again.load_state_dict(latest_state(tmp_path / "state")[1]["memory"])
+    again.load_state_dict(latest_state(tmp_path / "state")[1]["replay"])
     for window in windows[2:]:
         assert one.add(window) == again.add(window)
     assert same(one.sample(64, seeded(1)), again.sample(64, seeded(1)))

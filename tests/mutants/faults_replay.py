@@ -117,7 +117,7 @@ _BUFFER = (
         (_BRUTE, _SLOTS),
     ),
     Fault(
-        "a running episode is stored anew beside its older copy",
+        "a running episode is added again beside its older copy",
         _REPLAY,
         "self._filled = (cursor, size, 0)",
         "self._filled = ((cursor + provisional) % self.capacity, min(self.capacity, size + provisional), 0)",

@@ -19,7 +19,7 @@ IMITATE = """train demo.py:imitate --out runs/imitate --grounding.scenes 64 --gr
 IMPROVE = """train demo.py:last_step --out runs/better --policy runs/imitate/checkpoints/imitation
 --rl.experience.num-envs 4 --rl.loop.iterations 2 --rl.loop.validate-every 1
 --evaluation.validation 4 --evaluation.test 4 --evaluation.num-envs 4"""
-JUDGE = "eval runs/better/checkpoints/best --episodes 4 --num-envs 4 --out judged.json"
+EVALUATE = "eval runs/better/checkpoints/best --episodes 4 --num-envs 4 --out evaluation.json"
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,13 @@ def test_with_two_extras_it_inspects_trains_and_evaluates_outside_the_checkout(w
     bin = install(tmp_path / "venv", sys.executable, *PINS, f"{wheel}[train,mujoco]")
     away = tmp_path / "away"
     away.mkdir()
-    commands = ("inspect", "inspect lift", IMITATE, IMPROVE, JUDGE, "inspect runs/better/checkpoints/best")
+    commands = ("inspect", "inspect lift", IMITATE, IMPROVE, EVALUATE, "inspect runs/better/checkpoints/best")
     said = [run(bin / "vla-rl", *command.split(), cwd=away) for command in commands]
     assert "pip install 'vla-rl[report]'" in said[0] and "pip install 'vla-rl[train]'" not in said[0]
     assert "continues bit for bit" in said[1] and "log-prob parity" in said[-1]
     rows = [json.loads(line) for line in (away / "runs/better/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["stage"] == "rl"][-1] == 2
-    assert json.loads((away / "judged.json").read_text())["episodes"] == 4
+    assert json.loads((away / "evaluation.json").read_text())["episodes"] == 4
     assert "vla-rl" not in run(bin / "python", "-m", "pip", "check") and not list(away.glob("*.py"))
 
 

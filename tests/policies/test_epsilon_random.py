@@ -1,4 +1,4 @@
-"""A clumsy policy slips as often as it should, for whole chunks, within the bounds."""
+"""``EpsilonRandomPolicy`` acts randomly in the given share of decisions, for whole chunks, within the bounds."""
 
 from __future__ import annotations
 

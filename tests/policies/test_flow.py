@@ -1,4 +1,4 @@
-"""Flow samplers: densities against independent ones, and which steps are noised (reference/algorithms.md 1.5)."""
+"""Flow samplers: densities against independent ones, and which steps are noisy (reference/algorithms.md 1.5)."""
 
 import itertools
 import math
@@ -145,7 +145,7 @@ def test_entropy_per_dimension_of_flow_noise():
     assert density.entropy.item() / 12 == pytest.approx(-0.701325, abs=1e-6)
 
 
-# -- which steps are noised -----------------------------------------------------------------------------------------
+# -- which steps are noisy -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("noisy_steps", [OneRandomStep(), LastStep()], ids=name)

@@ -29,7 +29,7 @@ LogProb = Callable[[Chain, Gaussians], Tensor]
 
 
 class OneStepInTurn(OneRandomStep):
-    """One noised step per sample, enumerated in blocks instead of drawn: no sampling error.
+    """One noisy step per sample, enumerated in blocks instead of drawn: no sampling error.
 
     Blocks, because every aligned block of a Sobol sequence covers the noise evenly, while every K-th point does not.
     """

@@ -1,4 +1,4 @@
-"""Heads on what a policy stored: densities equal torch's, inputs are standardised by all processes' data."""
+"""Heads on a policy's features: densities equal torch's, inputs are standardised by the data of all processes."""
 
 from __future__ import annotations
 

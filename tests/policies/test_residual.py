@@ -128,8 +128,8 @@ def test_the_rest_of_the_queue_is_observed_and_nothing_after_it():
     for at in range(16):  # so often that the queue, which is a ring, has gone round
         seen = policy.encode(replace(obs, time=obs.time + at))
         features, state = policy.context(seen, state, seeded())
-        begun = replace(obs, time=obs.time + at - at % 4)
-        chunk = policy.action_scale.normalize(torch.as_tensor(stepping(begun)))
+        at_call = replace(obs, time=obs.time + at - at % 4)
+        chunk = policy.action_scale.normalize(torch.as_tensor(stepping(at_call)))
         rest = torch.cat([chunk[:, at % 4 + 1 :], torch.zeros(2, 2 + at % 4, 2)], 1)
         assert torch.equal(features["base_action"], chunk[:, at % 4])
         assert torch.equal(features["base_plan"], rest.flatten(1))

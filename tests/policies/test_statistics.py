@@ -246,14 +246,14 @@ def test_the_critic_explains_what_only_it_can_see():
     rollouts = [worth_what_is_privileged(made.next(), seed) for seed in (3, 4)]
     policy.observe = lambda features, reducer: None
     explained = {}
-    for name, sizes in {"blind": {"state": 2}, "seeing": {"state": 2, "privileged/velocity": 2}}.items():
+    for name, sizes in {"blind": {"state": 2}, "privileged": {"state": 2, "privileged/velocity": 2}}.items():
         torch.manual_seed(0)
         config = PPOConfig(epochs=20, minibatch=32, critic_warmup=100, critic_lr=1e-2)
         ppo = PPO(policy, policy.trainable(), RunningCritic(sizes, width=32), config, seeded())
         for _ in range(3):
             ppo.update(rollouts[0])
         explained[name] = ppo.update(rollouts[1])["critic/explained_variance"]
-    assert explained["seeing"] > 0.8 and explained["blind"] < 0.1
+    assert explained["privileged"] > 0.8 and explained["blind"] < 0.1
 
 
 def worth_what_is_privileged(rollout: Rollout, seed: int) -> Rollout:

@@ -1,4 +1,4 @@
-"""Runs and checkpoints are told apart, whatever fields a config has."""
+"""Runs and checkpoints are distinguished, whatever fields a config has."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def dithering(rng: np.random.Generator) -> np.ndarray:
     return np.clip(rng.integers(4, BOTTOM - 1) + rng.integers(-1, 2, 14), TOP, BOTTOM)
 
 
-def told(named: int) -> str:
+def instruction(named: int) -> str:
     return f"raise the {list(COLOURS)[named]} square"
 
 
@@ -53,9 +53,9 @@ def lessons(count: int, seed: int) -> LabelledFrames:
         named, heights = int(rng.integers(2)), rising(rng)
         good, idle = film(heights, named, rng), film(dithering(rng), named, rng)
         for pictures, text, label in (
-            (good, told(named), heights <= 1),
-            (good, told(1 - named), np.zeros(len(good), bool)),
-            (idle, told(named), np.zeros(len(idle), bool)),
+            (good, instruction(named), heights <= 1),
+            (good, instruction(1 - named), np.zeros(len(good), bool)),
+            (idle, instruction(named), np.zeros(len(idle), bool)),
         ):
             texts, which = np.array([text] * len(label)), np.full(len(label), episode + count * (pictures is idle))
             parts.append(LabelledFrames({"up": pictures}, texts, label, which))
@@ -88,7 +88,7 @@ def followed(model: ProgressCritic, pictures: np.ndarray, text: str):
 def test_progress_follows_the_order_of_time(taught):
     for seed in range(8):
         rng, named = np.random.default_rng([3, seed]), seed % 2
-        progress, done = followed(taught, film(rising(rng), named, rng), told(named))
+        progress, done = followed(taught, film(rising(rng), named, rng), instruction(named))
         times = np.arange(len(progress))
         assert np.corrcoef(progress, times)[0, 1] > 0.95 and progress[0] == 0 and progress[-1] > 0.8
         assert done[-1] and not done[:-4].any()
@@ -96,10 +96,10 @@ def test_progress_follows_the_order_of_time(taught):
 
 def test_regression_stagnation_and_a_second_attempt_are_noticed(taught):
     up, still = np.linspace(BOTTOM, TOP, 13).round().astype(int), np.full(8, 9)
-    story = np.concatenate([up[:7], still, up[6::-1], up])  # half-way up, waiting, back down, all the way
+    course = np.concatenate([up[:7], still, up[6::-1], up])  # half-way up, waiting, back down, all the way
     for seed in range(6):
         rng, named = np.random.default_rng([4, seed]), seed % 2
-        progress, done = followed(taught, film(story, named, rng), told(named))
+        progress, done = followed(taught, film(course, named, rng), instruction(named))
         high, waited, low, top = progress[6], progress[7:15], progress[21], progress[-1]
         assert high > 0.3 and np.abs(waited - high).max() < 0.15, "waiting is no progress"
         assert low < high - 0.25 and low < 0.2, "back at the bottom"
@@ -110,8 +110,8 @@ def test_a_wrong_instruction_is_no_progress(taught):
     for seed in range(8):
         rng, named = np.random.default_rng([5, seed]), seed % 2
         pictures = film(rising(rng), named, rng)
-        wrong, done = followed(taught, pictures, told(1 - named))
-        right, _ = followed(taught, pictures, told(named))
+        wrong, done = followed(taught, pictures, instruction(1 - named))
+        right, _ = followed(taught, pictures, instruction(named))
         assert wrong.max() < 0.25 < 0.8 < right[-1] and not done.any()
 
 
@@ -246,11 +246,11 @@ def test_a_folder_restores_the_same_critic_and_it_is_a_reward(taught, tmp_path):
     taught.threshold = 0.25
     taught.save_pretrained(tmp_path / "progress")
     again = load_reward(tmp_path / "progress")
-    taught_progress, _ = followed(taught, pictures, told(0))
+    taught_progress, _ = followed(taught, pictures, instruction(0))
     assert (
         type(again) is ProgressCritic and isinstance(again, Reward) and (again.threshold, again.config) == (0.25, SMALL)
     )
-    assert np.array_equal(followed(again, pictures, told(0))[0], taught_progress)
+    assert np.array_equal(followed(again, pictures, instruction(0))[0], taught_progress)
     taught.threshold = 0.0
 
 
@@ -259,7 +259,7 @@ def test_other_words_and_cameras_are_refused(taught):
     with pytest.raises(ContractError, match="'green' is not in its vocabulary"):
         taught.evaluate({"up": pictures}, ["raise the green square"], yes, taught.initial_state(1))
     with pytest.raises(ContractError, match="made for images"):
-        taught.evaluate({"up": pictures[:, :, :9]}, [told(0)], yes, taught.initial_state(1))
+        taught.evaluate({"up": pictures[:, :, :9]}, [instruction(0)], yes, taught.initial_state(1))
 
 
 def test_the_loss_takes_pairs():

@@ -55,7 +55,7 @@ def taught() -> SuccessClassifier:
     return trained(squares(400, 1))
 
 
-# -- seeing and reading ------------------------------------------------------------------------------------------------
+# -- pictures and instructions -----------------------------------------------------------------------------------------
 
 
 def test_it_learns_from_images_and_words(taught):

@@ -59,9 +59,9 @@ def test_a_whole_run_in_two_processes(tmp_path):
         hashlib.sha256((f / "checkpoints" / "best" / "model.safetensors").read_bytes()).hexdigest() for f in folders
     }
     assert len(best) == 1
-    told = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
-    assert [line["env/steps_total"] for line in told[0]] == [line["env/steps_total"] for line in told[1]]
-    assert [line["rollout/decisions"] for line in told[0][1:]] == [8.0] * 3  # 4 rows, 2 decisions
+    metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
+    assert [line["env/steps_total"] for line in metrics[0]] == [line["env/steps_total"] for line in metrics[1]]
+    assert [line["rollout/decisions"] for line in metrics[0][1:]] == [8.0] * 3  # 4 rows, 2 decisions
     assert not (out / "state").exists()
 
 

@@ -47,7 +47,7 @@ def test_both_modes_have_their_place_share_and_width(learnt, state):
 
 
 def test_the_loss_falls_to_that_of_the_distribution(learnt):
-    """Not to 0: noise cannot be told from data at every time."""
+    """Not to 0: noise and data cannot be distinguished at every time."""
     losses = learnt[1]
     assert sum(losses[:5]) / 5 > 1 and 0.15 < sum(losses[-100:]) / 100 < 0.6
 

@@ -190,7 +190,7 @@ def test_half_of_the_training_crops_are_imagined(monkeypatch):
 
 
 def test_crops_are_sampled_where_the_modes_are_uncertain(monkeypatch):
-    """All uncertainty on one moment, recorded and imagined: a tenth of the looks are spread over the others."""
+    """Only one time step is uncertain, recorded and imagined: it gets 9 of 10 crops, the others share the tenth."""
     made, trajectories, seen = model(), played(30, seed=1), []
     there = 5
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""A world small enough to be learnt in seconds: a bright square on a dark table goes where it is told."""
+"""An environment that is learnt in seconds: the action moves a bright square on a dark table."""
 
 from __future__ import annotations
 

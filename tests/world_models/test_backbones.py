@@ -130,7 +130,7 @@ def test_gradients_reach_whatever_is_trained_and_nothing_else(config):
 @every
 @pytest.mark.parametrize("name", CALL)
 def test_every_input_of_a_frame_changes_the_prediction_of_every_frame(config, name):
-    """And what is told about one frame is known to the others: an early action moves a late square."""
+    """And every input reaches all frames: an early action moves a late square."""
     video = built(config)
     given = numbers(video)
     before = call(video, given)
@@ -146,8 +146,8 @@ def test_without_noise_there_is_nothing_to_denoise_and_the_velocity_stays_finite
     given = {name: item.double() for name, item in numbers(video).items()}
     velocity = []
     for level in (0.0, 1e-7, 1e-6):
-        told = given | {"level": torch.full((ROWS, FRAMES), level, dtype=torch.float64)}
-        gone = given["noisy"] - call(video, told).clean
+        inputs = given | {"level": torch.full((ROWS, FRAMES), level, dtype=torch.float64)}
+        gone = given["noisy"] - call(video, inputs).clean
         if not level:
             torch.testing.assert_close(gone, torch.zeros_like(gone), rtol=0, atol=1e-12)
         else:

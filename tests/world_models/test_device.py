@@ -83,7 +83,7 @@ def test_replays_on_another_device_are_those_of_the_host():
 
 def test_training_on_another_device_gives_the_weights_of_the_host():
     trajectories, fitted = recorded(12, seed=1), WorldModelFit(*[FitConfig(steps=2, batch=4)] * 4)
-    learnt, told = [], []
+    learnt, reported = [], []
     for device in ("cpu", ELSEWHERE):
         torch.manual_seed(0)
         made = WorldModel(world(), WorldModelConfig(3, 3, backbone=SMALL), *statistics(trajectories)).to(device)
@@ -91,11 +91,11 @@ def test_training_on_another_device_gives_the_weights_of_the_host():
         fit_world_model(
             made, trajectories, fitted, torch.Generator().manual_seed(1), lambda step, info, to=losses: to.append(info)
         )
-        told.append(losses)
+        reported.append(losses)
         learnt.append({name: item.detach().cpu() for name, item in made.state_dict().items()})
     here, there = learnt
-    assert told[0] == told[1] and len(told[0]) == fitted.steps
-    # Where to look is found by Fourier transforms, whose rounding hangs on how memory lies.
+    assert reported[0] == reported[1] and len(reported[0]) == fitted.steps
+    # The registration uses Fourier transforms, whose rounding depends on the memory layout.
     assert all(torch.equal(item, there[name]) for name, item in here.items() if not name.startswith("mode_classifier."))
     assert all(item.isfinite().all() for item in there.values())
 

@@ -157,14 +157,14 @@ def test_what_is_uncertain_is_not_shown():
 
 
 def test_uncertainty_comes_before_success():
-    """A success that the model itself does not believe in earns nothing."""
+    """A success of an uncertain prediction earns no reward."""
     env, rows = imagined_env(3, success_threshold=0.0, limits=Limits((-1.0,) * 4)), np.arange(3)
     env.reset(rows, rows)
     step = env.step(random_actions(env, 3, np.random.default_rng(5)))
     assert set(step.cause) == {"uncertainty"} and not step.success.any() and not step.reward.any()
-    sure = imagined_env(3, success_threshold=0.0)
-    sure.reset(rows, rows)
-    step = sure.step(random_actions(sure, 3, np.random.default_rng(5)))
+    env = imagined_env(3, success_threshold=0.0)
+    env.reset(rows, rows)
+    step = env.step(random_actions(env, 3, np.random.default_rng(5)))
     assert set(step.cause) == {"success"} and step.reward.tolist() == [[0, 0, 1]] * 3
 
 
@@ -181,7 +181,7 @@ class Judge:
 
 
 def test_a_success_that_flips_in_a_second_imagined_rollout_is_none():
-    """Both are told by playing the same actions from the same start with either noise."""
+    """Both outcomes follow from playing the same actions from the same start with either noise."""
     rows, causes, flipped = np.arange(60), {}, imagined_env(60, keyframe_share=0.0)
     flipped.reset(rows, rows)
     actions = random_actions(flipped, 6, np.random.default_rng(9))
@@ -229,8 +229,8 @@ def test_seeds_choose_where_imagined_rollouts_begin(share, kinds):
     env = imagined_env(64, keyframe_share=share)
     obs = env.reset(np.arange(64), np.arange(64))
     pools = [part.pictures[:, -1] for part in (env.initial_states.first, env.initial_states.keyframes)]
-    begun = np.moveaxis(obs.images["front"], -1, 1)
-    found = {kind for kind, pool in enumerate(pools) for row in begun if (row == pool).all((1, 2, 3)).any()}
+    initial = np.moveaxis(obs.images["front"], -1, 1)
+    found = {kind for kind, pool in enumerate(pools) for row in initial if (row == pool).all((1, 2, 3)).any()}
     assert found == kinds
 
 
@@ -245,12 +245,12 @@ def test_a_horizon_beyond_the_calibrated_one_is_warned_of(horizon, calibrated, w
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         imagined_env(2, horizon=horizon, limits=Limits((1.0,) * calibrated))
-    told = [str(item.message) for item in caught if item.category is UserWarning]
-    assert len(told) == warned
+    messages = [str(item.message) for item in caught if item.category is UserWarning]
+    assert len(messages) == warned
     if warned:
         longest = 3 * calibrated
         wanted = f"horizon of {horizon} control steps is beyond the {longest} .* at most {longest}, or calibrate"
-        assert re.search(wanted, told[0]) and caught[-1].filename.endswith("small_models.py")
+        assert re.search(wanted, messages[0]) and caught[-1].filename.endswith("small_models.py")
 
 
 def test_without_limits_nothing_is_warned_of():

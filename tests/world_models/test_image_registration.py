@@ -39,10 +39,10 @@ def test_entries_that_do_not_move_the_robot_have_no_weight():
 
 
 def test_two_inputs_with_the_same_position_get_half_the_weight_each():
-    """Where it is and where it is told to be: weights that cancel would be wrong as soon as these differ."""
+    """The position and its target: weights that cancel would be wrong as soon as the two differ."""
     pictures, state, _ = scenes(200)
-    told = state[:, :2] + 0.01 * torch.randn(200, 2, generator=torch.Generator().manual_seed(1))
-    weight, _ = register(pictures, torch.cat([state, told], 1))
+    target = state[:, :2] + 0.01 * torch.randn(200, 2, generator=torch.Generator().manual_seed(1))
+    weight, _ = register(pictures, torch.cat([state, target], 1))
     wanted = torch.tensor([[0.115, 0.0, 0.0, 0.115, 0.0], [0.0, 0.085, 0.0, 0.0, 0.085]])
     torch.testing.assert_close(weight, wanted, atol=0.03, rtol=0.0)
 

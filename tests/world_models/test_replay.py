@@ -30,7 +30,7 @@ def test_a_replay_is_the_imagined_rollout_of_its_actions_alone():
     made = model()
     first = initial_states(made, count=len(LENGTHS)).first
     found = replay(made, first, recorded(), CONFIG)
-    sure = float(np.nanmedian(found.success))
+    threshold = float(np.nanmedian(found.success))
     for i, actions in enumerate(recorded()):
         alone = ImaginationConfig(
             horizon=len(actions), batch_size=4, success_threshold=2.0, failure_threshold=2.0, resamples=0
@@ -48,13 +48,13 @@ def test_a_replay_is_the_imagined_rollout_of_its_actions_alone():
             np.testing.assert_array_equal(found.pictures[i, k], np.moveaxis(obs.images["front"][place], -1, 0))
             np.testing.assert_array_equal(found.state[i, k], obs.state[place])
             assert found.uncertainty[i, k] == env.uncertainty[place]
-            successes += [stop] if env.outcome[place, 0] >= sure else []
-        assert found.success_step(sure)[i] == min(successes, default=np.inf)
-    assert 0 < np.isfinite(found.success_step(sure)).sum() < len(LENGTHS)
+            successes += [stop] if env.outcome[place, 0] >= threshold else []
+        assert found.success_step(threshold)[i] == min(successes, default=np.inf)
+    assert 0 < np.isfinite(found.success_step(threshold)).sum() < len(LENGTHS)
 
 
 class Only:
-    """Always the same start."""
+    """Always the same initial state."""
 
     def __init__(self, starts, index: int) -> None:
         self.initial_states, self.index = starts, index
@@ -77,12 +77,12 @@ def test_a_seed_beyond_the_initial_states_is_refused():
 
 
 def test_after_uncertainty_a_replay_counts_no_success():
-    """Three replays that are sure of success at the second and the third call; one ends before the third."""
+    """Three replays with a high success probability at the second and the third call; one ends before the third."""
     step = np.array([[3, 6, 9], [3, 6, 9], [3, 6, 0]])
-    sure = np.array([[0.1, 0.9, 0.9], [0.1, 0.9, 0.9], [0.1, 0.9, np.nan]], np.float32)
+    success = np.array([[0.1, 0.9, 0.9], [0.1, 0.9, 0.9], [0.1, 0.9, np.nan]], np.float32)
     uncertainty = np.array([[0.0, 0.0, 0.5], [0.5, 0.0, 0.0], [0.0, 0.25, np.nan]], np.float32)
     empty = np.zeros((3, 3, 0))
-    found = ReplayResult(step, sure, uncertainty, empty, empty)
+    found = ReplayResult(step, success, uncertainty, empty, empty)
     assert found.success_step(0.5).tolist() == [6, 6, 6]
     assert found.within(Limits((0.4, 0.2, 0.2))).success_step(0.5).tolist() == [6, np.inf, np.inf]
     assert found.within(Limits((0.5, 0.25, 0.5))).success_step(0.5).tolist() == [6, 6, 6]

@@ -79,7 +79,7 @@ def test_every_frame_of_every_camera_is_encoded_as_a_video_of_its_own(networks, 
 
 
 def test_features_at_a_pixel_are_those_of_its_own_token():
-    """Reading a token place by place and putting it back is undone exactly; a map in one corner is felt there most."""
+    """A token is taken apart into pixels and put together exactly; a change in one corner changes its features most."""
     video = build()
     hidden = torch.randn(2, 6, 5, 4, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(video._unpatchify(video._tokens(hidden)), hidden.transpose(1, 2))
@@ -87,8 +87,8 @@ def test_features_at_a_pixel_are_those_of_its_own_token():
     given = numbers(video)
     before = call(video, given).features
     given["map"][:, :, :, :2, :2] += 1.0
-    felt = (call(video, given).features - before).abs().mean((0, 2)).unflatten(0, (4, 4))
-    assert felt[:2, :2].min() > 2.0 * felt[2:, 2:].max()
+    change = (call(video, given).features - before).abs().mean((0, 2)).unflatten(0, (4, 4))
+    assert change[:2, :2].min() > 2.0 * change[2:, 2:].max()
 
 
 def test_low_rank_corrections_are_nothing_at_first_and_then_b_times_a():
@@ -149,7 +149,7 @@ class Joined:
 
 
 @pytest.mark.parametrize(
-    ("weights", "sizes", "told"),
+    ("weights", "sizes", "message"),
     [
         (WanSizes(), {"side": 12}, "multiples of 8 and 8"),
         (WanSizes(positions=4), {}, "5 frames .* 4, so it cannot tell them apart"),
@@ -159,14 +159,14 @@ class Joined:
         (Joined(), {}, "joins 2 frames in a token"),
     ],
 )
-def test_what_does_not_fit_is_refused(weights, sizes, told):
-    with pytest.raises(UserError, match=told):
+def test_what_does_not_fit_is_refused(weights, sizes, message):
+    with pytest.raises(UserError, match=message):
         build(replace(WHOLE, weights=weights), **sizes)
 
 
 def test_a_folder_that_is_not_wan_is_refused(networks, folder, tmp_path):
-    def refused(told: str) -> None:
-        with pytest.raises(UserError, match=told):
+    def refused(message: str) -> None:
+        with pytest.raises(UserError, match=message):
             WanFolder(str(tmp_path)).load()
 
     refused("has no config.json of diffusers")

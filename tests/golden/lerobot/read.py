@@ -23,8 +23,8 @@ def main(root: Path, out: Path) -> None:
     last = LeRobotDataset("vla-rl/read", root=root, video_backend="pyav", episodes=[read.num_episodes - 1])
     arrays["last"] = np.stack([np.asarray(last[i]["action"]) for i in range(len(last))])
     means = {name: np.asarray(item["mean"]).tolist() for name, item in read.meta.stats.items()}
-    told = {"episodes": read.num_episodes, "fps": read.fps, "robot": read.meta.robot_type, "means": means}
-    np.savez(out, told=np.array(json.dumps(told)), **arrays)
+    summary = {"episodes": read.num_episodes, "fps": read.fps, "robot": read.meta.robot_type, "means": means}
+    np.savez(out, summary=np.array(json.dumps(summary)), **arrays)
 
 
 if __name__ == "__main__":

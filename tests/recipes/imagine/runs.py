@@ -46,7 +46,7 @@ def run_folder(
     names: tuple[str, ...] = NAMES,
     policy: bool = True,
 ) -> Path:
-    """A run in ``path`` with ten held-out episodes and, unless told otherwise, a policy."""
+    """A run in ``path`` with ten held-out episodes and, by default, a policy."""
     recipe, model = load_config("configs/imagine.py:lift"), world_model(names)
     folder = RunFolder(path, replace(recipe, plan=replace(recipe.plan, imagination=imagination)))
     CalibratedModel(model, Limits(limits), imagination).save(folder.checkpoint("world"))

@@ -46,7 +46,7 @@ from world_models.config import WorldModelConfig
 from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 
-WORLD = EnvConfig(options={"deadline": 7})
+ENV = EnvConfig(options={"deadline": 7})
 SCENES = [1_100_000_000 + i for i in range(3)]
 
 
@@ -70,7 +70,7 @@ def recipe(tmp_path_factory) -> Imagine:
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 1), loop=LoopConfig(1, validate_every=1)
     )
     judged_by = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
-    return Imagine(method, plan, str(save_untrained(folder / "policy")), env=WORLD, evaluation=judged_by)
+    return Imagine(method, plan, str(save_untrained(folder / "policy")), env=ENV, evaluation=judged_by)
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +159,8 @@ def test_a_loaded_world_model_has_its_trusted_horizon_and_limits(run, recipe):
 
 
 def test_imagined_rollouts_begin_with_the_pictures_of_the_scenes():
-    seen = first_observations(WORLD, SCENES, context_frames=2)
-    env = WORLD.make(1)
+    seen = first_observations(ENV, SCENES, context_frames=2)
+    env = ENV.make(1)
     for i, scene in enumerate(SCENES):
         obs = env.reset(np.array([0]), np.array([scene]))
         picture = np.moveaxis(np.concatenate([obs.images[name][0] for name in sorted(obs.images)], -1), -1, 0)
@@ -230,7 +230,7 @@ def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
     assert summary["simulator_rl"]["episodes_to_imagined_success"] == (
         0 if summary["imagined_rl"]["success"] == 0 else 50
     )
-    assert find_run(out) == find_run(run) == run  # commands take the story's folder as well
+    assert find_run(out) == find_run(run) == run  # commands take the folder of the whole comparison as well
     write_report(out, summary, found)
     page = (out / "report.html").read_text()
     assert "after reinforcement learning in imagination" in page and "r = " in page

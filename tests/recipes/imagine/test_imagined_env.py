@@ -40,7 +40,7 @@ from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldModel
 from world_models.uncertainty import Limits
 
-WORLD = EnvConfig(options={"deadline": 7})
+ENV = EnvConfig(options={"deadline": 7})
 COLLECT = CollectConfig(
     policy_episodes=4, epsilon_random_episodes=2, random_episodes=2, calibration=1, held_out=2, num_envs=4
 )
@@ -53,11 +53,11 @@ def policy(tmp_path_factory) -> TinyVLA:
 
 @pytest.fixture(scope="module")
 def collected(policy) -> CollectedEpisodes:
-    return collect_episodes(WORLD, policy, COLLECT, seed=1)
+    return collect_episodes(ENV, policy, COLLECT, seed=1)
 
 
 def world_model(trajectories: Trajectories) -> WorldModel:
-    env = WORLD.make(1)
+    env = ENV.make(1)
     torch.manual_seed(0)
     made = WorldModel(env.spec, WorldModelConfig(backbone=SMALL), *statistics(trajectories))
     env.close()
@@ -88,7 +88,7 @@ def test_collected_episodes_come_back_bit_for_bit_or_are_refused(collected, tmp_
 @pytest.mark.parametrize("numbers", [{"calibration": 6}, {"held_out": 7}, {"calibration": 0}, {"held_out": 0}])
 def test_numbers_that_leave_no_training_episodes_are_refused(policy, numbers):
     with pytest.raises(UserError, match="leave nothing to train"):
-        collect_episodes(WORLD, policy, replace(COLLECT, **numbers), seed=1)
+        collect_episodes(ENV, policy, replace(COLLECT, **numbers), seed=1)
 
 
 def test_a_replay_reaches_the_end_of_every_episode(collected):
@@ -105,7 +105,7 @@ def test_the_success_probability_of_a_replay_is_the_minimum_over_its_samples(col
     one, other = (replay_trajectories(made, learnt, config) for config in single)
     both = replay_trajectories(made, learnt, imagination)
     assert (one.success < other.success).any() and (one.success > other.success).any(), (
-        "so either may be the least sure"
+        "so either may have the lower probability"
     )
     np.testing.assert_array_equal(both.success, np.minimum(one.success, other.success))
     np.testing.assert_array_equal(both.pictures, one.pictures)
@@ -144,7 +144,7 @@ def test_the_same_ppo_learns_in_an_imagined_rollout(policy, collected, tmp_path)
     trained, _ = improve(method, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     rows = folder.metrics("rl")
     assert len(rows) == 3 and rows[-1]["env/steps_total"] > 0
-    env = WORLD.make(2)
+    env = ENV.make(2)
     again = TinyVLA.from_pretrained(folder.checkpoint("best"), env.spec)
     env.close()
     assert again.spec.images == trained.spec.images
@@ -169,14 +169,14 @@ def test_truncated_calls_are_left_out_of_the_inverse_dynamics_error(policy, coll
 def test_a_checkpoint_restores_the_same_world_model_and_is_refused_for_other_cameras(collected, tmp_path):
     made = world_model(collected.learnt)
     save_world_model(made, tmp_path / "world", {"limits": [1.0, 2.0]})
-    env = WORLD.make(1)
+    env = ENV.make(1)
     again, saved = load_world_model(tmp_path / "world", env.spec)
     env.close()
     assert saved["limits"] == [1.0, 2.0] and again.config == made.config
     for name, tensor in made.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
     for options, what in (({"cameras": ["top"]}, "cameras"), ({"image_size": 32}, "cameras")):
-        other = WORLD.with_options(**options).make(1)
+        other = ENV.with_options(**options).make(1)
         with pytest.raises(UserError, match=f"trained for other {what}"):
             load_world_model(tmp_path / "world", other.spec)
         other.close()
@@ -204,7 +204,7 @@ def test_a_policy_improves_in_imagination(tmp_path, policy):
         RLConfig(sampler, WindowConfig(4, 2), loop=loop),
         plan,
         str(start),
-        env=WORLD,
+        env=ENV,
         evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
     )
     with pytest.raises(UserError, match="none of 5 episodes succeeded"):

@@ -79,13 +79,13 @@ def test_a_key_sent_over_a_socket_is_pressed_and_what_is_to_be_seen_comes_back(r
     with served(hands) as browser:
         assert browser.view()["step"] == 0
         answer, body = browser.press("p", Origin=f"http://127.0.0.1:{browser.port}")
-        told = json.loads(body)
-        assert answer.status == 200 and told["step"] == 2 and told["shape"] == [SIDE, SIDE]
-        pictures = [np.frombuffer(base64.b64decode(text), np.uint8).reshape(SIDE, SIDE, 3) for text in told["pictures"]]
+        view = json.loads(body)
+        assert answer.status == 200 and view["step"] == 2 and view["shape"] == [SIDE, SIDE]
+        pictures = [np.frombuffer(base64.b64decode(text), np.uint8).reshape(SIDE, SIDE, 3) for text in view["pictures"]]
         np.testing.assert_array_equal(pictures, hands.view.pictures)
-        assert told["uncertainty"] == pytest.approx(hands.view.uncertainty) and told["limit"] == 1e9
+        assert view["uncertainty"] == pytest.approx(hands.view.uncertainty) and view["limit"] == 1e9
         now = browser.view()
-        assert now["pictures"] == told["pictures"][-1:] and now["step"] == 2
+        assert now["pictures"] == view["pictures"][-1:] and now["step"] == 2
         answer, body = browser.press("x")
         assert answer.status == 400 and b"means nothing here" in body
 

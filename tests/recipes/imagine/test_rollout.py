@@ -112,11 +112,11 @@ def test_a_label_holds_kind_instruction_outcomes_and_uncertainty(run, by_hand):
         over = [t for t, share in shares.items() if share > 1]
         truth = f"success at step {length}" if run.held_out.outcomes[episode] else f"no success in {length} steps"
         imagination = f"success at step {when}" if np.isfinite(when) else "none"
-        told = f"beyond its limit at step {over[0]}" if over else f"at most {max(shares.values()):.0%} of its limit"
+        summary = f"beyond its limit at step {over[0]}" if over else f"at most {max(shares.values()):.0%} of its limit"
         text = run.calibrated.model.spec.tasks[run.held_out.task[begin]]
         assert (
             clip.label
-            == f"{KINDS[kinds[episode]]}: {text}; recorded: {truth}, imagined: {imagination}; uncertainty {told}"
+            == f"{KINDS[kinds[episode]]}: {text}; recorded: {truth}, imagined: {imagination}; uncertainty {summary}"
         )
         assert clip.success == (kinds[episode] >= 2)
 

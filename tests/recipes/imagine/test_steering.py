@@ -210,7 +210,7 @@ class Dicing(FunctionPolicy):
 
 
 def test_a_decision_that_was_taken_back_is_made_again(run):
-    """The policy's memory goes back as well, and its noise is that of the moment: new in every one."""
+    """The policy's state goes back as well, and its noise is that of the time step: new in every one."""
     made = steering_of(changed(run, limits=FAR), 12)[0]
     hands = Steering(made.env, 10, np.array([0.0, OPEN], np.float32), Dicing(run.calibrated.model.spec, push))
     made.env.step, seen = _overheard(made.env.step)

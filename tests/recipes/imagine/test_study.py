@@ -1,4 +1,4 @@
-"""``vla-rl imagine study``: who learns a world of their own, what each is asked, and what is told in the end."""
+"""``vla-rl imagine study``: which methods share a world model, how each is evaluated, and the final table."""
 
 from __future__ import annotations
 

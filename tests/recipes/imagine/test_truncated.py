@@ -152,6 +152,6 @@ def test_cut_off_members_stay_in_their_groups_and_are_counted():
     ("truncation_value", "uniform"), [(ZeroValue(), 8), (ConstantValue(0.5), 6), (ConstantValue(1.0), 10)]
 )
 def test_truncation_values_decide_whether_a_group_is_mixed(truncation_value, uniform):
-    """What is cut off is worth as much as what is lost, as what is won, or something between them."""
+    """A truncated member's value is that of a failure, of a success, or between them."""
     _, rollout = played(truncation_value)
     assert rollout.info["rollout/groups_uniform"] == uniform
