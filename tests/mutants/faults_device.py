@@ -13,7 +13,100 @@ def _of_run(name: str) -> tuple[str, ...]:
     return (f"{_RUNS}test_a_run_on_another_device_is_that_on_the_host[{name}]",)
 
 
+_RECIPE, _COMPARISON = "vla_rl/recipes/imagine/recipe.py", "vla_rl/recipes/imagine/comparison.py"
+_OFF, _REWARDS = "vla_rl/recipes/off_policy.py", "vla_rl/recipes/train_rewards.py"
+_ON_RECIPES = "tests/recipes/test_device.py::"
+_REPLAYED = f"{_ON_RECIPES}test_off_policy_rl_with_its_replay_on_the_device_of_the_config"
+_IMAGINED = ("tests/recipes/imagine/test_comparison.py::test_a_whole_run_on_another_device_is_that_on_the_host",)
+
 FAULTS = (
+    Fault(
+        "the replay buffer of a run stays on the host",
+        _OFF,
+        "if self.folder else InMemory(device)",
+        "if self.folder else InMemory()",
+        (f"{_REPLAYED}[in memory]",),
+    ),
+    Fault(
+        "batches from a replay buffer on disk stay on the host",
+        "vla_rl/experience/replay.py",
+        "return _on_device(found, self.storage.device)",
+        "return found",
+        (f"{_REPLAYED}[on disk]",),
+    ),
+    Fault(
+        "demonstrations of a run stay on the host",
+        _OFF,
+        "self.n_step, InMemory(device))",
+        "self.n_step)",
+        (f"{_REPLAYED}[in memory]",),
+    ),
+    Fault(
+        "a success classifier is trained on the host",
+        _REWARDS,
+        "SuccessClassifier.for_frames(frames, self.network).to(resolve_device(self.device))",
+        "SuccessClassifier.for_frames(frames, self.network)",
+        (f"{_ON_RECIPES}test_reward_models_on_the_device_of_the_config[success]",),
+    ),
+    Fault(
+        "a progress critic is trained on the host",
+        _REWARDS,
+        "ProgressCritic.for_frames(frames, self.network).to(resolve_device(self.device))",
+        "ProgressCritic.for_frames(frames, self.network)",
+        (f"{_ON_RECIPES}test_reward_models_on_the_device_of_the_config[progress]",),
+    ),
+    Fault(
+        "the policy of imagination stays on the host",
+        _RECIPE,
+        "policy = placed(self._start(folder), device)",
+        "policy = self._start(folder)",
+        _IMAGINED,
+    ),
+    Fault(
+        "the critic of imagination stays on the host",
+        _RECIPE,
+        "current_reducer(), device=device)",
+        "current_reducer())",
+        _IMAGINED,
+    ),
+    Fault(
+        "the world model of imagination stays on the host",
+        "vla_rl/recipes/imagine/train_model.py",
+        "statistics(episodes.learnt)).to(device)",
+        "statistics(episodes.learnt))",
+        _IMAGINED,
+    ),
+    Fault(
+        "the world model of a resumed run stays on the host",
+        "vla_rl/recipes/imagine/train_model.py",
+        "plan.imagination, device)",
+        "plan.imagination)",
+        _IMAGINED,
+    ),
+    Fault(
+        "policies are rated on the host",
+        _COMPARISON,
+        "placed(load_policy(folder), device) for",
+        "load_policy(folder) for",
+        _IMAGINED,
+    ),
+    Fault(
+        "a world model is rated on the host",
+        _COMPARISON,
+        "calibrated.model.to(device)",
+        "pass",
+        _IMAGINED,
+    ),
+    Fault(
+        "the runs of a sweep are on the host whatever it was given",
+        "vla_rl/recipes/sweep.py",
+        'return () if device == "cpu" else',
+        "return () if device else",
+        (
+            "tests/recipes/imagine/test_study.py::test_the_device_is_that_of_every_run",
+            "tests/recipes/imagine/test_comparison.py::test_the_device_of_the_comparison_is_that_of_its_runs",
+        ),
+    ),
     Fault(
         "every draw of a policy stays on the host",
         "vla_rl/policies/residual.py",

@@ -128,8 +128,8 @@ FAULTS = (
     Fault(
         "a missing device is noticed late",
         "vla_rl/recipes/imagine/recipe.py",
-        "        require_device(self.plan.device)",
-        "        pass",
+        "device, spec = resolve_device(self.device), self.env.spec()",
+        "device, spec = self.device, self.env.spec()",
         (
             "tests/recipes/imagine/test_comparison.py::test_a_device_that_is_not_there_is_refused_before_anything_is_played",
         ),

@@ -1,22 +1,39 @@
-"""A policy that imitates on a device that is not the host learns what it learns on the host."""
+"""Recipes on a device that is not the host learn what they learn on the host."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.cli import quick
+from tests.cli.conftest import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
+from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.recipes import imitate
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.metrics import rows
+from vla_rl.recipes.stages import collect
+from vla_rl.recipes.train_rewards import TrainProgress, TrainReward, TrainSuccess
+from vla_rl.rewards.progress import ProgressConfig
+from vla_rl.rewards.reward_model import RewardModel
+from vla_rl.rewards.success import SuccessConfig
+from vla_rl.training.fit import FitConfig
 from vla_rl.training.tracking import RunFolder
 
 
-def trained(recipe, out):
+def trained(recipe, out, checkpoint="imitation"):
     folder = RunFolder(out, recipe)
     recipe.run(folder)
-    return load_file(folder.checkpoint("imitation") / "model.safetensors")
+    return load_file(folder.checkpoint(checkpoint) / "model.safetensors")
+
+
+def require_equal(on_host, on_device):
+    assert on_host.keys() == on_device.keys()
+    for name, item in on_host.items():
+        torch.testing.assert_close(item, on_device[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_imitation_on_the_device_of_the_config(tmp_path, monkeypatch):
@@ -31,6 +48,52 @@ def test_imitation_on_the_device_of_the_config(tmp_path, monkeypatch):
     monkeypatch.setattr(imitate, "imitate_policy", noted)
     with elsewhere():
         on_device = trained(replace(recipe, device="meta"), tmp_path / "elsewhere")
-    assert devices == {ELSEWHERE} and on_host.keys() == on_device.keys()
-    for name, item in on_host.items():
-        torch.testing.assert_close(item, on_device[name], rtol=1e-4, atol=1e-6, msg=name)
+    assert devices == {ELSEWHERE}
+    require_equal(on_host, on_device)
+
+
+@pytest.mark.parametrize("keep", ["", "replay"], ids=["in memory", "on disk"])
+def test_off_policy_rl_with_its_replay_on_the_device_of_the_config(keep, tmp_path):
+    """Half of a batch are demonstrations; a replay on disk stays on the host and its batches go to the device."""
+    recipe = quick.mixed()
+    policy, recorded = save_untrained(tmp_path / "policy"), tmp_path / "recorded"
+    save_demonstrations(collect(EnvConfig(), 2, seed=1), recorded, video="never")
+
+    def run(where: str, device: str):
+        folder = str(tmp_path / where / keep) if keep else ""
+        rl = replace(recipe.rl, replay=replace(recipe.rl.replay, folder=folder))
+        mine = replace(recipe, rl=rl, policy=str(policy), demonstrations=str(recorded), device=device)
+        return trained(mine, tmp_path / where / "run", "best")
+
+    on_host = run("host", "cpu")
+    with elsewhere():
+        require_equal(on_host, run("elsewhere", "meta"))
+    here, there = (rows(tmp_path / where / "run", "rl")[-1] for where in ("host", "elsewhere"))
+    assert there["critic/value"] == pytest.approx(here["critic/value"], abs=1e-4) and here["critic/value"] != 0
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [TrainSuccess(network=SuccessConfig(8, 4)), TrainProgress(network=ProgressConfig(8, 4))],
+    ids=["success", "progress"],
+)
+def test_reward_models_on_the_device_of_the_config(recipe, tmp_path, monkeypatch):
+    counts = {"training": 4, "calibration": 2, "test": 2, "num_envs": 4, "random_action_prob": 0.0, "precision": 0.05}
+    recipe = replace(recipe, env=EnvConfig(options={"image_size": 24}), fit=FitConfig(steps=3, batch=12), **counts)
+    on_host, devices = trained(recipe, tmp_path / "host", recipe.name), set()
+    monkeypatch.setattr(TrainReward, "evaluate", noted(TrainReward.evaluate, devices))
+    monkeypatch.setattr(TrainProgress, "evaluate", noted(TrainProgress.evaluate, devices))
+    with elsewhere():
+        on_device = trained(replace(recipe, device="meta"), tmp_path / "elsewhere", recipe.name)
+    assert devices == {ELSEWHERE}
+    require_equal(on_host, on_device)
+
+
+def noted(evaluate, devices):
+    """``evaluate`` that adds the devices of the model to ``devices``."""
+
+    def run(recipe, model: RewardModel, frames):
+        devices.update(item.device for item in model.parameters())
+        return evaluate(recipe, model, frames)
+
+    return run

@@ -9,6 +9,7 @@ alone would hold too many short ones at first.  Discounts count low-level action
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -145,7 +146,7 @@ class Replay:
         terminated = columns["terminated"][(slots + ahead - 1) % self.capacity]
         next_features = (slots + ahead) % self.capacity
         names = [name for name in columns if name.startswith(FEATURES)]
-        return Transitions(
+        found = Transitions(
             features={name.removeprefix(FEATURES): columns[name][slots] for name in names},
             sample=columns["sample"][slots],
             executed=columns["executed"][slots],
@@ -158,6 +159,7 @@ class Replay:
             task=columns["task"][slots],
             robot=columns["robot"][slots],
         )
+        return _on_device(found, self.storage.device)
 
     def decisions(self) -> Tensor:
         """The slots that hold a decision, int [N]."""
@@ -209,6 +211,16 @@ class Replay:
             )
         oldest = cursor + provisional if filled == state["capacity"] else 0
         return {name: item.roll(-oldest, 0) for name, item in saved.items()}
+
+
+def _on_device(decisions: Transitions, device: torch.device) -> Transitions:
+    def moved(item: Tensor | Mapping[str, Tensor]) -> Tensor | dict[str, Tensor]:
+        if isinstance(item, Tensor):
+            return item.to(device)
+        return {name: value.to(device) for name, value in item.items()}
+
+    parts: dict[str, Any] = {part.name: moved(getattr(decisions, part.name)) for part in fields(decisions)}
+    return Transitions(**parts)
 
 
 class Interventions:

@@ -23,6 +23,10 @@ _META = "replay.json"
 class Storage(Protocol):
     """Allocates columns {name: [capacity,...]} and says which of them must be saved with a run's state."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where sampled decisions go."""
+
     def open(self, numbers: Numbers) -> tuple[dict[str, Tensor], Filled, Sequence[str]]:
         """Start with the replay buffer's ``numbers``, "capacity" among them, that give its columns their meaning.
 
@@ -43,7 +47,7 @@ class InMemory:
     """Columns as tensors on ``device``; all of them belong to the state of a run, which then resumes bit for bit."""
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
-        self.device = device
+        self.device = torch.device(device)
         self._capacity = self._used = 0
 
     def open(self, numbers: Numbers) -> tuple[dict[str, Tensor], Filled, Sequence[str]]:
@@ -67,11 +71,12 @@ class OnDisk:
     """Columns as memory-mapped files in ``folder``: larger than memory, and available to the next process.
 
     A resumed run continues with the decisions in the files: none is lost, but the decisions that were added after its
-    last saved state are still there, so the run is not repeated bit for bit.
+    last saved state are still there, so the run is not repeated bit for bit.  The columns are on the host; sampled
+    decisions go to ``device``.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, device: str | torch.device = "cpu") -> None:
+        self.folder, self.device = Path(folder), torch.device(device)
         self._meta: dict[str, Any] = {}
 
     def open(self, numbers: Numbers) -> tuple[dict[str, Tensor], Filled, Sequence[str]]:

@@ -46,12 +46,14 @@ class ReplayConfig:
 
     def build(self, policy: Policy, context: RunContext, horizon: int) -> ReplayBuffer:
         """The buffer, with the demonstrations relabelled as decisions of ``policy`` in chunks of ``horizon``."""
-        online = Replay(self.capacity, self.gamma, self.n_step, OnDisk(self.folder) if self.folder else InMemory())
+        device = context.device
+        storage = OnDisk(self.folder, device) if self.folder else InMemory(device)
+        online = Replay(self.capacity, self.gamma, self.n_step, storage)
         if not self.share:
             return online
         episodes = context.episodes(f"a replay with a share of {self.share:g} for demonstrations")
         noise = generator(context.seed, 6)
-        offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step)
+        offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step, InMemory(device))
         env = context.env.make(1)
         with bar("relabel", episodes.count * horizon) as update:
             for done, rollout in enumerate(relabelled(episodes, policy, env.spec, horizon, noise, horizon), 1):

@@ -58,6 +58,11 @@ class Cell:
             )
 
 
+def on_device(device: str) -> tuple[str, ...]:
+    """The arguments that put a run on ``device``; none for the host, so a config needs no such field there."""
+    return () if device == "cpu" else ("--device", device)
+
+
 def run_sweep(out: Path, steps: Mapping[str, Sequence[Cell]], processes: int) -> None:
     """Run the cells of every step {what it does: cells} in order; Ctrl-C is raised again with how to go on."""
     try:

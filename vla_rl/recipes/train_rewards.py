@@ -28,6 +28,7 @@ from vla_rl.rewards.progress import ProgressConfig, ProgressCritic
 from vla_rl.rewards.reward import RewardOutput
 from vla_rl.rewards.reward_model import RewardModel
 from vla_rl.rewards.success import SuccessClassifier, SuccessConfig
+from vla_rl.training.device import resolve_device
 from vla_rl.training.fit import FitConfig, fit, shuffled
 from vla_rl.training.tracking import RunFolder
 
@@ -56,6 +57,7 @@ class TrainReward:
     random_action_prob: float = 0.4  # share of the expert's decisions that are random
     precision: float = 0.95  # wanted of the frames that are called a success
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=2000, batch=64, lr=6e-3))
+    device: str = "cpu"  # where the model learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
 
     def __post_init__(self) -> None:
@@ -128,7 +130,7 @@ class TrainSuccess(TrainReward):
 
     def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> SuccessClassifier:
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
-        model = SuccessClassifier.for_frames(frames, self.network)
+        model = SuccessClassifier.for_frames(frames, self.network).to(resolve_device(self.device))
         index = balanced(frames.label, self.fit.batch, generator(self.seed, 8))
         self._fit(model, model.loss, map(frames.select, index), folder)
         return model
@@ -143,7 +145,7 @@ class TrainProgress(TrainReward):
 
     def learn(self, frames: LabelledFrames, folder: RunFolder | None = None) -> ProgressCritic:
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
-        model = ProgressCritic.for_frames(frames, self.network)
+        model = ProgressCritic.for_frames(frames, self.network).to(resolve_device(self.device))
         sampler = PairSampler(frames, self.network.stride, np.random.default_rng([self.seed, 9]))
         self._fit(model, model.loss, sampler.batches(self.fit.batch), folder)
         return model

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -125,21 +126,33 @@ def test_an_untrusted_world_model_is_kept_and_can_be_calibrated_again(recipe, tm
     assert milder.prepare(RunFolder(tmp_path / "milder", milder))[1].calibrated.imagination.horizon == 5
 
 
-def test_a_world_model_may_be_on_another_device_than_the_policy(recipe, run, tmp_path):
-    away = replace(recipe, plan=replace(recipe.plan, device=str(ELSEWHERE)))
+def test_a_whole_run_on_another_device_is_that_on_the_host(recipe, run, tmp_path, monkeypatch):
+    """Policy, critic, learner and world model are there, from collecting to the page's numbers."""
+    away = replace(recipe, device=str(ELSEWHERE))
     folder = RunFolder(tmp_path / "away", away)
     with elsewhere():
-        world_run = away.prepare(folder)[1]
-        assert world_run.calibrated.model.device == ELSEWHERE and world_run.env_factory.make(2).spec.device == str(
-            ELSEWHERE
-        )
-        found = away.run(folder)
+        policy, world_run = away.prepare(folder)
+        assert {item.device for item in policy.trainable().values()} == {ELSEWHERE}
+        assert world_run.calibrated.model.device == ELSEWHERE
+        assert world_run.env_factory.make(2).spec.device == str(ELSEWHERE)
+        assert away.prepare(folder)[1].calibrated.model.device == ELSEWHERE, "loaded, this time"
+        found, rated = away.run(folder), []
+        monkeypatch.setattr(comparison, "rate_policies", lambda *given: rated.append(given) or ratings())
+        evaluate_world_model(folder.path, scenes=3)
+    ((calibrated, _, policies, *_),) = rated
+    assert calibrated.model.device == ELSEWHERE
+    assert {item.device for one in policies.values() for item in one.trainable().values()} == {ELSEWHERE}
     assert found.keys() == json.loads((run / "summary.json").read_text()).keys()
+    for name in ("first", "best"):
+        here, there = (load_file(path / "checkpoints" / name / "model.safetensors") for path in (run, folder.path))
+        for key, item in here.items():
+            if "registration" not in key:  # solved from two moments: rounding decides
+                torch.testing.assert_close(there[key], item, rtol=0.0, atol=1e-3, msg=f"{name}: {key}")
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_played(recipe, tmp_path):
-    nowhere = replace(recipe, plan=replace(recipe.plan, device="cuda:17"))
-    with pytest.raises(UserError, match=r"'cuda:17' is no device that can be used here.*vla-rl inspect lists"):
+    nowhere = replace(recipe, device="cuda:17")
+    with pytest.raises(UserError, match=r"torch finds no GPU|needs the GPU 17"):
         nowhere.prepare(RunFolder(tmp_path / "run", nowhere))
     assert not (tmp_path / "run" / "episodes").exists()
 
@@ -182,6 +195,23 @@ def test_every_policy_is_rated_in_the_simulator_and_in_imagination_with_random_a
     assert [asdict(one) for one in ratings[:6]] == [
         asdict(replace(one, name=one.name.replace("other", "one"))) for one in ratings[6:]
     ]
+
+
+@pytest.mark.parametrize("policy", ["", "mine"])
+def test_the_device_of_the_comparison_is_that_of_its_runs(policy, tmp_path, monkeypatch):
+    cells = []
+    monkeypatch.setattr("vla_rl.recipes.sweep.run_cells", lambda found, *given: cells.extend(found))
+    monkeypatch.setattr(comparison, "evaluate_world_model", stop := MagicMock(side_effect=RuntimeError))
+    given = ["--out", str(tmp_path), "--policy", policy, "--device", "cuda"]
+    with pytest.raises(RuntimeError):
+        commands.imagine(given)
+    names = [cell.out.name for cell in cells]
+    assert names == ["imagination", "simulator"] if policy else ["imitation", "imagination", "simulator"]
+    assert all(cell.arguments[cell.arguments.index("--device") + 1] == "cuda" for cell in cells)
+    cells.clear()
+    with pytest.raises(RuntimeError):
+        commands.imagine(given[:-2])
+    assert stop.call_count == 2 and not any("--device" in cell.arguments for cell in cells)
 
 
 def ratings() -> list[PolicyRating]:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from vla_rl.evaluation.agreement import NEVER, ReplayAgreement, replay_agreement
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.recipes import world_models
+from vla_rl.recipes.context import CPU
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.replays import replay_trajectories
 from vla_rl.training.world_model import load_world_model, save_world_model
@@ -24,7 +26,9 @@ class CalibratedModel:
     imagination: world_models.ImaginationConfig
 
     @classmethod
-    def load(cls, folder: Path, imagination: world_models.ImaginationConfig, device: str = "cpu") -> CalibratedModel:
+    def load(
+        cls, folder: Path, imagination: world_models.ImaginationConfig, device: torch.device = CPU
+    ) -> CalibratedModel:
         """What :meth:`save` wrote to ``folder``, its model on ``device``."""
         model, kept = load_world_model(folder)
         trusted = replace(imagination, success_threshold=kept["threshold"], horizon=kept["horizon"])

@@ -11,12 +11,14 @@ from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import metrics
 from vla_rl.recipes.config_files import load_config
+from vla_rl.recipes.context import placed
 from vla_rl.recipes.imagine.closed_loop import rate_policies
 from vla_rl.recipes.imagine.prediction_quality import measure_prediction_quality
 from vla_rl.recipes.imagine.report import write_report
 from vla_rl.recipes.imagine.saved_run import SavedRun, load_run
 from vla_rl.recipes.json_types import JsonObject
-from vla_rl.recipes.sweep import Cell, run_sweep
+from vla_rl.recipes.sweep import Cell, on_device, run_sweep
+from vla_rl.training.device import resolve_device
 from vla_rl.training.tracking import write_json
 
 
@@ -30,6 +32,7 @@ class ImagineComparison:
     simulator: str = "demo.py:last_step"  # the same RL without a world model
     scenes: int = 128  # test scenes for each policy that is rated in both
     processes: int = 2
+    device: str = "cpu"  # of all runs: "cpu", "cuda", "cuda:1", "auto"
     out: str = "runs/imagine"
 
 
@@ -37,11 +40,12 @@ def compare(config: ImagineComparison) -> JsonObject:
     """Imitate, improve in imagination and in the simulator, evaluate; write ``summary.json`` and ``report.html``."""
     for function in (config.recipe, config.simulator):
         load_config(function)  # an unknown name should be known before minutes of work
-    out, seed = Path(config.out), ("--seed", str(config.seed))
+    out = Path(config.out)
+    first_given = ("--seed", str(config.seed), *on_device(config.device))
     policy = config.policy or str(out / "imitation" / "checkpoints" / "imitation")
-    given = (*seed, "--policy", policy)
+    given = (*first_given, "--policy", policy)
     every_five = ("--rl.loop.validate-every", "5")  # how many episodes it needs is to be read from its curve
-    first = [] if config.policy else [Cell(out / "imitation", "demo.py:imitate", seed)]
+    first = [] if config.policy else [Cell(out / "imitation", "demo.py:imitate", first_given)]
     second = [
         Cell(out / "imagination", config.recipe, given),
         Cell(out / "simulator", config.simulator, (*given, *every_five)),
@@ -59,10 +63,11 @@ def evaluate_world_model(run: Path, scenes: int) -> JsonObject:
     """Agreement of the world model of ``run``, finished or not, with the simulator: replays, pictures and policies."""
     recipe, saved = load_run(run)[0], SavedRun.load(run)
     calibrated = saved.calibrated
-    calibrated.model.to(recipe.plan.device)
+    device = resolve_device(recipe.device)
+    calibrated.model.to(device)
     names = {"imitation": "start", "imagined RL": "best"}
     kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
-    policies = {name: load_policy(folder) for name, folder in kept.items() if folder.exists()}
+    policies = {name: placed(load_policy(folder), device) for name, folder in kept.items() if folder.exists()}
     seeds = suite.held_out(suite.TEST, scenes)
     ratings = rate_policies(calibrated, recipe.env, policies, seeds, recipe.evaluation.num_envs, recipe.seed)
     rates = [one.imagined.success for one in ratings], [one.true.success for one in ratings]

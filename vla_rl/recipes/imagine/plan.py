@@ -34,4 +34,3 @@ class Plan:
     trust: TrustConfig = field(default_factory=TrustConfig)
     initial_episodes: int = 500  # imagined rollouts begin in so many of the latest episodes
     coevolution: CoevolutionConfig = field(default_factory=CoevolutionConfig)
-    device: str = "cpu"  # of the world model, such as "cuda"; the policy stays where it is

@@ -11,16 +11,17 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.recipes import stages
-from vla_rl.recipes.context import RunContext, StartPolicy
+from vla_rl.recipes.context import RunContext, StartPolicy, placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import CoevolvingTrainer, WorldModelRun
 from vla_rl.recipes.imagine.plan import Plan
 from vla_rl.recipes.imagine.run_episodes import RunEpisodes
-from vla_rl.recipes.imagine.train_model import load_or_train, require_device
+from vla_rl.recipes.imagine.train_model import load_or_train
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import start_policy
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import TrainerConfig
+from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import current_reducer
 from vla_rl.training.tracking import RunFolder
 
@@ -39,6 +40,7 @@ class Imagine:
     seed: int = 1
     env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    device: str = "cpu"  # of policy, critic, learner, replay and world model: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
 
     def run(self, folder: RunFolder) -> JsonObject:
@@ -48,7 +50,8 @@ class Imagine:
             policy, world_model = self.prepare(folder)
         before = copy.deepcopy(policy)
         with clock(seconds, "rl"):
-            context = RunContext(world_model.env_factory, policy, self.seed, current_reducer())
+            device = resolve_device(self.device)
+            context = RunContext(world_model.env_factory, policy, self.seed, current_reducer(), device=device)
             trainer = CoevolvingTrainer(self.rl, world_model)
             trained, best = stages.improve(trainer, context, self.evaluation, folder)
         with clock(seconds, "agreement"):
@@ -72,13 +75,12 @@ class Imagine:
 
     def prepare(self, folder: RunFolder) -> tuple[StartPolicy, WorldModelRun]:
         """The starting policy and a calibrated world model, as far as an earlier part of the run has not made them."""
-        require_device(self.plan.device)
-        spec = self.env.spec()
-        policy = self._start(folder)
+        device, spec = resolve_device(self.device), self.env.spec()
+        policy = placed(self._start(folder), device)
         episodes = RunEpisodes.load_or_collect(
             folder.path / "episodes", self.env, policy, spec.tasks, self.plan, self.seed
         )
-        calibrated = load_or_train(folder, spec, episodes, self.plan, self.seed)
+        calibrated = load_or_train(folder, spec, episodes, self.plan, self.seed, device)
         world_model = WorldModelRun(self.plan, self.env, self.seed, folder, episodes, calibrated)
         world_model.measure_baseline(policy)
         return policy, world_model

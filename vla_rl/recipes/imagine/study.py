@@ -16,7 +16,7 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imagine.recipe import Imagine
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
-from vla_rl.recipes.sweep import Cell, run_sweep
+from vla_rl.recipes.sweep import Cell, on_device, run_sweep
 from vla_rl.training.tracking import write_json
 
 
@@ -36,6 +36,7 @@ class ImagineStudy:
     imitation: str = "demo.py:imitate"
     seeds: tuple[int, ...] = (1, 2, 3)
     processes: int = 2
+    device: str = "cpu"  # of all runs: "cpu", "cuda", "cuda:1", "auto"
     out: str = "runs/imagine-study"
 
 
@@ -44,7 +45,7 @@ def run_study(config: ImagineStudy) -> None:
     for function in (config.imitation, *(f"{config.config}:{method}" for method in config.methods)):
         load_config(function)  # an unknown name should be known before hours of work
     out = Path(config.out)
-    first = [Cell(_imitation(out, seed), config.imitation, ("--seed", str(seed))) for seed in config.seeds]
+    first = [Cell(_imitation(out, seed), config.imitation, _given(config, seed)) for seed in config.seeds]
     second, third = (
         [_cell(config, method, methods[method], seed) for seed in config.seeds for method in methods]
         for methods in _in_turn(config)
@@ -86,12 +87,16 @@ def _training(recipe: object) -> tuple[object, ...] | None:
 def _cell(config: ImagineStudy, method: str, trainer: str, seed: int) -> Cell:
     out = Path(config.out)
     function, start = f"{config.config}:{method}", _imitation(out, seed)
-    given = ["--seed", str(seed), "--policy", str(start / "checkpoints" / "imitation")]
+    given = [*_given(config, seed), "--policy", str(start / "checkpoints" / "imitation")]
     if hasattr(load_config(function), "demonstrations"):  # recipes in the simulator may learn from them
         given += ["--demonstrations", str(start / "demonstrations")]
     if method != trainer:
         given += ["--plan.init-from", str(out / f"{trainer}-{seed}")]
     return Cell(out / f"{method}-{seed}", function, tuple(given))
+
+
+def _given(config: ImagineStudy, seed: int) -> tuple[str, ...]:
+    return ("--seed", str(seed), *on_device(config.device))
 
 
 def _row(out: Path, method: str, seed: int) -> JsonObject:

@@ -23,7 +23,9 @@ from vla_rl.training.world_model import WorldModelFit, fit_world_model, load_wor
 _SHOWN = ("state_dynamics", "mode_classifier", "pose", "video", "outcome")  # losses beside the progress bar
 
 
-def load_or_train(folder: RunFolder, spec: EnvSpec, episodes: RunEpisodes, plan: Plan, seed: int) -> CalibratedModel:
+def load_or_train(
+    folder: RunFolder, spec: EnvSpec, episodes: RunEpisodes, plan: Plan, seed: int, device: torch.device
+) -> CalibratedModel:
     """The calibrated world model of an earlier part of the run, or a new one: the checkpoints "first" and "world".
 
     The weights come from training, or from the run ``plan.init_from``; the calibration is always this run's.  Raises
@@ -31,11 +33,11 @@ def load_or_train(folder: RunFolder, spec: EnvSpec, episodes: RunEpisodes, plan:
     """
     kept = folder.checkpoint("world")
     if (kept / "config.json").exists():
-        return CalibratedModel.load(kept, plan.imagination, plan.device)
+        return CalibratedModel.load(kept, plan.imagination, device)
     if plan.init_from:
-        model = load_world_model(Path(plan.init_from) / "checkpoints" / "first", spec)[0].to(plan.device)
+        model = load_world_model(Path(plan.init_from) / "checkpoints" / "first", spec)[0].to(device)
     else:
-        model = _new_model(folder, spec, episodes, plan, seed)
+        model = _new_model(folder, spec, episodes, plan, seed, device)
         train_model(model, episodes, plan.fit, seed, folder)
     save_world_model(model, folder.checkpoint("first"))
     try:
@@ -63,29 +65,18 @@ def train_model(
 
 
 def _new_model(
-    folder: RunFolder, spec: EnvSpec, episodes: RunEpisodes, plan: Plan, seed: int
+    folder: RunFolder, spec: EnvSpec, episodes: RunEpisodes, plan: Plan, seed: int, device: torch.device
 ) -> world_models.WorldModel:
     torch.manual_seed(seed)  # module initialisation has no generator argument
-    config = replace(plan.model, precision=_precision(folder, plan))
-    return world_models.new_model(spec, config, statistics(episodes.learnt)).to(plan.device)
+    config = replace(plan.model, precision=_precision(folder, plan, device))
+    return world_models.new_model(spec, config, statistics(episodes.learnt)).to(device)
 
 
-def _precision(folder: RunFolder, plan: Plan) -> str:
+def _precision(folder: RunFolder, plan: Plan, device: torch.device) -> str:
     """The plan's precision; "auto" is measured once in a run and kept in ``RUN/precision.json``."""
     if plan.model.precision != "auto":
         return str(plan.model.precision)
     kept = folder.path / "precision.json"
     if not kept.exists():
-        write_json(kept, fastest_precision(torch.device(plan.device)))
+        write_json(kept, fastest_precision(device))
     return str(json.loads(kept.read_text(encoding="utf-8")))
-
-
-def require_device(device: str) -> None:
-    """Raise UserError unless tensors can be on ``device``: to be known before anything is played."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without it
-        raise UserError(
-            f"{device!r} is no device that can be used here ({str(error).splitlines()[0]}), so no world model could "
-            "be trained there; choose cpu, or one that vla-rl inspect lists."
-        ) from error
