@@ -25,8 +25,8 @@ class VisualPointMass(PointMassEnv):
         camera = ArraySpec((SIDE, SIDE, 3), "uint8", 0, 255, frame="top")
         self.spec: EnvSpec = replace(self.spec, name="visual point mass", images={"top": camera})
 
-    def _advance(self, rows: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        reward, won, lost = super()._advance(rows, action)
+    def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        reward, won, lost = super()._advance(env_ids, action)
         near = -reward < GOAL
         return reward, (won | lost) & near, (won | lost) & ~near
 

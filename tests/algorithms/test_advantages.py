@@ -17,20 +17,20 @@ NAN = math.nan
 
 
 def decisions(
-    rows: list[list[tuple[Any, ...]]], last: list[float], lam: float = 0.5, **options: Any
+    envs: list[list[tuple[Any, ...]]], last: list[float], lam: float = 0.5, **options: Any
 ) -> tuple[Any, Any]:
-    """GAE of ``rows``: per row, decisions ``(rewards, value, end, value after it)`` of any length up to H.
+    """GAE of ``envs``: per environment, decisions ``(rewards, value, end, value after it)`` of any length up to H.
 
     ``end`` is "", "term" or "trunc"; the value after a decision is that of the next one unless given.
     """
-    chunk = max(len(d[0]) for row in rows for d in row)
-    shape = len(rows[0]), len(rows)
+    chunk = max(len(d[0]) for env in envs for d in env)
+    shape = len(envs[0]), len(envs)
     reward, valid = torch.full((*shape, chunk), NAN), torch.zeros(*shape, chunk, dtype=torch.bool)
     value, after = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
     ends = {end: torch.zeros(shape, dtype=torch.bool) for end in ("", "term", "trunc")}
-    for e, row in enumerate(rows):
-        values = [d[1] for d in row] + [last[e]]
-        for j, (rewards, v, end, *final) in enumerate(row):
+    for e, env in enumerate(envs):
+        values = [d[1] for d in env] + [last[e]]
+        for j, (rewards, v, end, *final) in enumerate(env):
             reward[j, e, : len(rewards)] = torch.tensor(rewards)
             valid[j, e, : len(rewards)] = True
             value[j, e], ends[end][j, e] = v, True
@@ -39,9 +39,9 @@ def decisions(
     return gae(reward, valid, ends["term"], ends["trunc"], value, after, options.get("gamma", 0.5), lam, unit)
 
 
-def check(rows: list[list[tuple[Any, ...]]], last: list[float], expected: list[list[float]], **options: Any) -> Tensor:
-    advantage, returns = decisions(rows, last, **options)
-    values = torch.tensor([[d[1] for d in row] for row in rows], dtype=torch.float64)
+def check(envs: list[list[tuple[Any, ...]]], last: list[float], expected: list[list[float]], **options: Any) -> Tensor:
+    advantage, returns = decisions(envs, last, **options)
+    values = torch.tensor([[d[1] for d in env] for env in envs], dtype=torch.float64)
     wanted = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(advantage.T, wanted, rtol=0, atol=1e-12)
     torch.testing.assert_close(returns.T, wanted + values, rtol=0, atol=1e-12)
@@ -57,8 +57,8 @@ def test_g2_lambda_per_action():
 
 
 def test_g3_terminated_inside_a_chunk():
-    rows = [[([0.0, 0.0, 1.0], 0.5, "term", NAN), ([0.0] * 4, 2, "")]]  # the value after a termination is not looked at
-    check(rows, [4], [[-1 / 4, -7 / 4]])
+    envs = [[([0.0, 0.0, 1.0], 0.5, "term", NAN), ([0.0] * 4, 2, "")]]  # the value after a termination is not used
+    check(envs, [4], [[-1 / 4, -7 / 4]])
 
 
 def test_g4_truncated_inside_a_chunk():
@@ -66,16 +66,16 @@ def test_g4_truncated_inside_a_chunk():
 
 
 def test_g5_ragged_chunks():
-    rows = [[([1.0] * 4, 1, ""), ([2.0], 2, "trunc", 6), ([0.0, 1.0, 1.0, 0.0], 1, "")]]
-    check(rows, [4], [[35 / 32, 3, 0]])
+    envs = [[([1.0] * 4, 1, ""), ([2.0], 2, "trunc", 6), ([0.0, 1.0, 1.0, 0.0], 1, "")]]
+    check(envs, [4], [[35 / 32, 3, 0]])
 
 
 def test_g6_two_rows_and_normalisation():
-    rows = [
+    envs = [
         [([1.0, 0.0], 1, ""), ([0.0, 2.0], 3, "trunc", 2), ([1.0, 1.0], 0, "")],
         [([0.0, 0.0], 2, "term"), ([0.0, 1.0], 1, ""), ([4.0], 2, "term")],
     ]
-    advantage = check(rows, [4, 0], [[3 / 8, -3 / 2, 5 / 2], [-2, 1 / 2, 2]], lam=1.0)
+    advantage = check(envs, [4, 0], [[3 / 8, -3 / 2, 5 / 2], [-2, 1 / 2, 2]], lam=1.0)
     normal = normalize(advantage, torch.ones(3, 2, dtype=torch.bool), OneProcess())
     expected = [0.03791, -1.09951, 1.32699, -1.40282, 0.11374, 1.02368]
     assert normal.T.flatten().tolist() == pytest.approx(expected, abs=1e-5)
@@ -126,7 +126,7 @@ def _n_decision_returns(row: list[dict[str, Any]], j: int, gamma: float, lam: fl
     return total
 
 
-def random_row(rng: np.random.Generator, length: int, chunk: int) -> list[dict[str, Any]]:
+def random_env(rng: np.random.Generator, length: int, chunk: int) -> list[dict[str, Any]]:
     """Decisions of one row: ragged where an episode ended, sometimes followed by idle ones."""
     row: list[dict[str, Any]] = []
     while len(row) < length:
@@ -143,13 +143,13 @@ def random_row(rng: np.random.Generator, length: int, chunk: int) -> list[dict[s
     return row
 
 
-def stack(rows: list[list[dict[str, Any]]], chunk: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def stack(envs: list[list[dict[str, Any]]], chunk: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """``reward, valid, terminated, truncated, value, next_value``; NaN wherever nothing may be read."""
-    shape = len(rows[0]), len(rows)
+    shape = len(envs[0]), len(envs)
     reward, valid = torch.full((*shape, chunk), NAN, dtype=dtype), torch.zeros(*shape, chunk, dtype=torch.bool)
     flags, values = torch.zeros(2, *shape, dtype=torch.bool), torch.zeros(2, *shape, dtype=dtype)
-    for e, row in enumerate(rows):
-        for j, d in enumerate(row):
+    for e, env in enumerate(envs):
+        for j, d in enumerate(env):
             valid[j, e, : len(d["reward"])] = True
             reward[j, e, : len(d["reward"])] = torch.tensor(d["reward"], dtype=dtype)
             flags[0, j, e], flags[1, j, e] = d["end"] == "term", d["end"] == "trunc"
@@ -164,12 +164,12 @@ def test_equals_brute_force_on_300_ragged_cases(unit, dtype, bound):
     for _ in range(300):
         length, chunk = int(rng.integers(1, 9)), int(rng.integers(1, 6))
         gamma, lam = rng.uniform(0.5, 1.0), rng.uniform(0.0, 1.0)
-        rows = [random_row(rng, length, chunk) for _ in range(3)]
-        advantage, returns = gae(*stack(rows, chunk, dtype), gamma, lam, unit)
+        envs = [random_env(rng, length, chunk) for _ in range(3)]
+        advantage, returns = gae(*stack(envs, chunk, dtype), gamma, lam, unit)
         assert advantage.dtype == returns.dtype == dtype
-        for e, row in enumerate(rows):
-            wanted = iter(brute_force([d for d in row if d["reward"]], gamma, lam, unit))
-            for j, d in enumerate(row):
+        for e, env in enumerate(envs):
+            wanted = iter(brute_force([d for d in env if d["reward"]], gamma, lam, unit))
+            for j, d in enumerate(env):
                 expected = next(wanted) if d["reward"] else 0.0
                 assert abs(advantage[j, e].item() - expected) <= bound
                 assert abs(returns[j, e].item() - expected - d["value"]) <= bound

@@ -98,14 +98,14 @@ def test_the_target_is_the_best_of_several_actions_by_their_minimum_over_critics
     torch.testing.assert_close(learner.target(batch), torch.tensor([2.0, 1.5]))
 
 
-def offline(config: SACConfig, width: float, rows: int = 512) -> SAC:
+def offline(config: SACConfig, width: float, count: int = 512) -> SAC:
     policy, replay = squashed(env_spec()), Replay(20_000, 0.9)
-    replay.add(recorded(rows, seeded(4), width))
+    replay.add(recorded(count, seeded(4), width))
     return config.build(policy, policy.trainable(), critics(policy), replay, seeded())
 
 
 def test_the_penalty_of_the_regulariser_is_that_of_its_parts():
-    """Against the definition, with the same random numbers drawn again, one head and one row at a time."""
+    """Against the definition, with the same random numbers drawn again, one critic and one decision at a time."""
     learner = offline(QUICK, 1.0)
     torch.nn.init.normal_(learner.policy.head.last.weight, generator=seeded(5))  # actions depend on the state
     batch = learner.replay.sample(3, seeded(6))
@@ -113,19 +113,19 @@ def test_the_penalty_of_the_regulariser_is_that_of_its_parts():
     value = learner.critic(batch.features, learner.policy.critic_action(batch.features, batch.sample, batch.executed))
     learner.generator = seeded(7)
     found = float(learner.regularizer(batch, value).detach())
-    again, n = seeded(7), QUICK.actions
-    now = learner.policy.rsample(repeated(batch.features, n), again)
-    then = learner.policy.rsample(repeated(batch.next_features, n), again)
-    uniform = 2 * torch.rand(now.action.shape, generator=again) - 1
+    generator, n = seeded(7), QUICK.actions
+    current = learner.policy.rsample(repeated(batch.features, n), generator)
+    upcoming = learner.policy.rsample(repeated(batch.next_features, n), generator)
+    uniform = 2 * torch.rand(current.action.shape, generator=generator) - 1
     total = 0.0
     for b in range(3):
-        seen = {name: item[b : b + 1].expand(n, -1) for name, item in batch.features.items()}
-        rows = slice(b * n, b * n + n)
-        q = [learner.critic(seen, part[rows]) for part in (uniform, now.action, then.action)]
+        repeated_features = {name: item[b : b + 1].expand(n, -1) for name, item in batch.features.items()}
+        copies = slice(b * n, b * n + n)
+        q = [learner.critic(repeated_features, part[copies]) for part in (uniform, current.action, upcoming.action)]
         for k in range(2):
             terms = [*(q[0][k] + 2 * math.log(2))]
-            for values, made in ((q[1][k], now), (q[2][k], then)):
-                terms += [*(values.clamp_min(float(batch.returns[b])) - made.logprob[rows])]
+            for values, made in ((q[1][k], current), (q[2][k], upcoming)):
+                terms += [*(values.clamp_min(float(batch.returns[b])) - made.logprob[copies])]
             total += (torch.stack(terms).exp().sum().log() - value[k, b]).item()
     assert found == pytest.approx(QUICK.conservatism * total / 3, rel=1e-4)
 

@@ -144,8 +144,8 @@ class Watching(DPPO):
         self.gaps = []
 
     def policy_loss(self, row, new):
-        now = self.policy.step_logprob(row.aux, new.params)
-        self.gaps.append((now - row.logprob).detach().abs().max().item())
+        logprob = self.policy.step_logprob(row.aux, new.params)
+        self.gaps.append((logprob - row.logprob).detach().abs().max().item())
         return super().policy_loss(row, new)
 
 

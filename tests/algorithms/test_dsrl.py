@@ -52,18 +52,18 @@ def learner(base, config=SAC) -> Any:
     return config.build(policy, policy.trainable(), critic, Replay(4096, 0.9), seeded(2))
 
 
-def batch(rows: int = 32, **changes: Any) -> Transitions:
+def batch(size: int = 32, **changes: Any) -> Transitions:
     g = seeded(5)
     parts: dict[str, Any] = {
-        "features": {"state": torch.randn(rows, 1, generator=g)},
-        "sample": torch.rand(rows, 1, 2, generator=g) * 3 - 1.5,
-        "executed": torch.rand(rows, 1, 2, generator=g) * 2 - 1,
-        "reward": torch.randn(rows, generator=g),
-        "discount": torch.tensor([0.0, 0.9, 0.81, 0.59049]).repeat(rows // 4),
-        "next_features": {"state": torch.randn(rows, 1, generator=g)},
-        "returns": torch.zeros(rows),
-        "intervened": torch.zeros(rows, dtype=torch.bool),
-        **{name: torch.zeros(rows, dtype=torch.long) for name in ("version", "task", "robot")},
+        "features": {"state": torch.randn(size, 1, generator=g)},
+        "sample": torch.rand(size, 1, 2, generator=g) * 3 - 1.5,
+        "executed": torch.rand(size, 1, 2, generator=g) * 2 - 1,
+        "reward": torch.randn(size, generator=g),
+        "discount": torch.tensor([0.0, 0.9, 0.81, 0.59049]).repeat(size // 4),
+        "next_features": {"state": torch.randn(size, 1, generator=g)},
+        "returns": torch.zeros(size),
+        "intervened": torch.zeros(size, dtype=torch.bool),
+        **{name: torch.zeros(size, dtype=torch.long) for name in ("version", "task", "robot")},
     }
     return Transitions(**{**parts, **changes})
 
@@ -186,17 +186,17 @@ def test_a_resumed_run_is_bit_identical(base, config):
     for part in experience[:2]:
         whole.update(part)
     state = copy.deepcopy(whole.state_dict())
-    again = learner(base, config)
-    again.load_state_dict(state)
-    for made in (whole, again):
+    resumed = learner(base, config)
+    resumed.load_state_dict(state)
+    for made in (whole, resumed):
         made.update(experience[2])
-    assert float(whole.temperature) == float(again.temperature) != 0.1
+    assert float(whole.temperature) == float(resumed.temperature) != 0.1
     state = torch.linspace(-1, 1, 9)[:, None]
-    first, second = (made.policy.act({"state": state}, {}, "sample", seeded(3))[0] for made in (whole, again))
+    first, second = (made.policy.act({"state": state}, {}, "sample", seeded(3))[0] for made in (whole, resumed))
     assert torch.equal(first.action, second.action)
     names = ("critic", "noise_critic") if isinstance(whole, NoiseAliased) else ("critic",)
     for name in names:
-        mine, theirs = getattr(whole, name).state_dict(), getattr(again, name).state_dict()
+        mine, theirs = getattr(whole, name).state_dict(), getattr(resumed, name).state_dict()
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 

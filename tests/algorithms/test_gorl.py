@@ -123,17 +123,17 @@ def test_actions_that_were_not_executed_are_not_learnt(imitated):
 def test_a_refit_ends_every_stage_but_the_last(imitated):
     config = replace(CONFIG, iterations=3, window=2, stages=3, refit=RefitConfig(1, 1e-3))
     made, g = learner(imitated, config), seeded(1)
-    rows, refits, stages = [], [], []
+    windows, refits, stages = [], [], []
     for i in range(8):
         metrics = made.update(bandit(made.policy, 16, g))
-        rows.append(len(made.window))
+        windows.append(len(made.window))
         refits += [i] if "policy/refit_loss" in metrics else []
         stages.append(metrics["policy/refits"])
         if i in (2, 5):
             mean, std = made.policy.actor({"state": torch.ones(1, 1)})
             assert not mean.any() and torch.equal(std, torch.ones(1, 2))
             assert not made.optimizer.state and made.lr == config.lr
-    assert refits == [2, 5] and rows == [1, 2, 0, 1, 2, 0, 0, 0]
+    assert refits == [2, 5] and windows == [1, 2, 0, 1, 2, 0, 0, 0]
     assert stages == [0, 0, 1, 1, 1, 2, 2, 2]
 
 
@@ -167,16 +167,16 @@ def test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical(imitated):
     whole, g = learner(imitated, config), seeded(1)
     for _ in range(2):
         whole.update(bandit(whole.policy, 32, g))
-    again = learner(imitated, config)
-    again.load_state_dict(copy.deepcopy(whole.state_dict()))
+    resumed = learner(imitated, config)
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
     for _ in range(2):
         part = bandit(whole.policy, 32, g)
-        for made in (whole, again):
+        for made in (whole, resumed):
             made.update(part)
-    assert whole.stage == again.stage == 1 and not whole.window
+    assert whole.stage == resumed.stage == 1 and not whole.window
     for name, parameter in whole.parameters.items():
-        assert torch.equal(parameter, again.parameters[name]), name
-    assert deployed(whole.policy) == deployed(again.policy)
+        assert torch.equal(parameter, resumed.parameters[name]), name
+    assert deployed(whole.policy) == deployed(resumed.policy)
 
 
 def test_noise_that_went_through_an_earlier_decoder_is_dropped(imitated):

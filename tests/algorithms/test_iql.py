@@ -30,13 +30,13 @@ def test_golden_expectile_losses(expectile, terms, mean):
 @pytest.mark.parametrize("expectile", [0.5, 0.7, 0.9])
 def test_its_minimum_is_the_expectile(expectile):
     values = torch.randn(2000, generator=seeded(), dtype=torch.float64).exp()
-    at = torch.linspace(0, 8, 16_001, dtype=torch.float64)
-    least = at[torch.stack([expectile_loss(values - v, expectile).mean() for v in at[::40]]).argmin() * 40]
-    above, below = (values - least).clamp_min(0).mean(), (least - values).clamp_min(0).mean()
+    grid = torch.linspace(0, 8, 16_001, dtype=torch.float64)
+    minimum = grid[torch.stack([expectile_loss(values - v, expectile).mean() for v in grid[::40]]).argmin() * 40]
+    above, below = (values - minimum).clamp_min(0).mean(), (minimum - values).clamp_min(0).mean()
     # The definition: what lies above weighs tau / (1 - tau) times less than what lies below.
     assert float(expectile * above / ((1 - expectile) * below)) == pytest.approx(1.0, abs=0.05)
     if expectile == 0.5:
-        assert float(least) == pytest.approx(float(values.mean()), abs=0.03)
+        assert float(minimum) == pytest.approx(float(values.mean()), abs=0.03)
 
 
 class ByHand(Scripted):
@@ -93,14 +93,14 @@ def test_the_actors_gradient_reaches_the_policy_and_no_critic():
 
 
 def test_the_value_network_has_the_critics_inputs():
-    iql = learner(rows=64)
+    iql = learner(count=64)
     assert set(iql.value.inputs.keys) == set(iql.critic.inputs.keys)
     iql.pretrain(1)
     assert iql.value.inputs.std.item() == pytest.approx(0.58, abs=0.08)  # of what is uniform within [-1, 1]
 
 
 def test_the_value_is_regressed_on_the_target_critics():
-    iql = learner(rows=64)
+    iql = learner(count=64)
     iql.pretrain(1)
     with torch.no_grad():
         iql.critic.last.bias.add_(100.0)  # the targets stay
@@ -111,9 +111,9 @@ def test_the_value_is_regressed_on_the_target_critics():
     assert iql.critic_step(batch)["critic/value_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def learner(config: IQLConfig = QUICK, rows: int = 1024) -> IQL:
+def learner(config: IQLConfig = QUICK, count: int = 1024) -> IQL:
     policy, replay = squashed(env_spec()), Replay(20_000, 0.9)
-    replay.add(recorded(rows, seeded(4)))
+    replay.add(recorded(count, seeded(4)))
     return config.build(policy, policy.trainable(), critics(policy), replay, seeded())
 
 
@@ -122,10 +122,10 @@ def _batch(iql: IQL) -> Transitions:
 
 
 def test_it_reaches_the_optimum_from_recorded_decisions_alone_and_keeps_it_online():
-    iql, seen = learner(), []
+    iql, reports = learner(), []
     assert deployed(iql.policy) < -0.2
-    iql.pretrain(500, lambda step, info: seen.append((step, info)))
-    assert [step for step, _ in seen] == list(range(500)) and iql.steps == 500 and iql.decisions == 0
+    iql.pretrain(500, lambda step, info: reports.append((step, info)))
+    assert [step for step, _ in reports] == list(range(500)) and iql.steps == 500 and iql.decisions == 0
     assert deployed(iql.policy) > -0.03
     value = float(iql.value({"state": torch.zeros(64, 1)}).mean().detach())
     assert -0.35 < value < 0.05  # near the best recorded action's 0, far above the mean's -0.76
@@ -137,9 +137,9 @@ def test_it_reaches_the_optimum_from_recorded_decisions_alone_and_keeps_it_onlin
 
 
 def test_a_resumed_run_is_bit_identical():
-    ours = learner(rows=64)
+    ours = learner(count=64)
     ours.pretrain(5)
-    theirs = learner(rows=64)
+    theirs = learner(count=64)
     theirs.load_state_dict(copy.deepcopy(ours.state_dict()))  # as if it came from the disk
     for one in (ours, theirs):
         one.pretrain(3)

@@ -31,8 +31,8 @@ def test_the_minimum_is_over_a_random_pair_without_replacement():
 def test_targets_are_clamped_to_the_bounds_of_returns():
     td3 = build(value_bounds=(-0.1, 0.2))
     td3.target = lambda found: found.reward
-    seen = td3.critic(td3.replay.found.features, td3.replay.found.executed.flatten(1)).detach()
-    expected = (seen - td3.replay.found.reward.clamp(-0.1, 0.2)).square().mean(1).sum()
+    value = td3.critic(td3.replay.found.features, td3.replay.found.executed.flatten(1)).detach()
+    expected = (value - td3.replay.found.reward.clamp(-0.1, 0.2)).square().mean(1).sum()
     assert td3.critic_step(td3.replay.found)["critic/loss"] == pytest.approx(float(expected), rel=1e-5)
 
 

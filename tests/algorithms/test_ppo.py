@@ -119,15 +119,15 @@ def test_the_first_gradient_is_the_policy_gradient():
 @pytest.mark.parametrize(("truncated", "expected"), [(False, 1.75), (True, 1.75 / (1 - 0.125))])
 def test_the_critic_learns_the_discounted_return_of_chunks(truncated, expected):
     """Three actions that earn 1 each, gamma 1/2, one state: 1 + 1/2 + 1/4, then again if the episode was truncated."""
-    ppo, here = learner(critic_warmup=10**6, gamma=0.5, critic_lr=1e-2), torch.zeros(8, 1)
-    out, _ = ppo.policy.act({"state": here}, {}, "sample", seeded())
+    ppo, state = learner(critic_warmup=10**6, gamma=0.5, critic_lr=1e-2), torch.zeros(8, 1)
+    out, _ = ppo.policy.act({"state": state}, {}, "sample", seeded())
     yes, final = torch.ones(1, 8, dtype=torch.bool), torch.stack([torch.zeros(8), torch.arange(8)], 1).long()
-    ends = {"truncated": yes, "terminated": ~yes, "final_index": final, "final_features": {"state": here}}
-    features = {"state": torch.stack([here, here + 5])}  # the next episode begins elsewhere
+    ends = {"truncated": yes, "terminated": ~yes, "final_index": final, "final_features": {"state": state}}
+    features = {"state": torch.stack([state, state + 5])}  # the next episode begins elsewhere
     experience = rollout(features, out, torch.ones(1, 8, 3), **(ends if truncated else {}))
     for _ in range(150):
         ppo.update(experience)
-    assert ppo.critic({"state": here})[0].item() == pytest.approx(expected, abs=0.02)
+    assert ppo.critic({"state": state})[0].item() == pytest.approx(expected, abs=0.02)
 
 
 def test_the_critic_is_calibrated_once_and_before_the_first_value():

@@ -75,8 +75,8 @@ def test_every_other_sampler_reaches_the_optimum_too(imitated, sampler):
 
 def regret(policy: GaussianPolicy) -> tuple[float, float]:
     """Mean shortfall from the optimal return, and success, of what would be deployed, on seeds not trained on."""
-    env, rows = make("point_mass", num_envs=64), np.arange(64)
-    obs = env.reset(rows, 10_000 + rows)
+    env, env_ids = make("point_mass", num_envs=64), np.arange(64)
+    obs = env.reset(env_ids, 10_000 + env_ids)
     missing = optimal_return(obs.state)
     for _ in range(env.spec.time_limit):
         out, _ = policy.act(policy.encode(obs), {}, "eval", None)

@@ -29,8 +29,8 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def regret(policy) -> tuple[float, float]:
     """Mean shortfall from the optimal return, and success, of what would be deployed, on seeds not trained on."""
-    env, rows = make("point_mass", num_envs=64), np.arange(64)
-    obs, state = env.reset(rows, 10_000 + rows), policy.reset_state(policy.initial_state(64), rows)
+    env, env_ids = make("point_mass", num_envs=64), np.arange(64)
+    obs, state = env.reset(env_ids, 10_000 + env_ids), policy.reset_state(policy.initial_state(64), env_ids)
     missing = optimal_return(obs.state)
     for _ in range(env.spec.time_limit):
         features, state = encode_observation(policy, obs, state, seeded())

@@ -80,18 +80,18 @@ def test_a_resumed_run_is_bit_identical(tmp_path):
         td3.update(rollout)
     assert td3.steps > 20 and td3.policy.delta.trunk.inputs.mean.abs().max() > 0
     save_state(tmp_path, 1, td3.state_dict())
-    _, again = whole(2)
-    again.load_state_dict(latest_state(tmp_path)[1])
+    _, resumed = whole(2)
+    resumed.load_state_dict(latest_state(tmp_path)[1])
     for _ in range(2):
         rollout = source.next()
-        assert td3.update(rollout) == again.update(rollout)
+        assert td3.update(rollout) == resumed.update(rollout)
     for name in ("policy", "critic", "target_critic"):
-        one, two = (getattr(learner, name).state_dict() for learner in (td3, again))
+        one, two = (getattr(learner, name).state_dict() for learner in (td3, resumed))
         assert all(torch.equal(one[key], two[key]) for key in one)
     assert all(
-        torch.equal(td3.target_parameters[name], again.target_parameters[name]) for name in td3.target_parameters
+        torch.equal(td3.target_parameters[name], resumed.target_parameters[name]) for name in td3.target_parameters
     )
-    assert torch.equal(td3.generator.get_state(), again.generator.get_state())
+    assert torch.equal(td3.generator.get_state(), resumed.generator.get_state())
 
 
 def test_inputs_are_standardised_once_and_only_critics_receive_privileged_ones():

@@ -101,9 +101,9 @@ def test_a_rollback_to_the_start_keeps_the_input_statistics_of_residual_ppo():
     ppo.update(source.next())
     fitted = ppo.policy.delta.trunk.inputs.mean.detach().clone()
     assert fitted.abs().max() > 0 and ppo.calibration
-    again = residual_ppo()
-    again.load_state_dict(copy.deepcopy(ppo.state_dict()))
-    for learner in (ppo, again):
+    resumed = residual_ppo()
+    resumed.load_state_dict(copy.deepcopy(ppo.state_dict()))
+    for learner in (ppo, resumed):
         learner.roll_back(kept, 0.5)
         assert torch.equal(learner.policy.delta.trunk.inputs.mean, fitted)
         assert all(torch.equal(learner.parameters[name], kept["parameters"][name]) for name in learner.learnt)

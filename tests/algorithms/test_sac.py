@@ -96,11 +96,11 @@ def test_the_actors_gradient_is_that_of_the_expectation():
         policy.head.last.bias[0] = 0.4
     config = SACConfig(temperature=0.2)
     sac = SAC(policy, policy.trainable(), Valley(), Replay(8, 0.9), config, seeded(3))  # type: ignore[arg-type]
-    seen = {"state": torch.full((40_000, 1), 0.3, dtype=torch.float64)}
-    loss, _ = sac.actor_loss(transitions(features=seen))
+    features = {"state": torch.full((40_000, 1), 0.3, dtype=torch.float64)}
+    loss, _ = sac.actor_loss(transitions(features=features))
     (gradient,) = torch.autograd.grad(loss, policy.head.last.bias)
 
-    mean, log_std = (item[0, 0] for item in policy.head.distribution({"state": seen["state"][:1]}))
+    mean, log_std = (item[0, 0] for item in policy.head.distribution({"state": features["state"][:1]}))
     xi = torch.linspace(-7, 7, 4001, dtype=torch.float64)
     weight = torch.exp(-0.5 * xi.square()) / torch.exp(-0.5 * xi.square()).sum()
     action = torch.tanh(mean + log_std.exp() * xi)

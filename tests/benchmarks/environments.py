@@ -25,9 +25,9 @@ def env_vs_async(quick: bool = False) -> list[Row]:
     fastest; each hosts one plain environment with its own ``MjData``, one ``mujoco.mj_step`` per control step and rules
     in numpy.  With fewer workers than our 64 rows, it steps fewer environments: steps per second are compared.
     """
-    rows, steps, repeats, workers = (4, 2, 1, (2,)) if quick else (64, 40, 7, (2, 4, 16, 64))
-    env = make("lift", num_envs=rows, render=False, threads=THREADS)
-    every, actions = np.arange(rows), _actions(env, steps)
+    num_envs, steps, repeats, workers = (4, 2, 1, (2,)) if quick else (64, 40, 7, (2, 4, 16, 64))
+    env = make("lift", num_envs=num_envs, render=False, threads=THREADS)
+    env_ids, actions = np.arange(num_envs), _actions(env, steps)
 
     def play() -> None:
         for action in actions:
@@ -37,7 +37,7 @@ def env_vs_async(quick: bool = False) -> list[Row]:
         for action in actions:
             other.step(action[:count].reshape(other.action_space.shape))
 
-    contenders = {"ours": Contender(play, lambda: env.reset(every, every))}
+    contenders = {"ours": Contender(play, lambda: env.reset(env_ids, env_ids))}
     with closing(env), ExitStack() as stack:
         for count in workers:
             other = stack.enter_context(closing(vector(count, count)))
@@ -46,8 +46,8 @@ def env_vs_async(quick: bool = False) -> list[Row]:
                 partial(play_single, other, count), lambda other=other, seeds=seeds: other.reset(seed=seeds)
             )
         seconds = interleave(contenders, repeats)
-    total, ours = rows * steps, seconds.pop("ours")
-    equal_work = {count: value * rows / int(count) for count, value in seconds.items()}
+    total, ours = num_envs * steps, seconds.pop("ours")
+    equal_work = {count: value * num_envs / int(count) for count, value in seconds.items()}
     detail = {f"async_{count}_workers": round(total / value) for count, value in equal_work.items()}
     pair = (ours, min(equal_work.values()))
     return [rate_row("env_vs_async", "env_vs_async", total, pair, "steps/s", **detail)]
@@ -60,9 +60,9 @@ def env_vs_async_nested(quick: bool = False) -> list[Row]:
     end in the same physics state, bit for bit.  Little is left to win: even ``mujoco.rollout`` without an environment
     around it, as in :func:`env_vs_rollout`, is not much faster than physics in plain processes.
     """
-    rows, steps, repeats, workers = (4, 2, 1, (2,)) if quick else (64, 40, 7, (2, 4, 16))
-    env = make("lift", num_envs=rows, render=False, threads=THREADS)
-    every = np.arange(rows)
+    num_envs, steps, repeats, workers = (4, 2, 1, (2,)) if quick else (64, 40, 7, (2, 4, 16))
+    env = make("lift", num_envs=num_envs, render=False, threads=THREADS)
+    env_ids = np.arange(num_envs)
     actions = _actions(env, steps)
 
     def play() -> None:
@@ -75,11 +75,11 @@ def env_vs_async_nested(quick: bool = False) -> list[Row]:
         for action in actions:
             other.step(action.reshape(shape))
 
-    contenders = {"ours": Contender(play, lambda: env.reset(every, every))}
+    contenders = {"ours": Contender(play, lambda: env.reset(env_ids, env_ids))}
     with closing(env), ExitStack() as stack:
-        others = {count: stack.enter_context(closing(vector(rows, count))) for count in workers}
+        others = {count: stack.enter_context(closing(vector(num_envs, count))) for count in workers}
         for count, other in others.items():
-            seeds = [int(seed) for seed in every[:: rows // count]]
+            seeds = [int(seed) for seed in env_ids[:: num_envs // count]]
             contenders[str(count)] = Contender(
                 partial(play_async, other), lambda other=other, seeds=seeds: other.reset(seed=seeds)
             )
@@ -89,22 +89,22 @@ def env_vs_async_nested(quick: bool = False) -> list[Row]:
             same = np.array_equal(np.concatenate(other.call("physics")), physics)
             assert same, f"{count} workers simulated something else"
     ours = seconds.pop("ours")
-    total = rows * steps
+    total = num_envs * steps
     detail: dict[str, Any] = {f"async_{name}_workers": round(total / value) for name, value in seconds.items()}
     pair = (ours, min(seconds.values()))
-    detail |= {"rows": rows, "other_is": OPPONENT}
+    detail |= {"num_envs": num_envs, "other_is": OPPONENT}
     return [rate_row("env_vs_async_nested", "env_vs_async_nested", total, pair, "steps/s", **detail)]
 
 
 def env_vs_rollout(quick: bool = False) -> list[Row]:
     """Physics steps per second of a chunk of 5, against bare ``mujoco.rollout`` from the same states and controls."""
-    rows, repeats = (4, 1) if quick else (64, 30)
-    env = make("lift", num_envs=rows, render=False, threads=THREADS)
-    every = np.arange(rows)
-    env.reset(every, every)
+    num_envs, repeats = (4, 1) if quick else (64, 30)
+    env = make("lift", num_envs=num_envs, render=False, threads=THREADS)
+    env_ids = np.arange(num_envs)
+    env.reset(env_ids, env_ids)
     for action in _actions(env, 10):
         env.step(action[:, None])
-    start, chunk = env.snapshot(every), _actions(env, 5).swapaxes(0, 1)
+    start, chunk = env.snapshot(env_ids), _actions(env, 5).swapaxes(0, 1)
     bare = _Bare(env, start["physics"], chunk)
     last: dict[str, np.ndarray] = {}
 
@@ -112,14 +112,14 @@ def env_vs_rollout(quick: bool = False) -> list[Row]:
         last["ours"] = env.step(chunk).obs.state
 
     with closing(env), closing(bare.pool):
-        contenders = {"ours": Contender(step, lambda: env.restore(every, start)), "other": Contender(bare.run)}
+        contenders = {"ours": Contender(step, lambda: env.restore(env_ids, start)), "other": Contender(bare.run)}
         seconds = interleave(contenders, repeats)
-        physics = env.snapshot(every)["physics"]
+        physics = env.snapshot(env_ids)["physics"]
     width = bare.out.shape[-1]
     assert np.array_equal(physics[:, :width], bare.out[:, -1]), "the rollout simulated something else"
-    total = rows * bare.steps
+    total = num_envs * bare.steps
     pair = (seconds["ours"], seconds["other"])
-    return [rate_row("env_vs_rollout", "env_vs_rollout", total, pair, "physics steps/s", rows=rows, chunk=5)]
+    return [rate_row("env_vs_rollout", "env_vs_rollout", total, pair, "physics steps/s", num_envs=num_envs, chunk=5)]
 
 
 class _Bare:

@@ -77,39 +77,41 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class Share(gymnasium.Env[np.ndarray, np.ndarray]):
-    """What one worker process hosts: ``rows`` plain environments in a ``SyncVectorEnv``, as one environment.
+    """What one worker process hosts: ``num_envs`` plain environments in a ``SyncVectorEnv``, as one environment.
 
     ``AsyncVectorEnv`` takes environments with one reward and one end each, so those of the rows travel as three more
     columns of the observation [rows, STATE + 3], which is in shared memory.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, num_envs: int) -> None:
         task = LiftTask()
         make = partial(GymnasiumLift, task.model, task.sample_episode)
-        self._rows = SyncVectorEnv([make] * rows, copy=False, autoreset_mode=AutoresetMode.DISABLED)
-        self.action_space = self._rows.action_space
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (rows, STATE + 3), np.float32)
-        self._seen = np.zeros((rows, STATE + 3), np.float32)
+        self._envs = SyncVectorEnv([make] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        self.action_space = self._envs.action_space
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (num_envs, STATE + 3), np.float32)
+        self._columns = np.zeros((num_envs, STATE + 3), np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Row ``i`` plays the episode of ``seed + i``."""
-        self._seen[:, :STATE], _ = self._rows.reset(seed=seed)
-        self._seen[:, STATE:] = 0
-        return self._seen, {}
+        self._columns[:, :STATE], _ = self._envs.reset(seed=seed)
+        self._columns[:, STATE:] = 0
+        return self._columns, {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """One control step of every row with ``action`` [rows, 4]; the benchmark stops before any row ends."""
-        seen = self._seen
-        seen[:, :STATE], seen[:, STATE], seen[:, STATE + 1], seen[:, STATE + 2], _ = self._rows.step(action)
-        return seen, 0.0, False, False, {}
+        columns = self._columns
+        columns[:, :STATE], columns[:, STATE], columns[:, STATE + 1], columns[:, STATE + 2], _ = self._envs.step(action)
+        return columns, 0.0, False, False, {}
 
     def physics(self) -> np.ndarray:
         """Of every row."""
-        return np.stack([env.physics() for env in self._rows.envs])
+        return np.stack([env.physics() for env in self._envs.envs])
 
 
-def vector(rows: int, workers: int) -> AsyncVectorEnv:
-    """``rows`` episodes over ``workers`` processes."""
-    return AsyncVectorEnv([partial(Share, rows // workers)] * workers, shared_memory=True, copy=False, context="spawn")
+def vector(num_envs: int, workers: int) -> AsyncVectorEnv:
+    """``num_envs`` episodes over ``workers`` processes."""
+    return AsyncVectorEnv(
+        [partial(Share, num_envs // workers)] * workers, shared_memory=True, copy=False, context="spawn"
+    )

@@ -1,4 +1,4 @@
-"""Dreaming: the small world model against the simulator that it stands for, and frames of a Wan-sized one on a GPU."""
+"""Imagination: the small world model against its simulator, and frames of a Wan-sized model on a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from world_models.model import WorldModel
 CHUNK = 5
 WOVR = 23.0  # frames/s at 256 x 256 that WoVR publishes (arXiv 2602.13977): Wan2.2-5B, 5 denoising steps
 WOVR_STEPS, WOVR_FRAMES = 5, 8
-TOLD, MAPS, SEEN = 22, 32, 3  # per frame: entries of a move on lift, and maps; frames seen: the first and two more
+ACTION_WIDTH, MAPS = 22, 32  # per frame: entries of the action input on lift, and pose maps
+CONTEXT = 3  # context frames: the first one and the last two
 
 
 def imagined_vs_simulator(quick: bool = False) -> list[Row]:
@@ -34,18 +35,18 @@ def imagined_vs_simulator(quick: bool = False) -> list[Row]:
     Both play the same random chunks of five; weights are random, which costs what trained ones do; no rollout ends
     early.  The simulator has ``threads=1`` and renders one picture a chunk, as the model predicts one.
     """
-    rows, chunks, repeats = (2, 1, 1) if quick else (64, 5, 7)
-    env = make("lift", num_envs=rows, threads=1)
-    every, shape = np.arange(rows), (chunks, rows, CHUNK, env.spec.action_dim)
+    num_envs, chunks, repeats = (2, 1, 1) if quick else (64, 5, 7)
+    env = make("lift", num_envs=num_envs, threads=1)
+    env_ids, shape = np.arange(num_envs), (chunks, num_envs, CHUNK, env.spec.action_dim)
     actions = np.random.default_rng(0).uniform(env.spec.action.low, env.spec.action.high, shape).astype(np.float32)
-    imagined = {name: _dreams(env, WorldModelConfig(precision=name), chunks) for name in ("float32", "bfloat16")}  # type: ignore[arg-type]
+    imagined = {name: _imagined_env(env, WorldModelConfig(precision=name), chunks) for name in ("float32", "bfloat16")}  # type: ignore[arg-type]
     contenders = {
-        name: Contender(partial(_play, world, actions), partial(world.reset, every, every))
-        for name, world in {"simulator": env, **imagined}.items()
+        name: Contender(partial(_play, player, actions), partial(player.reset, env_ids, env_ids))
+        for name, player in {"simulator": env, **imagined}.items()
     }
     with closing(env):
         seconds = interleave(contenders, repeats)
-    steps = rows * chunks * CHUNK
+    steps = num_envs * chunks * CHUNK
     return [
         rate_row(
             f"imagined_vs_simulator, {name}",
@@ -53,31 +54,31 @@ def imagined_vs_simulator(quick: bool = False) -> list[Row]:
             steps,
             (seconds[name], seconds["simulator"]),
             "steps/s",
-            rows=rows,
+            num_envs=num_envs,
             chunk=CHUNK,
-            denoising_steps=world.model.config.denoising_steps,
-            parameters=sum(item.numel() for item in world.model.parameters()),
+            denoising_steps=player.model.config.denoising_steps,
+            parameters=sum(item.numel() for item in player.model.parameters()),
         )
-        for name, world in imagined.items()
+        for name, player in imagined.items()
     ]
 
 
 def _play(env: Any, actions: np.ndarray) -> None:
     for chunk in actions:
         step = env.step(chunk)
-    assert step.valid.all(), "a row ended, so less work was done; take fewer chunks"
+    assert step.valid.all(), "an episode ended, so less work was done; take fewer chunks"
 
 
-def _dreams(env: Any, config: WorldModelConfig, chunks: int) -> ImaginedEnv:
-    """As many imagined rollouts as ``env`` has rows, from its own first moments, which nothing ends."""
+def _imagined_env(env: Any, config: WorldModelConfig, chunks: int) -> ImaginedEnv:
+    """As many imagined environments as ``env`` has, from its initial states; no rollout ends."""
     torch.manual_seed(0)
-    model, every = WorldModel(env.spec, config), np.arange(env.num_envs)
-    obs = env.reset(every, every)
+    model, env_ids = WorldModel(env.spec, config), np.arange(env.num_envs)
+    obs = env.reset(env_ids, env_ids)
     pictures = np.moveaxis(np.concatenate([obs.images[name] for name in model.cameras], -1), -1, 1)
     first = InitialStates(np.repeat(pictures[:, None], 1 + config.context_frames, 1), obs.state, obs.task)
-    # Doubts and outcomes of random weights mean nothing: no limits, and thresholds that no probability reaches.
+    # Random weights predict no outcome: there are no uncertainty limits, and no probability reaches a threshold.
     endless = ImaginationConfig(horizon=chunks * CHUNK + 1, success_threshold=2.0, failure_threshold=2.0, resamples=0)
-    return ImaginedEnv(model, InitialStatePool(first, first.select(every[:0])), env.num_envs, None, endless)
+    return ImaginedEnv(model, InitialStatePool(first, first.select(env_ids[:0])), env.num_envs, None, endless)
 
 
 def wan_frames(quick: bool = False) -> list[Row]:
@@ -102,7 +103,7 @@ def wan_rows(
 ) -> list[Row]:
     """One row for each of ``batches`` that fits the memory of ``device``."""
     video = wan(weights, side, device)
-    calls = {batch: partial(call, video, some_call(video, side, batch)) for batch in batches}
+    calls = {batch: partial(call, video, random_call(video, side, batch)) for batch in batches}
     fitting = {str(batch): Contender(once) for batch, once in calls.items() if _fits(once)}
     detail = {
         "side": side,
@@ -121,42 +122,42 @@ def wan_rows(
 
 
 def wan(weights: WanWeights, side: int, device: torch.device) -> WanVideo:
-    """The video model on ``device`` in bfloat16; made there: as float32 it may not fit elsewhere."""
+    """The video model in bfloat16, built on ``device``, because as float32 it may not fit on the host."""
     torch.manual_seed(0)
     with device:
-        made = WanConfig(weights, lora=None).build((3, side, side), SEEN, WOVR_FRAMES, TOLD, MAPS)
+        made = WanConfig(weights, lora=None).build((3, side, side), CONTEXT, WOVR_FRAMES, ACTION_WIDTH, MAPS)
     return made.to(torch.bfloat16).eval()
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a call of ``B`` imagined rollouts is given."""
+    """The inputs of one call for ``B`` imagined rollouts."""
 
     pictures: Tensor  # [B,M,3,h,w]
     noise: Tensor  # [B,F,c,y,x]
     moves: ActionInput
 
 
-def some_call(video: WanVideo, side: int, batch: int) -> Given:
-    """Random numbers of the right shapes, where the weights are."""
+def random_call(video: WanVideo, side: int, batch: int) -> Given:
+    """Random inputs of the right shapes, on the device of the weights."""
     like, generator = video.mean, torch.Generator().manual_seed(batch)
 
-    def some(*shape: int) -> Tensor:
+    def uniform(*shape: int) -> Tensor:
         return torch.rand(batch, *shape, generator=generator).to(like)
 
-    moves = ActionInput(some(WOVR_FRAMES, TOLD), some(WOVR_FRAMES, MAPS, *video.latent[1:]))
-    return Given(2 * some(SEEN, 3, side, side) - 1, some(WOVR_FRAMES, *video.latent), moves)
+    moves = ActionInput(uniform(WOVR_FRAMES, ACTION_WIDTH), uniform(WOVR_FRAMES, MAPS, *video.latent[1:]))
+    return Given(2 * uniform(CONTEXT, 3, side, side) - 1, uniform(WOVR_FRAMES, *video.latent), moves)
 
 
 @torch.no_grad()
 def call(video: WanVideo, given: Given) -> Tensor:
     """Pictures [B,F,3,h,w] by Euler steps, as ``WorldModel.predict`` takes them; waits until they are there."""
-    noisy, rows = given.noise, len(given.noise)
-    seen = ContextLatents(video.encode(given.pictures), given.noise.new_zeros(rows, SEEN))
+    noisy, batch = given.noise, len(given.noise)
+    context = ContextLatents(video.encode(given.pictures), given.noise.new_zeros(batch, CONTEXT))
     for step in range(WOVR_STEPS):
-        level, following = (1.0 - (step + i) / WOVR_STEPS for i in (0, 1))
-        clean = video(noisy, noisy.new_full((rows, WOVR_FRAMES), level), seen, given.moves).clean
-        noisy = clean + following / level * (noisy - clean)
+        level, next_level = (1.0 - (step + i) / WOVR_STEPS for i in (0, 1))
+        clean = video(noisy, noisy.new_full((batch, WOVR_FRAMES), level), context, given.moves).clean
+        noisy = clean + next_level / level * (noisy - clean)
     pictures = video.decode(clean)
     if pictures.device.type == "cuda":
         torch.cuda.synchronize(pictures.device)

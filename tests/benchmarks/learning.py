@@ -33,10 +33,10 @@ CONFIG = PPOConfig(critic_warmup=0, stop_kl=float("inf"))
 
 def update_stored_vs_recomputed(quick: bool = False) -> list[Row]:
     """One PPO update from stored features, against one whose every minibatch runs the frozen backbone on pixels."""
-    rows, decisions, repeats = (2, 2, 1) if quick else (64, 12, 3)
+    num_envs, decisions, repeats = (2, 2, 1) if quick else (64, 12, 3)
     found = []
     for name, noisy_steps in SAMPLERS.items():
-        env = make("lift", num_envs=rows)
+        env = make("lift", num_envs=num_envs)
         with closing(env):
             policy = _policy(env, noisy_steps)
             rollout = _source(env, _Both(policy), decisions).next()
@@ -52,14 +52,14 @@ def update_stored_vs_recomputed(quick: bool = False) -> list[Row]:
         }
         pair = (seconds["ours"], seconds["other"])
         group = "update_stored_vs_recomputed"
-        found.append(time_row(f"{group}_{name}", group, pair, rows=rows, decisions=decisions, **detail))
+        found.append(time_row(f"{group}_{name}", group, pair, num_envs=num_envs, decisions=decisions, **detail))
     return found
 
 
 def iteration_parts(quick: bool = False) -> list[Row]:
     """Where the time of one rollout and one update goes, in percent."""
-    rows, decisions, iterations = (2, 2, 1) if quick else (64, 12, 4)
-    env = make("lift", num_envs=rows)
+    num_envs, decisions, iterations = (2, 2, 1) if quick else (64, 12, 4)
+    env = make("lift", num_envs=num_envs)
     spent = dict.fromkeys(("simulation", "rendering", "perception", "acting", "learning"), 0.0)
     with closing(env):
         policy = _policy(env, LastStep())
@@ -78,8 +78,8 @@ def iteration_parts(quick: bool = False) -> list[Row]:
         total = time.perf_counter() - start
     spent["simulation"] -= spent["rendering"]  # measured inside it
     spent["rest"] = total - sum(spent.values())
-    detail = {"rows": rows, "decisions": decisions, "iteration_s": round(total / iterations, 3)}
-    detail["control_steps_per_s"] = round(iterations * rows * decisions * policy.config.horizon / total)
+    detail = {"num_envs": num_envs, "decisions": decisions, "iteration_s": round(total / iterations, 3)}
+    detail["control_steps_per_s"] = round(iterations * num_envs * decisions * policy.config.horizon / total)
     command = f"{COMMAND} iteration_parts"
     return [
         Row(f"iteration_{name}", 100 * value / total, None, None, "percent", command, {} if i else detail)

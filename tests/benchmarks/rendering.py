@@ -20,11 +20,11 @@ CAMERA = "front"
 
 def render_vs_mujoco(quick: bool = False) -> list[Row]:
     """Pictures per second of 64x64 pixels from the same states, model, camera, colours and OpenGL."""
-    rows, size, repeats = (2, 64, 1) if quick else (64, 64, 15)
+    count, size, repeats = (2, 64, 1) if quick else (64, 64, 15)
     task = LiftTask()
-    qpos, colours = _states(task, rows)
-    ours, pictures = Renderer(task.model, size, size, task.painted), np.empty((rows, size, size, 3), np.uint8)
-    opengl, nowhere = type(ours._canvas.gl), np.empty((rows, 0, 3))  # lift has no marks
+    qpos, colours = _states(task, count)
+    ours, pictures = Renderer(task.model, size, size, task.painted), np.empty((count, size, size, 3), np.uint8)
+    opengl, nowhere = type(ours._canvas.gl), np.empty((count, 0, 3))  # lift has no marks
     theirs = _Theirs(task, size, opengl, qpos, colours)
     with closing(ours), closing(theirs.renderer):
         contenders = {
@@ -34,9 +34,11 @@ def render_vs_mujoco(quick: bool = False) -> list[Row]:
         }
         seconds = interleave(contenders, repeats)
     assert np.array_equal(pictures, theirs.pictures), "the pictures differ, so the comparison is not fair"
-    detail = {"backend": opengl.__module__, "other_with_mj_kinematics_only": round(rows / seconds["kinematics"])}
+    detail = {"backend": opengl.__module__, "other_with_mj_kinematics_only": round(count / seconds["kinematics"])}
     pair = (seconds["ours"], seconds["other"])
-    return [rate_row("render_vs_mujoco", "render_vs_mujoco", rows, pair, "pictures/s", rows=rows, size=size, **detail)]
+    return [
+        rate_row("render_vs_mujoco", "render_vs_mujoco", count, pair, "pictures/s", batch=count, size=size, **detail)
+    ]
 
 
 class _Theirs:
@@ -63,8 +65,8 @@ class _Theirs:
             self.renderer.render(out=self.pictures[row])
 
 
-def _states(task: LiftTask, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _states(task: LiftTask, count: int) -> tuple[np.ndarray, np.ndarray]:
     """``qpos`` [rows,nq] and colours [rows,painted,4] of as many episodes' beginnings."""
-    episodes = [task.sample_episode(np.random.Generator(np.random.PCG64(seed))) for seed in range(rows)]
+    episodes = [task.sample_episode(np.random.Generator(np.random.PCG64(seed))) for seed in range(count)]
     task_state = {name: np.stack([episode.task_state[name] for episode in episodes]) for name in task.task_state}
     return np.stack([episode.qpos for episode in episodes]), task.colours(task_state)

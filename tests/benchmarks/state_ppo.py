@@ -149,10 +149,10 @@ class RslEnv(RslVecEnv):
         extras = {"time_outs": torch.as_tensor(step.truncated)}
         return self._obs, torch.as_tensor(step.reward[:, 0]), torch.as_tensor(step.done), extras
 
-    def _reset(self, rows: np.ndarray) -> TensorDict:
-        seeds = self._next + np.arange(rows.size)
-        self._next += rows.size
-        return self._shown(self._env.reset(rows, seeds))
+    def _reset(self, env_ids: np.ndarray) -> TensorDict:
+        seeds = self._next + np.arange(env_ids.size)
+        self._next += env_ids.size
+        return self._shown(self._env.reset(env_ids, seeds))
 
     def _shown(self, obs: Any) -> TensorDict:
         return TensorDict({"state": torch.as_tensor(obs.state)}, batch_size=[self.num_envs])
@@ -215,8 +215,8 @@ def _rsl_config(recipe: StateBased, settings: Mapping[str, Any]) -> dict[str, An
 
 def mean_return(act: Act, env: Any) -> float:
     """Of one whole episode in each row of ``env``, the same episodes for everybody."""
-    rows = np.arange(env.num_envs)
-    obs, total, done = env.reset(rows, VALIDATION + rows), np.zeros(env.num_envs), False
+    env_ids = np.arange(env.num_envs)
+    obs, total, done = env.reset(env_ids, VALIDATION + env_ids), np.zeros(env.num_envs), False
     while not done:
         step = env.step(act(obs.state)[:, None])
         obs, total, done = step.obs, total + step.reward.sum(1), bool(step.done.all())

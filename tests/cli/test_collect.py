@@ -57,16 +57,16 @@ def test_demonstrations_are_kept_with_everything_that_imitation_needs(tmp_path, 
 
 def test_the_seed_decides_and_options_reach_the_environment(tmp_path, capsys):
     small = ("--env.options", '{"image_size": 16}')
-    one, again, other = (collect(tmp_path / "e", "--seed", seed, *small) for seed in ("5", "5", "6"))
+    one, repeated, other = (collect(tmp_path / "e", "--seed", seed, *small) for seed in ("5", "5", "6"))
     assert one.images["front"].shape[1:] == (16, 16, 3)
-    assert np.array_equal(one.action, again.action) and np.array_equal(one.images["front"], again.images["front"])
+    assert np.array_equal(one.action, repeated.action) and np.array_equal(one.images["front"], repeated.images["front"])
     assert not np.array_equal(one.action[:10], other.action[:10])
     assert "it is now" in capsys.readouterr().err
     assert np.array_equal(load_demonstrations(tmp_path / "e.1").action, one.action), "the earlier ones are still there"
 
 
 def test_the_number_of_environments_changes_nothing(tmp_path):
-    few, many = (collect(tmp_path / rows, *TOY, "--count", "9", "--num-envs", rows) for rows in ("2", "16"))
+    few, many = (collect(tmp_path / num_envs, *TOY, "--count", "9", "--num-envs", num_envs) for num_envs in ("2", "16"))
     assert np.array_equal(few.seed, many.seed) and np.array_equal(few.images["audit"], many.images["audit"])
 
 

@@ -20,12 +20,12 @@ def test_everything_starts_from_the_same_policy_and_is_tabled(tmp_path, capsys, 
     command = ["compare", "--config", CONFIG, "--seeds", "2", "--lift", "improve", "mixed"]
     command += ["--place", "--out", str(out)]
     main(command)
-    rows = json.loads((out / "results.json").read_text())
+    results = json.loads((out / "results.json").read_text())
     names = {"algorithm", "task", "seed", "env_steps", "seconds", "success", "low", "high", "episodes"}
-    assert all(row.keys() == names for row in rows)
-    assert {(row["algorithm"], row["seed"]) for row in rows} == {("improve", 2), ("mixed", 2)}
+    assert all(row.keys() == names for row in results)
+    assert {(row["algorithm"], row["seed"]) for row in results} == {("improve", 2), ("mixed", 2)}
     for algorithm in ("improve", "mixed"):
-        mine = [row for row in rows if row["algorithm"] == algorithm]
+        mine = [row for row in results if row["algorithm"] == algorithm]
         assert len(mine) == 5 and all(
             row["episodes"] == 4 and row["low"] <= row["success"] <= row["high"] for row in mine
         )
@@ -58,7 +58,9 @@ def test_the_frozen_base_is_the_same_file_afterwards(tmp_path, untrained, quick)
     policy = untrained()
     main(["train", quick.replace("improve", "residual"), "--policy", str(policy), "--out", str(tmp_path / "run")])
     kept = tmp_path / "run" / "checkpoints" / "best"
-    digests = {hashlib.sha256((at / "model.safetensors").read_bytes()).hexdigest() for at in (policy, kept / "base")}
+    digests = {
+        hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() for folder in (policy, kept / "base")
+    }
     assert len(digests) == 1
     assert type(load_policy(kept)).__name__ == "DeterministicResidual"
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

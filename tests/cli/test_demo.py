@@ -65,14 +65,14 @@ def test_the_summary_says_what_it_took(summary):
 
 
 def test_metrics_hold_every_stage_of_the_run(folder, summary):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["elapsed_s"] for row in rows] == sorted(row["elapsed_s"] for row in rows)
-    rl = [row for row in rows if row["stage"] == "rl"]
-    assert [row["step"] for row in rl] == list(range(load_config(CONFIG).rl.loop.iterations + 1))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["elapsed_s"] for line in lines] == sorted(line["elapsed_s"] for line in lines)
+    rl = [line for line in lines if line["stage"] == "rl"]
+    assert [line["step"] for line in rl] == list(range(load_config(CONFIG).rl.loop.iterations + 1))
     assert "eval/score" in rl[0] and "eval/score" in rl[-1]
-    assert all(row["policy/logprob_gap"] < 1e-3 for row in rl[1:])
-    assert rl[-1]["env/steps_total"] == summary["env_steps"] == sum(row["env/steps"] for row in rl[1:])
-    losses = [row["loss"] for row in rows if row["stage"] == "imitation"]
+    assert all(line["policy/logprob_gap"] < 1e-3 for line in rl[1:])
+    assert rl[-1]["env/steps_total"] == summary["env_steps"] == sum(line["env/steps"] for line in rl[1:])
+    losses = [line["loss"] for line in lines if line["stage"] == "imitation"]
     assert losses[-1] < 0.5 * losses[0]
 
 

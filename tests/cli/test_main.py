@@ -150,9 +150,9 @@ def test_ctrl_c_leaves_a_run_from_which_one_can_go_on(untrained, quick, tmp_path
     assert not (out / "summary.json").exists()
     assert TinyVLA.from_pretrained(out / "checkpoints" / "best").config.width == 32
     before = metrics(out)
-    again = shlex.split("vla-rl" + said.strip().rpartition("vla-rl")[2])
-    assert again == ["vla-rl", "train", "--resume", str(out)]
-    status, _ = interrupt([*VLA_RL, *again[1:]], lambda: metrics(out) > before + 2)
+    command = shlex.split("vla-rl" + said.strip().rpartition("vla-rl")[2])
+    assert command == ["vla-rl", "train", "--resume", str(out)]
+    status, _ = interrupt([*VLA_RL, *command[1:]], lambda: metrics(out) > before + 2)
     assert status == 130
 
 

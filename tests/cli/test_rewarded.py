@@ -77,9 +77,9 @@ def test_every_method_learns_from_it_and_is_evaluated_by_the_environments_own_su
     setup.env.close()
     folder = RunFolder(tmp_path / "run", {})
     improve(recipe, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
-    rows = folder.metrics("rl")
-    learnt = [row["policy/grad_norm"] for row in rows if "policy/grad_norm" in row]
-    assert len(rows) == 3 and max(learnt) > 0 and {0.0, 0.25, 0.5, 0.75, 1.0} >= {rows[0]["eval/score"]}
+    lines = folder.metrics("rl")
+    learnt = [line["policy/grad_norm"] for line in lines if "policy/grad_norm" in line]
+    assert len(lines) == 3 and max(learnt) > 0 and {0.0, 0.25, 0.5, 0.75, 1.0} >= {lines[0]["eval/score"]}
 
 
 def test_only_the_environment_for_learning_is_rewarded(critic):

@@ -44,8 +44,10 @@ def test_claims_about_lift_by_hand():
     assert other_known.tolist() == [True, True, False, False, False]
 
 
-def frames_of(seeds: list[int], random_action_prob: float, world: EnvConfig = LITTLE, rows: int = 5) -> LabelledFrames:
-    return label_frames(world, CLAIMS, seeds, rows, random_action_prob, np.random.default_rng(0))
+def frames_of(
+    seeds: list[int], random_action_prob: float, env: EnvConfig = LITTLE, num_envs: int = 5
+) -> LabelledFrames:
+    return label_frames(env, CLAIMS, seeds, num_envs, random_action_prob, np.random.default_rng(0))
 
 
 def test_frames_of_the_expert_show_what_the_environment_calls_success():
@@ -158,7 +160,7 @@ class Oracle:
     def scores(self, frames):
         return frames.images["front"][:, 0, 0, 0].astype(float)
 
-    def initial_state(self, rows):
+    def initial_state(self, num_envs):
         return {}
 
     def evaluate(self, frames, text, valid, state):

@@ -14,8 +14,8 @@ def test_several_seeds_are_trained_tabled_and_not_run_again(quick, untrained, tm
     policy = str(tmp_path / "policy-{seed}")
     command = ["train", quick, "--seeds", "2", "--policy", policy, "--out", str(out), "--rl.loop.iterations", "1"]
     main(command)
-    rows = json.loads((out / "results.json").read_text())
-    assert [row["seed"] for row in rows] == [1, 2] and all(row["rl"]["episodes"] == 4 for row in rows)
+    results = json.loads((out / "results.json").read_text())
+    assert [row["seed"] for row in results] == [1, 2] and all(row["rl"]["episodes"] == 4 for row in results)
     for seed in (1, 2):
         config = json.loads((out / f"seed-{seed}" / "config.json").read_text())
         assert config["policy"] == str(tmp_path / f"policy-{seed}")

@@ -71,7 +71,7 @@ def test_nested_messages_come_back():
 
 
 @pytest.mark.parametrize(
-    ("value", "where"),
+    ("value", "message"),
     [
         (object(), "the message is a object"),
         ({"a": [1, {2: 3}]}, r"the message\['a'\]\[1\] has a key that is not text"),
@@ -86,8 +86,8 @@ def test_nested_messages_come_back():
         ("\ud800", "cannot be written"),
     ],
 )
-def test_what_could_not_come_back_is_not_sent(value, where):
-    with pytest.raises(ContractError, match=where):
+def test_what_could_not_come_back_is_not_sent(value, message):
+    with pytest.raises(ContractError, match=message):
         pack(value)
 
 

@@ -55,8 +55,8 @@ def replays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_frames_by_hand():
     found = frame_agreement(*replays(), length=[3, 2], horizons=[1, 2, 3])
     imagined, copied = ((1 + 9) / 2, (4 + 36) / 2, 16), ((25 + 0) / 2, (225 + 100) / 2, 625)
-    for item, horizon, rows, a, b in zip(found, (1, 2, 3), (2, 2, 1), imagined, copied, strict=True):
-        assert (item.horizon, item.replays) == (horizon, rows)
+    for item, horizon, count, a, b in zip(found, (1, 2, 3), (2, 2, 1), imagined, copied, strict=True):
+        assert (item.horizon, item.replays) == (horizon, count)
         assert (item.psnr, item.copied) == pytest.approx([10 * math.log10(255**2 / mse) for mse in (a, b)])
 
 
@@ -117,8 +117,8 @@ def test_millimetres_by_hand():
         BrightnessLocator(), *replays(), tasks=[0, 7], length=[3, 2], horizons=[1, 2, 3], positions=POSITIONS
     )
     imagined, copied, probe = ((1, 3), (1, 8), (4,)), ((7, 0), (16, 8), (25,)), ((2, 0), (1, 2), (0,))
-    for item, rows, *errors in zip(found, (2, 2, 1), imagined, copied, probe, strict=True):
-        assert item.replays == rows
+    for item, count, *errors in zip(found, (2, 2, 1), imagined, copied, probe, strict=True):
+        assert item.replays == count
         for found_error, off in zip((item.imagined, item.copied, item.probe), errors, strict=True):
             assert found_error.median == pytest.approx(sum(off) / len(off), abs=1e-4)
             assert found_error.p90 == pytest.approx(min(off) + 0.9 * (max(off) - min(off)), abs=1e-4)

@@ -19,11 +19,11 @@ SEEDS = [*range(100, 111), 7]
 @pytest.mark.parametrize("threads", [1, 2, 3, 50])
 def test_outcomes_do_not_depend_on_the_number_of_threads(threads):
     whole = evaluate(make("counting", num_envs=4), AuditingPolicy(4), SEEDS, 5)
-    used, rows, reports = set(), [], []
+    used, sizes, reports = set(), [], []
 
     def make_env(num_envs):
         used.add(threading.current_thread().name)
-        rows.append(num_envs)
+        sizes.append(num_envs)
         return make("counting", num_envs=num_envs)
 
     found = evaluate_in_threads(
@@ -32,6 +32,6 @@ def test_outcomes_do_not_depend_on_the_number_of_threads(threads):
     for item in fields(whole):
         assert np.array_equal(getattr(found, item.name), getattr(whole, item.name)), item.name
     number = min(threads, 4)
-    assert len(rows) == number and set(rows) == {4 // number}
+    assert len(sizes) == number and set(sizes) == {4 // number}
     assert (threading.current_thread().name in used) == (threads == 1)  # which needs no thread of its own
     assert reports[-1] == (len(SEEDS), int(whole.success.sum())) and sorted(reports) == reports

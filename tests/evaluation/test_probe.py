@@ -22,14 +22,16 @@ SHORT = FitConfig(steps=250, batch=64, lr=1e-2)
 def squares(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A red and a blue square with soft edges; task 0 names the red one.  The third axis is how large it is."""
     chooser = np.random.default_rng(seed)
-    places, halves = chooser.uniform(-0.6, 0.6, (count, 2, 2)), chooser.uniform(0.15, 0.35, (count, 2))
-    at = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
-    inside = [np.clip((halves - np.abs(at[:, None, None] - places[..., i])) * SIDE / 2 + 0.5, 0, 1) for i in (0, 1)]
+    positions, halves = chooser.uniform(-0.6, 0.6, (count, 2, 2)), chooser.uniform(0.15, 0.35, (count, 2))
+    grid = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
+    inside = [
+        np.clip((halves - np.abs(grid[:, None, None] - positions[..., i])) * SIDE / 2 + 0.5, 0, 1) for i in (0, 1)
+    ]
     shade = np.einsum("xnk,ynk->nkyx", *inside)
     pictures = 30 + 200 * np.stack([shade[:, 0], 0 * shade[:, 0], shade[:, 1]], -1)
     tasks = chooser.integers(0, 2, count)
-    rows = np.arange(count)
-    located = np.concatenate([places[rows, tasks], 5 * (halves[rows, tasks, None] - 0.25)], 1)
+    index = np.arange(count)
+    located = np.concatenate([positions[index, tasks], 5 * (halves[index, tasks, None] - 0.25)], 1)
     return pictures.round().astype(np.uint8), tasks, (MIDDLE + METRES * located).astype(np.float32)
 
 

@@ -29,34 +29,36 @@ class Auditor:
 
     version = 0
 
-    def __init__(self, rows: int, horizon: int = 4) -> None:
-        self.rows, self.horizon = rows, horizon
+    def __init__(self, num_envs: int, horizon: int = 4) -> None:
+        self.num_envs, self.horizon = num_envs, horizon
         self.first_seeds: list[int] = []
         self.resets: list[int] = []
-        self.seen: list[object] = []
+        self.observed: list[object] = []
 
     def encode(self, obs):
-        self.seen.append(obs)
+        self.observed.append(obs)
         self.first_seeds += obs.state[obs.time == 0, 0].astype(int).tolist()
         return {"state": obs.state}
 
-    def initial_state(self, rows):
+    def initial_state(self, env_ids):
         return {}
 
-    def reset_state(self, state, rows):
-        self.resets += list(rows)
+    def reset_state(self, state, env_ids):
+        self.resets += list(env_ids)
         return state
 
     def act(self, features, state, mode, generator):
         assert mode == "eval"
-        action = np.ones((self.rows, self.horizon, 2), np.float32)
-        return ActionOut(action, action, np.zeros(self.rows)), state
+        action = np.ones((self.num_envs, self.horizon, 2), np.float32)
+        return ActionOut(action, action, np.zeros(self.num_envs)), state
 
 
-@pytest.mark.parametrize(("rows", "horizon"), [(1, 1), (3, 4), (5, 8), (16, 4)])
-def test_every_seed_is_played_once_and_reported_correctly(rows, horizon):
-    policy, reports = Auditor(rows, horizon), []
-    found = evaluate(make("counting", num_envs=rows), policy, SEEDS, report=lambda *seen: reports.append(seen))
+@pytest.mark.parametrize(("num_envs", "horizon"), [(1, 1), (3, 4), (5, 8), (16, 4)])
+def test_every_seed_is_played_once_and_reported_correctly(num_envs, horizon):
+    policy, reports = Auditor(num_envs, horizon), []
+    found = evaluate(
+        make("counting", num_envs=num_envs), policy, SEEDS, report=lambda *observed: reports.append(observed)
+    )
     even = np.array(SEEDS) % 2 == 0
     assert found.seeds.tolist() == SEEDS
     assert np.array_equal(found.length, episode_length(np.array(SEEDS)))
@@ -64,7 +66,7 @@ def test_every_seed_is_played_once_and_reported_correctly(rows, horizon):
     assert np.array_equal(found.returns, [expected_reward(np.arange(1, n + 1)).sum() for n in found.length])
     assert found.cause == tuple("success" if flag else "time_limit" for flag in even)
     assert reports[-1] == (len(SEEDS), even.sum()) and reports == sorted(reports)
-    spare = [SEEDS[0]] * max(0, rows - len(SEEDS))  # rows without a seed of their own
+    spare = [SEEDS[0]] * max(0, num_envs - len(SEEDS))  # rows without a seed of their own
     assert sorted(policy.first_seeds) == sorted(SEEDS + spare)
     assert len(policy.resets) == len(SEEDS) + len(spare)
 
@@ -79,7 +81,7 @@ def test_the_view_is_what_the_policy_sees():
     policy = Auditor(2)
     blank = lambda obs: replace(obs, images={name: image * 0 for name, image in obs.images.items()})  # noqa: E731
     evaluate(make("counting", num_envs=2), policy, [100, 101, 102], view=blank)
-    assert len(policy.seen) > 5 and not any(obs.images["audit"].any() for obs in policy.seen)
+    assert len(policy.observed) > 5 and not any(obs.images["audit"].any() for obs in policy.observed)
 
 
 def test_nothing_privileged_reaches_the_policy():
@@ -88,15 +90,15 @@ def test_nothing_privileged_reaches_the_policy():
     policy.act = lambda *args: (ActionOut(np.zeros((2, 20, 4), np.float32), None, None), {})
     found = evaluate(env, policy, [1, 2])
     assert set(found.cause) == {"time_limit"} and found.length.tolist() == [60, 60]
-    assert policy.seen and not any(obs.extras for obs in policy.seen)
+    assert policy.observed and not any(obs.extras for obs in policy.observed)
 
 
 class Still(Auditor):
     """Sends zeros."""
 
     def act(self, features, state, mode, generator):
-        action = np.zeros((self.rows, self.horizon, 1), np.float32)
-        return ActionOut(action, action, np.zeros(self.rows)), state
+        action = np.zeros((self.num_envs, self.horizon, 1), np.float32)
+        return ActionOut(action, action, np.zeros(self.num_envs)), state
 
 
 def test_without_success_the_score_is_the_mean_return():
@@ -111,9 +113,9 @@ def test_without_success_the_score_is_the_mean_return():
 def test_an_outcome_does_not_depend_on_the_environments_beside_it_or_on_the_order():
     """The flow policy draws noise in mode "eval"; success, causes and lengths are compared without a tolerance."""
     seeds, found = list(range(20)), {}
-    for rows in (1, 3, 7):
-        env = VisualPointMass(rows)
-        found[rows] = evaluate(env, tiny_vla(env.spec), seeds, noise_seed=5)
+    for num_envs in (1, 3, 7):
+        env = VisualPointMass(num_envs)
+        found[num_envs] = evaluate(env, tiny_vla(env.spec), seeds, noise_seed=5)
     reverse = evaluate(VisualPointMass(3), tiny_vla(env.spec), seeds[::-1], noise_seed=5)
     part = evaluate(VisualPointMass(7), tiny_vla(env.spec), seeds[4:9], noise_seed=5)
     assert 0 < found[1].success.sum() < len(seeds)

@@ -15,13 +15,13 @@ from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
 
-def gaussian(env: str, rows: int, decisions: int, horizon: int, seed: int) -> RolloutSource:
+def gaussian(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -> RolloutSource:
     """A Gaussian policy in a toy environment; ``seed`` decides its weights, its noise and the episodes."""
-    world = make(env, num_envs=rows)
+    toy = make(env, num_envs=num_envs)
     torch.manual_seed(seed)
-    policy = GaussianPolicy(world.spec, config=GaussianConfig(horizon, width=32))
+    policy = GaussianPolicy(toy.spec, config=GaussianConfig(horizon, width=32))
     noise = torch.Generator().manual_seed(seed)
-    return RolloutSource(world, policy, decisions, SeedStream(1000 * seed, 1000 * seed + 500), noise)
+    return RolloutSource(toy, policy, decisions, SeedStream(1000 * seed, 1000 * seed + 500), noise)
 
 
 class Annealed(GaussianPolicy):
@@ -44,9 +44,9 @@ class AnnealedSource:
         return replace(rollout, info={**rollout.info, "progress": self.policy.progress})
 
 
-def annealed(env: str, rows: int, decisions: int, horizon: int, seed: int) -> AnnealedSource:
+def annealed(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -> AnnealedSource:
     """A ``ScheduledPolicy`` in a toy environment."""
-    toy = make(env, num_envs=rows)
+    toy = make(env, num_envs=num_envs)
     policy = Annealed(toy.spec, config=GaussianConfig(horizon, width=32))
     source = RolloutSource(toy, policy, decisions, SeedStream(0, 500), torch.Generator().manual_seed(seed))
     return AnnealedSource(source, policy)

@@ -15,12 +15,12 @@ from vla_rl.contract.batch import Rollout, Transitions
 from vla_rl.experience.replay import Replay
 from vla_rl.experience.rollout import RolloutSource
 
-ROWS, START, GAMMA = 5, 300, 0.9
+NUM_ENVS, START, GAMMA = 5, 300, 0.9
 ROOMY = 2000
 
 
 def source(horizon: int = 4, decisions: int = 9) -> RolloutSource:
-    env = make("counting", num_envs=ROWS)
+    env = make("counting", num_envs=NUM_ENVS)
     return RolloutSource(env, AuditingPolicy(horizon), decisions, count(START), torch.Generator())
 
 

@@ -28,11 +28,15 @@ from vla_rl.training.checkpoint import latest_state, save_state
 HORIZON, DECISIONS = 4, 6
 
 
-def counting(sources: int, ahead: int, rows: int = 3) -> BackgroundSource:
+def counting(sources: int, ahead: int, num_envs: int = 3) -> BackgroundSource:
     policy = AuditingPolicy(HORIZON)
     parts = [
         RolloutSource(
-            make("counting", num_envs=rows), policy, DECISIONS, SeedStream(300 + i, 2000, sources), torch.Generator()
+            make("counting", num_envs=num_envs),
+            policy,
+            DECISIONS,
+            SeedStream(300 + i, 2000, sources),
+            torch.Generator(),
         )
         for i in range(sources)
     ]

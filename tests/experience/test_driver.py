@@ -135,12 +135,12 @@ def test_an_action_that_is_not_finite_moves_nothing_wherever_it_is(value, place)
 def test_seconds_are_those_of_each_part():
     driver = Driver(make("counting", num_envs=3), AuditingPolicy(4), None)
     driver.start(SEEDS)
-    seen = [dict(driver.seconds)]
+    seconds = [dict(driver.seconds)]
     driver.step()
-    seen.append(dict(driver.seconds))
+    seconds.append(dict(driver.seconds))
     names = list(driver.seconds)
-    assert sum(seen[0][name] > 0 for name in names) == 1, "only the environment has done something"
-    assert all(seen[1][name] > seen[0][name] for name in names)
+    assert sum(seconds[0][name] > 0 for name in names) == 1, "only the environment has done something"
+    assert all(seconds[1][name] > seconds[0][name] for name in names)
 
 
 def test_the_action_of_an_expert_is_its_sample():

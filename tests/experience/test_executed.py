@@ -15,15 +15,15 @@ from tests.experience.test_groups import LuckyEnv
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 
-ROWS = 5
+NUM_ENVS = 5
 
 
 class Supervised:
     """The counting environment with a person who replaces every third action by its negative."""
 
     def __init__(self) -> None:
-        self.env = make("counting", num_envs=ROWS)
-        self.spec, self.num_envs, self.reset = self.env.spec, ROWS, self.env.reset
+        self.env = make("counting", num_envs=NUM_ENVS)
+        self.spec, self.num_envs, self.reset = self.env.spec, NUM_ENVS, self.env.reset
 
     def step(self, chunk, observe="last"):
         step = self.env.step(chunk, observe)
@@ -61,15 +61,15 @@ class Contextual(AuditingPolicy):
 
 def test_every_observation_gets_the_context_of_its_own_episode():
     policy = Contextual(4)
-    rollout = RolloutSource(make("counting", num_envs=ROWS), policy, 30, count(300), torch.Generator()).next()
-    seen, context = rollout.features["counters"], rollout.features["context"]
+    rollout = RolloutSource(make("counting", num_envs=NUM_ENVS), policy, 30, count(300), torch.Generator()).next()
+    counters, context = rollout.features["counters"], rollout.features["context"]
     fresh = context[..., 2] == 1
-    assert torch.equal(context[~fresh][:, :2], seen[~fresh]) and not seen[fresh][:, 1].any()
+    assert torch.equal(context[~fresh][:, :2], counters[~fresh]) and not counters[fresh][:, 1].any()
     ended = rollout.terminated | rollout.truncated
     assert torch.equal(fresh[1:], ended) and fresh[0].all()
     finals = torch.cat([rollout.final_features["counters"], torch.zeros(len(rollout.final_index), 1)], 1)
     assert len(finals) > 5 and torch.equal(rollout.final_features["context"], finals.long())
-    assert policy.encoded == 31 * ROWS + len(finals)
+    assert policy.encoded == 31 * NUM_ENVS + len(finals)
 
 
 def test_a_truncated_group_member_gets_the_context_of_its_own_environment():
@@ -102,7 +102,7 @@ class Stopping(AuditingPolicy):
 
 def test_sources_keep_no_pictures_beside_the_features():
     """The policy says whether pictures are kept; those of the environment are freed at once."""
-    windows = RolloutSource(make("counting", num_envs=ROWS), Stopping(4), 9, count(300), torch.Generator())
+    windows = RolloutSource(make("counting", num_envs=NUM_ENVS), Stopping(4), 9, count(300), torch.Generator())
     groups = GroupConfig(2, 3, 1, 20).build(LuckyEnv(5), Stopping(4), SeedStream(300, 400), torch.Generator())
     for source in (windows, groups):
         with pytest.raises(RuntimeError, match="stopped"):

@@ -44,9 +44,9 @@ class LuckyEnv(CountingEnv):
         self.member[row] = self.started[seed]
         self.started[seed] += 1
 
-    def _advance(self, rows, action):
-        reward, success, late = super()._advance(rows, action)
-        extra = [luck(int(self._seed[row]), int(self.member[row]), self.size) for row in rows]
+    def _advance(self, env_ids, action):
+        reward, success, late = super()._advance(env_ids, action)
+        extra = [luck(int(self._seed[env_id]), int(self.member[env_id]), self.size) for env_id in env_ids]
         return reward + np.where(success | late, extra, 0).astype(np.float32), success, late
 
     def step(self, chunk, observe="last"):
@@ -99,9 +99,9 @@ def audit(rollout: Rollout, horizon: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-@pytest.mark.parametrize(("rows", "horizon"), [(1, 4), (7, 1), (12, 8)])
-def test_every_number_can_be_recomputed_and_groups_come_in_the_order_of_their_launch(rows, horizon, ahead):
-    maker = source(replace(SMALL, ahead=ahead), rows, horizon)
+@pytest.mark.parametrize(("num_envs", "horizon"), [(1, 4), (7, 1), (12, 8)])
+def test_every_number_can_be_recomputed_and_groups_come_in_the_order_of_their_launch(num_envs, horizon, ahead):
+    maker = source(replace(SMALL, ahead=ahead), num_envs, horizon)
     rollouts = [maker.next() for _ in range(8)]
     for rollout in rollouts:
         audit(rollout, horizon, SMALL.size)
@@ -191,9 +191,9 @@ def test_one_that_differs_among_many_is_enough(winners):
     """A filter on mean success, .1 to .9, would throw these away: half of the gradient where success is rare."""
 
     class Rare(LuckyEnv):
-        def _advance(self, rows, action):
-            _, success, late = CountingEnv._advance(self, rows, action)
-            return (self.member[rows] < winners) * (success | late).astype(np.float32), success, late
+        def _advance(self, env_ids, action):
+            _, success, late = CountingEnv._advance(self, env_ids, action)
+            return (self.member[env_ids] < winners) * (success | late).astype(np.float32), success, late
 
     maker = source(GroupConfig(groups=2, size=16, ahead=0, limit=9), env=Rare(8, 16))
     rollout = maker.next()
@@ -232,22 +232,22 @@ def test_an_episode_is_over_at_its_first_success_unless_only_its_end_counts(kind
 class Careless(AuditingPolicy):
     """Does not mind being reset in mid-episode."""
 
-    def reset_state(self, state, rows):
-        return {**state, "fresh": state["fresh"].index_fill(0, torch.as_tensor(rows), True)}
+    def reset_state(self, state, env_ids):
+        return {**state, "fresh": state["fresh"].index_fill(0, torch.as_tensor(env_ids), True)}
 
 
 def test_every_launched_environment_is_reset_in_the_policy_too_and_nothing_privileged_is_shown():
-    seen = []
+    extras = []
 
     class Watching(AuditingPolicy):
         def encode(self, obs):
-            seen.append(set(obs.extras))
+            extras.append(set(obs.extras))
             return super().encode(obs)
 
     maker = source(replace(SMALL, limit=5), policy=Watching(4), env=PrivilegedEnv(7))
     rollout = maker.next()
     assert len(maker.policy.resets) == 5 * SMALL.size and len(rollout.final_index) > 0
-    assert all(names == {"force"} for names in seen)
+    assert all(names == {"force"} for names in extras)
 
 
 class Failing(AuditingPolicy):

@@ -27,12 +27,12 @@ class CoinEnv(NumpyEnv):
     def _begin(self, row, seed):
         self._task_state["won"][row] = False
 
-    def _advance(self, rows, action):
-        hard = self._seed[rows] % 2 == 1
-        first = self._time[rows] == 1
+    def _advance(self, env_ids, action):
+        hard = self._seed[env_ids] % 2 == 1
+        first = self._time[env_ids] == 1
         chance, length = np.where(hard, HARD[0], EASY[0]), np.where(hard, HARD[1], EASY[1])
-        self._task_state["won"][rows] |= first & (action[:, 0] < chance)
-        over, won = self._time[rows] >= length, self._task_state["won"][rows]
+        self._task_state["won"][env_ids] |= first & (action[:, 0] < chance)
+        over, won = self._time[env_ids] >= length, self._task_state["won"][env_ids]
         return (over & won).astype(np.float32), over & won, over & ~won
 
     def _state(self):
@@ -44,8 +44,8 @@ class Uniform:
 
     version = 0
     encode = staticmethod(lambda obs: {"state": torch.as_tensor(obs.state)})
-    initial_state = staticmethod(lambda rows: {})
-    reset_state = staticmethod(lambda state, rows: state)
+    initial_state = staticmethod(lambda env_ids: {})
+    reset_state = staticmethod(lambda state, env_ids: state)
 
     def act(self, features, state, mode, generator):
         sample = torch.rand(len(features["state"]), 1, 1, generator=generator)

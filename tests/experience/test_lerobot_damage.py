@@ -22,7 +22,7 @@ from vla_rl.experience.lerobot.reader import DatasetReader
 COUNT = 6
 FIRST, SECOND = "data/chunk-000/file-000.parquet", "data/chunk-000/file-001.parquet"
 FILM = f"videos/{FRONT}/chunk-000/file-000.mp4"
-ROWS = "meta/episodes/chunk-000/file-000.parquet"
+EPISODES_FILE = "meta/episodes/chunk-000/file-000.parquet"
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +130,10 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str, str, set[int]]] = {
         "counts to 7 but meta/tasks.parquet has 3 texts",
         {0, 1},
     ),
-    "no list of episodes": (ROWS, GONE, "", "is missing", {0, 1}),
-    "half a list of episodes": (ROWS, cut(0.5), "", r"cannot be read \(", {0, 1}),
+    "no list of episodes": (EPISODES_FILE, GONE, "", "is missing", {0, 1}),
+    "half a list of episodes": (EPISODES_FILE, cut(0.5), "", r"cannot be read \(", {0, 1}),
     "a list without a column": (
-        ROWS,
+        EPISODES_FILE,
         rewrite(lambda table: table.drop_columns(["data/file_index"])),
         "data/file_index",
         "is missing",
@@ -153,9 +153,9 @@ def test_damage_is_named_and_the_rest_is_read(root, name):
         lost = lost | {read.index}
     assert lost == set(range(COUNT)) and {(problem.file, problem.column) for problem in problems} == {(file, column)}
     assert {episode for problem in problems for episode in problem.episodes} == DAMAGES[name][-1]
-    where = f"'{file}', column '{column}'," if column else f"'{file}'"
+    location = f"'{file}', column '{column}'," if column else f"'{file}'"
     with pytest.raises(
-        DamagedError, match=f"{where} {what}.*so episodes? .* cannot be read; copy the file again, or say"
+        DamagedError, match=f"{location} {what}.*so episodes? .* cannot be read; copy the file again, or say"
     ):
         list(reader.episodes())
     assert reader.read(4, ["action"]).columns.keys() == {"action"}
@@ -167,7 +167,7 @@ def test_all_damage_is_reported_at_once(root):
         DAMAGES[name][1](root / DAMAGES[name][0])
     (root / "meta" / "stats.json").unlink()
     found = {(problem.file, problem.column): problem.episodes for problem in DatasetReader(root).check()}
-    assert found == {("meta/stats.json", ""): (), (ROWS, ""): (0, 1), (SECOND, ""): (2, 3)}
+    assert found == {("meta/stats.json", ""): (), (EPISODES_FILE, ""): (0, 1), (SECOND, ""): (2, 3)}
 
 
 def test_what_a_cut_video_still_holds_is_read(root):

@@ -83,9 +83,9 @@ def test_the_golden_dataset_is_loaded_as_demonstrations():
 
 def test_our_statistics_are_lerobots():
     """Its means are float32, its quantiles come from 5000 bins; everything else is equal."""
-    rows = pq.read_table(next(DATASET.rglob("meta/episodes/*/*.parquet"))).to_pylist()
+    table = pq.read_table(next(DATASET.rglob("meta/episodes/*/*.parquet"))).to_pylist()
     features = DatasetReader(DATASET).schema.features
-    for episode, row in enumerate(rows):
+    for episode, row in enumerate(table):
         ours = statistics.episode_statistics(columns(episode), features)
         assert {name.split("/")[1] for name in row if name.startswith("stats/")} - ours.keys() == {
             "timestamp",

@@ -133,8 +133,8 @@ def test_writing_reproduces_the_golden_dataset(python, tmp_path):
     shutil.copytree(GOLDEN, tmp_path / "golden", ignore=shutil.ignore_patterns("dataset"))
     run(python, "-W", "ignore", tmp_path / "golden" / "write.py")
     one, other = DatasetReader(DATASET), DatasetReader(tmp_path / "golden" / "dataset")
-    for ours, again in zip(one.episodes(), other.episodes(), strict=True):
-        assert [ours.tasks[i] for i in ours.task] == [again.tasks[i] for i in again.task]
+    for ours, copy in zip(one.episodes(), other.episodes(), strict=True):
+        assert [ours.tasks[i] for i in ours.task] == [copy.tasks[i] for i in copy.task]
         for name, values in ours.columns.items():
-            same = np.abs(values.astype(int) - again.columns[name]).mean() < 1 if name == FRONT else None
-            assert same or np.array_equal(values, again.columns[name]), name
+            same = np.abs(values.astype(int) - copy.columns[name]).mean() < 1 if name == FRONT else None
+            assert same or np.array_equal(values, copy.columns[name]), name

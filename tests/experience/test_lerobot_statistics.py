@@ -96,5 +96,5 @@ def test_a_column_that_only_some_parts_have_is_combined_from_those():
 
 def test_they_survive_json_exactly():
     found = episode_statistics({"x": np.random.default_rng(0).normal(size=(4, 2))}, {"x": Feature("float64", (2,))})
-    again = statistics.from_json(statistics.to_json(found))
-    assert all(np.array_equal(found["x"][name], again["x"][name]) for name in found["x"])
+    restored = statistics.from_json(statistics.to_json(found))
+    assert all(np.array_equal(found["x"][name], restored["x"][name]) for name in found["x"])

@@ -21,8 +21,8 @@ from vla_rl.training.policy_store import InProcessPolicyStore
 
 ROOT = str(Path(__file__).resolve().parents[2])
 MAKE = "tests.experience.makers:{}"
-POINT_MASS = {"env": "point_mass", "rows": 16, "decisions": 16, "horizon": 1, "seed": 3}
-COUNTING = {"env": "counting", "rows": 3, "decisions": 7, "horizon": 4, "seed": 5}
+POINT_MASS = {"env": "point_mass", "num_envs": 16, "decisions": 16, "horizon": 1, "seed": 3}
+COUNTING = {"env": "counting", "num_envs": 3, "decisions": 7, "horizon": 4, "seed": 5}
 
 
 @pytest.fixture(autouse=True)
@@ -46,20 +46,20 @@ def same(one: Rollout, other: Rollout) -> bool:
 
 
 def test_the_same_rollouts_bit_for_bit_before_and_after_publishing():
-    here = gaussian(**COUNTING)
-    store = InProcessPolicyStore(here.policy)
-    with remote("gaussian", **COUNTING) as there:
-        source: ExperienceSource = there
+    local = gaussian(**COUNTING)
+    store = InProcessPolicyStore(local.policy)
+    with remote("gaussian", **COUNTING) as process:
+        source: ExperienceSource = process
         for version in range(3):
             rollout = source.next()
-            assert same(rollout, here.next()) and (rollout.version == version).all()
+            assert same(rollout, local.next()) and (rollout.version == version).all()
             assert rollout.valid.any() and rollout.info["env/steps"] == rollout.valid.sum()
             with torch.no_grad():
-                for p in here.policy.parameters():
+                for p in local.policy.parameters():
                     p.mul_(0.9).add_(0.01)
-            assert there.publish(here.policy.trainable()) == store.publish({}) == version + 1
-        version, weights = there.latest()
-        ours = here.policy.state_dict()
+            assert process.publish(local.policy.trainable()) == store.publish({}) == version + 1
+        version, weights = process.latest()
+        ours = local.policy.state_dict()
         assert version == 3 and weights.keys() == ours.keys()
         assert all(torch.equal(weights[name], ours[name]) for name in ours)
 
@@ -106,10 +106,10 @@ def learn(source, store, policy, iterations):
 
 
 def test_a_learner_improves_and_ends_with_the_weights_of_one_process():
-    here = gaussian(**POINT_MASS)
-    expected, weights = learn(here, InProcessPolicyStore(here.policy), here.policy, 12)
-    with remote("gaussian", **POINT_MASS) as there:
-        rewards, same_weights = learn(there, there, gaussian(**POINT_MASS).policy, 12)
+    local = gaussian(**POINT_MASS)
+    expected, weights = learn(local, InProcessPolicyStore(local.policy), local.policy, 12)
+    with remote("gaussian", **POINT_MASS) as process:
+        rewards, same_weights = learn(process, process, gaussian(**POINT_MASS).policy, 12)
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15
     assert rewards == expected and all(torch.equal(weights[name], same_weights[name]) for name in weights)
 

@@ -140,7 +140,7 @@ def test_every_offset_begins_a_decision(successes):
 
 def recorded(rollout: Rollout) -> tuple[Demonstrations, list[list[int]]]:
     """The ended episodes of a rollout with one action a decision, as if recorded, and (row, decisions) of each."""
-    parts, where = [], []
+    parts, sources = [], []
     for row in range(rollout.reward.shape[1]):
         begin = 0
         for t in (rollout.terminated | rollout.truncated)[:, row].nonzero().flatten().tolist():
@@ -163,18 +163,18 @@ def recorded(rollout: Rollout) -> tuple[Demonstrations, list[list[int]]]:
                     },
                 )
             )
-            where.append([row, *range(begin, t + 1)])
+            sources.append([row, *range(begin, t + 1)])
             begin = t + 1
-    return Demonstrations.joined(parts), where
+    return Demonstrations.joined(parts), sources
 
 
 @pytest.mark.parametrize("base", [stepping_base, lambda: PacingBase(COUNTING)], ids=["function", "own state"])
 def test_the_base_acts_as_in_a_live_rollout_of_the_same_observations(base):
     policy = DeterministicResidual(base(), StateEncoder(COUNTING), SMALL)
     live = RolloutSource(make("counting", num_envs=4), policy, 60, itertools.count(300), seeded()).next()
-    episodes, where = recorded(live)
-    assert len(where) > 10
-    for rollout, (row, *times) in zip(relabelled(episodes, policy, COUNTING, 1, seeded()), where, strict=True):
+    episodes, sources = recorded(live)
+    assert len(sources) > 10
+    for rollout, (row, *times) in zip(relabelled(episodes, policy, COUNTING, 1, seeded()), sources, strict=True):
         ended = bool(rollout.terminated[-1])
         for name in ("base_action", "base_plan", "state", "time"):
             assert torch.equal(rollout.features[name][: len(times), 0], live.features[name][times, row]), name

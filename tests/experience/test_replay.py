@@ -9,7 +9,19 @@ import pytest
 import torch
 
 from tests.auditing import AuditingPolicy
-from tests.experience.replays import GAMMA, ROOMY, ROWS, START, audit, chunk, ended, filled, length_of, seeded, source
+from tests.experience.replays import (
+    GAMMA,
+    NUM_ENVS,
+    ROOMY,
+    START,
+    audit,
+    chunk,
+    ended,
+    filled,
+    length_of,
+    seeded,
+    source,
+)
 from tests.experience.test_groups import LuckyEnv
 from tests.toys import rollout
 from vla_rl.contract.batch import Rollout, Transitions
@@ -28,8 +40,8 @@ def test_every_slot_can_be_recomputed_and_none_is_missing(horizon, decisions, n_
     replay, maker, episodes, added = Replay(ROOMY, GAMMA, n_step), source(horizon, decisions), [], 0
     for _ in range(4):
         window = maker.next()
-        assert replay.add(window) == decisions * ROWS
-        added += decisions * ROWS
+        assert replay.add(window) == decisions * NUM_ENVS
+        added += decisions * NUM_ENVS
         assert len(replay) == added
         episodes += ended(window)
     running = running_slots(maker, horizon)
@@ -131,19 +143,22 @@ def test_windows_cut_anywhere_give_the_same_replay(decisions):
 
 def numbered(generator: torch.Generator) -> tuple[Rollout, Rollout]:
     """A random rollout of ragged chunks, ends and idle decisions, and the one before it; "id" numbers what was seen."""
-    time, rows, horizon = (int(torch.randint(low, 7, (), generator=generator)) for low in (3, 1, 1))
+    time, num_envs, horizon = (int(torch.randint(low, 7, (), generator=generator)) for low in (3, 1, 1))
     parts = []
     for part in range(2):
-        uniform = torch.rand(4, time, rows, generator=generator)
+        uniform = torch.rand(4, time, num_envs, generator=generator)
         over = uniform[0] < 0.25
         count = 1 + (uniform[1] * horizon).long()
         count[(uniform[2] < 0.15) & ~over] = 0  # idle
         valid = torch.arange(horizon) < count[..., None]
-        reward = torch.randn(time, rows, horizon, generator=generator)
+        reward = torch.randn(time, num_envs, horizon, generator=generator)
         reward = torch.where(valid, reward, float("nan"))  # what was not executed must not matter
-        terminated, ids = over & (uniform[3] < 0.5), torch.arange((time + 1) * rows).view(time + 1, rows) + 1000 * part
+        terminated, ids = (
+            over & (uniform[3] < 0.5),
+            torch.arange((time + 1) * num_envs).view(time + 1, num_envs) + 1000 * part,
+        )
         final = (over & ~terminated).nonzero()
-        zeros = torch.zeros(time, rows, horizon, 1)
+        zeros = torch.zeros(time, num_envs, horizon, 1)
         made = rollout({"id": ids}, ActionOut(zeros[0], zeros[0], zeros[0, :, 0, 0]), reward[:1])
         parts.append(
             replace(
@@ -157,8 +172,8 @@ def numbered(generator: torch.Generator) -> tuple[Rollout, Rollout]:
                 truncated=over & ~terminated,
                 final_index=final,
                 final_features={"id": -1 - ids[final[:, 0], final[:, 1]]},
-                seeds=torch.zeros(time, rows, dtype=torch.long),
-                version=torch.zeros(time, rows, dtype=torch.long),
+                seeds=torch.zeros(time, num_envs, dtype=torch.long),
+                version=torch.zeros(time, num_envs, dtype=torch.long),
             )
         )
     return parts[0], parts[1]
@@ -340,13 +355,13 @@ def test_a_saved_replay_resumes_bit_for_bit(tmp_path):
         once = Replay(capacity, GAMMA, 3)
         once.load_state_dict(latest_state(folder)[1])
         save_state(folder, 2, once.state_dict())
-        again = Replay(capacity, GAMMA, 3)
-        again.load_state_dict(latest_state(folder)[1])
-        assert len(again) == len(replay) > 20
+        resumed = Replay(capacity, GAMMA, 3)
+        resumed.load_state_dict(latest_state(folder)[1])
+        assert len(resumed) == len(replay) > 20
         for window in [None, *windows[3:]]:
             if window is not None:
-                assert replay.add(window) == again.add(window)
-            assert same(replay.sample(64, seeded(7)), again.sample(64, seeded(7)))
+                assert replay.add(window) == resumed.add(window)
+            assert same(replay.sample(64, seeded(7)), resumed.sample(64, seeded(7)))
 
 
 def test_a_full_replay_loads_into_a_larger_one():

@@ -17,13 +17,13 @@ from vla_rl.contract.env import to_env
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.experience.rollout import RolloutSource, SeedStream, to_tensor
 
-ROWS, START = 5, 300
+NUM_ENVS, START = 5, 300
 CASES = [(1, 40), (4, 9), (8, 7)]  # (horizon, decisions)
 
 
-def source(horizon=4, decisions=9, rows=ROWS, policy=None, env=None):
+def source(horizon=4, decisions=9, num_envs=NUM_ENVS, policy=None, env=None):
     policy = policy or AuditingPolicy(horizon)
-    return RolloutSource(env or make("counting", num_envs=rows), policy, decisions, count(START), torch.Generator())
+    return RolloutSource(env or make("counting", num_envs=num_envs), policy, decisions, count(START), torch.Generator())
 
 
 def windows(horizon, decisions, number=4, **options):
@@ -50,13 +50,13 @@ def join(parts: list[Rollout]) -> Rollout:
     return Rollout(**joined)
 
 
-def expected(horizon, decisions, rows=ROWS):
+def expected(horizon, decisions, num_envs=NUM_ENVS):
     """What must come out, recomputed from the rules of the counting environment alone: (t, e, seed, steps before)."""
     queue, lines = count(START), []
-    playing, steps = [next(queue) for _ in range(rows)], [0] * rows
+    playing, steps = [next(queue) for _ in range(num_envs)], [0] * num_envs
     for t in range(decisions):
-        lines += [(t, e, playing[e], steps[e]) for e in range(rows)]
-        for e in range(rows):
+        lines += [(t, e, playing[e], steps[e]) for e in range(num_envs)]
+        for e in range(num_envs):
             steps[e] += horizon
             if steps[e] >= episode_length(np.array(playing[e])):
                 playing[e], steps[e] = next(queue), 0
@@ -67,7 +67,7 @@ def expected(horizon, decisions, rows=ROWS):
 def test_every_number_can_be_recomputed(horizon, decisions):
     rollout = join(windows(horizon, decisions))
     lines = expected(horizon, 4 * decisions)
-    assert rollout.reward.shape == (4 * decisions, ROWS, horizon)
+    assert rollout.reward.shape == (4 * decisions, NUM_ENVS, horizon)
     truncated = []
     for t, e, seed, steps in lines:
         length = int(episode_length(np.array(seed)))
@@ -102,8 +102,8 @@ def test_windows_join_without_loss(horizon, decisions):
 def test_every_reset_environment_is_reset_in_the_policy_too():
     policy = AuditingPolicy(4)
     rollout = join(windows(4, 9, policy=policy))
-    ended = [e for t in range(36) for e in range(ROWS) if rollout.terminated[t, e] or rollout.truncated[t, e]]
-    assert policy.resets == [*range(ROWS), *ended]
+    ended = [e for t in range(36) for e in range(NUM_ENVS) if rollout.terminated[t, e] or rollout.truncated[t, e]]
+    assert policy.resets == [*range(NUM_ENVS), *ended]
     assert rollout.terminated.any() and rollout.truncated.any()
 
 
@@ -124,15 +124,15 @@ def test_the_version_is_that_of_the_policy_that_acted():
 
 def test_nothing_privileged_is_shown_to_the_policy():
     """The auditing policy asserts it, at resets, after steps and at truncations; other extras do arrive."""
-    seen = []
+    extras = []
 
     class Watching(AuditingPolicy):
         def encode(self, obs):
-            seen.append(set(obs.extras))
+            extras.append(set(obs.extras))
             return super().encode(obs)
 
-    rollout = source(policy=Watching(4), env=PrivilegedEnv(ROWS)).next()
-    assert len(rollout.final_index) > 0 and all(names == {"force"} for names in seen)
+    rollout = source(policy=Watching(4), env=PrivilegedEnv(NUM_ENVS)).next()
+    assert len(rollout.final_index) > 0 and all(names == {"force"} for names in extras)
 
 
 class Failing(AuditingPolicy):
@@ -149,15 +149,15 @@ class Failing(AuditingPolicy):
 
 
 def test_a_nan_is_refused_before_anything_moves_and_nothing_is_lost():
-    env = make("counting", num_envs=ROWS)
+    env = make("counting", num_envs=NUM_ENVS)
     maker = source(4, 6, policy=Failing(4), env=env)
-    parts, seen = [maker.next()], []
+    parts, snapshots = [maker.next()], []
     for _ in range(2):
         with pytest.raises(NonFiniteError, match=r"version 0.*environment 2.*nothing was executed"):
             maker.next()
-        seen.append(env.snapshot(np.arange(ROWS)))
+        snapshots.append(env.snapshot(np.arange(NUM_ENVS)))
     assert maker.policy.calls == 9  # the seventh was executed, the eighth and its repetition were not
-    assert all(np.array_equal(seen[0][name], seen[1][name]) for name in seen[0])
+    assert all(np.array_equal(snapshots[0][name], snapshots[1][name]) for name in snapshots[0])
     maker.policy.mended = True
     parts += [maker.next() for _ in range(3)]
     whole = windows(4, 24, 1)[0]
@@ -183,8 +183,8 @@ class Tampered:
     """The counting environment with ``tamper(obs)`` applied to what steps show."""
 
     def __init__(self, tamper) -> None:
-        self.env, self.tamper = make("counting", num_envs=ROWS), tamper
-        self.spec, self.num_envs, self.reset = self.env.spec, ROWS, self.env.reset
+        self.env, self.tamper = make("counting", num_envs=NUM_ENVS), tamper
+        self.spec, self.num_envs, self.reset = self.env.spec, NUM_ENVS, self.env.reset
 
     def step(self, chunk, observe="last"):
         step = self.env.step(chunk, observe)
@@ -206,8 +206,8 @@ def test_the_audit_notices(name, tamper):
 
 def test_the_audit_notices_a_policy_that_is_not_reset():
     maker = source()
-    reset, maker.policy.reset_state = maker.policy.reset_state, lambda state, rows: state
-    maker.driver.state = reset(maker.driver.state, np.arange(ROWS))
+    reset, maker.policy.reset_state = maker.policy.reset_state, lambda state, num_envs: state
+    maker.driver.state = reset(maker.driver.state, np.arange(NUM_ENVS))
     with pytest.raises(AssertionError, match="jumped"):
         maker.next()
 

@@ -41,11 +41,11 @@ def test_a_resumed_run_has_what_is_on_the_disk_and_its_running_episodes(tmp_path
         one.add(window), two.add(window)
     save_state(tmp_path / "state", 1, {"replay": two.state_dict()})
     assert not two.state_dict()["columns"] and two.state_dict()["running"]
-    again = on_disk(tmp_path / "replay")
-    again.load_state_dict(latest_state(tmp_path / "state")[1]["replay"])
+    resumed = on_disk(tmp_path / "replay")
+    resumed.load_state_dict(latest_state(tmp_path / "state")[1]["replay"])
     for window in windows[2:]:
-        assert one.add(window) == again.add(window)
-    assert same(one.sample(64, seeded(1)), again.sample(64, seeded(1)))
+        assert one.add(window) == resumed.add(window)
+    assert same(one.sample(64, seeded(1)), resumed.sample(64, seeded(1)))
 
 
 def test_the_next_process_knows_the_robots(tmp_path):
@@ -116,10 +116,10 @@ def test_killed_inside_a_write_there_are_only_whole_decisions(tmp_path, written)
     replay._require_fit = lambda columns: None
     with pytest.raises(Killed):
         replay.add(line([7.0, 8.0, 9.0], 20))
-    again = on_disk(tmp_path, 9, 1.0, 1)
-    found = again.transitions(again.decisions())
+    resumed = on_disk(tmp_path, 9, 1.0, 1)
+    found = resumed.transitions(resumed.decisions())
     whole = {number + i: start + i for number, start in ((0, 1.0), (10, 1.0)) for i in range(3)}
-    there = dict(zip(found.features["id"].tolist(), found.reward.tolist(), strict=True))
-    assert there.items() <= whole.items() and there.keys() == {10, 11, 12}
-    again.add(line([7.0, 8.0, 9.0], 20))
-    assert set(again.transitions(again.decisions()).features["id"].tolist()) == {10, 11, 12, 20, 21, 22}
+    kept = dict(zip(found.features["id"].tolist(), found.reward.tolist(), strict=True))
+    assert kept.items() <= whole.items() and kept.keys() == {10, 11, 12}
+    resumed.add(line([7.0, 8.0, 9.0], 20))
+    assert set(resumed.transitions(resumed.decisions()).features["id"].tolist()) == {10, 11, 12, 20, 21, 22}

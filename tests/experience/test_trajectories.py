@@ -27,10 +27,10 @@ class Walker:
     def encode(self, obs):
         return {"state": obs.state}
 
-    def initial_state(self, rows):
+    def initial_state(self, num_envs):
         return {}
 
-    def reset_state(self, state, rows):
+    def reset_state(self, state, env_ids):
         return state
 
     def act(self, features, state, mode, generator):
@@ -68,12 +68,12 @@ def test_windows_stay_inside_their_episode():
     trajectories = played(3, seed=0, length=7)
     table = make_windows(trajectories, frames=2, context=2)
     assert len(table["count"]) == trajectories.steps
-    for seen, ahead, count in zip(table["past"], table["future"], table["count"], strict=True):
-        ((begin, end),) = [span for span in trajectories.spans() if span[0] <= seen[-1] < span[1]]
-        now = seen[-1]
-        assert seen.tolist() == [begin, max(begin, now - 2), now]
-        assert ahead.tolist() == [min(now + i, end - 1) for i in (1, 2, 3, 4)]
-        assert count == min(4, end - 1 - now)
+    for past, ahead, count in zip(table["past"], table["future"], table["count"], strict=True):
+        ((begin, end),) = [span for span in trajectories.spans() if span[0] <= past[-1] < span[1]]
+        step = past[-1]
+        assert past.tolist() == [begin, max(begin, step - 2), step]
+        assert ahead.tolist() == [min(step + i, end - 1) for i in (1, 2, 3, 4)]
+        assert count == min(4, end - 1 - step)
 
 
 def test_a_window_holds_context_actions_and_outcomes():
@@ -84,18 +84,18 @@ def test_a_window_holds_context_actions_and_outcomes():
     assert batch["pictures"].shape[1:] == (7, 3, 16, 16) and batch["state"].shape[1:] == (5, 3)
     assert 0 < trajectories.outcomes.sum() < 4
     for row, index in enumerate(chosen):
-        now, ahead = table["past"][index, -1], table["future"][index]
-        np.testing.assert_array_equal(batch["pictures"][row, 2], np.moveaxis(trajectories.images["front"][now], -1, 0))
+        step, ahead = table["past"][index, -1], table["future"][index]
+        np.testing.assert_array_equal(batch["pictures"][row, 2], np.moveaxis(trajectories.images["front"][step], -1, 0))
         np.testing.assert_array_equal(
             batch["pictures"][row, 3], np.moveaxis(trajectories.images["front"][ahead[0]], -1, 0)
         )
-        np.testing.assert_array_equal(batch["state"][row], trajectories.state[[now, *ahead]])
-        np.testing.assert_array_equal(batch["actions"][row], trajectories.action[[now, *ahead[:-1]]])
+        np.testing.assert_array_equal(batch["state"][row], trajectories.state[[step, *ahead]])
+        np.testing.assert_array_equal(batch["actions"][row], trajectories.action[[step, *ahead[:-1]]])
         np.testing.assert_array_equal(batch["outcome"][row, :, 0], trajectories.success[ahead])
         np.testing.assert_array_equal(batch["outcome"][row, :, 1], trajectories.failed[ahead])
-        (end,) = [end for begin, end in trajectories.spans() if begin <= now < end]
+        (end,) = [end for begin, end in trajectories.spans() if begin <= step < end]
         assert (batch["outcome"][row, :, 2] == trajectories.success[end - 1]).all()
-        assert batch["task"][row] == trajectories.task[now]
+        assert batch["task"][row] == trajectories.task[step]
 
 
 def test_the_outcome_of_a_window_is_that_of_its_own_episode():
@@ -153,9 +153,9 @@ def test_context_at_equals_the_context_of_a_window():
 
 def test_episodes_are_selected_and_joined_without_loss():
     trajectories = played(4, seed=1)
-    again = Trajectories.joined([trajectories.select([0, 1]), trajectories.select([2, 3])])
+    joined = Trajectories.joined([trajectories.select([0, 1]), trajectories.select([2, 3])])
     for name in ("state", "action", "episode", "success"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(trajectories, name))
+        np.testing.assert_array_equal(getattr(joined, name), getattr(trajectories, name))
     turned = trajectories.select([2, 0])
     assert turned.count == 2 and turned.outcomes.tolist() == trajectories.outcomes[[2, 0]].tolist()
     assert turned.episode.tolist() == sorted(turned.episode.tolist())

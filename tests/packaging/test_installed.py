@@ -35,8 +35,8 @@ def test_with_two_extras_it_inspects_trains_and_evaluates_outside_the_checkout(w
     said = [run(bin / "vla-rl", *command.split(), cwd=away) for command in commands]
     assert "pip install 'vla-rl[report]'" in said[0] and "pip install 'vla-rl[train]'" not in said[0]
     assert "continues bit for bit" in said[1] and "log-prob parity" in said[-1]
-    rows = [json.loads(line) for line in (away / "runs/better/metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if row["stage"] == "rl"][-1] == 2
+    lines = [json.loads(line) for line in (away / "runs/better/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["stage"] == "rl"][-1] == 2
     assert json.loads((away / "evaluation.json").read_text())["episodes"] == 4
     assert "vla-rl" not in run(bin / "python", "-m", "pip", "check") and not list(away.glob("*.py"))
 

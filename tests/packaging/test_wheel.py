@@ -67,8 +67,8 @@ def test_with_the_base_dependencies_alone_it_imports_and_inspects(wheel, tmp_pat
     python = bare_environment(tmp_path / "bare", wheel)
     modules = light_modules(wheel)
     assert {"vla_rl.contract.wire", "vla_rl.contract.check", "robot_drivers", "sims.toy.counting"} <= set(modules)
-    where = run(python, "-c", f"import {', '.join(modules)}\nprint(robot_drivers.__file__)", cwd=tmp_path)
-    assert where.startswith(str(tmp_path))
+    location = run(python, "-c", f"import {', '.join(modules)}\nprint(robot_drivers.__file__)", cwd=tmp_path)
+    assert location.startswith(str(tmp_path))
     shown = run(python, "-m", "vla_rl.cli", "inspect", cwd=tmp_path)
     assert "not installed: pip install 'vla-rl[train]'" in shown and "numpy" in shown and "counting" in shown
     assert "continues bit for bit" in run(python, "-m", "vla_rl.cli", "inspect", "counting", cwd=tmp_path)

@@ -17,8 +17,8 @@ def made() -> QEnsemble:
     return QEnsemble(SIZES, 2, HEADS, HeadConfig(WIDTH, 2)).double()
 
 
-def seen(rows: int = 9) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    state, plan, action = torch.randn(3, rows, 3, generator=torch.Generator().manual_seed(1)).double()
+def inputs(count: int = 9) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    state, plan, action = torch.randn(3, count, 3, generator=torch.Generator().manual_seed(1)).double()
     return {"state": state, "plan": plan[:, :2]}, action[:, :2]
 
 
@@ -38,7 +38,7 @@ def alone(critic: QEnsemble, head: int) -> nn.Sequential:
 
 
 def test_every_critic_is_a_network_of_its_own():
-    critic, (features, action) = made(), seen()
+    critic, (features, action) = made(), inputs()
     for parameter in critic.parameters():
         nn.init.normal_(parameter)  # those of the inputs are set next
     critic.calibrate({name: 2 + 3 * item for name, item in features.items()}, OneProcess())
@@ -55,7 +55,7 @@ def test_the_loss_of_one_critic_moves_no_other():
     critic = made()
     for head in range(HEADS):
         critic.zero_grad()
-        critic(*seen())[head].square().sum().backward()
+        critic(*inputs())[head].square().sum().backward()
         for name, parameter in critic.named_parameters():
             if name.startswith("inputs."):
                 assert parameter.grad is None
@@ -66,7 +66,7 @@ def test_the_loss_of_one_critic_moves_no_other():
 
 def test_critics_have_different_initial_weights_in_the_range_of_pytorch():
     critic = made()
-    values = critic(*seen())
+    values = critic(*inputs())
     assert values.std(0).min() > 1e-3
     for layer in [*(side.linear for side in critic.layers), critic.last]:
         bound = layer.weight.shape[1] ** -0.5

@@ -32,8 +32,8 @@ from vla_rl.pretrained import WEIGHTS
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate
 
-ROWS, HORIZON = 16, 3
-ENV = make("counting", num_envs=ROWS)
+BATCH, HORIZON = 16, 3
+ENV = make("counting", num_envs=BATCH)
 TERMS = HORIZON * ENV.spec.action_dim
 EPSILON = Process(prediction="epsilon")
 POLICIES = {
@@ -57,7 +57,7 @@ def made(sampler: DiffusionSampler | None = None) -> DiffusionPolicy:
 
 
 def features(policy: DiffusionPolicy) -> dict[str, torch.Tensor]:
-    return policy.encode(ENV.reset(np.arange(ROWS), np.arange(ROWS)))
+    return policy.encode(ENV.reset(np.arange(BATCH), np.arange(BATCH)))
 
 
 # -- the steps --------------------------------------------------------------------------------------------------------
@@ -123,16 +123,16 @@ def test_learning_sees_the_density_of_acting(sampler, dtype, bound):
     kept = {name: value.to(dtype) for name, value in features(policy).items()}
     out, _ = policy.act(kept, {}, "sample", seeded(1))
     limit = bound * math.sqrt(sampler.fine_tuned * TERMS) if dtype == torch.float32 else bound
-    assert out.aux["points"].shape == (ROWS, sampler.fine_tuned + 1, TERMS) and out.aux["points"].dtype == dtype
+    assert out.aux["points"].shape == (BATCH, sampler.fine_tuned + 1, TERMS) and out.aux["points"].dtype == dtype
     assert torch.equal(out.sample.flatten(1), out.aux["points"][:, -1]) and out.logprob.abs().max() > 0.1
-    for size in (1, 7, ROWS):
-        for index in torch.arange(ROWS).split(size):
-            rows, aux = {name: value[index] for name, value in kept.items()}, {"points": out.aux["points"][index]}
-            again = policy.log_prob(rows, out.sample[index], aux)
-            assert (again.logprob - out.logprob[index]).abs().max() <= limit
-            steps = policy.step_logprob(aux, again.params)
+    for size in (1, 7, BATCH):
+        for index in torch.arange(BATCH).split(size):
+            part, aux = {name: value[index] for name, value in kept.items()}, {"points": out.aux["points"][index]}
+            recomputed = policy.log_prob(part, out.sample[index], aux)
+            assert (recomputed.logprob - out.logprob[index]).abs().max() <= limit
+            steps = policy.step_logprob(aux, recomputed.params)
             assert steps.shape == (len(index), sampler.fine_tuned)
-            torch.testing.assert_close(steps.sum(1), again.logprob, rtol=0, atol=1e-9)
+            torch.testing.assert_close(steps.sum(1), recomputed.logprob, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
@@ -185,7 +185,7 @@ def test_it_keeps_the_contract(sampler):
 def test_samples_are_raw_and_actions_physical_and_within_bounds():
     policy = made(DiffusionSampler(floor=2.0))
     out, _ = policy.act(features(policy), {}, "sample", seeded(1))
-    assert out.action.shape == out.sample.shape == (ROWS, HORIZON, ENV.spec.action_dim)
+    assert out.action.shape == out.sample.shape == (BATCH, HORIZON, ENV.spec.action_dim)
     assert out.sample.abs().max() > 1.5
     low, high = torch.tensor(ENV.spec.action.low), torch.tensor(ENV.spec.action.high)
     expected = torch.maximum(torch.minimum(low + (out.sample + 1) / 2 * (high - low), high), low)
@@ -258,11 +258,11 @@ def test_a_checkpoint_restores_the_same_policy_with_its_encoder(sampler, tmp_pat
     assert not any("encoder" in name for name in load_file(tmp_path / "it" / WEIGHTS))
     assert EnvSpec.from_json(read_config(tmp_path / "it")["spec"]) == ENV.spec  # what inspect shows
     kept = features(policy)
-    for again in (load_policy(tmp_path / "it"), copy.deepcopy(policy)):
-        assert again.config == policy.config
-        assert all(torch.equal(value, kept[name]) for name, value in features(again).items())
+    for restored in (load_policy(tmp_path / "it"), copy.deepcopy(policy)):
+        assert restored.config == policy.config
+        assert all(torch.equal(value, kept[name]) for name, value in features(restored).items())
         for mode in ("sample", "eval"):
-            one, two = (p.act(kept, {}, mode, seeded(3))[0] for p in (policy, again))
+            one, two = (p.act(kept, {}, mode, seeded(3))[0] for p in (policy, restored))
             assert torch.equal(one.action, two.action) and torch.equal(one.logprob, two.logprob)
     grown = replace(ENV.spec, tasks=(*ENV.spec.tasks, ENV.spec.tasks[0]))
     assert DiffusionPolicy.from_pretrained(tmp_path / "it", grown).spec == grown
@@ -280,27 +280,27 @@ def test_the_loss_is_that_of_the_cosine_schedule_by_hand(prediction):
     f = [math.cos((i / 20 + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(21)]
     x0, noise = (torch.randn(19, 4, generator=seeded(i), dtype=torch.float64) for i in (0, 1))
     alpha = torch.tensor(f[1:20], dtype=torch.float64)[:, None] / f[0]  # the last timestep's beta is capped
-    seen = []
+    calls = []
 
     def net(x, t):
-        seen.append((x, t))
+        calls.append((x, t))
         return torch.zeros_like(x)
 
     scheduler = Ddim().scheduler(process)
     loss = denoising_loss(process, net, x0, noise, torch.arange(19), scheduler)
     wanted = noise if prediction == "epsilon" else alpha.sqrt() * noise - (1 - alpha).sqrt() * x0
     torch.testing.assert_close(loss, wanted.square().mean(1), rtol=1e-4, atol=0)
-    torch.testing.assert_close(seen[0][0][:, 0], alpha.sqrt() * x0 + (1 - alpha).sqrt() * noise, rtol=0, atol=1e-4)
-    torch.testing.assert_close(seen[0][1][:, 0], torch.arange(19, dtype=torch.float64) / 20)
+    torch.testing.assert_close(calls[0][0][:, 0], alpha.sqrt() * x0 + (1 - alpha).sqrt() * noise, rtol=0, atol=1e-4)
+    torch.testing.assert_close(calls[0][1][:, 0], torch.arange(19, dtype=torch.float64) / 20)
 
 
 def test_every_chunk_is_drawn_with_several_noises_and_all_timesteps():
     torch.manual_seed(0)
-    policy, seen = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=8, width=8, blocks=1)), []
-    policy._late_network = lambda given: lambda x, t: (seen.append((given["state"], x, t)), torch.zeros_like(x))[1]
+    policy, calls = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=8, width=8, blocks=1)), []
+    policy._late_network = lambda given: lambda x, t: (calls.append((given["state"], x, t)), torch.zeros_like(x))[1]
     state = torch.randn(50, 1, generator=seeded())
     policy.imitation_loss({"state": state}, torch.zeros(50, 1, 2), 8, seeded(1))
-    given, points, times = seen[0]
+    given, points, times = calls[0]
     assert torch.equal(given, state.repeat(8, 1)) and len(points.unique()) == 800
     assert sorted({round(20 * t) for t in times.flatten().tolist()}) == list(range(20))
 
@@ -319,14 +319,14 @@ def test_imitation_recovers_a_known_distribution():
     config = ImitationConfig(fit=FitConfig(steps=600, batch=128, lr=5e-3))
     imitate(policy, {"state": state}, chunks, config, seeded(2))
     policy.with_sampler(DiffusionSampler(Process(), Ddpm(), 20, 20))
-    for here in (-0.7, 0.5):
-        out, _ = policy.act({"state": torch.full((4000, 1), here)}, {}, "eval", seeded(3))
+    for position in (-0.7, 0.5):
+        out, _ = policy.act({"state": torch.full((4000, 1), position)}, {}, "eval", seeded(3))
         first, second = out.sample[:, 0].unbind(1)
-        assert first.mean().item() == pytest.approx(0.6 * here, abs=0.04) and 0.06 < first.std() < 0.15
+        assert first.mean().item() == pytest.approx(0.6 * position, abs=0.04) and 0.06 < first.std() < 0.15
         assert (second < 0).float().mean().item() == pytest.approx(0.25, abs=0.06)
         for side in (-0.8, 0.8):
-            there = second[second.sign() == math.copysign(1, side)]
-            assert there.median().item() == pytest.approx(side, abs=0.06) and there.std() < 0.15
+            mode = second[second.sign() == math.copysign(1, side)]
+            assert mode.median().item() == pytest.approx(side, abs=0.06) and mode.std() < 0.15
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------

@@ -48,10 +48,10 @@ class Network(nn.Module):
         for parameter, generator in zip(self.parameters(), map(seeded, itertools.count()), strict=False):
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
         self.to(dtype)
-        self.seen: list[int] = []
+        self.calls: list[int] = []
 
     def forward(self, x: Tensor, t: Tensor) -> Field:
-        self.seen.append(x.shape[1])
+        self.calls.append(x.shape[1])
         target, log_std = self.layers(torch.cat([x, t.unsqueeze(-1)], -1)).chunk(2, -1)
         return Field(x - torch.tanh(target), log_std)
 
@@ -154,9 +154,9 @@ def test_other_steps_follow_the_ode(noisy_steps):
     noise = torch.randn(200, 3, generator=seeded(), dtype=torch.float64)
     chain, _ = FlowSampler(FlowSde(0.5), noisy_steps, 4).sample(network, noise, seeded(1))
     for k in range(4):
-        here = chain.points[:, k]
-        step = -network(here[:, None], torch.full((200, 1), 1 - k / 4, dtype=torch.float64)).velocity[:, 0] / 4
-        moved = (chain.points[:, k + 1] - here - step).abs().amax(-1)
+        point = chain.points[:, k]
+        step = -network(point[:, None], torch.full((200, 1), 1 - k / 4, dtype=torch.float64)).velocity[:, 0] / 4
+        moved = (chain.points[:, k + 1] - point - step).abs().amax(-1)
         on = (chain.noisy_steps == k).any(1)
         assert (moved[~on] < 1e-12).all() and (moved[on] > 1e-3).all()
 
@@ -182,9 +182,9 @@ def test_likelihood_is_one_network_call(noisy_steps, points):
     network = Network(3, torch.float32)
     sampler = FlowSampler(FlowSde(0.5), noisy_steps, 4)
     chain, _ = sampler.sample(network, torch.ones(2, 3), seeded())
-    network.seen.clear()
+    network.calls.clear()
     sampler.log_prob(network, chain)
-    assert network.seen == points
+    assert network.calls == points
 
 
 def test_same_generator_same_chain():
@@ -200,15 +200,15 @@ def test_same_generator_same_chain():
 def test_flow_matching_loss():
     x0, noise = torch.randn(2, 5, 3, generator=seeded())
     t = torch.rand(5, generator=seeded(1))
-    seen = {}
+    calls = {}
 
     def field(x: Tensor, time: Tensor) -> Field:
-        seen.update(x=x, t=time)
+        calls.update(x=x, t=time)
         return Field((noise - x0).unsqueeze(1) + torch.tensor([0.0, 1.0, 2.0]))
 
     torch.testing.assert_close(flow_matching_loss(field, x0, noise, t), torch.full((5,), 5 / 3))
-    torch.testing.assert_close(seen["x"][:, 0], (1 - t[:, None]) * x0 + t[:, None] * noise)
-    assert torch.equal(seen["t"], t[:, None])
+    torch.testing.assert_close(calls["x"][:, 0], (1 - t[:, None]) * x0 + t[:, None] * noise)
+    assert torch.equal(calls["t"], t[:, None])
 
 
 @pytest.mark.parametrize("noisy_steps", NOISE_PLACEMENTS, ids=name)

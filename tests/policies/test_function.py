@@ -32,10 +32,10 @@ def test_it_plays_as_the_function_would():
 
 def test_it_keeps_the_contract_and_sees_all_that_may_be_seen():
     assert check_policy(biased_base(), ENV, torch.Generator())
-    seen = []
+    observed = []
 
     def watching(obs):
-        seen.append((sorted(obs.images), sorted(obs.extras), obs.time.tolist(), obs.state[:, 1].tolist()))
+        observed.append((sorted(obs.images), sorted(obs.extras), obs.time.tolist(), obs.state[:, 1].tolist()))
         assert np.array_equal(obs.images["audit"][:, 0, 0, 0], obs.time) and np.array_equal(
             obs.extras["force"], obs.state[:, 1:2]
         )
@@ -43,7 +43,7 @@ def test_it_keeps_the_contract_and_sees_all_that_may_be_seen():
 
     env = PrivilegedEnv(3)
     RolloutSource(env, FunctionPolicy(env.spec, watching), 20, SeedStream(300, 400), torch.Generator()).next()
-    assert len(seen) == 20 and all(line[:2] == (["audit"], ["force"]) and line[2] == line[3] for line in seen)
+    assert len(observed) == 20 and all(line[:2] == (["audit"], ["force"]) and line[2] == line[3] for line in observed)
 
 
 def test_what_is_chosen_stays_within_the_bounds_and_has_a_chunk_per_row():
@@ -61,9 +61,9 @@ def test_what_is_chosen_stays_within_the_bounds_and_has_a_chunk_per_row():
 
 def test_a_checkpoint_finds_the_function_again(tmp_path):
     biased_base().save_pretrained(tmp_path / "it")
-    again = load_policy(tmp_path / "it", ENV.spec)
+    restored = load_policy(tmp_path / "it", ENV.spec)
     obs = ENV.reset(np.arange(5), np.arange(5))
-    one, two = (policy.act(policy.encode(obs), {}, "eval", None)[0] for policy in (biased_base(), again))
+    one, two = (policy.act(policy.encode(obs), {}, "eval", None)[0] for policy in (biased_base(), restored))
     assert torch.equal(one.action, two.action) and one.action.shape == (5, 4, 2)
     assert load_policy(tmp_path / "it").spec == ENV.spec
     for other in (COUNTING, replace(ENV.spec, control_dt=0.2)):

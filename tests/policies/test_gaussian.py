@@ -17,8 +17,8 @@ from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 
-ROWS = 16
-ENV = make("point_mass", num_envs=ROWS)
+BATCH = 16
+ENV = make("point_mass", num_envs=BATCH)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -34,7 +34,7 @@ def made(horizon: int = 3, std: float = 1.5) -> GaussianPolicy:
 
 
 def features(policy):
-    return policy.encode(ENV.reset(np.arange(ROWS), np.arange(ROWS)))
+    return policy.encode(ENV.reset(np.arange(BATCH), np.arange(BATCH)))
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
@@ -44,10 +44,10 @@ def test_learning_sees_the_density_of_acting(dtype, bound):
     out, _ = policy.act(kept, {}, "sample", seeded(1))
     limit = bound * (math.sqrt(6) if dtype == torch.float32 else 1)
     assert out.sample.dtype == dtype and out.logprob.dtype == torch.float64
-    for size in (1, 7, ROWS):
-        parts = torch.arange(ROWS).split(size)
-        again = [policy.log_prob({"state": kept["state"][i]}, out.sample[i], {}).logprob for i in parts]
-        assert (torch.cat(again) - out.logprob).abs().max() <= limit
+    for size in (1, 7, BATCH):
+        parts = torch.arange(BATCH).split(size)
+        recomputed = [policy.log_prob({"state": kept["state"][i]}, out.sample[i], {}).logprob for i in parts]
+        assert (torch.cat(recomputed) - out.logprob).abs().max() <= limit
 
 
 def test_density_entropy_and_kl_are_those_of_torch():
@@ -101,10 +101,10 @@ def test_all_weights_get_a_gradient():
 def test_a_checkpoint_restores_the_same_policy(tmp_path):
     policy = GaussianPolicy(ENV.spec, Affine((0.1, 0.2), (0.5, 0.7)), GaussianConfig(2, depth=1, std=0.3))
     policy.save_pretrained(tmp_path / "it")
-    again = load_policy(tmp_path / "it")
+    restored = load_policy(tmp_path / "it")
     kept = features(policy)
-    assert torch.equal(features(again)["state"], kept["state"])
-    one, two = (p.act(kept, {}, "sample", seeded(3))[0] for p in (policy, again))
+    assert torch.equal(features(restored)["state"], kept["state"])
+    one, two = (p.act(kept, {}, "sample", seeded(3))[0] for p in (policy, restored))
     assert torch.equal(one.action, two.action) and torch.equal(one.logprob, two.logprob)
     with pytest.raises(ContractError, match="control_dt"):
         GaussianPolicy.from_pretrained(tmp_path / "it", replace(ENV.spec, control_dt=0.2))

@@ -27,9 +27,9 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def seen(rows: int = 64) -> dict[str, torch.Tensor]:
-    state, picture = torch.randn(rows, 3, generator=seeded(1)), torch.randn(rows, 2, 2, generator=seeded(2))
-    return {"state": state.double(), "picture": picture.double(), "unread": torch.full((rows, 1), torch.nan)}
+def random_features(count: int = 64) -> dict[str, torch.Tensor]:
+    state, picture = torch.randn(count, 3, generator=seeded(1)), torch.randn(count, 2, 2, generator=seeded(2))
+    return {"state": state.double(), "picture": picture.double(), "unread": torch.full((count, 1), torch.nan)}
 
 
 def made(kind=SquashedHead, outputs: int = 2, std: float = 0.3, **options):
@@ -45,7 +45,7 @@ def squashed(head, features) -> TransformedDistribution:
 
 
 def test_a_squashed_density_is_that_of_torch():
-    head, features = made(), seen()
+    head, features = made(), random_features()
     expected = squashed(head, features)
     action, logprob = head(features, seeded())
     assert action.abs().max() < 1 and action.std() > 0.1
@@ -59,7 +59,7 @@ def test_a_squashed_density_is_that_of_torch():
 def test_a_golden_squashed_density():
     """mean 0, std 1, u = .3: -.875257 (algorithms.md 4.2 without the scale)."""
     head = made(std=0.0, outputs=1)
-    found = head.log_prob(seen(1), torch.tanh(torch.tensor([[0.3]]).double()))
+    found = head.log_prob(random_features(1), torch.tanh(torch.tensor([[0.3]]).double()))
     assert found.tolist() == pytest.approx([-0.875257], abs=1e-6)
 
 
@@ -67,7 +67,7 @@ def test_squashed_samples_have_the_density_and_its_gradient():
     """E[log p] by samples equals the integral, and its gradient is that of the integral (reparametrisation)."""
     head, features = (
         made(outputs=1, std=0.8),
-        {name: item[:1].expand(200_000, *item.shape[1:]) for name, item in seen().items()},
+        {name: item[:1].expand(200_000, *item.shape[1:]) for name, item in random_features().items()},
     )
     _, logprob = head(features, seeded())
     logprob.mean().backward()
@@ -87,7 +87,7 @@ def test_squashed_samples_have_the_density_and_its_gradient():
 
 
 def test_actions_at_the_bounds_have_a_finite_density():
-    head, features = made(), seen(2)
+    head, features = made(), random_features(2)
     assert head.log_prob(features, torch.tensor([[1.0, -1.0], [1.0, 1.0]]).double()).isfinite().all()
 
 
@@ -102,7 +102,7 @@ def test_the_slope_is_stable():
 
 @pytest.mark.parametrize("std", [0.05, 1.0, 3.0])
 def test_the_initial_action_is_the_same_in_every_state(std):
-    features = seen()
+    features = random_features()
     torch.manual_seed(0)
     squash = SquashedHead(SIZES, 2, CONFIG, std).double()
     mean, log_std = squash.distribution(features)
@@ -116,12 +116,12 @@ def test_the_initial_action_is_the_same_in_every_state(std):
 
 def test_the_std_stays_within_its_bounds():
     head = made(std=100.0, std_bounds=(math.exp(-3.0), math.exp(0.5)))
-    _, log_std = head.distribution(seen())
+    _, log_std = head.distribution(random_features())
     assert log_std.min() >= -3 and log_std.max() <= 0.5 and log_std.max() - log_std.min() > 3.4
 
 
 def test_a_deterministic_choice_is_within_one():
-    out = made(DeterministicHead, std=50.0)(seen())
+    out = made(DeterministicHead, std=50.0)(random_features())
     assert out.abs().max() <= 1 and out.abs().min() < 1 and out.min() < -0.9 < 0.9 < out.max()
 
 
@@ -149,7 +149,7 @@ def test_inputs_are_standardised_whoever_has_the_data():
 
 
 def test_statistics_go_where_weights_go_and_take_no_gradient():
-    one, two, features = made(), made(), seen()
+    one, two, features = made(), made(), random_features()
     one.trunk.inputs.calibrate(features, OneProcess())
     assert not torch.equal(one.mode(features), two.mode(features))
     with torch.no_grad():

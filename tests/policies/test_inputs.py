@@ -64,9 +64,9 @@ def test_bounds_become_one():
 def test_data_becomes_standard_and_a_constant_stays_finite():
     values = torch.randn(500, 4, 3, generator=torch.Generator().manual_seed(0)) * 7 + 100
     values[..., 2] = 5.0
-    seen = Affine.from_data(values).normalize(values).reshape(-1, 3)
-    torch.testing.assert_close(seen.mean(0), torch.zeros(3), rtol=0, atol=1e-4)
-    torch.testing.assert_close(seen.std(0), torch.tensor([1.0, 1.0, 0.0]), rtol=0, atol=1e-4)
+    normalized = Affine.from_data(values).normalize(values).reshape(-1, 3)
+    torch.testing.assert_close(normalized.mean(0), torch.zeros(3), rtol=0, atol=1e-4)
+    torch.testing.assert_close(normalized.std(0), torch.tensor([1.0, 1.0, 0.0]), rtol=0, atol=1e-4)
 
 
 def test_a_policy_is_refused_another_environment():

@@ -10,7 +10,7 @@ import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution, kl_divergence
 
 from tests.latent import ToyBase, seeded
-from tests.policies.test_tiny import HORIZON, SPEC, made, seen
+from tests.policies.test_tiny import HORIZON, SPEC, made, observations
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ReparametrisedPolicy
 from vla_rl.policies.gaussian import GaussianPolicy
@@ -45,7 +45,7 @@ def test_golden_density():
 
 
 def test_the_density_of_a_sample_is_that_of_the_squashed_normal():
-    policy, features = squashed(), made().encode(seen())
+    policy, features = squashed(), made().encode(observations())
     out, _ = policy.act(features, {}, "sample", seeded(1))
     mean, log_std = policy.actor.distribution(features)
     law = TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform())
@@ -55,17 +55,17 @@ def test_the_density_of_a_sample_is_that_of_the_squashed_normal():
     expected = law.log_prob(choice.clamp(-0.999, 0.999)).sum(-1)
     torch.testing.assert_close(out.logprob[inside], expected[inside], atol=1e-3, rtol=1e-4)
     assert out.sample.abs().max() <= 1.5 and out.sample.abs().max() > 1.0
-    again = policy.rsample(features, seeded(1))
-    torch.testing.assert_close(again.action, choice)
-    torch.testing.assert_close(again.logprob, out.logprob)
-    assert again.action.requires_grad and again.logprob.requires_grad
+    sampled = policy.rsample(features, seeded(1))
+    torch.testing.assert_close(sampled.action, choice)
+    torch.testing.assert_close(sampled.logprob, out.logprob)
+    assert sampled.action.requires_grad and sampled.logprob.requires_grad
 
 
 @pytest.mark.parametrize("make", [squashed, gaussian])
 def test_the_action_is_what_the_base_makes_of_that_noise(make):
     """The base itself, given the recorded noise, does the same; sampling draws no noise besides."""
     policy = make()
-    base, features = policy.base, made().encode(seen())
+    base, features = policy.base, made().encode(observations())
     out, _ = policy.act(features, {}, "sample", seeded(1))
     with torch.no_grad():
         flat = base.config.sampler.deterministic(base.field(features), out.sample.flatten(1))
@@ -79,7 +79,7 @@ def test_the_action_is_what_the_base_makes_of_that_noise(make):
 
 
 def test_the_gaussian_begins_as_the_imitation_policy():
-    policy, features = GaussianLatent(made(), LatentConfig(HEAD)), made().encode(seen())
+    policy, features = GaussianLatent(made(), LatentConfig(HEAD)), made().encode(observations())
     out, _ = policy.act(features, {}, "sample", seeded(1))
     base, _ = policy.base.act(features, {}, "eval", seeded(1))  # draws the same noise
     torch.testing.assert_close(out.action, base.action)
@@ -88,7 +88,7 @@ def test_the_gaussian_begins_as_the_imitation_policy():
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
 def test_ratio_is_one_before_the_first_update(dtype, bound):
     policy = gaussian(dtype)
-    features = {name: item.to(dtype) for name, item in made().encode(seen()).items()}
+    features = {name: item.to(dtype) for name, item in made().encode(observations()).items()}
     out, _ = policy.act(features, {}, "sample", seeded(1))
     assert out.sample.dtype == dtype and out.logprob.dtype == torch.float64
     for size in (1, 7, 16):
@@ -99,7 +99,7 @@ def test_ratio_is_one_before_the_first_update(dtype, bound):
 
 def test_gaussian_density_entropy_and_kl_equal_torch():
     policy = gaussian(torch.float64)
-    features = {name: item.double() for name, item in made().encode(seen()).items()}
+    features = {name: item.double() for name, item in made().encode(observations()).items()}
     out, _ = policy.act(features, {}, "sample", seeded(1))
     found = policy.log_prob(features, out.sample, {})
     law = Normal(*policy.actor(features))
@@ -112,7 +112,7 @@ def test_gaussian_density_entropy_and_kl_equal_torch():
 
 def test_deployed_is_the_mean_without_any_chance():
     policy, other = squashed(), gaussian()
-    features = made().encode(seen())
+    features = made().encode(observations())
     first, second = (policy.act(features, {}, "eval", seeded(i))[0] for i in (1, 2))
     assert torch.equal(first.action, second.action)
     torch.testing.assert_close(first.sample.flatten(1), 1.5 * torch.tanh(policy.actor.distribution(features)[0]))
@@ -120,7 +120,7 @@ def test_deployed_is_the_mean_without_any_chance():
 
 
 def test_restart_is_the_prior_again_and_only_the_actor_is_trainable():
-    policy, features = gaussian(), made().encode(seen())
+    policy, features = gaussian(), made().encode(observations())
     policy.restart()
     mean, std = policy.actor(features)
     assert torch.equal(mean, torch.zeros(16, N)) and torch.equal(std, torch.ones(16, N))
@@ -130,14 +130,14 @@ def test_restart_is_the_prior_again_and_only_the_actor_is_trainable():
 
 @pytest.mark.parametrize("make", [squashed, gaussian])
 def test_checkpoints_hold_the_base_as_it_is_now(make, tmp_path):
-    policy, features = make(), made().encode(seen())
+    policy, features = make(), made().encode(observations())
     with torch.no_grad():
         policy.base.expert.velocity.bias.add_(0.2)  # as a refit does
     policy.save_pretrained(tmp_path / "best")
-    again = load_policy(tmp_path / "best", SPEC)
-    assert type(again) is type(policy) and again.config == policy.config
+    restored = load_policy(tmp_path / "best", SPEC)
+    assert type(restored) is type(policy) and restored.config == policy.config
     for mode in ("eval", "sample"):
-        mine, theirs = (p.act(features, {}, mode, seeded(3))[0] for p in (policy, again))
+        mine, theirs = (p.act(features, {}, mode, seeded(3))[0] for p in (policy, restored))
         assert torch.equal(mine.action, theirs.action) and torch.equal(mine.logprob, theirs.logprob)
 
 

@@ -37,14 +37,14 @@ def test_a_seed_draws_the_same_on_another_device():
 
 
 def test_the_noise_of_an_environment_does_not_depend_on_its_neighbours():
-    def rows(*seeds: int) -> list[list[float]]:
+    def drawn(*seeds: int) -> list[list[float]]:
         generators = [seeded(seed) for seed in seeds]
         drawn = [normal((len(seeds), 5), generators, torch.zeros(1)) for _ in range(2)]
         choice = integers(1000, (len(seeds), 1), generators)
         return torch.cat([*drawn, uniform((len(seeds), 2), generators, torch.zeros(1)), choice], 1).tolist()
 
-    together = rows(3, 1, 2)
-    assert together == [rows(seed)[0] for seed in (3, 1, 2)] == rows(2, 3, 1)[1:] + rows(2)
+    together = drawn(3, 1, 2)
+    assert together == [drawn(seed)[0] for seed in (3, 1, 2)] == drawn(2, 3, 1)[1:] + drawn(2)
     assert together[0] != together[1]
 
 

@@ -125,13 +125,13 @@ def test_the_rest_of_the_queue_is_observed_and_nothing_after_it():
     policy = made(config=replace(SMALL, plan=5))
     obs, state = make("counting", num_envs=2).reset([0, 1], [300, 301]), policy.initial_state(2)
     state = policy.reset_state(state, np.arange(2))
-    for at in range(16):  # so often that the queue, which is a ring, has gone round
-        seen = policy.encode(replace(obs, time=obs.time + at))
-        features, state = policy.context(seen, state, seeded())
-        at_call = replace(obs, time=obs.time + at - at % 4)
+    for step in range(16):  # so often that the queue, which is a ring, has gone round
+        encoded = policy.encode(replace(obs, time=obs.time + step))
+        features, state = policy.context(encoded, state, seeded())
+        at_call = replace(obs, time=obs.time + step - step % 4)
         chunk = policy.action_scale.normalize(torch.as_tensor(stepping(at_call)))
-        rest = torch.cat([chunk[:, at % 4 + 1 :], torch.zeros(2, 2 + at % 4, 2)], 1)
-        assert torch.equal(features["base_action"], chunk[:, at % 4])
+        rest = torch.cat([chunk[:, step % 4 + 1 :], torch.zeros(2, 2 + step % 4, 2)], 1)
+        assert torch.equal(features["base_action"], chunk[:, step % 4])
         assert torch.equal(features["base_plan"], rest.flatten(1))
         assert {name: item.shape[1] for name, item in features.items() if name != "time"} == policy.feature_sizes
 
@@ -193,9 +193,9 @@ def test_a_checkpoint_holds_base_and_encoder(tmp_path, kind):
         torch.nn.init.normal_(policy.delta.last.weight, std=0.5)
         policy.delta.trunk.inputs.mean.fill_(0.3)
         policy.save_pretrained(tmp_path / name)
-        again = load_policy(tmp_path / name, COUNTING)
-        assert type(again) is kind and again.config == SMALL and type(again.base) is type(policy.base)
-        one, two = (played(item, range(300, 304), seeded(3)) for item in (policy, again))
+        restored = load_policy(tmp_path / name, COUNTING)
+        assert type(restored) is kind and restored.config == SMALL and type(restored.base) is type(policy.base)
+        one, two = (played(item, range(300, 304), seeded(3)) for item in (policy, restored))
         assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
         with pytest.raises(ContractError, match="control_dt"):
             load_policy(tmp_path / name, replace(COUNTING, control_dt=0.2))
@@ -206,19 +206,21 @@ def test_a_checkpoint_holds_base_and_encoder(tmp_path, kind):
 
 def test_the_noise_is_an_ornstein_uhlenbeck_process():
     """Standard deviation ``noise sqrt(1 - c^(2t))``, correlation ``c`` with the step before, 0 after a reset."""
-    rows, config = 20_000, replace(SMALL, noise=0.2, correlation=0.8)
+    batch, config = 20_000, replace(SMALL, noise=0.2, correlation=0.8)
     policy = made(base=biased_base(), spec=POINT, config=config)
-    zeros = torch.zeros(rows, 2)
-    features = {"state": zeros, "base_action": zeros, "base_plan": torch.zeros(rows, 4)}
-    state, seen, generator = policy.reset_state(policy.initial_state(rows), np.arange(rows)), [], seeded()
+    zeros = torch.zeros(batch, 2)
+    features = {"state": zeros, "base_action": zeros, "base_plan": torch.zeros(batch, 4)}
+    state, noises, generator = policy.reset_state(policy.initial_state(batch), np.arange(batch)), [], seeded()
     for t in range(1, 31):
         out, state = policy.act(features, state, "sample", generator)
-        seen.append(state["noise"])
-        assert float(seen[-1].std()) == pytest.approx(0.2 * (1 - 0.8 ** (2 * t)) ** 0.5, rel=0.03)
-        torch.testing.assert_close(out.action[:, 0], 0.2 * seen[-1].clamp(-1, 1))
+        noises.append(state["noise"])
+        assert float(noises[-1].std()) == pytest.approx(0.2 * (1 - 0.8 ** (2 * t)) ** 0.5, rel=0.03)
+        torch.testing.assert_close(out.action[:, 0], 0.2 * noises[-1].clamp(-1, 1))
         assert not out.sample.any()
-    assert float((seen[-1] * seen[-2]).mean() / 0.04) == pytest.approx(0.8, abs=0.03)
-    assert abs(float((seen[-1][:, 0] * seen[-1][:, 1]).mean() / 0.04)) < 0.03 and abs(float(seen[-1].mean())) < 0.01
+    assert float((noises[-1] * noises[-2]).mean() / 0.04) == pytest.approx(0.8, abs=0.03)
+    assert (
+        abs(float((noises[-1][:, 0] * noises[-1][:, 1]).mean() / 0.04)) < 0.03 and abs(float(noises[-1].mean())) < 0.01
+    )
     fresh = policy.reset_state(state, np.array([3]))["noise"]
     assert not fresh[3].any() and torch.equal(fresh[4:], state["noise"][4:]) and state["noise"][3].any()
     quiet, after = policy.act(features, state, "eval", generator)

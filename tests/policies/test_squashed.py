@@ -24,23 +24,23 @@ def policy() -> SquashedPolicy:
     return made
 
 
-def features(rows: int = 5) -> dict[str, torch.Tensor]:
-    return {"state": torch.rand(rows, 1, generator=seeded(2)), "time": torch.zeros(rows, 1)}
+def features(count: int = 5) -> dict[str, torch.Tensor]:
+    return {"state": torch.rand(count, 1, generator=seeded(2)), "time": torch.zeros(count, 1)}
 
 
-def torch_density(policy: SquashedPolicy, seen: dict[str, torch.Tensor]) -> TransformedDistribution:
-    mean, log_std = policy.head.double().distribution({name: item.double() for name, item in seen.items()})
+def torch_density(policy: SquashedPolicy, given: dict[str, torch.Tensor]) -> TransformedDistribution:
+    mean, log_std = policy.head.double().distribution({name: item.double() for name, item in given.items()})
     return TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform(cache_size=1)])
 
 
 def test_the_density_is_that_of_torch_summed_over_the_whole_chunk(policy):
-    seen = features()
-    made = policy.double().rsample({name: item.double() for name, item in seen.items()}, seeded(3))
+    given = features()
+    made = policy.double().rsample({name: item.double() for name, item in given.items()}, seeded(3))
     assert made.action.shape == (5, 6) and made.logprob.shape == (5,) and (made.action.abs() < 1).all()
-    expected = torch_density(policy, seen).log_prob(made.action)
+    expected = torch_density(policy, given).log_prob(made.action)
     torch.testing.assert_close(made.logprob, expected, rtol=0, atol=1e-9)
-    seen = {name: item.double() for name, item in seen.items()}
-    torch.testing.assert_close(policy.log_prob_of(seen, made.action), expected, rtol=0, atol=1e-6)
+    given = {name: item.double() for name, item in given.items()}
+    torch.testing.assert_close(policy.log_prob_of(given, made.action), expected, rtol=0, atol=1e-6)
 
 
 def test_a_density_far_outside_stays_finite_with_its_gradient(policy):
@@ -67,11 +67,11 @@ def test_a_std_outside_its_bounds_is_refused(std):
 
 
 def test_the_gradient_of_a_sample_is_that_of_its_distribution(policy):
-    seen, policy = {"state": torch.full((40_000, 1), 0.3)}, policy.double()
-    found = policy.rsample(seen, seeded(4)).action[:, 0].square().mean()
+    given, policy = {"state": torch.full((40_000, 1), 0.3)}, policy.double()
+    found = policy.rsample(given, seeded(4)).action[:, 0].square().mean()
     bias = policy.head.last.bias
     (gradient,) = torch.autograd.grad(found, bias)
-    mean, log_std = policy.head.distribution({"state": seen["state"][:1]})
+    mean, log_std = policy.head.distribution({"state": given["state"][:1]})
     xi = torch.linspace(-8, 8, 4001, dtype=torch.float64)
     weight = torch.exp(-0.5 * xi.square())
     expected = (weight / weight.sum() * torch.tanh(mean[0, 0] + log_std[0, 0].exp() * xi).square()).sum()
@@ -112,11 +112,11 @@ def test_a_checkpoint_holds_encoder_statistics_and_weights(policy, tmp_path):
         for parameter in policy.encoder.parameters():
             parameter.add_(1.0)
     policy.save_pretrained(tmp_path / "kept")
-    again = load_policy(tmp_path / "kept", policy.spec)
-    assert type(again) is SquashedPolicy and again.config == policy.config
-    ours, theirs = (one.act(features(), {}, "sample", seeded(9))[0] for one in (policy, again))
+    restored = load_policy(tmp_path / "kept", policy.spec)
+    assert type(restored) is SquashedPolicy and restored.config == policy.config
+    ours, theirs = (one.act(features(), {}, "sample", seeded(9))[0] for one in (policy, restored))
     assert torch.equal(ours.action, theirs.action) and torch.equal(ours.logprob, theirs.logprob)
-    for mine, other in zip(policy.encoder.parameters(), again.encoder.parameters(), strict=True):
+    for mine, other in zip(policy.encoder.parameters(), restored.encoder.parameters(), strict=True):
         assert torch.equal(mine, other)
 
 

@@ -24,7 +24,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.statistics import FixedStandardizer, RunningStandardizer, RunningStatistics
 from vla_rl.training.loop import BestWeights
 
-ROWS = 8
+NUM_ENVS = 8
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -38,7 +38,7 @@ def data(count: int = 1000) -> torch.Tensor:
 
 def state_policy(horizon: int = 2) -> tuple[GaussianPolicy, object]:
     torch.manual_seed(0)
-    env = make("gym", num_envs=ROWS, id="InvertedPendulum-v5", privileged={"velocity": [2, 3]})
+    env = make("gym", num_envs=NUM_ENVS, id="InvertedPendulum-v5", privileged={"velocity": [2, 3]})
     policy = GaussianPolicy(env.spec, RunningStatistics(2), GaussianConfig(horizon, width=16))
     torch.nn.init.normal_(policy.network[-1].weight, std=0.5)
     return policy, env
@@ -104,9 +104,9 @@ def test_several_processes_have_the_statistics_of_one():
 def test_digits_far_from_zero_are_kept():
     running = RunningStandardizer(1)
     running.observe(torch.tensor([[10_000.0], [10_000.002]], dtype=torch.float64), OneProcess())
-    seen = torch.tensor([[10_000.002]])  # float32: 10000.001953125
-    expected = (float(seen) - 10_000.001) / math.sqrt(1e-6 + 1e-8)
-    assert float(running(seen)) == pytest.approx(expected, abs=1e-4)
+    value = torch.tensor([[10_000.002]])  # float32: 10000.001953125
+    expected = (float(value) - 10_000.001) / math.sqrt(1e-6 + 1e-8)
+    assert float(running(value)) == pytest.approx(expected, abs=1e-4)
 
 
 def test_what_never_changed_is_zero_and_nothing_exceeds_ten():
@@ -135,7 +135,7 @@ def test_the_ratio_is_one_before_every_update(dtype, bound):
     for iteration in range(4):
         rollout = made.next()
         assert ppo.update(rollout)["policy/logprob_gap"] <= bound
-        assert policy.standardize.count == 8 * ROWS * (iteration + 1), "each decision counts once"
+        assert policy.standardize.count == 8 * NUM_ENVS * (iteration + 1), "each decision counts once"
     assert (policy.standardize.variance < 0.5).all(), "nothing was observed"
 
 
@@ -149,8 +149,8 @@ def test_statistics_move_after_the_update_only():
     assert len(during) > 3 and all(torch.equal(mean, before) for mean in during)
     expected = rollout.features["state"][:-1].flatten(0, 1).double()
     torch.testing.assert_close(policy.standardize.mean.data, expected.mean(0))
-    seen = torch.cat([rollout.features[name][:-1].flatten(0, 1) for name in ("state", "privileged/velocity")], -1)
-    torch.testing.assert_close(ppo.critic.inputs.mean, seen.mean(0), rtol=1e-5, atol=1e-6)
+    observed = torch.cat([rollout.features[name][:-1].flatten(0, 1) for name in ("state", "privileged/velocity")], -1)
+    torch.testing.assert_close(ppo.critic.inputs.mean, observed.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_leave_the_statistics_alone():
@@ -177,10 +177,10 @@ def test_statistics_go_wherever_weights_go(tmp_path):
     assert torch.equal(load_policy(tmp_path / "it").mean({"state": state}), expected), "checkpoint"
     best.restore(ppo.parameters)
     assert torch.equal(policy.mean({"state": state}), expected), "best weights"
-    again, _ = state_policy()
-    learner(again).load_state_dict({**ppo.state_dict(), "parameters": saved})
-    assert torch.equal(again.mean({"state": state}), expected), "training state"
-    assert isinstance(policy, Observer) and again.standardize.count == 8 * ROWS
+    restored, _ = state_policy()
+    learner(restored).load_state_dict({**ppo.state_dict(), "parameters": saved})
+    assert torch.equal(restored.mean({"state": state}), expected), "training state"
+    assert isinstance(policy, Observer) and restored.standardize.count == 8 * NUM_ENVS
 
 
 def test_a_policy_with_running_statistics_keeps_the_contract():
@@ -221,7 +221,7 @@ def test_the_policy_is_never_given_what_is_privileged_and_the_critic_is():
         rollout = made.next()
         ppo.update(rollout)
     assert policy.given == {"state", "time"}
-    assert rollout.features["privileged/velocity"].shape == (9, ROWS, 2)
+    assert rollout.features["privileged/velocity"].shape == (9, NUM_ENVS, 2)
     other = {**rollout.features, "privileged/velocity": rollout.features["privileged/velocity"] + 1}
     assert not torch.equal(ppo.critic(rollout.features), ppo.critic(other))
 
@@ -232,7 +232,7 @@ def test_what_is_privileged_moves_the_policy_through_advantages_alone():
     for shift in (0.0, 5.0):
         policy, env = state_policy()
         rollout = source(policy, env).next()
-        entry = rollout.features["privileged/velocity"] + shift * torch.randn(9, ROWS, 2, generator=seeded(7))
+        entry = rollout.features["privileged/velocity"] + shift * torch.randn(9, NUM_ENVS, 2, generator=seeded(7))
         rollout = replace(rollout, features={**rollout.features, "privileged/velocity": entry})
         learner(policy, critic_lr=1e-30).update(rollout)
         found.append(policy.state_dict())
@@ -258,7 +258,7 @@ def test_the_critic_explains_what_only_it_can_see():
 
 def worth_what_is_privileged(rollout: Rollout, seed: int) -> Rollout:
     """``rollout`` with random privileged entries, the first of which is what a decision earns and ends with."""
-    hidden = torch.randn(9, ROWS, 2, generator=seeded(seed))
+    hidden = torch.randn(9, NUM_ENVS, 2, generator=seeded(seed))
     done, yes = torch.ones_like(rollout.terminated), torch.ones_like(rollout.valid)
     reward = torch.where(torch.arange(2) == 0, hidden[:-1, :, :1], 0.0)
     features = {**rollout.features, "privileged/velocity": hidden}

@@ -23,7 +23,7 @@ from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.pretrained import CONFIG, WEIGHTS, save_folder
 
-ROWS, HORIZON = 16, 3
+BATCH, HORIZON = 16, 3
 CAMERA = ArraySpec((16, 16, 3), "uint8", 0, 255, frame="front")
 SPEC = EnvSpec(
     name="made up",
@@ -54,11 +54,11 @@ def made(sampler: FlowSampler | None = None, spec: EnvSpec = SPEC) -> TinyVLA:
     return policy.eval()
 
 
-def seen(rows: int = ROWS, seed: int = 0, **extras: np.ndarray) -> Observation:
+def observations(count: int = BATCH, seed: int = 0, **extras: np.ndarray) -> Observation:
     rng = np.random.default_rng(seed)
-    images = {camera: rng.integers(0, 256, (rows, 16, 16, 3), np.uint8) for camera in SPEC.images}
-    state = rng.uniform(-1, 1, (rows, 3)).astype(np.float32)
-    return Observation(images, state, rng.integers(0, 2, rows), rng.integers(0, 20, rows), extras)
+    images = {camera: rng.integers(0, 256, (count, 16, 16, 3), np.uint8) for camera in SPEC.images}
+    state = rng.uniform(-1, 1, (count, 3)).astype(np.float32)
+    return Observation(images, state, rng.integers(0, 2, count), rng.integers(0, 20, count), extras)
 
 
 def outputs(policy: TinyVLA, obs: Observation) -> torch.Tensor:
@@ -74,26 +74,26 @@ def outputs(policy: TinyVLA, obs: Observation) -> torch.Tensor:
 def test_learning_sees_the_density_of_acting(schedule, noisy_steps, dtype, bound):
     """Ratio 1 before the first update, at minibatch 1, 7 and full, through all of ``act`` and ``log_prob``."""
     policy = made(FlowSampler(schedule, noisy_steps, 4)).to(dtype)
-    features = {key: value.to(dtype) for key, value in policy.encode(seen()).items()}
+    features = {key: value.to(dtype) for key, value in policy.encode(observations()).items()}
     out, _ = policy.act(features, {}, "sample", seeded(1))
     terms = out.aux["noisy_steps"].shape[1] * HORIZON * SPEC.action_dim
     limit = bound * math.sqrt(terms) if dtype == torch.float32 else bound
     assert out.aux["points"].dtype == dtype and torch.equal(out.sample.flatten(1), out.aux["points"][:, -1])
     assert out.logprob.abs().max() > 0.1
-    for size in (1, 7, ROWS):
-        parts = torch.arange(ROWS).split(size)
-        again = [_likelihood(policy, features, out, part).logprob for part in parts]
-        assert (torch.cat(again) - out.logprob).abs().max().item() <= limit
+    for size in (1, 7, BATCH):
+        parts = torch.arange(BATCH).split(size)
+        recomputed = [_likelihood(policy, features, out, part).logprob for part in parts]
+        assert (torch.cat(recomputed) - out.logprob).abs().max().item() <= limit
 
 
 def _likelihood(policy, features, out, index):
-    rows = {key: value[index] for key, value in features.items()}
-    return policy.log_prob(rows, out.sample[index], {key: value[index] for key, value in out.aux.items()})
+    part = {key: value[index] for key, value in features.items()}
+    return policy.log_prob(part, out.sample[index], {key: value[index] for key, value in out.aux.items()})
 
 
 def test_kl_of_the_same_weights_is_zero_and_of_others_is_not():
     policy = made(FlowSampler(FlowSde(0.5), AllSteps(), 4))
-    features = policy.encode(seen())
+    features = policy.encode(observations())
     out, _ = policy.act(features, {}, "sample", seeded(1))
     old = policy.log_prob(features, out.sample, out.aux)
     params = {key: value.detach() for key, value in old.params.items()}
@@ -106,7 +106,7 @@ def test_kl_of_the_same_weights_is_zero_and_of_others_is_not():
 def test_gradients_reach_all_but_the_backbone():
     policy = made(FlowSampler(FlowNoise(), AllSteps(), 4))
     policy.backbone.requires_grad_(False)
-    features = policy.encode(seen())
+    features = policy.encode(observations())
     out, _ = policy.act(features, {}, "sample", seeded(1))
     policy.log_prob(features, out.sample, out.aux).logprob.sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.trainable().values())
@@ -118,7 +118,7 @@ def test_gradients_reach_all_but_the_backbone():
 
 def test_samples_are_raw_and_actions_physical_and_within_bounds():
     policy = made(FlowSampler(FlowSde(0.5), AllSteps(), 4))
-    out, _ = policy.act(policy.encode(seen()), {}, "sample", seeded(1))
+    out, _ = policy.act(policy.encode(observations()), {}, "sample", seeded(1))
     assert out.sample.abs().max() > 1  # something had to be clipped
     physical = out.sample * torch.tensor([0.1, 2.5]) + torch.tensor([0.0, 2.5])
     low, high = torch.tensor([-0.1, 0.0]), torch.tensor([0.1, 5.0])
@@ -127,7 +127,7 @@ def test_samples_are_raw_and_actions_physical_and_within_bounds():
 
 def test_what_is_deployed_is_the_ode_and_has_no_density():
     policy = made(FlowSampler(FlowNoise(), AllSteps(), 4))
-    features = policy.encode(seen())
+    features = policy.encode(observations())
     out, _ = policy.act(features, {}, "eval", seeded(1))
     other, _ = policy.with_sampler(FlowSampler(FlowSde(0.9), LastStep(), 4)).act(features, {}, "eval", seeded(1))
     assert torch.equal(out.sample, other.sample) and not out.logprob.any() and not out.aux
@@ -137,15 +137,15 @@ def test_what_is_deployed_is_the_ode_and_has_no_density():
 
 
 def test_nothing_privileged_is_read():
-    policy, plain = made(), seen()
-    poison = np.full((ROWS, 3), np.nan, np.float32)
+    policy, plain = made(), observations()
+    poison = np.full((BATCH, 3), np.nan, np.float32)
     for extras in ({"privileged/cubes": poison}, {"privileged/state": poison, "force": poison}):
         assert torch.equal(outputs(policy, replace(plain, extras=extras)), outputs(policy, plain))
 
 
 @pytest.mark.parametrize("part", ["front", "wrist", "state", "task"])
 def test_everything_else_is_read(part):
-    policy, plain = made(), seen()
+    policy, plain = made(), observations()
     if part in plain.images:
         other = replace(plain, images={**plain.images, part: 255 - plain.images[part]})
     else:
@@ -154,14 +154,14 @@ def test_everything_else_is_read(part):
 
 
 def test_the_clock_is_kept_for_critics_and_not_read():
-    policy, plain = made(), seen()
-    later = replace(plain, time=np.full(ROWS, 20))
+    policy, plain = made(), observations()
+    later = replace(plain, time=np.full(BATCH, 20))
     assert torch.equal(outputs(policy, later), outputs(policy, plain))
     assert (policy.encode(later)["time"] == 1).all()
 
 
 def test_a_row_does_not_depend_on_its_neighbours():
-    policy, obs = made(), seen()
+    policy, obs = made(), observations()
     whole, part = policy.encode(obs), policy.encode(obs.select(np.array([3, 1])))
     for key in whole:
         torch.testing.assert_close(part[key], whole[key][[3, 1]], rtol=1e-5, atol=1e-6)
@@ -179,11 +179,11 @@ def saved(tmp_path):
 
 def test_a_checkpoint_restores_the_same_policy(saved):
     folder, policy = saved
-    for again in (TinyVLA.from_pretrained(folder), TinyVLA.from_pretrained(folder, SPEC), load_policy(folder)):
-        assert torch.equal(outputs(again, seen()), outputs(policy, seen()))
-        assert (again.config, again.spec, again.vocabulary) == (policy.config, policy.spec, policy.vocabulary)
-        features = policy.encode(seen())
-        one, two = (p.act(features, {}, "sample", seeded(3))[0] for p in (policy, again))
+    for restored in (TinyVLA.from_pretrained(folder), TinyVLA.from_pretrained(folder, SPEC), load_policy(folder)):
+        assert torch.equal(outputs(restored, observations()), outputs(policy, observations()))
+        assert (restored.config, restored.spec, restored.vocabulary) == (policy.config, policy.spec, policy.vocabulary)
+        features = policy.encode(observations())
+        one, two = (p.act(features, {}, "sample", seeded(3))[0] for p in (policy, restored))
         assert torch.equal(one.sample, two.sample) and torch.equal(one.logprob, two.logprob)
     assert sorted(path.name for path in folder.parent.iterdir()) == ["checkpoint"]
     assert sorted(path.name for path in folder.iterdir()) == sorted([CONFIG, WEIGHTS])
@@ -194,14 +194,16 @@ def test_saving_again_replaces_the_checkpoint(saved):
     with torch.no_grad():
         policy.connector[0].bias.add_(1.0)
     policy.save_pretrained(folder)
-    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), seen()), outputs(policy, seen()))
+    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), observations()), outputs(policy, observations()))
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
 
 
 def test_a_new_task_at_the_end_of_the_table_is_welcome_if_its_words_are_known(saved):
     folder, policy = saved
     longer = replace(SPEC, tasks=(*SPEC.tasks, "push the red cube"))
-    assert torch.equal(outputs(TinyVLA.from_pretrained(folder, longer), seen()), outputs(policy, seen()))
+    assert torch.equal(
+        outputs(TinyVLA.from_pretrained(folder, longer), observations()), outputs(policy, observations())
+    )
     with pytest.raises(ContractError, match="'blue' is not in its vocabulary"):
         TinyVLA.from_pretrained(folder, replace(SPEC, tasks=(*SPEC.tasks, "push the blue cube")))
 
@@ -277,13 +279,13 @@ def test_a_checkpoint_that_names_no_policy_is_refused(saved):
 
 def test_a_write_that_fails_keeps_the_checkpoint_before_it(saved, monkeypatch):
     folder, policy = saved
-    before = outputs(policy, seen())
+    before = outputs(policy, observations())
     with torch.no_grad():
         policy.connector[0].bias.add_(1.0)
     monkeypatch.setattr("vla_rl.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(UserError, match=r"could not be written \(disk full\)"):
         policy.save_pretrained(folder)
-    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), seen()), before)
+    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), observations()), before)
     assert [path.name for path in folder.parent.iterdir()] == ["checkpoint"]
 
 
@@ -293,13 +295,13 @@ def test_a_run_killed_between_the_two_moves_loses_nothing(saved, monkeypatch):
     monkeypatch.setattr("vla_rl.pretrained.save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(UserError, match="disk full"):
         policy.save_pretrained(folder)
-    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), seen()), outputs(policy, seen()))
+    assert torch.equal(outputs(TinyVLA.from_pretrained(folder), observations()), outputs(policy, observations()))
 
 
 def test_noise_falls_with_the_progress_of_the_run_and_stays_in_the_checkpoint_as_it_was_chosen(tmp_path):
     sampler = FlowSampler(FlowOu(0.5, 0.1), AllSteps(), 4)
     policy = made(sampler)
-    features = policy.encode(seen())
+    features = policy.encode(observations())
 
     def stds() -> torch.Tensor:
         out, _ = policy.act(features, {}, "sample", seeded())
@@ -321,18 +323,18 @@ def test_noise_falls_with_the_progress_of_the_run_and_stays_in_the_checkpoint_as
 
 def test_an_empty_instruction_gives_finite_actions_and_changes_no_other():
     spec = replace(SPEC, tasks=(*SPEC.tasks, ""))
-    policy, obs = made(spec=spec), seen()
-    with_empty = replace(obs, task=np.where(np.arange(ROWS) < 3, 2, obs.task))
+    policy, obs = made(spec=spec), observations()
+    with_empty = replace(obs, task=np.where(np.arange(BATCH) < 3, 2, obs.task))
     assert outputs(policy, with_empty).isfinite().all()
     torch.testing.assert_close(outputs(policy, with_empty)[3:], outputs(policy, obs)[3:])
-    only = replace(obs, task=np.full(ROWS, 2))
+    only = replace(obs, task=np.full(BATCH, 2))
     assert outputs(policy, only).isfinite().all()
     policy.encode_with_grad(with_empty)["image_features"].square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.backbone.parameters())
 
 
 def test_cameras_are_distinguished_by_name_and_not_by_their_order():
-    policy, obs = made(), seen()
+    policy, obs = made(), observations()
     backwards = replace(SPEC, images=dict(reversed(SPEC.images.items())))
     other = made(spec=backwards)
     assert list(other.spec.images) == ["wrist", "front"]

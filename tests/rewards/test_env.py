@@ -34,11 +34,11 @@ class ScriptedReward:
         self.of, self.limit, self.hold = of, limit, hold
         self.texts: list[list[str]] = []
 
-    def initial_state(self, rows):
-        return {"count": np.zeros(rows, np.int64)}
+    def initial_state(self, num_envs):
+        return {"count": np.zeros(num_envs, np.int64)}
 
-    def reset_state(self, state, rows):
-        return reset_rows(state, self.initial_state(len(state["count"])), rows)
+    def reset_state(self, state, env_ids):
+        return reset_rows(state, self.initial_state(len(state["count"])), env_ids)
 
     def evaluate(self, frames, text, valid, state):
         self.texts.append(list(text))
@@ -57,8 +57,8 @@ def brightness(pictures: np.ndarray) -> np.ndarray:
     return pictures.mean((2, 3, 4)) / 255
 
 
-def counting(rows: int = 3, weights: RewardWeights | None = None, limit: float = 1.0, hold: int = 1) -> RewardedEnv:
-    return rewarded(CountingEnv(rows), ScriptedReward(course, limit, hold), weights)
+def counting(num_envs: int = 3, weights: RewardWeights | None = None, limit: float = 1.0, hold: int = 1) -> RewardedEnv:
+    return rewarded(CountingEnv(num_envs), ScriptedReward(course, limit, hold), weights)
 
 
 def zeros(env: VecEnv, actions: int) -> np.ndarray:
@@ -68,7 +68,7 @@ def zeros(env: VecEnv, actions: int) -> np.ndarray:
 # -- the contract -----------------------------------------------------------------------------------------------------
 
 
-def seen(env: VecEnv) -> tuple[dict[str, np.ndarray], list[str]]:
+def displayed(env: VecEnv) -> tuple[dict[str, np.ndarray], list[str]]:
     """Pictures of eight actions in some episodes, and their instructions."""
     frames, every = [], np.arange(env.num_envs)
     for first in range(0, 40, env.num_envs):
@@ -80,7 +80,7 @@ def seen(env: VecEnv) -> tuple[dict[str, np.ndarray], list[str]]:
 
 def watched(env: VecEnv, kind: str) -> Reward:
     """Reward models that report three in ten of the frames of ``env`` as done, and wait for two such."""
-    images, text = seen(env)
+    images, text = displayed(env)
     if kind == "brightness":
         return ScriptedReward(
             brightness, float(np.quantile(brightness(next(iter(images.values()))[:, None]), 0.7)), hold=2
@@ -316,15 +316,17 @@ def test_an_environment_on_a_device_is_converted_to_numpy():
 
             def step(self, chunk, observe="last"):
                 assert chunk.device == device
-                step = super().step(chunk.cpu().numpy(), observe).mapped(there)
+                step = super().step(chunk.cpu().numpy(), observe).mapped(to_device)
                 return replace(step, obs=moved(step.obs), frames=tuple(map(moved, step.frames)))
 
-        def there(item):
+        def to_device(item):
             return torch.as_tensor(item).to(device)
 
         def moved(obs):
-            images = {name: there(image) for name, image in obs.images.items()}
-            return replace(obs, images=images, state=there(obs.state), task=there(obs.task), time=there(obs.time))
+            images = {name: to_device(image) for name, image in obs.images.items()}
+            return replace(
+                obs, images=images, state=to_device(obs.state), task=to_device(obs.task), time=to_device(obs.time)
+            )
 
         inner = Away(3)
         inner.spec = replace(inner.spec, device=str(device))

@@ -52,8 +52,8 @@ def test_parts_consist_of_whole_episodes_and_lose_none(shares):
     held = [set(part.episode.tolist()) for part in parts]
     assert all(held) and not any(held[i] & held[j] for i in range(3) for j in range(i))
     assert set().union(*held) == set(range(6)) and sum(map(len, parts)) == len(whole)
-    again = np.concatenate([part.images["front"][:, 0, 0, 0] for part in parts])
-    assert sorted(again.tolist()) == list(range(48))
+    loaded = np.concatenate([part.images["front"][:, 0, 0, 0] for part in parts])
+    assert sorted(loaded.tolist()) == list(range(48))
 
 
 def test_shares_are_kept_and_the_seed_chooses():
@@ -82,10 +82,10 @@ def test_a_track_is_one_episode_under_one_text_in_order():
 def test_saving_and_loading_restores_them(tmp_path):
     saved = frames()
     saved.save(tmp_path / "deep" / "frames.npz")
-    again = LabelledFrames.load(tmp_path / "deep" / "frames.npz")
+    loaded = LabelledFrames.load(tmp_path / "deep" / "frames.npz")
     for name in ("text", "label", "episode"):
-        assert np.array_equal(getattr(again, name), getattr(saved, name))
-    assert np.array_equal(again.images["front"], saved.images["front"]) and again.images.keys() == saved.images.keys()
+        assert np.array_equal(getattr(loaded, name), getattr(saved, name))
+    assert np.array_equal(loaded.images["front"], saved.images["front"]) and loaded.images.keys() == saved.images.keys()
     assert [item.name for item in (tmp_path / "deep").iterdir()] == ["frames.npz"]
 
 

@@ -48,13 +48,13 @@ def clip(brightness: np.ndarray, *cameras: str) -> dict[str, np.ndarray]:
 
 def by_hand(percent: np.ndarray, valid: np.ndarray, stride: int) -> tuple[list[float], list[int]]:
     """Progress of one row, and the frames that are asked about."""
-    progress, asked, seen, last = [], [], 0, 0.0
+    progress, asked, frames_so_far, last = [], [], 0, 0.0
     for t in range(len(valid)):
         if valid[t]:
-            if seen % stride == 0:
+            if frames_so_far % stride == 0:
                 last = percent[t] / 100
                 asked.append(int(percent[t]))
-            seen += 1
+            frames_so_far += 1
         progress.append(last)
     return progress, asked
 

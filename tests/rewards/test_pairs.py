@@ -63,11 +63,11 @@ def test_half_of_the_pairs_are_of_successes_and_half_are_near():
 
 
 def test_batches_differ_and_follow_from_the_generator():
-    def some(seed: int):
+    def sampled(seed: int):
         batches = PairSampler(episodes(), 3, np.random.default_rng(seed)).batches(8)
         return [next(batches).first.images["front"][:, 0, 0, 0].tolist() for _ in range(3)]
 
-    assert some(1) == some(1) != some(2) and some(1)[0] != some(1)[1]
+    assert sampled(1) == sampled(1) != sampled(2) and sampled(1)[0] != sampled(1)[1]
 
 
 def test_without_failures_all_are_successes_and_without_successes_there_is_nothing():

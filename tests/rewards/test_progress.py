@@ -136,8 +136,8 @@ def test_the_loss_by_hand():
     model.comparison[-1].weight.data *= 100  # an untrained one hardly tells them apart
     pairs = PairSampler(frames, 3, np.random.default_rng(2)).draw(24)
     assert (pairs.first.label & ~pairs.second.label).any() and (pairs.first.label < pairs.second.label).any()
-    seen = [model.encode(side.images, side.text) for side in (pairs.first, pairs.second)]
-    u, score = (found.detach().numpy() for found in (model.compare(*seen), model.score(seen[1])))
+    encoded = [model.encode(side.images, side.text) for side in (pairs.first, pairs.second)]
+    u, score = (found.detach().numpy() for found in (model.compare(*encoded), model.score(encoded[1])))
     total = 0.0
     for i in range(24):
         # VLAC's share of what remained, for a step forward: c = (v' - v) / (1 - v), and u = -log(1 - c).
@@ -158,8 +158,8 @@ class ByBrightness(ProgressCritic):
     def compare(self, first, second):
         return (second - first)[..., 0] / 50
 
-    def score(self, seen):
-        return seen[..., 0] - 50
+    def score(self, encoded):
+        return encoded[..., 0] - 50
 
 
 def bright(config: ProgressConfig = SMALL) -> ProgressCritic:
@@ -181,11 +181,11 @@ def by_vlac(brightness: np.ndarray, valid: np.ndarray, stride: int, floor: float
             continue
         u = (brightness[t] - reference) / 50
         c = math.copysign(1 - math.exp(-abs(u)), u)
-        now = value + (1 - value) * c if c >= 0 else 1 - (1 - value) / (1 + c)
-        now = min(max(now, 0.0), 1 - floor)
-        progress[t], age = now / (1 - floor), age + int(valid[t])
+        updated = value + (1 - value) * c if c >= 0 else 1 - (1 - value) / (1 + c)
+        updated = min(max(updated, 0.0), 1 - floor)
+        progress[t], age = updated / (1 - floor), age + int(valid[t])
         if valid[t] and age == stride:
-            reference, value, age = brightness[t], now, 0
+            reference, value, age = brightness[t], updated, 0
     return progress
 
 
@@ -206,8 +206,8 @@ def test_progress_follows_vlac_however_the_frames_are_cut_into_chunks(stride, cu
 
 
 def test_a_round_trip_has_no_progress_and_a_finished_task_can_be_undone():
-    there = np.array([[0, 20, 45, 60, 80, 100]])
-    path = np.concatenate([there, there[:, ::-1]], 1)
+    forward = np.array([[0, 20, 45, 60, 80, 100]])
+    path = np.concatenate([forward, forward[:, ::-1]], 1)
     model = bright(replace(SMALL, stride=1, floor=0.1))
     output, _ = model.evaluate(clip(path), ["it"], np.ones_like(path, bool), model.initial_state(1))
     np.testing.assert_allclose(output.progress, output.progress[:, ::-1], atol=1e-5)
@@ -226,11 +226,11 @@ def test_done_takes_consecutive_frames():
 
 def test_a_reset_affects_its_row_only():
     model = bright(replace(SMALL, stride=1, hold=3))
-    first, then = np.array([[0, 50]] * 3), np.array([[75, 90]] * 3)
+    first, later = np.array([[0, 50]] * 3), np.array([[75, 90]] * 3)
     yes = np.ones((3, 2), bool)
     _, state = model.evaluate(clip(first), ["it"] * 3, yes, model.initial_state(3))
     kept = {name: value.copy() for name, value in state.items()}
-    output, _ = model.evaluate(clip(then), ["it"] * 3, yes, model.reset_state(state, np.array([1])))
+    output, _ = model.evaluate(clip(later), ["it"] * 3, yes, model.reset_state(state, np.array([1])))
     went_on = (1 - np.exp(-np.array([1.5, 1.8]))) / 0.9
     np.testing.assert_allclose(output.progress, [went_on, [0, (1 - math.exp(-0.3)) / 0.9], went_on], rtol=1e-5)
     assert output.done.tolist() == [[False, True], [False, False], [False, True]]
@@ -245,12 +245,14 @@ def test_a_folder_restores_the_same_critic_and_it_is_a_reward(taught, tmp_path):
     pictures = film(rising(rng), 0, rng)
     taught.threshold = 0.25
     taught.save_pretrained(tmp_path / "progress")
-    again = load_reward(tmp_path / "progress")
+    restored = load_reward(tmp_path / "progress")
     taught_progress, _ = followed(taught, pictures, instruction(0))
     assert (
-        type(again) is ProgressCritic and isinstance(again, Reward) and (again.threshold, again.config) == (0.25, SMALL)
+        type(restored) is ProgressCritic
+        and isinstance(restored, Reward)
+        and (restored.threshold, restored.config) == (0.25, SMALL)
     )
-    assert np.array_equal(followed(again, pictures, instruction(0))[0], taught_progress)
+    assert np.array_equal(followed(restored, pictures, instruction(0))[0], taught_progress)
     taught.threshold = 0.0
 
 

@@ -204,11 +204,11 @@ def test_progress_is_the_probability_and_done_uses_the_threshold(taught):
 
 
 def test_frames_of_a_step_are_stacked_in_order():
-    seen = [
+    frames = [
         Observation({"front": np.full((2, 1, 1, 3), [[[[t]]], [[[10 + t]]]], np.uint8)}, *[np.zeros(2)] * 3)
         for t in range(4)
     ]
-    assert stack_frames(seen)["front"][..., 0, 0, 0].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert stack_frames(frames)["front"][..., 0, 0, 0].tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
@@ -218,10 +218,14 @@ def test_a_folder_restores_the_same_classifier(taught, tmp_path):
     taught.threshold = 1.25
     taught.save_pretrained(tmp_path / "success")
     frames = squares(9, 8)
-    for again in (SuccessClassifier.from_pretrained(tmp_path / "success"), load_reward(tmp_path / "success")):
-        assert np.array_equal(again.scores(frames), taught.scores(frames)) and not again.training
-        assert (again.threshold, again.config, again.encoder.words) == (1.25, taught.config, taught.encoder.words)
-        assert again.encoder.cameras == taught.encoder.cameras
+    for restored in (SuccessClassifier.from_pretrained(tmp_path / "success"), load_reward(tmp_path / "success")):
+        assert np.array_equal(restored.scores(frames), taught.scores(frames)) and not restored.training
+        assert (restored.threshold, restored.config, restored.encoder.words) == (
+            1.25,
+            taught.config,
+            taught.encoder.words,
+        )
+        assert restored.encoder.cameras == taught.encoder.cameras
     assert {item.name for item in Path(tmp_path / "success").iterdir()} == {CONFIG, WEIGHTS}
 
 

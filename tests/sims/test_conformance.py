@@ -56,9 +56,9 @@ def test_a_nan_names_row_action_and_step_and_only_counts_in_active_rows(env):
 
 
 def test_a_row_given_twice_or_out_of_range_is_refused(env):
-    for rows, seeds in [([0, 0], [1, 2]), ([3], [1]), ([-1], [1])]:
+    for env_ids, seeds in [([0, 0], [1, 2]), ([3], [1]), ([-1], [1])]:
         with pytest.raises(ContractError, match="distinct ones of"):
-            env.reset(rows, seeds)
+            env.reset(env_ids, seeds)
     with pytest.raises(ContractError, match="one seed"):
         env.reset([0, 1], [1])
 

@@ -31,8 +31,8 @@ class Countdown(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def step(self, action):
         self.taken += 1
-        seen = np.array([self.taken, 10 * action[0]])
-        return seen, float(action[0] + self.taken), self.taken >= self.length, False, {}
+        obs = np.array([self.taken, 10 * action[0]])
+        return obs, float(action[0] + self.taken), self.taken >= self.length, False, {}
 
 
 class Endless(Countdown):
@@ -43,8 +43,8 @@ class Poisoned(Countdown):
     """Its third observation is not a number."""
 
     def step(self, action):
-        seen, *rest = super().step(action)
-        return (seen + np.nan if self.taken == 3 else seen), *rest
+        obs, *rest = super().step(action)
+        return (obs + np.nan if self.taken == 3 else obs), *rest
 
 
 class Nested(Countdown):
@@ -60,8 +60,8 @@ for kind in (Countdown, Endless, Poisoned, Nested, Steered):
 gymnasium.register("TestTimeless-v0", Countdown)
 
 
-def countdown(rows=3, **options) -> GymEnv:
-    return make("gym", num_envs=rows, id="TestCountdown-v0", **options)
+def countdown(num_envs=3, **options) -> GymEnv:
+    return make("gym", num_envs=num_envs, id="TestCountdown-v0", **options)
 
 
 @pytest.mark.parametrize("id", ["HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "Pendulum-v1"])
@@ -83,11 +83,11 @@ def test_an_environment_without_success_never_reports_one():
 def test_an_episode_is_the_one_that_gymnasium_plays():
     env, other = make("gym", num_envs=2, **HALF_CHEETAH), gymnasium.make("HalfCheetah-v5")
     actions = np.random.default_rng(0).uniform(-1, 1, (2, 12, 6)).astype(np.float32)
-    seen = env.reset([0, 1], [5, 77]).state
+    obs = env.reset([0, 1], [5, 77]).state
     step = env.step(actions, observe="all")
     for row, seed in enumerate((5, 77)):
         expected = other.reset(seed=seed)[0].astype(np.float32)
-        assert np.array_equal(seen[row], expected)
+        assert np.array_equal(obs[row], expected)
         for i, frame in enumerate(step.frames):
             state, reward, *_ = other.step(actions[row, i])
             assert np.array_equal(frame.state[row], state.astype(np.float32))

@@ -112,9 +112,9 @@ def test_an_episode_depends_on_seed_and_actions_alone(lift):
     wide.reset(order, seeds)
     chunk = np.full((8, 20, 4), -0.01, np.float32)
     chunk[order] = actions
-    again = wide.step(chunk)
+    repeated = wide.step(chunk)
     assert first.obs.extras["privileged/target"][:, 2].max() > 0.02  # contacts took part
-    assert same(first.obs, again.obs.select(order)) and np.array_equal(first.success, again.success[order])
+    assert same(first.obs, repeated.obs.select(order)) and np.array_equal(first.success, repeated.success[order])
 
 
 def test_one_chunk_of_five_is_five_chunks_of_one_and_frames_show_every_step(lift):
@@ -276,8 +276,8 @@ def test_actions_are_clipped_and_the_gripper_goes_where_it_is_sent(lift):
 
 def test_a_swapped_instruction_names_another_cube_of_the_same_scene(lift):
     plain, swapped = lift(16, render=True), lift(16, render=True, instruct="distractor")
-    rows = np.arange(16)
-    a, b = plain.reset(rows, rows), swapped.reset(rows, rows)
+    env_ids = np.arange(16)
+    a, b = plain.reset(env_ids, env_ids), swapped.reset(env_ids, env_ids)
     assert np.array_equal(a.images["front"], b.images["front"]) and np.array_equal(a.state, b.state)
     assert (a.task != b.task).all() and np.array_equal(b.extras["privileged/seeded"], a.task)
     former = LiftExpert().act(a)
@@ -359,13 +359,13 @@ def test_a_backend_that_works_is_found_and_probing_names_reasons():
 def test_labelled_scenes_point_at_the_named_cube():
     scenes = random_scenes(200, seed=4)
     assert [len(part) for part in scenes] == [200] * 4 and len(set(scenes.tasks.tolist())) == 4
-    again = random_scenes(200, seed=4)
-    assert all(np.array_equal(a, b) for a, b in zip(scenes, again, strict=True))
+    repeated = random_scenes(200, seed=4)
+    assert all(np.array_equal(a, b) for a, b in zip(scenes, repeated, strict=True))
     colour = np.array([[0.86, 0.10, 0.10], [0.10, 0.62, 0.18], [0.10, 0.28, 0.90], [0.95, 0.78, 0.08]])
     column, line = np.clip(((scenes.uv[:, 0] + 1) * 32).astype(int), 0, 63).T
-    seen = scenes.images[np.arange(200), line, column].astype(float)
+    colours = scenes.images[np.arange(200), line, column].astype(float)
     wanted = colour[scenes.tasks]
-    cosine = (seen * wanted).sum(1) / np.linalg.norm(seen, axis=1).clip(1) / np.linalg.norm(wanted, axis=1)
+    cosine = (colours * wanted).sum(1) / np.linalg.norm(colours, axis=1).clip(1) / np.linalg.norm(wanted, axis=1)
     assert (cosine > 0.97).mean() > 0.85  # the rest is hidden behind the gripper or another cube
 
 

@@ -224,13 +224,13 @@ def test_a_mixture_is_the_task_it_plays():
 def test_labelled_scenes_point_at_the_named_cube_and_its_goal():
     made = scenes.place(150, seed=4)
     assert made.uv.shape == (150, 2, 2) and np.abs(made.uv).max() < 1.2
-    again = scenes.place(150, seed=4)
-    assert all(np.array_equal(a, b) for a, b in zip(made, again, strict=True))
+    repeated = scenes.place(150, seed=4)
+    assert all(np.array_equal(a, b) for a, b in zip(made, repeated, strict=True))
     palette = np.array(list(COLOURS.values()))[:4]
     wanted = np.stack([palette[made.tasks // 4], palette[made.tasks % 4]], axis=1)
     column, line = np.clip(((made.uv + 1) * 32).astype(int), 0, 63).transpose(2, 0, 1)
-    seen = made.images[np.arange(150)[:, None], line, column].astype(float)
-    cosine = (seen * wanted).sum(2) / np.linalg.norm(seen, axis=2).clip(1) / np.linalg.norm(wanted, axis=2)
+    colours = made.images[np.arange(150)[:, None], line, column].astype(float)
+    cosine = (colours * wanted).sum(2) / np.linalg.norm(colours, axis=2).clip(1) / np.linalg.norm(wanted, axis=2)
     assert ((cosine > 0.97).mean(axis=0) > 0.75).all()  # the rest is hidden behind the gripper, the cube or its shade
     assert {int(task) for task in scenes.mixed(60, seed=1).tasks} > {20}
     assert set(scenes.push(5, seed=1).tasks.tolist()) == {0}

@@ -18,7 +18,7 @@ from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.training.distributed import current_reducer, torchrun_processes
 
-ROWS, UPDATES = 90, 3
+DECISIONS, UPDATES = 90, 3
 
 
 def learn(reducer: Reducer, columns: slice) -> dict[str, torch.Tensor]:
@@ -29,7 +29,7 @@ def learn(reducer: Reducer, columns: slice) -> dict[str, torch.Tensor]:
     config = PPOConfig(minibatch=24, lr=1e-2, critic_warmup=0, target_kl=0.02, stop_kl=2.0)
     ppo = PPO(policy, policy.trainable(), ValueCritic({"state": 1}, width=16), config, seeded(0), reducer)
     for i in range(UPDATES):
-        ppo.update(cut(bandit(policy, ROWS, seeded(i)), columns))
+        ppo.update(cut(bandit(policy, DECISIONS, seeded(i)), columns))
     torch.set_default_dtype(torch.float32)
     return {
         name: item.detach().clone() for name, item in [*policy.state_dict().items(), *ppo.critic.state_dict().items()]

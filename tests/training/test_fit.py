@@ -34,18 +34,18 @@ def run(model, config, poison=-1, report=lambda step, info: None):
 
     def loss(index):
         error = (model(x[index]) - y[index]).square().mean()
-        return error * (float("nan") if next(steps) == poison else 1.0), {"rows": float(len(index))}
+        return error * (float("nan") if next(steps) == poison else 1.0), {"batch": float(len(index))}
 
     fit(dict(model.named_parameters()), loss, shuffled(len(x), config.batch, seeded()), config, report)
 
 
 def test_it_fits_and_reports_every_step():
-    model, seen = linear(), []
-    run(model, FitConfig(steps=300, lr=5e-2, weight_decay=0.0), report=lambda *line: seen.append(line))
+    model, reports = linear(), []
+    run(model, FitConfig(steps=300, lr=5e-2, weight_decay=0.0), report=lambda *line: reports.append(line))
     torch.testing.assert_close(model.weight, TARGET, rtol=0, atol=1e-3)
     torch.testing.assert_close(model.bias, torch.tensor([0.25]), rtol=0, atol=1e-3)
-    assert [step for step, _ in seen] == list(range(300)) and all(info["rows"] == 64 for _, info in seen)
-    assert seen[0][1]["loss"] > 1 and seen[-1][1]["loss"] < 1e-5
+    assert [step for step, _ in reports] == list(range(300)) and all(info["batch"] == 64 for _, info in reports)
+    assert reports[0][1]["loss"] > 1 and reports[-1][1]["loss"] < 1e-5
 
 
 def test_weights_decay_only_when_they_should():
@@ -73,8 +73,8 @@ def test_batches_are_drawn_anew_every_epoch_without_repetition():
     assert all(len(set(epoch)) == 8 and set(epoch) <= set(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert sorted(next(shuffled(3, 64, seeded())).tolist()) == [0, 1, 2]
-    again = itertools.islice(shuffled(10, 4, seeded()), 6)
-    assert all(torch.equal(one, other) for one, other in zip(batches, again, strict=True))
+    repeated = itertools.islice(shuffled(10, 4, seeded()), 6)
+    assert all(torch.equal(one, other) for one, other in zip(batches, repeated, strict=True))
 
 
 def test_gradients_are_clipped():
@@ -116,10 +116,16 @@ def test_a_sum_of_gradients_that_overflows_is_named_too():
 
 
 def test_training_ends_with_the_data():
-    seen = []
+    reports = []
     weight = nn.Parameter(torch.zeros(2))
-    fit({"w": weight}, lambda _: (weight.sum(), {}), range(4), FitConfig(steps=9), lambda step, info: seen.append(step))
-    assert seen == [0, 1, 2, 3]
+    fit(
+        {"w": weight},
+        lambda _: (weight.sum(), {}),
+        range(4),
+        FitConfig(steps=9),
+        lambda step, info: reports.append(step),
+    )
+    assert reports == [0, 1, 2, 3]
 
 
 def test_weighted_batches_take_each_as_often_as_its_share():

@@ -35,11 +35,11 @@ def test_targets_beyond_the_outermost_centres_go_to_the_nearest_cells():
 
 
 def test_x_runs_along_columns_and_y_down_rows():
-    places = cell_centres(2, 4, like=torch.zeros(1))
+    targets = cell_centres(2, 4, like=torch.zeros(1))
     assert (
-        places[0].tolist() == [-0.75, -0.5]
-        and places[3].tolist() == [0.75, -0.5]
-        and places[4].tolist() == [-0.75, 0.5]
+        targets[0].tolist() == [-0.75, -0.5]
+        and targets[3].tolist() == [0.75, -0.5]
+        and targets[4].tolist() == [-0.75, 0.5]
     )
     assert cell_weights(torch.tensor([[0.75, -0.25]]), 4).view(4, 4)[1, 3] == 1
 
@@ -48,8 +48,8 @@ def test_the_loss_by_hand():
     config = GroundingConfig(cell_weight=0.5, position_weight=2.0)
     uv = torch.tensor([[[-0.5, -0.5]]])  # the centre of the first of 2x2 cells
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [9.0, -9.0, -9.0, -9.0]]])
-    looks = torch.tensor([[[0.0, 0.0], [-0.5, -0.5]]])
-    loss, info = pointing_loss(BackboneOutput(torch.zeros(1, 1), looks, logits), uv, config)
+    found_uv = torch.tensor([[[0.0, 0.0], [-0.5, -0.5]]])
+    loss, info = pointing_loss(BackboneOutput(torch.zeros(1, 1), found_uv, logits), uv, config)
     cross = (torch.log(torch.tensor(4.0)) + torch.log(1 + 3 * torch.exp(torch.tensor(-18.0)))) / 2
     assert loss.item() == pytest.approx(0.5 * cross.item() + 2.0 * 0.25 / 2)
     assert info["pointing_error"] == pytest.approx(0.5**0.5 / 2)
@@ -77,8 +77,8 @@ def scenes(count: int, vocabulary: Vocabulary, seed: int) -> tuple[Tensor, Tenso
         for k, colour in enumerate(COLOURS.values()):
             images[i, top[i, k] : top[i, k] + 4, left[i, k] : left[i, k] + 4] = torch.tensor(colour, dtype=torch.uint8)
     named = torch.randint(0, 2, (count,), generator=generator)
-    rows = torch.arange(count)
-    uv = torch.stack([left[rows, named] + 2.0, top[rows, named] + 2.0], 1) / 12 - 1
+    index = torch.arange(count)
+    uv = torch.stack([left[index, named] + 2.0, top[index, named] + 2.0], 1) / 12 - 1
     return images, vocabulary.encode([f"the {list(COLOURS)[k]} one" for k in named]), uv[:, None]
 
 
@@ -91,10 +91,10 @@ def test_a_backbone_learns_to_point_at_what_is_named_and_is_then_frozen():
     report = lambda step, info: errors.append(info["pointing_error"])  # noqa: E731
     ground(policy, *scenes(300, vocabulary, 1), config, seeded(2), report)
     images, tokens, uv = scenes(100, vocabulary, 3)
-    looks = policy.run_backbone(images, tokens).uv
-    found, misled = (looks - uv).norm(dim=-1), policy.run_backbone(images, tokens.roll(1, 0)).uv
+    found_uv = policy.run_backbone(images, tokens).uv
+    found, swapped = (found_uv - uv).norm(dim=-1), policy.run_backbone(images, tokens.roll(1, 0)).uv
     assert errors[0] > 0.4 and found.median() < 0.12
-    told_otherwise = (tokens != tokens.roll(1, 0)).any(1)
-    assert (misled - uv).norm(dim=-1)[told_otherwise].median() > 0.3
+    differs = (tokens != tokens.roll(1, 0)).any(1)
+    assert (swapped - uv).norm(dim=-1)[differs].median() > 0.3
     assert not policy.backbone.training and not any(p.requires_grad for p in policy.backbone.parameters())
     assert torch.equal(policy.other.weight, other)

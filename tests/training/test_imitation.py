@@ -53,14 +53,14 @@ def test_the_loss_falls_to_that_of_the_distribution(learnt):
 
 
 def test_every_chunk_is_drawn_with_several_noises_and_times():
-    seen = []
+    calls = []
 
     class Watching(FlowToy):
         def field(self, features):
             inner = super().field(features)
 
             def velocity(x, t):
-                seen.append((features["state"].clone(), x.clone(), t.clone()))
+                calls.append((features["state"].clone(), x.clone(), t.clone()))
                 return inner(x, t)
 
             return velocity
@@ -68,7 +68,7 @@ def test_every_chunk_is_drawn_with_several_noises_and_times():
     state, chunks = demonstrations(64)
     config = ImitationConfig(draws=3, fit=FitConfig(steps=2, batch=16))
     imitate(Watching(1), {"state": state}, chunks, config, seeded(2))
-    for given, points, times in seen:
+    for given, points, times in calls:
         assert len(given) == 48 and len(given.unique()) == 16  # each of the batch three times
         assert len(points.unique()) == len(times.unique()) == 48 and times.min() >= 0 and times.max() <= 1
-    assert not torch.equal(seen[0][0], seen[1][0])
+    assert not torch.equal(calls[0][0], calls[1][0])

@@ -117,8 +117,8 @@ def test_tensorboard_reads_back_every_number(tmp_path):
         folder.close()
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert sorted(events.Tags()["scalars"]) == ["imitation/loss", "rl/kl", "rl/validation"]
-    seen = {name: [(item.step, item.value) for item in events.Scalars(name)] for name in ("rl/kl", "rl/validation")}
-    assert seen == {"rl/kl": [(s, 0.5**s) for s in range(1, 5)], "rl/validation": [(s, s / 8) for s in range(1, 5)]}
+    scalars = {name: [(item.step, item.value) for item in events.Scalars(name)] for name in ("rl/kl", "rl/validation")}
+    assert scalars == {"rl/kl": [(s, 0.5**s) for s in range(1, 5)], "rl/validation": [(s, s / 8) for s in range(1, 5)]}
     assert math.isnan(events.Scalars("imitation/loss")[0].value)
 
 

@@ -167,42 +167,42 @@ def test_imagined_episodes_are_as_long_as_the_recorded_ones(monkeypatch, cameras
         assert (np.diff(moments) == made.config.frames).all() and moments[-1] + made.config.frames >= end
         others = np.setdiff1d(np.arange(begin, end), moments)
         for camera, recorded in trajectories.images.items():
-            seen = imagined.trajectories.images[camera]
+            pictures = imagined.trajectories.images[camera]
             for depth, moment in enumerate(moments):
-                assert (seen[moment] == recorded[moments[0]] + depth).all()
-            assert (seen[others] == recorded[others]).all()
+                assert (pictures[moment] == recorded[moments[0]] + depth).all()
+            assert (pictures[others] == recorded[others]).all()
     assert offsets == set(range(made.config.frames))
 
 
 def test_half_of_the_training_crops_are_imagined(monkeypatch):
-    made, seen = model(), []
+    made, sampled = model(), []
     monkeypatch.setattr(made, "predict_along", lambda batch, generator: torch.full_like(batch["pictures"][:, -1], 255))
     learn = made.mode_classifier_loss
     monkeypatch.setattr(
         made,
         "mode_classifier_loss",
-        lambda batch, generator: [seen.append(batch["pictures"]), learn(batch, generator)][1],
+        lambda batch, generator: [sampled.append(batch["pictures"]), learn(batch, generator)][1],
     )
     fit = replace(FIT, mode_classifier=FitConfig(steps=5, batch=32))
     fit_world_model(made, played(30, seed=1), fit, torch.Generator().manual_seed(0))
-    imagined = (torch.stack(seen) == 255).flatten(2).all(2)
+    imagined = (torch.stack(sampled) == 255).flatten(2).all(2)
     assert not imagined[:, :16].any() and imagined[:, 16:].float().mean() > 0.3
 
 
 def test_crops_are_sampled_where_the_modes_are_uncertain(monkeypatch):
     """Only one time step is uncertain, recorded and imagined: it gets 9 of 10 crops, the others share the tenth."""
-    made, trajectories, seen = model(), played(30, seed=1), []
-    there = 5
+    made, trajectories, sampled = model(), played(30, seed=1), []
+    uncertain_step = 5
     monkeypatch.setattr(
         made,
         "mode_uncertainty",
-        lambda batch: (batch["state"][:, 0] == torch.from_numpy(trajectories.state[there])).all(1).float(),
+        lambda batch: (batch["state"][:, 0] == torch.from_numpy(trajectories.state[uncertain_step])).all(1).float(),
     )
     learn = made.mode_classifier_loss
     monkeypatch.setattr(
         made,
         "mode_classifier_loss",
-        lambda batch, generator: [seen.append(batch["state"][:, 0]), learn(batch, generator)][1],
+        lambda batch, generator: [sampled.append(batch["state"][:, 0]), learn(batch, generator)][1],
     )
     fit_world_model(
         made,
@@ -210,5 +210,5 @@ def test_crops_are_sampled_where_the_modes_are_uncertain(monkeypatch):
         replace(FIT, mode_classifier=FitConfig(steps=10, batch=64)),
         torch.Generator().manual_seed(0),
     )
-    often = (torch.stack(seen) == torch.from_numpy(trajectories.state[there])).all(-1).float()
-    assert abs(often[:, :32].mean() - 0.9) < 0.06
+    share = (torch.stack(sampled) == torch.from_numpy(trajectories.state[uncertain_step])).all(-1).float()
+    assert abs(share[:, :32].mean() - 0.9) < 0.06

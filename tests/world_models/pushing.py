@@ -54,7 +54,7 @@ def moved(place: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 def picture(place: np.ndarray) -> np.ndarray:
     """uint8 [h,w,3]: a square of four pixels, its edges softened to show fractions of a pixel."""
-    at = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
-    columns, rows = (np.clip((0.25 - np.abs(at - centre)) * SIDE / 2 + 0.5, 0, 1) for centre in place)
-    shade = rows[:, None] * columns[None]
+    grid = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
+    columns, lines = (np.clip((0.25 - np.abs(grid - centre)) * SIDE / 2 + 0.5, 0, 1) for centre in place)
+    shade = lines[:, None] * columns[None]
     return np.stack([40 + 200 * shade, 40 + 100 * shade, 60 + 0 * shade], -1).round().astype(np.uint8)

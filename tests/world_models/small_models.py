@@ -45,19 +45,19 @@ def model(cameras: tuple[str, ...] = ("front",), seed: int = 0, **numbers: Any) 
 def initial_states(made: WorldModel, count: int = 5, keyframes: int = 4, seed: int = 0) -> InitialStatePool:
     chooser = np.random.default_rng(seed)
 
-    def some(number: int) -> InitialStates:
+    def random_states(number: int) -> InitialStates:
         shape = (number, 1 + made.config.context_frames, *made.picture)
         state = chooser.uniform(-1, 1, (number, 3)).astype(np.float32)
         return InitialStates(chooser.integers(0, 256, shape, np.uint8), state, chooser.integers(0, 2, number))
 
-    return InitialStatePool(some(count), some(keyframes))
+    return InitialStatePool(random_states(count), random_states(keyframes))
 
 
 def imagined_env(
-    rows: int = 3, limits: Limits | None = None, cameras: tuple[str, ...] = ("front",), **numbers: Any
+    num_envs: int = 3, limits: Limits | None = None, cameras: tuple[str, ...] = ("front",), **numbers: Any
 ) -> ImaginedEnv:
     made = model(cameras)
     config = ImaginationConfig(
         **{"horizon": 12, "batch_size": 4, "success_threshold": 2.0, "failure_threshold": 2.0, **numbers}
     )
-    return ImaginedEnv(made, initial_states(made), rows, limits, config)
+    return ImaginedEnv(made, initial_states(made), num_envs, limits, config)

@@ -16,7 +16,7 @@ from world_models.backbones.video_model import ActionInput, Autoencoded, Context
 from world_models.backbones.wan import WanConfig
 from world_models.env import ImaginationConfig, ImaginedEnv
 
-MEMORY, FRAMES, ROWS, TOLD, MAPS = 3, 2, 8, 7, 4
+CONTEXT, FRAMES, BATCH, ACTION_WIDTH, MAPS = 3, 2, 8, 7, 4
 # A kernel may sum the same terms in another order when the batch has another shape.  In float32 these networks then
 # differ by up to 2e-4, which is 3e3 units of rounding (6e-8); as many units of float64 (1.1e-16) are 3e-13.  A row that
 # reads its neighbour differs by more than 1e-4.  1e-9 is far from both.
@@ -31,31 +31,31 @@ views = pytest.mark.parametrize("cameras", [1, 2])
 def built(config: Any, cameras: int = 1, seed: int = 0) -> Any:
     """Every weight is random, those that begin at zero as well."""
     torch.manual_seed(seed)
-    video = config.build((3 * cameras, 16, 16), MEMORY, FRAMES, TOLD, MAPS)
+    video = config.build((3 * cameras, 16, 16), CONTEXT, FRAMES, ACTION_WIDTH, MAPS)
     for parameter in video.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return video.eval()
 
 
-def numbers(video: Any, rows: int = ROWS, seed: int = 1) -> dict[str, torch.Tensor]:
-    some = torch.Generator().manual_seed(seed)
+def numbers(video: Any, batch: int = BATCH, seed: int = 1) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     size = video.latent
     return {
-        "noisy": torch.randn(rows, FRAMES, *size, generator=some),
-        "level": torch.rand(rows, FRAMES, generator=some),
-        "frames": torch.randn(rows, MEMORY, *size, generator=some),
-        "seen": 0.1 * torch.rand(rows, MEMORY, generator=some),
-        "vector": torch.randn(rows, FRAMES, TOLD, generator=some),
-        "map": torch.rand(rows, FRAMES, MAPS, *size[1:], generator=some),
+        "noisy": torch.randn(batch, FRAMES, *size, generator=generator),
+        "level": torch.rand(batch, FRAMES, generator=generator),
+        "frames": torch.randn(batch, CONTEXT, *size, generator=generator),
+        "seen": 0.1 * torch.rand(batch, CONTEXT, generator=generator),
+        "vector": torch.randn(batch, FRAMES, ACTION_WIDTH, generator=generator),
+        "map": torch.rand(batch, FRAMES, MAPS, *size[1:], generator=generator),
     }
 
 
 def call(video: Any, given: dict[str, torch.Tensor]) -> Any:
-    noisy, level, frames, seen, vector, maps = (given[name] for name in CALL)
-    return video(noisy, level, ContextLatents(frames, seen), ActionInput(vector, maps))
+    noisy, level, frames, context_noise, vector, maps = (given[name] for name in CALL)
+    return video(noisy, level, ContextLatents(frames, context_noise), ActionInput(vector, maps))
 
 
-def some_pictures(cameras: int, *lead: int) -> torch.Tensor:
+def random_pictures(cameras: int, *lead: int) -> torch.Tensor:
     return torch.rand(*lead, 3 * cameras, 16, 16, generator=torch.Generator().manual_seed(2)) * 2.0 - 1.0
 
 
@@ -64,20 +64,20 @@ def some_pictures(cameras: int, *lead: int) -> torch.Tensor:
 def test_shapes_are_those_of_the_protocol(config, cameras):
     video = built(config, cameras)
     assert isinstance(video, VideoModel) and isinstance(video, Autoencoded) == (config is DIT)
-    shown = some_pictures(cameras, 3, 4)
+    shown = random_pictures(cameras, 3, 4)
     latents = video.encode(shown)
     assert latents.shape == (3, 4, *video.latent) and video.decode(latents).shape == shown.shape
     assert not latents.requires_grad and not video.decode(latents.clone().requires_grad_()).requires_grad
     guess = call(video, numbers(video))
-    assert guess.clean.shape == (ROWS, FRAMES, *video.latent)
-    assert guess.features.shape == (ROWS, video.latent[1] * video.latent[2], video.width)
+    assert guess.clean.shape == (BATCH, FRAMES, *video.latent)
+    assert guess.features.shape == (BATCH, video.latent[1] * video.latent[2], video.width)
 
 
 @every
 @views
 def test_environments_and_frames_have_latents_of_their_own(config, cameras):
     video = built(config, cameras).double()
-    shown = some_pictures(cameras, 3, 4).double()
+    shown = random_pictures(cameras, 3, 4).double()
     together = video.encode(shown)
     torch.testing.assert_close(together, video.encode(shown.transpose(0, 1)).transpose(0, 1), **ROUNDING)
     alone = video.encode(shown[1:2, 2])
@@ -107,10 +107,10 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_place(config):
 def test_equal_seeds_give_equal_numbers_bit_for_bit(config):
     one, two, other = (built(config, seed=seed) for seed in (0, 0, 1))
     given = numbers(one)
-    first, second, again = call(one, given), call(two, given), call(one, given)
+    first, second, repeated = call(one, given), call(two, given), call(one, given)
     assert torch.equal(first.clean, second.clean) and torch.equal(first.features, second.features)
-    assert torch.equal(first.clean, again.clean) and not torch.equal(first.clean, call(other, given).clean)
-    assert torch.equal(one.encode(some_pictures(1, 2)), two.encode(some_pictures(1, 2)))
+    assert torch.equal(first.clean, repeated.clean) and not torch.equal(first.clean, call(other, given).clean)
+    assert torch.equal(one.encode(random_pictures(1, 2)), two.encode(random_pictures(1, 2)))
 
 
 @every
@@ -123,7 +123,7 @@ def test_gradients_reach_whatever_is_trained_and_nothing_else(config):
     frozen = {name for name, p in video.named_parameters() if not p.requires_grad}
     assert apart and still == apart | frozen
     if isinstance(video, Autoencoded):
-        video.reconstruction(some_pictures(1, 2)).backward()
+        video.reconstruction(random_pictures(1, 2)).backward()
         assert not any(p.grad is None or not p.grad.abs().sum() > 0 for p in video.parameters())
 
 
@@ -146,7 +146,7 @@ def test_without_noise_there_is_nothing_to_denoise_and_the_velocity_stays_finite
     given = {name: item.double() for name, item in numbers(video).items()}
     velocity = []
     for level in (0.0, 1e-7, 1e-6):
-        inputs = given | {"level": torch.full((ROWS, FRAMES), level, dtype=torch.float64)}
+        inputs = given | {"level": torch.full((BATCH, FRAMES), level, dtype=torch.float64)}
         gone = given["noisy"] - call(video, inputs).clean
         if not level:
             torch.testing.assert_close(gone, torch.zeros_like(gone), rtol=0, atol=1e-12)
@@ -182,6 +182,6 @@ def test_any_number_of_denoising_steps_gives_a_picture(steps):
         None,
         ImaginationConfig(horizon=4, batch_size=2, success_threshold=2.0, failure_threshold=2.0),
     )
-    seen = env.reset(range(2), range(2)).images["front"]
+    context_noise = env.reset(range(2), range(2)).images["front"]
     shown = env.step(env._actions[:, :2]).obs.images["front"]
-    assert shown.dtype == seen.dtype and shown.shape == seen.shape and (shown != seen).any()
+    assert shown.dtype == context_noise.dtype and shown.shape == context_noise.shape and (shown != context_noise).any()

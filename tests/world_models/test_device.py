@@ -31,7 +31,7 @@ EVERY = np.arange(5)
 
 
 @pytest.fixture(autouse=True)
-def there() -> Iterator[torch.device]:
+def elsewhere_device() -> Iterator[torch.device]:
     with elsewhere() as device:
         yield device
 
@@ -45,19 +45,19 @@ def played(env: ImaginedEnv) -> list[Step]:
     env.reset(EVERY, EVERY)
     chooser = np.random.default_rng(0)
     chunks = [chooser.uniform(-0.5, 0.5, (len(EVERY), n, 2)).astype(np.float32) for n in (2, 3, 1, 4, 2)]
-    there = env.spec.device != "cpu"
-    return [env.step(torch.from_numpy(chunk).to(env.spec.device) if there else chunk, "all") for chunk in chunks]
+    on_device = env.spec.device != "cpu"
+    return [env.step(torch.from_numpy(chunk).to(env.spec.device) if on_device else chunk, "all") for chunk in chunks]
 
 
 def test_imagined_rollouts_on_a_device_are_those_of_the_host():
     env = imagined(ELSEWHERE)
     assert env.spec.device == "meta"
-    for here, there in zip(played(imagined("cpu")), played(env), strict=True):
-        assert here.cause == there.cause
+    for host, device in zip(played(imagined("cpu")), played(env), strict=True):
+        assert host.cause == device.cause
         for name in ("reward", "valid", "terminated", "truncated", "success", "executed", "intervened"):
-            given = getattr(there, name)
-            assert given.device == ELSEWHERE and np.array_equal(on_host(given), getattr(here, name))
-        for one, other in zip(here.frames, there.frames, strict=True):
+            given = getattr(device, name)
+            assert given.device == ELSEWHERE and np.array_equal(on_host(given), getattr(host, name))
+        for one, other in zip(host.frames, device.frames, strict=True):
             for name in ("front", "wrist"):
                 assert other.images[name].device == ELSEWHERE
                 assert np.array_equal(on_host(other.images[name]), one.images[name])
@@ -75,10 +75,10 @@ def test_replays_on_another_device_are_those_of_the_host():
     chooser = np.random.default_rng(1)
     actions = [chooser.uniform(-0.5, 0.5, (length, 2)).astype(np.float32) for length in (4, 7, 6)]
     first = initial_states(made, 3).first
-    here = replay(made, first, actions, CONFIG)
-    there = replay(made.to(ELSEWHERE), first, actions, CONFIG)
+    host = replay(made, first, actions, CONFIG)
+    device = replay(made.to(ELSEWHERE), first, actions, CONFIG)
     for name in ("step", "success", "uncertainty", "pictures", "state"):
-        assert np.array_equal(getattr(here, name), getattr(there, name), equal_nan=True)
+        assert np.array_equal(getattr(host, name), getattr(device, name), equal_nan=True)
 
 
 def test_training_on_another_device_gives_the_weights_of_the_host():
@@ -93,11 +93,13 @@ def test_training_on_another_device_gives_the_weights_of_the_host():
         )
         reported.append(losses)
         learnt.append({name: item.detach().cpu() for name, item in made.state_dict().items()})
-    here, there = learnt
+    host, device = learnt
     assert reported[0] == reported[1] and len(reported[0]) == fitted.steps
     # The registration uses Fourier transforms, whose rounding depends on the memory layout.
-    assert all(torch.equal(item, there[name]) for name, item in here.items() if not name.startswith("mode_classifier."))
-    assert all(item.isfinite().all() for item in there.values())
+    assert all(
+        torch.equal(item, device[name]) for name, item in host.items() if not name.startswith("mode_classifier.")
+    )
+    assert all(item.isfinite().all() for item in device.values())
 
 
 def test_rollouts_from_another_device_are_on_the_policys_device():
@@ -109,12 +111,12 @@ def test_rollouts_from_another_device_are_on_the_policys_device():
         policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=3))
         source = RolloutSource(env, policy, 6, itertools.count(), torch.Generator().manual_seed(2))
         collected.append(vars(source.next()))
-    here, there = collected
-    assert here["valid"].any() and here["truncated"].any(), "so there is something to tell apart"
-    for name, item in there.items():
+    host, device = collected
+    assert host["valid"].any() and host["truncated"].any(), "so there is something to tell apart"
+    for name, item in device.items():
         parts = item if isinstance(item, dict) else {"": item}
         for inner, given in parts.items():
-            wanted = here[name][inner] if inner else here[name]
+            wanted = host[name][inner] if inner else host[name]
             assert not isinstance(given, torch.Tensor) or (given.device.type, True) == (
                 "cpu",
                 torch.equal(given, wanted),
@@ -124,24 +126,24 @@ def test_rollouts_from_another_device_are_on_the_policys_device():
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_larger_backbones_predict_on_another_device_what_they_predict_on_the_host(config):
     video, given = built(config), numbers(built(config))
-    here = call(video, given).clean
-    there = call(video.to(ELSEWHERE), {name: item.to(ELSEWHERE) for name, item in given.items()}).clean
-    assert there.device == ELSEWHERE and torch.allclose(there.cpu(), here, atol=1e-5)
+    host = call(video, given).clean
+    device = call(video.to(ELSEWHERE), {name: item.to(ELSEWHERE) for name, item in given.items()}).clean
+    assert device.device == ELSEWHERE and torch.allclose(device.cpu(), host, atol=1e-5)
 
 
 def test_two_devices_do_not_mix():
     """So the tests here can fail."""
-    there, here, first = torch.zeros(3, device=ELSEWHERE), torch.ones(3), np.arange(2)
+    device, host, first = torch.zeros(3, device=ELSEWHERE), torch.ones(3), np.arange(2)
     wrong = (
-        lambda: there + here,
-        lambda: torch.stack([here, there]),
-        lambda: here[first.size * torch.ones(1, dtype=torch.long, device=ELSEWHERE)],
-        lambda: there.index_put_((torch.from_numpy(first),), here[:2]),
+        lambda: device + host,
+        lambda: torch.stack([host, device]),
+        lambda: host[first.size * torch.ones(1, dtype=torch.long, device=ELSEWHERE)],
+        lambda: device.index_put_((torch.from_numpy(first),), host[:2]),
     )
     for mixed in wrong:
         with pytest.raises(RuntimeError, match="two devices"):
             mixed()
     with pytest.raises(RuntimeError, match="numpy"):
-        there.numpy()
-    there[first] = here.to(ELSEWHERE)[first]
-    assert there.cpu().tolist() == [1.0, 1.0, 0.0] and there[first].device == ELSEWHERE
+        device.numpy()
+    device[first] = host.to(ELSEWHERE)[first]
+    assert device.cpu().tolist() == [1.0, 1.0, 0.0] and device[first].device == ELSEWHERE

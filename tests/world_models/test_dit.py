@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.world_models import pushing
-from tests.world_models.test_backbones import DIT, FRAMES, MAPS, MEMORY, TOLD, call, numbers, some_pictures
+from tests.world_models.test_backbones import ACTION_WIDTH, CONTEXT, DIT, FRAMES, MAPS, call, numbers, random_pictures
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.windows import make_windows, window_batch
 from world_models.backbones.dit import DiT, preconditioned
@@ -22,15 +22,15 @@ STEPS, LEARNING, RATE, SHARE = 3, 200, 4e-3, 0.5
 
 def fresh(**sizes) -> DiT:
     torch.manual_seed(0)
-    return replace(DIT, **sizes).build((3, 16, 16), MEMORY, FRAMES, TOLD, MAPS)
+    return replace(DIT, **sizes).build((3, 16, 16), CONTEXT, FRAMES, ACTION_WIDTH, MAPS)
 
 
 @pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
 @pytest.mark.parametrize("spread", [0.3, 1.5])
 def test_the_network_sees_and_learns_unit_variance_and_its_zero_is_the_best_linear_guess(level, spread):
     """Against 400,000 samples: regression of the change on what is left when the latest frame is taken away."""
-    some = torch.Generator().manual_seed(3)
-    change, noise = (torch.randn(400_000, generator=some, dtype=torch.float64) for _ in range(2))
+    generator = torch.Generator().manual_seed(3)
+    change, noise = (torch.randn(400_000, generator=generator, dtype=torch.float64) for _ in range(2))
     change = spread * change
     left = (1.0 - level) * change + level * noise
     enter, skip, out = (float(item) for item in preconditioned(torch.tensor(level, dtype=torch.float64), spread))
@@ -53,7 +53,7 @@ def test_at_first_it_guesses_what_is_likeliest_without_having_learnt_anything():
 
 def test_latents_have_a_scale_that_no_weights_can_change():
     video = fresh()
-    shown = some_pictures(1, 6)
+    shown = random_pictures(1, 6)
     for _ in range(2):
         latents = video.encode(shown)
         torch.testing.assert_close(latents.square().mean(1), torch.ones(6, 4, 4), rtol=1e-3, atol=1e-3)
@@ -65,7 +65,7 @@ def test_latents_have_a_scale_that_no_weights_can_change():
 @pytest.mark.parametrize(("fold", "picture"), [(3, (3, 12, 12)), (1, (3, 16, 16)), (8, (3, 16, 20))])
 def test_pictures_that_do_not_fold_are_refused(fold, picture):
     with pytest.raises(UserError, match="cannot be folded"):
-        replace(DIT, fold=fold).build(picture, MEMORY, FRAMES, TOLD, MAPS)
+        replace(DIT, fold=fold).build(picture, CONTEXT, FRAMES, ACTION_WIDTH, MAPS)
 
 
 def test_heads_that_cannot_share_are_refused():
@@ -87,15 +87,15 @@ def held_out(made: WorldModel, count: int) -> dict[str, torch.Tensor]:
 
 
 def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
-    batch, some = held_out(world, 3), torch.Generator().manual_seed(1)
-    loss, parts = world.loss(batch, some)
+    batch, generator = held_out(world, 3), torch.Generator().manual_seed(1)
+    loss, parts = world.loss(batch, generator)
     assert parts["latents"] > 0
     loss.backward()
     lens = world.video.autoencoder
     assert lens.inward[-1].weight.grad.abs().sum() > 0 and lens.outward[0].weight.grad.abs().sum() > 0
     world.zero_grad()
     monkeypatch.setattr(world.video, "reconstruction", lambda pictures: torch.zeros(()))
-    world.loss(batch, some)[0].backward()
+    world.loss(batch, generator)[0].backward()
     assert all(p.grad is None or not p.grad.any() for p in lens.parameters())
     world.zero_grad()
 
@@ -103,53 +103,55 @@ def test_latents_learn_from_reconstruction_alone(world, monkeypatch):
 def windows_of(count: int, seed: int) -> dict[str, torch.Tensor]:
     """Whole calls: pictures float [R,1+M+F,C,h,w], and the ``ActionInput`` of actions and the square's positions."""
     trajectories = pushing.played(count, seed)
-    table = make_windows(trajectories, STEPS, MEMORY - 1)
+    table = make_windows(trajectories, STEPS, CONTEXT - 1)
     table = {
         name: torch.from_numpy(item)
         for name, item in window_batch(trajectories, table, np.flatnonzero(table["count"] >= STEPS)).items()
     }
-    where = table["state"][:, 1 : 1 + STEPS]
+    positions = table["state"][:, 1 : 1 + STEPS]
     y, x = torch.meshgrid(*(torch.linspace(-1, 1, 4) for _ in range(2)), indexing="ij")
-    far = (x - where[..., 0, None, None]).square() + (y - where[..., 1, None, None]).square()
-    shown = table["pictures"][:, : MEMORY + STEPS].float() / 127.5 - 1.0
-    vector = torch.cat([table["actions"][:, :STEPS], where], -1)
+    far = (x - positions[..., 0, None, None]).square() + (y - positions[..., 1, None, None]).square()
+    shown = table["pictures"][:, : CONTEXT + STEPS].float() / 127.5 - 1.0
+    vector = torch.cat([table["actions"][:, :STEPS], positions], -1)
     return {"shown": shown, "vector": vector, "map": torch.exp(-4.0 * far)[:, :, None]}
 
 
-def step(video: DiT, batch: dict[str, torch.Tensor], level: torch.Tensor, some: torch.Generator) -> torch.Tensor:
+def step(video: DiT, batch: dict[str, torch.Tensor], level: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The loss of rectified flow and of the autoencoder at noise ``level`` [R]."""
     latents = video.encode(batch["shown"])
-    seen, clean = ContextLatents(latents[:, :MEMORY], torch.zeros(len(level), MEMORY)), latents[:, MEMORY:]
+    context, clean = ContextLatents(latents[:, :CONTEXT], torch.zeros(len(level), CONTEXT)), latents[:, CONTEXT:]
     share = level[:, None, None, None, None]
-    noisy = (1.0 - share) * clean + share * torch.randn(clean.shape, generator=some)
-    guess = video(noisy, level[:, None].expand(-1, STEPS), seen, ActionInput(batch["vector"], batch["map"]))
+    noisy = (1.0 - share) * clean + share * torch.randn(clean.shape, generator=generator)
+    guess = video(noisy, level[:, None].expand(-1, STEPS), context, ActionInput(batch["vector"], batch["map"]))
     return (guess.clean - clean).square().mean() + video.reconstruction(batch["shown"][:, -1])
 
 
 @torch.no_grad()
 def imagined(video: DiT, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The last picture, in two denoising steps."""
-    seen = ContextLatents(video.encode(batch["shown"][:, :MEMORY]), torch.zeros(len(batch["shown"]), MEMORY))
+    context = ContextLatents(video.encode(batch["shown"][:, :CONTEXT]), torch.zeros(len(batch["shown"]), CONTEXT))
     moves = ActionInput(batch["vector"], batch["map"])
     noisy = torch.randn(len(batch["shown"]), STEPS, *video.latent, generator=torch.Generator().manual_seed(3))
     whole = torch.ones(noisy.shape[:2])
-    first = video(noisy, whole, seen, moves).clean
-    return video.decode(video(0.5 * (first + noisy), 0.5 * whole, seen, moves).clean[:, -1])
+    first = video(noisy, whole, context, moves).clean
+    return video.decode(video(0.5 * (first + noisy), 0.5 * whole, context, moves).clean[:, -1])
 
 
 def test_it_learns_to_predict_a_moving_square():
     """Autoencoder and transformer together, from noise to pictures; copying the latest one is what has to be beaten."""
     torch.manual_seed(0)
-    video = replace(DIT, lens=24, width=48, heads=4).build((3, 16, 16), MEMORY, STEPS, 5, 1)
-    batch, held, some = windows_of(120, seed=1), windows_of(30, seed=2), torch.Generator().manual_seed(1)
+    video = replace(DIT, lens=24, width=48, heads=4).build((3, 16, 16), CONTEXT, STEPS, 5, 1)
+    batch, held, generator = windows_of(120, seed=1), windows_of(30, seed=2), torch.Generator().manual_seed(1)
     optimizer = torch.optim.Adam(video.parameters(), RATE)
     for _ in range(LEARNING):
-        rows = torch.randint(len(batch["shown"]), (32,), generator=some)
-        level = torch.rand(32, generator=some).clamp_min(0.2)
+        index = torch.randint(len(batch["shown"]), (32,), generator=generator)
+        level = torch.rand(32, generator=generator).clamp_min(0.2)
         optimizer.zero_grad()
-        step(video, {name: item[rows] for name, item in batch.items()}, (2.0 * level).clamp_max(1.0), some).backward()
+        step(
+            video, {name: item[index] for name, item in batch.items()}, (2.0 * level).clamp_max(1.0), generator
+        ).backward()
         optimizer.step()
-    came, latest = held["shown"][:, -1], held["shown"][:, MEMORY - 1]
+    came, latest = held["shown"][:, -1], held["shown"][:, CONTEXT - 1]
     error = (imagined(video, held) - came).square().mean()
     assert error < SHARE * (latest - came).square().mean()
     other = held | {"vector": held["vector"].flip(0), "map": held["map"].flip(0)}

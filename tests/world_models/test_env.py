@@ -52,8 +52,8 @@ def test_a_reset_of_one_row_touches_no_other():
     """In the middle of a call, too: the others go on as if nothing had happened."""
     courses = []
     for interrupted in (False, True):
-        env, rows = imagined_env(5), np.arange(5)
-        env.reset(rows, 20 + rows)
+        env, env_ids = imagined_env(5), np.arange(5)
+        env.reset(env_ids, 20 + env_ids)
         actions = random_actions(env, 7, np.random.default_rng(1))
         env.step(actions[:, :4])
         if interrupted:
@@ -77,53 +77,53 @@ def test_an_environment_does_not_depend_on_their_number():
 
 
 def test_a_frame_depends_on_the_actions_before_it_alone():
-    env, rows = imagined_env(4), np.arange(4)
+    env, env_ids = imagined_env(4), np.arange(4)
     actions = random_actions(env, 6, np.random.default_rng(3))
     other = actions.copy()
     other[:, 4:] = random_actions(env, 2, np.random.default_rng(4))
-    env.reset(rows, rows)
+    env.reset(env_ids, env_ids)
     first = env.step(actions, observe="all").frames
-    env.reset(rows, rows)
+    env.reset(env_ids, env_ids)
     second = env.step(other, observe="all").frames
     assert all(same(a, b) for a, b in zip(first[:4], second[:4], strict=True))
     assert not same(first[4], second[4]) and not same(first[3], first[4])
 
 
 def test_frames_are_what_single_steps_would_have_shown():
-    env, rows = imagined_env(4), np.arange(4)
+    env, env_ids = imagined_env(4), np.arange(4)
     actions = random_actions(env, 7, np.random.default_rng(3))
-    env.reset(rows, rows)
+    env.reset(env_ids, env_ids)
     together = env.step(actions, observe="all").frames
-    env.reset(rows, rows)
+    env.reset(env_ids, env_ids)
     for i, frame in enumerate(together):
         assert same(env.step(actions[:, i : i + 1]).obs, frame), i
 
 
 def test_noise_is_new_in_every_call():
     """Two calls from the same moment with the same actions, one deeper in its imagined rollout, show something else."""
-    env, rows = imagined_env(2), np.arange(2)
-    env.reset(rows, rows)
-    saved = env.snapshot(rows)
+    env, env_ids = imagined_env(2), np.arange(2)
+    env.reset(env_ids, env_ids)
+    saved = env.snapshot(env_ids)
     actions = random_actions(env, 3, np.random.default_rng(8))
     first = env.step(actions).obs
-    env.restore(rows, saved | {"rollout/depth": saved["rollout/depth"] + 1})
+    env.restore(env_ids, saved | {"rollout/depth": saved["rollout/depth"] + 1})
     assert not same(first, env.step(actions).obs)
 
 
 def test_the_first_frame_is_always_in_the_context():
-    env, rows = imagined_env(2), np.arange(2)
-    env.reset(rows, rows)
-    initial = env.snapshot(rows)["rollout/context_frames"]
+    env, env_ids = imagined_env(2), np.arange(2)
+    env.reset(env_ids, env_ids)
+    initial = env.snapshot(env_ids)["rollout/context_frames"]
     for i in range(3):
         env.step(random_actions(env, 3, np.random.default_rng(i)))
-    context, shown = (env.snapshot(rows)[f"rollout/{name}"] for name in ("context_frames", "picture"))
+    context, shown = (env.snapshot(env_ids)[f"rollout/{name}"] for name in ("context_frames", "picture"))
     assert np.array_equal(context[:, 0], initial[:, 0])
     assert np.array_equal(context[:, -1], shown) and not np.array_equal(context[:, 1], initial[:, 1])
 
 
 def test_uncertainty_truncates_and_is_no_failure():
-    env, rows = imagined_env(4, limits=Limits((1e9, -1.0, -1.0, -1.0))), np.arange(4)
-    env.reset(rows, rows)
+    env, env_ids = imagined_env(4, limits=Limits((1e9, -1.0, -1.0, -1.0))), np.arange(4)
+    env.reset(env_ids, env_ids)
     actions = random_actions(env, 3, np.random.default_rng(5))
     first = env.step(actions)
     assert not first.done.any() and (env.uncertainty >= 0).all()
@@ -136,13 +136,13 @@ def test_uncertainty_truncates_and_is_no_failure():
 def test_what_is_uncertain_is_not_shown():
     """Nobody goes on from a uncertain picture, so a critic asked about it would only guess: it is asked about the last
     that was trusted, of the same row."""
-    free, rows = imagined_env(6), np.arange(6)
-    free.reset(rows, rows)
+    free, env_ids = imagined_env(6), np.arange(6)
+    free.reset(env_ids, env_ids)
     actions = random_actions(free, 3, np.random.default_rng(5))
     first, second = free.step(actions).obs, free.step(actions).obs
     limit = float(np.median(free.uncertainty))
     env = imagined_env(6, limits=Limits((1e9, limit, limit, limit)))
-    env.reset(rows, rows)
+    env.reset(env_ids, env_ids)
     env.step(actions)
     step = env.step(actions)
     uncertain = np.array(step.cause) == "uncertainty"
@@ -158,12 +158,12 @@ def test_what_is_uncertain_is_not_shown():
 
 def test_uncertainty_comes_before_success():
     """A success of an uncertain prediction earns no reward."""
-    env, rows = imagined_env(3, success_threshold=0.0, limits=Limits((-1.0,) * 4)), np.arange(3)
-    env.reset(rows, rows)
+    env, env_ids = imagined_env(3, success_threshold=0.0, limits=Limits((-1.0,) * 4)), np.arange(3)
+    env.reset(env_ids, env_ids)
     step = env.step(random_actions(env, 3, np.random.default_rng(5)))
     assert set(step.cause) == {"uncertainty"} and not step.success.any() and not step.reward.any()
     env = imagined_env(3, success_threshold=0.0)
-    env.reset(rows, rows)
+    env.reset(env_ids, env_ids)
     step = env.step(random_actions(env, 3, np.random.default_rng(5)))
     assert set(step.cause) == {"success"} and step.reward.tolist() == [[0, 0, 1]] * 3
 
@@ -182,8 +182,8 @@ class Judge:
 
 def test_a_success_that_flips_in_a_second_imagined_rollout_is_none():
     """Both outcomes follow from playing the same actions from the same start with either noise."""
-    rows, causes, flipped = np.arange(60), {}, imagined_env(60, keyframe_share=0.0)
-    flipped.reset(rows, rows)
+    env_ids, causes, flipped = np.arange(60), {}, imagined_env(60, keyframe_share=0.0)
+    flipped.reset(env_ids, env_ids)
     actions = random_actions(flipped, 6, np.random.default_rng(9))
     limit = float(np.median(flipped.step(actions).obs.images["front"].mean((1, 2, 3))))
     for name, numbers in {
@@ -193,7 +193,7 @@ def test_a_success_that_flips_in_a_second_imagined_rollout_is_none():
     }.items():
         env = imagined_env(60, keyframe_share=0.0, success_threshold=0.5, **numbers)
         env.model.predict = Judge(env, limit)  # the second imagined rollout's model is the same
-        env.reset(rows, rows)
+        env.reset(env_ids, env_ids)
         step = env.step(actions)
         causes[name] = np.array(step.cause)
         assert (step.reward.sum(1) == step.success).all()
@@ -206,20 +206,20 @@ def test_a_success_that_flips_in_a_second_imagined_rollout_is_none():
 
 @pytest.mark.parametrize("deadline, cause, time", [(None, "time_limit", 8), (5, "too_late", 5)])
 def test_time_is_up_in_the_middle_of_a_call(deadline, cause, time):
-    env, rows = imagined_env(2, horizon=8, deadline=deadline), np.arange(2)
-    env.reset(rows, rows)
+    env, env_ids = imagined_env(2, horizon=8, deadline=deadline), np.arange(2)
+    env.reset(env_ids, env_ids)
     step = env.step(random_actions(env, 8, np.random.default_rng(6)))
     assert set(step.cause) == {cause} and step.obs.time.tolist() == [time] * 2
     assert step.truncated.all() == (deadline is None)
     late = imagined_env(2, horizon=8, deadline=deadline, success_threshold=0.0)
-    late.reset(rows, rows)
+    late.reset(env_ids, env_ids)
     assert late.step(random_actions(late, 2, np.random.default_rng(6))).success.sum() == 0
     assert late.step(random_actions(late, 6, np.random.default_rng(6))).terminated.all()
 
 
 def test_other_noise_gives_another_imagined_rollout_of_the_same_start():
-    one, other, rows = imagined_env(3), imagined_env(3, noise_seed=1), np.arange(3)
-    assert same(one.reset(rows, rows), other.reset(rows, rows))
+    one, other, env_ids = imagined_env(3), imagined_env(3, noise_seed=1), np.arange(3)
+    assert same(one.reset(env_ids, env_ids), other.reset(env_ids, env_ids))
     actions = random_actions(one, 3, np.random.default_rng(7))
     assert not same(one.step(actions).obs, other.step(actions).obs)
 

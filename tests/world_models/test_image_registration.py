@@ -18,8 +18,8 @@ def scenes(count: int, speed: tuple[float, float] = (0.23, 0.17)) -> tuple[torch
     block = torch.rand(count, 2, generator=generator) * 1.8 - 0.9
     y, x = torch.meshgrid(*(torch.linspace(1 / side - 1, 1 - 1 / side, side) for side in SIDES), indexing="ij")
 
-    def spot(at: torch.Tensor, size: float) -> torch.Tensor:
-        return (-((x - at[:, 0, None, None]) ** 2 + (y - at[:, 1, None, None]) ** 2) / size**2).exp()
+    def spot(centre: torch.Tensor, size: float) -> torch.Tensor:
+        return (-((x - centre[:, 0, None, None]) ** 2 + (y - centre[:, 1, None, None]) ** 2) / size**2).exp()
 
     pictures = torch.stack([0.3 + spot(place, 0.2), spot(block, 0.15), -spot(place, 0.2)], 1)
     return pictures, state, place

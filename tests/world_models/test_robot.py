@@ -95,25 +95,25 @@ def test_the_classifier_reads_every_camera_around_the_robot_only(camera):
     with torch.no_grad():  # (x, y) in the first camera, then in the second: pixels 6 to 9 and, there, 10 to 13
         classifier.registration_bias.copy_(torch.tensor([0.0, 0.0, 0.5, 0.5]))
     begin = (6, 10)[camera]
-    seen = classifier(pictures, *given)
+    output = classifier(pictures, *given)
     inside, outside = pictures.clone(), pictures.clone()
     near = (slice(None), slice(3 * camera, 3 * camera + 3), slice(begin, begin + 4), slice(begin, begin + 4))
     inside[near] += 1.0
     outside[:, 3 * camera : 3 * camera + 3] += 1.0
     outside[near] -= 1.0
-    assert (classifier(inside, *given) - seen).abs().max() > 1e-3
-    torch.testing.assert_close(classifier(outside, *given), seen)
+    assert (classifier(inside, *given) - output).abs().max() > 1e-3
+    torch.testing.assert_close(classifier(outside, *given), output)
 
 
 def test_the_crop_moves_with_the_robot():
     """The same around another place is the same."""
     classifier, pictures, given = crops()
     torch.nn.init.normal_(classifier.leave.weight)
-    there = pictures.roll((2, 5), (2, 3))
-    seen = classifier(pictures, *given)
+    shifted = pictures.roll((2, 5), (2, 3))
+    output = classifier(pictures, *given)
     with torch.no_grad():
         classifier.registration_bias.copy_(torch.tensor([5 / 8, 2 / 8]))
-    torch.testing.assert_close(classifier(there, *given), seen)
+    torch.testing.assert_close(classifier(shifted, *given), output)
 
 
 def test_the_crop_is_at_the_mean_predicted_position():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.world_models.test_backbones import FRAMES, MAPS, MEMORY, TOLD, call, numbers, some_pictures
+from tests.world_models.test_backbones import ACTION_WIDTH, CONTEXT, FRAMES, MAPS, call, numbers, random_pictures
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
 from world_models.backbones.lora import Lora, LoraLinear
@@ -23,7 +23,7 @@ WHOLE = WanConfig(lora=None, width=32)
 
 def build(config: WanConfig = WHOLE, cameras: int = 1, side: int = 16, frames: int = FRAMES) -> WanVideo:
     torch.manual_seed(0)
-    return config.build((3 * cameras, side, side), MEMORY, frames, TOLD, MAPS).eval()
+    return config.build((3 * cameras, side, side), CONTEXT, frames, ACTION_WIDTH, MAPS).eval()
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +49,22 @@ def test_a_folder_gives_the_very_network_that_was_saved(networks, folder):
     video, (network, _) = build(WanConfig(WanFolder(str(folder)), lora=None)), networks
     given = numbers(video)
     embedder = video.network.condition_embedder
-    text = embedder.token(torch.cat([torch.zeros(8, MEMORY, TOLD), given["vector"]], 1)) + embedder.slots
+    text = embedder.token(torch.cat([torch.zeros(8, CONTEXT, ACTION_WIDTH), given["vector"]], 1)) + embedder.slots
     own, network.condition_embedder.text_embedder = network.condition_embedder.text_embedder, nn.Identity()
     latents = torch.cat([given["frames"], given["noisy"]], 1).transpose(1, 2)
     time = 1000.0 * torch.cat([given["seen"], given["level"]], 1).repeat_interleave(4, 1)  # 2 x 2 tokens in a frame
-    velocity = network(latents, time, text, return_dict=False)[0].transpose(1, 2)[:, MEMORY:]
+    velocity = network(latents, time, text, return_dict=False)[0].transpose(1, 2)[:, CONTEXT:]
     network.condition_embedder.text_embedder = own
     wanted = given["noisy"] - given["level"][..., None, None, None] * velocity
     torch.testing.assert_close(call(video, given).clean, wanted, rtol=1e-5, atol=1e-5)
-    again = build(WanConfig(WanFolder(str(folder)), lora=None))
-    assert torch.equal(call(again, given).clean, call(video, given).clean)
+    restored = build(WanConfig(WanFolder(str(folder)), lora=None))
+    assert torch.equal(call(restored, given).clean, call(video, given).clean)
 
 
 @torch.no_grad()
 def test_every_frame_of_every_camera_is_encoded_as_a_video_of_its_own(networks, folder):
     video, (_, vae) = build(WanConfig(WanFolder(str(folder)), lora=None), cameras=2), networks
-    shown = some_pictures(2, 2, 3)
+    shown = random_pictures(2, 2, 3)
     latents = video.encode(shown)
     assert latents.shape == (2, 3, 4, 4, 8)
     mean, std = (torch.tensor(vae.config[name])[:, None, None] for name in ("latents_mean", "latents_std"))
@@ -74,8 +74,8 @@ def test_every_frame_of_every_camera_is_encoded_as_a_video_of_its_own(networks, 
         part = latents[1, 2, :, :, 4 * camera : 4 * camera + 4]
         torch.testing.assert_close(part, (own - mean) / std, rtol=1e-4, atol=1e-4)
         back = vae.decode((part * std + mean)[None, :, None]).sample[0, :, 0]
-        again = video.decode(latents)[1, 2, 3 * camera : 3 * camera + 3]
-        torch.testing.assert_close(again, back, rtol=1e-4, atol=1e-4)
+        decoded = video.decode(latents)[1, 2, 3 * camera : 3 * camera + 3]
+        torch.testing.assert_close(decoded, back, rtol=1e-4, atol=1e-4)
 
 
 def test_features_at_a_pixel_are_those_of_its_own_token():

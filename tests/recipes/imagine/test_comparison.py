@@ -82,8 +82,8 @@ def run(recipe, tmp_path_factory) -> Path:
     folder.close()
     before = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
     commands.imagine(["improve", str(folder.path)])
-    again = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
-    assert again == before, "nothing was learnt again, which would have ended with the same weights"
+    after = (folder.checkpoint("world") / "model.safetensors").stat().st_mtime_ns
+    assert after == before, "nothing was learnt again, which would have ended with the same weights"
     decisions = json.loads((folder.path / "coevolution.json").read_text())
     assert [one["iteration"] for one in decisions] == [0], "the baseline is measured once"
     return folder.path
@@ -164,21 +164,21 @@ def test_init_from_refuses_a_run_without_episodes(recipe, tmp_path):
 
 
 def test_a_loaded_world_model_has_its_trusted_horizon_and_limits(run, recipe):
-    again, trained = load_run(run)
+    recipe_of_run, trained = load_run(run)
     kept = json.loads((run / "checkpoints" / "world" / "config.json").read_text())
-    assert again == recipe
+    assert recipe_of_run == recipe
     assert (trained.imagination.success_threshold, trained.imagination.horizon) == (kept["threshold"], kept["horizon"])
     assert list(trained.limits.values) == kept["limits"]
 
 
 def test_imagined_rollouts_begin_with_the_pictures_of_the_scenes():
-    seen = first_observations(ENV, SCENES, context_frames=2)
+    initial = first_observations(ENV, SCENES, context_frames=2)
     env = ENV.make(1)
     for i, scene in enumerate(SCENES):
         obs = env.reset(np.array([0]), np.array([scene]))
         picture = np.moveaxis(np.concatenate([obs.images[name][0] for name in sorted(obs.images)], -1), -1, 0)
-        assert all(np.array_equal(picture, past) for past in seen.pictures[i])
-        assert np.array_equal(obs.state[0], seen.state[i]) and obs.task[0] == seen.task[i]
+        assert all(np.array_equal(picture, past) for past in initial.pictures[i])
+        assert np.array_equal(obs.state[0], initial.state[i]) and obs.task[0] == initial.task[i]
     env.close()
 
 
@@ -272,8 +272,8 @@ def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
 
 
 def test_the_page_plots_losses_that_there_are(run, recipe, tmp_path):
-    again = replace(recipe, plan=replace(recipe.plan, init_from=str(run)))
-    world_run, said = again.prepare(RunFolder(tmp_path / "run", again))[1], set()
+    second = replace(recipe, plan=replace(recipe.plan, init_from=str(run)))
+    world_run, said = second.prepare(RunFolder(tmp_path / "run", second))[1], set()
     fit_world_model(
         world_run.calibrated.model,
         world_run.episodes.learnt,

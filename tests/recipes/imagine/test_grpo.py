@@ -96,12 +96,13 @@ def test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept(p
 def test_the_recipe_learns_in_imagined_rollouts(policy, world, tmp_path, name):
     folder, context = RunFolder(tmp_path / "run", {}), RunContext(world, deepcopy(policy), 1, OneProcess())
     improve(small(name), context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
-    rows = folder.metrics("rl")
-    assert len(rows) == 3 and rows[-1]["env/steps_total"] > 0
+    lines = folder.metrics("rl")
+    assert len(lines) == 3 and lines[-1]["env/steps_total"] > 0
     assert all(
-        0 <= row["rollout/truncated"] <= 1 and row["rollout/truncations"] <= row["rollout/episodes"] for row in rows[1:]
+        0 <= line["rollout/truncated"] <= 1 and line["rollout/truncations"] <= line["rollout/episodes"]
+        for line in lines[1:]
     )
-    assert any(row["rollout/decisions"] > 0 and row["policy/grad_norm"] > 0 for row in rows[1:])
+    assert any(line["rollout/decisions"] > 0 and line["policy/grad_norm"] > 0 for line in lines[1:])
 
 
 def test_both_recipes_are_that_of_ppo_but_for_the_groups():

@@ -74,10 +74,10 @@ def test_every_kind_is_played_on_seeds_of_its_own_and_some_are_held_out(collecte
 def test_collected_episodes_come_back_bit_for_bit_or_are_refused(collected, tmp_path):
     assert CollectedEpisodes.load(tmp_path) is None
     collected.save(tmp_path)
-    again = CollectedEpisodes.load(tmp_path)
-    assert again is not None and again.policy_success == collected.policy_success
+    restored = CollectedEpisodes.load(tmp_path)
+    assert restored is not None and restored.policy_success == collected.policy_success
     for name in ("learnt", "calibration", "held_out"):
-        one, other = getattr(collected, name), getattr(again, name)
+        one, other = getattr(collected, name), getattr(restored, name)
         assert all(np.array_equal(one.images[camera], other.images[camera]) for camera in one.images)
         assert np.array_equal(one.action, other.action) and np.array_equal(one.seed, other.seed)
     (tmp_path / "learnt.npz").write_bytes(b"PK")
@@ -142,12 +142,12 @@ def test_the_same_ppo_learns_in_an_imagined_rollout(policy, collected, tmp_path)
     folder = RunFolder(tmp_path / "run", {})
     context = RunContext(world, policy, 1, OneProcess())
     trained, _ = improve(method, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
-    rows = folder.metrics("rl")
-    assert len(rows) == 3 and rows[-1]["env/steps_total"] > 0
+    lines = folder.metrics("rl")
+    assert len(lines) == 3 and lines[-1]["env/steps_total"] > 0
     env = ENV.make(2)
-    again = TinyVLA.from_pretrained(folder.checkpoint("best"), env.spec)
+    restored = TinyVLA.from_pretrained(folder.checkpoint("best"), env.spec)
     env.close()
-    assert again.spec.images == trained.spec.images
+    assert restored.spec.images == trained.spec.images
 
 
 @pytest.mark.parametrize("limit, uncertainty", [(np.inf, 0.0), (-1.0, 1.0)])
@@ -162,19 +162,19 @@ def test_truncated_calls_are_left_out_of_the_inverse_dynamics_error(policy, coll
         Limits((limit,)),
         ImaginationConfig(horizon=5, batch_size=4, failure_threshold=2.0, success_threshold=2.0),
     )
-    seen = measure_rollouts(env, made, policy, range(4), torch.Generator().manual_seed(1))
-    assert seen.uncertain == uncertainty and (seen.inverse_dynamics_error > 0) == (uncertainty == 0)
+    signals = measure_rollouts(env, made, policy, range(4), torch.Generator().manual_seed(1))
+    assert signals.uncertain == uncertainty and (signals.inverse_dynamics_error > 0) == (uncertainty == 0)
 
 
 def test_a_checkpoint_restores_the_same_world_model_and_is_refused_for_other_cameras(collected, tmp_path):
     made = world_model(collected.learnt)
     save_world_model(made, tmp_path / "world", {"limits": [1.0, 2.0]})
     env = ENV.make(1)
-    again, saved = load_world_model(tmp_path / "world", env.spec)
+    restored, saved = load_world_model(tmp_path / "world", env.spec)
     env.close()
-    assert saved["limits"] == [1.0, 2.0] and again.config == made.config
+    assert saved["limits"] == [1.0, 2.0] and restored.config == made.config
     for name, tensor in made.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+        assert torch.equal(tensor, restored.state_dict()[name]), name
     for options, what in (({"cameras": ["top"]}, "cameras"), ({"image_size": 32}, "cameras")):
         other = ENV.with_options(**options).make(1)
         with pytest.raises(UserError, match=f"trained for other {what}"):

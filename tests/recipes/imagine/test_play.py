@@ -84,8 +84,8 @@ def test_a_key_sent_over_a_socket_is_pressed_and_what_is_to_be_seen_comes_back(r
         pictures = [np.frombuffer(base64.b64decode(text), np.uint8).reshape(SIDE, SIDE, 3) for text in view["pictures"]]
         np.testing.assert_array_equal(pictures, hands.view.pictures)
         assert view["uncertainty"] == pytest.approx(hands.view.uncertainty) and view["limit"] == 1e9
-        now = browser.view()
-        assert now["pictures"] == view["pictures"][-1:] and now["step"] == 2
+        refreshed = browser.view()
+        assert refreshed["pictures"] == view["pictures"][-1:] and refreshed["step"] == 2
         answer, body = browser.press("x")
         assert answer.status == 400 and b"means nothing here" in body
 
@@ -170,14 +170,14 @@ def test_the_command_serves_until_ctrl_c_and_frees_the_port(run, capsys, interru
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} cannot be served on .*in use.*--port {port + 1}"):
             play([str(run.folder), "--port", str(port)])
-    seen: list[int] = []
+    steps: list[int] = []
     over = threading.Event()
 
     def use() -> None:
         browser = Browser(port)
         for _ in range(200):
             try:
-                seen.append(json.loads(browser.press("d")[1])["step"])
+                steps.append(json.loads(browser.press("d")[1])["step"])
                 break
             except OSError:
                 threading.Event().wait(0.05)
@@ -192,7 +192,7 @@ def test_the_command_serves_until_ctrl_c_and_frees_the_port(run, capsys, interru
     over.set()
     assert re.search(r"vla-rl: stopped playing; nothing in .*run was changed\.\n$", capsys.readouterr().err)
     thread.join()
-    assert seen == [1]
+    assert steps == [1]
     socket.create_server(("127.0.0.1", port)).close()
 
 

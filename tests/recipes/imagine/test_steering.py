@@ -132,8 +132,8 @@ def test_each_direction_has_its_own_bound_and_shift_a_share_of_it(tmp_path):
     env.reset(np.zeros(1, int), [0])
     for key, action in (("a", -2.0), ("d", 1.0), ("shift+a", -0.5), ("shift+d", 0.25)):
         view = hands.press(key)
-        seen = env.step(np.array([[[0.0, action]]], np.float32)).obs.images["front"]
-        np.testing.assert_array_equal(view.pictures, seen)
+        picture = env.step(np.array([[[0.0, action]]], np.float32)).obs.images["front"]
+        np.testing.assert_array_equal(view.pictures, picture)
         assert view.grip is None
     assert hands.press(" ").remark == "That key does nothing: no action is called grip."
 
@@ -199,8 +199,8 @@ def test_the_policy_decides_once_and_is_shown_step_by_step(run, hands):
 class Dicing(FunctionPolicy):
     """A decision is a throw of its generator, and counts those before it in its imagined rollout."""
 
-    def initial_state(self, rows: int) -> dict[str, Any]:
-        return {"count": torch.zeros(rows)}
+    def initial_state(self, num_envs: int) -> dict[str, Any]:
+        return {"count": torch.zeros(num_envs)}
 
     def act(self, features: Any, state: Any, mode: Any, generator: Any) -> tuple[ActionOut, Any]:
         assert mode == "eval"
@@ -213,26 +213,26 @@ def test_a_decision_that_was_taken_back_is_made_again(run):
     """The policy's state goes back as well, and its noise is that of the time step: new in every one."""
     made = steering_of(changed(run, limits=FAR), 12)[0]
     hands = Steering(made.env, 10, np.array([0.0, OPEN], np.float32), Dicing(run.calibrated.model.spec, push))
-    made.env.step, seen = _overheard(made.env.step)
+    made.env.step, chunks = _overheard(made.env.step)
     views = [hands.press("p") for _ in range(3)]
     assert (
         hands.press("b") and hands.press("b") and same(hands.press("p"), views[1]) and same(hands.press("p"), views[2])
     )
     hands.press("r")
     hands.press("p")
-    counts, dice = [float(chunk[0, 0, 1]) for chunk in seen], [float(chunk[0, 0, 0]) for chunk in seen]
+    counts, dice = [float(chunk[0, 0, 1]) for chunk in chunks], [float(chunk[0, 0, 0]) for chunk in chunks]
     np.testing.assert_allclose(counts, [0, 0.1, 0.2, 0.1, 0.2, 0], atol=1e-6)
     assert dice[3:5] == dice[1:3] and len({*dice}) == 4
 
 
 def _overheard(step: Any) -> tuple[Any, list[np.ndarray]]:
-    seen: list[np.ndarray] = []
+    chunks: list[np.ndarray] = []
 
     def heard(chunk: np.ndarray, observe: Any) -> Any:
-        seen.append(np.array(chunk))
+        chunks.append(np.array(chunk))
         return step(chunk, observe)
 
-    return heard, seen
+    return heard, chunks
 
 
 def test_without_a_policy_nobody_else_acts(tmp_path):

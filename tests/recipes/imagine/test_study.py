@@ -43,8 +43,8 @@ def _leave(out: Path) -> None:
         found |= {"imagined_rl": rate, "simulator_episodes": 1375, "imitation": before, "gain": gain}
     out.mkdir(parents=True)
     (out / "summary.json").write_text(json.dumps(found))
-    seen = {"eval/score": 0.5, "eval/score_low": 0.4, "eval/score_high": 0.6, "eval/episodes": 256}
-    (out / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "rollout/episodes": 0, **seen}))
+    validation = {"eval/score": 0.5, "eval/score_low": 0.4, "eval/score_high": 0.6, "eval/episodes": 256}
+    (out / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "rollout/episodes": 0, **validation}))
 
 
 def test_methods_that_train_the_same_world_model_share_it(asked, tmp_path):
@@ -72,10 +72,10 @@ def test_the_device_is_that_of_every_run(asked, tmp_path):
 
 def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
     study(["--out", str(tmp_path)])
-    rows = json.loads((tmp_path / "results.json").read_text())
-    assert [row["method"] for row in rows[::3]] == list(ImagineStudy().methods)
-    assert [row["seed"] for row in rows] == [1, 2, 3] * 6
-    found = {(row["method"], row["seed"]): row for row in rows}
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [row["method"] for row in results[::3]] == list(ImagineStudy().methods)
+    assert [row["seed"] for row in results] == [1, 2, 3] * 6
+    found = {(row["method"], row["seed"]): row for row in results}
     assert found["lift", 2]["success"] == 0.72 and found["lift", 2]["simulator_episodes"] == 1375
     assert found["residual_td3", 1]["simulator_episodes"] == 1000 + 256, "validation is paid for as well"
     assert found["no_keyframes", 3]["seconds"] == 120.0

@@ -44,12 +44,12 @@ class TwoArms:
     def slot(self, known: np.ndarray) -> np.ndarray:
         return known - 1
 
-    def predict(self, now: object, actions: Tensor, known: Tensor, noise: Tensor) -> Future:
+    def predict(self, context: object, actions: Tensor, known: Tensor, noise: Tensor) -> Future:
         second, unlucky = actions[:, 0, 0] > 0, actions[:, 0, 1] < 0
         outcome = torch.stack([~unlucky, unlucky & ~second, torch.zeros_like(second)], -1).float()
-        rows = len(actions)
-        pictures = torch.zeros(rows, 1, *self.picture, dtype=torch.uint8)
-        return Future(pictures, torch.zeros(rows, 1, 3), outcome, (unlucky & second).float())
+        count = len(actions)
+        pictures = torch.zeros(count, 1, *self.picture, dtype=torch.uint8)
+        return Future(pictures, torch.zeros(count, 1, 3), outcome, (unlucky & second).float())
 
 
 class Enumerated(nn.Module):
@@ -66,10 +66,10 @@ class Enumerated(nn.Module):
     def encode(self, obs):
         return {"state": torch.as_tensor(obs.state)}
 
-    def initial_state(self, rows):
+    def initial_state(self, num_envs):
         return {}
 
-    def reset_state(self, state, rows):
+    def reset_state(self, state, env_ids):
         return state
 
     def act(self, features, state, mode, generator):
@@ -88,12 +88,12 @@ class Enumerated(nn.Module):
 def played(truncation_value, outcomes=EVERYTHING, **changes) -> tuple[Enumerated, Rollout]:
     """Every group of two that can come about, once, in an imagined rollout."""
     policy, model = Enumerated(outcomes), TwoArms()
-    rows = len(policy.tries)
+    num_envs = len(policy.tries)
     config = ImaginationConfig(horizon=4, batch_size=4, resamples=0)
-    env = ImaginedEnv(model, initial_states(model), rows, Limits((0.5,)), config)  # type: ignore[arg-type]
-    groups = rows // SIZE
+    env = ImaginedEnv(model, initial_states(model), num_envs, Limits((0.5,)), config)  # type: ignore[arg-type]
+    groups = num_envs // SIZE
     plan = {"groups": groups, "limit": groups, "ahead": 0} | changes
-    maker = GroupConfig(**plan, size=SIZE, num_envs=rows, truncation_value=truncation_value).build(
+    maker = GroupConfig(**plan, size=SIZE, num_envs=num_envs, truncation_value=truncation_value).build(
         env, policy, SeedStream(0, 10**6), torch.Generator()
     )
     return policy, maker.next()
