@@ -20,7 +20,7 @@ from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.loop import LoopConfig
 
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.
-WORLD = EnvConfig(training_options={"deadline": 25})
+ENV = EnvConfig(training_options={"deadline": 25})
 RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iterations=200, validate_every=20))
 
 
@@ -28,19 +28,19 @@ def demo() -> Demo:
     """What ``make demo`` runs: two threads collect the next rollout while a third learns from this one."""
     return Demo(
         replace(RL, loop=replace(RL.loop, collectors=2, rollouts_ahead=1)),
-        env=replace(WORLD, training_options={**WORLD.training_options, "threads": 1}),  # of each collector's simulator
+        env=replace(ENV, training_options={**ENV.training_options, "threads": 1}),  # of each collector's simulator
         evaluation=EvaluationConfig(threads=2),
     )
 
 
 def imitate() -> Imitate:
     """Its first half: a policy by imitation."""
-    return Imitate(env=WORLD)
+    return Imitate(env=ENV)
 
 
 def last_step() -> Improve:
     """Its second half, from the checkpoint ``--policy``: Flow-SDE noise in the last denoising step."""
-    return Improve(RL, env=WORLD)
+    return Improve(RL, env=ENV)
 
 
 def one_step() -> Improve:
@@ -66,7 +66,7 @@ def flow_ddim() -> Improve:
 def flow_noise() -> Improve:
     """Learned noise with its exact joint likelihood and a small entropy bonus."""
     sampler = FlowSampler(FlowNoise(0.04, 0.16), AllSteps(), 4)
-    return Improve(replace(RL, sampler=sampler, algorithm=PPOConfig(entropy=1e-4)), env=WORLD)
+    return Improve(replace(RL, sampler=sampler, algorithm=PPOConfig(entropy=1e-4)), env=ENV)
 
 
 def grpo() -> Improve:
@@ -82,8 +82,8 @@ def rloo() -> Improve:
 def _grouped(algorithm: GRPOConfig | RLOOConfig) -> Improve:
     """As many control steps as PPO has in the demo, however many groups are refilled."""
     loop = replace(RL.loop, iterations=1000, env_steps=600_000)
-    return Improve(replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=algorithm, loop=loop), env=WORLD)
+    return Improve(replace(RL, experience=GroupConfig(groups=16, size=8), algorithm=algorithm, loop=loop), env=ENV)
 
 
 def _with(sampler: FlowSampler) -> Improve:
-    return Improve(replace(RL, sampler=sampler), env=WORLD)
+    return Improve(replace(RL, sampler=sampler), env=ENV)

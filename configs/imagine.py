@@ -26,8 +26,8 @@ from world_models.config import WorldModelConfig
 from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 
-# The demo's world and PPO, with the batch that it has in the simulator: half of it is too noisy to learn from.
-WORLD = EnvConfig(training_options={"deadline": 25})
+# The demo's environment and PPO, with the batch that it has in the simulator: half of it is too noisy to learn from.
+ENV = EnvConfig(training_options={"deadline": 25})
 RL = RLConfig(
     FlowSampler(FlowSde(0.6), LastStep(), 4),
     WindowConfig(num_envs=128, decisions=5),
@@ -42,7 +42,7 @@ PLAN = Plan(
 
 def lift() -> Imagine:
     """The demo's task and PPO, in imagined rollouts of up to 25 control steps."""
-    return Imagine(RL, PLAN, env=WORLD)
+    return Imagine(RL, PLAN, env=ENV)
 
 
 def no_keyframes() -> Imagine:
@@ -82,7 +82,7 @@ def residual_td3() -> Improve:
     loop = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=28_200)
     policy = TD3Residual(ResidualConfig(head=small))
     trainer = OffPolicyRL(policy, replay=ReplayConfig(gamma=0.98, n_step=5), loop=loop, algorithm=algorithm)
-    return Improve(trainer, env=WORLD, evaluation=EvaluationConfig(validation=32))
+    return Improve(trainer, env=ENV, evaluation=EvaluationConfig(validation=32))
 
 
 def _with(plan: Plan) -> Imagine:

@@ -17,7 +17,7 @@ from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 
 # As in demo.py and imagine.py.
-WORLD = EnvConfig(training_options={"deadline": 25})
+ENV = EnvConfig(training_options={"deadline": 25})
 SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
 PLAN = Plan(
     WorldModelConfig(precision="auto"),
@@ -31,7 +31,7 @@ WEIGHTS = RewardWeights(progress=1.0, done=1.0)
 def lift() -> Improve:
     """The demo's PPO in the simulator, from the checkpoint ``--policy``."""
     trainer = RLConfig(SAMPLER, loop=LoopConfig(iterations=200, validate_every=20))
-    return Improve(Rewarded(trainer, weights=WEIGHTS), env=WORLD)
+    return Improve(Rewarded(trainer, weights=WEIGHTS), env=ENV)
 
 
 def imagined() -> Imagine:
@@ -39,4 +39,4 @@ def imagined() -> Imagine:
     trainer = RLConfig(
         SAMPLER, WindowConfig(num_envs=128, decisions=5), loop=LoopConfig(iterations=60, validate_every=12)
     )
-    return Imagine(Rewarded(trainer, weights=WEIGHTS), PLAN, env=WORLD)
+    return Imagine(Rewarded(trainer, weights=WEIGHTS), PLAN, env=ENV)

@@ -59,21 +59,21 @@ def critic(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="module", params=["simulator", "imagined rollout"])
-def world(request) -> EnvFactory:
+def env_factory(request) -> EnvFactory:
     return EnvConfig(options={"deadline": 5}) if request.param == "simulator" else imagined_lift()
 
 
 @pytest.mark.parametrize("method", [PPO, GRPO], ids=["ppo", "grpo"])
 def test_every_method_learns_from_it_and_is_evaluated_by_the_environments_own_success(
-    world, policy, critic, tmp_path, method
+    env_factory, policy, critic, tmp_path, method
 ):
     recipe = Rewarded(method, critic, RewardWeights(progress=3.0))
     assert recipe.loop == method.loop
-    context = RunContext(world, deepcopy(policy), 1, OneProcess())
+    context = RunContext(env_factory, deepcopy(policy), 1, OneProcess())
     setup = build(recipe, context)
     assert isinstance(setup.env, RewardedEnv) and not isinstance(context.env.make(2), RewardedEnv)
     paid = setup.source.next().reward
-    assert (paid < 0).any() and (paid > 0).any()  # forwards and back, which neither world pays itself
+    assert (paid < 0).any() and (paid > 0).any()  # forwards and back, which neither environment pays itself
     setup.env.close()
     folder = RunFolder(tmp_path / "run", {})
     improve(recipe, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)

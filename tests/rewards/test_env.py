@@ -98,15 +98,15 @@ def watched(env: VecEnv, kind: str) -> Reward:
 
 
 @pytest.mark.parametrize("kind", ["brightness", "progress", "success"])
-@pytest.mark.parametrize("world", ["counting", "imagined"])
-def test_simulators_and_world_models_keep_the_contract(world, kind):
-    inner = CountingEnv(4) if world == "counting" else imagined_env(4)
+@pytest.mark.parametrize("inner_env", ["counting", "imagined"])
+def test_simulators_and_world_models_keep_the_contract(inner_env, kind):
+    inner = CountingEnv(4) if inner_env == "counting" else imagined_env(4)
     env = rewarded(inner, watched(inner, kind), RewardWeights(1.0, 0.5, 0.25))
     assert len(check_env(env, seed=11)) == 7 and isinstance(env, Snapshots)
     ends: list[int] = []
     for first in range(0, 40, 4):
         seeds = first + np.arange(4)
-        limit = episode_length(seeds) if world == "counting" else np.full(4, 12)
+        limit = episode_length(seeds) if inner_env == "counting" else np.full(4, 12)
         env.reset(np.arange(4), seeds)
         while not (step := env.step(random_actions(env, 3, np.random.default_rng(first)))).done.all():
             pass

@@ -16,7 +16,7 @@ COMMANDS = {
     "collect": ("vla_rl.cli.collect:collect", "record demonstrations of the scripted expert"),
     "train": ("vla_rl.cli.train:train", "run a config: vla-rl train FILE.py:function [--field value]"),
     "eval": ("vla_rl.cli.eval:evaluate", "play a checkpoint on held-out seeds"),
-    "imagine": ("vla_rl.cli.imagine:imagine", "a policy that gets better in a learned world; a page about it"),
+    "imagine": ("vla_rl.cli.imagine:imagine", "RL in a learned world model, and a page about it"),
     "study": ("vla_rl.cli.compare:study", "the flow samplers side by side on several training seeds"),
     "compare": ("vla_rl.cli.compare:compare", "algorithms that improve the same policies, side by side"),
     "inspect": ("vla_rl.cli.inspect:main", "what is installed and works; an environment, checkpoint, config or run"),

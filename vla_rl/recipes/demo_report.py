@@ -153,11 +153,11 @@ class _FilmedEnv:
             self.frames[row].append(picture)
 
 
-def record_clips(world: EnvConfig, policy: TinyVLA, seeds: np.ndarray, seed: int) -> list[Clip]:
+def record_clips(env_config: EnvConfig, policy: TinyVLA, seeds: np.ndarray, seed: int) -> list[Clip]:
     """Play ``seeds`` side by side, rendering after every control step."""
     if not len(seeds):
         return []
-    env = _FilmedEnv(world.make(len(seeds)))
+    env = _FilmedEnv(env_config.make(len(seeds)))
     driver = Driver(env, policy, generator(seed, 6), "eval")
     driver.start(seeds)
     *_, last = driver.until_done()

@@ -1,4 +1,4 @@
-"""Labelled frames from an environment: the scripted expert plays, clumsily at times, and the simulator labels."""
+"""Labelled frames from an environment: the scripted expert acts, partly at random, and the simulator labels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from vla_rl.rewards.frames import LabelledFrames
 
 _HORIZON = 5
 
-# A claim is an instruction for every row (an index into ``spec.tasks``), whether its picture shows that done, and
-# whether that is known.
+# A claim: per environment an instruction (index into ``spec.tasks``), whether the picture shows it done, and whether
+# that label is known.
 Claim: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 Claims: TypeAlias = Callable[[Observation], Iterable[Claim]]
 
 
 def lift_claims(obs: Observation) -> Iterable[Claim]:
-    """The named cube is up now, or not; under the name of the cube that the seed had chosen, the same is false.
+    """Two claims: the named cube is lifted or not; the cube that the seed had chosen is not lifted.
 
-    For ``lift`` with ``instruct="distractor"``, where these are two cubes of one scene: the same picture under both
-    names makes a classifier read.  Nothing is claimed about the second while any cube but the named one is up.
+    For ``lift`` with ``instruct="distractor"``, where these are two cubes of one scene: a classifier that gets the same
+    picture with both instructions must use the instruction.  The second label is unknown while another cube is lifted.
     """
     lifted = sims.lift_height()
     up = obs.extras["privileged/cubes"].reshape(len(obs.task), -1, 3)[..., 2] >= lifted
@@ -37,10 +37,10 @@ def lift_claims(obs: Observation) -> Iterable[Claim]:
 
 
 def label_frames(
-    world: EnvConfig,
+    env_config: EnvConfig,
     claims: str,
     seeds: list[int],
-    rows: int,
+    num_envs: int,
     random_action_prob: float,
     random: np.random.Generator,
     report: Callable[[int], None] = lambda done: None,
@@ -50,7 +50,8 @@ def label_frames(
     The instruction names a distractor.  In a share ``random_action_prob`` of its decisions the expert moves at random,
     so that there are misses, drops and detours to learn from.  ``episode`` is the episode's seed.
     """
-    env, expert, claims_of = world.make_swapped(min(rows, len(seeds))), world.make_expert(_HORIZON), load(claims)
+    env, expert = env_config.make_swapped(min(num_envs, len(seeds))), env_config.make_expert(_HORIZON)
+    claims_of = load(claims)
     parts: list[LabelledFrames] = []
     for start in range(0, len(seeds), env.num_envs):
         batch = seeds[start : start + env.num_envs]
@@ -72,13 +73,13 @@ def _play(
     kept, texts = np.arange(env.num_envs) < len(seeds), np.array(env.spec.tasks)
     low, high = (np.asarray(bound, np.float32) for bound in (env.spec.action.low, env.spec.action.high))
 
-    def act_randomly_at_times(obs: Observation) -> np.ndarray:
+    def act_epsilon_randomly(obs: Observation) -> np.ndarray:
         chunk = act(obs)
         lost = random.random(len(chunk)) < random_action_prob
         chunk[lost] = random.uniform(low, high, chunk[lost].shape)
         return chunk
 
-    driver, parts = Driver(env, ExpertPolicy(act_randomly_at_times), None, observe="all"), list[LabelledFrames]()
+    driver, parts = Driver(env, ExpertPolicy(act_epsilon_randomly), None, observe="all"), list[LabelledFrames]()
     driver.start(seeds)
     for decision in driver.until_done():
         for h, frame in enumerate(decision.step.frames):

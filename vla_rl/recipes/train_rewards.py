@@ -40,7 +40,7 @@ Loss: TypeAlias = Callable[[Batch], tuple[Tensor, dict[str, float]]]
 class TrainReward:
     """Learn from labelled frames, choose the threshold of ``done`` on others, evaluate on still others.
 
-    The frames come from the expert's episodes in ``world``, on training, validation and test seeds; or from the file
+    The frames come from the expert's episodes in ``env``, on training, validation and test seeds; or from the file
     ``frames`` (see ``LabelledFrames.load``), split by episodes in the shares of the three numbers of episodes.
     """
 

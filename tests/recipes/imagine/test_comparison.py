@@ -97,7 +97,7 @@ def test_a_finished_run_has_its_summary_and_is_not_continued(run):
 
 
 def test_init_from_reuses_the_episodes_and_the_weights_of_another_run(run, recipe, tmp_path, monkeypatch):
-    """How far it trusts that world is its own affair."""
+    """Its trusted horizon and its thresholds are chosen anew."""
     monkeypatch.setattr("vla_rl.recipes.imagine.run_episodes.collect_episodes", None)  # nothing is played
     other = replace(recipe, plan=replace(recipe.plan, init_from=str(run), trust=TrustConfig(1.0, (0.3,), (1.0,))))
     folder = RunFolder(tmp_path / "other", other)

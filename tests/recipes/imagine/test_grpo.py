@@ -47,7 +47,7 @@ def moments(model: WorldModel, count: int, chooser: np.random.Generator) -> Init
 
 
 @pytest.fixture(scope="module")
-def world() -> ImaginedEnvFactory:
+def env_factory() -> ImaginedEnvFactory:
     return imagined_lift()
 
 
@@ -74,8 +74,8 @@ def small(name: str) -> RLConfig:
     return replace(method, experience=GROUPS, loop=replace(method.loop, iterations=2, validate_every=1))
 
 
-def test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept(policy, world):
-    setup = build(small("lift_grpo"), RunContext(world, deepcopy(policy), 1, OneProcess()))
+def test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept(policy, env_factory):
+    setup = build(small("lift_grpo"), RunContext(env_factory, deepcopy(policy), 1, OneProcess()))
     cut_off = 0
     for _ in range(4):
         rollout = setup.source.next()
@@ -93,8 +93,8 @@ def test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept(p
 
 
 @pytest.mark.parametrize("name", ["lift_grpo", "lift_wovr"])
-def test_the_recipe_learns_in_imagined_rollouts(policy, world, tmp_path, name):
-    folder, context = RunFolder(tmp_path / "run", {}), RunContext(world, deepcopy(policy), 1, OneProcess())
+def test_the_recipe_learns_in_imagined_rollouts(policy, env_factory, tmp_path, name):
+    folder, context = RunFolder(tmp_path / "run", {}), RunContext(env_factory, deepcopy(policy), 1, OneProcess())
     improve(small(name), context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     lines = folder.metrics("rl")
     assert len(lines) == 3 and lines[-1]["env/steps_total"] > 0

@@ -133,14 +133,14 @@ def test_the_same_ppo_learns_in_an_imagined_rollout(policy, collected, tmp_path)
     """The policy that was trained in it is the one that plays in the simulator."""
     made = world_model(collected.learnt)
     starts = mine_initial_states(made, collected.learnt, np.zeros(len(collected.learnt.state)), KeyframeConfig())
-    world = ImaginedEnvFactory(
+    env_factory = ImaginedEnvFactory(
         made, starts, Limits((np.inf, np.inf)), ImaginationConfig(horizon=10, deadline=10, batch_size=4)
     )
     method = RLConfig(
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(2, validate_every=1)
     )
     folder = RunFolder(tmp_path / "run", {})
-    context = RunContext(world, policy, 1, OneProcess())
+    context = RunContext(env_factory, policy, 1, OneProcess())
     trained, _ = improve(method, context, EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4), folder)
     lines = folder.metrics("rl")
     assert len(lines) == 3 and lines[-1]["env/steps_total"] > 0

@@ -1,1 +1,1 @@
-"""A policy that gets better in a learned world: the command, its recipe, and what they are made of."""
+"""RL in a learned world model: the recipe behind ``vla-rl imagine`` and its stages."""
