@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.algorithms.ppo_learners import learner as ppo_learner
+from tests.algorithms.ppo_learners import seeded
 from tests.algorithms.test_iql import QUICK as IQL
-from tests.algorithms.test_ppo import learner as ppo_learner
-from tests.algorithms.test_ppo import seeded
 from tests.algorithms.test_residual_td3 import whole
 from tests.algorithms.test_sac import QUICK as SAC
 from tests.off_policy_toys import critics, env_spec, recorded, squashed

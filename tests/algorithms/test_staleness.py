@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.algorithms.ppo_learners import SDE, same, seeded, weights
+from tests.algorithms.ppo_learners import learner as ppo_learner
 from tests.algorithms.test_grpo import learner as grpo_learner
 from tests.algorithms.test_grpo import play
-from tests.algorithms.test_ppo import SDE, same, seeded, weights
-from tests.algorithms.test_ppo import learner as ppo_learner
 from tests.toys import FlowToy, TwoProcesses, bandit
 from vla_rl.algorithms.dppo import DPPO, DPPOConfig
 from vla_rl.algorithms.staleness import check_density

@@ -6,10 +6,11 @@ from tests.mutants.fault import Fault
 
 _PPO, _TESTS = "vla_rl/algorithms/ppo.py", "tests/algorithms/test_ppo.py::"
 _SHARED = "vla_rl/algorithms/policy_gradient.py"
+_UPDATES = "tests/algorithms/test_ppo_updates.py::"
 _ARGUMENTS = "tests/algorithms/test_ppo_arguments.py::"
 _BY_HAND = f"{_TESTS}test_the_clipped_objective_by_hand"
 _VALUES = f"{_TESTS}test_the_critic_learns_the_discounted_return_of_chunks"
-_DRAWN = f"{_TESTS}test_minibatches_are_drawn_anew_in_every_epoch_and_use_every_decision_once"
+_DRAWN = f"{_UPDATES}test_minibatches_are_drawn_anew_in_every_epoch_and_use_every_decision_once"
 _ENTERS = f"{_TESTS}test_intervened_and_idle_decisions_never_enter_a_likelihood"
 
 _LOOP, _ON_LOOP = "vla_rl/training/loop.py", "tests/training/test_loop.py::"
@@ -111,28 +112,28 @@ _LOSSES = (
         _SHARED,
         "self.lr /= self.config.lr_factor",
         "self.lr *= self.config.lr_factor",
-        (f"{_TESTS}test_the_learning_rate_follows_the_kl_within_its_bounds",),
+        (f"{_UPDATES}test_the_learning_rate_follows_the_kl_within_its_bounds",),
     ),
     Fault(
         "the KL never stops the epochs",
         _SHARED,
         'stopped = info["policy/kl"] > self.config.stop_kl * self.config.target_kl',
         "stopped = False",
-        (f"{_TESTS}test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on",),
+        (f"{_UPDATES}test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on",),
     ),
     Fault(
         "the KL stop lasts for its epoch only",
         _SHARED,
         "epoch_kl: list[float] = []",
         "epoch_kl, stopped = [], self._in_warmup()",
-        (f"{_TESTS}test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on",),
+        (f"{_UPDATES}test_epochs_end_early_when_the_kl_is_too_large_and_the_critic_goes_on",),
     ),
     Fault(
         "the KL of the new policy to the old one",
         _SHARED,
         "self.policy.kl(old if index is None else select_each(old, index), new.params)",
         "self.policy.kl(new.params, old if index is None else select_each(old, index))",
-        (f"{_TESTS}test_the_kl_is_that_of_the_old_policy_to_the_new_one",),
+        (f"{_UPDATES}test_the_kl_is_that_of_the_old_policy_to_the_new_one",),
     ),
     Fault(
         "the value loss without its half",

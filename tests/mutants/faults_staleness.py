@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _STALE, _DECISIONS = "vla_rl/algorithms/staleness.py", "vla_rl/algorithms/decisions.py"
 _SHARED, _PPO = "vla_rl/algorithms/policy_gradient.py", "vla_rl/algorithms/ppo.py"
-_ON_STALE, _ON_PPO = "tests/algorithms/test_staleness.py::", "tests/algorithms/test_ppo.py::"
+_ON_STALE, _ON_UPDATES = "tests/algorithms/test_staleness.py::", "tests/algorithms/test_ppo_updates.py::"
 _BY_HAND = f"{_ON_STALE}test_the_decoupled_objective_by_hand"
 _DROPPED = f"{_ON_STALE}test_decisions_beyond_the_age_bound_are_dropped_and_counted"
 _ROUNDING = f"{_ON_STALE}test_rounding_of_the_same_version_is_corrected_and_said_once"
@@ -14,7 +14,7 @@ _REFUSED = f"{_ON_STALE}test_a_log_prob_that_is_not_the_density_is_refused"
 _BFLOAT16 = f"{_ON_STALE}test_rounding_to_bfloat16_passes_whatever_the_size_of_the_action"
 _TOGETHER = f"{_ON_STALE}test_all_processes_correct_or_refuse_together"
 _FUTURE = f"{_ON_STALE}test_a_decision_from_the_future_is_refused"
-_MICRO = f"{_ON_PPO}test_micro_batches_leave_the_gradient_as_it_is"
+_MICRO = f"{_ON_UPDATES}test_micro_batches_leave_the_gradient_as_it_is"
 
 _OBJECTIVE = (
     Fault(
