@@ -1,7 +1,7 @@
 """Environments by name: those of the catalogue, and those of a user as "package.module:make".
 
-An environment module is imported only when it is needed.  What belongs to a task besides its environment (a scripted
-expert, labelled scenes, a swapped instruction, the spec) is declared by its own ``make``; see ``vla_rl.contract.task``.
+An environment module is imported only when it is needed.  The other parts of a task (a scripted
+expert, labelled scenes, a swapped instruction, the spec) are declared by its ``make``; see ``vla_rl.contract.task``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def spec_of(name: str, **options: Any) -> EnvSpec:
 
 
 def extras(name: str) -> TaskExtras:
-    """What the module of environment ``name`` declares beside it."""
+    """The extras that the module of environment ``name`` declares."""
     return extras_of(find(name))
 
 

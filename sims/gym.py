@@ -24,14 +24,14 @@ class GymEnv:
     action  float32 [E,H,D]  within the bounds of the action space
 
     Rewards are Gymnasium's own.  Its termination is the cause "terminated", its truncation "time_limit" (both at once:
-    terminated); an observation that is not finite truncates the row ("diverged", reward 0) and is not returned.
+    terminated); an observation that is not finite truncates the episode ("diverged", reward 0) and is not returned.
     Gymnasium has no notion of success: ``spec.success`` is None and ``success`` is always False; compare returns.
 
     A snapshot is a seed and the actions since the reset: ``restore`` replays them.  This is exact for environments
     whose episodes depend on seed and actions only, as Gymnasium requires, and takes as long as the episode took.
 
-    Rows are stepped one after the other: a pool of two threads took 0.9 to 1.5 times as long for six MuJoCo tasks on
-    two cores, since most of a step of these small models is Python.
+    Environments are stepped one after the other: a pool of two threads took 0.9 to 1.5 times as long for six MuJoCo
+    tasks on two cores, since most of a step of these small models is Python.
     """
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], privileged: Mapping[str, Sequence[int]]) -> None:
@@ -44,7 +44,7 @@ class GymEnv:
         self._public = np.setdiff1d(np.arange(size), np.array(taken, int))
         self.spec = _spec(one, self._public, self._privileged)
         self._book = EpisodeTracker(len(envs), ("terminated",))
-        self._seen = np.zeros((len(envs), size), np.float32)
+        self._obs = np.zeros((len(envs), size), np.float32)
         self._actions = np.zeros((len(envs), self.spec.time_limit, self.spec.action_dim), np.float32)
 
     @property
@@ -55,8 +55,8 @@ class GymEnv:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
-        for row, value in zip(index.tolist(), seed.tolist(), strict=True):
-            self._seen[row] = self._envs[row].reset(seed=value)[0]
+        for env_id, value in zip(index.tolist(), seed.tolist(), strict=True):
+            self._obs[env_id] = self._envs[env_id].reset(seed=value)[0]
         self._book.begin(index, seed)
         self._actions[index] = 0
         return self._observe()
@@ -72,8 +72,8 @@ class GymEnv:
             self._actions[active, self._book.time[active]] = action[active, i]
             self._book.time[active] += 1
             cause = np.zeros(active.size, np.int8)
-            for k, row in enumerate(active.tolist()):
-                reward[row, i], cause[k] = self._advance(row, action[row, i])
+            for k, env_id in enumerate(active.tolist()):
+                reward[env_id, i], cause[k] = self._advance(env_id, action[env_id, i])
             self._book.end(active, np.zeros(active.size, bool), cause)
             if observe == "all":
                 frames.append(self._observe())
@@ -90,10 +90,10 @@ class GymEnv:
         """Put ``snapshot`` into ``env_ids`` by replaying its actions."""
         index = self._book.index(env_ids)
         restore_rows(self._arrays(), index, snapshot)
-        for row in index.tolist():
-            self._seen[row] = self._envs[row].reset(seed=int(self._book.seed[row]))[0]
-            for action in self._actions[row, : self._book.time[row]]:
-                self._advance(row, action)
+        for env_id in index.tolist():
+            self._obs[env_id] = self._envs[env_id].reset(seed=int(self._book.seed[env_id]))[0]
+            for action in self._actions[env_id, : self._book.time[env_id]]:
+                self._advance(env_id, action)
         return self._observe()
 
     def close(self) -> None:
@@ -101,18 +101,18 @@ class GymEnv:
         for env in self._envs:
             env.close()
 
-    def _advance(self, row: int, action: np.ndarray) -> tuple[float, int]:
-        """Execute one action [D] in ``row``: its reward, and the code of the cause of its end (0: still running)."""
-        seen, reward, terminated, truncated, _ = self._envs[row].step(action)
-        if not (np.isfinite(seen).all() and math.isfinite(reward)):
+    def _advance(self, env_id: int, action: np.ndarray) -> tuple[float, int]:
+        """Execute one action [D] in ``env_id``: its reward, and the code of the cause of its end (0: still running)."""
+        obs, reward, terminated, truncated, _ = self._envs[env_id].step(action)
+        if not (np.isfinite(obs).all() and math.isfinite(reward)):
             return 0.0, DIVERGED
-        self._seen[row] = seen
+        self._obs[env_id] = obs
         return float(reward), FAILURES if terminated else TIME_LIMIT if truncated else 0
 
     def _observe(self) -> Observation:
-        extras = {name: self._seen[:, entries] for name, entries in self._privileged.items()}
+        extras = {name: self._obs[:, entries] for name, entries in self._privileged.items()}
         task = np.zeros(self.num_envs, np.int64)
-        return Observation({}, self._seen[:, self._public], task, self._book.time.copy(), extras)
+        return Observation({}, self._obs[:, self._public], task, self._book.time.copy(), extras)
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return self._book.arrays() | {"actions": self._actions}
@@ -131,7 +131,7 @@ def make(
     time_limit  actions per episode, where Gymnasium's registry has none or another one is wanted
     arguments   of the environment itself (``{"healthy_reward": 0.0}``)
 
-    Raises UserError for an id that cannot be made and for spaces that are no vectors of numbers: images, texts, dicts
+    Raises UserError for an id that cannot be made and for spaces that are not vectors of numbers: images, texts, dicts
     and discrete actions are not supported.
     """
     if num_envs < 1:
@@ -142,7 +142,7 @@ def make(
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise UserError(
             f"Gymnasium cannot make {id!r} ({str(error).rstrip('.')}), so there is no environment; check the id and "
-            "its arguments, or install what it needs (pip install 'gymnasium[mujoco]')."
+            "its arguments, or install its requirements (pip install 'gymnasium[mujoco]')."
         ) from error
     return GymEnv(envs, privileged or {})
 
@@ -155,8 +155,8 @@ def _spec(one: gymnasium.Env[Any, Any], shown: np.ndarray, hidden: Mapping[str, 
             f"{name!r} has no time limit in Gymnasium's registry, so its episodes might never end; give the option "
             "time_limit, in actions."
         )
-    seen, moves = one.observation_space, _vector(one, "action", one.action_space)
-    if not moves.is_bounded():
+    space, action_space = one.observation_space, _vector(one, "action", one.action_space)
+    if not action_space.is_bounded():
         raise UserError(
             f"the actions of {name!r} have no bounds, so none would be safe; wrap it to have some (RescaleAction)."
         )
@@ -164,20 +164,20 @@ def _spec(one: gymnasium.Env[Any, Any], shown: np.ndarray, hidden: Mapping[str, 
     return EnvSpec(
         name=name,
         images={},
-        state=_array_spec(seen, shown),
-        action=_array_spec(moves, np.arange(moves.shape[0])),
+        state=_array_spec(space, shown),
+        action=_array_spec(action_space, np.arange(action_space.shape[0])),
         tasks=(name,),
         control_dt=float(getattr(one.unwrapped, "dt", 1 / per_second)),
         time_limit=limit,
         max_chunk=limit,
         success=None,
-        extras={key: _array_spec(seen, entries) for key, entries in hidden.items()},
+        extras={key: _array_spec(space, entries) for key, entries in hidden.items()},
         can_snapshot=True,
     )
 
 
 def _array_spec(space: Any, entries: Sequence[int] | np.ndarray) -> ArraySpec:
-    """The declared bounds; where they are infinite, a policy has to normalise by statistics of data."""
+    """The declared bounds; where they are infinite, a policy has to normalize by statistics of data."""
     low, high = (tuple(bound[list(entries)].tolist()) for bound in (space.low, space.high))
     return ArraySpec((len(entries),), "float32", low, high)
 

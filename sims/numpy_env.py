@@ -1,4 +1,4 @@
-"""A base class for environments written in numpy: resets, chunks, ends, snapshots and validation are done here.
+"""A base class for environments written in numpy: it handles resets, chunks, ends, snapshots and validation.
 
 A subclass implements ``_begin``, ``_advance`` and ``_state``; ``sims/toy/point_mass.py`` is a complete example.
 """
@@ -34,8 +34,8 @@ class NumpyEnv:
         index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
         self._book.begin(index, seed)
-        for row, value in zip(index, seed, strict=True):
-            self._begin(int(row), int(value))
+        for env_id, value in zip(index, seed, strict=True):
+            self._begin(int(env_id), int(value))
         return self._observe()
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:

@@ -1,4 +1,4 @@
-"""The MuJoCo environment: the rows of one task, stepped together on MuJoCo's thread pool."""
+"""The MuJoCo environment: ``E`` environments of one task, stepped together on MuJoCo's thread pool."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 
 class MujocoEnv:
-    """``E`` rows of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
+    """``E`` environments of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
 
-    A row's future depends only on its seed and its actions: its physics state, the solver's warm start included, is
-    kept apart from all others, and randomness is drawn at reset alone.  A control step is one call that advances every
-    active row on ``threads`` threads; rows that ended are neither simulated nor rendered.
+    An episode depends only on its seed and its actions: every environment has its own physics state, with the solver's
+    warm start, and randomness is drawn at reset alone.  A control step is one call that advances every active
+    environment on ``threads`` threads; ended ones are neither simulated nor rendered.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class MujocoEnv:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
-        for row, value in zip(index, seed, strict=True):
+        for env_id, value in zip(index, seed, strict=True):
             episode = self._task.sample_episode(np.random.Generator(np.random.PCG64(int(value))))
-            self._batch.state[row] = self._blank
-            self._qpos[row], self._ctrl[row] = episode.qpos, episode.ctrl
+            self._batch.state[env_id] = self._blank
+            self._qpos[env_id], self._ctrl[env_id] = episode.qpos, episode.ctrl
             for name, item in episode.task_state.items():
-                self._task_state[name][row] = item
+                self._task_state[name][env_id] = item
         self._book.begin(index, seed)
         return self._observe(index)
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D] in metres and grip sign; see ``VecEnv.step``."""
         action = self._book.chunk(chunk, self.spec)
-        rows, horizon = action.shape[:2]
-        reward, valid = np.zeros((rows, horizon), np.float32), np.zeros((rows, horizon), bool)
+        num_envs, horizon = action.shape[:2]
+        reward, valid = np.zeros((num_envs, horizon), np.float32), np.zeros((num_envs, horizon), bool)
         frames: list[Observation] = []
         moved = np.flatnonzero(~self._book.done)
         active = moved
@@ -97,7 +97,7 @@ class MujocoEnv:
         return self._observe(index)
 
     def render_rows(self, env_ids: Any, size: int, camera: str = "front") -> np.ndarray:
-        """Pictures of the present state of ``env_ids`` for videos: uint8 [R,size,size,3]."""
+        """Pictures of the current state of ``env_ids`` for videos: uint8 [R,size,size,3]."""
         index = self._book.index(env_ids)
         return self._render(index, size, camera, np.empty((index.size, size, size, 3), np.uint8))
 
@@ -111,29 +111,31 @@ class MujocoEnv:
         own = {"physics": self._batch.state, **self._book.arrays()}
         return own | {f"task_state/{name}": value for name, value in self._task_state.items()}
 
-    def _advance(self, rows: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """One control step of ``rows`` with ``action`` [R,D]; latches what ended and returns the rewards [R]."""
-        here: Any = slice(None) if rows.size == self._num_envs else rows  # views are cheaper than copies
+    def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """One control step of ``env_ids`` with ``action`` [R,D]; latches ends and returns the rewards [R]."""
+        selection: Any = slice(None) if env_ids.size == self._num_envs else env_ids  # views are cheaper than copies
         state = self._batch.state
-        before = state.take(rows, axis=0)
-        self._ctrl[here] = self._task.control(self._ctrl[here], action)
-        self._batch.step(ids=rows, nstep=self._task.substeps)
-        self._book.time[here] += 1
-        diverged = ~np.isfinite(state[here]).all(axis=1)
+        before = state.take(env_ids, axis=0)
+        self._ctrl[selection] = self._task.control(self._ctrl[selection], action)
+        self._batch.step(ids=env_ids, nstep=self._task.substeps)
+        self._book.time[selection] += 1
+        diverged = ~np.isfinite(state[selection]).all(axis=1)
         if diverged.any():
-            state[rows[diverged]] = before[diverged]
-        result = self._task.evaluate(self._qpos[here], {name: value[here] for name, value in self._task_state.items()})
+            state[env_ids[diverged]] = before[diverged]
+        result = self._task.evaluate(
+            self._qpos[selection], {name: value[selection] for name, value in self._task_state.items()}
+        )
         for name, value in result.task_state.items():
-            self._task_state[name][here] = value
+            self._task_state[name][selection] = value
         success = result.success & ~diverged
-        cause = np.where(self._book.time[here] >= self._task.time_limit, TIME_LIMIT, 0)
+        cause = np.where(self._book.time[selection] >= self._task.time_limit, TIME_LIMIT, 0)
         cause = np.where(result.failure >= 0, FAILURES + result.failure, cause)
         cause = np.where(diverged, DIVERGED, np.where(success, SUCCESS, cause))
-        self._book.end(rows, success, cause)
+        self._book.end(env_ids, success, cause)
         return np.where(diverged, np.float32(0), result.reward)
 
     def _observe(self, stale: np.ndarray) -> Observation:
-        """The observation of all rows; only the pictures of ``stale`` rows are rendered anew."""
+        """The observation of all environments; only the pictures of the ``stale`` ones are rendered again."""
         for camera, image in self._images.items():
             size = image.shape[1]
             image[stale] = self._render(stale, size, camera, np.empty((stale.size, size, size, 3), np.uint8))
@@ -145,15 +147,15 @@ class MujocoEnv:
             self._task.observe_extras(self._qpos, self._task_state),
         )
 
-    def _render(self, rows: np.ndarray, size: int, camera: str, out: np.ndarray) -> np.ndarray:
-        if not rows.size:
+    def _render(self, env_ids: np.ndarray, size: int, camera: str, out: np.ndarray) -> np.ndarray:
+        if not env_ids.size:
             return out
         if size not in self._renderers:
             task = self._task
             self._renderers[size] = Renderer(task.model, size, size, task.painted, task.placed)
-        task_state = {name: value[rows] for name, value in self._task_state.items()}
-        colours, places = self._task.colours(task_state), self._task.mark_positions(task_state)
-        return self._renderers[size].render(self._qpos[rows], colours, places, camera, out)
+        task_state = {name: value[env_ids] for name, value in self._task_state.items()}
+        colours, positions = self._task.colours(task_state), self._task.mark_positions(task_state)
+        return self._renderers[size].render(self._qpos[env_ids], colours, positions, camera, out)
 
 
 def task_spec(task: Task, cameras: tuple[str, ...] = ("front",), image_size: int = 64, render: bool = True) -> EnvSpec:
@@ -197,7 +199,7 @@ def make_env(task: Callable[..., Task], known: Sequence[str], num_envs: int, opt
 
 
 def make_spec(task: Callable[..., Task], known: Sequence[str], options: Mapping[str, Any]) -> EnvSpec:
-    """The spec of what :func:`make_env` makes with ``options``, without simulator state, threads or OpenGL."""
+    """The spec of :func:`make_env`'s environment with ``options``, without simulator state, threads or OpenGL."""
     made, rest = _make_task(task, known, options)
     return task_spec(made, **{name: value for name, value in rest.items() if name != "threads"})
 

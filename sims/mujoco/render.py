@@ -1,4 +1,4 @@
-"""Headless rendering of the states of many rows with EGL or, where that fails, OSMesa."""
+"""Headless rendering of the states of many environments with EGL or, where that fails, OSMesa."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ os.environ.setdefault("LP_NUM_THREADS", "0")
 
 
 class Renderer:
-    """Renders rows of one model into uint8 pictures with one camera-independent OpenGL context.
+    """Renders states of one model into uint8 pictures with one camera-independent OpenGL context.
 
-    Only kinematics are computed per row; cameras and lights are fixed to the world and computed once.
+    Only kinematics are computed per state; cameras and lights are fixed to the world and computed once.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Renderer:
         painted: Sequence[int] = (),
         placed: Sequence[int] = (),
     ) -> None:
-        """``painted``, ``placed``: ids of the geoms whose colour, or position, differs between rows."""
-        self._model = model = copy.copy(model)  # colours, places and buffer size are this renderer's own
+        """``painted``, ``placed``: ids of the geoms whose colour, or position, differs between environments."""
+        self._model = model = copy.copy(model)  # colours, positions and buffer size are this renderer's own
         self._painted, self._placed = np.asarray(painted, dtype=np.intp), np.asarray(placed, dtype=np.intp)
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
@@ -59,26 +59,26 @@ class Renderer:
         self._buffer = np.empty((height, width, 3), np.uint8)
 
     def render(
-        self, qpos: np.ndarray, rgba: np.ndarray, places: np.ndarray, camera: str, out: np.ndarray
+        self, qpos: np.ndarray, rgba: np.ndarray, positions: np.ndarray, camera: str, out: np.ndarray
     ) -> np.ndarray:
         """Render ``qpos`` [R,nq] into ``out`` uint8 [R,h,w,3]; returns ``out``.
 
-        ``rgba`` [R,painted,4]: colours of the painted geoms; ``places`` [R,placed,3]: positions (metres).
+        ``rgba`` [R,painted,4]: colours of the painted geoms; ``positions`` [R,placed,3]: positions (metres).
         """
         self._canvas.gl.make_current()
         view = mujoco.MjvCamera()
         view.type = mujoco.mjtCamera.mjCAMERA_FIXED.value
         view.fixedcamid = self._model.camera(camera).id
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
-        for row in range(len(qpos)):
-            self._data.qpos[:] = qpos[row]
-            self._model.geom_rgba[self._painted] = rgba[row]
-            self._model.geom_pos[self._placed] = places[row]
+        for i in range(len(qpos)):
+            self._data.qpos[:] = qpos[i]
+            self._model.geom_rgba[self._painted] = rgba[i]
+            self._model.geom_pos[self._placed] = positions[i]
             mujoco.mj_kinematics(self._model, self._data)
             mujoco.mjv_updateScene(self._model, self._data, self._option, None, view, everything, self._scene)
             mujoco.mjr_render(self._rect, self._scene, self._canvas.context)
             mujoco.mjr_readPixels(self._buffer, None, self._rect, self._canvas.context)
-            out[row] = self._buffer[::-1]
+            out[i] = self._buffer[::-1]
         return out
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The tabletop: a gantry gripper over coloured cubes, as MJCF text.
 
-World frame: origin on the table top under the gantry's middle, x right and y away as the camera sees it, z up; metres.
+World frame: origin on the table top under the gantry's centre, x right and y away from the camera, z up; metres.
 Slides are built so that ``qpos[0:3]`` is the world position of the pinch point between the fingertips.
 """
 
@@ -98,7 +98,7 @@ _CUBE = """<body name="cube{i}" pos="{x} 0 {half}">
     </body>"""
 
 
-# A plate, or the target of a push: seen, not felt.
+# A plate, or the target of a push: visible and without contact.
 _MARK = (
     """<geom class="visual" name="mark{i}" type="cylinder" size="{radius} 0.0006" pos="0 0 0.001" rgba="0 0 0 0"/>"""
 )
@@ -107,7 +107,7 @@ _MARK = (
 def build_model(cubes: int, marks: int = 0) -> mujoco.MjModel:
     """The compiled scene with cubes ``cube0``, ... and flat marks ``mark0``, ...
 
-    Colours, and the places of the marks, are set per episode.
+    Colours, and the positions of the marks, are set per episode.
     """
     half = CUBE_EDGE / 2
     fingers = (("left", -1), ("right", 1))

@@ -30,15 +30,15 @@ COLOURS: dict[str, tuple[float, float, float]] = {
     "purple": (0.55, 0.15, 0.70),
     "orange": (0.95, 0.45, 0.05),
 }
-TARGET_COLOUR, UNSEEN = len(COLOURS), -1  # of the mark that cubes are pushed to; of what is not on the table
-SPREAD = 0.13  # metres; things start within +-SPREAD in x and y
+TARGET_COLOUR, UNSEEN = len(COLOURS), -1  # of the mark that cubes are pushed to; of objects that are not on the table
+SPREAD = 0.13  # metres; objects start within +-SPREAD in x and y
 SPACING = 0.078  # metres between centres, so that the open fingers fit between two cubes
 YAW = 0.55  # radians
 START = 0.12  # metres; the gripper starts within +-START in x and y
 MOST_DISPLACEMENT = 0.03  # metres per control step and axis
-HOLD_STEPS = 5  # control steps that a state of affairs must last to count
+HOLD_STEPS = 5  # consecutive control steps after which a condition counts
 LIFT_HEIGHT = 0.06  # metres, of a cube's centre above the table
-_AWAY = np.array([0.0, -1.2])  # metres; where cubes lie that an episode does not use, behind the camera
+_AWAY = np.array([0.0, -1.2])  # metres; unused cubes of an episode lie there, behind the camera
 _PALETTE = np.array([*((*rgb, 1.0) for rgb in COLOURS.values()), (0.13, 0.13, 0.16, 1.0), (0, 0, 0, 0)], np.float32)
 
 Instruct = Literal["target", "distractor"]
@@ -110,12 +110,12 @@ class Tabletop:
         return after
 
     def proprioception(self, qpos: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
-        """float32 [R,8]: pinch point and opening, then what they are commanded to be; metres."""
+        """float32 [R,8]: pinch point and opening, then their commanded values; metres."""
         state = np.empty((len(qpos), 8), np.float32)
         state[:, :3], state[:, 3] = qpos[:, GANTRY_QPOS], qpos[:, FINGER_QPOS].sum(axis=1)
         state[:, 4:7], state[:, 7] = ctrl[:, :3], 2 * ctrl[:, 3]
-        seen: np.ndarray = np.minimum(np.maximum(state, self._state_low), self._state_high)
-        return seen
+        clipped: np.ndarray = np.minimum(np.maximum(state, self._state_low), self._state_high)
+        return clipped
 
     def cubes(self, qpos: np.ndarray) -> np.ndarray:
         """Centres of all cubes, float32 [R,cubes,3] metres."""
@@ -128,16 +128,16 @@ class Tabletop:
         return rgba
 
     def mark_positions(self, task_state: TaskState) -> np.ndarray:
-        """float64 [R,marks,3]: where the marks are, metres."""
+        """float64 [R,marks,3]: positions of the marks, metres."""
         if not self._marks:
             return np.empty((len(task_state["colour"]), 0, 3))
         xy = task_state["mark_xy"]
         return np.concatenate([xy, np.full((*xy.shape[:2], 1), 0.001)], axis=2)
 
 
-def count_consecutive(so: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """int16: control steps in a row that something was ``so``, of which ``before`` until now."""
-    return np.where(so, before + 1, 0).astype(np.int16)
+def count_consecutive(condition: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """int16: consecutive control steps with ``condition``, given ``before`` up to the previous step."""
+    return np.where(condition, before + 1, 0).astype(np.int16)
 
 
 def write_cube_poses(qpos: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray) -> None:
@@ -149,7 +149,7 @@ def write_cube_poses(qpos: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray
 
 
 def scatter(count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
-    """``count`` places [count,2] in metres within ``SPREAD``, at least ``spacing`` (or [count,count]) apart."""
+    """``count`` positions [count,2] in metres within ``SPREAD``, at least ``spacing`` (or [count,count]) apart."""
     while True:
         xy = rng.uniform(-SPREAD, SPREAD, (count, 2))
         gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1) + np.eye(count)

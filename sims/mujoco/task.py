@@ -24,12 +24,12 @@ class Episode:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The rules applied to ``R`` rows after one control step.
+    """The rules applied to ``R`` environments after one control step.
 
     reward   float32 [R]
     success  bool [R]     the task is done
     failure  int8 [R]     index into ``Task.failures``, -1 where nothing failed
-    task_state   the rows' task_state after this step
+    task_state   after this step
     """
 
     reward: np.ndarray
@@ -39,21 +39,21 @@ class TaskResult:
 
 
 class Task(Protocol):
-    """A task over one MuJoCo model.  All methods work on ``R`` rows at once and draw no randomness but in ``begin``."""
+    """A task over one MuJoCo model.  Methods work on ``R`` environments at once; only ``sample_episode`` is random."""
 
     name: str
     model: mujoco.MjModel
     texts: tuple[str, ...]  # becomes spec.tasks
-    families: tuple[str, ...]  # what kind of task each text is, for tables of success
+    families: tuple[str, ...]  # the kind of task of each text, for tables of success
     failures: tuple[str, ...]  # causes that end an episode without success
     time_limit: int  # control steps
     substeps: int  # physics steps per control step
     state: ArraySpec
     action: ArraySpec
     extras: dict[str, ArraySpec]
-    painted: tuple[int, ...]  # ids of geoms coloured per row
-    placed: tuple[int, ...]  # ids of geoms fixed to the world whose place differs from row to row
-    task_state: TaskState  # an example of one row's task_state, for shapes and dtypes
+    painted: tuple[int, ...]  # ids of geoms with a colour per environment
+    placed: tuple[int, ...]  # ids of fixed geoms with a position per environment
+    task_state: TaskState  # an example for one environment, for shapes and dtypes
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """Draw a new episode; all of it follows from ``rng``."""
@@ -77,4 +77,4 @@ class Task(Protocol):
         """float32 [R,painted,4]: RGBA of the painted geoms."""
 
     def mark_positions(self, task_state: TaskState) -> np.ndarray:
-        """float64 [R,placed,3]: where the placed geoms are, metres."""
+        """float64 [R,placed,3]: positions of the placed geoms, metres."""

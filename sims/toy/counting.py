@@ -1,8 +1,7 @@
-"""The auditing environment: whatever is lost, doubled or reordered between it and a learner can be seen in the data.
+"""The auditing environment: data that are lost, doubled or reordered on the way to a learner are detected.
 
-A row's observation says which episode it is in, how far it is and how long the episode will be; every reward is the
-number of the step it was earned in.  Whoever receives the data can recompute all of it with :func:`episode_length` and
-:func:`expected_reward`.
+An observation holds its episode's seed, the number of steps so far and the episode's length; every reward is the number
+of its step.  A receiver can recompute all of them with :func:`episode_length` and :func:`expected_reward`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def episode_length(seed: np.ndarray) -> np.ndarray:
 
 
 def expected_reward(steps: np.ndarray) -> np.ndarray:
-    """float32: the reward of the action that brought the row to ``steps`` actions since its reset."""
+    """float32: the reward of the action with which the episode has ``steps`` actions."""
     return np.asarray(steps, np.float32)
 
 

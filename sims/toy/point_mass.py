@@ -20,8 +20,8 @@ class PointMassEnv(NumpyEnv):
     state   float32 [E,2]    position, metres
     action  float32 [E,H,2]  displacement, metres, within +-0.2 per axis
 
-    ``success`` is latched when the row is within 5 cm at the time limit, where every episode is truncated or, on
-    success, terminated.  :func:`optimal_action` is the best policy and :func:`optimal_return` what it earns.
+    ``success`` is latched when the point is within 5 cm at the time limit, where every episode is truncated or, on
+    success, terminated.  :func:`optimal_action` is the best policy and :func:`optimal_return` its return.
     """
 
     def __init__(self, num_envs: int) -> None:

@@ -187,7 +187,7 @@ _TRAINED = (
         "a run in a foreign environment starts unchecked",
         "vla_rl/recipes/recipe.py",
         "        env.check()",
-        "pass",
+        "        pass",
         ("tests/cli/test_foreign_env.py::test_a_foreign_environment_is_checked_before_the_run_folder_exists",),
     ),
 )

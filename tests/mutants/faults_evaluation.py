@@ -40,8 +40,8 @@ FAULTS = (
     Fault(
         "an episode is booked on the wrong seed",
         _RUN,
-        "self.success[self.playing[row]] = bool(step.success[row])",
-        "self.success[row % len(self.seeds)] = bool(step.success[row])",
+        "self.success[self.playing[env_id]] = bool(step.success[env_id])",
+        "self.success[env_id % len(self.seeds)] = bool(step.success[env_id])",
         (f"{_ON_RUN}test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(

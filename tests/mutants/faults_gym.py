@@ -32,15 +32,15 @@ FAULTS = (
     Fault(
         "a snapshot forgets the last action",
         _GYM,
-        "for action in self._actions[row, : self._book.time[row]]:",
-        "for action in self._actions[row, : self._book.time[row] - 1]:",
+        "for action in self._actions[env_id, : self._book.time[env_id]]:",
+        "for action in self._actions[env_id, : self._book.time[env_id] - 1]:",
         (f"{_ON_GYM}test_a_snapshot_is_played_again_into_another_row",),
     ),
     Fault(
-        "every row has the first row's seed",
+        "every environment has the first one's seed",
         _GYM,
-        "self._seen[row] = self._envs[row].reset(seed=value)[0]",
-        "self._seen[row] = self._envs[row].reset(seed=int(seed[0]))[0]",
+        "self._obs[env_id] = self._envs[env_id].reset(seed=value)[0]",
+        "self._obs[env_id] = self._envs[env_id].reset(seed=int(seed[0]))[0]",
         (f"{_ON_GYM}test_an_episode_is_the_one_that_gymnasium_plays",),
     ),
     Fault(
@@ -53,7 +53,7 @@ FAULTS = (
     Fault(
         "an observation that is not a number is handed out",
         _GYM,
-        "if not (np.isfinite(seen).all() and math.isfinite(reward)):",
+        "if not (np.isfinite(obs).all() and math.isfinite(reward)):",
         "if not math.isfinite(reward):",
         (f"{_ON_GYM}test_an_observation_that_is_not_finite_truncates_and_is_not_handed_out",),
     ),

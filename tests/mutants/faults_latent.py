@@ -90,7 +90,7 @@ _NOISE_ALIASED = (
         "the aliased target evaluates noise",
         _DSRL,
         "self.min_target_q(batch.next_features, action)",
-        "self.min_target_q(batch.next_features, choice)",
+        "self.min_target_q(batch.next_features, noise)",
         (_ALIASED,),
     ),
     Fault(

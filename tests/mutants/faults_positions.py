@@ -19,7 +19,7 @@ _OTHER = f"{_ON_TRAINING}test_a_world_model_is_refused_for_another_environment"
 _WARNED = "tests/world_models/test_env.py::test_a_horizon_beyond_the_calibrated_one_is_warned_of"
 
 FAULTS = (
-    Fault("frames of idle rows are kept", _POSITIONS, "has_seed & step.valid[:, h])", "has_seed)", (_ONCE,)),
+    Fault("frames after an episode's end are kept", _POSITIONS, "has_seed & step.valid[:, h])", "has_seed)", (_ONCE,)),
     Fault(
         "a frame has the position after the chunk",
         _POSITIONS,
@@ -36,7 +36,7 @@ FAULTS = (
         (_ONCE,),
     ),
     Fault(
-        "frames of surplus rows are kept",
+        "frames of surplus environments are kept",
         _POSITIONS,
         "np.arange(env.num_envs) < len(seeds)",
         "np.ones(env.num_envs, bool)",
@@ -66,8 +66,8 @@ FAULTS = (
     Fault(
         "the position is that of another object",
         _POSITIONS,
-        "obs.extras[TARGET][rows])",
-        'obs.extras["privileged/cubes"][rows, :3])',
+        "obs.extras[TARGET][index])",
+        'obs.extras["privileged/cubes"][index, :3])',
         (_SHOWN,),
     ),
     Fault(

@@ -152,7 +152,7 @@ _OFFLINE = (
         "critics are regressed on the greatest value of what follows",
         _IQL,
         "next_value: Tensor = self.value(batch.next_features)",
-        'following: Tensor = self.critic(batch.next_features, batch.next_features["q"]).amax(0)',
+        'next_value: Tensor = self.critic(batch.next_features, batch.next_features["q"]).amax(0)',
         (f"{_ON_IQL}test_critics_are_regressed_on_the_next_value",),
     ),
     Fault(

@@ -23,8 +23,8 @@ FAULTS = (
     Fault(
         "steps held before a fall still count",
         _TABLETOP,
-        "np.where(so, before + 1, 0)",
-        "np.where(so, before + 1, before)",
+        "np.where(condition, before + 1, 0)",
+        "np.where(condition, before + 1, before)",
         (f"{_ON_LIFT}test_success_takes_five_held_steps_in_a_row",),
     ),
     Fault(
@@ -70,7 +70,11 @@ FAULTS = (
         (f"{_ON_SIMS}test_observations_are_not_overwritten_later",),
     ),
     Fault(
-        "idle rows are moved", _ENV, "moved = np.flatnonzero(~self._book.done)", "moved = np.arange(rows)", (_CONFORMS,)
+        "idle rows are moved",
+        _ENV,
+        "moved = np.flatnonzero(~self._book.done)",
+        "moved = np.arange(num_envs)",
+        (_CONFORMS,),
     ),
     Fault(
         "actions after the end inside a chunk are executed",
@@ -80,24 +84,24 @@ FAULTS = (
         (f"{_ON_LIFT}test_rows_end_inside_a_chunk_and_then_idle",),
     ),
     Fault(
-        "an episode depends on its row",
+        "an episode depends on its environment",
         _ENV,
         "np.random.PCG64(int(value))",
-        "np.random.PCG64(int(value) + int(row))",
+        "np.random.PCG64(int(value) + int(env_id))",
         (f"{_CONFORMS}[lift]",),
     ),
     Fault(
         "the warm start of the last episode remains",
         _ENV,
-        "self._batch.state[row] = self._blank",
-        "n = 1 + self._task.model.nq + self._task.model.nv; self._batch.state[row, :n] = self._blank[:n]",
+        "self._batch.state[env_id] = self._blank",
+        "n = 1 + self._task.model.nq + self._task.model.nv; self._batch.state[env_id, :n] = self._blank[:n]",
         (_FRESH,),
     ),
     Fault(
         "equalities are switched off at reset",
         _ENV,
-        "self._batch.state[row] = self._blank",
-        "self._batch.state[row] = 0.0",
+        "self._batch.state[env_id] = self._blank",
+        "self._batch.state[env_id] = 0.0",
         (_FRESH,),
     ),
     Fault(

@@ -25,7 +25,7 @@ FAULTS = (
     Fault(
         "any plate will do",
         _PLACE,
-        'success = long_enough[rows, task_state["plate"]]',
+        'success = long_enough[index, task_state["plate"]]',
         "success = long_enough.any(axis=1)",
         (f"{_ON}test_another_plate_or_another_cube_is_a_failure",),
     ),
@@ -67,8 +67,8 @@ FAULTS = (
     Fault(
         "causes of failure are mixed up",
         _MIXED,
-        "failure[rows] = causes[result.failure]",
-        "failure[rows] = result.failure",
+        "failure[index] = causes[result.failure]",
+        "failure[index] = result.failure",
         (f"{_ON}test_a_mixture_is_the_task_it_plays",),
     ),
     Fault(

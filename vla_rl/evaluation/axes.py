@@ -1,4 +1,4 @@
-"""Axes of a figure: round ticks, numbers as people read them, and the plane that two axes span."""
+"""Axes of a figure: round ticks, numbers as people read them, and the plane between two axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plane:
-    """Two axes with their ticks and labels around what is drawn in percent of them."""
+    """Two axes with ticks and labels; drawings between them have percent coordinates."""
 
     title: str
     x_label: str
@@ -34,7 +34,7 @@ class Plane:
     x_percent: bool = False
 
     def html(self, drawn: str, data: dict[str, object]) -> str:
-        """``drawn`` is SVG; ``data`` is what the pointer shows."""
+        """``drawn`` is SVG; ``data`` are the values of the tooltip."""
         grid = "".join(f'<path class="grid" d="M0 {100 - self.y.at(tick)}H100"/>' for tick in self.y.ticks)
         y_text = [tick_text(tick, self.percent) for tick in self.y.ticks]
         y_ticks = "".join(
@@ -55,13 +55,13 @@ class Plane:
 
 
 def number(value: float, percent: bool = False) -> str:
-    """A number as people read it: ``84.2%``, ``1.5M``, ``25k``, ``0.0123``, and a dash for what is not finite."""
+    """A number as people read it: ``84.2%``, ``1.5M``, ``25k``, ``0.0123``, and a dash if it is not finite."""
     if not math.isfinite(value):
         return "–"
     if percent:
         return f"{100 * value:.1f}%"
-    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= least:
+    for threshold, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= threshold:
             return f"{value / unit:.4g}{letter}"
     return f"{value:.4g}"
 
@@ -72,7 +72,7 @@ def interval(low: float | None, high: float | None, percent: bool = False) -> st
 
 
 def axis_of(low: float, high: float, about: int, widen: bool = True) -> Axis:
-    """About that many round ticks; ``widen`` moves the ends out to ticks, otherwise the ends are the data's."""
+    """About ``about`` round ticks; ``widen`` moves the ends out to ticks, otherwise the ends are the data's."""
     if high <= low:
         low, high = low - (abs(low) or 1.0) / 2, low + (abs(low) or 1.0) / 2
     raw = (high - low) / about
@@ -88,5 +88,5 @@ def axis_of(low: float, high: float, about: int, widen: bool = True) -> Axis:
 
 
 def tick_text(value: float, percent: bool = False) -> str:
-    """What stands at a tick."""
+    """The label of a tick."""
     return f"{100 * value:.4g}%" if percent else number(round(value, 12))

@@ -32,10 +32,10 @@ class LocatedFrames:
         return len(self.tasks)
 
     @classmethod
-    def of(cls, obs: Observation, rows: np.ndarray) -> LocatedFrames:
-        """The frames of ``rows`` (bool [E]) of ``obs``."""
-        pictures = np.concatenate([obs.images[name][rows] for name in sorted(obs.images)], -1)
-        return cls(pictures, obs.task[rows], obs.extras[TARGET][rows])
+    def of(cls, obs: Observation, index: np.ndarray) -> LocatedFrames:
+        """The frames of the environments ``index`` (bool [E]) in ``obs``."""
+        pictures = np.concatenate([obs.images[name][index] for name in sorted(obs.images)], -1)
+        return cls(pictures, obs.task[index], obs.extras[TARGET][index])
 
     @classmethod
     def concatenate(cls, parts: Sequence[LocatedFrames]) -> LocatedFrames:
@@ -78,7 +78,7 @@ def _collect_batch(
     random_action_prob: float,
     rng: np.random.Generator,
 ) -> list[LocatedFrames]:
-    """One batch; surplus rows play the last seed, and their frames are dropped."""
+    """One batch; surplus environments play the last seed, and their frames are dropped."""
     has_seed = np.arange(env.num_envs) < len(seeds)
     low, high = (np.asarray(bound, np.float32) for bound in (env.spec.action.low, env.spec.action.high))
 

@@ -1,7 +1,7 @@
 """Figures of a report as HTML with inline SVG, drawn without a plotting library.
 
-The SVG of a curve is stretched to its box and all text is HTML beside it, so a figure fills a desktop and a phone with
-letters of the same size.
+The SVG of a curve is scaled to its box and all text is HTML beside it, so the font size is the same on a desktop and on
+a phone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vla_rl.evaluation.stats import Rate
 Values: TypeAlias = Sequence[float] | np.ndarray
 _Point = TypeVar("_Point")
 _COLOURS = 6  # --c1 ... and --grey in style.py
-_MOST_MARKERS = 40  # more dots than that on a line hide it
+_MOST_MARKERS = 40  # more dots would hide the line
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Point:
-    """One thing by two rates with their intervals, such as a policy's true and imagined success."""
+    """Two rates of one item with their intervals, such as a policy's true and imagined success."""
 
     name: str
     x: Rate
@@ -84,7 +84,7 @@ def curves(title: str, x_label: str, y_label: str, series: Sequence[Series], per
 
 
 def scatter(title: str, x_label: str, y_label: str, points: Sequence[Point]) -> str:
-    """Two rates of each of several things with their intervals, and the diagonal on which both would be equal."""
+    """One point per item, from two rates with their intervals, and the diagonal of equal rates."""
     if not points:
         return _figure(title, f'<p class="empty">No data yet for {escape(y_label)}.</p>')
     axis = axis_of(0.0, 1.0, 4)
@@ -102,7 +102,7 @@ def bars(title: str, entries: Sequence[Bar], percent: bool = True) -> str:
     """Horizontal bars with whiskers, one row each."""
     ends = [v for bar in entries for v in (bar.value, bar.low, bar.high) if v is not None and math.isfinite(v)]
     axis = axis_of(0.0, 1.0, 4) if percent else axis_of(min([0.0, *ends]), max([0.0, *ends]), 4)
-    # Without groups every label is new, and a colour for each would say nothing.
+    # Without groups every label occurs once, so colours would carry no information.
     grouped = any(bar.group for bar in entries)
     kinds = [bar.label if grouped else str(bar.reference) for bar in entries]
     references = {kind: bar.reference for kind, bar in zip(kinds, entries, strict=True)}
@@ -131,7 +131,7 @@ def _check(title: str, line: Series) -> None:
 
 
 def _colours(references: Sequence[bool]) -> list[str]:
-    """A colour for each: references are grey and use none up."""
+    """One colour per item; references are grey and take no colour."""
     ranks = np.cumsum(~np.asarray(references, dtype=bool)) - 1
     return [
         "var(--grey)" if grey else f"var(--c{rank % _COLOURS + 1})"

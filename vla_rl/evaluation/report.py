@@ -1,4 +1,4 @@
-"""One HTML file that shows a result: headline numbers, tables, curves, bars and clips; it needs nothing but itself."""
+"""One HTML file that shows a result: headline numbers, tables, curves, bars and clips; it loads nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vla_rl.evaluation.video import Clip, encode
 __all__ = ["Bar", "Cell", "Clip", "Point", "Report", "Series", "Tile", "across_seeds", "percent"]
 
 Cell: TypeAlias = str | float | int | None
-# Nothing from outside may be loaded, whatever ends up in the page.
+# The browser loads nothing from outside, whatever the page contains.
 _POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -73,7 +73,7 @@ class Report:
         self.text(text)
 
     def text(self, text: str) -> None:
-        """Paragraphs parted by empty lines; ``**bold**``, `` `code` `` and lists of ``- `` lines."""
+        """Paragraphs separated by empty lines; ``**bold**``, `` `code` `` and lists of ``- `` lines."""
         for block in filter(None, (block.strip() for block in re.split(r"\n\s*\n", text))):
             lines = [line.strip() for line in block.splitlines()]
             if all(line.startswith("- ") for line in lines):
@@ -83,7 +83,7 @@ class Report:
                 self._add(f"<p>{_inline(' '.join(lines))}</p>")
 
     def command(self, command: str) -> None:
-        """The command that made what stands above."""
+        """The command that produced the results above."""
         self._add(f"<pre>{escape(command)}</pre>")
 
     def tiles(self, tiles: Sequence[Tile]) -> None:
@@ -91,7 +91,7 @@ class Report:
         self._add(f'<div class="tiles">{"".join(map(_tile, tiles))}</div>')
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[Cell]], caption: str = "") -> None:
-        """A table; columns of numbers (or of texts such as "84%") are set flush right, None is a dash."""
+        """A table; columns of numbers (or of texts such as "84%") are set flush right, None is shown as a dash."""
         for row in rows:
             if len(row) != len(header):
                 raise ContractError(
@@ -143,7 +143,7 @@ class Report:
         )
 
     def write(self, path: str | Path) -> Path:
-        """Write the page; a reader sees the old file or the new one, never half of it."""
+        """Write the page; a reader gets the old file or the new one, never a part of it."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")

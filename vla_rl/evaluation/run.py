@@ -61,15 +61,15 @@ def evaluate(
     view: Callable[[Observation], Observation] = lambda obs: obs,
     report: Callable[[int, int], None] = lambda episodes, successes: None,
 ) -> Outcomes:
-    """Play every one of ``seeds`` once with ``policy`` in mode "eval"; a row whose episode ended takes the next seed.
+    """Play every one of ``seeds`` once with ``policy`` in mode "eval"; an ended environment takes the next seed.
 
     ``view`` changes the observations of the policy (blanks the images, for example); ``report(episodes, successes)`` is
     called whenever episodes end.  Raises UserError without a seed.
 
     Every episode draws its noise from a generator of its own, seeded by ``noise_seed`` and the episode's seed, so an
     outcome does not depend on the number of environments, on their order, or on the other seeds.  That holds exactly
-    as far as simulator and network compute a row alike in batches of any size; matrix products of different batch
-    sizes may differ in the last bits.
+    as far as simulator and network compute an environment equally in batches of any size; matrix products of different
+    batch sizes may differ in the last bits.
     """
     generators = [_episode_generator(noise_seed, 0)] * env.num_envs
     return _Evaluation(Driver(env, policy, generators, "eval", view=view), seeds, noise_seed, report).run()
@@ -89,7 +89,7 @@ class _Evaluation:
         report: Callable[[int, int], None],
     ) -> None:
         self.driver, self.seeds, self.noise_seed, self.report = driver, np.asarray(seeds), noise_seed, report
-        self.playing = np.full(driver.env.num_envs, -1)  # index into seeds, -1 when the row has none left
+        self.playing = np.full(driver.env.num_envs, -1)  # index into seeds, -1 for an environment without one
         self.queue = iter(range(len(self.seeds)))
         self.success = np.zeros(len(self.seeds), bool)
         self.length = np.zeros(len(self.seeds), np.int64)
@@ -108,14 +108,14 @@ class _Evaluation:
         return Outcomes(self.seeds, *ends, has_success=self.driver.env.spec.success is not None)
 
     def _record(self, step: Step) -> Array:
-        """Record the outcomes of rows that ended; returns those rows."""
+        """Record the outcomes of ended episodes; returns their ``env_ids``."""
         active = self.playing >= 0
         self.length[self.playing[active]] += _sum(step.valid)[active]
         self.returns[self.playing[active]] += _sum(step.reward)[active]
         ended = np.flatnonzero(on_host(step.done) & active)
-        for row in ended:
-            self.success[self.playing[row]] = bool(step.success[row])
-            self.cause[self.playing[row]] = step.cause[int(row)]
+        for env_id in ended:
+            self.success[self.playing[env_id]] = bool(step.success[env_id])
+            self.cause[self.playing[env_id]] = step.cause[int(env_id)]
         self.ended += len(ended)
         if len(ended):
             self.report(self.ended, int(self.success.sum()))

@@ -1,4 +1,4 @@
-"""How sure a success rate is, whether two policies differ, and whether a simulator ranks policies as reality does.
+"""Intervals of success rates, tests of the difference of two policies, and how well a simulator ranks policies.
 
 Episodes are the unit for one fixed policy, training seeds for claims about training; the two are never pooled.
 """
@@ -37,7 +37,7 @@ class Rate:
 
     @property
     def score(self) -> float:
-        """What policies are compared by."""
+        """The number that policies are compared by."""
         return self.success
 
 
@@ -65,7 +65,7 @@ class MeanReturn:
 
     @property
     def score(self) -> float:
-        """What policies are compared by."""
+        """The number that policies are compared by."""
         return self.mean
 
 

@@ -1,4 +1,4 @@
-"""Style and script of a report, in the page itself: it opens from a file, without a network."""
+"""CSS and JavaScript of a report, embedded in the page, so that it opens from a file and without a network."""
 
 CSS = """
 :root { color-scheme: light dark;
@@ -120,7 +120,7 @@ th.n, td.n { text-align: right; }
 .clips .good b { color: var(--good); } .clips .bad b { color: var(--bad); }
 """
 
-# The value under the pointer, and stillness for those who ask for it; a page without scripts lacks nothing else.
+# A tooltip with the values under the pointer, and no autoplay for readers who prefer reduced motion.
 SCRIPT = """
 for (const area of document.querySelectorAll('.area')) {
   const chart = JSON.parse(area.dataset.chart), [low, high] = chart.x;

@@ -1,4 +1,4 @@
-"""Which seeds may be used for what: three disjoint ranges, and inside the first one a block per training run."""
+"""Three disjoint ranges of seeds (training, validation, test), and in the first one a block per training run."""
 
 from __future__ import annotations
 

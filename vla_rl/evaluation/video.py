@@ -11,14 +11,14 @@ import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
 
-# Cameras of policies are small; enlarged by whole pixels, the picture stays what the policy saw and keeps its colours
-# through the halved colour resolution of H.264.
+# Policy cameras are small.  Whole-pixel enlargement keeps every pixel and, although H.264 halves the colour resolution,
+# its colour.
 _SMALLEST_SIDE = 192
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One episode to show: ``frames`` uint8 [n,h,w,3], and whether it succeeded (None when that means nothing)."""
+    """One episode to show: ``frames`` uint8 [n,h,w,3], and whether it succeeded (None without a notion of success)."""
 
     frames: np.ndarray
     label: str
@@ -28,7 +28,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Media:
-    """Encoded frames, with the type that a browser needs to know."""
+    """Encoded frames with their MIME type."""
 
     mime: str
     data: bytes
@@ -37,7 +37,7 @@ class Media:
 def encode(clip: Clip) -> Media:
     """Encode a clip, frame for frame.
 
-    Raises ContractError for frames that are no uint8 [n,h,w,3], UserError when nothing installed can encode.
+    Raises ContractError for frames other than uint8 [n,h,w,3], UserError without an installed encoder.
     """
     frames = clip.frames
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
@@ -50,7 +50,7 @@ def encode(clip: Clip) -> Media:
 
 
 def _enlarge(frames: np.ndarray) -> np.ndarray:
-    """Whole-pixel enlargement of small frames; the sides become even, as H.264 wants them."""
+    """Whole-pixel enlargement of small frames; the sides become even, as H.264 requires."""
     factor = max(1, _SMALLEST_SIDE // min(frames.shape[1:3]))
     frames = frames.repeat(factor, axis=1).repeat(factor, axis=2)
     return np.pad(frames, [(0, 0), (0, frames.shape[1] % 2), (0, frames.shape[2] % 2), (0, 0)], mode="edge")
@@ -74,8 +74,8 @@ def _mp4(frames: np.ndarray, fps: float) -> Media:
         stream: Any = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"  # what every browser plays
-        # The same clip gives the same bytes everywhere: they tell the number of threads, and with mbtree they differed
-        # from run to run where a side is no multiple of 16.
+        # Equal clips give equal bytes on every machine.  The stream records the number of threads, and with mbtree it
+        # differed from run to run where a side is no multiple of 16.
         stream.options = {"crf": "22", "x264-params": "mbtree=0"}
         stream.thread_count = 1
         for frame in frames:

@@ -39,7 +39,7 @@ class Situation:
         return cls(state[:, :3], state[:, 3], state[:, 4:7], state[:, 7] < FINGER_OPEN, cube, goal)
 
     @property
-    def beside(self) -> np.ndarray:
+    def xy_distance(self) -> np.ndarray:
         """[E]: horizontal distance of pinch point and cube."""
         return np.asarray(np.linalg.norm(self.cube[:, :2] - self.pinch[:, :2], axis=1))
 
@@ -47,7 +47,7 @@ class Situation:
     def holding(self) -> np.ndarray:
         """bool [E]: the cube is between closing fingers."""
         above = np.abs(self.pinch[:, 2] - self.cube[:, 2])
-        held: np.ndarray = self.closing & (self.opening < 0.05) & (self.beside < 2 * FUNNEL) & (above < 0.018)
+        held: np.ndarray = self.closing & (self.opening < 0.05) & (self.xy_distance < 2 * FUNNEL) & (above < 0.018)
         return held
 
     def after(self, move: np.ndarray, grip: np.ndarray) -> Situation:
@@ -58,13 +58,13 @@ class Situation:
 
 
 class Expert(ABC):
-    """Acts by a rule; for a chunk the rule is applied to the predicted situation after each action."""
+    """Acts by a rule; within a chunk the rule gets the predicted situation after each action."""
 
     def __init__(self, horizon: int = 5) -> None:
         self._horizon = horizon
 
     def act(self, obs: Observation) -> np.ndarray:
-        """The next actions, float32 [E,H,4] in metres and grip sign; only ``state`` and privileged places are read."""
+        """The next actions, float32 [E,H,4] in metres and grip sign, from ``state`` and privileged positions."""
         situation = Situation.from_observation(obs)
         actions = np.empty((len(situation.pinch), self._horizon, 4), np.float32)
         for i in range(self._horizon):
@@ -75,17 +75,17 @@ class Expert(ABC):
         return actions
 
     @abstractmethod
-    def rule(self, now: Situation) -> tuple[np.ndarray, np.ndarray]:
-        """How far the target should move [E,3] (it is cut to a stride) and whether to grip [E]."""
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        """Displacement of the target [E,3], which is clipped to a stride, and whether to grip [E]."""
 
 
-def grasp(now: Situation) -> tuple[np.ndarray, np.ndarray]:
-    """Where the pinch point should go [E,3] to grasp the cube, and where the fingers should close [E]."""
-    above = np.abs(now.pinch[:, 2] - now.cube[:, 2])
-    grip = now.holding | ((now.beside < FUNNEL / 2) & (above < 0.005))
-    # The further beside the cube, the higher the gripper stays: a funnel, so that height follows from position.
-    approach = np.clip(GRASP_HEIGHT + (now.beside - FUNNEL / 2) * 4.0, GRASP_HEIGHT, TRAVEL_HEIGHT)
-    goal = np.column_stack([now.cube[:, :2], approach])
-    waiting = grip & ~now.holding  # for the fingers to close
-    goal[waiting] = now.target[waiting]
+def grasp(situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+    """The goal of the pinch point [E,3] to grasp the cube, and whether the fingers should close [E]."""
+    above = np.abs(situation.pinch[:, 2] - situation.cube[:, 2])
+    grip = situation.holding | ((situation.xy_distance < FUNNEL / 2) & (above < 0.005))
+    # The larger the distance, the higher the gripper stays: a funnel, so that the height is a function of the position.
+    approach = np.clip(GRASP_HEIGHT + (situation.xy_distance - FUNNEL / 2) * 4.0, GRASP_HEIGHT, TRAVEL_HEIGHT)
+    goal = np.column_stack([situation.cube[:, :2], approach])
+    waiting = grip & ~situation.holding  # for the fingers to close
+    goal[waiting] = situation.target[waiting]
     return goal, grip

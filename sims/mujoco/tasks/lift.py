@@ -4,8 +4,8 @@ Success: the named cube's centre at least 6 cm above the table at the end of 5 c
 Failure: the same held for any other cube, which ends the episode with the cause "wrong_object"; if both happen at the
 same step, the named cube counts.  A resting cube's centre is 1.8 cm above the table.
 
-With ``deadline`` an episode that takes longer has failed, with the cause "too_late": a stricter task that wastes less
-time on hopeless situations while learning.
+With ``deadline`` an episode that takes longer has failed, with the cause "too_late": a stricter task that spends less
+time on hopeless situations in training.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class LiftTask(Tabletop):
 
     An episode's seed decides the scene and which cube is the target.  With ``instruct="distractor"`` the same seed
     gives the same scene, but the instruction names another cube of it, which then has to be lifted; lifting the former
-    target is "wrong_object".  ``privileged/lifted`` tells which colour was lifted, ``privileged/seeded`` which one the
-    seed chose.
+    target is "wrong_object".  ``privileged/lifted`` is the colour that was lifted, ``privileged/seeded`` the one that
+    the seed chose.
     """
 
     name = "lift"
@@ -99,15 +99,15 @@ class LiftTask(Tabletop):
 
     def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
         """Cube positions (metres), and which colours were lifted and chosen by the seed."""
-        cubes, rows = self.cubes(qpos), np.arange(len(qpos))
+        cubes, index = self.cubes(qpos), np.arange(len(qpos))
         # The named cube first: where two are lifted at once, it is the one that counts.
         lasting = (task_state["held"] >= HOLD_STEPS) * (1 + (np.arange(self._cubes) == task_state["named"][:, None]))
-        lifted = task_state["colour"][rows, lasting.argmax(axis=1)].astype(np.int64)
+        lifted = task_state["colour"][index, lasting.argmax(axis=1)].astype(np.int64)
         return {
             "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
-            "privileged/target": cubes[rows, task_state["named"]],
+            "privileged/target": cubes[index, task_state["named"]],
             "privileged/lifted": np.where(lasting.any(axis=1), lifted, -1),
-            "privileged/seeded": np.maximum(task_state["colour"][rows, task_state["seeded"]], 0).astype(np.int64),
+            "privileged/seeded": np.maximum(task_state["colour"][index, task_state["seeded"]], 0).astype(np.int64),
         }
 
     def instruction(self, task_state: TaskState) -> np.ndarray:

@@ -12,7 +12,7 @@ HOLD_HEIGHT = 0.11
 class LiftExpert(Expert):
     """Moves above the named cube, descends, closes, lifts and holds."""
 
-    def rule(self, now: Situation) -> tuple[np.ndarray, np.ndarray]:
-        goal, grip = grasp(now)
-        goal[now.holding, :2], goal[now.holding, 2] = now.target[now.holding, :2], HOLD_HEIGHT
-        return goal - now.target, grip
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        goal, grip = grasp(situation)
+        goal[situation.holding, :2], goal[situation.holding, 2] = situation.target[situation.holding, :2], HOLD_HEIGHT
+        return goal - situation.target, grip

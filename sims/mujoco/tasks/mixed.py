@@ -1,7 +1,7 @@
 """Mixed: lift, place and push on one table; an episode's seed decides which.
 
 The rules, instructions and time limits are those of the three tasks.  One that takes longer than its own limit has
-failed with the cause "too_late"; ``deadlines`` {task: control steps} makes the limits stricter while learning.
+failed with the cause "too_late"; ``deadlines`` {task: control steps} makes the limits stricter in training.
 """
 
 from __future__ import annotations
@@ -73,44 +73,44 @@ class MixedTask(Tabletop):
         return replace(episode, task_state=task_state | _prefixed(task, episode.task_state))
 
     def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
-        """Every row by the rules of its task."""
+        """Every environment by the rules of its task."""
         reward, success = np.zeros(len(qpos), np.float32), np.zeros(len(qpos), bool)
         failure, after = np.full(len(qpos), -1, np.int8), {name: value.copy() for name, value in task_state.items()}
-        for task, rows in self._played(task_state):
-            result = task.evaluate(qpos[rows], _own(task, task_state, rows))
-            reward[rows], success[rows] = result.reward, result.success
+        for task, index in self._played(task_state):
+            result = task.evaluate(qpos[index], _own(task, task_state, index))
+            reward[index], success[index] = result.reward, result.success
             causes = np.array([*(self.failures.index(cause) for cause in task.failures), -1], np.int8)
-            failure[rows] = causes[result.failure]
+            failure[index] = causes[result.failure]
             for name, value in _prefixed(task, result.task_state).items():
-                after[name][rows] = value
+                after[name][index] = value
         return TaskResult(reward, success, failure, after)
 
     def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
-        """Where the cubes, the cube of the instruction and its goal (in lift: the cube again) are, metres."""
-        seen = {name: np.zeros((len(qpos), *spec.shape), np.float32) for name, spec in self.extras.items()}
-        for task, rows in self._played(task_state):
-            extras = task.observe_extras(qpos[rows], _own(task, task_state, rows))
+        """Positions of the cubes, of the named cube and of its goal (in lift: the cube itself), metres."""
+        found = {name: np.zeros((len(qpos), *spec.shape), np.float32) for name, spec in self.extras.items()}
+        for task, index in self._played(task_state):
+            extras = task.observe_extras(qpos[index], _own(task, task_state, index))
             extras.setdefault("privileged/goal", extras["privileged/target"])
-            for name, value in seen.items():
-                value[rows] = extras[name]
-        return seen
+            for name, value in found.items():
+                value[index] = extras[name]
+        return found
 
     def instruction(self, task_state: TaskState) -> np.ndarray:
-        """int64 [R]: index into the texts of all tasks, one task's after the other's."""
-        index = np.zeros(len(task_state["which"]), np.int64)
-        for task, rows in self._played(task_state):
-            index[rows] = self._first_text[task.name] + task.instruction(_own(task, task_state, rows))
-        return index
+        """int64 [R]: index into the concatenated texts of all tasks."""
+        text = np.zeros(len(task_state["which"]), np.int64)
+        for task, index in self._played(task_state):
+            text[index] = self._first_text[task.name] + task.instruction(_own(task, task_state, index))
+        return text
 
     def _played(self, task_state: TaskState) -> list[tuple[Any, np.ndarray]]:
-        """The tasks that are played, with the rows that do."""
+        """The active tasks with the indices of their environments."""
         played = [(task, np.flatnonzero(task_state["which"] == i)) for i, task in enumerate(self.tasks)]
-        return [(task, rows) for task, rows in played if rows.size]
+        return [(task, index) for task, index in played if index.size]
 
 
-def _own(task: Any, task_state: TaskState, rows: np.ndarray) -> TaskState:
-    """What ``task`` calls its task_state, of ``rows``."""
-    return {name: task_state[name if name in _SHARED else f"{task.name}/{name}"][rows] for name in task.task_state}
+def _own(task: Any, task_state: TaskState, index: np.ndarray) -> TaskState:
+    """The entries of ``task_state`` that belong to ``task``, under their own names, at ``index``."""
+    return {name: task_state[name if name in _SHARED else f"{task.name}/{name}"][index] for name in task.task_state}
 
 
 def _prefixed(task: Any, task_state: TaskState) -> TaskState:
@@ -118,7 +118,7 @@ def _prefixed(task: Any, task_state: TaskState) -> TaskState:
 
 
 class MixedExpert:
-    """Every row played by the expert of its task, which the environment's ``families`` tell."""
+    """The expert of each environment's task, by the environment's ``families``."""
 
     def __init__(self, horizon: int = 5) -> None:
         experts: tuple[Callable[..., Any], ...] = (LiftExpert, PlaceExpert, PushExpert)

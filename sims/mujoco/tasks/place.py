@@ -2,7 +2,7 @@
 
 Success: for 5 control steps in a row, within 80, the named cube rests on the table with its centre within 2.5 cm of the
 named plate's, and the fingers are open.  Failure: the same on another plate ("wrong_plate"), or another cube was lifted
-as in lift ("wrong_object").  Plates are flat: they are seen, not felt.
+as in lift ("wrong_object").  Plates are flat and have no contact.
 
 With ``deadline`` an episode that takes longer has failed, with the cause "too_late", as in lift.
 """
@@ -63,7 +63,7 @@ class PlaceTask(Tabletop):
             "plate": np.array(0, np.int8),
             "steps": np.zeros((), np.int16),
             "held": np.zeros(cubes, np.int16),  # control steps in a row that each cube was up
-            "placed": np.zeros(PLATES, np.int16),  # ... that the named cube rested on each plate, let go of
+            "placed": np.zeros(PLATES, np.int16),  # ... that the named cube rested on each plate with open fingers
         }
         self._instruct, self._deadline = instruct, deadline
         self.extras = {
@@ -89,15 +89,15 @@ class PlaceTask(Tabletop):
 
     def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
         """Count for how long the named cube has been resting on each plate, and other cubes have been up."""
-        rows = np.arange(len(qpos))
+        index = np.arange(len(qpos))
         cubes = qpos[:, self._cube_xyz]
-        named = cubes[rows, task_state["named"]]
+        named = cubes[index, task_state["named"]]
         near = np.linalg.norm(named[:, None, :2] - task_state["mark_xy"], axis=2) <= NEAR
         let_go = qpos[:, FINGER_QPOS].sum(axis=1) >= RELEASED
         placed = count_consecutive(near & (let_go & (named[:, 2] <= RESTING))[:, None], task_state["placed"])
         held = count_consecutive(cubes[..., 2] >= LIFT_HEIGHT, task_state["held"])
         long_enough = placed >= HOLD_STEPS
-        success = long_enough[rows, task_state["plate"]]
+        success = long_enough[index, task_state["plate"]]
         other_cube = (held >= HOLD_STEPS) & (np.arange(self._cubes) != task_state["named"][:, None])
         steps = (task_state["steps"] + 1).astype(np.int16)
         late = (steps >= self._deadline) if self._deadline else np.zeros_like(success)
@@ -107,19 +107,19 @@ class PlaceTask(Tabletop):
         return TaskResult(success.astype(np.float32), success, failure, after)
 
     def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
-        """Where the cubes, the named cube and the named plate are, metres."""
-        cubes, rows = self.cubes(qpos), np.arange(len(qpos))
+        """Positions of the cubes, the named cube and the named plate, metres."""
+        cubes, index = self.cubes(qpos), np.arange(len(qpos))
         return {
             "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
-            "privileged/target": cubes[rows, task_state["named"]],
-            "privileged/goal": self.mark_positions(task_state)[rows, task_state["plate"]].astype(np.float32),
+            "privileged/target": cubes[index, task_state["named"]],
+            "privileged/goal": self.mark_positions(task_state)[index, task_state["plate"]].astype(np.float32),
         }
 
     def instruction(self, task_state: TaskState) -> np.ndarray:
-        """int64 [R]: which text names this cube and this plate."""
-        rows = np.arange(len(task_state["named"]))
-        cube = task_state["colour"][rows, task_state["named"]].astype(np.int64)
-        plate = task_state["mark_colour"][rows, task_state["plate"]].astype(np.int64)
+        """int64 [R]: index of the text that names this cube and this plate."""
+        index = np.arange(len(task_state["named"]))
+        cube = task_state["colour"][index, task_state["named"]].astype(np.int64)
+        plate = task_state["mark_colour"][index, task_state["plate"]].astype(np.int64)
         return np.maximum(cube * len(self._names) + plate, 0)
 
 

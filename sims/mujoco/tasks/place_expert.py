@@ -16,19 +16,21 @@ RISE = 0.09
 class PlaceExpert(Expert):
     """Grasps the named cube, carries it above the named plate, lowers it, lets go and rises."""
 
-    def rule(self, now: Situation) -> tuple[np.ndarray, np.ndarray]:
-        goal, grip = grasp(now)
-        away = np.linalg.norm(now.goal[:, :2] - now.cube[:, :2], axis=1)
-        delivered = (away < 2 * ARRIVED) & (now.cube[:, 2] < DOWN)
+    def rule(self, situation: Situation) -> tuple[np.ndarray, np.ndarray]:
+        goal, grip = grasp(situation)
+        away = np.linalg.norm(situation.goal[:, :2] - situation.cube[:, :2], axis=1)
+        delivered = (away < 2 * ARRIVED) & (situation.cube[:, 2] < DOWN)
 
-        carrying = now.holding & ~delivered
-        low = (now.pinch[:, 2] < CLEAR) & (away > 3 * ARRIVED)  # lift it straight up first
+        carrying = situation.holding & ~delivered
+        low = (situation.pinch[:, 2] < CLEAR) & (away > 3 * ARRIVED)  # lift it straight up first
         height = np.clip(GRASP_HEIGHT + (away - ARRIVED) * 4.0, GRASP_HEIGHT, TRAVEL_HEIGHT)
-        over = now.pinch[:, :2] + now.goal[:, :2] - now.cube[:, :2]  # the cube may hang beside the pinch point
+        over = (
+            situation.pinch[:, :2] + situation.goal[:, :2] - situation.cube[:, :2]
+        )  # the cube may hang beside the pinch point
         goal[carrying] = np.column_stack([over, height])[carrying]
-        goal[carrying & low, :2], goal[carrying & low, 2] = now.target[carrying & low, :2], TRAVEL_HEIGHT
+        goal[carrying & low, :2], goal[carrying & low, 2] = situation.target[carrying & low, :2], TRAVEL_HEIGHT
 
-        opened = now.opening > 1.8 * FINGER_OPEN
-        goal[delivered] = now.target[delivered]
+        opened = situation.opening > 1.8 * FINGER_OPEN
+        goal[delivered] = situation.target[delivered]
         goal[delivered & opened, 2] = RISE
-        return goal - now.target, grip & ~delivered
+        return goal - situation.target, grip & ~delivered

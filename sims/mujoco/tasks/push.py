@@ -43,7 +43,7 @@ class PushTask(Tabletop):
         self.task_state: TaskState = {
             **self.scene_state(),
             "steps": np.zeros((), np.int16),
-            "there": np.zeros((), np.int16),  # control steps in a row that the cube was at the target
+            "at_target": np.zeros((), np.int16),  # control steps in a row that the cube was at the target
         }
         self._deadline = deadline
         self.extras = {
@@ -69,15 +69,17 @@ class PushTask(Tabletop):
         """Count for how long the cube has been resting at the target."""
         cube = qpos[:, self._cube_xyz[0]]
         near = np.linalg.norm(cube[:, :2] - task_state["mark_xy"][:, 0], axis=1) <= NEAR
-        there = count_consecutive(near & (cube[:, 2] <= RESTING), task_state["there"])
-        success = there >= HOLD_STEPS
+        at_target = count_consecutive(near & (cube[:, 2] <= RESTING), task_state["at_target"])
+        success = at_target >= HOLD_STEPS
         steps = (task_state["steps"] + 1).astype(np.int16)
         late = (steps >= self._deadline) if self._deadline else np.zeros_like(success)
         failure = np.select([success, cube[:, 2] >= LIFT_HEIGHT, late], [-1, 0, 1], -1).astype(np.int8)
-        return TaskResult(success.astype(np.float32), success, failure, {**task_state, "there": there, "steps": steps})
+        return TaskResult(
+            success.astype(np.float32), success, failure, {**task_state, "at_target": at_target, "steps": steps}
+        )
 
     def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
-        """Where the cubes, the cube to push and the target are, metres."""
+        """Positions of the cubes, the cube to push and the target, metres."""
         cubes = self.cubes(qpos)
         return {
             "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),

@@ -1,4 +1,4 @@
-"""Random pictures of any tabletop task with the places that its instruction names, for grounding pretraining.
+"""Random pictures of any tabletop task with the positions that its instruction names, for grounding pretraining.
 
 These are the simulator's own labels: whoever trains with them should say so beside the number of demonstrations.
 """
@@ -22,10 +22,10 @@ _TOUCHING = 0.3  # share of the pictures in which closed fingers stand beside a 
 
 
 def random_scenes(task: Any, count: int, seed: int, size: int = 64, camera: str = "front") -> Scenes:
-    """Draw ``count`` episodes of ``task``, with the gripper put elsewhere; ``uv`` names the cube, then its goal."""
+    """Draw ``count`` episodes of ``task``, with the gripper at a random pose; ``uv`` holds the cube, then its goal."""
     rng = np.random.Generator(np.random.PCG64(seed))
     qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
-    rows: list[TaskState] = []
+    task_states: list[TaskState] = []
     for row in range(count):
         episode = task.sample_episode(rng)
         qpos[row], present = episode.qpos, np.flatnonzero(episode.task_state["colour"] != UNSEEN)
@@ -33,8 +33,8 @@ def random_scenes(task: Any, count: int, seed: int, size: int = 64, camera: str 
             _stand_beside(task, qpos[row], ctrl[row], int(rng.choice(present)), rng)
         else:
             place_gripper(qpos[row], ctrl[row], present, rng)
-        rows.append(episode.task_state)
-    task_state = {name: np.stack([item[name] for item in rows]) for name in task.task_state}
+        task_states.append(episode.task_state)
+    task_state = {name: np.stack([item[name] for item in task_states]) for name in task.task_state}
     renderer = Renderer(task.model, size, size, task.painted, task.placed)
     out = np.empty((count, size, size, 3), np.uint8)
     images = renderer.render(qpos, task.colours(task_state), task.mark_positions(task_state), camera, out)
@@ -61,7 +61,7 @@ def mixed(count: int, seed: int, **options: Any) -> Scenes:
 
 
 def _stand_beside(task: Any, qpos: np.ndarray, ctrl: np.ndarray, cube: int, rng: np.random.Generator) -> None:
-    """Closed fingers, low, 2 to 6 cm from the middle of ``cube``."""
+    """Closed fingers, low, 2 to 6 cm from the centre of ``cube``."""
     angle, away = rng.uniform(0, 2 * np.pi), rng.uniform(0.026, 0.06)
     centre = task.cubes(qpos[None])[0, cube, :2]
     pinch = np.array([*(centre + away * np.array([np.cos(angle), np.sin(angle)])), rng.uniform(0.016, 0.07)])
