@@ -33,7 +33,7 @@ from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 # As in the demo and in tabletop.py.
-LIFT = EnvConfig(training_options={"deadline": 25})
+LIFT = EnvConfig("lift", training_options={"deadline": 25})
 PLACE = EnvConfig("place", training_options={"deadline": 50})
 # Every trainer has the same control steps; only they count, so the iterations never run out.
 BUDGET = LoopConfig(100_000, 100_000, save_every=50, collapse=1.0, env_steps=150_000, validate_steps=10_000)

@@ -20,7 +20,7 @@ def small() -> Demo:
         RLConfig(
             FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(num_envs=64), loop=LoopConfig(6, validate_every=3)
         ),
-        env=EnvConfig(training_options={"deadline": 25}),
+        env=EnvConfig("lift", training_options={"deadline": 25}),
         tiny=TinyConfig(width=128, blocks=2),
         grounding=GroundingConfig(1500, FitConfig(300, batch=32, lr=2e-3)),
         imitation=ImitationConfig(120, stride=3, draws=4, fit=FitConfig(500, lr=2e-3)),

@@ -20,7 +20,7 @@ from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.loop import LoopConfig
 
 # While learning, an episode that takes longer than 25 control steps (the expert needs about 17) has failed.
-ENV = EnvConfig(training_options={"deadline": 25})
+ENV = EnvConfig("lift", training_options={"deadline": 25})
 RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iterations=200, validate_every=20))
 
 

@@ -27,7 +27,7 @@ from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 
 # The demo's environment and PPO, with the batch that it has in the simulator: half of it is too noisy to learn from.
-ENV = EnvConfig(training_options={"deadline": 25})
+ENV = EnvConfig("lift", training_options={"deadline": 25})
 RL = RLConfig(
     FlowSampler(FlowSde(0.6), LastStep(), 4),
     WindowConfig(num_envs=128, decisions=5),

@@ -17,7 +17,7 @@ from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 
 # As in demo.py and imagine.py.
-ENV = EnvConfig(training_options={"deadline": 25})
+ENV = EnvConfig("lift", training_options={"deadline": 25})
 SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
 PLAN = Plan(
     WorldModelConfig(precision="auto"),

@@ -1,7 +1,7 @@
 """Environments by name: those of the catalogue, and those of a user as "package.module:make".
 
-An environment module is imported only when it is needed.  The other parts of a task (a scripted
-expert, labelled scenes, a swapped instruction, the spec) are declared by its ``make``; see ``vla_rl.contract.task``.
+An environment module is imported only when it is needed.  The other parts of a task (a scripted expert, labelled
+scenes, a swapped instruction, claims, the spec) are declared by its ``make``; see ``vla_rl.contract.task``.
 """
 
 from __future__ import annotations
@@ -95,6 +95,15 @@ def swapped_options(name: str) -> Mapping[str, Any]:
     if declared is None:
         raise _undeclared(name, "swapped instruction", "following the instruction cannot be tested", "swapped_options")
     return declared
+
+
+def claims(name: str) -> Callable[..., Any]:
+    """What ``name`` knows of an observation's pictures (``TaskExtras``); raises UserError if it declares none."""
+    declared = extras(name).claims
+    if declared is None:
+        raise _undeclared(name, "claims about its pictures", "no frame can be labelled", "claims")
+    found: Callable[..., Any] = resolve(declared)
+    return found
 
 
 def _undeclared(name: str, what: str, consequence: str, argument: str) -> UserError:

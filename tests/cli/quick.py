@@ -26,7 +26,7 @@ def improve() -> Improve:
     """Four iterations, validated after each."""
     return Improve(
         RLConfig(FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(4, validate_every=1)),
-        env=EnvConfig(options={"deadline": 5}),
+        env=EnvConfig("lift", options={"deadline": 5}),
         evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
     )
 
@@ -50,7 +50,7 @@ def residual() -> Improve:
             LoopConfig(4, validate_every=1),
             ResidualTD3Config(**learning),
         ),
-        env=EnvConfig(options={"deadline": 5}),
+        env=EnvConfig("lift", options={"deadline": 5}),
         evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
     )
 
@@ -64,6 +64,7 @@ def mixed() -> Improve:
 def imitate_lift() -> Imitate:
     """A policy that has hardly learnt anything, from two demonstrations."""
     return Imitate(
+        env=EnvConfig("lift"),
         tiny=TinyConfig(width=32, blocks=1),
         grounding=GroundingConfig(scenes=64, fit=FitConfig(steps=2, batch=16)),
         imitation=ImitationConfig(2, fit=FitConfig(steps=2, batch=8)),

@@ -18,6 +18,7 @@ from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.reader import DatasetReader
 
+LIFT = ("--env", "lift")
 TOY = ("--env.name", "counting", "--expert", "tests.cli.test_collect:Echo")
 
 
@@ -40,7 +41,7 @@ class Slow(Echo):
 
 
 def collect(path, *arguments) -> Demonstrations:
-    main(["collect", "--count", "3", "--out", str(path), *arguments])
+    main(["collect", *(LIFT if "--env.name" not in arguments else ()), "--count", "3", "--out", str(path), *arguments])
     return load_demonstrations(path)
 
 
@@ -79,7 +80,7 @@ def test_cameras_become_video_where_that_is_wanted(tmp_path):
 def test_what_cannot_be_recorded_is_said(complaint, tmp_path):
     """An expert that never succeeds, and places that cannot be written to."""
     idle = ("--expert", "sims.mujoco.tasks.lift_expert:LiftExpert", "--env.options", '{"deadline": 2}')
-    assert "none of 2 demonstrations" in complaint("collect", "--count", "2", *idle, "--out", tmp_path / "e")
+    assert "none of 2 demonstrations" in complaint("collect", *LIFT, "--count", "2", *idle, "--out", tmp_path / "e")
     assert not (tmp_path / "e").exists()
     (tmp_path / "file").touch()
     assert "could not be written to" in complaint("collect", "--count", "2", *TOY, "--out", tmp_path / "file" / "e")

@@ -26,7 +26,7 @@ SMALL = ["--new.width", "32", "--new.blocks", "1"]
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "lift"
-    main(["collect", "--count", "3", "--out", str(folder)])
+    main(["collect", "--env", "lift", "--count", "3", "--out", str(folder)])
     return folder
 
 

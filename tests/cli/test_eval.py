@@ -9,7 +9,7 @@ import pytest
 from vla_rl.cli.main import main
 from vla_rl.recipes.saved import env_config_of
 
-SMALL = ("--episodes", "6", "--num-envs", "4", "--env.options", '{"deadline": 10}')
+SMALL = ("--env", "lift", "--episodes", "6", "--num-envs", "4", "--env.options", '{"deadline": 10}')
 
 
 def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_path):
@@ -35,9 +35,13 @@ def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_pa
         (("{}", "--num-envs", "0"), "measure nothing"),
         (("{}", "--epsodes", "1"), "no field '--epsodes', so it cannot be set; did you mean '--episodes'?"),
         (("{}", "--env.name", "point_mass"), "trained for images"),
-        (("{}", "--env.options", '{"image_size": 48}'), "trained for images"),
-        (("{}", "--env.options", '{"cameras": ["top"]}'), "trained for images"),
-        (("{}", "--env.options", '{"image_sise": 48}'), "no option 'image_sise', so it cannot be made; did you mean"),
+        (("{}", "--env", "lift", "--env.options", '{"image_size": 48}'), "trained for images"),
+        (("{}", "--env", "lift", "--env.options", '{"cameras": ["top"]}'), "trained for images"),
+        (
+            ("{}", "--env", "lift", "--env.options", '{"image_sise": 48}'),
+            "no option 'image_sise', so it cannot be made; did you mean",
+        ),
+        (("{}",), "eval needs an environment and none was named, so nothing can be played; add --env NAME"),
     ],
 )
 def test_what_does_not_fit_is_said(complaint, untrained, arguments, sentence):
@@ -47,15 +51,15 @@ def test_what_does_not_fit_is_said(complaint, untrained, arguments, sentence):
 
 def test_a_checkpoint_for_another_camera_is_played_with_its_options(untrained, capsys):
     options = '{"deadline": 5, "cameras": ["top"], "image_size": 32}'
-    main(["eval", str(untrained(cameras=("top",), image_size=32)), *SMALL[:4], "--env.options", options])
+    main(["eval", str(untrained(cameras=("top",), image_size=32)), *SMALL[:6], "--env.options", options])
     assert json.loads(capsys.readouterr().out)["episodes"] == 6
 
 
 def test_a_folder_that_is_no_checkpoint_is_said(complaint, tmp_path):
-    assert "has no config.json, so it is not a checkpoint" in complaint("eval", tmp_path)
-    assert "has no config.json" in complaint("eval", tmp_path / "nowhere")
+    assert "has no config.json, so it is not a checkpoint" in complaint("eval", tmp_path, "--env", "lift")
+    assert "has no config.json" in complaint("eval", tmp_path / "nowhere", "--env", "lift")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert "was not written by vla-rl" in complaint("eval", tmp_path)
+    assert "was not written by vla-rl" in complaint("eval", tmp_path, "--env", "lift")
 
 
 @pytest.mark.parametrize(

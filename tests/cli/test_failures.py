@@ -67,7 +67,7 @@ def test_a_full_disk_keeps_the_checkpoint_that_was_there(untrained, quick, tmp_p
 
 def test_a_full_disk_while_recording_or_logging_is_said(untrained, quick, tmp_path):
     limit = FULL_DISK.format(bytes=1000)
-    status, said = vla_rl(limit, "collect", "--count", "1", "--out", tmp_path / "episodes")
+    status, said = vla_rl(limit, "collect", "--env", "lift", "--count", "1", "--out", tmp_path / "episodes")
     assert status == 2 and "could not be written to" in said and not list(tmp_path.glob("episodes*"))
     status, said = vla_rl(limit, "train", quick, "--policy", untrained(), "--out", tmp_path / "run")
     assert status == 2 and "config.json' could not be written (File too large)" in said and "Traceback" not in said
@@ -129,7 +129,7 @@ def test_a_nan_in_the_learner_names_the_tensor(untrained, quick, tmp_path, monke
 
 
 def test_without_opengl_it_says_which_packages_to_install(tmp_path):
-    status, said = vla_rl(NO_OPENGL, "collect", "--count", "1", "--out", tmp_path / "episodes")
+    status, said = vla_rl(NO_OPENGL, "collect", "--env", "lift", "--count", "1", "--out", tmp_path / "episodes")
     assert status == 2 and "Traceback" not in said
     last = said.strip().splitlines()[-1]
     assert last.startswith("vla-rl: no OpenGL works here (egl: library") and "; osmesa: library" in last
@@ -138,7 +138,7 @@ def test_without_opengl_it_says_which_packages_to_install(tmp_path):
 
 def test_an_impossible_mujoco_gl_is_said(tmp_path):
     before = "import os; os.environ['MUJOCO_GL'] = 'bogus'"
-    status, said = vla_rl(before, "collect", "--count", "1", "--out", tmp_path / "episodes")
+    status, said = vla_rl(before, "collect", "--env", "lift", "--count", "1", "--out", tmp_path / "episodes")
     assert status == 2 and "Traceback" not in said
     assert "MUJOCO_GL: bogus" in said and "egl or osmesa" in said
 

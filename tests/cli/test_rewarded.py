@@ -47,7 +47,7 @@ def policy(tmp_path_factory) -> TinyVLA:
 @pytest.fixture(scope="module")
 def critic(tmp_path_factory) -> str:
     """An untrained progress critic for lift, which takes nothing for done."""
-    env = EnvConfig().make(1)
+    env = EnvConfig("lift").make(1)
     cameras = {name: item.shape for name, item in env.spec.images.items()}
     torch.manual_seed(0)
     model = ProgressCritic(cameras, words_of(env.spec.tasks), ProgressConfig(width=8, stem=4, keypoints=2))
@@ -60,7 +60,7 @@ def critic(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module", params=["simulator", "imagined rollout"])
 def env_factory(request) -> EnvFactory:
-    return EnvConfig(options={"deadline": 5}) if request.param == "simulator" else imagined_lift()
+    return EnvConfig("lift", options={"deadline": 5}) if request.param == "simulator" else imagined_lift()
 
 
 @pytest.mark.parametrize("method", [PPO, GRPO], ids=["ppo", "grpo"])
@@ -83,7 +83,7 @@ def test_every_method_learns_from_it_and_is_evaluated_by_the_environments_own_su
 
 
 def test_only_the_environment_for_learning_is_rewarded(critic):
-    context = RunContext(EnvConfig(training_options={"deadline": 3}), None, 1, OneProcess())
+    context = RunContext(EnvConfig("lift", training_options={"deadline": 3}), None, 1, OneProcess())
     with closing(context.env.make(1)) as plain, closing(Rewarded(PPO, critic).build_env(context)) as learnt:
         assert plain.spec.name == "lift" and learnt.spec.name == "rewarded lift"
         env_ids = np.arange(learnt.num_envs)
@@ -94,7 +94,7 @@ def test_only_the_environment_for_learning_is_rewarded(critic):
 
 def test_a_folder_without_a_reward_model_is_named(policy, tmp_path):
     with pytest.raises(UserError, match="nowhere"):
-        build(Rewarded(PPO, str(tmp_path / "nowhere")), RunContext(EnvConfig(), policy, 1, OneProcess()))
+        build(Rewarded(PPO, str(tmp_path / "nowhere")), RunContext(EnvConfig("lift"), policy, 1, OneProcess()))
 
 
 @pytest.mark.parametrize("name", ["lift", "imagined"])

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+from sims.mujoco.tasks.lift import claims
 from vla_rl.cli.main import main
 from vla_rl.contract.env import Observation
 from vla_rl.evaluation.stats import wilson
 from vla_rl.evaluation.suite import TEST
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.label_frames import label_frames, lift_claims
+from vla_rl.recipes.label_frames import label_frames
 from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, follow, share
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.progress import ProgressCritic
 from vla_rl.rewards.reward import load_reward
 from vla_rl.training.fit import FitConfig
 
-CLAIMS = "vla_rl.recipes.label_frames:lift_claims"
-LITTLE = EnvConfig(options={"image_size": 24})
+LITTLE = EnvConfig("lift", options={"image_size": 24})
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def test_claims_about_lift_by_hand():
     extras = {"cubes": cubes.reshape(5, 6), "target": cubes[:, 0], "seeded": np.array([2, 2, 2, 2, 1])}
     extras = {f"privileged/{name}": value for name, value in extras.items()}
     task = np.full(5, 1)
-    (named, lifted, known), (other, other_lifted, other_known) = lift_claims(
+    (named, lifted, known), (other, other_lifted, other_known) = claims(
         Observation({}, np.zeros((5, 1)), task, task, extras)
     )
     assert named.tolist() == task.tolist() and lifted.tolist() == [False, True, False, True, True] and known.all()
@@ -47,7 +47,7 @@ def test_claims_about_lift_by_hand():
 def frames_of(
     seeds: list[int], random_action_prob: float, env: EnvConfig = LITTLE, num_envs: int = 5
 ) -> LabelledFrames:
-    return label_frames(env, CLAIMS, seeds, num_envs, random_action_prob, np.random.default_rng(0))
+    return label_frames(env, env.claims(), seeds, num_envs, random_action_prob, np.random.default_rng(0))
 
 
 def test_frames_of_the_expert_show_what_the_environment_calls_success():
@@ -103,7 +103,7 @@ def under_the_other_text(frames: LabelledFrames) -> LabelledFrames:
 
 def test_it_sees_and_reads_lift_on_seeds_it_has_not_learnt_from():
     recipe = TrainSuccess(
-        env=EnvConfig(options={"image_size": 40}),
+        env=EnvConfig("lift", options={"image_size": 40}),
         training=96,
         calibration=32,
         test=32,

@@ -13,7 +13,26 @@ _SPEC, _ON_DATASETS = "vla_rl/recipes/dataset_spec.py", "tests/cli/test_datasets
 _STAGES, _ON_NUMBERS = "vla_rl/recipes/stages.py", "tests/recipes/test_numbers.py::"
 _OUTSIDE = "tests/recipes/test_outside.py::test_a_policy_an_environment_and_a_config_of_ones_own"
 
+_ENV_CONFIG, _ON_ENVS = "vla_rl/recipes/env_config.py", "tests/recipes/test_env_config.py::"
+
 FAULTS = (
+    Fault(
+        "an environment is lift unless it is named",
+        _ENV_CONFIG,
+        "    name: str",
+        '    name: str = "lift"',
+        (f"{_ON_ENVS}test_a_config_names_its_environment",),
+    ),
+    Fault(
+        "a command without an environment goes on",
+        _ENV_CONFIG,
+        "if not self.name:",
+        "if False:",
+        (
+            f"{_ON_ENVS}test_where_the_command_line_may_name_it_there_is_none_before",
+            "tests/cli/test_main.py::test_mistakes_are_answered_with_one_sentence",
+        ),
+    ),
     Fault(
         "the band of the validation curve is upside down",
         "vla_rl/recipes/metrics.py",

@@ -141,17 +141,24 @@ _DATA = (
     ),
     Fault(
         "unknown labels are used",
-        _LABELS,
+        "sims/mujoco/tasks/lift.py",
         "known = (up.sum(1) == named) & (other != obs.task)",
         "known = other != obs.task",
         (_LABELLED,),
     ),
     Fault(
         "any lifted cube is a success",
-        _LABELS,
-        'named, other = obs.extras["privileged/target"][:, 2] >= lifted, obs',
+        "sims/mujoco/tasks/lift.py",
+        'named, other = obs.extras["privileged/target"][:, 2] >= LIFT_HEIGHT, obs',
         "named, other = up.any(1), obs",
         (_LABELLED,),
+    ),
+    Fault(
+        "the task labels although a function was named",
+        _RECIPE,
+        "load(self.claims) if self.claims else self.env.claims()",
+        "self.env.claims()",
+        ("tests/recipes/test_env_config.py::test_frames_are_labelled_by_the_task_unless_a_function_is_named",),
     ),
     Fault(
         "frames after the end are labelled",

@@ -57,7 +57,7 @@ def test_off_policy_rl_with_its_replay_on_the_device_of_the_config(keep, tmp_pat
     """Half of a batch are demonstrations; a replay on disk stays on the host and its batches go to the device."""
     recipe = quick.mixed()
     policy, recorded = save_untrained(tmp_path / "policy"), tmp_path / "recorded"
-    save_demonstrations(collect(EnvConfig(), 2, seed=1), recorded, video="never")
+    save_demonstrations(collect(EnvConfig("lift"), 2, seed=1), recorded, video="never")
 
     def run(where: str, device: str):
         folder = str(tmp_path / where / keep) if keep else ""
@@ -79,7 +79,9 @@ def test_off_policy_rl_with_its_replay_on_the_device_of_the_config(keep, tmp_pat
 )
 def test_reward_models_on_the_device_of_the_config(recipe, tmp_path, monkeypatch):
     counts = {"training": 4, "calibration": 2, "test": 2, "num_envs": 4, "random_action_prob": 0.0, "precision": 0.05}
-    recipe = replace(recipe, env=EnvConfig(options={"image_size": 24}), fit=FitConfig(steps=3, batch=12), **counts)
+    recipe = replace(
+        recipe, env=EnvConfig("lift", options={"image_size": 24}), fit=FitConfig(steps=3, batch=12), **counts
+    )
     on_host, devices = trained(recipe, tmp_path / "host", recipe.name), set()
     monkeypatch.setattr(TrainReward, "evaluate", noted(TrainReward.evaluate, devices))
     monkeypatch.setattr(TrainProgress, "evaluate", noted(TrainProgress.evaluate, devices))

@@ -52,7 +52,7 @@ def test_supervised_stages_are_alone(module, stage, environment, monkeypatch, un
     from vla_rl.training.grounding import GroundingConfig
     from vla_rl.training.imitation import ImitationConfig
 
-    env, threads = EnvConfig(), []
+    env, threads = EnvConfig("lift"), []
     sim = env.make(2)
     episodes = collect_demonstrations(sim, env.make_expert().act, [1, 2], lambda done: None)
     sim.close()

@@ -42,20 +42,20 @@ class Wooden:
 
 
 def context(rank: int = 0, base=None) -> RunContext:
-    return RunContext(EnvConfig(), base, 1, Process(rank))
+    return RunContext(EnvConfig("lift"), base, 1, Process(rank))
 
 
 def test_processes_play_different_seeds():
     first, second = (set(islice(context(rank).seeds(), 1000)) for rank in (0, 1))
     assert len(first) == len(second) == 1000 and not first & second
-    together = set(islice(RunContext(EnvConfig(), None, 1, OneProcess()).seeds(), 2000))
+    together = set(islice(RunContext(EnvConfig("lift"), None, 1, OneProcess()).seeds(), 2000))
     assert first | second == together, "together they play what one process would"
 
 
 def test_the_threads_of_all_processes_play_different_seeds_with_different_noise():
     parts = [part for rank in (0, 1) for part in context(rank).split(3)]
     seeds = [set(islice(part.seeds(), 500)) for part in parts]
-    together = set(islice(RunContext(EnvConfig(), None, 1, OneProcess()).seeds(), 3000))
+    together = set(islice(RunContext(EnvConfig("lift"), None, 1, OneProcess()).seeds(), 3000))
     assert len(parts) == 6 and set().union(*seeds) == together and sum(map(len, seeds)) == 3000
     noise = [float(torch.randn((), generator=part.exploration())) for part in parts]
     assert len(set(noise)) == 6

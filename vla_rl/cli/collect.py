@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +15,7 @@ from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
 from vla_rl.experience.collect import iter_demonstrations
 from vla_rl.experience.datasets import move_aside, recording, repair
-from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import bar, console
 
 
@@ -26,7 +26,7 @@ class Collect:
     Every episode is on the disk when the next ones begin: ``--repair FOLDER`` finishes a recording that was killed.
     """
 
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: EnvConfig = NO_ENV
     expert: str = ""  # "module:Class" instead of the expert that the task declares
     count: int = 30
     seed: int = 1  # of the training run that they are for
@@ -46,12 +46,12 @@ def collect(arguments: Sequence[str]) -> None:
     if config.repair:
         _repair(Path(config.repair))
         return
-    out = Path(config.out)
+    env_config, out = config.env.required("collect"), Path(config.out)
     aside = move_aside(out)
     if aside:
         console.print(f"an earlier dataset was in {out}; it is now {aside}")
-    env = config.env.make(min(config.num_envs, config.count))
-    expert = load(config.expert)(horizon=1) if config.expert else config.env.make_expert()
+    env = env_config.make(min(config.num_envs, config.count))
+    expert = load(config.expert)(horizon=1) if config.expert else env_config.make_expert()
     seeds = list(suite.training_seeds(config.seed, "demonstrations")[: config.count])
     episodes = steps = 0
     try:

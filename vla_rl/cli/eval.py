@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from vla_rl.evaluation.report import percent
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import stages
-from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.saved import checkpoint_of, env_config_of
 from vla_rl.recipes.stages import EvaluationConfig
@@ -29,7 +29,7 @@ from vla_rl.training.tracking import write_json
 class Evaluate:
     """Play a policy once per held-out seed.  Test seeds are for a number that will be reported, once.
 
-    Of a run, its checkpoint "best" is played.  The environment is that of the run, otherwise lift.
+    Of a run, its checkpoint "best" is played.  The environment is that of the run, otherwise --env names it.
     """
 
     seeds: str = "validation"  # or "test"
@@ -37,7 +37,7 @@ class Evaluate:
     num_envs: int = 64
     seed: int = 1  # of the flow's starting noise
     out: str = ""  # write the result there as JSON
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: EnvConfig = NO_ENV
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     if not given or given[0].startswith("-"):
         raise UserError("eval needs a checkpoint or run folder, for example vla-rl eval runs/demo.")
     checkpoint = checkpoint_of(given[0])
-    default = Evaluate(env=env_config_of(checkpoint) or EnvConfig())
+    default = Evaluate(env=env_config_of(checkpoint) or NO_ENV)
     config: Evaluate = override(default, given[1:], "vla-rl eval CHECKPOINT")
     ranges = {"validation": suite.VALIDATION, "test": suite.TEST}
     if config.seeds not in ranges:
@@ -58,7 +58,7 @@ def evaluate(arguments: Sequence[str]) -> None:
             f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
         )
     seeds = suite.held_out(ranges[config.seeds], config.episodes)
-    policy = _load(checkpoint, config.env)
+    policy = _load(checkpoint, config.env.required("eval"))
     side_by_side = EvaluationConfig(num_envs=config.num_envs)
     outcomes = stages.play(config.env, policy, seeds, side_by_side, config.seed, config.seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())

@@ -1,4 +1,4 @@
-"""What the author of an environment declares beside it: an expert, labelled scenes, a swapped instruction, the spec."""
+"""What the author of an environment declares beside it: expert, labelled scenes, swapped instruction, claims, spec."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class TaskExtras:
     expert           ``expert(horizon=H).act(obs) -> float32 [E,H,D]``, a scripted expert that demonstrates the task
     scenes           ``scenes(count, seed) -> (images, tasks, uv, state)``, labelled random scenes for grounding
     swapped_options  options of ``make`` for the same scenes with an instruction that names another object
+    claims           ``claims(obs) -> [(task, label, known)]``, int and bool [E]: an instruction of each environment,
+                     whether its picture shows that fulfilled, and whether that is known; reward models learn from it
     spec             ``spec(**options) -> EnvSpec`` of what ``make`` builds with these options, without building it
     """
 
@@ -28,6 +30,7 @@ class TaskExtras:
     scenes: Named | None = None
     swapped_options: Mapping[str, Any] | None = None
     spec: Callable[..., EnvSpec] | str | None = None
+    claims: Named | None = None
 
 
 def declare_task(
@@ -35,9 +38,10 @@ def declare_task(
     scenes: Named | None = None,
     swapped_options: Mapping[str, Any] | None = None,
     spec: Callable[..., EnvSpec] | str | None = None,
+    claims: Named | None = None,
 ) -> Callable[[Make], Make]:
     """A decorator for ``make(num_envs, **options)`` that declares what else belongs to the task (``TaskExtras``)."""
-    extras = TaskExtras(expert, scenes, swapped_options, spec)
+    extras = TaskExtras(expert, scenes, swapped_options, spec, claims)
 
     def declare(make: Make) -> Make:
         setattr(make, _ATTRIBUTE, extras)

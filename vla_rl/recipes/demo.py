@@ -30,7 +30,7 @@ class Demo:
 
     rl: RLConfig
     seed: int = 1
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: EnvConfig = field(kw_only=True)
     tiny: TinyConfig = field(default_factory=TinyConfig)
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
@@ -41,7 +41,9 @@ class Demo:
     def run(self, folder: RunFolder) -> JsonObject:
         """Collect, ground, imitate, improve, evaluate, report."""
         seconds: dict[str, float] = {}
-        before = Imitate(self.seed, self.env, self.tiny, self.grounding, self.imitation, self.evaluation, self.device)
+        before = Imitate(
+            self.seed, self.tiny, self.grounding, self.imitation, self.evaluation, self.device, env=self.env
+        )
         imitation, grounded, episodes = before.prepare(folder, seconds)
         with clock(seconds, "evaluation"):
             plateau = self._plateau(imitation, grounded, episodes)
@@ -49,7 +51,7 @@ class Demo:
             first = stages.play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
         console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
         policy = copy.deepcopy(imitation)
-        improve = Improve(self.rl, "", "", self.seed, self.env, self.evaluation, self.device)
+        improve = Improve(self.rl, "", "", self.seed, self.evaluation, self.device, env=self.env)
         last, summary = improve.improve(policy, folder, seconds)
         console.print(f"after RL:  {last.rate.success:.1%}")
         with clock(seconds, "evaluation"):

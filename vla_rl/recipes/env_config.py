@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from vla_rl.contract.env import VecEnv
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.foreign import check_env_quickly
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.recipes import sims
@@ -26,14 +27,23 @@ class EnvFactory(Protocol):
 class EnvConfig:
     """An environment by name, with its options; ``--env NAME`` sets ``name``.
 
-    ``name`` is in the catalogue (``sims/catalog.py``) or "package.module:make", also in the working folder.  Expert,
-    labelled scenes and swapped instruction are those that its module declares (``vla_rl/contract/task.py``); asking for
-    one that it does not declare raises UserError.
+    ``name`` is in the catalogue (``sims/catalog.py``) or "package.module:make", also in the working folder; "" is no
+    environment.  Expert, labelled scenes, swapped instruction and claims are those that its module declares
+    (``vla_rl/contract/task.py``); asking for one that it does not declare raises UserError.
     """
 
-    name: str = "lift"
+    name: str
     options: JsonObject = field(default_factory=dict)  # of the environment
     training_options: JsonObject = field(default_factory=dict)  # on top of them while learning by RL
+
+    def required(self, needed_by: str) -> EnvConfig:
+        """Itself; raises UserError when it names no environment."""
+        if not self.name:
+            raise UserError(
+                f"{needed_by} needs an environment and none was named, so nothing can be played; add --env NAME "
+                "(vla-rl inspect lists them) or --env package.module:make."
+            )
+        return self
 
     def make(self, num_envs: int, **more: object) -> VecEnv:
         """``num_envs`` environments, with ``more`` options on top of ``options``."""
@@ -69,6 +79,14 @@ class EnvConfig:
         """``count`` labelled random scenes of the task."""
         return sims.catalog().scenes(self.name)(count, seed)
 
+    def claims(self) -> sims.Claims:
+        """What the task's simulator knows about the pictures of an observation."""
+        return sims.catalog().claims(self.name)
+
     def with_options(self, **options: object) -> EnvConfig:
         """The same with some environment options changed."""
         return replace(self, options={**self.options, **options})
+
+
+NO_ENV = EnvConfig("")
+"""Where the environment is named on the command line, or by the run."""

@@ -26,7 +26,7 @@ class Imitate:
     """Collect demonstrations, ground a new policy, imitate: the checkpoint "imitation"."""
 
     seed: int = 1
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: EnvConfig = field(kw_only=True)
     tiny: TinyConfig = field(default_factory=TinyConfig)
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)

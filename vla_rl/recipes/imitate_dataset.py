@@ -15,7 +15,7 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.dataset_spec import require_fit, shrink, spec_of
-from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.imitation import ImitatingPolicy, PixelPolicy, imitate_from_pixels, imitate_policy
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import names_class, new_policy
@@ -48,7 +48,7 @@ class ImitateDataset:
     """
 
     dataset: str = ""
-    env: EnvConfig = field(default_factory=lambda: EnvConfig(""))  # where the policy will act
+    env: EnvConfig = NO_ENV  # where the policy will act
     accept: tuple[str, ...] = ()  # differences from env or policy that do no harm here: "names", "rate", "bounds"
     policy: str = ""  # a checkpoint folder, or module:Class
     new: NewPolicyConfig = field(default_factory=TinyFromData)

@@ -26,7 +26,7 @@ class Improve:
     policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder, or module:Class; "": rl builds its own
     demonstrations: str = ""  # folder of a dataset, for methods that learn from it as well
     seed: int = 1
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: EnvConfig = field(kw_only=True)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "cpu"  # where policy, critic, learner and replay compute: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl

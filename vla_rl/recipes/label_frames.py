@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Callable
 
 import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
-from vla_rl.contract.load import load
 from vla_rl.experience.driver import Driver
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.recipes import sims
@@ -17,28 +15,10 @@ from vla_rl.rewards.frames import LabelledFrames
 
 _HORIZON = 5
 
-# A claim: per environment an instruction (index into ``spec.tasks``), whether the picture shows it done, and whether
-# that label is known.
-Claim: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
-Claims: TypeAlias = Callable[[Observation], Iterable[Claim]]
-
-
-def lift_claims(obs: Observation) -> Iterable[Claim]:
-    """Two claims: the named cube is lifted or not; the cube that the seed had chosen is not lifted.
-
-    For ``lift`` with ``instruct="distractor"``, where these are two cubes of one scene: a classifier that gets the same
-    picture with both instructions must use the instruction.  The second label is unknown while another cube is lifted.
-    """
-    lifted = sims.lift_height()
-    up = obs.extras["privileged/cubes"].reshape(len(obs.task), -1, 3)[..., 2] >= lifted
-    named, other = obs.extras["privileged/target"][:, 2] >= lifted, obs.extras["privileged/seeded"]
-    known = (up.sum(1) == named) & (other != obs.task)
-    return (obs.task, named, np.ones_like(named)), (other, np.zeros_like(named), known)
-
 
 def label_frames(
     env_config: EnvConfig,
-    claims: str,
+    claims: sims.Claims,
     seeds: list[int],
     num_envs: int,
     random_action_prob: float,
@@ -51,11 +31,10 @@ def label_frames(
     so that there are misses, drops and detours to learn from.  ``episode`` is the episode's seed.
     """
     env, expert = env_config.make_swapped(min(num_envs, len(seeds))), env_config.make_expert(_HORIZON)
-    claims_of = load(claims)
     parts: list[LabelledFrames] = []
     for start in range(0, len(seeds), env.num_envs):
         batch = seeds[start : start + env.num_envs]
-        parts += _play(env, expert.act, claims_of, batch, random_action_prob, random)
+        parts += _play(env, expert.act, claims, batch, random_action_prob, random)
         report(start + len(batch))
     env.close()
     return LabelledFrames.concatenate(parts)
@@ -64,7 +43,7 @@ def label_frames(
 def _play(
     env: VecEnv,
     act: Callable[[Observation], np.ndarray],
-    claims: Claims,
+    claims: sims.Claims,
     seeds: list[int],
     random_action_prob: float,
     random: np.random.Generator,

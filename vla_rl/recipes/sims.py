@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Protocol, TypeAlias
 
@@ -11,6 +12,11 @@ from vla_rl.contract.env import Observation, VecEnv
 
 Scenes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """images uint8 [N,h,w,3], tasks int [N], uv float [N,2] (where the named object is, within [-1, 1]), state [N,S]."""
+
+Claim: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""For every environment an instruction (index into ``spec.tasks``), whether its picture shows that fulfilled, and
+whether that is known."""
+Claims: TypeAlias = Callable[[Observation], Iterable[Claim]]
 
 
 class Expert(Protocol):
@@ -31,13 +37,6 @@ def catalog() -> ModuleType:
     from sims import catalog
 
     return catalog
-
-
-def lift_height() -> float:
-    """Metres, of a lifted cube's centre above the table."""
-    from sims.mujoco.tabletop import LIFT_HEIGHT
-
-    return LIFT_HEIGHT
 
 
 def renderers() -> dict[str, str]:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.limits import check_limits
+from vla_rl.contract.load import load
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import wilson
 from vla_rl.recipes.context import generator
-from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.label_frames import label_frames
 from vla_rl.recipes.progress import bar, console
@@ -48,8 +49,8 @@ class TrainReward:
 
     seed: int = 1
     frames: str = ""  # an .npz of labelled frames; without one, the simulator labels
-    env: EnvConfig = field(default_factory=EnvConfig)
-    claims: str = "vla_rl.recipes.label_frames:lift_claims"  # how the simulator labels
+    env: EnvConfig = NO_ENV
+    claims: str = ""  # "module:function" that labels instead of what the task declares
     training: int = 400  # episodes to learn from
     calibration: int = 128  # episodes that the threshold is chosen on
     test: int = 256  # episodes that the result is reported for
@@ -94,6 +95,7 @@ class TrainReward:
         counts = (self.training, self.calibration, self.test)
         if self.frames:
             return LabelledFrames.load(Path(self.frames)).split(counts, self.seed)
+        self.env.required("labelling frames")
         seeds = suite.training_seeds(self.seed, "rewards"), suite.VALIDATION, suite.TEST
         return [self._play(list(part[:count]), i) for i, (part, count) in enumerate(zip(seeds, counts, strict=True))]
 
@@ -102,7 +104,7 @@ class TrainReward:
             random = np.random.default_rng([self.seed, part])
             return label_frames(
                 self.env,
-                self.claims,
+                load(self.claims) if self.claims else self.env.claims(),
                 seeds,
                 self.num_envs,
                 self.random_action_prob,

@@ -28,6 +28,7 @@ from sims.mujoco.tabletop import (
     scatter,
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState
+from vla_rl.contract.env import Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
@@ -124,11 +125,24 @@ def spec(**options: Any) -> EnvSpec:
     return make_spec(LiftTask, _OPTIONS, options)
 
 
+def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Two claims: the named cube is lifted or not; the cube that the seed had chosen is not lifted.
+
+    For ``instruct="distractor"``, where these are two cubes of one scene: a classifier that gets the same picture with
+    both instructions must use the instruction.  The second label is unknown while another cube is lifted.
+    """
+    up = obs.extras["privileged/cubes"].reshape(len(obs.task), -1, 3)[..., 2] >= LIFT_HEIGHT
+    named, other = obs.extras["privileged/target"][:, 2] >= LIFT_HEIGHT, obs.extras["privileged/seeded"]
+    known = (up.sum(1) == named) & (other != obs.task)
+    return [(obs.task, named, np.ones_like(named)), (other, np.zeros_like(named), known)]
+
+
 @declare_task(
     expert="sims.mujoco.tasks.lift_expert:LiftExpert",
     scenes="sims.mujoco.tasks.lift_scenes:random_scenes",
     swapped_options={"instruct": "distractor"},
     spec=spec,
+    claims=claims,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The lift environment.

@@ -47,14 +47,14 @@ from world_models.config import WorldModelConfig
 from world_models.env import ImaginationConfig
 from world_models.keyframes import KeyframeConfig
 
-ENV = EnvConfig(options={"deadline": 7})
+ENV = EnvConfig("lift", options={"deadline": 7})
 SCENES = [1_100_000_000 + i for i in range(3)]
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Imagine:
     folder = tmp_path_factory.mktemp("before")
-    save_demonstrations(collect(EnvConfig(), 2, seed=1), folder / "demonstrations", video="never")
+    save_demonstrations(collect(EnvConfig("lift"), 2, seed=1), folder / "demonstrations", video="never")
     plan = Plan(
         WorldModelConfig(backbone=SMALL),
         ImaginationConfig(horizon=5, deadline=5, batch_size=4),

@@ -40,7 +40,7 @@ from world_models.keyframes import KeyframeConfig
 from world_models.model import WorldModel
 from world_models.uncertainty import Limits
 
-ENV = EnvConfig(options={"deadline": 7})
+ENV = EnvConfig("lift", options={"deadline": 7})
 COLLECT = CollectConfig(
     policy_episodes=4, epsilon_random_episodes=2, random_episodes=2, calibration=1, held_out=2, num_envs=4
 )
@@ -186,7 +186,7 @@ def test_a_policy_improves_in_imagination(tmp_path, policy):
     """The whole recipe; without demonstrations, an untrained policy's episodes teach nothing about success."""
     start, demonstrations = tmp_path / "start", tmp_path / "demonstrations"
     policy.save_pretrained(start)
-    save_demonstrations(collect(EnvConfig(), 2, seed=1), demonstrations, video="never")
+    save_demonstrations(collect(EnvConfig("lift"), 2, seed=1), demonstrations, video="never")
     sampler, loop = FlowSampler(FlowSde(0.5), LastStep(), 4), LoopConfig(3, validate_every=1)
     plan = Plan(
         WorldModelConfig(backbone=SMALL),

@@ -38,7 +38,7 @@ class Imagine:
     plan: Plan
     policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder of any policy class, or module:Class
     seed: int = 1
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: EnvConfig = field(kw_only=True)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "cpu"  # of policy, critic, learner, replay and world model: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
