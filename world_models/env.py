@@ -56,6 +56,20 @@ class ImaginationConfig:
     resamples: int = 1  # how often a success is predicted again with other noise before it counts
 
 
+def imagined_spec(model: WorldModel, config: ImaginationConfig) -> EnvSpec:
+    """The spec of imagined environments."""
+    return replace(
+        model.spec,
+        name=f"imagined {model.spec.name}",
+        time_limit=config.horizon,
+        max_chunk=min(model.spec.max_chunk, config.horizon),
+        extras={},
+        success="once",
+        can_snapshot=True,
+        device=str(model.device),
+    )
+
+
 class ImaginedEnv:
     """``E`` imagined rollouts side by side, stepped without autoreset."""
 
@@ -79,16 +93,7 @@ class ImaginedEnv:
             )
         if limits is not None:
             limits.warn_beyond(self.config.horizon, model.config.frames)
-        self.spec: EnvSpec = replace(
-            model.spec,
-            name=f"imagined {model.spec.name}",
-            time_limit=self.config.horizon,
-            max_chunk=min(model.spec.max_chunk, self.config.horizon),
-            extras={},
-            success="once",
-            can_snapshot=True,
-            device=str(model.device),
-        )
+        self.spec = imagined_spec(model, self.config)
         frames, size = model.config.frames, model.spec.state.shape[0]
         self._device = model.device
         self._book = EpisodeTracker(num_envs, ("too_late", "failed"), ("uncertainty",))

@@ -103,6 +103,15 @@ FAULTS = (
         ("tests/recipes/imagine/test_imagined_env.py::test_numbers_that_leave_no_training_episodes_are_refused",),
     ),
     Fault(
+        "imagined environments declare the simulator's longest chunk",
+        "world_models/env.py",
+        "max_chunk=min(model.spec.max_chunk, config.horizon),",
+        "max_chunk=model.spec.max_chunk,",
+        (
+            "tests/recipes/imagine/test_imagined_env.py::test_imagined_environments_have_the_spec_that_their_factory_declares",
+        ),
+    ),
+    Fault(
         "every method trains its own world model",
         "vla_rl/recipes/imagine/study.py",
         "for other in config.methods if trained[other] == trained[method])",

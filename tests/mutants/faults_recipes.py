@@ -17,6 +17,20 @@ _ENV_CONFIG, _ON_ENVS = "vla_rl/recipes/env_config.py", "tests/recipes/test_env_
 
 FAULTS = (
     Fault(
+        "a new policy builds an environment to read its spec",
+        "vla_rl/recipes/policies.py",
+        "new_policy(self.target, context.env.spec(),",
+        "new_policy(self.target, context.env.make(1).spec,",
+        (f"{_ON_TRAINERS}test_a_new_policy_is_built_without_an_environment",),
+    ),
+    Fault(
+        "a replay buffer builds an environment to read its spec",
+        _OFF,
+        "policy, spec, horizon, noise, horizon), 1):",
+        "policy, context.env.make(1).spec, horizon, noise, horizon), 1):",
+        (f"{_ON_TRAINERS}test_demonstrations_are_replayed_without_an_environment_of_their_own",),
+    ),
+    Fault(
         "an environment is lift unless it is named",
         _ENV_CONFIG,
         "    name: str",

@@ -8,20 +8,24 @@ from itertools import islice
 import pytest
 import torch
 
+from tests.cli import quick
+from tests.cli.conftest import save_untrained
 from tests.recipes.outside.straight import Straight
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.background import BackgroundSource
+from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.gaussian import GaussianPolicy
+from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imagine.coevolution import CoevolvingTrainer
 from vla_rl.recipes.off_policy import OffPolicyRL
-from vla_rl.recipes.policies import StartFrom, TD3Residual
-from vla_rl.recipes.stages import EvaluationConfig, improve
+from vla_rl.recipes.policies import NewPolicy, StartFrom, TD3Residual
+from vla_rl.recipes.stages import EvaluationConfig, collect, improve
 from vla_rl.recipes.trainers import OnPolicyRL, OnPolicyTrainer, RLConfig, build
 from vla_rl.training.loop import LoopConfig
 from vla_rl.training.tracking import RunFolder
@@ -75,6 +79,36 @@ class Collecting(OnPolicyTrainer):
 
     def build_learner(self, context, env, policy):
         return None
+
+
+class Counted:
+    """An ``EnvFactory`` that counts the environments that are made."""
+
+    def __init__(self, name: str) -> None:
+        self.config, self.made = EnvConfig(name), 0
+
+    def make(self, num_envs: int):
+        self.made += 1
+        return self.config.make(num_envs)
+
+    make_training = make
+
+    def spec(self):
+        return self.config.spec()
+
+
+def test_a_new_policy_is_built_without_an_environment():
+    made = Counted("point_mass")
+    policy = NewPolicy("tests.recipes.outside.straight:Straight").build(RunContext(made, None, 1, OneProcess()))
+    assert policy.spec == made.spec() and made.made == 0
+
+
+def test_demonstrations_are_replayed_without_an_environment_of_their_own(tmp_path):
+    save_demonstrations(collect(EnvConfig("lift"), 1, seed=1), tmp_path / "recorded", video="never")
+    made, base = Counted("lift"), TinyVLA.from_pretrained(save_untrained(tmp_path / "policy"))
+    setup = build(quick.mixed().rl, RunContext(made, base, 1, OneProcess(), str(tmp_path / "recorded")))
+    setup.close()
+    assert made.made == 1, "the one that is learned in"
 
 
 @pytest.mark.parametrize(("collectors", "ahead", "kind"), [(1, 0, RolloutSource), (2, 0, BackgroundSource)])

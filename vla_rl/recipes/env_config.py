@@ -22,6 +22,9 @@ class EnvFactory(Protocol):
     def make_training(self, num_envs: int) -> VecEnv:
         """``num_envs`` environments for reinforcement learning."""
 
+    def spec(self) -> EnvSpec:
+        """The spec of :meth:`make`; no environment is built where that can be avoided."""
+
 
 @dataclass(frozen=True)
 class EnvConfig:

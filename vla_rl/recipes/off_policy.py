@@ -16,6 +16,7 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.relabel import relabelled
@@ -44,8 +45,11 @@ class ReplayConfig:
         """Raises UserError for numbers that have no meaning."""
         check_limits(self, capacity=(1, math.inf), gamma=(0, 1), n_step=(1, math.inf), share=(0, 1))
 
-    def build(self, policy: Policy, context: RunContext, horizon: int) -> ReplayBuffer:
-        """The buffer, with the demonstrations relabelled as decisions of ``policy`` in chunks of ``horizon``."""
+    def build(self, policy: Policy, context: RunContext, spec: EnvSpec, horizon: int) -> ReplayBuffer:
+        """The buffer, with the demonstrations relabelled as decisions of ``policy`` in chunks of ``horizon``.
+
+        Raises ContractError for demonstrations that do not fit ``spec``.
+        """
         device = context.device
         storage = OnDisk(self.folder, device) if self.folder else InMemory(device)
         online = Replay(self.capacity, self.gamma, self.n_step, storage)
@@ -54,12 +58,10 @@ class ReplayConfig:
         episodes = context.episodes(f"a replay with a share of {self.share:g} for demonstrations")
         noise = generator(context.seed, 6)
         offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step, InMemory(device))
-        env = context.env.make(1)
         with bar("relabel", episodes.count * horizon) as update:
-            for done, rollout in enumerate(relabelled(episodes, policy, env.spec, horizon, noise, horizon), 1):
+            for done, rollout in enumerate(relabelled(episodes, policy, spec, horizon, noise, horizon), 1):
                 offline.add(rollout)
                 update(done, "demonstrations")
-        env.close()
         parts: Mapping[str, ReplayBuffer] = {"online": online, "demonstrations": offline}
         return Mixture(parts, {"online": 1.0 - self.share, "demonstrations": self.share})
 
@@ -121,7 +123,7 @@ class OffPolicyRL:
 
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> OffPolicyLearner:
         horizon = getattr(policy, "horizon", 1)
-        replay = self.replay.build(policy, context, horizon)
+        replay = self.replay.build(policy, context, env.spec, horizon)
         sizes, actions = {**policy.feature_sizes, "time": 1}, horizon * env.spec.action_dim
         critic = QEnsemble(sizes, actions, self.algorithm.num_critics, self.algorithm.critic).to(context.device)
         return self.algorithm.build(policy, policy.trainable(), critic, replay, generator(context.seed, 4))

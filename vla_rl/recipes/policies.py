@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,8 +64,7 @@ class NewPolicy:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def build(self, context: RunContext) -> Trainable:
-        with closing(context.env.make(1)) as env:
-            return new_policy(self.target, env.spec, self.options, context.seed)
+        return new_policy(self.target, context.env.spec(), self.options, context.seed)
 
 
 @dataclass(frozen=True)

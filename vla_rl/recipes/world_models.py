@@ -39,6 +39,13 @@ def context_class() -> type[Context]:
     return Context
 
 
+def imagined_spec(model: WorldModel, config: ImaginationConfig) -> EnvSpec:
+    """The spec of :func:`make_env`, without an environment."""
+    from world_models.env import imagined_spec
+
+    return imagined_spec(model, config)
+
+
 def make_env(
     model: WorldModel, initial_states: Pool, num_envs: int, limits: Limits | None, config: ImaginationConfig
 ) -> ImaginedEnv:

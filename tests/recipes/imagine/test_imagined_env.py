@@ -129,6 +129,15 @@ def test_initial_states_include_the_keyframes(collected):
     assert (len(starts.keyframes) > 0) == bool(jumps.any())
 
 
+def test_imagined_environments_have_the_spec_that_their_factory_declares(collected):
+    made, config = world_model(collected.learnt), ImaginationConfig(horizon=3, batch_size=4)
+    starts = mine_initial_states(made, collected.learnt, np.zeros(len(collected.learnt.state)), KeyframeConfig())
+    env_factory = ImaginedEnvFactory(made, starts, Limits((np.inf,)), config)
+    for env in (env_factory.make(1), env_factory.make_training(2)):
+        assert env.spec == env_factory.spec()
+    assert (env.spec.time_limit, env.spec.max_chunk) == (3, 3) and env.spec.name == "imagined lift"
+
+
 def test_the_same_ppo_learns_in_an_imagined_rollout(policy, collected, tmp_path):
     """The policy that was trained in it is the one that plays in the simulator."""
     made = world_model(collected.learnt)

@@ -9,6 +9,7 @@ import numpy as np
 
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.policy import Policy
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
@@ -67,6 +68,9 @@ class _TrainingEnvs:
         return self.env.make_training(num_envs)
 
     make_training = make
+
+    def spec(self) -> EnvSpec:
+        return self.env.spec()
 
 
 def _evaluate(

@@ -11,6 +11,7 @@ import torch
 
 from vla_rl.contract.env import Observation, VecEnv, on_host
 from vla_rl.contract.policy import Policy
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.driver import Driver
 from vla_rl.recipes import world_models
 
@@ -36,6 +37,10 @@ class ImaginedEnvFactory:
     def make_training(self, num_envs: int) -> VecEnv:
         """``num_envs`` imagined environments for reinforcement learning."""
         return self._make(num_envs, self.config)
+
+    def spec(self) -> EnvSpec:
+        """The spec of :meth:`make`."""
+        return world_models.imagined_spec(self.model, self.config)
 
     def renew(
         self,
