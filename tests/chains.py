@@ -69,7 +69,7 @@ def draw(sampler: DiffusionSampler, monkeypatch: pytest.MonkeyPatch, samples: in
     chain = points(steps)
     gained = reward(chain[:, -1])
     (gradient,) = torch.autograd.grad(gained.mean(), theta)
-    baseline = reward(points(quiet)[:, -1])  # depends on where the density begins only, so it adds no bias
+    baseline = reward(points(quiet)[:, -1])  # depends on the first point of the density only, so it adds no bias
     return Drawn(chain.detach(), (gained - baseline).detach(), gradient)
 
 

@@ -24,7 +24,7 @@ _INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")  # what take
 
 
 class _Away(Tensor):
-    """A tensor that says it lies elsewhere; ``inner`` is what it holds."""
+    """A tensor whose device is not the host; ``inner`` holds its values."""
 
     inner: Tensor
 
@@ -45,7 +45,7 @@ class _Away(Tensor):
 
 
 class _Mode(TorchDispatchMode):
-    """Tells operations that only name the device, and those that go there."""
+    """Handles operations that only name the device, and those that move tensors to it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})

@@ -75,7 +75,7 @@ def main(names: Sequence[str]) -> None:
 
 
 def wanted(name: str, names: Sequence[str]) -> bool:
-    """Whether ``name`` was asked for."""
+    """Whether ``name`` was requested."""
     return not names or any(part in name for part in names)
 
 
@@ -86,7 +86,7 @@ def trained(config: Any, out: Path) -> list[Path]:
 
 
 def imagined(config: Any, imitation: Path) -> Any:
-    """The imagination ``config`` with a small world model, two purchases of real episodes and four iterations."""
+    """The imagination ``config`` with a small world model, two purchases of simulator episodes and four iterations."""
     fits = {part: FitConfig(steps=6, batch=8) for part in ("state_dynamics", "pose", "video", "mode_classifier")}
     backbone = replace(config.plan.model.backbone, width=16, deep=16, depth=1)
     plan = replace(
@@ -129,7 +129,7 @@ def shrunk(config: Any) -> Any:
 
 
 def report(name: str, files: Iterable[Path]) -> None:
-    """Print the sum of the weights of policy and critic, whatever they are called."""
+    """Print the sum of the weights of policy and critic, under any name."""
     tensors = {key: tensor for path in files for key, tensor in load_file(path).items()}
     learner = {key: tensor for key, tensor in tensors.items() if "/parameters/" in key or "/critic/" in key}
     sums = sorted(digest(tensor) for tensor in (learner or tensors).values())

@@ -45,9 +45,9 @@ def squashed(spec: EnvSpec, seed: int = 0, **numbers: Any) -> SquashedPolicy:
     return SquashedPolicy(StateEncoder(spec), SquashedConfig(head=SMALL, **numbers))
 
 
-def critics(policy: SquashedPolicy, heads: int = 2, seed: int = 0) -> QEnsemble:
+def critics(policy: SquashedPolicy, num_critics: int = 2, seed: int = 0) -> QEnsemble:
     torch.manual_seed(seed)
-    return QEnsemble(policy.feature_sizes, policy.horizon * policy.spec.action_dim, heads, SMALL)
+    return QEnsemble(policy.feature_sizes, policy.horizon * policy.spec.action_dim, num_critics, SMALL)
 
 
 def recorded(num_envs: int, generator: torch.Generator, width: float = 1.0) -> Rollout:
@@ -104,9 +104,9 @@ class Scripted:
 class Table(nn.Module):
     """Critics whose values are ``features["q"]`` [B,K], plus the action's first entry times ``slope``."""
 
-    def __init__(self, heads: int, slope: float = 0.0) -> None:
+    def __init__(self, num_critics: int, slope: float = 0.0) -> None:
         super().__init__()
-        self.num_critics, self.slope, self.bias = heads, slope, nn.Parameter(torch.zeros(heads))
+        self.num_critics, self.slope, self.bias = num_critics, slope, nn.Parameter(torch.zeros(num_critics))
 
     def forward(self, features: Features, action: Tensor) -> Tensor:
         return (features["q"] + self.bias).T + self.slope * action[:, 0]

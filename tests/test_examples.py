@@ -130,5 +130,5 @@ def _learning():
 
 
 def _regret(rollout):
-    """How much less than the optimum the rollout's episodes earned: each row plays exactly one of them."""
+    """How much less than the optimum the rollout's episodes earned: each environment plays exactly one of them."""
     return float((optimal_return(rollout.features["state"][0].numpy()) - rollout.reward.sum((0, 2)).numpy()).mean())

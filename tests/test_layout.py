@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LEAVES = ("sims", "world_models", "robot_drivers")
 PACKAGES = ("vla_rl", *LEAVES)
 _CONTRACT = "vla_rl.contract"
-# The folders that networks are kept in: what policies and rewards share besides the contract.
+# Checkpoint folders of networks: what policies and rewards share besides the contract.
 _PRETRAINED = "vla_rl.pretrained"
 _ASIDE = {_CONTRACT, _PRETRAINED, "vla_rl.experience", "vla_rl.rewards", "vla_rl.fleet", "vla_rl.evaluation"}
 _LEARNER = {"vla_rl", *_ASIDE, "vla_rl.policies", "vla_rl.algorithms"}

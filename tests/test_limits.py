@@ -1,4 +1,4 @@
-"""A test's limit counts CPU time: waiting is free, computing is not, in children as little as here; hangs end."""
+"""A test's limit counts CPU time of the test and of its child processes; waiting is free; hangs end."""
 
 from __future__ import annotations
 

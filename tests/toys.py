@@ -161,7 +161,7 @@ def rollout(features: dict[str, Tensor], out: ActionOut, reward: Tensor, **chang
 
 
 class TwoProcesses:
-    """A ``Reducer`` for one of two threads that stand for two processes which share a batch."""
+    """A ``Reducer`` for one of two threads in place of two processes that share a batch."""
 
     size = 2
 

@@ -37,7 +37,7 @@ def learner(policy=None, kind=PPO, reducer=None, **changes) -> PPO:
 
 
 def weights(module: nn.Module) -> list[torch.Tensor]:
-    """Those that are learnt; what inputs are standardised by is not."""
+    """Copies of the trainable parameters, without the statistics of the inputs."""
     return [p.detach().clone() for p in module.parameters() if p.requires_grad]
 
 

@@ -86,7 +86,7 @@ def test_g7_decision_without_actions():
 
 
 def test_idle_decisions_are_skipped():
-    """A row that waits in mid-episode has the advantages of one that does not."""
+    """Idle decisions in mid-episode do not change the advantages of the others."""
     before, after = ([1.0, 2.0], 1, "", 2), ([0.0, 4.0], 2, "")
     check([[before, ([], 50, "", 70), ([], -50, "", 90), after]], [8], [[7 / 4, 0, 0, 2]])
 
@@ -108,7 +108,7 @@ def test_latched_end_flags_change_nothing():
 
 
 def brute_force(row: list[dict[str, Any]], gamma: float, lam: float, unit: str) -> list[float]:
-    """2.4: advantages of a row without idle decisions, each the weighted sum of its n-decision returns."""
+    """2.4: advantages of an environment without idle decisions, each the weighted sum of its n-decision returns."""
     return [_n_decision_returns(row, j, gamma, lam, unit) - d["value"] for j, d in enumerate(row)]
 
 
@@ -127,7 +127,7 @@ def _n_decision_returns(row: list[dict[str, Any]], j: int, gamma: float, lam: fl
 
 
 def random_env(rng: np.random.Generator, length: int, chunk: int) -> list[dict[str, Any]]:
-    """Decisions of one row: ragged where an episode ended, sometimes followed by idle ones."""
+    """Decisions of one environment: ragged where an episode ended, sometimes followed by idle ones."""
     row: list[dict[str, Any]] = []
     while len(row) < length:
         end = str(rng.choice(["", "", "", "term", "trunc"]))
@@ -216,7 +216,7 @@ def test_chunk_reward_discounts_over_valid_actions():
 
 
 class TwoProcesses:
-    """Sums over two threads that stand for two processes."""
+    """Sums over two threads in place of two processes."""
 
     def __init__(self) -> None:
         self.barrier, self.values = threading.Barrier(2, timeout=60), {}

@@ -74,7 +74,7 @@ def test_the_sum_estimates_the_integral_over_all_actions():
 
 
 class Several(Scripted):
-    """Decides 1, 2, 3 ... for the copies of a row."""
+    """Decides 1, 2, 3 ... for the copies of a decision."""
 
     def rsample(self, features: dict[str, torch.Tensor], generator: object) -> CriticAction:
         order = 1.0 + torch.arange(len(features["q"])) % 3

@@ -1,4 +1,4 @@
-"""DPPO: its arithmetic by hand, its gradient against the true one, and what it asks of a policy."""
+"""DPPO: its arithmetic by hand, its gradient against the true one, and its requirements of a policy."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @pytest.fixture(scope="module")
 def imitated():
-    """It has learnt actions around 0, whatever the state."""
+    """The imitated actions are around 0 in every state."""
     torch.manual_seed(0)
     policy = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=16, width=48, blocks=2))
     state, chunks = torch.randn(2000, 1, generator=seeded()), 0.2 * torch.randn(2000, 1, 2, generator=seeded(1))

@@ -69,7 +69,7 @@ def batch(size: int = 32, **changes: Any) -> Transitions:
 
 
 def drawn(made: Any, features: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The noise, its density and the heads that the learner's generator is about to draw; it is left alone."""
+    """The noise, its density and the critics that the learner's generator draws next; the generator is not advanced."""
     g = torch.Generator()
     g.set_state(made.generator.get_state())
     mean, log_std = made.policy.actor.distribution(features)
@@ -83,18 +83,18 @@ def test_the_target_by_hand(base):
     made, given = learner(base), batch()
     for parameter in made.target_critic.parameters():
         parameter.data.add_(0.1)  # not those of the critic
-    choice, density, heads = drawn(made, given.next_features)
-    least = made.target_critic(given.next_features, choice)[heads].amin(0)
-    expected = given.reward + given.discount * (least - 0.1 * density)
+    choice, density, critics = drawn(made, given.next_features)
+    minimum = made.target_critic(given.next_features, choice)[critics].amin(0)
+    expected = given.reward + given.discount * (minimum - 0.1 * density)
     torch.testing.assert_close(made.target(given), expected.detach(), atol=1e-4, rtol=1e-4)
 
 
 def test_the_aliased_target_by_hand(base):
     made, given = learner(base, ALIASED), batch()
-    choice, _, heads = drawn(made, given.next_features)
+    choice, _, critics = drawn(made, given.next_features)
     sampler, field = base.sampler, base.field(given.next_features)
     action = sampler.deterministic(field, 1.5 * choice).clamp(-1, 1)
-    expected = given.reward + given.discount * made.target_critic(given.next_features, action)[heads].amin(0)
+    expected = given.reward + given.discount * made.target_critic(given.next_features, action)[critics].amin(0)
     torch.testing.assert_close(made.target(given), expected.detach(), atol=1e-5, rtol=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_critics_of_noise_refuse_what_has_none(base):
 
 
 def test_noise_critics_equal_action_critics_after_the_decoder(base):
-    """Q^W(o, w) = Q^A(o, g(o, w)) head by head after distillation; Q^A and the actor stay as they were."""
+    """Q^W(o, w) = Q^A(o, g(o, w)) for every critic after distillation, which does not change Q^A and the actor."""
     made = learner(base, replace(ALIASED, critic_lr=5e-3))
     for parameter in made.critic.parameters():
         parameter.data.mul_(1.5)  # more to learn than a plane

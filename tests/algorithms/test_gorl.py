@@ -194,7 +194,7 @@ def test_noise_that_went_through_an_earlier_decoder_is_dropped(imitated):
 
 
 def half(rollout: Rollout, rank: int) -> Rollout:
-    """Five rows of eight for the first process, three for the second."""
+    """Five of eight environments for the first process, three for the second."""
     mine = slice(0, 5) if rank == 0 else slice(5, 8)
     names = (
         "version",

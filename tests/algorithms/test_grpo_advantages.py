@@ -104,7 +104,7 @@ def test_the_expected_gradient_by_enumeration(baseline, expected):
 
 
 def test_filtering_mixed_groups_scales_all_tasks_alike():
-    """Refilled with new tasks, both of two tasks get 1.505 times their gradient; with the same again, 2.97 and 1.01."""
+    """Refilled with new tasks, both of two tasks get 1.505 times their gradient; with repeated ones, 2.97 and 1.01."""
     mixed = {p: 1 - p**8 - (1 - p) ** 8 for p in (0.05, 0.5)}
     given = {p: bernoulli(p, 8, LEAVE_ONE_OUT, lambda outcome: len(set(outcome)) == 2) for p in mixed}
     assert {p: 2 * mixed[p] / sum(mixed.values()) * given[p] for p in mixed} == pytest.approx(

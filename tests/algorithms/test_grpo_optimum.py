@@ -71,8 +71,8 @@ def test_a_gaussian_policy_reaches_the_optimum_of_the_point_mass_in_the_loop(con
     policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=1))
     learner = config.build(policy, policy.trainable(), torch.nn.Identity(), seeded(), OneProcess())
     source = GroupConfig(groups=16, size=8, ahead=4).build(env, policy, SeedStream(0, 10**6), seeded(1))
-    rate = lambda: evaluate(held_out, policy, range(10**6, 10**6 + 64), 2).rate  # noqa: E731
+    validate = lambda: evaluate(held_out, policy, range(10**6, 10**6 + 64), 2).rate  # noqa: E731
     assert regret(policy)[1] < 0.2
-    best = Loop(source, learner, InProcessPolicyStore(policy), rate, LoopConfig(20, 10)).run()
+    best = Loop(source, learner, InProcessPolicyStore(policy), validate, LoopConfig(20, 10)).run()
     missing, success = regret(policy)
     assert best.score > 0.95 and missing < 0.6 and success > 0.95

@@ -1,4 +1,4 @@
-"""What off-policy algorithms share: independent heads, the least of a pair, who learns when, what is refused."""
+"""The base of off-policy algorithms: independent critics, minimum of a pair, when actor and critics step, errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_rl.policies.residual import GaussianResidual
 
 
 def test_the_minimum_is_over_a_random_pair_without_replacement():
-    """Of three constant heads the highest is never the least; with replacement it would be one time in nine."""
+    """Of three constant critics the highest is never the minimum; with replacement it would be one time in nine."""
     td3 = build(num_critics=3, num_min_q=2)
     for parameter in learnt(td3.target_critic):
         nn.init.zeros_(parameter)
@@ -64,7 +64,7 @@ class Table(nn.Module):
 
 
 def test_critics_that_start_apart_converge():
-    """Bernoulli(1/2) targets, heads in [-1, 2] (algorithms.md 7.6): coupled heads would stay .08 to .96 apart."""
+    """Bernoulli(1/2) targets, critics in [-1, 2] (algorithms.md 7.6): coupled critics would stay .08 to .96 apart."""
     policy, table, generator = Line(), Table(), seeded(1)
     config = OffPolicyConfig(critic_lr=1e-2)
     learner = OffPolicy(policy, {"w": policy.w}, table, Recorded(), config, generator)

@@ -71,7 +71,7 @@ def test_the_critic_learns_the_discounted_return_of_chunks(truncated, expected):
     out, _ = ppo.policy.act({"state": state}, {}, "sample", seeded())
     yes, final = torch.ones(1, 8, dtype=torch.bool), torch.stack([torch.zeros(8), torch.arange(8)], 1).long()
     ends = {"truncated": yes, "terminated": ~yes, "final_index": final, "final_features": {"state": state}}
-    features = {"state": torch.stack([state, state + 5])}  # the next episode begins elsewhere
+    features = {"state": torch.stack([state, state + 5])}  # the next episode has another initial state
     experience = rollout(features, out, torch.ones(1, 8, 3), **(ends if truncated else {}))
     for _ in range(150):
         ppo.update(experience)
@@ -92,13 +92,13 @@ def test_the_critic_is_calibrated_once_and_before_the_first_value():
 
 def test_first_iterations_train_the_critic_only():
     ppo = learner(critic_warmup=2)
-    policy, rate = weights(ppo.policy), ppo.lr
+    policy, lr = weights(ppo.policy), ppo.lr
     for i in range(3):
         critic = weights(ppo.critic)
         ppo.update(bandit(ppo.policy, 64, seeded(i)))
         assert not same(weights(ppo.critic), critic)
         assert same(weights(ppo.policy), policy) == (i < 2)
-        assert i == 2 or ppo.lr == rate
+        assert i == 2 or ppo.lr == lr
 
 
 # -- which decisions enter --------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_micro_batches_leave_the_gradient_as_it_is(micro_batch, in_double):
     for name in ("policy", "critic"):
         for mine, one in zip(weights(getattr(parts, name)), weights(getattr(whole, name)), strict=True):
             torch.testing.assert_close(mine, one, rtol=1e-8, atol=1e-9)
-    # the bandit's features have two time steps of 50, of which one is the least that the critic takes
+    # the bandit's features have two time steps of 50, of which the critic takes at least one
     assert max(sizes) <= max(4 * micro_batch, 50) and (micro_batch > 1 or sizes.count(4) > 50)
 
 

@@ -22,7 +22,7 @@ from vla_rl.training.checkpoint import latest_state, save_state
 
 
 def test_the_target_by_hand():
-    """Slow critics and slow policy, smoothed and clipped, the least of two heads, nothing after a termination."""
+    """Target critics and policy, smoothed and clipped, the minimum of two critics, no value after a termination."""
     td3, found = build(target_noise=0.3, target_clip=0.4), batch()
     drift(td3.critic), drift(td3.policy)
     for parameter in td3.target_critic.parameters():
@@ -62,7 +62,7 @@ def test_target_weights_are_soft_updates_of_the_weights():
 
 
 def whole(seed: int):
-    """A run on the point mass, all parts of it made anew."""
+    """A run on the point mass with new parts."""
     torch.manual_seed(seed)
     policy = DeterministicResidual(biased_base(), StateEncoder(POINT), SMALL)
     critic = QEnsemble(policy.feature_sizes, 2, 4, HeadConfig(16, 1))

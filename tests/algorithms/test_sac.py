@@ -44,10 +44,10 @@ QUICK = SACConfig(
 )
 
 
-def by_hand(heads: int = 2, slope: float = 0.0, **numbers: float) -> SAC:
-    policy, config = Scripted(), replace(SACConfig(num_critics=heads), **numbers)
+def by_hand(num_critics: int = 2, slope: float = 0.0, **numbers: float) -> SAC:
+    policy, config = Scripted(), replace(SACConfig(num_critics=num_critics), **numbers)
     parameters = {"nothing": torch.nn.Parameter(torch.zeros(()))}
-    return SAC(policy, parameters, Table(heads, slope), Replay(8, 0.9), config, seeded())  # type: ignore[arg-type]
+    return SAC(policy, parameters, Table(num_critics, slope), Replay(8, 0.9), config, seeded())  # type: ignore[arg-type]
 
 
 def test_the_target_by_hand():
@@ -157,7 +157,7 @@ def test_a_resumed_run_is_bit_identical():
     assert float(ours.temperature) == float(theirs.temperature) != pytest.approx(0.1, rel=1e-3)
     for name, parameter in ours.parameters.items():
         assert torch.equal(parameter, theirs.parameters[name]), name
-    # What the policy sees is standardised by data: those numbers are part of what it decides.
+    # The policy's inputs are standardised by data, so these statistics change its actions.
     outs = [one.policy.act(state, {}, "eval", seeded())[0].action for one in (ours, theirs)]
     assert torch.equal(*outs)
 

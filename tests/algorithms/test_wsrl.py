@@ -1,4 +1,4 @@
-"""WSRL: recorded data are dropped, the pre-trained policy collects first, then SAC goes on from where that stood."""
+"""WSRL: recorded data are dropped, the pre-trained policy collects first, then SAC continues from its weights."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PHYSICS = mujoco.mjtState.mjSTATE_FULLPHYSICS.value
 
 
 def env_vs_async(quick: bool = False) -> list[Row]:
-    """Control steps per second, one control step per call, against Gymnasium's way of going parallel.
+    """Control steps per second, one control step per call, against Gymnasium's parallel environments.
 
     The opponent is ``AsyncVectorEnv`` (shared memory, no copies) with 2, 4, 16 or 64 worker processes, whichever is
     fastest; each hosts one plain environment with its own ``MjData``, one ``mujoco.mj_step`` per control step and rules
@@ -54,9 +54,9 @@ def env_vs_async(quick: bool = False) -> list[Row]:
 
 
 def env_vs_async_nested(quick: bool = False) -> list[Row]:
-    """As :func:`env_vs_async` against the most that can be made of it: 64 environments in 2, 4 or 16 workers.
+    """As :func:`env_vs_async` against its fastest setup: 64 environments in 2, 4 or 16 workers.
 
-    Gymnasium gives a worker one environment; here that is a ``SyncVectorEnv`` of the worker's share of the rows.  All
+    Gymnasium gives a worker one environment; this one is a ``SyncVectorEnv`` of the worker's share of all.  All
     end in the same physics state, bit for bit.  Little is left to win: even ``mujoco.rollout`` without an environment
     around it, as in :func:`env_vs_rollout`, is not much faster than physics in plain processes.
     """
@@ -157,7 +157,7 @@ class _Bare:
         )
 
     def _slice(self, name: str) -> slice:
-        """Where a component is in a row of mjSTATE_INTEGRATION: components come in the order of their bits."""
+        """The slice of a component in mjSTATE_INTEGRATION: components are in the order of their bits."""
         bit = getattr(mujoco.mjtState, f"mjSTATE_{name}").value
         whole = mujoco.mjtState.mjSTATE_INTEGRATION.value
         start = mujoco.mj_stateSize(self.model, whole & (bit - 1))

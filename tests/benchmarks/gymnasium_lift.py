@@ -77,7 +77,7 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class Share(gymnasium.Env[np.ndarray, np.ndarray]):
-    """What one worker process hosts: ``num_envs`` plain environments in a ``SyncVectorEnv``, as one environment.
+    """The environment of one worker process: ``num_envs`` plain environments in a ``SyncVectorEnv``.
 
     ``AsyncVectorEnv`` takes environments with one reward and one end each, so those of the rows travel as three more
     columns of the observation [rows, STATE + 3], which is in shared memory.
@@ -106,7 +106,7 @@ class Share(gymnasium.Env[np.ndarray, np.ndarray]):
         return columns, 0.0, False, False, {}
 
     def physics(self) -> np.ndarray:
-        """Of every row."""
+        """Reset all environments."""
         return np.stack([env.physics() for env in self._envs.envs])
 
 

@@ -88,7 +88,7 @@ def iteration_parts(quick: bool = False) -> list[Row]:
 
 
 class _Both:
-    """Acts as ``policy`` does and stores pixels beside features, so that both updates get the same experience."""
+    """Acts as ``policy`` and stores pixels beside features, so that both updates get the same experience."""
 
     def __init__(self, policy: TinyVLA) -> None:
         self._policy = policy
@@ -190,7 +190,7 @@ def _without(rollout: Rollout, names: tuple[str, ...]) -> Rollout:
 
 
 def _size(rollout: Rollout) -> int:
-    """Bytes kept of one observation."""
+    """Bytes of one stored observation."""
     return sum(item[0, 0].numel() * item.element_size() for item in rollout.features.values())
 
 

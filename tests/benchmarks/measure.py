@@ -1,4 +1,4 @@
-"""Fair timing of two or more ways to do the same thing, and the rows that results are written as."""
+"""Fair timing of two or more implementations of the same work, and the rows of the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMAND = "OMP_NUM_THREADS=1 python -m tests.benchmarks"
 class Row:
     """One measurement: ``ratio`` > 1 means that ours is better; both are None for parts of a whole.
 
-    ``detail`` says what else was seen: sizes, the other settings of the other side.
+    ``detail``: sizes, and the measurements of the other side's slower settings.
     """
 
     name: str

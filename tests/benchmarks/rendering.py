@@ -1,4 +1,4 @@
-"""Rendering: our renderer against ``mujoco.Renderer`` used as its documentation says."""
+"""Rendering: our renderer against ``mujoco.Renderer``, used as documented."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class _Theirs:
         self.data, self.painted = mujoco.MjData(self.model), np.asarray(task.painted)
         self.qpos, self.colours = qpos, colours
         self.pictures = np.empty((len(qpos), size, size, 3), np.uint8)
-        # It chooses its OpenGL when mujoco is imported; here it gets the one that ours found.
+        # It chooses its OpenGL when mujoco is imported; this makes it use the backend of our renderer.
         with patch.object(importlib.import_module("mujoco.rendering.classic.gl_context"), "GLContext", opengl):
             self.renderer = mujoco.Renderer(self.model, size, size, max_geom=self.model.ngeom + 8)
         mujoco.mj_forward(self.model, self.data)
 
     def render(self, compute: Any) -> None:
-        """Every row: set the state, ``compute`` what follows from it, update the scene, render."""
+        """For every state: set it, ``compute`` the derived quantities, update the scene, render."""
         for row, (qpos, colours) in enumerate(zip(self.qpos, self.colours, strict=True)):
             self.data.qpos[:] = qpos
             self.model.geom_rgba[self.painted] = colours
@@ -66,7 +66,7 @@ class _Theirs:
 
 
 def _states(task: LiftTask, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """``qpos`` [rows,nq] and colours [rows,painted,4] of as many episodes' beginnings."""
+    """Initial states of ``count`` episodes: ``qpos`` [count,nq] and colours [count,painted,4]."""
     episodes = [task.sample_episode(np.random.Generator(np.random.PCG64(seed))) for seed in range(count)]
     task_state = {name: np.stack([episode.task_state[name] for episode in episodes]) for name in task.task_state}
     return np.stack([episode.qpos for episode in episodes]), task.colours(task_state)

@@ -1,4 +1,4 @@
-"""Filling a replay buffer: whole columns at once, against one episode after the other."""
+"""Filling a replay buffer: whole columns at once against one episode at a time."""
 
 from __future__ import annotations
 

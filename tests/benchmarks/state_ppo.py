@@ -214,7 +214,7 @@ def _rsl_config(recipe: StateBased, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def mean_return(act: Act, env: Any) -> float:
-    """Of one whole episode in each row of ``env``, the same episodes for everybody."""
+    """The mean return of one episode in each environment of ``env``; the episodes are the same for both sides."""
     env_ids = np.arange(env.num_envs)
     obs, total, done = env.reset(env_ids, VALIDATION + env_ids), np.zeros(env.num_envs), False
     while not done:

@@ -62,7 +62,7 @@ def mixed() -> Improve:
 
 
 def imitate_lift() -> Imitate:
-    """A policy that has hardly learnt anything, from two demonstrations."""
+    """A barely trained policy, from two demonstrations."""
     return Imitate(
         env=EnvConfig("lift"),
         tiny=TinyConfig(width=32, blocks=1),

@@ -1,4 +1,4 @@
-"""The demo, small, once from nothing to the report: what it leaves behind, and that its policy sees and reads."""
+"""A small demo from demonstrations to the report: its files, and that its policy uses pictures and instruction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def page(folder) -> str:
     return (folder / "report.html").read_text()
 
 
-# -- what it leaves behind ---------------------------------------------------------------------------------------------
+# -- what it leaves behind --------------------------------------------------------------------------------------------
 
 
 def test_the_summary_has_rates_with_intervals(summary):
@@ -109,7 +109,7 @@ def test_inspect_shows_the_run(folder, capsys):
     assert "imitation: " in printed and "env_steps: " in printed
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
+# -- the page ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_needs_nothing_else(page):
@@ -126,12 +126,12 @@ def test_the_page_shows_numbers_and_films(page, summary):
         assert check in page
 
 
-# -- sees and reads ----------------------------------------------------------------------------------------------------
+# -- perception ablation ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("who", ["imitation", "RL"])
 def test_the_policy_needs_its_pictures(summary, who):
-    """It has learnt something, which it can neither do blindly nor from the pictures of other scenes."""
+    """It succeeds, but neither with blank pictures nor with the pictures of other scenes."""
     rates = success(summary, who)
     assert rates["normal"] > 0.4
     assert rates["blank"] <= 0.1

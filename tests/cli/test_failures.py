@@ -1,4 +1,4 @@
-"""When something breaks in mid-run: what was saved stays whole, and one sentence says what to do."""
+"""Failures in mid-run: saved files stay whole, and one sentence names the cure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.recipe import run
 from vla_rl.training.policy_store import InProcessPolicyStore
 
-# What a full disk looks like to a program: a write fails with EFBIG instead of ENOSPC.
+# Imitates a full disk: a write fails with EFBIG instead of ENOSPC.
 FULL_DISK = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -97,7 +97,7 @@ def test_an_earlier_run_is_moved_aside_and_nothing_is_lost(untrained, quick, tmp
 def test_a_nan_ends_the_run_with_good_weights_on_disk(
     untrained, quick, tmp_path, monkeypatch, validate_every, sentence, logged
 ):
-    """The weights go bad in the second iteration, and that is seen in its validation, or else in the next rollout."""
+    """The weights become NaN in the second iteration, which its validation, or else the next rollout, detects."""
     publish = InProcessPolicyStore.publish
 
     def poison(store, weights, progress=0.0):

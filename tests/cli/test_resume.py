@@ -35,7 +35,7 @@ def arguments(untrained, quick):
 
 
 def digests(out: Path) -> dict[str, str]:
-    """SHA-256 of the weights that were kept, and of all tensors and numbers of the last state (rows, generators)."""
+    """SHA-256 of the kept weights, and of all tensors and numbers of the last state (environments, generators)."""
     files = ["checkpoints/best/model.safetensors"]
     files += [f"state/{ITERATIONS:08d}/{name}" for name in ("tensors.safetensors", "state.json")]
     return {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in files}

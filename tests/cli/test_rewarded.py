@@ -1,4 +1,4 @@
-"""Any method in a simulator or an imagined rollout, paid for what a reward model in a folder sees."""
+"""Any method in a simulator or in imagination, with the reward of a reward model from a folder."""
 
 from __future__ import annotations
 

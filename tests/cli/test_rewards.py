@@ -1,4 +1,4 @@
-"""Success classifiers from real frames of lift: what the simulator says, what is learnt from it, what is reported."""
+"""Success classifiers from frames of lift: the simulator's labels, training, and the report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_frames_of_the_expert_show_what_the_environment_calls_success():
     assert shown == {(seed, said) for seed in seeds for said in (True, False)}
     for track in tracks:
         if track.label.any():
-            # The fifth frame in a row with the cube up ends the episode, and nothing after it is shown.
+            # The fifth consecutive frame with a lifted cube ends the episode; later frames are not labelled.
             assert track.label[-5:].all() and track.label.sum() == 5 and 10 < len(track) < 40
             (other,) = (t for t in tracks if t.episode[0] == track.episode[0] and t is not track)
             assert np.array_equal(other.images["front"], track.images["front"]) and other.text[0] != track.text[0]
@@ -93,7 +93,7 @@ def ranking(model, frames: LabelledFrames) -> float:
 
 
 def under_the_other_text(frames: LabelledFrames) -> LabelledFrames:
-    """The successful frames, each asked about the other cube of its scene that was named."""
+    """The successful frames, each with the instruction for another cube of its scene."""
     texts = {(int(e), str(t)) for e, t in zip(frames.episode, frames.text, strict=True)}
     good = frames.select(frames.label)
     keys = zip(good.episode.tolist(), good.text.tolist(), strict=True)

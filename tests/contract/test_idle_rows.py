@@ -1,4 +1,4 @@
-"""check_env finds an environment whose idle rows change."""
+"""check_env finds an environment that changes after its episode ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vla_rl.contract.errors import ContractError
 
 
 class Drifts(CountingEnv):
-    """The observation of an idle row changes with every further step."""
+    """The observation after an episode's end changes with every further step."""
 
     def step(self, chunk, observe="last"):
         self._task_state["echo"][self._book.done] += 1

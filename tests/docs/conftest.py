@@ -40,7 +40,7 @@ def commands() -> Iterator[Command]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; what ``make docs`` says is an error fails here."""
+    """The built site; an error of ``make docs`` fails the tests."""
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 

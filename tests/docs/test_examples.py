@@ -1,4 +1,4 @@
-"""The examples that bring something of one's own: they keep the contract, and do what their pages say."""
+"""The examples with a user's own environment, reward or policy keep the contract and do what their pages say."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def learning(config: Any, algorithm: Any) -> Any:
 
 
 def paid(config: Any) -> Any:
-    """Paid for progress: groups of a policy that never succeeds would all be equal, and nothing would be learnt."""
+    """The reward is progress, because all groups of a policy that never succeeds would be uniform and teach nothing."""
     few = replace(config.rl.experience, groups=4, size=2, ahead=1, limit=8)
     config = replace(config, rl=replace(config.rl, experience=few))
     return replace(config, env=replace(config.env, name="docs.examples.height_reward:make"))
@@ -69,7 +69,7 @@ def explained(page: str) -> frozenset[str]:
 
 @pytest.fixture(scope="module")
 def imitation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of a policy that has hardly learnt anything."""
+    """The run of a barely trained policy."""
     folder = tmp_path_factory.mktemp("imitation")
     recipe, small = shrunk(load_config("compare.py:imitate_lift")), shrunk(load_config("debug.py:small"))
     fit = replace(recipe.imitation.fit, steps=30, batch=8)

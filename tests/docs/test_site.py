@@ -1,4 +1,4 @@
-"""The site is built strictly, and what its pages point at is there."""
+"""The site is built strictly, and the targets of its links exist."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_names_of_files_that_do_not_exist_are_noticed():
 
 
 def _missing(text: str) -> Iterator[str]:
-    """Paths in backquotes below our folders, and functions of configs, that are not there."""
+    """Paths in backquotes below our folders, and functions of configs, that do not exist."""
     for named in re.findall(rf"`((?:{_FOLDERS})/[^`\s<>{{}}]*)`", text):
         path, _, function = named.partition(":")
         file = ROOT / path

@@ -65,7 +65,7 @@ def by_hand(seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 def test_every_frame_occurs_once_with_its_own_position(frames):
-    """Frames of idle rows and of surplus rows are dropped."""
+    """Frames after an episode's end and of surplus environments are dropped."""
     episodes = [by_hand(seed) for seed in range(11, 16)]
     assert len(frames) == sum(len(positions) for _, positions in episodes) and frames.positions.dtype == np.float32
     alone = located([11], num_envs=1)

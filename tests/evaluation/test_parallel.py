@@ -1,4 +1,4 @@
-"""An evaluation in threads says what one without says, in the order of the seeds."""
+"""An evaluation in threads has the outcomes of one without, in the order of the seeds."""
 
 from __future__ import annotations
 

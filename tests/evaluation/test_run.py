@@ -1,4 +1,4 @@
-"""Evaluation plays every seed exactly once and says the truth about each, whatever the number of rows."""
+"""Evaluation plays every seed exactly once and reports its outcome, for any number of environments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEEDS = [*range(100, 111), 7]
 
 
 class Auditor:
-    """Acts in chunks of ``horizon`` and remembers what it was shown and which rows were reset."""
+    """Acts in chunks of ``horizon`` and records its observations and which environments were reset."""
 
     version = 0
 
@@ -66,7 +66,7 @@ def test_every_seed_is_played_once_and_reported_correctly(num_envs, horizon):
     assert np.array_equal(found.returns, [expected_reward(np.arange(1, n + 1)).sum() for n in found.length])
     assert found.cause == tuple("success" if flag else "time_limit" for flag in even)
     assert reports[-1] == (len(SEEDS), even.sum()) and reports == sorted(reports)
-    spare = [SEEDS[0]] * max(0, num_envs - len(SEEDS))  # rows without a seed of their own
+    spare = [SEEDS[0]] * max(0, num_envs - len(SEEDS))  # environments without a seed of their own
     assert sorted(policy.first_seeds) == sorted(SEEDS + spare)
     assert len(policy.resets) == len(SEEDS) + len(spare)
 
@@ -102,7 +102,7 @@ class Still(Auditor):
 
 
 def test_without_success_the_score_is_the_mean_return():
-    """Gymnasium's tasks know no success: 0 % would say nothing."""
+    """Gymnasium's tasks have no success, so 0 % would be meaningless."""
     env = make("gym", num_envs=2, id="Pendulum-v1", time_limit=6)
     found = evaluate(env, Still(2, 3), [1, 2, 3])
     assert found.score == MeanReturn.of(found.returns) and found.score.mean < 0

@@ -1,4 +1,4 @@
-"""The counting environment through a replay, and what must be found there, recomputed from its rules alone."""
+"""The counting environment through a replay, and the expected content, recomputed from its rules alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def chunk(seed: int, steps: int, horizon: int) -> tuple[float, int]:
 
 
 def ended(rollout: Rollout) -> list[tuple[int, int]]:
-    """(seed, row) of the episodes that end in ``rollout``, in the order of time."""
+    """(seed, environment) of the episodes that end in ``rollout``, in the order of time."""
     over = rollout.terminated | rollout.truncated
     return [(int(rollout.seeds[t, e]), e) for t in range(len(over)) for e in range(over.shape[1]) if over[t, e]]
 

@@ -202,7 +202,7 @@ def test_each_source_works_in_one_thread_of_its_own():
 
 
 def test_a_saved_run_continues_with_the_same_rollouts(tmp_path):
-    """The rollout that was being collected is in the state: neither played again nor forgotten."""
+    """The rollout that was being collected is in the state: neither repeated nor lost."""
     source = noisy()
     train(source, 3)
     save_state(tmp_path, 3, {"source": source.state_dict(), "policy": source.policy.state_dict()})

@@ -1,4 +1,4 @@
-"""The driver: who is asked what, in which order, and what a decision holds."""
+"""The driver: the order of encoding, acting and resetting, and the content of a decision."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_observation_is_encoded_once_and_ended_environments_are_reset_firs
 
 
 def test_a_reset_after_encoding_encodes_again():
-    """A caller may look at the features before it decides to reset."""
+    """A caller may use the features before it decides to reset."""
     driver = Driver(make("counting", num_envs=3), Recording(4), None)
     driver.start(SEEDS)
     assert driver.features["counters"].tolist() == [[seed, 0] for seed in SEEDS]

@@ -1,4 +1,4 @@
-"""What a rollout keeps of what was done, and what policies with a context of their own are asked."""
+"""The executed actions of a rollout, and the context of policies that have one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Supervised:
 
 
 def test_executed_holds_executed_actions_and_chosen_ones_after_an_end():
-    """So nothing in it tells a critic that the episode ends."""
+    """So its features do not reveal the end of the episode to a critic."""
     sources = [
         RolloutSource(Supervised(), AuditingPolicy(4), 20, count(300), torch.Generator()),
         GroupConfig(2, 3, 1, 20).build(Supervised(), AuditingPolicy(4), SeedStream(300, 400), torch.Generator()),
@@ -89,7 +89,7 @@ def test_a_truncated_group_member_gets_the_context_of_its_own_environment():
 
 
 class Stopping(AuditingPolicy):
-    """Fails at its fourth decision, so that one can look at what has been collected."""
+    """Fails at its fourth decision, so that a test can inspect the collected data."""
 
     calls = 0
 
@@ -101,7 +101,7 @@ class Stopping(AuditingPolicy):
 
 
 def test_sources_keep_no_pictures_beside_the_features():
-    """The policy says whether pictures are kept; those of the environment are freed at once."""
+    """The policy decides whether pictures are kept; those of the environment are freed at once."""
     windows = RolloutSource(make("counting", num_envs=NUM_ENVS), Stopping(4), 9, count(300), torch.Generator())
     groups = GroupConfig(2, 3, 1, 20).build(LuckyEnv(5), Stopping(4), SeedStream(300, 400), torch.Generator())
     for source in (windows, groups):

@@ -37,7 +37,7 @@ class LuckyEnv(CountingEnv):
     def __init__(self, num_envs: int, size: int = SMALL.size) -> None:
         super().__init__(num_envs)
         self.size, self.started, self.member = size, Counter(), np.zeros(num_envs, int)
-        self.acting: list[tuple[int, int]] = []  # at every step: episodes started so far, rows that move
+        self.acting: list[tuple[int, int]] = []  # at every step: episodes started so far, active environments
 
     def _begin(self, row, seed):
         super()._begin(row, seed)
@@ -251,7 +251,7 @@ def test_every_launched_environment_is_reset_in_the_policy_too_and_nothing_privi
 
 
 class Failing(AuditingPolicy):
-    """Chooses a NaN for row 2 at its eighth decision, unless mended."""
+    """Chooses a NaN for environment 2 at its eighth decision, unless mended."""
 
     calls, mended = 0, False
 

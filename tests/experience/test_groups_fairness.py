@@ -1,4 +1,4 @@
-"""Refilling is fair: whatever the length and the difficulty of a task, it gets the gradient that it is due."""
+"""Refilling is fair: the gradient of a task does not depend on its length and its difficulty."""
 
 from __future__ import annotations
 
@@ -79,8 +79,10 @@ def test_refilling_weights_short_easy_and_long_hard_episodes_alike(ahead):
     rollouts = collect(GroupSource, ahead)
     refilled = sum(rollout.info["rollout/groups_refilled"] for rollout in rollouts)
     played = sum(rollout.info["rollout/groups_played"] for rollout in rollouts)
-    alike = sum(p**4 + (1 - p) ** 4 for p, _ in (EASY, HARD)) / 2
-    assert refilled / played == pytest.approx(alike, abs=4 * (alike * (1 - alike) / played) ** 0.5)
+    uniform_share = sum(p**4 + (1 - p) ** 4 for p, _ in (EASY, HARD)) / 2
+    assert refilled / played == pytest.approx(
+        uniform_share, abs=4 * (uniform_share * (1 - uniform_share) / played) ** 0.5
+    )
     for mean, error in contributions(rollouts).values():
         assert error < 0.1 and abs(mean - 1) < 4 * error
 

@@ -50,7 +50,7 @@ def test_long_and_large_pictures_are_sampled():
     assert len(sampled_frames(10_000)) == 1000 and sampled_frames(10_000)[[0, -1]].tolist() == [0, 9999]
     assert len(sampled_frames(10**6)) == 10_000
     frames = np.zeros((2, 320, 300, 3), np.uint8)
-    frames[:, 1::2] = 255  # between the rows that are looked at
+    frames[:, 1::2] = 255  # between the sampled rows
     assert episode_statistics({"x": frames}, {"x": PICTURE})["x"]["max"].max() == 0
 
 

@@ -1,4 +1,4 @@
-"""Writing: what goes in comes out, files are cut as the limits say, nothing that does not fit gets in."""
+"""Writing: episodes come back unchanged, files are split at the limits, episodes that do not fit are refused."""
 
 from __future__ import annotations
 

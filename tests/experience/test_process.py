@@ -1,4 +1,4 @@
-"""A source in another process gives the rollouts of one in this process, and tells in a sentence what went wrong."""
+"""A source in another process gives the rollouts of one in this process; its errors are one sentence."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def same(one: Rollout, other: Rollout) -> bool:
         if f.name not in ("info", "robot", "stream")
     ]
     flat = [pair for a, b in pairs for pair in ([(a, b)] if torch.is_tensor(a) else [(a[n], b[n]) for n in {**a, **b}])]
-    alike = (one.robot, one.stream) == (other.robot, other.stream)
-    return alike and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in flat)
+    same_stream = (one.robot, one.stream) == (other.robot, other.stream)
+    return same_stream and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in flat)
 
 
 def test_the_same_rollouts_bit_for_bit_before_and_after_publishing():

@@ -99,7 +99,7 @@ def test_early_samples_are_not_biased_towards_short_episodes():
 
 
 def test_two_robots_never_mix():
-    """Environment 0 of either robot is in mid-episode with the same seed; each goes on with its own."""
+    """Environment 0 of either robot is in mid-episode with the same seed; each continues its own."""
     replay = Replay(40, 1.0, 9)
     for robot, reward in (("left", 1.0), ("right", 10.0)):
         replay.add(line([reward] * 2, seed=3, end="", robot=robot, stream=robot))
@@ -142,7 +142,7 @@ def test_windows_cut_anywhere_give_the_same_replay(decisions):
 
 
 def numbered(generator: torch.Generator) -> tuple[Rollout, Rollout]:
-    """A random rollout of ragged chunks, ends and idle decisions, and the one before it; "id" numbers what was seen."""
+    """Two consecutive random rollouts of ragged chunks, ends and idle decisions; "id" numbers the observations."""
     time, num_envs, horizon = (int(torch.randint(low, 7, (), generator=generator)) for low in (3, 1, 1))
     parts = []
     for part in range(2):
@@ -227,7 +227,7 @@ def test_n_steps_equal_brute_force_on_120_ragged_cases():
 
 
 def line(rewards: list[float], number: int = 0, seed: int = 0, end: str = "terminated", **changes) -> Rollout:
-    """One row that earns ``rewards``, one action a decision, and ends after the last unless ``end`` is ""."""
+    """One environment that earns ``rewards``, one action a decision, and ends after the last unless ``end`` is ""."""
     length = len(rewards)
     no, zeros = torch.zeros(length, 1, 1, dtype=torch.bool), torch.zeros(length, 1, 1, 1)
     over = no[..., 0].clone()
@@ -345,7 +345,7 @@ def same(one: Transitions, two: Transitions) -> bool:
 
 
 def test_a_saved_replay_resumes_bit_for_bit(tmp_path):
-    """Running episodes included; it can be saved again at once, and a full ring goes on at its cursor."""
+    """Running episodes included; it can be saved again at once, and a full ring continues at its cursor."""
     windows = [window for maker in [source()] for window in (maker.next() for _ in range(6))]
     for capacity, folder in ((ROOMY, tmp_path / "roomy"), (60, tmp_path / "full")):
         replay = Replay(capacity, GAMMA, 3)

@@ -136,7 +136,7 @@ def test_nothing_privileged_is_shown_to_the_policy():
 
 
 class Failing(AuditingPolicy):
-    """Chooses a NaN for row 2 at its eighth decision, unless mended."""
+    """Chooses a NaN for environment 2 at its eighth decision, unless mended."""
 
     calls, mended = 0, False
 

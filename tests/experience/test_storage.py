@@ -1,4 +1,4 @@
-"""A replay in files: the same as in memory, there for the next process, and never misread."""
+"""A replay in files: equal to one in memory, readable by the next process, never misread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def on_disk(folder, capacity=60, gamma=GAMMA, n_step=3):
 
 
 def test_on_the_disk_equals_in_memory_and_outlives_the_process(tmp_path):
-    """The ring has gone round; another number of steps may look at the same decisions."""
+    """The ring has wrapped; another number of steps may use the same decisions."""
     one, two = filled(Replay(60, GAMMA, 3, InMemory())), filled(on_disk(tmp_path))
     reopened, farther = on_disk(tmp_path), on_disk(tmp_path, n_step=5)
     for replay in (two, reopened):
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 @pytest.mark.parametrize("written", range(0, 10, 3))
 def test_killed_inside_a_write_there_are_only_whole_decisions(tmp_path, written):
-    """What was being overwritten is gone, what was being written is not there yet; all else is untouched."""
+    """The decisions that were being overwritten are gone, the new ones are missing; all others are untouched."""
 
     class Killed(BaseException):
         pass

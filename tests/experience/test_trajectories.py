@@ -1,4 +1,4 @@
-"""Whole episodes: nothing is lost between an environment and the windows that a world model learns from."""
+"""Whole episodes: nothing is lost between an environment and the training windows of a world model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Walker:
 
 
 def test_an_episode_has_every_time_step_and_the_actions_between():
-    """Played again, action by action, the environment shows the same."""
+    """Replayed action by action, the environment has the same frames."""
     from sims.catalog import make
 
     env = make("point_mass", num_envs=3)

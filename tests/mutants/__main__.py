@@ -25,7 +25,7 @@ from tests.mutants.fault import ROOT, Fault
 from tests.mutants.faults import FAULTS
 
 WORKERS = 2
-PATIENCE = 300  # seconds; a fault may make a test wait for ever, which is a way of being noticed
+PATIENCE = 300  # seconds; a fault may make a test wait for ever, which counts as caught
 PASSED, FAILED = 0, 1  # pytest's exit codes; every other one means that it could not test
 _ASIDE = (".venv", ".git", ".cache", "runs", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
 # A fault that cannot run shows nothing about the tests.
@@ -85,7 +85,7 @@ def _copy(target: Path) -> Path:
 
 
 def _shares(faults: Sequence[Fault]) -> list[list[str]]:
-    """Every named test once, in as many parts as there are workers."""
+    """Every named test once, split among the workers."""
     tests = sorted({test for fault in faults for test in fault.tests})
     # A parametrised case is part of its test, which pytest would otherwise run twice.
     tests = [test for test in tests if "[" not in test or test.split("[")[0] not in tests]

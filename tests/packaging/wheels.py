@@ -82,16 +82,20 @@ def install(folder: Path, python: str, *what: object) -> Path:
 def find_python(version: str) -> str | None:
     """A Python ``version`` ("3.12") with venv and pip, on the path or among pyenv's; None when there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    places = [sys.executable, shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}*/bin/python"))]
-    for place in filter(None, places):
+    candidates = [
+        sys.executable,
+        shutil.which(f"python{version}"),
+        *sorted(pyenv.glob(f"versions/{version}*/bin/python")),
+    ]
+    for candidate in filter(None, candidates):
         code = f"import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != {version!r})"
-        if subprocess.run([place, "-c", code], capture_output=True).returncode == 0:
-            return str(place)
+        if subprocess.run([candidate, "-c", code], capture_output=True).returncode == 0:
+            return str(candidate)
     return None
 
 
 def run(*command: object, cwd: Path = ROOT) -> str:
-    """What ``command`` printed; no variable of ours tells it where to find packages.  It must succeed."""
+    """The output of ``command``, without our environment variables for finding packages.  It must succeed."""
     quiet = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     settings = {**quiet, "OMP_NUM_THREADS": "1", "COLUMNS": "160", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Residual policies: exactly the base at first, whatever it is; the base stays as it is; densities and noise."""
+"""Residual policies: initially exactly their base, which is never changed; densities and noise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def made(kind=DeterministicResidual, base=None, config=SMALL, spec=COUNTING, std: float = 0.0):
-    """With ``std`` the residual is no longer 0 but some function of what it sees."""
+    """With ``std`` the residual is not 0 but a random function of its inputs."""
     torch.manual_seed(1)
     policy = kind(base or stepping_base(), StateEncoder(spec), config)
     if std:
@@ -50,7 +50,7 @@ def made(kind=DeterministicResidual, base=None, config=SMALL, spec=COUNTING, std
 
 
 def played(policy, seeds, generator) -> list[list[np.ndarray]]:
-    """The actions of every episode, one row; at an end the next one begins at once, and nobody looks at the last."""
+    """The actions of every episode in one environment; each episode follows the last without a pause."""
     env, state, episodes = make("counting", num_envs=1), policy.initial_state(1), []
     for seed in seeds:
         state, obs = policy.reset_state(state, np.zeros(1, int)), env.reset([0], [seed])
@@ -245,7 +245,7 @@ def test_the_gaussian_density_is_that_of_torch():
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_learning_sees_the_density_of_acting(dtype, bound):
-    """Through rollout and PPO, which standardises what the residual sees before it looks at the densities."""
+    """Through rollout and PPO, which standardises the residual's inputs before it computes densities."""
     policy = made(GaussianResidual, biased_base(), spec=POINT).to(dtype)
     critic = ValueCritic({**policy.feature_sizes, "time": 1}, width=16)
     ppo = PPO(policy, policy.trainable(), critic, PPOConfig(critic_warmup=0, minibatch=7, lr=1e-3), seeded())

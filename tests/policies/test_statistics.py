@@ -240,10 +240,10 @@ def test_what_is_privileged_moves_the_policy_through_advantages_alone():
 
 
 def test_the_critic_explains_what_only_it_can_see():
-    """Returns that are a privileged entry, which nothing else tells: on a rollout that it has not learnt from."""
+    """The returns are a privileged entry; the explained variance is on a held-out rollout."""
     policy, env = state_policy()
     made = source(policy, env)
-    rollouts = [worth_what_is_privileged(made.next(), seed) for seed in (3, 4)]
+    rollouts = [with_privileged_returns(made.next(), seed) for seed in (3, 4)]
     policy.observe = lambda features, reducer: None
     explained = {}
     for name, sizes in {"blind": {"state": 2}, "privileged": {"state": 2, "privileged/velocity": 2}}.items():
@@ -256,7 +256,7 @@ def test_the_critic_explains_what_only_it_can_see():
     assert explained["privileged"] > 0.8 and explained["blind"] < 0.1
 
 
-def worth_what_is_privileged(rollout: Rollout, seed: int) -> Rollout:
+def with_privileged_returns(rollout: Rollout, seed: int) -> Rollout:
     """``rollout`` with random privileged entries, the first of which is what a decision earns and ends with."""
     hidden = torch.randn(9, NUM_ENVS, 2, generator=seeded(seed))
     done, yes = torch.ones_like(rollout.terminated), torch.ones_like(rollout.valid)

@@ -1,4 +1,4 @@
-"""Config files: where they are looked for, what a run keeps of them, and short flags."""
+"""Config files: the folders that are searched, the copy in a run, and short flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs and checkpoints are distinguished, whatever fields a config has."""
+"""Runs and checkpoints are distinguished, also if a config has a field policy."""
 
 from __future__ import annotations
 

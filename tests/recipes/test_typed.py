@@ -1,4 +1,4 @@
-"""What the command line and recipes may not become again: long, untyped, or linked by strings."""
+"""Limits on the command line and recipes: lines, untyped signatures, links by strings."""
 
 from __future__ import annotations
 

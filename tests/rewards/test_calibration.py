@@ -1,4 +1,4 @@
-"""The threshold keeps its promise, is the lowest that does, and never parts equal scores."""
+"""The threshold has the required precision, is the lowest that does, and never separates equal scores."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ScriptedReward:
 
 
 def course(pictures: np.ndarray) -> np.ndarray:
-    """What ``COURSE`` says of the counting environment's pictures [E,T,4,4,3], which show the number of actions."""
+    """The progress of ``COURSE`` for the counting environment's pictures [E,T,4,4,3] of the number of actions."""
     return COURSE[np.minimum(pictures[:, :, 0, 0, 0], len(COURSE) - 1)]
 
 
@@ -269,7 +269,7 @@ def test_executed_actions_and_interventions_are_reported_up_to_the_end():
     assert step.intervened[0].tolist() == [False, True] * 3 + [False] * 2
     env.reset([1], LONG[3:4])
     wrong = np.full((2, 1, 2), 3.0)
-    wrong[0] = np.nan  # counts in rows that run only
+    wrong[0] = np.nan  # counts in active environments only
     step = env.step(wrong)
     assert inner.given.tolist() == [[[0.0, 0.0]], [[3.0, 3.0]]] and step.valid[:, 0].tolist() == [False, True]
     for shape in ((2, 2), (1, 1, 2), (2, 1, 3), (2, 9, 2)):
@@ -307,7 +307,7 @@ def test_without_a_notion_of_success_the_model_decides_how_a_termination_counts(
 
 
 def test_an_environment_on_a_device_is_converted_to_numpy():
-    """Its actions arrive there, and everything that comes back is on the host."""
+    """Its actions arrive on the device, and everything that it returns is on the host."""
     with elsewhere() as device:
 
         class Away(CountingEnv):
@@ -344,12 +344,12 @@ def test_an_environment_on_a_device_is_converted_to_numpy():
 
 
 def test_a_snapshot_continues_in_another_row_and_another_environment():
-    """With the model's state and the displayed frame of a row that is done."""
+    """With the model's state and the displayed frame of an environment that is done."""
     env = counting(hold=3)
     env.reset(np.arange(3), LONG[:3])
     env.step(zeros(env, 7))
     env.reset([1], LONG[4:5])
-    env.step(zeros(env, 7))  # rows 0 and 2 are done after the first, row 1 will be after the next
+    env.step(zeros(env, 7))  # environments 0 and 2 are done after the first step, environment 1 after the next
     saved = env.snapshot([0, 1])
     assert {item.dtype.kind for item in saved.values()} <= set("biuf")
     expected = env.step(zeros(env, 7), observe="all")

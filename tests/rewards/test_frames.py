@@ -1,4 +1,4 @@
-"""Labelled frames: what they must be, how they are split, ordered and kept."""
+"""Labelled frames: validation, splits, order and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge that asks a vision-language model: what it asks, and when, and what a real small model answers."""
+"""The judge with a vision-language model: its questions, when it asks them, and the answers of a small real model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TEMPLATE = (
 PROMPT = "{task} ? is it done ?"
 
 
-# -- when it asks, and what it makes of the answers --------------------------------------------------------------------
+# -- when it asks, and its progress and done --------------------------------------------------------------------------
 
 
 class ByBrightness:
-    """P(yes) is the first pixel of the last camera as a percentage; remembers what it was asked."""
+    """P(yes) is the first pixel of the last camera as a percentage; records the questions."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[tuple[str, ...], list[int], list[str]]] = []
@@ -47,7 +47,7 @@ def clip(brightness: np.ndarray, *cameras: str) -> dict[str, np.ndarray]:
 
 
 def by_hand(percent: np.ndarray, valid: np.ndarray, stride: int) -> tuple[list[float], list[int]]:
-    """Progress of one row, and the frames that are asked about."""
+    """Progress of one environment, and the frames with a question."""
     progress, asked, frames_so_far, last = [], [], 0, 0.0
     for t in range(len(valid)):
         if valid[t]:
@@ -120,7 +120,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch):
         VLMJudge.from_config(VLMJudgeConfig())
 
 
-# -- a real model, small and untrained ---------------------------------------------------------------------------------
+# -- a real model, small and untrained --------------------------------------------------------------------------------
 
 
 def llava(folder: Path, words: list[str] = WORDS, template: str | None = TEMPLATE) -> Path:

@@ -16,7 +16,7 @@ from vla_rl.rewards.pairs import PairSampler, episode_progress
         ("00001", [0, 1 / 4, 2 / 4, 3 / 4, 1]),
         ("001111", [0, 1 / 2, 1, 1, 1, 1]),
         ("0110001", [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1]),  # done in passing, and undone
-        ("111", [0, 1, 1]),  # it began at its end; one frame of work is the least
+        ("111", [0, 1, 1]),  # it starts at its end; the smallest work is one frame
         ("00110", [0, 0, 0, 0, 0]),
         ("0", [0]),
     ],
@@ -34,7 +34,7 @@ def episodes() -> LabelledFrames:
     picture = np.zeros((75, 1, 1, 3), np.uint8)
     picture[:, 0, 0, 0] = np.arange(75)
     frames = LabelledFrames({"front": picture}, np.array(["lift it"] * 75), label, episode)
-    # Episodes may be interleaved (rows of an environment are), only the order within each counts.
+    # Episodes may be interleaved (as those of a VecEnv are); only the order within each matters.
     return frames.select(np.argsort(np.concatenate([np.arange(20), np.arange(30), np.arange(25)]), kind="stable"))
 
 

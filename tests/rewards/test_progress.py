@@ -1,4 +1,4 @@
-"""The progress critic: it orders, sees regression, stagnation and wrong instructions, and follows VLAC's equations."""
+"""The progress critic orders frames, detects regression, stagnation and wrong instructions, and follows VLAC."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def film(heights: np.ndarray, named: int, rng: np.random.Generator) -> np.ndarra
 
 
 def rising(rng: np.random.Generator) -> np.ndarray:
-    """From the bottom to the top in 10 to 16 frames, and two frames there."""
+    """From the bottom to the top in 10 to 16 frames, and two frames at the top."""
     return np.append(np.linspace(BOTTOM, TOP, rng.integers(10, 17)).round().astype(int), [TOP, TOP])
 
 
@@ -82,7 +82,7 @@ def followed(model: ProgressCritic, pictures: np.ndarray, text: str):
     return output.progress[0], output.done[0]
 
 
-# -- what it has learnt ------------------------------------------------------------------------------------------------
+# -- the trained critic -----------------------------------------------------------------------------------------------
 
 
 def test_progress_follows_the_order_of_time(taught):
@@ -127,13 +127,13 @@ def test_swapping_the_frames_changes_the_sign(taught):
     assert (np.sign(forth) == np.sign(pairs.after - pairs.before))[known].mean() > 0.95
 
 
-# -- equations ---------------------------------------------------------------------------------------------------------
+# -- equations --------------------------------------------------------------------------------------------------------
 
 
 def test_the_loss_by_hand():
     frames = lessons(2, 7)
     model = new(frames, replace(SMALL, floor=0.2)).double()
-    model.comparison[-1].weight.data *= 100  # an untrained one hardly tells them apart
+    model.comparison[-1].weight.data *= 100  # an untrained one gives them nearly equal values
     pairs = PairSampler(frames, 3, np.random.default_rng(2)).draw(24)
     assert (pairs.first.label & ~pairs.second.label).any() and (pairs.first.label < pairs.second.label).any()
     encoded = [model.encode(side.images, side.text) for side in (pairs.first, pairs.second)]
@@ -173,7 +173,7 @@ def clip(brightness: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def by_vlac(brightness: np.ndarray, valid: np.ndarray, stride: int, floor: float) -> np.ndarray:
-    """One row's progress [T] by VLAC's two lines, every ``stride``-th valid frame being the next to compare with."""
+    """Progress [T] of one environment by VLAC's two lines, every ``stride``-th valid frame is the next reference."""
     progress, value, reference, age = np.zeros(len(valid)), 0.0, None, 0
     for t in range(len(valid)):
         if reference is None:
@@ -237,7 +237,7 @@ def test_a_reset_affects_its_row_only():
     assert all(np.array_equal(state[name], kept[name]) for name in kept), "the caller's state is not changed"
 
 
-# -- the rest of a reward ----------------------------------------------------------------------------------------------
+# -- the rest of a reward ---------------------------------------------------------------------------------------------
 
 
 def test_a_folder_restores_the_same_critic_and_it_is_a_reward(taught, tmp_path):

@@ -1,4 +1,4 @@
-"""The success classifier: it sees, reads, waits, and comes back from its folder as it was."""
+"""The success classifier uses picture and instruction, needs several frames for done, and is restored from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row that was reset is as MuJoCo itself would begin, whatever happened in it before."""
+"""A reset environment is in MuJoCo's own initial state, whatever happened before."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ HALF_CHEETAH = {"id": "HalfCheetah-v5", "time_limit": 12}
 
 
 class Countdown(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Terminates after as many actions as its seed says; sees (actions so far, 10 * last action)."""
+    """Terminates after a number of actions given by its seed; observes (actions so far, 10 * last action)."""
 
     observation_space = Box(-np.inf, np.inf, (2,), np.float64)
     action_space = Box(-2.0, 2.0, (1,), np.float32)

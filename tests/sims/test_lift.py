@@ -45,7 +45,7 @@ def play(env, seeds, until=60, horizon=5):
 
 
 def levitate(env, row, cube, height=0.1):
-    """Hold a cube of a row in the air, still; for the next control step it falls less than 2 cm."""
+    """Hold a cube of an environment still in the air; in the next control step it falls less than 2 cm."""
     saved = env.snapshot([row])
     saved["physics"][0, _qpos_start(env) + cube_addresses(3)[cube] + 2] = height
     qvel = _qpos_start(env) + env._task.model.nq
@@ -174,7 +174,7 @@ def test_rows_end_inside_a_chunk_and_then_idle(lift):
     env.reset(np.arange(6), seeds)
     step = env.step(np.concatenate([actions, np.full((6, 9, 4), 0.03, np.float32)], 1))
     assert len(set(length)) > 1 and np.array_equal(step.valid.sum(1), length)
-    assert same(step.obs, short.obs)  # what the actions after the end would have done is nowhere to be seen
+    assert same(step.obs, short.obs)  # actions after the end have no effect
     assert np.array_equal(step.reward.sum(1), np.ones(6)) and step.reward[np.arange(6), length - 1].all()
     assert not step.executed[~step.valid].any()
     idle = env.step(np.full((6, 2, 4), 0.03, np.float32), observe="all")
@@ -186,7 +186,7 @@ def test_rows_end_inside_a_chunk_and_then_idle(lift):
 
 
 def held_up(env, which, steps):
-    """Keep the cube ``which`` (0: the named one) of row 0 in the air for some control steps; the last Step."""
+    """Keep the cube ``which`` (0: the named one) of environment 0 in the air for some control steps; the last Step."""
     saved = env.snapshot([0])
     cube = (int(saved["task_state/named"][0]) + which) % 3
     for _ in range(steps):

@@ -20,7 +20,7 @@ REST = CUBE_EDGE / 2
 
 
 class Table:
-    """One row of a task whose cubes are put where a test wants them; no physics."""
+    """One environment of a task with cubes at given positions; no physics."""
 
     def __init__(self, task, seed=0, **options):
         self.task = task(**options)
@@ -237,7 +237,7 @@ def test_labelled_scenes_point_at_the_named_cube_and_its_goal():
 
 
 def test_what_is_not_in_an_episode_is_not_in_its_picture():
-    """A push in the mixture's model looks like a push in its own."""
+    """A push in the mixture's model renders like a push in its own."""
     mixed, push = MixedTask(), PushTask()
     seed = next(s for s in range(50) if int(np.random.Generator(np.random.PCG64(s)).integers(3)) == 2)
     env, alone = make("mixed", num_envs=1), make("push", num_envs=1)

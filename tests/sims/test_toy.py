@@ -1,4 +1,4 @@
-"""The toy environments do what they say, so that the tests that use them mean something."""
+"""The toy environments follow their documented rules, on which other tests rely."""
 
 from __future__ import annotations
 

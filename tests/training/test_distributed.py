@@ -43,7 +43,7 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path):
 
 
 def test_a_whole_run_in_two_processes(tmp_path):
-    """Same weights in both, counters of both together, half of the rows in each."""
+    """Same weights in both, summed counters, half of the environments in each."""
     make = (
         "import sys; from tests.cli.conftest import save_untrained; from pathlib import Path; "
         "save_untrained(Path(sys.argv[1]))"
@@ -61,7 +61,7 @@ def test_a_whole_run_in_two_processes(tmp_path):
     assert len(best) == 1
     metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
     assert [line["env/steps_total"] for line in metrics[0]] == [line["env/steps_total"] for line in metrics[1]]
-    assert [line["rollout/decisions"] for line in metrics[0][1:]] == [8.0] * 3  # 4 rows, 2 decisions
+    assert [line["rollout/decisions"] for line in metrics[0][1:]] == [8.0] * 3  # 4 environments, 2 decisions
     assert not (out / "state").exists()
 
 

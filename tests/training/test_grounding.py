@@ -1,4 +1,4 @@
-"""Grounding: targets keep the position they stand for, and a backbone learns to point at what is named."""
+"""Grounding: target weights keep the position, and a backbone learns to point at the named object."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_the_run_ends_when_its_actions_are_used_up():
 
 
 def test_validation_comes_after_so_many_actions_too():
-    """Counted from the last validation, whatever called for that one; 10 actions an iteration."""
+    """Counted from the last validation of any kind; 10 actions an iteration."""
     found = run([0.1] * 9, iterations=8, validate_every=100, validate_steps=25)
     assert [i for i in range(9) if "eval/score" in found.reports[i]] == [0, 3, 6, 8]
     found = run([0.1] * 9, iterations=8, validate_every=4, validate_steps=25)

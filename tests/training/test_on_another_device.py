@@ -1,6 +1,6 @@
 """Whole runs of every algorithm on a device that is not the host: nothing of the two is mixed, and all numbers agree.
 
-Policy, critic, learner and replay buffer are there; the environment and all generators stay on the host.
+Policy, critic, learner and replay buffer are on it; the environment and all generators stay on the host.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def double_precision():
 
 @pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
 def test_a_run_on_another_device_is_that_on_the_host(name, tmp_path):
-    """From building through collecting, learning, validating, saving and resuming to a checkpoint that loads here."""
+    """Building, collecting, learning, validating, saving and resuming, up to a checkpoint that loads on the host."""
     _, expected = run(name, torch.device("cpu"), tmp_path / "here")
     with elsewhere() as device:
         policy, found = run(name, device, tmp_path / "there")

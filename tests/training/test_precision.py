@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """A clock in which the operations of each precision take as long as ``seconds`` says."""
+    """A clock in which the operations of each precision take ``seconds``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: dict[torch.dtype, list[float]]) -> None:
         self.now, self.runs = 0.0, dict.fromkeys(seconds, 0)

@@ -1,4 +1,4 @@
-"""A run folder belongs to one process, tells what is damaged, and is not left behind by a start that failed."""
+"""A run folder belongs to one process, names damaged lines, and is removed after a failed start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a world model must not be learnt from, and what it must not be loaded as."""
+"""World models: refused training data, refused environments, and the batches of training."""
 
 from __future__ import annotations
 
@@ -108,12 +108,14 @@ def test_weights_of_another_size_are_refused(folder, tmp_path):
 @pytest.mark.parametrize(("won", "which"), [(True, "all"), (False, "none")])
 def test_episodes_that_all_ended_alike_teach_no_outcome(won, which):
     trajectories = played(30, seed=1)
-    alike = trajectories.select(np.flatnonzero(trajectories.outcomes == won))
-    assert 0 < alike.count < trajectories.count
+    one_outcome = trajectories.select(np.flatnonzero(trajectories.outcomes == won))
+    assert 0 < one_outcome.count < trajectories.count
     made = model()
     before = [item.clone() for item in made.parameters()]
-    with pytest.raises(UserError, match=f"{which} of {alike.count} episodes succeeded.*add episodes of the other kind"):
-        fit_world_model(made, alike, FIT, torch.Generator().manual_seed(0))
+    with pytest.raises(
+        UserError, match=f"{which} of {one_outcome.count} episodes succeeded.*add episodes of the other kind"
+    ):
+        fit_world_model(made, one_outcome, FIT, torch.Generator().manual_seed(0))
     assert all(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True))
 
 
@@ -140,7 +142,7 @@ def test_episodes_of_another_environment_are_refused(what):
 
 @pytest.mark.parametrize("cameras", [("front",), ("side", "front")])
 def test_imagined_episodes_are_as_long_as_the_recorded_ones(monkeypatch, cameras):
-    """With a world that grows brighter by one in every call: each call has the imagined past and recorded states."""
+    """The model's pictures become brighter by one in every call; a call has the imagined past and recorded states."""
     trajectories, made = played(8, seed=1), model(cameras)
     front = trajectories.images["front"]
     dark = {name: front // 2 if name == "front" else front[:, ::-1] // 4 for name in cameras}

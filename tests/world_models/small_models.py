@@ -1,4 +1,4 @@
-"""Small world models with weights that nobody trained, for tests of everything around them."""
+"""Small untrained world models, for tests of the code around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every video model that works on latents, whatever is inside."""
+"""Properties of every video model on latents."""
 
 from __future__ import annotations
 
@@ -87,15 +87,17 @@ def test_environments_and_frames_have_latents_of_their_own(config, cameras):
 
 @every
 def test_a_row_does_not_depend_on_its_neighbours_or_its_place(config):
-    """At the same place bit for bit, whatever stands beside it; elsewhere in the batch up to rounding."""
+    """Bit for bit at the same place of a batch with other neighbours; up to rounding at another place."""
     video = built(config, 2)
     given = numbers(video)
     guess = call(video, given)
     other = numbers(video, seed=9)
     other = {name: torch.cat([given[name][:1], item[1:]]) for name, item in other.items()}
-    beside = call(video, other)
-    assert torch.equal(beside.clean[0], guess.clean[0]) and torch.equal(beside.features[0], guess.features[0])
-    assert not torch.equal(beside.clean[1], guess.clean[1])
+    with_neighbour = call(video, other)
+    assert torch.equal(with_neighbour.clean[0], guess.clean[0]) and torch.equal(
+        with_neighbour.features[0], guess.features[0]
+    )
+    assert not torch.equal(with_neighbour.clean[1], guess.clean[1])
     order, video = torch.tensor([3, 0, 4, 7, 2, 1, 6, 5]), video.double()
     given = {name: item.double() for name, item in given.items()}
     guess, moved = call(video, given), call(video, {name: item[order] for name, item in given.items()})

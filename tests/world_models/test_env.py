@@ -1,4 +1,4 @@
-"""The imagined environment keeps the contract of a simulator, and knows when it is guessing."""
+"""The imagined environment keeps the contract of a simulator and truncates uncertain rollouts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def same(a: Observation, b: Observation) -> bool:
 
 
 def test_a_reset_of_one_row_touches_no_other():
-    """In the middle of a call, too: the others go on as if nothing had happened."""
+    """In the middle of a call, too: the others are not affected."""
     courses = []
     for interrupted in (False, True):
         env, env_ids = imagined_env(5), np.arange(5)
@@ -241,7 +241,7 @@ def test_a_horizon_of_0_is_refused():
 
 @pytest.mark.parametrize("horizon, calibrated, warned", [(12, 4, False), (13, 4, True), (12, 3, True), (2, 1, False)])
 def test_a_horizon_beyond_the_calibrated_one_is_warned_of(horizon, calibrated, warned):
-    """Calls of three control steps; the rows that repeat successes have no limits and say nothing of their own."""
+    """Calls of three control steps; the environments that resample successes have no limits and do not warn."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         imagined_env(2, horizon=horizon, limits=Limits((1.0,) * calibrated))

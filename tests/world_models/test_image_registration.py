@@ -1,4 +1,4 @@
-"""The place of a robot in its pictures is found, whatever else is in them."""
+"""The position of a robot in its pictures is found among other objects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_two_inputs_with_the_same_position_get_half_the_weight_each():
 
 
 def test_pictures_without_the_robot_do_not_move_its_position():
-    """In every fourth the hand is not there, and its double is seen at one place whatever the state."""
+    """Every fourth picture has no hand but a copy of it at one fixed position."""
     pictures, state, place = scenes(240)
     pictures[::4] = pictures[:1]
     weight, bias = register(pictures, state)

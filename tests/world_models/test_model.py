@@ -1,4 +1,4 @@
-"""A world model learns a world whose truth is known: pictures, state, outcome, uncertainty and actions."""
+"""A world model learns a toy environment with known dynamics: pictures, state, outcome, uncertainty and actions."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_actions_beyond_the_known_ones_change_nothing(learnt, held_out):
 
 
 def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
-    """The second of two steps sees the first guess and half of what was beside it."""
+    """The input of the second of two steps is the first estimate and half of the remaining noise."""
     inputs: list[torch.Tensor] = []
     guesses: list[torch.Tensor] = []
 
@@ -184,7 +184,7 @@ def test_the_same_noise_gives_the_same_frames(learnt, held_out):
 
 
 def test_the_registration_is_fitted_once(learnt, held_out):
-    """The crop's correction is learnt on top of the registration, which must not change afterwards."""
+    """The classifier is trained on top of the registration, which must not change afterwards."""
     before = learnt.mode_classifier.registration_weight.clone()
     learnt.fit_registration({"state": held_out["state"][:50, 0], "pictures": held_out["pictures"][:50, -1]})
     assert before.abs().max() > 0.1 and torch.equal(learnt.mode_classifier.registration_weight, before)

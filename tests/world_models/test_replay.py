@@ -35,7 +35,7 @@ def test_a_replay_is_the_imagined_rollout_of_its_actions_alone():
         alone = ImaginationConfig(
             horizon=len(actions), batch_size=4, success_threshold=2.0, failure_threshold=2.0, resamples=0
         )
-        place = sum(length % 3 == LENGTHS[i] % 3 for length in LENGTHS[:i])  # in one call: those that end alike
+        place = sum(length % 3 == LENGTHS[i] % 3 for length in LENGTHS[:i])  # one call holds replays of equal remainder
         env = ImaginedEnv(made, Only(first, i), place + 1, None, alone)
         env.reset(np.arange(place + 1), np.array([*range(100, 100 + place), i]))
         stops = sorted({*range(3, len(actions) + 1, 3), len(actions)})
@@ -56,8 +56,8 @@ def test_a_replay_is_the_imagined_rollout_of_its_actions_alone():
 class Only:
     """Always the same initial state."""
 
-    def __init__(self, starts, index: int) -> None:
-        self.initial_states, self.index = starts, index
+    def __init__(self, states, index: int) -> None:
+        self.initial_states, self.index = states, index
 
     def draw(self, seeds, share):
         return self.initial_states.select(np.full(len(seeds), self.index))

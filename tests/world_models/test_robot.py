@@ -1,4 +1,4 @@
-"""Where a robot will be: modes, and the odds that a close look gives them."""
+"""State dynamics: modes, and the probabilities that the crop classifier gives them."""
 
 from __future__ import annotations
 

@@ -68,6 +68,6 @@ def changed(run: SavedRun, **parts: Any) -> SavedRun:
 
 
 def push(obs: Observation) -> np.ndarray:
-    """[E,2,2]: two control steps that depend on what is seen, the gripper nearly closed at last."""
+    """[E,2,2]: two control steps that depend on the picture; in the second the gripper is nearly closed."""
     along = np.asarray(obs.images["front"], float).mean((1, 2, 3)) / 255 - 0.5
     return np.stack([np.stack([along, 0 * along], 1), np.stack([-along, 0 * along + 0.9], 1)], 1)

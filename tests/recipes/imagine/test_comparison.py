@@ -70,8 +70,8 @@ def recipe(tmp_path_factory) -> Imagine:
     method = RLConfig(
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 1), loop=LoopConfig(1, validate_every=1)
     )
-    judged_by = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
-    return Imagine(method, plan, str(save_untrained(folder / "policy")), env=ENV, evaluation=judged_by)
+    evaluation = EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4)
+    return Imagine(method, plan, str(save_untrained(folder / "policy")), env=ENV, evaluation=evaluation)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_an_untrusted_world_model_is_kept_and_can_be_calibrated_again(recipe, tm
 
 
 def test_a_whole_run_on_another_device_is_that_on_the_host(recipe, run, tmp_path, monkeypatch):
-    """Policy, critic, learner and world model are there, from collecting to the page's numbers."""
+    """Policy, critic, learner and world model are on the device, from collecting to the page's numbers."""
     away = replace(recipe, device=str(ELSEWHERE))
     folder = RunFolder(tmp_path / "away", away)
     with elsewhere():
@@ -220,7 +220,7 @@ def ratings() -> list[PolicyRating]:
 
 
 def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
-    """A policy that is never seen as good in the simulator, and one that is."""
+    """A policy whose success is never reached in the simulator, and one whose is."""
     monkeypatch.setattr(comparison, "rate_policies", lambda *given: ratings())
     out = run.parent
     found = evaluate_world_model(run, scenes=3)

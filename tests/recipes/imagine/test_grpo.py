@@ -59,13 +59,15 @@ def imagined_lift() -> ImaginedEnvFactory:
     env.close()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    starts = InitialStatePool(moments(model, 20, chooser), moments(model, 20, chooser))
+    initial_states = InitialStatePool(moments(model, 20, chooser), moments(model, 20, chooser))
     config = ImaginationConfig(horizon=10, batch_size=6, success_threshold=2.0, failure_threshold=2.0, resamples=0)
-    imagined = ImaginedEnvFactory(model, starts, Limits((np.inf,)), config).make_training(30)
+    imagined = ImaginedEnvFactory(model, initial_states, Limits((np.inf,)), config).make_training(30)
     imagined.reset(np.arange(30), np.arange(30))
     imagined.step(random_actions(imagined, 5, chooser))
     usual, limit = np.median(imagined.outcome[:, 0]), np.quantile(imagined.uncertainty, 0.75)
-    return ImaginedEnvFactory(model, starts, Limits((float(limit),)), replace(config, success_threshold=float(usual)))
+    return ImaginedEnvFactory(
+        model, initial_states, Limits((float(limit),)), replace(config, success_threshold=float(usual))
+    )
 
 
 def small(name: str) -> RLConfig:
@@ -76,19 +78,19 @@ def small(name: str) -> RLConfig:
 
 def test_members_of_a_group_have_one_initial_state_and_truncated_ones_are_kept(policy, env_factory):
     setup = build(small("lift_grpo"), RunContext(env_factory, deepcopy(policy), 1, OneProcess()))
-    cut_off = 0
+    truncated = 0
     for _ in range(4):
         rollout = setup.source.next()
         assert rollout.valid.any(-1)[0].all() and (rollout.terminated | rollout.truncated).sum(0).tolist() == [1] * 6
         state, features = (rollout.features[name][0].unflatten(0, (2, 3)) for name in ("state", "image_features"))
         assert torch.equal(state, state[:, :1].expand_as(state)) and not torch.equal(state[0], state[1])
         torch.testing.assert_close(features, features[:, :1].expand_as(features), rtol=0, atol=1e-6)
-        cut_off += len(rollout.final_index)
+        truncated += len(rollout.final_index)
         found = setup.learner.update(rollout)
         assert found["rollout/truncated"] == len(rollout.final_index) / 6
         assert not torch.equal(rollout.sample[0, 0], rollout.sample[0, 1])  # and differ by what the policy does
         assert 0 < rollout.info["rollout/truncations"] < rollout.info["rollout/episodes"]
-    assert cut_off > 0
+    assert truncated > 0
     setup.env.close()
 
 

@@ -1,4 +1,4 @@
-"""From episodes of a simulator to reinforcement learning in a world model of it, with the same learner."""
+"""From simulator episodes to RL in a world model, with the same learner."""
 
 from __future__ import annotations
 
@@ -123,10 +123,10 @@ def test_success_probabilities_are_interpolated_between_calls(collected):
 def test_initial_states_include_the_keyframes(collected):
     learnt = collected.learnt
     made = world_model(learnt)
-    starts = mine_initial_states(made, learnt, np.zeros(len(learnt.state)), KeyframeConfig(lead=1))
-    assert len(starts.first) == learnt.count
+    initial = mine_initial_states(made, learnt, np.zeros(len(learnt.state)), KeyframeConfig(lead=1))
+    assert len(initial.first) == learnt.count
     jumps = np.abs(np.diff(learnt.action[:, 3])) / 2 >= 0.5
-    assert (len(starts.keyframes) > 0) == bool(jumps.any())
+    assert (len(initial.keyframes) > 0) == bool(jumps.any())
 
 
 def test_imagined_environments_have_the_spec_that_their_factory_declares(collected):
@@ -141,9 +141,9 @@ def test_imagined_environments_have_the_spec_that_their_factory_declares(collect
 def test_the_same_ppo_learns_in_an_imagined_rollout(policy, collected, tmp_path):
     """The policy that was trained in it is the one that plays in the simulator."""
     made = world_model(collected.learnt)
-    starts = mine_initial_states(made, collected.learnt, np.zeros(len(collected.learnt.state)), KeyframeConfig())
+    initial = mine_initial_states(made, collected.learnt, np.zeros(len(collected.learnt.state)), KeyframeConfig())
     env_factory = ImaginedEnvFactory(
-        made, starts, Limits((np.inf, np.inf)), ImaginationConfig(horizon=10, deadline=10, batch_size=4)
+        made, initial, Limits((np.inf, np.inf)), ImaginationConfig(horizon=10, deadline=10, batch_size=4)
     )
     method = RLConfig(
         FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(4, 2), loop=LoopConfig(2, validate_every=1)
@@ -163,10 +163,10 @@ def test_the_same_ppo_learns_in_an_imagined_rollout(policy, collected, tmp_path)
 def test_truncated_calls_are_left_out_of_the_inverse_dynamics_error(policy, collected, limit, uncertainty):
     """It shows last what it showed before, and so would seem not to have moved at all."""
     made = world_model(collected.learnt)
-    starts = mine_initial_states(made, collected.learnt, np.zeros(len(collected.learnt.state)), KeyframeConfig())
+    initial = mine_initial_states(made, collected.learnt, np.zeros(len(collected.learnt.state)), KeyframeConfig())
     env = ImaginedEnv(
         made,
-        starts,
+        initial,
         4,
         Limits((limit,)),
         ImaginationConfig(horizon=5, batch_size=4, failure_threshold=2.0, success_threshold=2.0),
@@ -207,7 +207,7 @@ def test_a_policy_improves_in_imagination(tmp_path, policy):
         trust=TrustConfig(max_hallucinated=1.0),
         coevolution=CoevolutionConfig(
             budget=3, batch=2, every=1, uncertainty_rise=-1.0
-        ),  # uncertainty is always said to have risen
+        ),  # the uncertainty signal always fires
     )
     recipe = Imagine(
         RLConfig(sampler, WindowConfig(4, 2), loop=loop),

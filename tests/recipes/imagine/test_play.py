@@ -43,7 +43,7 @@ def hands(run) -> Steering:
 
 
 class Browser:
-    """Requests to a server as a page of it sends them, but for what a test says."""
+    """Requests to a server as its page sends them, with the changes of a test."""
 
     def __init__(self, port: int) -> None:
         self.port = port

@@ -1,4 +1,4 @@
-"""Imagined beside recorded: clips show what was recorded and what is predicted, of the chosen episodes."""
+"""Clips of the chosen episodes: recorded frames beside predicted ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def by_hand(run):
 
 
 def first_done(run: SavedRun, done: np.ndarray) -> float:
-    """The control step at which an imagined rollout is first asked and says yes: every third, and the last."""
+    """The first control step with a predicted success: predictions are made at every third step and at the last."""
     asked = [t for t in range(1, len(done)) if t % 3 == 0 or t == len(done) - 1]
     return min((t for t in asked if done[t] >= run.calibrated.imagination.success_threshold), default=np.inf)
 
@@ -76,7 +76,7 @@ def kinds_by_hand(run, by_hand) -> list[int]:
 
 
 def test_a_clip_shows_what_was_recorded_beside_what_is_imagined_of_it(run, by_hand):
-    """Every control step, the beginning included; green lines and the bar say what came of it, and when."""
+    """Every control step, the initial one included; green lines show success, the bar shows uncertainty."""
     made = clips(run.calibrated, run.held_out, 10)
     kinds = kinds_by_hand(run, by_hand)
     assert set(kinds) == {0, 1, 2, 3}, "these episodes no longer show every kind; take others"

@@ -1,4 +1,4 @@
-"""A steered imagined rollout: every key does what the names of the actions say, and back is back."""
+"""A steered imagined rollout: keys are bound to actions by name, and going back restores the earlier step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vla_rl.recipes.imagine.steering import Steering, View, idle_action, keys_of
 from world_models.env import ImaginedEnv
 from world_models.uncertainty import Limits
 
-OPEN, CLOSED = -2.0, 1.0  # of "grip" in these runs; most recordings begin nearer to the first
+OPEN, CLOSED = -2.0, 1.0  # of "grip" in these runs; most recordings start closer to the first
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def limits(*values: float) -> Limits:
 
 
 def same(one: View, other: View) -> bool:
-    """Whether both show the same now, whatever led there."""
+    """Whether both have the same view."""
     a, b = ({**asdict(view), "pictures": view.pictures[-1].tolist()} for view in (one, other))
     return a == b
 

@@ -18,7 +18,7 @@ SUCCESS = {"lift": 0.7, "no_coevolution": 0.6, "residual_td3": 0.9}
 
 @pytest.fixture
 def asked(monkeypatch) -> list[list[Cell]]:
-    """What is to be run, in turn; each cell leaves at once what a real one leaves after minutes."""
+    """The cells in the order of their runs; each writes at once the files that a real one writes after minutes."""
     turns: list[list[Cell]] = []
 
     def run(cells: list[Cell], processes: int, what: str) -> None:

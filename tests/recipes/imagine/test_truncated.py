@@ -25,13 +25,13 @@ from world_models.uncertainty import Limits
 
 ARMS, LUCK = 2, 2
 # (arm, luck), all equally likely: the first arm wins or loses, the second wins or is cut off.
-WON, LOST, WON_TOO, CUT_OFF = range(4)
-EVERYTHING, WITHOUT_UNCERTAIN = (WON, LOST, WON_TOO, CUT_OFF), (WON, LOST, WON_TOO)
+WON, LOST, WON_TOO, TRUNCATED = range(4)
+EVERYTHING, WITHOUT_UNCERTAIN = (WON, LOST, WON_TOO, TRUNCATED), (WON, LOST, WON_TOO)
 SIZE = 2
 
 
 class TwoArms:
-    """A world model, as far as imagined rollouts ask: the first entry of an action is the arm, the second the luck."""
+    """A world model for imagined rollouts: the first entry of an action is the arm, the second the luck."""
 
     def __init__(self) -> None:
         self.spec, self.config = spec(), WorldModelConfig(frames=1)
@@ -53,7 +53,7 @@ class TwoArms:
 
 
 class Enumerated(nn.Module):
-    """Chooses between the arms by two logits; row by row it tries every combination that a group can consist of."""
+    """Chooses between the arms by two logits; its environments enumerate all combinations of a group."""
 
     version = 0
 
@@ -86,7 +86,7 @@ class Enumerated(nn.Module):
 
 
 def played(truncation_value, outcomes=EVERYTHING, **changes) -> tuple[Enumerated, Rollout]:
-    """Every group of two that can come about, once, in an imagined rollout."""
+    """Every possible group of two, once, in an imagined rollout."""
     policy, model = Enumerated(outcomes), TwoArms()
     num_envs = len(policy.tries)
     config = ImaginationConfig(horizon=4, batch_size=4, resamples=0)
@@ -113,7 +113,7 @@ def push(policy: Enumerated, rollout: Rollout, **changes) -> float:
         (ZeroValue(), EVERYTHING, 0.0),
         (ConstantValue(0.5), EVERYTHING, 1 / 16),
         (ConstantValue(-1.0), EVERYTHING, -1 / 8),
-        (ZeroValue(), WITHOUT_UNCERTAIN, 1 / 9),  # what not to do: cut off, dropped and drawn anew
+        (ZeroValue(), WITHOUT_UNCERTAIN, 1 / 9),  # the wrong treatment: truncated members are dropped and drawn again
     ],
     ids=["nothing-more", "half-a-success", "a-punishment", "dropped"],
 )
@@ -132,8 +132,8 @@ def test_the_same_with_other_baselines(baseline, expected):
 def test_cut_off_members_stay_in_their_groups_and_are_counted():
     policy, rollout = played(ConstantValue(0.5))
     which = torch.tensor(list(product(EVERYTHING, repeat=SIZE))).flatten()
-    assert torch.equal(rollout.truncated[0], which == CUT_OFF) and torch.equal(rollout.success[0], which % LUCK == 0)
-    assert torch.equal(rollout.final_index[:, 1], (which == CUT_OFF).nonzero()[:, 0])
+    assert torch.equal(rollout.truncated[0], which == TRUNCATED) and torch.equal(rollout.success[0], which % LUCK == 0)
+    assert torch.equal(rollout.final_index[:, 1], (which == TRUNCATED).nonzero()[:, 0])
     assert rollout.final_features[TRUNCATION_RETURN].tolist() == [0.5] * 8 and rollout.final_features[
         "state"
     ].shape == (8, 3)
