@@ -87,7 +87,7 @@ def test_the_policy_keeps_the_contract():
         policy = LinearGaussian(env.spec)
         found = check_policy(policy, env, torch.Generator().manual_seed(0))
     assert isinstance(policy, LikelihoodPolicy)
-    assert found[-1].name == "log-prob parity"
+    assert found[-1].name == "log-prob gap"
 
 
 def test_the_algorithm_improves_the_policy():

@@ -40,8 +40,8 @@ class ReplayResult:
 
     def within(self, limits: Limits) -> ReplayResult:
         """As rollouts under ``limits`` are: after the first call that exceeds its limit there is no success."""
-        beyond = self.uncertainty > limits.at(np.arange(self.uncertainty.shape[1]))
-        return replace(self, success=np.where(np.logical_or.accumulate(beyond, 1), np.nan, self.success))
+        exceeded = self.uncertainty > limits.at(np.arange(self.uncertainty.shape[1]))
+        return replace(self, success=np.where(np.logical_or.accumulate(exceeded, 1), np.nan, self.success))
 
     def by_depth(self) -> list[np.ndarray]:
         """The uncertainties at every depth that at least one replay reaches."""

@@ -24,12 +24,12 @@ from sims.mujoco.tasks.lift import LiftTask
 from vla_rl.contract.env import Observation
 from vla_rl.contract.task import declare_task
 
-HOVER = np.array([0.0, 0.0, 0.08])  # metres from a cube's centre to where the pinch point should be
+HOVER = np.array([0.0, 0.0, 0.08])  # metres from a cube's centre to the goal of the pinch point
 NEAR = 0.015  # metres
 
 
 class ReachTask(LiftTask):
-    """Success: the pinch point within ``NEAR`` of its place above the named cube, in one control step.
+    """Success: the pinch point within ``NEAR`` of its goal above the named cube, in one control step.
 
     TaskState ``held`` is ``HOLD_STEPS`` for cubes that the pinch point is above, so ``privileged/lifted`` names those.
     """
@@ -44,22 +44,22 @@ class ReachTask(LiftTask):
         self._cubes_xyz = cube_addresses(cubes)[:, None] + np.arange(3)
 
     def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
-        places = qpos[:, self._cubes_xyz] + HOVER
-        there = np.linalg.norm(places - qpos[:, None, GANTRY_QPOS], axis=-1) < NEAR
-        success = there[np.arange(len(qpos)), task_state["named"]]
-        held = np.where(there, HOLD_STEPS, 0).astype(np.int16)
+        goals = qpos[:, self._cubes_xyz] + HOVER
+        reached = np.linalg.norm(goals - qpos[:, None, GANTRY_QPOS], axis=-1) < NEAR
+        success = reached[np.arange(len(qpos)), task_state["named"]]
+        held = np.where(reached, HOLD_STEPS, 0).astype(np.int16)
         nothing_failed = np.full(len(qpos), -1, np.int8)
         return TaskResult(success.astype(np.float32), success, nothing_failed, {**task_state, "held": held})
 
 
 class ReachExpert:
-    """Goes straight there; ``horizon`` 1 is all that recording demonstrations needs."""
+    """Moves straight to the goal; recording demonstrations needs ``horizon`` 1 only."""
 
     def __init__(self, horizon: int = 1) -> None:
         self._horizon = horizon
 
     def act(self, obs: Observation) -> np.ndarray:
-        """float32 [E,H,4]: towards the place above the named cube, the gripper open."""
+        """float32 [E,H,4]: towards the goal above the named cube, the gripper open."""
         left = obs.extras["privileged/target"] + HOVER - obs.state[:, 4:7]  # from the target position of the gantry
         move = np.clip(left, -MOST_DISPLACEMENT, MOST_DISPLACEMENT)
         action = np.column_stack([move, np.full(len(move), -1.0)]).astype(np.float32)

@@ -93,12 +93,12 @@ class Reinforce:
 
     @torch.no_grad()
     def _returns(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """``G - V`` and ``G`` [T,E]; an episode that was cut off goes on with the value of its own last observation."""
+        """``G - V`` and ``G`` [T,E]; a truncated episode is bootstrapped from the value of its own last observation."""
         value = self.critic(rollout.features)
-        following = value[1:].clone()
-        following[tuple(rollout.final_index.T)] = self.critic(rollout.final_features)
+        next_value = value[1:].clone()
+        next_value[tuple(rollout.final_index.T)] = self.critic(rollout.final_features)
         ends = rollout.terminated, rollout.truncated
-        return gae(rollout.reward, rollout.valid, *ends, value[:-1], following, self.config.gamma, 1.0, "decision")
+        return gae(rollout.reward, rollout.valid, *ends, value[:-1], next_value, self.config.gamma, 1.0, "decision")
 
 
 def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

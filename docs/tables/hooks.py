@@ -49,12 +49,12 @@ def config_table(name: str, page: str = "") -> str:
     for field in dataclasses.fields(config):
         classes = [one for one in config.__mro__ if field.name in getattr(one, "__annotations__", {})]
         named = [f"{one.__name__}.{field.name}" for one in config.__mro__]
-        told = [known[one] for one in named if one in known] or [
+        texts = [known[one] for one in named if one in known] or [
             comment for one in classes if (comment := beside(one, field.name))
         ]
-        if not told:
+        if not texts:
             raise PluginError(f"{page}: {named[0]} has no meaning; add it to docs/tables/fields.yml.")
-        rows.append(f"| `{field.name}` | {default(field)} | {told[0]} |")
+        rows.append(f"| `{field.name}` | {default(field)} | {texts[0]} |")
     return "\n".join(rows)
 
 
@@ -63,7 +63,7 @@ def where(name: str, page: str = "") -> str:
     declared = re.compile(rf"^class {name}\b", re.M)
     files = [path for path in (_ROOT / "vla_rl").rglob("*.py") if declared.search(path.read_text(encoding="utf-8"))]
     if len(files) != 1:
-        raise PluginError(f"{page}: {len(files)} classes of vla_rl are called {name!r}; name one that there is once.")
+        raise PluginError(f"{page}: {len(files)} classes of vla_rl are called {name!r}; name one that is unique.")
     return ".".join(files[0].relative_to(_ROOT).with_suffix("").parts) + f":{name}"
 
 
@@ -76,7 +76,7 @@ def metrics_table(names: list[str], page: str = "") -> str:
 
 
 def meanings(file: str) -> dict[str, str]:
-    """What one of the files beside this one says."""
+    """The texts of a YAML file in this folder."""
     found: dict[str, str] = yaml.safe_load((_HERE / file).read_text(encoding="utf-8"))
     return found
 

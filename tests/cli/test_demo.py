@@ -85,7 +85,7 @@ def test_checkpoints_load_and_act(folder, name):
     config = load_config(CONFIG)
     env = config.env.make(2)
     policy = TinyVLA.from_pretrained(folder / "checkpoints" / name, env.spec)
-    assert check_policy(policy, env, torch.Generator().manual_seed(0))[-1].name == "log-prob parity"
+    assert check_policy(policy, env, torch.Generator().manual_seed(0))[-1].name == "log-prob gap"
     env.close()
     assert all(parameter.isfinite().all() for parameter in policy.parameters())
 

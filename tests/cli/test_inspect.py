@@ -106,7 +106,7 @@ def test_a_checkpoint_shows_sizes_and_acts(checkpoint):
     for expected in ("FlowSde", "LastStep", "steps: 4", "vla_rl.policies.tiny:TinyVLA", "cube", "pick up the red cube"):
         assert expected in printed
     assert ["act", "in bounds"] in lines(printed)
-    assert any(row[0] == "log-prob parity" for row in lines(printed))
+    assert any(row[0] == "log-prob gap" for row in lines(printed))
 
 
 def test_a_checkpoint_for_another_camera_is_tried_with_it(checkpoint):

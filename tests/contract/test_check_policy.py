@@ -83,4 +83,4 @@ def test_a_chunk_longer_than_max_chunk_is_found():
 def test_a_sound_policy_passes():
     env = make("point_mass", num_envs=8)
     found = check_policy(GaussianPolicy(env.spec, config=GaussianConfig(3)), env, torch.Generator().manual_seed(0))
-    assert [item.name for item in found] == ["encode", "act", "log-prob parity"]
+    assert [item.name for item in found] == ["encode", "act", "log-prob gap"]

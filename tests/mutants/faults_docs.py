@@ -47,8 +47,8 @@ FAULTS = (
     Fault(
         "a field without a meaning is left empty",
         _HOOKS,
-        "        if not told:",
-        "        if told is None:",
+        "        if not texts:",
+        "        if texts is None:",
         (f"{_ON_SITE}test_a_table_of_fields_refuses_one_without_a_meaning",),
     ),
     Fault(

@@ -164,8 +164,8 @@ FAULTS = (
     Fault(
         "an imagined rollout that was uncertain once counts as certain later",
         "world_models/replay.py",
-        "np.logical_or.accumulate(beyond, 1)",
-        "beyond",
+        "np.logical_or.accumulate(exceeded, 1)",
+        "exceeded",
         ("tests/world_models/test_replay.py::test_after_uncertainty_a_replay_counts_no_success",),
     ),
     Fault(

@@ -183,8 +183,8 @@ _TURNS = (
     Fault(
         "the decoder is fitted from the noise that was chosen",
         _GORL,
-        "flow_matching_loss(velocity, chunks[at], noise[at], time[at])",
-        "flow_matching_loss(velocity, chunks[at], 2.0 + noise[at], time[at])",
+        "flow_matching_loss(velocity, chunks[chosen], noise[chosen], time[chosen])",
+        "flow_matching_loss(velocity, chunks[chosen], 2.0 + noise[chosen], time[chosen])",
         (_REFIT,),
     ),
     Fault(

@@ -166,8 +166,8 @@ _RETURNS = (
     Fault(
         "an end while idle does not part its neighbours",
         _GAE,
-        "skipped = torch.where(ended[j], 0.0, following)",
-        "skipped = following",
+        "skipped = torch.where(ended[j], 0.0, next_advantage)",
+        "skipped = next_advantage",
         (f"{_ADVANTAGES}test_an_end_while_idle_separates_episodes",),
     ),
     Fault(

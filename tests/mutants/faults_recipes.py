@@ -183,8 +183,8 @@ FAULTS = (
     Fault(
         "no test episodes are allowed",
         _STAGES,
-        "check_limits(self, validation=some, test=some, ablation=some, num_envs=some)",
-        "check_limits(self, validation=some, ablation=some, num_envs=some)",
+        "check_limits(self, validation=positive, test=positive, ablation=positive, num_envs=positive)",
+        "check_limits(self, validation=positive, ablation=positive, num_envs=positive)",
         (f"{_ON_NUMBERS}test_a_number_without_a_meaning_is_refused",),
     ),
     Fault(

@@ -34,7 +34,7 @@ def test_with_two_extras_it_inspects_trains_and_evaluates_outside_the_checkout(w
     commands = ("inspect", "inspect lift", IMITATE, IMPROVE, EVALUATE, "inspect runs/better/checkpoints/best")
     said = [run(bin / "vla-rl", *command.split(), cwd=away) for command in commands]
     assert "pip install 'vla-rl[report]'" in said[0] and "pip install 'vla-rl[train]'" not in said[0]
-    assert "continues bit for bit" in said[1] and "log-prob parity" in said[-1]
+    assert "continues bit for bit" in said[1] and "log-prob gap" in said[-1]
     lines = [json.loads(line) for line in (away / "runs/better/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["stage"] == "rl"][-1] == 2
     assert json.loads((away / "evaluation.json").read_text())["episodes"] == 4

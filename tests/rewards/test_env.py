@@ -184,8 +184,8 @@ def test_a_reset_starts_at_the_new_first_frame_and_leaves_other_rows_alone():
 def test_the_instruction_is_that_of_each_row():
     env = counting()
     env.reset(np.arange(3), [LONG[0], LONG[0] + 1, LONG[0]])
-    parity = [env.spec.tasks[seed % 2] for seed in (LONG[0], LONG[0] + 1, LONG[0])]
-    assert env.reward.texts == [parity]
+    texts = [env.spec.tasks[seed % 2] for seed in (LONG[0], LONG[0] + 1, LONG[0])]
+    assert env.reward.texts == [texts]
 
 
 # -- the ends of episodes ---------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Failing(CountingEnv):
 
 def test_a_failure_of_the_environment_at_the_same_action_stays_a_failure():
     """Both episodes last six actions, with the sixth the model is done; only the cut-off one succeeds."""
-    lengths = {parity: next(s for s in range(parity, 900, 2) if episode_length(np.array(s)) == 6) for parity in (0, 1)}
+    lengths = {odd: next(s for s in range(odd, 900, 2) if episode_length(np.array(s)) == 6) for odd in (0, 1)}
     env = rewarded(Failing(2), ScriptedReward(course), RewardWeights(0.0, 1.0))
     env.reset([0, 1], [lengths[0], lengths[1]])
     step = env.step(zeros(env, 8))

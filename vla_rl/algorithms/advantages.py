@@ -63,11 +63,11 @@ def gae(
 def _accumulate(delta: Tensor, carry: Tensor, live: Tensor, ended: Tensor) -> Tensor:
     """``A_j = delta_j + carry_j A_{j+1}`` over the live decisions, 0 at the others, all [T,E]."""
     advantage = torch.zeros_like(delta)
-    following = torch.zeros_like(delta[0])
+    next_advantage = torch.zeros_like(delta[0])
     for j in reversed(range(delta.shape[0])):
-        skipped = torch.where(ended[j], 0.0, following)
-        following = torch.where(live[j], delta[j] + carry[j] * following, skipped)
-        advantage[j] = torch.where(live[j], following, 0.0)
+        skipped = torch.where(ended[j], 0.0, next_advantage)
+        next_advantage = torch.where(live[j], delta[j] + carry[j] * next_advantage, skipped)
+        advantage[j] = torch.where(live[j], next_advantage, 0.0)
     return advantage
 
 

@@ -61,13 +61,13 @@ class CalQL(SAC):
         """The penalty, given the critics' ``value`` [K,B] of the recorded actions."""
         count, size = self.config.actions, value.shape[1]
         with torch.no_grad():
-            current, following = self._sample(batch.features), self._sample(batch.next_features)
+            current, upcoming = self._sample(batch.features), self._sample(batch.next_features)
             anywhere = 2.0 * uniform(current.action.shape, self.generator, like=current.action) - 1.0
         entries = anywhere.shape[-1]
-        candidates = (anywhere, current.action, following.action)
+        candidates = (anywhere, current.action, upcoming.action)
         actions = torch.cat([part.view(size, count, entries) for part in candidates], 1)
         values = self.critic(repeated(batch.features, 3 * count), actions.flatten(0, 1)).view(-1, size, 3 * count)
-        logprob = torch.cat([part.logprob.view(size, count) for part in (current, following)], 1)
+        logprob = torch.cat([part.logprob.view(size, count) for part in (current, upcoming)], 1)
         of_uniform, of_policy = values.split([count, 2 * count], 2)
         penalty = conservative_penalty(of_uniform, of_policy, logprob, value, batch.returns, entries)
         return self.config.conservatism * penalty.mean(1).sum()

@@ -164,9 +164,9 @@ class GoRL(PPO):
     def _refit_losses(self, data: _RefitData, index: Tensor, share: float) -> Iterator[Tensor]:
         features, chunks, noise, time = data
         for micro, part in micro_batches(len(index), self.config.micro_batch):
-            at = index if micro is None else index[micro]
-            velocity = self.policy.base.field(select_each(features, at))
-            yield share * part * flow_matching_loss(velocity, chunks[at], noise[at], time[at]).mean()
+            chosen = index if micro is None else index[micro]
+            velocity = self.policy.base.field(select_each(features, chosen))
+            yield share * part * flow_matching_loss(velocity, chunks[chosen], noise[chosen], time[chosen]).mean()
 
     def _refit_data(self, rollout: Rollout) -> _Window:
         features = {name: item[:-1] for name, item in public(dict(rollout.features)).items()}

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from vla_rl.contract.env import Array
 
-TRUNCATION_RETURN = "privileged/beyond"  # in ``Rollout.final_features``
+TRUNCATION_RETURN = "privileged/truncation_return"  # in ``Rollout.final_features``
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in features.items())
     found = [Checked("encode", shapes), Checked("act", "in bounds")]
     if isinstance(policy, LikelihoodPolicy):
-        found.append(Checked("log-prob parity", _check_parity(policy, features, out)))
+        found.append(Checked("log-prob gap", _check_logprob_gap(policy, features, out)))
     return found
 
 
@@ -134,7 +134,7 @@ def _evaluated(policy: Policy, features: Features, state: State, generators: lis
         ) from error
 
 
-def _check_parity(policy: LikelihoodPolicy, features: Features, out: ActionOut) -> str:
+def _check_logprob_gap(policy: LikelihoodPolicy, features: Features, out: ActionOut) -> str:
     """The largest gap; its bound is float32's for chains of up to 16 steps.  A flow without noise has no density."""
     try:
         recomputed = policy.log_prob(features, out.sample, out.aux).logprob

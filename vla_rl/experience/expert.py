@@ -31,10 +31,10 @@ class ExpertPolicy:
         features |= {_EXTRAS + name: extra for name, extra in obs.extras.items()}
         return features | {"state": obs.state, "task": obs.task, "time": obs.time}
 
-    def initial_state(self, rows: int) -> State:
+    def initial_state(self, num_envs: int) -> State:
         return {}
 
-    def reset_state(self, state: State, rows: Array) -> State:
+    def reset_state(self, state: State, env_ids: Array) -> State:
         return state
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:

@@ -138,8 +138,8 @@ class RolloutSource:
             device = device_of(self.policy)
             features = {name: item.to(device) for name, item in state["features"].items()}
             like = self.policy.initial_state(self.env.num_envs)
-            memory = {name: item.to(like[name].device) for name, item in state["policy"].items()}
-            self.driver.restore(obs, features, memory, on_host(state["seed"]))
+            policy_state = {name: item.to(like[name].device) for name, item in state["policy"].items()}
+            self.driver.restore(obs, features, policy_state, on_host(state["seed"]))
 
     def _reset(self, env_ids: np.ndarray) -> None:
         self.driver.reset(env_ids, np.array([next(self.seeds) for _ in env_ids], dtype=np.int64))

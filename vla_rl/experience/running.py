@@ -190,8 +190,8 @@ def _returns(columns: Columns, stop: np.ndarray, length: np.ndarray, gamma: floa
     found = torch.zeros_like(reward)
     terminated = on_host(columns["terminated"])[stop - 1]
     for back in range(1, int(length.max()) + 1):
-        at = torch.from_numpy(stop[length >= back] - back)
+        index = torch.from_numpy(stop[length >= back] - back)
         unknown = torch.from_numpy(~terminated[length >= back])
-        total = reward[at] + powers[at] * found[at + 1]
-        found[at] = torch.where(unknown.to(total.device), -torch.inf, total)
+        total = reward[index] + powers[index] * found[index + 1]
+        found[index] = torch.where(unknown.to(total.device), -torch.inf, total)
     return found

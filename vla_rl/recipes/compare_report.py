@@ -80,7 +80,9 @@ def _results(report: Report, chosen: Sequence[Compared], before: Mapping[int, Js
     steps = f"{target:.0%} is reached at the first of two validations in a row that are at least as good."
     report.table(header, [_cost(item, before, target) for item in ordered], steps)
     if worse := [item for item in ordered if min(item.gains(before)) < 0]:
-        report.text("\n".join(f"- **Worse than imitation: {_where(item, before)}.** {_found(item)}" for item in worse))
+        report.text(
+            "\n".join(f"- **Worse than imitation: {_worse_seeds(item, before)}.** {_found(item)}" for item in worse)
+        )
     bars = [Bar.of("imitation", rate, f"seed {seed}", reference=True) for seed, rate in first.items()]
     for name, rates in reached.items():
         bars += [Bar.of(name, rate, f"seed {seed}") for seed, rate in rates.items()]
@@ -98,7 +100,7 @@ def _cost(item: Compared, before: Mapping[int, JsonMapping], target: float) -> l
     ]
 
 
-def _where(item: Compared, before: Mapping[int, JsonMapping]) -> str:
+def _worse_seeds(item: Compared, before: Mapping[int, JsonMapping]) -> str:
     """Its name, and the seeds on which it is worse."""
     lost = {seed: gain for seed, gain in zip(item.after, item.gains(before), strict=True) if gain < 0}
     return f"{item.name} on " + ", ".join(f"seed {seed} ({100 * gain:+.1f} points)" for seed, gain in lost.items())

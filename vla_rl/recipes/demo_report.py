@@ -51,7 +51,7 @@ def write_report(content: DemoReport, summary: JsonMapping, folder: RunFolder) -
     _headline(report, content, summary)
     _curves(report, folder.metrics("rl"))
     _videos(report, content)
-    _senses(report, content.perception)
+    _perception(report, content.perception)
     _plateau(report, content, folder)
     _fine_print(report, content, summary)
     report.write(folder.path / "report.html")
@@ -125,15 +125,15 @@ def _videos(report: Report, content: DemoReport) -> None:
 
 
 class _FilmedEnv:
-    """``env`` with a picture of every running row after the reset and after every control step: ``frames`` by row."""
+    """``env`` with a picture of each running environment after the reset and every control step, in ``frames``."""
 
     def __init__(self, env: VecEnv) -> None:
         self.env, self.spec, self.num_envs = env, env.spec, env.num_envs
         self.frames: list[list[np.ndarray]] = [[] for _ in range(env.num_envs)]
 
-    def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Observation:
-        obs = self.env.reset(rows, seeds)
-        self._film(rows)
+    def reset(self, env_ids: np.ndarray, seeds: np.ndarray) -> Observation:
+        obs = self.env.reset(env_ids, seeds)
+        self._film(env_ids)
         return obs
 
     def step(self, chunk: np.ndarray, observe: Observe = "last") -> Step:
@@ -147,10 +147,10 @@ class _FilmedEnv:
     def close(self) -> None:
         self.env.close()
 
-    def _film(self, rows: np.ndarray) -> None:
-        pictures = self.env.render_rows(rows, _CLIP_SIZE)  # type: ignore[attr-defined]
-        for row, picture in zip(rows, pictures, strict=True):
-            self.frames[row].append(picture)
+    def _film(self, env_ids: np.ndarray) -> None:
+        pictures = self.env.render_rows(env_ids, _CLIP_SIZE)  # type: ignore[attr-defined]
+        for env_id, picture in zip(env_ids, pictures, strict=True):
+            self.frames[env_id].append(picture)
 
 
 def record_clips(env_config: EnvConfig, policy: TinyVLA, seeds: np.ndarray, seed: int) -> list[Clip]:
@@ -165,16 +165,16 @@ def record_clips(env_config: EnvConfig, policy: TinyVLA, seeds: np.ndarray, seed
     step = last.step
     return [
         Clip(
-            np.stack(env.frames[row]),
-            f"{env.spec.tasks[int(step.obs.task[row])]} (seed {seeds[row]}): {step.cause[row].replace('_', ' ')}",
-            bool(step.success[row]),
+            np.stack(env.frames[i]),
+            f"{env.spec.tasks[int(step.obs.task[i])]} (seed {seeds[i]}): {step.cause[i].replace('_', ' ')}",
+            bool(step.success[i]),
             fps=1 / env.spec.control_dt,
         )
-        for row in range(len(seeds))
+        for i in range(len(seeds))
     ]
 
 
-def _senses(report: Report, perception: Mapping[str, PerceptionAblation]) -> None:
+def _perception(report: Report, perception: Mapping[str, PerceptionAblation]) -> None:
     report.section(
         "Perception ablations",
         "The same validation scenes with black images, with the images of other episodes, and with an instruction that "

@@ -41,8 +41,8 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         """Raises UserError for counts with which nothing would be played."""
-        some = (1, math.inf)
-        check_limits(self, validation=some, test=some, ablation=some, num_envs=some)
+        positive = (1, math.inf)
+        check_limits(self, validation=positive, test=positive, ablation=positive, num_envs=positive)
 
 
 @contextmanager

@@ -63,8 +63,8 @@ class TrainReward:
 
     def __post_init__(self) -> None:
         """Raises UserError for numbers with which nothing could be learnt or measured."""
-        some = (1, math.inf)
-        check_limits(self, training=some, calibration=some, test=some, num_envs=some)
+        positive = (1, math.inf)
+        check_limits(self, training=positive, calibration=positive, test=positive, num_envs=positive)
         check_limits(self, random_action_prob=(0, 1), precision=(0, 1))
 
     def run(self, folder: RunFolder) -> JsonObject:
@@ -160,8 +160,10 @@ def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator
     """Endless minibatches of indices, a third of each from those whose ``label`` [N] is True."""
     yes, no = np.flatnonzero(label), np.flatnonzero(~label)
     third = max(1, batch // 3)
-    for some, others in zip(shuffled(len(yes), third, random), shuffled(len(no), batch - third, random), strict=True):
-        yield np.concatenate([yes[some.numpy()], no[others.numpy()]])
+    for successes, failures in zip(
+        shuffled(len(yes), third, random), shuffled(len(no), batch - third, random), strict=True
+    ):
+        yield np.concatenate([yes[successes.numpy()], no[failures.numpy()]])
 
 
 def evaluate_model(model: RewardModel, frames: LabelledFrames) -> JsonObject:

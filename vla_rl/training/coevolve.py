@@ -78,7 +78,7 @@ class Coevolution:
                 signals.inverse_dynamics_error > baseline.inverse_dynamics_error * config.inverse_dynamics_ratio
             ),
         }
-        reasons = tuple(reason for reason, seen in signs.items() if seen)
+        reasons = tuple(reason for reason, fired in signs.items() if fired)
         buy = min(config.batch, config.budget - self.spent) if reasons else 0
         return Decision(signals, baseline, buy, reasons)
 

@@ -40,9 +40,9 @@ def fit_probe(
     height, width, channels = pictures.shape[1:]
     probe = ObjectProbe((height, width, channels), count, positions, sizes or ProbeConfig())
     shown, named = torch.from_numpy(np.ascontiguousarray(pictures)), torch.as_tensor(np.asarray(tasks, np.int64))
-    places = torch.as_tensor(positions, dtype=torch.float32)
+    targets = torch.as_tensor(positions, dtype=torch.float32)
     batches = (
-        {"pictures": shown[part], "tasks": named[part], "positions": places[part]}
+        {"pictures": shown[part], "tasks": named[part], "positions": targets[part]}
         for part in shuffled(len(shown), config.batch, generator)
     )
     fit(dict(probe.named_parameters()), probe.loss, batches, config, report)

@@ -41,9 +41,9 @@ def write_report(out: Path, summary: JsonMapping, found: JsonMapping) -> None:
 
 
 def _headline(report: Report, summary: JsonMapping) -> None:
-    ways = {"Imitation": "imitation", "RL in imagination": "imagined_rl", "RL in the simulator": "simulator_rl"}
+    methods = {"Imitation": "imitation", "RL in imagination": "imagined_rl", "RL in the simulator": "simulator_rl"}
     tiles = []
-    for title, name in ways.items():
+    for title, name in methods.items():
         way = summary[name]
         note = f"{way['simulator_episodes']:,} simulated episodes after imitation"
         tone: Literal["", "good"] = "good" if name == "imagined_rl" and summary["gain"]["low"] > 0 else ""
@@ -212,6 +212,6 @@ def _fine_print(report: Report, summary: JsonMapping, found: JsonMapping) -> Non
         f"{summary['imagined_rl']['episodes']} scenes for each policy, and {found['test_episodes']:,} episodes to "
         "rate policies in the simulator as well, after everything was learnt and chosen.",
     )
-    ways = ("imitation", "imagined_rl", "simulator_rl")
-    report.table(["what", "seconds"], [[name.replace("_", " "), round(summary[name]["seconds"])] for name in ways])
+    methods = ("imitation", "imagined_rl", "simulator_rl")
+    report.table(["what", "seconds"], [[name.replace("_", " "), round(summary[name]["seconds"])] for name in methods])
     report.command("vla-rl imagine")

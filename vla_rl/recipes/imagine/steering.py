@@ -210,7 +210,7 @@ class Steering:
             uncertainty=uncertainty,
         )
         cause, limit = str(step.cause[0]), self._limit(time)
-        end = _FLIPPED if cause == "uncertainty" and not _beyond(uncertainty, limit) else _ENDS.get(cause, cause)
+        end = _FLIPPED if cause == "uncertainty" and not _exceeds(uncertainty, limit) else _ENDS.get(cause, cause)
         return replace(view, limit=limit, cause=cause, end=end, remark="", grip=self._grip())
 
     # -- what is to be seen ------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Steering:
         return self._said("This rollout has ended: R begins the next one, B takes the last step back.")
 
 
-def _beyond(uncertainty: float, limit: float | None) -> bool:
+def _exceeds(uncertainty: float, limit: float | None) -> bool:
     return limit is not None and uncertainty > limit
 
 
