@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _BACKGROUND, _ON = "vla_rl/experience/background.py", "tests/experience/test_background.py::"
 _LOCKSTEP = f"{_ON}test_a_rollout_ahead_is_played_with_the_weights_of_one_update_before"
-_PATH = "tests/cli/test_resume.py::"
+_PATH = "tests/recipes/test_resume.py::"
 _AUDIT = f"{_ON}test_nothing_is_lost_doubled_or_reordered"
 _RESUMED = f"{_ON}test_a_saved_run_continues_with_the_same_rollouts"
 _ERROR = f"{_ON}test_an_error_of_a_source_is_raised_in_the_learner_and_nothing_is_lost"

@@ -188,7 +188,7 @@ _TRAINED = (
         "vla_rl/recipes/recipe.py",
         "        env.check()",
         "        pass",
-        ("tests/cli/test_foreign_env.py::test_a_foreign_environment_is_checked_before_the_run_folder_exists",),
+        ("tests/recipes/test_foreign_env.py::test_a_foreign_environment_is_checked_before_the_run_folder_exists",),
     ),
 )
 

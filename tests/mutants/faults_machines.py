@@ -75,7 +75,7 @@ FAULTS = (
         "vla_rl/algorithms/policy_gradient.py",
         "self.iteration += 1",
         "pass",
-        ("tests/cli/test_state.py::test_it_learns_to_balance",),
+        ("tests/recipes/test_state_ppo.py::test_it_learns_to_balance",),
     ),
     Fault(
         "a stage that is alone keeps its threads for what runs beside others",

@@ -153,7 +153,7 @@ _LEARNING = (
         _RECIPE,
         "for so, progress in tracks if so == wanted] for wanted in (True, False))",
         "for so, progress in tracks if so == wanted] for wanted in (False, True))",
-        ("tests/cli/test_rewards.py::test_the_report_on_progress_by_hand",),
+        ("tests/recipes/test_train_rewards.py::test_the_report_on_progress_by_hand",),
     ),
 )
 

@@ -9,7 +9,7 @@ _ON_TRAINERS = "tests/recipes/test_trainers.py::"
 
 _FILES, _SAVED = "vla_rl/recipes/config_files.py", "vla_rl/recipes/saved.py"
 _ON_FILES, _ON_SAVED = "tests/recipes/test_config_files.py::", "tests/recipes/test_saved.py::"
-_SPEC, _ON_DATASETS = "vla_rl/recipes/dataset_spec.py", "tests/cli/test_datasets.py::"
+_SPEC, _ON_DATASETS = "vla_rl/recipes/dataset_spec.py", "tests/recipes/test_imitate_dataset.py::"
 _STAGES, _ON_NUMBERS = "vla_rl/recipes/stages.py", "tests/recipes/test_numbers.py::"
 _OUTSIDE = "tests/recipes/test_outside.py::test_a_policy_an_environment_and_a_config_of_ones_own"
 
@@ -234,6 +234,6 @@ FAULTS = (
         "vla_rl/recipes/compare_report.py",
         "if min(item.gains(before)) < 0]",
         "if max(item.gains(before)) < 0]",
-        ("tests/cli/test_compare.py::test_what_is_worse_than_imitation_is_shown_as_such_with_the_reason",),
+        ("tests/recipes/test_compare.py::test_what_is_worse_than_imitation_is_shown_as_such_with_the_reason",),
     ),
 )

@@ -10,7 +10,7 @@ _STATE, _TRACKING, _SOURCE = (
     "vla_rl/experience/rollout.py",
 )
 _SHARED, _LOOP = "vla_rl/algorithms/policy_gradient.py", "vla_rl/training/loop.py"
-_ON_STATE, _ON_RESUME = "tests/training/test_checkpoint.py::", "tests/cli/test_resume.py::"
+_ON_STATE, _ON_RESUME = "tests/training/test_checkpoint.py::", "tests/recipes/test_resume.py::"
 _SAME = f"{_ON_RESUME}test_a_killed_run_goes_on_and_ends_the_same"
 _TWO = "tests/algorithms/test_ppo_updates.py::test_two_processes_that_share_the_data_end_with_the_weights_of_one"
 

@@ -7,7 +7,7 @@ from tests.mutants.fault import Fault
 _ENV, _CLI = "vla_rl/rewards/env.py", "vla_rl/recipes/rewarded.py"
 _MEMBERS, _GROUPS = "vla_rl/experience/members.py", "vla_rl/experience/groups.py"
 _RELATIVE, _COLUMNS = "vla_rl/algorithms/group_relative.py", "vla_rl/experience/columns.py"
-_ON_ENV, _WITHIN = "tests/rewards/test_env.py::", "tests/cli/test_rewarded.py::"
+_ON_ENV, _WITHIN = "tests/rewards/test_env.py::", "tests/recipes/test_rewarded.py::"
 _TOY = "tests/recipes/imagine/test_truncated.py::"
 _DIFFERENCES = f"{_ON_ENV}test_progress_is_rewarded_by_its_differences"
 _WEIGHTS = f"{_ON_ENV}test_weights_of_progress_done_and_the_environments_own_reward"

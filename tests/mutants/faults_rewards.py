@@ -13,7 +13,7 @@ _FRAMES, _LABELS, _RECIPE = (
 )
 _TRACKERS, _TRACKING = "vla_rl/training/trackers.py", "vla_rl/training/tracking.py"
 _ON_SUCCESS, _ON_CALIBRATION = "tests/rewards/test_success.py::", "tests/rewards/test_calibration.py::"
-_ON_FRAMES, _ON_RECIPE = "tests/rewards/test_frames.py::", "tests/cli/test_rewards.py::"
+_ON_FRAMES, _ON_RECIPE = "tests/rewards/test_frames.py::", "tests/recipes/test_train_rewards.py::"
 _ON_TRACKERS = "tests/training/test_trackers.py::"
 _IN_A_ROW = f"{_ON_SUCCESS}test_done_takes_consecutive_frames_however_they_are_cut_into_chunks"
 _READS = f"{_ON_SUCCESS}test_it_encodes_words_in_order_whatever_else_is_in_the_batch"

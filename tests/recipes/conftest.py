@@ -1,5 +1,5 @@
-"""The command line in this process, as in ``tests/cli``."""
+"""Fixtures of ``tests/commands.py``."""
 
-from tests.cli.conftest import complaint, quick, untrained
+from tests.commands import complaint, quick, untrained
 
 __all__ = ["complaint", "quick", "untrained"]

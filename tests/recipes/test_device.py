@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.cli import quick
-from tests.cli.conftest import save_untrained
+from tests.commands import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
+from tests.recipes import quick
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.recipes import imitate
 from vla_rl.recipes.env_config import EnvConfig

@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 import torch
 
-from tests.cli import quick
-from tests.cli.conftest import save_untrained
+from tests.commands import save_untrained
+from tests.recipes import quick
 from tests.recipes.outside.straight import Straight
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError

@@ -45,7 +45,7 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path):
 def test_a_whole_run_in_two_processes(tmp_path):
     """Same weights in both, summed counters, half of the environments in each."""
     make = (
-        "import sys; from tests.cli.conftest import save_untrained; from pathlib import Path; "
+        "import sys; from tests.commands import save_untrained; from pathlib import Path; "
         "save_untrained(Path(sys.argv[1]))"
     )
     policy, out = tmp_path / "untrained", tmp_path / "run"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.cli.conftest import save_untrained
+from tests.commands import save_untrained
 from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.world_models.small_models import SMALL
 from vla_rl.cli import imagine as commands

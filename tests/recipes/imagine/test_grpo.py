@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sims.catalog import make
-from tests.cli.conftest import save_untrained
+from tests.commands import save_untrained
 from tests.world_models.small_models import SMALL
 from vla_rl.algorithms.group_relative import Global, PerTrajectory
 from vla_rl.cli.override import override

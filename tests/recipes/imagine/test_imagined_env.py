@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.conftest import save_untrained
+from tests.commands import save_untrained
 from tests.world_models.small_models import SMALL
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import UserError

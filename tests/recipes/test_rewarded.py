@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.conftest import save_untrained
+from tests.commands import save_untrained
 from tests.recipes.imagine.test_grpo import GROUPS, imagined_lift
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
