@@ -176,9 +176,79 @@ _CHECKED = (
     Fault(
         "a policy that cannot be saved is trained",
         _FOREIGN,
-        "for method in needs:",
-        "for method in ():",
+        "for needed in needs:",
+        "for needed in ():",
         (f"{_ON_FOREIGN}test_a_policy_without_a_method_is_named",),
+    ),
+)
+
+_CHECK, _ON_POLICY = "vla_rl/contract/check.py", "tests/cli/test_foreign_policy.py::"
+_NO_FOLDER = f"{_ON_POLICY}test_a_policy_that_breaks_the_contract_leaves_no_run_folder"
+_BEFORE_LEARNER = "tests/recipes/test_trainers.py::test_a_new_policy_is_checked_before_its_learner_is_built"
+
+_POLICY = (
+    Fault(
+        "features that critics read may be missing",
+        _CHECK,
+        "    _check_features(policy, features, env.num_envs)",
+        "    pass",
+        (_NO_FOLDER, _BEFORE_LEARNER),
+    ),
+    Fault(
+        "critics need no time",
+        _CHECK,
+        '{} if sizes is None else {**sizes, "time": 1}.items()',
+        "{} if sizes is None else sizes.items()",
+        (_NO_FOLDER, _BEFORE_LEARNER),
+    ),
+    Fault(
+        "features that critics read may have any size",
+        _CHECK,
+        "math.prod(shape[1:]) != size:",
+        "False:",
+        (_NO_FOLDER,),
+    ),
+    Fault(
+        "a policy without feature_sizes is trained",
+        _FOREIGN,
+        '("save_pretrained", "trainable", "feature_sizes")',
+        '("save_pretrained", "trainable")',
+        (_BEFORE_LEARNER,),
+    ),
+    Fault(
+        "a learner is built before its policy is checked",
+        "vla_rl/recipes/trainers.py",
+        "    check(policy)",
+        "    pass",
+        (_BEFORE_LEARNER, "tests/recipes/test_trainers.py::test_a_policy_of_ones_own_is_checked_before_it_is_trained"),
+    ),
+    Fault(
+        "a foreign starting policy is not checked",
+        "vla_rl/recipes/policies.py",
+        '    check_if_foreign(policy, env_config, seed, ("save_pretrained",))',
+        "    pass",
+        (_NO_FOLDER, f"{_ON_POLICY}test_imagination_checks_a_policy_of_ones_own_before_it_collects"),
+    ),
+    Fault(
+        "a foreign policy imitates unchecked",
+        "vla_rl/recipes/imitate_dataset.py",
+        "            self._check(policy)",
+        "            pass",
+        (f"{_ON_POLICY}test_imitation_checks_a_policy_of_ones_own",),
+    ),
+    Fault(
+        "without an environment a foreign policy imitates unchecked",
+        "vla_rl/recipes/imitate_dataset.py",
+        "elif is_foreign(policy):",
+        "elif False:",
+        (f"{_ON_POLICY}test_imitation_checks_a_policy_of_ones_own",),
+    ),
+    Fault(
+        "the copy of a refused policy keeps its run folder",
+        "vla_rl/training/tracking.py",
+        "if self.resumed or any(path.name != START for path in recorded):",
+        "if self.resumed or recorded:",
+        (_NO_FOLDER, f"{_ON_POLICY}test_an_earlier_run_gets_its_name_back"),
     ),
 )
 
@@ -218,4 +288,4 @@ _MEASURED = (
     ),
 )
 
-FAULTS = (*_SUCCESS, *_NAMES, *_CHECKED, *_TRAINED, *_MEASURED)
+FAULTS = (*_SUCCESS, *_NAMES, *_CHECKED, *_POLICY, *_TRAINED, *_MEASURED)

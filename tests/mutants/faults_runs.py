@@ -112,7 +112,7 @@ FAULTS = (
     Fault(
         "what a run has recorded is discarded",
         _TRACKING,
-        "if self.resumed or any(path.name not in _AT_START for path in self.path.iterdir()):",
+        "if self.resumed or any(path.name != START for path in recorded):",
         "if self.resumed:",
         (f"{_FOLDER}test_a_run_that_failed_before_it_recorded_anything_leaves_no_folder",),
     ),

@@ -165,6 +165,38 @@ class CarelessConfig:
         return Careless(context.env.make(1).spec)
 
 
+class Timeless(Straight):
+    """Critics get no time."""
+
+    def encode(self, obs):
+        return {"state": torch.as_tensor(obs.state)}
+
+
+class Featureless(Straight):
+    """Critics do not know what there is to read."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        del self.feature_sizes
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("Timeless", "encode of policy 'Timeless' gives .*no 'time', which critics read, so learning would stop"),
+        ("Featureless", "policy 'Featureless' has no 'feature_sizes', so it cannot be trained with"),
+        ("Careless", "action"),
+    ],
+)
+@pytest.mark.parametrize("trainer", [OnPolicyRL, OffPolicyRL])
+def test_a_new_policy_is_checked_before_its_learner_is_built(kind, sentence, trainer, tmp_path):
+    target = f"{__name__}:{kind}"
+    rail = RunContext(EnvConfig("tests.recipes.outside.rail:make"), None, 1, OneProcess())
+    with pytest.raises(ContractError, match=sentence):
+        few = EvaluationConfig(validation=2, test=2, num_envs=2)
+        improve(trainer(NewPolicy(target)), rail, few, RunFolder(tmp_path / "run", {}))
+
+
 def test_a_policy_of_ones_own_is_checked_before_it_is_trained(tmp_path):
     rail = RunContext(EnvConfig("tests.recipes.outside.rail:make"), None, 1, OneProcess())
     folder = RunFolder(tmp_path / "run", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,6 +113,7 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
             f"the policy reads {error}, which {env.spec.name!r} does not give to policies (privileged/* is for critics "
             "and rewards), so it could not be deployed; train it on public observations."
         ) from error
+    _check_features(policy, features, env.num_envs)
     _check_out(_evaluated(policy, features, state, [generator] * env.num_envs), env)
     out, _ = policy.act(features, state, "sample", generator)
     _check_out(out, env)
@@ -121,6 +123,24 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
     if isinstance(policy, LikelihoodPolicy):
         found.append(Checked("log-prob gap", _check_logprob_gap(policy, features, out)))
     return found
+
+
+def _check_features(policy: Policy, features: Features, num_envs: int) -> None:
+    """What critics and heads read: the entries of ``feature_sizes``, if the policy has it, and ``time``."""
+    sizes = getattr(policy, "feature_sizes", None)
+    name = type(policy).__name__
+    for entry, size in {} if sizes is None else {**sizes, "time": 1}.items():
+        if entry not in features:
+            raise ContractError(
+                f"encode of policy {name!r} gives {sorted(features)} but no {entry!r}, which critics read, so learning "
+                f"would stop at the first update; add it, float [E,{size}] (see vla_rl.policies.encoder)."
+            )
+        shape = list(features[entry].shape)
+        if shape[:1] != [num_envs] or math.prod(shape[1:]) != size:
+            raise ContractError(
+                f"encode of policy {name!r} gives {entry!r} of shape {shape}, so critics cannot read it; make it "
+                f"[{num_envs},{size}] for {num_envs} environments, or correct feature_sizes."
+            )
 
 
 def _evaluated(policy: Policy, features: Features, state: State, generators: list[Any]) -> ActionOut:

@@ -61,20 +61,30 @@ def check_env_quickly(env: Any, seed: int = 0) -> None:
 
 
 def check_policy_quickly(
-    policy: Any, env: VecEnv, generator: Any, needs: Sequence[str] = ("save_pretrained", "trainable")
+    policy: Any, env: VecEnv, generator: Any, needs: Sequence[str] = ("save_pretrained", "trainable", "feature_sizes")
 ) -> None:
-    """Check the methods of ``policy`` and those in ``needs``, then let it act in ``env``, which is reset.
+    """Check the methods of ``policy`` and what is in ``needs``, then let it act in ``env``, which is reset.
 
     Raises ContractError with one sentence about the first mistake.
     """
+    check_policy_methods(policy, needs)
+    check_policy(policy, env, generator)
+
+
+def is_foreign(policy: object) -> bool:
+    """Whether somebody else wrote the class of ``policy``; ours are checked by the tests."""
+    return not type(policy).__module__.startswith("vla_rl.")
+
+
+def check_policy_methods(policy: Any, needs: Sequence[str]) -> None:
+    """Raise ContractError unless ``policy`` has the methods of a policy, and what is in ``needs``."""
     name = f"policy {type(policy).__name__!r}"
     if not hasattr(policy, "version"):
         raise _lacks(name, "version", "set it to 0 (it counts the published weights)")
     _check_methods(name, policy, _POLICY_METHODS, "Policy")
-    for method in needs:
-        if not callable(getattr(policy, method, None)):
-            raise _lacks(name, method, "training calls it; see docs on bringing a policy")
-    check_policy(policy, env, generator)
+    for needed in needs:
+        if getattr(policy, needed, None) is None:
+            raise _lacks(name, needed, "training uses it; see docs on bringing a policy")
 
 
 def check_spec(spec: Any) -> None:

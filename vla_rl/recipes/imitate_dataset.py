@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.foreign import check_policy_methods, is_foreign
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.datasets import load_demonstrations
@@ -18,7 +19,7 @@ from vla_rl.recipes.dataset_spec import require_fit, shrink, spec_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.imitation import ImitatingPolicy, PixelPolicy, imitate_from_pixels, imitate_policy
 from vla_rl.recipes.json_types import JsonObject
-from vla_rl.recipes.policies import names_class, new_policy
+from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import clock
 from vla_rl.recipes.tiny import TinyFromData
@@ -105,9 +106,17 @@ class ImitateDataset:
         else:
             made = new_policy(self.policy, spec, {}, self.seed) if spec and names_class(self.policy) else None
             policy = placed(_require_imitating(made or load_policy(self.policy, spec), self.policy), device)
+            self._check(policy)
             episodes = require_fit(policy.spec, episodes, repr(self.policy), self.accept)
         imitate_policy(policy, episodes, self.imitation, self.seed, folder)
         return policy
+
+    def _check(self, policy: ImitatingPolicy) -> None:
+        """Raise ContractError when ``policy`` is somebody else's and breaks the contract; it acts in ``env``."""
+        if self.env.name:
+            check_if_foreign(policy, self.env, self.seed, ("save_pretrained",))
+        elif is_foreign(policy):
+            check_policy_methods(policy, ("save_pretrained",))
 
 
 def _require_imitating(policy: object, name: str) -> ImitatingPolicy:

@@ -35,7 +35,7 @@ class Improve:
         """Train and evaluate.  The starting policy is kept in the run folder, so that the run can be resumed."""
         start = folder.checkpoint("start")
         name = start if folder.resumed and start.exists() else self.policy
-        policy = start_policy(name, self.env.spec(), self.seed)
+        policy = start_policy(name, self.env, self.seed)
         if policy is not None and not start.exists():
             policy.save_pretrained(start)
         return self.improve(policy, folder, {})[1]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.contract.load import load
+from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.diffusion import DiffusionConfig, DiffusionPolicy
 from vla_rl.policies.function import FunctionPolicy
@@ -16,24 +19,33 @@ from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedL
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
-from vla_rl.recipes.context import RunContext, StartPolicy, Trainable
+from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator
+from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.named import call
 from vla_rl.training.imitation import ImitationConfig
 
 
-def start_policy(name: str | Path, spec: EnvSpec, seed: int) -> StartPolicy | None:
-    """The policy that a run in ``spec`` starts from; None for "".
+def start_policy(name: str | Path, env_config: EnvConfig, seed: int) -> StartPolicy | None:
+    """The policy that a run in ``env_config`` starts from; None for "".
 
     ``name`` is a checkpoint folder, of whichever class, or ``module:Class``: a new policy ``Class(spec)``.
-    Raises UserError or ContractError when it does not exist or was trained for another environment.
+    Raises UserError or ContractError when it does not exist, was trained for another environment, or is somebody
+    else's and breaks the contract.
     """
     if not str(name):
         return None
-    if names_class(name):
-        return new_policy(str(name), spec, {}, seed)
-    policy: StartPolicy = load_policy(name, spec)
+    spec = env_config.spec()
+    policy: StartPolicy = new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(name, spec)
+    check_if_foreign(policy, env_config, seed, ("save_pretrained",))
     return policy
+
+
+def check_if_foreign(policy: Policy, env_config: EnvConfig, seed: int, needs: Sequence[str]) -> None:
+    """Raise ContractError when ``policy`` is somebody else's and breaks the contract or lacks one of ``needs``."""
+    if is_foreign(policy):
+        with closing(env_config.make(2)) as env:
+            check_policy_quickly(policy, env, generator(seed, 0), needs)
 
 
 def names_class(name: str | Path) -> bool:

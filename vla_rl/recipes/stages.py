@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError
-from vla_rl.contract.foreign import check_policy_quickly
+from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
@@ -87,10 +87,14 @@ def improve(
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
-    with closing(context.env.make(evaluation.num_envs)) as validation, closing(build(trainer, context)) as setup:
-        if not type(setup.policy).__module__.startswith("vla_rl."):  # ours are checked by the tests
-            check_policy_quickly(setup.policy, validation, generator(context.seed, 0))
-        return _train(trainer, context, evaluation, folder, validation, setup)
+    with closing(context.env.make(evaluation.num_envs)) as validation:
+
+        def check(policy: Trainable) -> None:
+            if is_foreign(policy):
+                check_policy_quickly(policy, validation, generator(context.seed, 0))
+
+        with closing(build(trainer, context, check)) as setup:
+            return _train(trainer, context, evaluation, folder, validation, setup)
 
 
 def _train(

@@ -86,10 +86,13 @@ class TrainingSetup:
     close: Callable[[], None]
 
 
-def build(trainer: TrainerConfig, context: RunContext) -> TrainingSetup:
-    """All parts of a run in one process."""
+def build(
+    trainer: TrainerConfig, context: RunContext, check: Callable[[Trainable], None] = lambda policy: None
+) -> TrainingSetup:
+    """All parts of a run in one process; ``check`` may refuse the policy before anything is built around it."""
     loop, shares = trainer.loop, context.split(trainer.loop.collectors)
     policy = trainer.build_policy(context)
+    check(policy)
     envs = [trainer.build_env(share) for share in shares]
     learner = trainer.build_learner(context, envs[0], policy)
     sources = [trainer.build_source(share, env, policy) for share, env in zip(shares, envs, strict=True)]

@@ -17,6 +17,7 @@ from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.run_lock import LOCK, lock_run, unlock_run
 from vla_rl.training.trackers import check_trackers, open_trackers
 
+START = "start"  # the checkpoint that a run keeps of the policy it begins with
 _AT_START = (
     "config.json",
     "config_files",
@@ -120,8 +121,13 @@ class RunFolder:
         unlock_run(self.path, self._lock)
 
     def discard_if_empty(self) -> None:
-        """Remove the folder of a run that failed before it recorded anything; an earlier run gets its name back."""
-        if self.resumed or any(path.name not in _AT_START for path in self.path.iterdir()):
+        """Remove the folder of a run that failed before it recorded anything; an earlier run gets its name back.
+
+        A copy of the policy that it started from is nothing recorded.
+        """
+        kept = [path for path in self.path.iterdir() if path.name not in _AT_START]
+        recorded = [item for path in kept for item in (path.iterdir() if path.name == "checkpoints" else [path])]
+        if self.resumed or any(path.name != START for path in recorded):
             return
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)

@@ -88,7 +88,7 @@ class Imagine:
     def _start(self, folder: RunFolder) -> StartPolicy:
         """The policy that the run starts from, kept as the checkpoint "start"; raises UserError without one."""
         kept = folder.checkpoint("start")
-        policy = start_policy(kept if kept.exists() else self.policy, self.env.spec(), self.seed)
+        policy = start_policy(kept if kept.exists() else self.policy, self.env, self.seed)
         if policy is None:
             raise UserError(
                 "imagination collects episodes with a policy and none was given, so there is nothing to train a world "
