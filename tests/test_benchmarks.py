@@ -71,17 +71,17 @@ def failing(quick: bool) -> list[Row]:
 
 
 def test_every_row_is_written_when_it_is_there_and_a_budget_ends_what_is_too_slow(tmp_path, monkeypatch, capsys):
-    results, seen = tmp_path / "results.json", []
+    results, snapshots = tmp_path / "results.json", []
 
-    def look(quick: bool) -> list[Row]:
-        seen.append(json.loads(results.read_text()))
+    def read_results(quick: bool) -> list[Row]:
+        snapshots.append(json.loads(results.read_text()))
         return fast(quick)
 
-    monkeypatch.setattr("tests.benchmarks.__main__.BENCHMARKS", {"one": fast, "two": endless, "three": look})
+    monkeypatch.setattr("tests.benchmarks.__main__.BENCHMARKS", {"one": fast, "two": endless, "three": read_results})
     assert len(main([], results=results, budget=0.2)) == 2
-    assert len(seen[0]["rows"]) == 1 and seen[0]["missing"] == {"two": "not finished after 0.2 s"}
+    assert len(snapshots[0]["rows"]) == 1 and snapshots[0]["missing"] == {"two": "not finished after 0.2 s"}
     written = json.loads(results.read_text())
-    assert len(written["rows"]) == 2 and written["missing"] == seen[0]["missing"]
+    assert len(written["rows"]) == 2 and written["missing"] == snapshots[0]["missing"]
     said = capsys.readouterr().out
     assert said.index("1/3 one") < said.index("fast") < said.index("2/3 two, at most 0.2 s") < said.index("3/3 three")
 
@@ -102,12 +102,12 @@ def test_an_unknown_benchmark_gets_help():
 
 
 def test_contenders_take_turns_and_the_first_round_does_not_count():
-    seen = []
+    calls = []
     contenders = {
-        name: Contender(lambda n=name: seen.append(n), lambda n=name: seen.append(n.upper())) for name in "ab"
+        name: Contender(lambda n=name: calls.append(n), lambda n=name: calls.append(n.upper())) for name in "ab"
     }
     seconds = interleave(contenders, repeats=2)
-    assert seen == ["A", "a", "B", "b"] * 3
+    assert calls == ["A", "a", "B", "b"] * 3
     assert set(seconds) == {"a", "b"}
 
 

@@ -73,8 +73,8 @@ def test_its_expert_succeeds_and_standing_still_does_not(reach):
 
 
 def test_a_swapped_instruction_names_another_cube(reach):
-    with closing(REACH.make(8)) as plain, closing(REACH.make_swapped(8)) as misled:
-        named = [env.reset(np.arange(8), np.arange(8)).task for env in (plain, misled)]
+    with closing(REACH.make(8)) as plain, closing(REACH.make_swapped(8)) as swapped:
+        named = [env.reset(np.arange(8), np.arange(8)).task for env in (plain, swapped)]
     assert (named[0] != named[1]).all()
     assert stages.collect(REACH.with_options(instruct="distractor"), 8, seed=0).count == 8
 

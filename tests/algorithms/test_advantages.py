@@ -183,8 +183,8 @@ def chunked(size: int, lam: float, unit: str) -> Tensor:
     rng = np.random.default_rng(3)
     reward, value = torch.tensor(rng.normal(size=20)), torch.tensor(rng.normal(size=21))
     valid, none = torch.ones(20 // size, 1, size, dtype=torch.bool), torch.zeros(20 // size, 1, dtype=torch.bool)
-    now, after = value[:-1:size].unsqueeze(1), value[size::size].unsqueeze(1)
-    advantage, _ = gae(reward.view(-1, 1, size), valid, none, none, now, after, 0.9, lam, unit)
+    first, last = value[:-1:size].unsqueeze(1), value[size::size].unsqueeze(1)
+    advantage, _ = gae(reward.view(-1, 1, size), valid, none, none, first, last, 0.9, lam, unit)
     return advantage[:, 0]
 
 

@@ -53,7 +53,7 @@ _ON_LATENTS = (
         _DIT,
         "_waves(torch.cat([context.level, level], 1))",
         "_waves(torch.cat([torch.zeros_like(context.level), level], 1))",
-        (f"{_COUNTS}[seen-dit]",),
+        (f"{_COUNTS}[context_noise-dit]",),
     ),
     Fault(
         "the prediction loss trains the latents",

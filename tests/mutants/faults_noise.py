@@ -19,7 +19,7 @@ FAULTS = (
         (f"{_DRAWS}test_the_noise_of_an_environment_does_not_depend_on_its_neighbours", _NEIGHBOURS),
     ),
     Fault(
-        "some rows draw from the first generators",
+        "selected environments draw from the first generators",
         _NOISE,
         "[generator[i] for i in env_ids.cpu().tolist()]",
         "list(generator[: len(env_ids)])",

@@ -52,8 +52,8 @@ FAULTS = (
     Fault(
         "replayed positions lack the initial one",
         _POSITIONS,
-        "path[row, : length + 1].copy()",
-        "path[row, 1 : length + 1].copy()",
+        "path[i, : length + 1].copy()",
+        "path[i, 1 : length + 1].copy()",
         (_REPEATED,),
     ),
     Fault(

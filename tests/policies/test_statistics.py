@@ -186,7 +186,7 @@ def test_statistics_go_wherever_weights_go(tmp_path):
 def test_a_policy_with_running_statistics_keeps_the_contract():
     policy, env = state_policy()
     assert len(check_policy(policy, env, seeded())) == 3
-    with pytest.raises(ContractError, match="normalise by statistics of data"):
+    with pytest.raises(ContractError, match="normalize by statistics of data"):
         GaussianPolicy(env.spec)
 
 

@@ -144,8 +144,8 @@ class ByBrightness(SuccessClassifier):
     def encode(self, images, text):
         return torch.as_tensor(images["front"])[:, 0, 0, :1].float() - 100
 
-    def score(self, seen):
-        return seen[..., 0]
+    def score(self, features):
+        return features[..., 0]
 
 
 def clips(high: np.ndarray) -> dict[str, np.ndarray]:
@@ -159,8 +159,8 @@ def by_hand(high: np.ndarray, valid: np.ndarray, hold: int) -> np.ndarray:
     """``done`` [E,T]: the last ``hold`` valid frames up to here were all high."""
     done = np.zeros_like(high)
     for row, t in np.ndindex(high.shape):
-        seen = [high[row, u] for u in range(t + 1) if valid[row, u]]
-        done[row, t] = len(seen) >= hold and all(seen[-hold:])
+        latest = [high[row, u] for u in range(t + 1) if valid[row, u]]
+        done[row, t] = len(latest) >= hold and all(latest[-hold:])
     return done
 
 

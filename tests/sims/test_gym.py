@@ -143,7 +143,7 @@ def test_a_snapshot_is_played_again_into_another_row():
 def test_infinite_bounds_are_declared_and_ask_for_statistics():
     spec = countdown().spec
     assert spec.state.low == (-np.inf,) * 2 and spec.action.high == (2.0,)
-    with pytest.raises(ContractError, match="normalise by statistics of data"):
+    with pytest.raises(ContractError, match="normalize by statistics of data"):
         Affine.from_bounds(spec.state)
 
 

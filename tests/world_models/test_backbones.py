@@ -23,7 +23,7 @@ CONTEXT, FRAMES, BATCH, ACTION_WIDTH, MAPS = 3, 2, 8, 7, 4
 ROUNDING = {"rtol": 1e-9, "atol": 1e-9}
 DIT = DiTConfig(fold=4, channels=8, lens=16, width=32, depth=2, heads=2)
 CONFIGS = {"dit": DIT, "wan": WanConfig(lora=None, width=32), "wan with LoRA": WanConfig(lora=Lora(rank=2), width=32)}
-CALL = ("noisy", "level", "frames", "seen", "vector", "map")
+CALL = ("noisy", "level", "frames", "context_noise", "vector", "map")
 every = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 views = pytest.mark.parametrize("cameras", [1, 2])
 
@@ -44,7 +44,7 @@ def numbers(video: Any, batch: int = BATCH, seed: int = 1) -> dict[str, torch.Te
         "noisy": torch.randn(batch, FRAMES, *size, generator=generator),
         "level": torch.rand(batch, FRAMES, generator=generator),
         "frames": torch.randn(batch, CONTEXT, *size, generator=generator),
-        "seen": 0.1 * torch.rand(batch, CONTEXT, generator=generator),
+        "context_noise": 0.1 * torch.rand(batch, CONTEXT, generator=generator),
         "vector": torch.randn(batch, FRAMES, ACTION_WIDTH, generator=generator),
         "map": torch.rand(batch, FRAMES, MAPS, *size[1:], generator=generator),
     }

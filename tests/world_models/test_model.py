@@ -52,7 +52,7 @@ def predicted(model: WorldModel, batch: dict[str, torch.Tensor], known: int = FR
     return model.predict(present(model, batch), batch["actions"][:, :FRAMES], torch.full((count,), known), noise)
 
 
-def off(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (one.float() - other.float()).square().flatten(1).mean(1)
 
 
@@ -62,7 +62,7 @@ def test_it_predicts_better_than_that_nothing_changes(learnt, held_out):
         truth = held_out["pictures"][:, learnt.config.context_frames + known]
         guess = predicted(learnt, held_out, known).pictures[:, known - 1]
         still = held_out["pictures"][:, learnt.config.context_frames]
-        assert off(guess, truth).mean() < 0.5 * off(still, truth).mean()
+        assert distance(guess, truth).mean() < 0.5 * distance(still, truth).mean()
 
 
 def test_the_robots_state_is_predicted(learnt, held_out):
@@ -72,25 +72,27 @@ def test_the_robots_state_is_predicted(learnt, held_out):
 
 def test_success_is_reported_under_the_instruction_that_was_given(learnt, held_out):
     done = held_out["outcome"][:, FRAMES - 1, 0] > 0.5
-    told = predicted(learnt, held_out).outcome[:, 0]
-    assert done.sum() > 10 and (told[done][:, None] > told[~done]).float().mean() > 0.9
+    predicted_success = predicted(learnt, held_out).outcome[:, 0]
+    assert done.sum() > 10 and (predicted_success[done][:, None] > predicted_success[~done]).float().mean() > 0.9
     other = predicted(learnt, dict(held_out, task=1 - held_out["task"])).outcome[:, 0]
-    assert (other[done] < told[done]).float().mean() > 0.9 and other[done].mean() < 0.2
+    assert (other[done] < predicted_success[done]).float().mean() > 0.9 and other[done].mean() < 0.2
 
 
 def test_what_will_be_done_is_reported_before_it_is(learnt, held_out):
     will, done = held_out["outcome"][:, FRAMES - 1, 2] > 0.5, held_out["outcome"][:, FRAMES - 1, 0] > 0.5
-    told = predicted(learnt, held_out).outcome[:, 2]
-    assert (told[will & ~done][:, None] > told[~will]).float().mean() > 0.7
+    predicted_success = predicted(learnt, held_out).outcome[:, 2]
+    assert (predicted_success[will & ~done][:, None] > predicted_success[~will]).float().mean() > 0.7
 
 
 def test_uncertainty_is_how_far_apart_the_robot_may_be(learnt, held_out):
     """At the last known control step."""
-    told: list[tuple[torch.Tensor, torch.Tensor]] = []
-    hook = learnt.mode_classifier.register_forward_hook(lambda module, given, made: told.append((given[3].modes, made)))
+    outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    hook = learnt.mode_classifier.register_forward_hook(
+        lambda module, given, made: outputs.append((given[3].modes, made))
+    )
     future = predicted(learnt, held_out, known=2)
     hook.remove()
-    modes, odds = told[0]
+    modes, odds = outputs[0]
     torch.testing.assert_close(future.uncertainty, disagreement(modes[:, :, 1], odds))
     assert (future.uncertainty > 0).all()
 
@@ -99,12 +101,12 @@ def test_mode_uncertainty_is_the_disagreement_of_the_state_dynamics(learnt, held
     """At the last control step that counts, given how many do."""
     batch = {"state": held_out["state"][:, : 1 + FRAMES], "actions": held_out["actions"][:, :FRAMES]}
     known = torch.full((len(batch["state"]),), 2)
-    told: list[tuple[torch.Tensor, torch.Tensor]] = []
-    hook = learnt.state_dynamics.register_forward_hook(lambda module, given, made: told.append(made))
+    outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    hook = learnt.state_dynamics.register_forward_hook(lambda module, given, made: outputs.append(made))
     mode_uncertainty = learnt.mode_uncertainty(batch | {"count": known})
     predicted(learnt, held_out, known=2)
     hook.remove()
-    modes, odds = told[1]
+    modes, odds = outputs[1]
     torch.testing.assert_close(mode_uncertainty, disagreement(modes[:, :, 1], odds))
 
 
@@ -146,18 +148,20 @@ def test_a_step_keeps_the_noise_of_its_level(learnt, held_out):
 
 def test_the_predicted_state_is_one_of_the_modes_with_their_probabilities(learnt, held_out):
     """In every entry one of the modes, as often as its odds say, and never their mean."""
-    told: list[tuple[torch.Tensor, torch.Tensor]] = []
-    painted: list[torch.Tensor] = []
+    outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    vectors: list[torch.Tensor] = []
     watches = [
-        learnt.mode_classifier.register_forward_hook(lambda module, given, made: told.append((given[3].modes, made))),
-        learnt.video.register_forward_hook(lambda module, given, made: painted.append(given[3].vector)),
+        learnt.mode_classifier.register_forward_hook(
+            lambda module, given, made: outputs.append((given[3].modes, made))
+        ),
+        learnt.video.register_forward_hook(lambda module, given, made: vectors.append(given[3].vector)),
     ]
     state = learnt.normalize(predicted(learnt, held_out).state)
     for hook in watches:
         hook.remove()
     begin = learnt.spec.action_dim + 1
-    torch.testing.assert_close(painted[0][..., begin : begin + state.shape[-1]], state)
-    modes, odds = told[0]
+    torch.testing.assert_close(vectors[0][..., begin : begin + state.shape[-1]], state)
+    modes, odds = outputs[0]
     far = (modes - state[:, None]).abs().amax(2)
     assert (far.amin(1) < 1e-5).all()
     chosen = torch.nn.functional.one_hot(far.argmin(1), far.shape[1]).float().mean(0).T
@@ -165,16 +169,16 @@ def test_the_predicted_state_is_one_of_the_modes_with_their_probabilities(learnt
 
 
 def test_every_entry_of_the_state_has_random_numbers_of_its_own(learnt, held_out, monkeypatch):
-    throws: list[torch.Tensor] = []
+    chances: list[torch.Tensor] = []
 
     def note(modes: torch.Tensor, odds: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-        throws.append(chance)
+        chances.append(chance)
         return sample_modes(modes, odds, chance)
 
     monkeypatch.setattr("world_models.model.sample_modes", note)
     predicted(learnt, held_out)
-    assert throws[0].shape == held_out["state"][:, 0].shape
-    assert (throws[0][:, 1:] != throws[0][:, :1]).all() and (throws[0][1:] != throws[0][:1]).all()
+    assert chances[0].shape == held_out["state"][:, 0].shape
+    assert (chances[0][:, 1:] != chances[0][:, :1]).all() and (chances[0][1:] != chances[0][:1]).all()
 
 
 def test_the_same_noise_gives_the_same_frames(learnt, held_out):

@@ -52,7 +52,9 @@ def test_a_folder_gives_the_very_network_that_was_saved(networks, folder):
     text = embedder.token(torch.cat([torch.zeros(8, CONTEXT, ACTION_WIDTH), given["vector"]], 1)) + embedder.slots
     own, network.condition_embedder.text_embedder = network.condition_embedder.text_embedder, nn.Identity()
     latents = torch.cat([given["frames"], given["noisy"]], 1).transpose(1, 2)
-    time = 1000.0 * torch.cat([given["seen"], given["level"]], 1).repeat_interleave(4, 1)  # 2 x 2 tokens in a frame
+    time = 1000.0 * torch.cat([given["context_noise"], given["level"]], 1).repeat_interleave(
+        4, 1
+    )  # 2 x 2 tokens in a frame
     velocity = network(latents, time, text, return_dict=False)[0].transpose(1, 2)[:, CONTEXT:]
     network.condition_embedder.text_embedder = own
     wanted = given["noisy"] - given["level"][..., None, None, None] * velocity

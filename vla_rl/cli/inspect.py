@@ -302,7 +302,7 @@ def _untrained(config: Any) -> Any:
     return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config.tiny)
 
 
-# -- how things look ---------------------------------------------------------------------------------------------------
+# -- formatting --------------------------------------------------------------------------------------------------------
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -120,8 +120,8 @@ def replayed_positions(env: VecEnv, seeds: Sequence[int], actions: Sequence[np.n
 def _replayed(env: VecEnv, seeds: list[int], actions: Sequence[np.ndarray]) -> list[np.ndarray]:
     num_envs, lengths = env.num_envs, np.array([len(item) for item in actions])
     padded = np.zeros((num_envs, int(lengths.max()), env.spec.action_dim), np.float32)
-    for row, item in enumerate(actions):
-        padded[row, : len(item)] = item
+    for i, item in enumerate(actions):
+        padded[i, : len(item)] = item
     starts = range(0, padded.shape[1], env.spec.max_chunk)
     chunks = iter([padded[:, first : first + env.spec.max_chunk] for first in starts])
     driver = Driver(env, ExpertPolicy(lambda obs: next(chunks)), None, observe="all")
@@ -137,7 +137,7 @@ def _replayed(env: VecEnv, seeds: list[int], actions: Sequence[np.ndarray]) -> l
                 f"object positions are unknown; replay it in the environment and with the options of its recording."
             )
     path = np.stack(positions, 1)
-    return [path[row, : length + 1].copy() for row, length in enumerate(lengths)]
+    return [path[i, : length + 1].copy() for i, length in enumerate(lengths)]
 
 
 def require_target(env: VecEnv) -> None:

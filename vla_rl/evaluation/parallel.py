@@ -25,7 +25,7 @@ def evaluate_in_threads(
 ) -> Outcomes:
     """:func:`evaluate` with ``num_envs`` environments in all, of which each of ``threads`` has its share.
 
-    ``make_env(E)`` makes, and the thread closes, an environment with ``E`` rows, because an OpenGL context belongs to
+    ``make_env(E)`` makes, and the thread closes, ``E`` environments, because an OpenGL context belongs to
     one thread; a single thread is the caller's.  Outcomes are those of :func:`evaluate`, in the order of ``seeds``; see
     there what "those" means.
     """

@@ -69,7 +69,7 @@ def advance(running: Running, rollout: Rollout, gamma: float, robot: int) -> tup
     when = np.where(broken, np.where(carried, -1, steps.time[last] + 0.5), steps.time[last])
     closed = closed[np.lexsort((steps.env_ids[first][closed], when[closed]))]
     ends = _end_features(running, rollout, table, steps, last)
-    last = last - (broken & ~carried)  # the observation after its last decision was never seen
+    last = last - (broken & ~carried)  # the observation after its last decision is missing
     closed = closed[last[closed] >= first[closed]]
     selected = {name: item[torch.from_numpy(closed)] for name, item in ends.items()}
     slots = _slots(table, steps.source, first[closed], last[closed], selected, gamma) if len(closed) else {}

@@ -1,7 +1,7 @@
 """Flow-matching sampling as a stochastic policy: chains, their exact densities, and the flow-matching loss.
 
 Convention: ``t=1`` is noise and ``t=0`` the action, ``x_t = (1-t) x_0 + t eps``, ``v = E[eps - x_0 | x_t]``.
-Shapes: ``B`` samples, ``N`` latent dimensions (chunk and action flattened), ``K`` steps, ``m`` noised steps per sample.
+Shapes: ``B`` samples, ``N`` latent dimensions (chunk and action flattened), ``K`` steps, ``m`` noisy steps per sample.
 
 The chain's density is ``p(x_{t_1..t_K} | x_1) = prod_k N(x_{k+1}; mean_k(x_k), std_k^2)``.  Its log is **summed** over
 steps and dimensions: a mean would make the ratio a root of itself, scale the gradient and break ``E_old[ratio] = 1``.
@@ -56,7 +56,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Gaussians:
-    """The distributions of a chain's noised steps.
+    """The distributions of a chain's noisy steps.
 
     mean, std          [B,m,N]        parameters of every step, in the chain's dtype
     logprob, entropy   float64 [B]    summed over steps and dimensions (nats)
@@ -110,17 +110,17 @@ class NoisePlacement(Protocol):
     """Which steps of a chain get noise; the others follow the ODE."""
 
     def draw(self, table: StepTable, batch: int, generator: Generators) -> Tensor:
-        """The noised steps, int64 [B,m] on the host."""
+        """The noisy steps, int64 [B,m] on the host."""
 
     def starts(self, chain: Chain, integrate: Integrate) -> Tensor:
-        """The points [B,m,N] at which the likelihood evaluates the noised steps.
+        """The points [B,m,N] at which the likelihood evaluates the noisy steps.
 
         ``integrate(x [B,N], steps)`` follows the ODE for the first ``steps`` steps, with gradient.
         """
 
 
 def _recorded_starts(chain: Chain) -> Tensor:
-    """The recorded starting points [B,m,N] of the noised steps."""
+    """The recorded starting points [B,m,N] of the noisy steps."""
     return _gather(chain.points, chain.noisy_steps)
 
 
@@ -204,7 +204,7 @@ class LastStepFromNoise(LastStep):
 class FlowSampler:
     """Draws chains and gives their density, both through one formula (:meth:`_transition`).
 
-    ``schedule``: how much noise each step adds; ``placement``: which steps are noised; ``steps``: K (4 for pi0, 5 for
+    ``schedule``: how much noise each step adds; ``placement``: which steps are noisy; ``steps``: K (4 for pi0, 5 for
     pi0.5).  See each schedule for its bias at K=4 and each placement for whether its gradient is exact.
     """
 
@@ -252,7 +252,7 @@ class FlowSampler:
         return self._integrate(field, noise, self.steps)
 
     def log_prob(self, field: VelocityField, chain: Chain) -> Gaussians:
-        """The density of recorded chains under ``field``, with gradient; one network call for all noised steps."""
+        """The density of recorded chains under ``field``, with gradient; one network call for all noisy steps."""
         if chain.noisy_steps.shape[1] == 0:
             raise UserError("no step of these chains has noise, so they have no density; sample with a noise schedule.")
         starts = self.placement.starts(chain, lambda x, steps: self._integrate(field, x, steps))
@@ -287,7 +287,7 @@ class FlowSampler:
 
 
 def _gaussians(chain: Chain, mean: Tensor, std: Tensor) -> Gaussians:
-    """Density of the recorded end points of the noised steps; summed in float64 to keep the precision of ratios."""
+    """Density of the recorded end points of the noisy steps; summed in float64 to keep the precision of ratios."""
     log_std = std.log()
     z = (_gather(chain.points, chain.noisy_steps + 1) - mean) / std
     logprob = -0.5 * z.square() - log_std - 0.5 * math.log(2.0 * math.pi)

@@ -15,14 +15,14 @@ from torch import Tensor
 from vla_rl.contract.errors import ContractError
 
 Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
-"""One generator for the whole batch, or one for each of its rows."""
+"""One generator for the whole batch, or one per environment."""
 
 
 def normal(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
     """N(0, 1) noise [B,...] of ``shape``, on the device and in the dtype of ``like``.
 
     It is drawn in float32, or in float64 where ``like`` is float64.  Raises ContractError unless a sequence holds one
-    generator per row.
+    generator per environment.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
 
@@ -48,7 +48,7 @@ def integers(high: int, shape: Sequence[int], generator: Generators) -> Tensor:
 
 
 def generators_of(generator: Generators, env_ids: Tensor) -> Generators:
-    """The generators of some rows [R] of a batch; a single generator serves all of them."""
+    """The generators of ``env_ids`` [R] of a batch; a single generator serves all environments."""
     return generator if isinstance(generator, torch.Generator) else [generator[i] for i in env_ids.cpu().tolist()]
 
 
@@ -59,7 +59,7 @@ def _draw(
         return draw(shape, generator)
     if len(generator) != shape[0]:
         raise ContractError(
-            f"{len(generator)} generators were given for a batch of {shape[0]}, so its rows would share their noise; "
-            "give one generator, or one per environment."
+            f"{len(generator)} generators were given for a batch of {shape[0]}, so environments would share "
+            "their noise; give one generator, or one per environment."
         )
     return torch.stack([draw(shape[1:], own) for own in generator])

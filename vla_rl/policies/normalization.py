@@ -30,7 +30,7 @@ class Affine:
             if not 0 < b - a < math.inf:
                 raise ContractError(
                     f"entry {i} is declared within [{a}, {b}], so it cannot be mapped to [-1, 1]; declare finite "
-                    "bounds low < high, or normalise by statistics of data."
+                    "bounds low < high, or normalize by statistics of data."
                 )
         return cls(
             tuple((a + b) / 2 for a, b in zip(low, high, strict=True)),

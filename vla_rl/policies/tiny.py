@@ -136,7 +136,7 @@ class TinyVLA(nn.Module):
         return lambda x, t: Field(*self.expert(condition, x, t))
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Joint density of recorded chains, summed over noised steps and dimensions; ``sample`` is their last point."""
+        """Joint density of recorded chains, summed over noisy steps and dimensions; ``sample`` is their last point."""
         density = self.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
         return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
 

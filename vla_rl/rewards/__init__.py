@@ -1,1 +1,1 @@
-"""Rewards that look: models that say from frames and an instruction how far a task is and whether it is done."""
+"""Reward models: progress and success of a task from frames and an instruction."""

@@ -9,7 +9,7 @@ the weights of ``RewardWeights``.  The differences telescope: an episode earns `
 back and forth earns nothing.
 
 The first ``done`` ends an episode with success, also inside a chunk: the remaining actions of the chunk are not valid,
-and the row keeps its last frame until it is reset.  The environment's own ends and successes stay as they are: where it
+and later frames are hidden until the reset.  The environment's own ends and successes stay as they are: where it
 reports a failure with the same action, the model's ``done`` does not count.
 """
 
@@ -40,12 +40,12 @@ class RewardWeights:
 
 
 class RewardedEnv:
-    """``E`` rows of ``env`` with the reward of ``reward`` (``VecEnv``).
+    """``env`` with the reward of ``reward`` (``VecEnv``).
 
-    All rows are evaluated together after every action, so that a reward depends neither on how actions are cut into
-    chunks nor on how many rows are reset.  A row of ``env`` cannot be stopped, so rows that ended by ``done`` receive
-    actions of zero (as near as the bounds allow), and what they do is hidden.  Every frame is rendered, not only the
-    last one of a chunk.
+    All environments are evaluated together after every action, so that a reward depends neither on how actions are cut
+    into chunks nor on how many environments are reset.  A single environment cannot be stopped, so those that ended by
+    ``done`` receive actions of zero (as near as the bounds allow), and their later frames are hidden.  Every frame is
+    rendered, not only the last one of a chunk.
 
     An environment whose arrays are tensors on a device is converted to numpy here, frames included: the spec's device
     becomes "cpu".
@@ -63,7 +63,7 @@ class RewardedEnv:
         self.spec = replace(env.spec, name=name, success=success, device="cpu")
         self._reward_state = {name: np.asarray(item) for name, item in reward.initial_state(env.num_envs).items()}
         self._estimates = {"done": np.zeros(env.num_envs, bool), "progress": np.zeros(env.num_envs, np.float32)}
-        self._displayed = _zero_observation(env)  # the observation of every row, by the names of :func:`_flatten`
+        self._displayed = _zero_observation(env)  # all observations, by the names of :func:`_flatten`
 
     @property
     def num_envs(self) -> int:
@@ -71,7 +71,7 @@ class RewardedEnv:
 
     @property
     def progress(self) -> np.ndarray:
-        """float32 [E]: the model's progress in the latest frame of each row."""
+        """float32 [E]: the model's progress in the latest frames."""
         return self._estimates["progress"].copy()
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
@@ -111,7 +111,7 @@ class RewardedEnv:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def _mask_done_rows(self, chunk: Any) -> Any:
-        """``chunk`` for ``env``, with zeros in rows that are done; ``env`` itself refuses a wrong shape."""
+        """``chunk`` for ``env``, with zeros for environments that are done; ``env`` itself refuses a wrong shape."""
         action, done = np.asarray(chunk, np.float32), self._estimates["done"]
         if done.any() and action.ndim == 3 and action.shape[::2] == (self.num_envs, self.spec.action_dim):
             zero = np.clip(np.zeros(self.spec.action_dim, np.float32), self.spec.action.low, self.spec.action.high)
@@ -130,7 +130,7 @@ class RewardedEnv:
         return done
 
     def _display(self, obs: Observation) -> Observation:
-        """``obs``, but with the earlier observation in the rows that are done."""
+        """``obs``, but with the earlier observation of environments that are done."""
         frozen, arrays = self._estimates["done"], _flatten(obs)
         if frozen.any():
             arrays = {name: item.copy() for name, item in arrays.items()}
@@ -149,7 +149,7 @@ class RewardedEnv:
             valid=valid,
             terminated=step.terminated | done,
             truncated=step.truncated & ~done,
-            cause=tuple("success" if row else cause for row, cause in zip(done, step.cause, strict=True)),
+            cause=tuple("success" if ended else cause for ended, cause in zip(done, step.cause, strict=True)),
             success=step.success | done,
             executed=np.where(valid[..., None], step.executed, np.float32(0)),
             intervened=step.intervened & valid,

@@ -82,7 +82,7 @@ def test_every_method_is_tabled_over_its_seeds(asked, tmp_path):
     page = (tmp_path / "report.html").read_text()
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
     assert cells[1] == ["imitation", *["50.0% [40.0, 60.0]"] * 3, "50.0% (50.0% to 50.0%)"], (
-        "on the scenes of the test, where it is told"
+        "imitation is reported on the test scenes"
     )
     assert cells[2] == [
         "lift",

@@ -213,7 +213,7 @@ class Steering:
         end = _FLIPPED if cause == "uncertainty" and not _exceeds(uncertainty, limit) else _ENDS.get(cause, cause)
         return replace(view, limit=limit, cause=cause, end=end, remark="", grip=self._grip())
 
-    # -- what is to be seen ------------------------------------------------------------------------------------------
+    # -- the view -----------------------------------------------------------------------------------------------------
 
     def _limit(self, time: int) -> float | None:
         """The limit of uncertainty of the call that step ``time``, from 1, belongs to; None where there is none."""
