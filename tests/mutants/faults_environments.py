@@ -182,7 +182,7 @@ _CHECKED = (
     ),
 )
 
-_CHECK, _ON_POLICY = "vla_rl/contract/check.py", "tests/cli/test_foreign_policy.py::"
+_CHECK, _ON_POLICY = "vla_rl/contract/check.py", "tests/recipes/test_foreign_policy.py::"
 _NO_FOLDER = f"{_ON_POLICY}test_a_policy_that_breaks_the_contract_leaves_no_run_folder"
 _BEFORE_LEARNER = "tests/recipes/test_trainers.py::test_a_new_policy_is_checked_before_its_learner_is_built"
 

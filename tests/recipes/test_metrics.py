@@ -23,6 +23,20 @@ def test_validations_count_the_episodes_before_them(tmp_path):
     assert found == [{"episodes": n, "played": 8, "success": 0.5, "low": 0.25, "high": 0.75} for n in (0, 30)]
 
 
+def test_there_is_one_reader_of_metrics(tmp_path):
+    """A line that was cut off by a kill is left out, a damaged one is named, a run that logged nothing has none."""
+    line = {"stage": "rl", "step": 1, "loss": 0.5}
+    assert rows(tmp_path) == []
+    _written(tmp_path, [line])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"stage": "rl", "st')
+    assert rows(tmp_path) == [line]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(line) + "\n")
+    with pytest.raises(UserError, match=r"line 2 of .*metrics\.jsonl' is damaged .*; delete that line"):
+        rows(tmp_path, "rl")
+
+
 def test_the_validation_curve_has_a_point_and_an_interval_for_every_validation():
     score = {"eval/score": 0.5, "eval/score_low": 0.25, "eval/score_high": 0.75}
     lines = [{"step": 1}, {"step": 2, "env/steps_total": 64, **score}, {"step": 4, "env/steps_total": 128, **score}]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from html import unescape
+from itertools import pairwise
+
+import pytest
 
 from vla_rl.recipes.recipe import run
+from vla_rl.recipes.run_report import thinned
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,7 @@ class Counting:
         if self.title:
             (folder.path / "report.html").write_text(self.title)
         for step in range(self.iterations):
-            eval_score = {"eval/score": step / self.iterations} if step % 100 == 0 else {}
+            eval_score = {"eval/score": step / self.iterations} if step % 100 == 7 else {}
             folder.log("rl", step, {"env/steps_total": 10.0 * step, "policy/kl": 0.1, **eval_score})
         folder.log("imitation", 0, {"loss": 0.5})
         rate = {"success": 0.5, "low": 0.4, "high": 0.6, "episodes": 77}
@@ -34,6 +40,24 @@ def test_results_metrics_and_settings_are_on_the_page(tmp_path):
     assert headings == ["Validation (rl)", "Policy (rl)", "Training (imitation)", "Settings"]
     assert "eval/score" in page and "policy/kl" in page and "loss" in page and "control steps" in page
     assert "<td>iterations</td>" in page and "1000" in page
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 299, 300, 301, 450, 1000])
+def test_a_long_curve_is_thinned_from_its_first_to_its_last_point(count):
+    steps = [line["step"] for line in thinned([{"step": i} for i in range(count)])]
+    assert len(steps) == min(count, 300) and steps == sorted(set(steps))
+    assert not steps or (steps[0], steps[-1]) == (0, count - 1)
+    gaps = {after - before for before, after in pairwise(steps)}
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_rare_metrics_keep_all_their_points(tmp_path):
+    """Ten validations among a thousand iterations."""
+    run(Counting(), str(tmp_path / "run"))
+    page = (tmp_path / "run" / "report.html").read_text()
+    charts = [json.loads(unescape(chart))["series"][0] for chart in re.findall('data-chart="(.*?)"', page)]
+    assert charts[0]["x"] == [1000.0 * i + 70 for i in range(10)] and charts[0]["y"][-1] == 0.907
+    assert len(charts[1]["x"]) == 300
 
 
 def test_a_page_of_the_recipe_is_kept(tmp_path):

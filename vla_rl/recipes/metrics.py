@@ -9,17 +9,17 @@ from pathlib import Path
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import Series
 from vla_rl.recipes.json_types import JsonObject
+from vla_rl.training.tracking import read_metrics
 
 _OLD_NAMES = {"validation", "env_steps_total", "env_steps"}  # before metrics had prefixes
 
 
 def rows(run: Path, stage: str = "") -> list[JsonObject]:
-    """The lines of ``metrics.jsonl``, of one stage if it is named.
+    """The lines of ``metrics.jsonl``, of one stage if it is named; none where nothing was logged.
 
-    Raises UserError for a run whose metrics have the names of an older version.
+    Raises UserError for a damaged line, and for a run whose metrics have the names of an older version.
     """
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [row for row in map(json.loads, lines) if not stage or row["stage"] == stage]
+    found = [row for row in read_metrics(run) if not stage or row["stage"] == stage]
     if old := sorted({name for row in found for name in _OLD_NAMES & row.keys()}):
         raise UserError(
             f"the metrics in {str(run)!r} have names of an older vla-rl ({', '.join(old)}), so they would be misread; "

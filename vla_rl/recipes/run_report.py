@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from vla_rl.contract.config import to_json
 from vla_rl.evaluation.report import Report, Series, Tile
@@ -40,16 +41,13 @@ def write_run_report(folder: RunFolder, summary: JsonObject) -> Path:
         report.tiles(tiles)
     seconds = summary.get("seconds", {})
     report.table(["stage", "seconds"], [[stage, round(value, 1)] for stage, value in seconds.items()])
-    for stage in dict.fromkeys(line["stage"] for line in _all(folder)):
-        _curves(report, stage, folder.metrics(stage))
+    lines = metrics.rows(folder.path)
+    for stage in dict.fromkeys(line["stage"] for line in lines):
+        _curves(report, stage, [line for line in lines if line["stage"] == stage])
     report.section("Settings", "As in `config.json`.")
     report.table(["field", "value"], [list(row) for row in _flat(to_json(folder.config))])
     report.command(f"vla-rl inspect {folder.path}")
     return report.write(path)
-
-
-def _all(folder: RunFolder) -> list[JsonObject]:
-    return metrics.rows(folder.path) if (folder.path / "metrics.jsonl").exists() else []
 
 
 def _tiles(summary: JsonObject) -> Iterator[Tile]:
@@ -66,7 +64,6 @@ def _tiles(summary: JsonObject) -> Iterator[Tile]:
 
 def _curves(report: Report, stage: str, lines: list[JsonObject]) -> None:
     """A chart for every metric of one stage, over control steps where they are counted."""
-    lines = lines[:: max(1, math.ceil(len(lines) / _POINTS))] + lines[-1:]
     clock, label = ("env/steps_total", "control steps") if "env/steps_total" in lines[-1] else ("step", "step")
     names = dict.fromkeys(name for line in lines for name in line if name not in _CLOCKS)
     for section in _SECTIONS:
@@ -74,9 +71,15 @@ def _curves(report: Report, stage: str, lines: list[JsonObject]) -> None:
         if chosen:
             report.section(f"{_TITLES[section]} ({stage})")
         for name in chosen:
-            known = [line for line in lines if line.get(name) is not None and clock in line]
+            known = thinned([line for line in lines if line.get(name) is not None and clock in line])
             points = Series(stage, [line[clock] for line in known], [line[name] for line in known])
             report.curves(name, label, name.rpartition("/")[2], [points])
+
+
+def thinned(lines: list[JsonObject]) -> list[JsonObject]:
+    """At most ``_POINTS`` of ``lines`` at equal distances, the first and the last among them."""
+    chosen = np.linspace(0, len(lines) - 1, min(len(lines), _POINTS)).round().astype(int)
+    return [lines[i] for i in chosen]
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:

@@ -80,7 +80,7 @@ def _report(out: Path, rows: list[JsonObject], cells: Sequence[Cell], command: s
 def _curve(folder: Path, label: str, family: str = "") -> Series | None:
     """Validation success over control steps, of one kind of task if ``family`` is given; None where there is none."""
     key = f"eval/{family}" if family else "eval/score"
-    lines = metrics.rows(folder) if (folder / "metrics.jsonl").exists() else []
+    lines = metrics.rows(folder)
     found = [line for line in lines if key in line and "env/steps_total" in line]
     if not found:
         return None

@@ -72,7 +72,7 @@ class RunFolder:
             )
         folder._lock = lock_run(folder.path)
         folder.config = from_json(json.loads((folder.path / "config.json").read_text(encoding="utf-8")))
-        lines = folder._lines()
+        lines = read_metrics(folder.path)
         folder._start = time.monotonic() - (lines[-1]["elapsed_s"] if lines else 0.0)
         names = getattr(folder.config, "tracking", ())
         folder._trackers = open_trackers(names, folder.path, to_json(folder.config))
@@ -88,7 +88,7 @@ class RunFolder:
         if found is None:
             return None
         step, state = found
-        kept = [line for line in self._lines() if line["stage"] != stage or line["step"] <= step]
+        kept = [line for line in read_metrics(self.path) if line["stage"] != stage or line["step"] <= step]
         writing = self.path / "metrics.jsonl.writing"
         writing.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         os.replace(writing, self.path / "metrics.jsonl")
@@ -136,26 +136,7 @@ class RunFolder:
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:
         """All lines of one stage."""
-        return [row for row in self._lines() if row["stage"] == stage]
-
-    def _lines(self) -> list[dict[str, Any]]:
-        """All whole lines; the last one may have been cut off when the process was killed.
-
-        Raises UserError for a damaged line before it.
-        """
-        path = self.path / "metrics.jsonl"
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        lines = []
-        for number, line in enumerate(text.split("\n")[:-1], 1):
-            try:
-                entry = json.loads(line)
-                lines.append({**entry, "stage": entry["stage"], "step": entry["step"]})
-            except (ValueError, TypeError, KeyError) as error:
-                raise UserError(
-                    f"line {number} of {str(path)!r} is damaged ({line[:40]!r}), so the metrics of the run cannot be "
-                    "read; delete that line."
-                ) from error
-        return lines
+        return [row for row in read_metrics(self.path) if row["stage"] == stage]
 
     def checkpoint(self, name: str) -> Path:
         """Where the checkpoint ``name`` belongs."""
@@ -164,6 +145,26 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` atomically."""
         write_json(self.path / "summary.json", summary)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """All whole lines of ``metrics.jsonl``; the last one may have been cut off when the process was killed.
+
+    Raises UserError for a damaged line before it.
+    """
+    path = run / "metrics.jsonl"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    lines = []
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        try:
+            entry = json.loads(line)
+            lines.append({**entry, "stage": entry["stage"], "step": entry["step"]})
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                f"line {number} of {str(path)!r} is damaged ({line[:40]!r}), so the metrics of the run cannot be "
+                "read; delete that line."
+            ) from error
+    return lines
 
 
 def write_json(path: Path, value: Any) -> None:

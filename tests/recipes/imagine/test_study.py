@@ -44,7 +44,9 @@ def _leave(out: Path) -> None:
     out.mkdir(parents=True)
     (out / "summary.json").write_text(json.dumps(found))
     validation = {"eval/score": 0.5, "eval/score_low": 0.4, "eval/score_high": 0.6, "eval/episodes": 256}
-    (out / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "rollout/episodes": 0, **validation}))
+    (out / "metrics.jsonl").write_text(
+        json.dumps({"stage": "rl", "step": 0, "rollout/episodes": 0, **validation}) + "\n"
+    )
 
 
 def test_methods_that_train_the_same_world_model_share_it(asked, tmp_path):

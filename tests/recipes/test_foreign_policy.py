@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import save_untrained
+from tests.commands import save_untrained
 from vla_rl.experience.datasets import save_demonstrations
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import collect
 
-OUTSIDE = Path(__file__).parents[1] / "recipes" / "outside"
+OUTSIDE = Path(__file__).parent / "outside"
 IMITATE = Path(__file__).parents[2] / "configs" / "imitate.py"
 POLICIES = """
 import torch
