@@ -14,7 +14,37 @@ _ON_STATE, _ON_RESUME = "tests/training/test_checkpoint.py::", "tests/recipes/te
 _SAME = f"{_ON_RESUME}test_a_killed_run_goes_on_and_ends_the_same"
 _TWO = "tests/algorithms/test_ppo_updates.py::test_two_processes_that_share_the_data_end_with_the_weights_of_one"
 
+_ON_PRETRAINING = "tests/recipes/test_pretraining.py::"
+
 FAULTS = (
+    Fault(
+        "what was learnt before the first iteration is not saved",
+        "vla_rl/recipes/stages.py",
+        "elif pretrained and can_resume:",
+        "elif False:",
+        (f"{_ON_PRETRAINING}test_a_run_that_is_killed_after_pre_training_goes_on_without_it",),
+    ),
+    Fault(
+        "a state before the first iteration is not found",
+        "vla_rl/training/checkpoint.py",
+        'path.name.removeprefix("-").isdigit()',
+        "path.name.isdigit()",
+        (f"{_ON_PRETRAINING}test_a_run_that_is_killed_after_pre_training_goes_on_without_it",),
+    ),
+    Fault(
+        "a run reports its first validation twice",
+        "vla_rl/recipes/stages.py",
+        "folder.save_state(-1, loop.state_dict())",
+        "folder.save_state(0, loop.state_dict())",
+        (f"{_ON_PRETRAINING}test_a_run_that_is_killed_after_pre_training_goes_on_without_it[the first state]",),
+    ),
+    Fault(
+        "on-policy runs save a state before they begin",
+        "vla_rl/recipes/trainers.py",
+        "        return False",
+        "        return True",
+        (f"{_ON_PRETRAINING}test_on_policy_runs_save_nothing_before_their_first_iteration",),
+    ),
     Fault(
         "a state has its name before it is complete",
         _STATE,

@@ -2,18 +2,21 @@
 
 from dataclasses import replace
 
+from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.algorithms.wsrl import WSRLConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
+from vla_rl.policies.squashed import SquashedConfig
 from vla_rl.policies.tiny import TinyConfig
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
-from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.policies import SquashedActor, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.training.fit import FitConfig
@@ -59,6 +62,22 @@ def mixed() -> Improve:
     """As :func:`residual`, half of every batch from demonstrations."""
     recipe = residual()
     return replace(recipe, rl=replace(recipe.rl, replay=ReplayConfig(capacity=60, share=0.5)))
+
+
+def warm_start() -> Improve:
+    """As :func:`mixed`, WSRL: 20 steps from demonstrations alone, then SAC without them."""
+    recipe, small = mixed(), HeadConfig(16, 1)
+    learning = {
+        "batch": 16,
+        "utd_ratio": 0.5,
+        "policy_delay": 1,
+        "learning_starts": 16,
+        "num_critics": 2,
+        "critic": small,
+    }
+    algorithm = WSRLConfig(**learning, offline_steps=20, offline=IQLConfig(num_min_q=2, critic=small))
+    policy = SquashedActor(SquashedConfig(head=small))
+    return replace(recipe, rl=replace(recipe.rl, policy=policy, algorithm=algorithm))
 
 
 def imitate_lift() -> Imitate:

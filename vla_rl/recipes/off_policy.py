@@ -135,9 +135,10 @@ class OffPolicyRL:
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         return source
 
-    def pretrain(self, learner: LoopLearner) -> None:
+    def pretrain(self, learner: LoopLearner) -> bool:
         """Learn from the recorded data before anything is collected."""
         if steps := self.algorithm.offline_steps:
             assert isinstance(learner, OffPolicyLearner)
             with bar("offline", steps) as update:
                 learner.pretrain(steps, lambda step, info: update(step + 1, f"value {info['critic/value']:.3f}"))
+        return steps > 0

@@ -48,8 +48,8 @@ class Rewarded:
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         return self.trainer.whole_source(source, policy)
 
-    def pretrain(self, learner: LoopLearner) -> None:
-        self.trainer.pretrain(learner)
+    def pretrain(self, learner: LoopLearner) -> bool:
+        return self.trainer.pretrain(learner)
 
     def model(self) -> Reward:
         """The reward model; raises UserError for a folder without one."""

@@ -109,8 +109,7 @@ def _train(
     policy, held_out = setup.policy, suite.held_out(suite.VALIDATION, evaluation.validation)
     by_family: dict[str, float] = {}
     saved = folder.load_state("rl") if folder.resumed else None
-    if saved is None:
-        trainer.pretrain(setup.learner)
+    pretrained = saved is None and trainer.pretrain(setup.learner)
 
     def validate() -> Rate | MeanReturn:
         outcomes = evaluate(validation, policy, held_out, noise_seed=seed)
@@ -142,6 +141,8 @@ def _train(
         can_resume = group.size == 1 and not reason
         if saved is not None:
             loop.load_state_dict(saved)
+        elif pretrained and can_resume:
+            folder.save_state(-1, loop.state_dict())  # before iteration 0, which validates for the first time
         try:
             best = loop.run()
         except NonFiniteError as error:

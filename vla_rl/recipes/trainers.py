@@ -71,8 +71,11 @@ class TrainerConfig(Protocol):
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         """``source``, which joins all threads and processes, or a ``RenewableSource`` around it."""
 
-    def pretrain(self, learner: LoopLearner) -> None:
-        """Learn from recorded data alone; called once, before the first iteration of a run that is not resumed."""
+    def pretrain(self, learner: LoopLearner) -> bool:
+        """Learn from recorded data alone, before the first iteration of a run; returns whether anything was learnt.
+
+        What was learnt is saved when this returns; a run that is killed before that begins anew.
+        """
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,9 @@ class OnPolicyTrainer:
         part = self.experience.split(context.parts)
         return part.build(env, policy, context.seeds(), context.exploration())
 
-    def pretrain(self, learner: LoopLearner) -> None:
-        """On-policy algorithms learn from their own experience only."""
+    def pretrain(self, learner: LoopLearner) -> bool:
+        """Nothing: on-policy algorithms learn from their own experience only."""
+        return False
 
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         return source

@@ -31,6 +31,7 @@ _WRITING = ".writing"
 def save_state(folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write ``state``, nested dicts and sequences of tensors, arrays and JSON values, as ``folder/<step>``.
 
+    Step -1 is that before the first one.
     Raises UserError when it cannot be written; the states before it are then untouched.
     """
     tensors: dict[str, Tensor] = {}
@@ -81,7 +82,7 @@ def latest_state(folder: Path) -> tuple[int, dict[str, Any]] | None:
 
 
 def _complete(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.glob("*") if path.name.isdigit())
+    return (path for path in folder.glob("*") if path.name.removeprefix("-").isdigit())
 
 
 def _flush(path: Path) -> None:

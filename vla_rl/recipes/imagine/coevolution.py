@@ -140,8 +140,8 @@ class CoevolvingTrainer:
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
         return self.trainer.build_source(context, env, policy)
 
-    def pretrain(self, learner: LoopLearner) -> None:
-        self.trainer.pretrain(learner)
+    def pretrain(self, learner: LoopLearner) -> bool:
+        return self.trainer.pretrain(learner)
 
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
         """``source``, whose imagined environments are renewed when the world model was trained."""
