@@ -104,6 +104,19 @@ def offline(config: SACConfig, width: float, count: int = 512) -> SAC:
     return config.build(policy, policy.trainable(), critics(policy), replay, seeded())
 
 
+def test_the_penalty_has_the_actions_of_the_next_state_at_the_values_of_this_one():
+    """By hand: Q(o, a) = q(o) + a, and a policy that decides 0.5 in this state and -0.25 in the next one."""
+    config = CalQLConfig(num_critics=1, num_min_q=1, actions=1, conservatism=2.0)
+    parameters = {"nothing": torch.nn.Parameter(torch.zeros(()))}
+    learner = CalQL(Scripted(), parameters, Table(1, 1.0), Replay(8, 0.9), config, seeded(3))  # type: ignore[arg-type]
+    state = {"q": torch.tensor([[1.0]]), "a": torch.tensor([[0.5]]), "logp": torch.tensor([-1.0])}
+    next_state = {"q": torch.tensor([[9.0]]), "a": torch.tensor([[-0.25]]), "logp": torch.tensor([0.5])}
+    uniform = 2 * float(torch.rand((1, 1), generator=seeded(3))) - 1
+    found = learner.regularizer(transitions(features=state, next_features=next_state), torch.tensor([[0.7]]))
+    terms = 1 + uniform + math.log(2), 1 + 0.5 + 1.0, 1 - 0.25 - 0.5
+    assert float(found.detach()) == pytest.approx(2.0 * (math.log(sum(map(math.exp, terms))) - 0.7), abs=1e-5)
+
+
 def test_the_penalty_of_the_regulariser_is_that_of_its_parts():
     """Against the definition, with the same random numbers drawn again, one critic and one decision at a time."""
     learner = offline(QUICK, 1.0)

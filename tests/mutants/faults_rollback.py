@@ -184,6 +184,15 @@ _OFF_POLICY = (
         "self.critic(repeated(batch.next_features, 3 * count)",
         (_PENALTY,),
     ),
+    Fault(
+        "Cal-QL's next actions are those of the state itself",
+        "vla_rl/algorithms/cal_ql.py",
+        "self._sample(batch.features), self._sample(batch.next_features)",
+        "self._sample(batch.features), self._sample(batch.features)",
+        (
+            "tests/algorithms/test_cal_ql.py::test_the_penalty_has_the_actions_of_the_next_state_at_the_values_of_this_one",
+        ),
+    ),
 )
 
 _STEPS_AND_NUMBERS = (
