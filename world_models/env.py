@@ -146,9 +146,8 @@ class ImaginedEnv:
         horizon = min(config.horizon, self.config.horizon)
         config = replace(self.config, success_threshold=config.success_threshold, horizon=horizon)
         self.initial_states, self.limits, self.config = initial_states, limits, config
-        for i, other in enumerate(self._resampling_envs):
+        for other in self._resampling_envs:  # each keeps its own noise
             other.renew(initial_states, None, config)
-            other.config = replace(other.config, resamples=0, noise_seed=config.noise_seed + i + 1)
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
         """Begin new rollouts in ``env_ids`` (int [R]); ``seeds`` choose initial state and noise."""

@@ -31,6 +31,15 @@ FAULTS = (
         ("tests/world_models/test_env_limits.py::test_a_success_that_resampling_reaches_later_does_not_count",),
     ),
     Fault(
+        "a renewed environment resamples with its own noise",
+        "world_models/env.py",
+        "config = replace(self.config, success_threshold=config.success_threshold, horizon=horizon)",
+        "config = replace(config, horizon=horizon)",
+        (
+            "tests/world_models/test_env_limits.py::test_a_renewed_environment_resamples_with_the_noise_and_the_horizon_that_it_had",
+        ),
+    ),
+    Fault(
         "renewal lengthens the horizon",
         "world_models/env.py",
         "horizon = min(config.horizon, self.config.horizon)",

@@ -199,6 +199,13 @@ FAULTS = (
         (_WHOLE,),
     ),
     Fault(
+        "a second purchase plays the first one's scenes",
+        "vla_rl/recipes/imagine/run_episodes.py",
+        "first = plan.collect.episodes + self.bought",
+        "first = plan.collect.episodes",
+        (_WHOLE,),
+    ),
+    Fault(
         "a decision before every iteration",
         _RUN,
         'if iteration < last["iteration"] + config.every:',
