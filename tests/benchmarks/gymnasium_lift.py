@@ -72,15 +72,15 @@ class GymnasiumLift(gymnasium.Env[np.ndarray, np.ndarray]):
         return state
 
     def physics(self) -> np.ndarray:
-        """``qpos`` and ``qvel``, to see that it simulated the same."""
+        """``qpos`` and ``qvel``, to check that both sides simulate the same."""
         return np.concatenate([self._data.qpos, self._data.qvel])
 
 
 class Share(gymnasium.Env[np.ndarray, np.ndarray]):
     """The environment of one worker process: ``num_envs`` plain environments in a ``SyncVectorEnv``.
 
-    ``AsyncVectorEnv`` takes environments with one reward and one end each, so those of the rows travel as three more
-    columns of the observation [rows, STATE + 3], which is in shared memory.
+    ``AsyncVectorEnv`` takes environments with one reward and one end each, so those of the environments are three more
+    columns of the observation [num_envs, STATE + 3], which is in shared memory.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -94,19 +94,19 @@ class Share(gymnasium.Env[np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Row ``i`` plays the episode of ``seed + i``."""
+        """Environment ``i`` plays the episode of ``seed + i``."""
         self._columns[:, :STATE], _ = self._envs.reset(seed=seed)
         self._columns[:, STATE:] = 0
         return self._columns, {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One control step of every row with ``action`` [rows, 4]; the benchmark stops before any row ends."""
+        """One control step of all environments with ``action`` [num_envs, 4]; no episode ends in the benchmark."""
         columns = self._columns
         columns[:, :STATE], columns[:, STATE], columns[:, STATE + 1], columns[:, STATE + 2], _ = self._envs.step(action)
         return columns, 0.0, False, False, {}
 
     def physics(self) -> np.ndarray:
-        """Reset all environments."""
+        """``qpos`` and ``qvel`` of all environments."""
         return np.stack([env.physics() for env in self._envs.envs])
 
 

@@ -1,4 +1,4 @@
-"""Learning: what storing features instead of pixels saves, and where an iteration's time goes."""
+"""Learning: time saved by storing features instead of pixels, and the time of each part of an iteration."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def update_stored_vs_recomputed(quick: bool = False) -> list[Row]:
             contenders[side] = _update(policy, data, side, metrics)
         seconds = interleave(contenders, repeats)
         gap = abs(metrics["ours"]["policy/kl"] - metrics["other"]["policy/kl"])
-        assert gap <= 1e-3 * metrics["ours"]["policy/kl"], "the two updates learnt something else"
+        assert gap <= 1e-3 * metrics["ours"]["policy/kl"], "the two updates differ"
         detail = {
             f"{side}_bytes_per_decision": _size(data) for side, data in {"ours": features, "other": pixels}.items()
         }
@@ -57,7 +57,7 @@ def update_stored_vs_recomputed(quick: bool = False) -> list[Row]:
 
 
 def iteration_parts(quick: bool = False) -> list[Row]:
-    """Where the time of one rollout and one update goes, in percent."""
+    """Time of each part of one rollout and one update, in percent."""
     num_envs, decisions, iterations = (2, 2, 1) if quick else (64, 12, 4)
     env = make("lift", num_envs=num_envs)
     spent = dict.fromkeys(("simulation", "rendering", "perception", "acting", "learning"), 0.0)

@@ -35,7 +35,7 @@ class Contender(NamedTuple):
 
 
 def interleave(contenders: Mapping[str, Contender], repeats: int) -> dict[str, float]:
-    """Median seconds of each contender; they take turns, so that a drift of the machine hits all alike.
+    """Median seconds of each contender; they take turns, so that a drift of the machine affects all of them.
 
     Every contender runs once before anything is counted.
     """

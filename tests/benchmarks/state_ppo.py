@@ -1,15 +1,14 @@
-"""PPO on state: seconds until the policy of HalfCheetah-v5 returns 1000, ours beside rsl_rl's.
+"""State-based PPO: seconds until the policy of HalfCheetah-v5 returns 1000, ours against rsl_rl's.
 
-The same on both sides: the environments (``sims/gym.py``, stepped row by row; a row that ended starts its next seed at
-once), 32 rows x 64 decisions per iteration, 5 epochs of 4 minibatches, two hidden layers of 64 for actor and critic,
-both reading standardised observations, the first noise, gamma and lambda, one thread; the evaluation (the mean action
-on the same validation episodes), which is not timed.  The two take turns of five iterations, so that a drift of the
-machine hits both.
+Equal on both sides: the environments (``sims/gym.py``, stepped one after the other; an ended one starts its next seed
+at once), 32 environments x 64 decisions per iteration, 5 epochs of 4 minibatches, two hidden layers of 64 for actor and
+critic, standardised observations for both, the initial noise, gamma and lambda, one thread; the evaluation (the mean
+action on the same validation episodes), which is not timed.  The two take turns of five iterations, so that a drift of
+the machine affects both.
 
-What each side keeps of its own: ours is the recipe of ``configs/gym.py`` without files; theirs is the
-``OnPolicyRunner`` without a log folder, which spares it all logging, with the numbers of its examples, but those of
-``_SETTINGS``, which of the ones tried on seeds 1 to 3 did best for it.  Ours was tuned on the same seeds; others are
-measured.
+Different: ours is the recipe of ``configs/gym.py`` without files; theirs is the ``OnPolicyRunner`` without a log folder
+and therefore without logging, with the numbers of its examples except ``_SETTINGS``, the best for it of those tried on
+seeds 1 to 3.  Ours was tuned on the same seeds; other seeds are measured.
 """
 
 from __future__ import annotations
@@ -80,33 +79,33 @@ class Contender(Protocol):
     """A learner that can be stopped and evaluated at any time."""
 
     def advance(self, iterations: int) -> None:
-        """Collect and learn; this is what is timed."""
+        """Collect and learn; only this is timed."""
 
     def act(self, state: np.ndarray) -> np.ndarray:
-        """The action [E,D] that would be deployed in ``state`` [E,S]."""
+        """The deployed action [E,D] in ``state`` [E,S]."""
 
 
 @dataclass
 class Found:
-    """How far a side came."""
+    """Progress of one side."""
 
     seconds: float = 0.0
-    cpu_seconds: float = 0.0  # of this process: what other work on the machine does not stretch
+    cpu_seconds: float = 0.0  # of this process, so that other work on the machine does not count
     iterations: int = 0
     score: float = -math.inf
 
 
-def race(sides: Mapping[str, Contender], judge: Callable[[Contender], float], goal: float) -> dict[str, Found]:
+def race(sides: Mapping[str, Contender], evaluate: Callable[[Contender], float], goal: float) -> dict[str, Found]:
     """Let the sides take turns until each has reached ``goal`` or its last iteration."""
     found = {name: Found() for name in sides}
-    while racing := [name for name, at in found.items() if at.iterations < LONGEST and not at.score > goal]:
+    while racing := [name for name, side in found.items() if side.iterations < LONGEST and not side.score > goal]:
         for name in racing:
             start, busy = time.perf_counter(), time.process_time()
             sides[name].advance(TURN)
             found[name].seconds += time.perf_counter() - start
             found[name].cpu_seconds += time.process_time() - busy
             found[name].iterations += TURN
-            found[name].score = judge(sides[name])
+            found[name].score = evaluate(sides[name])
     return found
 
 
@@ -129,7 +128,7 @@ class Ours:
 
 
 class RslEnv(RslVecEnv):
-    """``env`` as rsl_rl wants it: environments reset themselves, and ``time_outs`` marks truncations."""
+    """``env`` with rsl_rl's interface: environments reset themselves, and ``time_outs`` marks truncations."""
 
     def __init__(self, env: Any, seed: int) -> None:
         self._env, self._next = env, seed * 10_000_000
@@ -159,7 +158,7 @@ class RslEnv(RslVecEnv):
 
 
 class Theirs:
-    """rsl_rl's ``OnPolicyRunner`` without a log folder, which spares it all logging."""
+    """rsl_rl's ``OnPolicyRunner`` without a log folder and therefore without logging."""
 
     def __init__(self, recipe: StateBased, env: Any, seed: int, **settings: Any) -> None:
         torch.manual_seed(seed)
