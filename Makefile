@@ -36,7 +36,7 @@ study: install ## compare the flow samplers
 compare: install ## ten ways to improve the same policies, side by side (hours; can be stopped and goes on)
 	$(BIN)/vla-rl compare
 
-imagine: install ## learn a world model, improve a policy in its dreams, and see what it is worth (half an hour)
+imagine: install ## train a world model, improve a policy in it by RL, and report both (half an hour)
 	$(BIN)/vla-rl imagine
 
 imagine-study: install ## the same without one part at a time (an hour and a half; can be stopped and goes on)

@@ -98,7 +98,7 @@ def swapped_options(name: str) -> Mapping[str, Any]:
 
 
 def claims(name: str) -> Callable[..., Any]:
-    """What ``name`` knows of an observation's pictures (``TaskExtras``); raises UserError if it declares none."""
+    """The claims of ``name`` about an observation's pictures (``TaskExtras``); raises UserError if it declares none."""
     declared = extras(name).claims
     if declared is None:
         raise _undeclared(name, "claims about its pictures", "no frame can be labelled", "claims")

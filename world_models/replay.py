@@ -1,4 +1,4 @@
-"""Recorded actions replayed in a world model: what its predictions are compared with the truth and calibrated by."""
+"""Recorded actions replayed in a world model: predictions for calibration and for comparison with the simulator."""
 
 from __future__ import annotations
 
