@@ -188,7 +188,7 @@ def test_what_is_no_run_of_imagine_is_refused_by_what_it_lacks(run, tmp_path):
     (other / "checkpoints" / "world").symlink_to((run.folder / "checkpoints" / "world").resolve())
     refused(other, r"has no held-out episodes \(episodes/held_out.npz is missing\)")
     (other / "episodes").symlink_to((run.folder / "episodes").resolve())
-    (other / "config.json").write_text(json.dumps({"class": "vla_rl.recipes.env_config:EnvConfig"}))
+    (other / "config.json").write_text(json.dumps({"class": "vla_rl.recipes.env_config:EnvConfig", "name": "lift"}))
     refused(other, "is a run of EnvConfig")
     with pytest.raises(UserError, match="rollout needs a run folder"):
         rollout([])
