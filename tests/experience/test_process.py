@@ -26,7 +26,7 @@ COUNTING = {"env": "counting", "num_envs": 3, "decisions": 7, "horizon": 4, "see
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch):
+def children_import_this_copy(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
 
 

@@ -116,7 +116,7 @@ _LEARNING = (
         "torch.randint(self.critic.num_critics, (self.config.num_min_q,), generator=self.generator)",
         (f"{_ON_OFF}test_the_minimum_is_over_a_random_pair_without_replacement",),
     ),
-    Fault("targets are the mean of the pair", _OFF, "[subset].amin(0)", "[subset].mean(0)", (_TARGET,)),
+    Fault("targets are the mean of the pair", _OFF, "[chosen].amin(0)", "[chosen].mean(0)", (_TARGET,)),
     Fault(
         "targets by the critics themselves",
         _OFF,

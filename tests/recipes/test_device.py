@@ -68,8 +68,8 @@ def test_off_policy_rl_with_its_replay_on_the_device_of_the_config(keep, tmp_pat
     on_host = run("host", "cpu")
     with elsewhere():
         require_equal(on_host, run("elsewhere", "meta"))
-    here, there = (rows(tmp_path / where / "run", "rl")[-1] for where in ("host", "elsewhere"))
-    assert there["critic/value"] == pytest.approx(here["critic/value"], abs=1e-4) and here["critic/value"] != 0
+    expected, found = (rows(tmp_path / where / "run", "rl")[-1] for where in ("host", "elsewhere"))
+    assert found["critic/value"] == pytest.approx(expected["critic/value"], abs=1e-4) and expected["critic/value"] != 0
 
 
 @pytest.mark.parametrize(

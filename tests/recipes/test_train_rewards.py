@@ -16,7 +16,7 @@ from vla_rl.evaluation.stats import wilson
 from vla_rl.evaluation.suite import TEST
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.label_frames import label_frames
-from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, follow, share
+from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, evaluate_progress, share
 from vla_rl.rewards.frames import LabelledFrames
 from vla_rl.rewards.progress import ProgressCritic
 from vla_rl.rewards.reward import load_reward
@@ -220,7 +220,7 @@ def test_the_report_on_progress_by_hand():
             ending(4, [0, 0, 0], False),
         ]
     )
-    found = follow(Scale(), frames)  # type: ignore[arg-type]
+    found = evaluate_progress(Scale(), frames)  # type: ignore[arg-type]
     assert found["order"] == pytest.approx(0.75)
     assert found["half"] == share(1, 2) and found["wrong_instruction_half"] == share(1, 3)
 

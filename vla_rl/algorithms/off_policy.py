@@ -203,8 +203,8 @@ class OffPolicy:
 
     def min_target_q(self, features: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """The minimum [B] over a random subset of the target critics."""
-        subset = torch.randperm(self.critic.num_critics, generator=self.generator)[: self.config.num_min_q]
-        lowest: Tensor = self.target_critic(features, action)[subset].amin(0)
+        chosen = torch.randperm(self.critic.num_critics, generator=self.generator)[: self.config.num_min_q]
+        lowest: Tensor = self.target_critic(features, action)[chosen].amin(0)
         return lowest
 
     @torch.no_grad()

@@ -153,7 +153,7 @@ class TrainProgress(TrainReward):
         return model
 
     def evaluate(self, model: RewardModel, frames: LabelledFrames) -> JsonObject:
-        return {**evaluate_model(model, frames), "progress": follow(model, frames)}
+        return {**evaluate_model(model, frames), "progress": evaluate_progress(model, frames)}
 
 
 def balanced(label: np.ndarray, batch: int, random: torch.Generator) -> Iterator[np.ndarray]:
@@ -200,8 +200,8 @@ def _watch(model: RewardModel, track: LabelledFrames) -> RewardOutput:
     return output
 
 
-def follow(model: RewardModel, frames: LabelledFrames) -> JsonObject:
-    """How ``progress`` runs in episodes that end in success, and in others: failures and wrong instructions.
+def evaluate_progress(model: RewardModel, frames: LabelledFrames) -> JsonObject:
+    """``progress`` in episodes that end in success, and in the others: failures and wrong instructions.
 
     ``order``: the mean over successes of the rank correlation with time.  ``half``: the share of successes that end
     above one half, ``wrong_instruction_half``: that of the others; each with its 95 % Wilson interval.

@@ -101,15 +101,15 @@ def test_init_from_reuses_the_episodes_and_the_weights_of_another_run(run, recip
     monkeypatch.setattr("vla_rl.recipes.imagine.run_episodes.collect_episodes", None)  # nothing is played
     other = replace(recipe, plan=replace(recipe.plan, init_from=str(run), trust=TrustConfig(1.0, (0.3,), (1.0,))))
     folder = RunFolder(tmp_path / "other", other)
-    world_run = other.prepare(folder)[1]
+    model_run = other.prepare(folder)[1]
     folder.close()
     for name in ("learnt", "calibration", "held_out"):
         one, two = (Trajectories.load(path / "episodes" / f"{name}.npz") for path in (run, folder.path))
         assert np.array_equal(one.state, two.state) and one.state.size
     first, mine = (load_file(path / "checkpoints" / "first" / "model.safetensors") for path in (run, folder.path))
     assert all(torch.equal(item, mine[name]) for name, item in first.items())
-    assert world_run.calibrated.imagination.success_threshold == 0.3 and all(
-        limit == np.inf for limit in world_run.calibrated.limits.values
+    assert model_run.calibrated.imagination.success_threshold == 0.3 and all(
+        limit == np.inf for limit in model_run.calibrated.limits.values
     )
 
 
@@ -131,10 +131,10 @@ def test_a_whole_run_on_another_device_is_that_on_the_host(recipe, run, tmp_path
     away = replace(recipe, device=str(ELSEWHERE))
     folder = RunFolder(tmp_path / "away", away)
     with elsewhere():
-        policy, world_run = away.prepare(folder)
+        policy, model_run = away.prepare(folder)
         assert {item.device for item in policy.trainable().values()} == {ELSEWHERE}
-        assert world_run.calibrated.model.device == ELSEWHERE
-        assert world_run.env_factory.make(2).spec.device == str(ELSEWHERE)
+        assert model_run.calibrated.model.device == ELSEWHERE
+        assert model_run.env_factory.make(2).spec.device == str(ELSEWHERE)
         assert away.prepare(folder)[1].calibrated.model.device == ELSEWHERE, "loaded, this time"
         found, rated = away.run(folder), []
         monkeypatch.setattr(comparison, "rate_policies", lambda *given: rated.append(given) or ratings())
@@ -144,10 +144,12 @@ def test_a_whole_run_on_another_device_is_that_on_the_host(recipe, run, tmp_path
     assert {item.device for one in policies.values() for item in one.trainable().values()} == {ELSEWHERE}
     assert found.keys() == json.loads((run / "summary.json").read_text()).keys()
     for name in ("first", "best"):
-        here, there = (load_file(path / "checkpoints" / name / "model.safetensors") for path in (run, folder.path))
-        for key, item in here.items():
+        expected, weights = (
+            load_file(path / "checkpoints" / name / "model.safetensors") for path in (run, folder.path)
+        )
+        for key, item in expected.items():
             if "registration" not in key:  # solved from two moments: rounding decides
-                torch.testing.assert_close(there[key], item, rtol=0.0, atol=1e-3, msg=f"{name}: {key}")
+                torch.testing.assert_close(weights[key], item, rtol=0.0, atol=1e-3, msg=f"{name}: {key}")
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_played(recipe, tmp_path):
@@ -273,10 +275,10 @@ def test_the_report_is_made_from_the_files_of_the_runs(run, monkeypatch):
 
 def test_the_page_plots_losses_that_there_are(run, recipe, tmp_path):
     second = replace(recipe, plan=replace(recipe.plan, init_from=str(run)))
-    world_run, said = second.prepare(RunFolder(tmp_path / "run", second))[1], set()
+    model_run, said = second.prepare(RunFolder(tmp_path / "run", second))[1], set()
     fit_world_model(
-        world_run.calibrated.model,
-        world_run.episodes.learnt,
+        model_run.calibrated.model,
+        model_run.episodes.learnt,
         recipe.plan.fit,
         torch.Generator().manual_seed(0),
         lambda step, info: said.update(info),
