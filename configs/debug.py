@@ -18,11 +18,13 @@ def small() -> Demo:
     """Everything the demo does, with a smaller policy and more demonstrations instead of more learning."""
     return Demo(
         RLConfig(
-            FlowSampler(FlowSde(0.5), LastStep(), 4), WindowConfig(num_envs=64), loop=LoopConfig(6, validate_every=3)
+            FlowSampler(FlowSde(0.5), LastStep(), 4),
+            WindowConfig(num_envs=64),
+            loop=LoopConfig(6, validate_every=3, collectors=2),
         ),
         env=EnvConfig("lift", training_options={"deadline": 25}),
         tiny=TinyConfig(width=128, blocks=2),
         grounding=GroundingConfig(1500, FitConfig(300, batch=32, lr=2e-3)),
         imitation=ImitationConfig(120, stride=3, draws=4, fit=FitConfig(500, lr=2e-3)),
-        evaluation=EvaluationConfig(validation=64, test=64, ablation=128),
+        evaluation=EvaluationConfig(validation=64, test=64, ablation=128, processes=2),
     )

@@ -25,11 +25,11 @@ RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iteratio
 
 
 def demo() -> Demo:
-    """What ``make demo`` runs: two threads collect the next rollout while a third learns from this one."""
+    """What ``make demo`` runs: two processes collect the next rollout while a third learns, and evaluate."""
     return Demo(
-        replace(RL, loop=replace(RL.loop, collectors=2, rollouts_ahead=1)),
+        replace(RL, loop=replace(RL.loop, collectors=2, rollouts_ahead=1, save_every=10)),
         env=replace(ENV, training_options={**ENV.training_options, "threads": 1}),  # of each collector's simulator
-        evaluation=EvaluationConfig(threads=2),
+        evaluation=EvaluationConfig(processes=2),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from sims.catalog import make
 from vla_rl.contract.batch import Rollout
 from vla_rl.experience.rollout import RolloutSource, SeedStream
+from vla_rl.experience.worker import Worker
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
 
@@ -22,6 +24,43 @@ def gaussian(env: str, num_envs: int, decisions: int, horizon: int, seed: int) -
     policy = GaussianPolicy(toy.spec, config=GaussianConfig(horizon, width=32))
     noise = torch.Generator().manual_seed(seed)
     return RolloutSource(toy, policy, decisions, SeedStream(1000 * seed, 1000 * seed + 500), noise)
+
+
+class Counter:
+    """Counts, and gives back."""
+
+    def __init__(self, start: int) -> None:
+        self.count = start
+
+    def add(self, amount: int) -> int:
+        self.count += amount
+        return self.count
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def kinds(self, value: dict[str, Any]) -> list[str]:
+        return [type(item).__name__ for item in (value["a"], value["b"][0], value["b"][1]["c"])]
+
+    def count_to(self, last: int, report: Callable[[int, int], None]) -> int:
+        for number in range(1, last + 1):
+            report(number, number**2)
+        return last
+
+    def variable(self, name: str) -> str:
+        return os.environ[name]
+
+    def _secret(self) -> None:
+        """Not to be called from elsewhere."""
+
+
+class Owner:
+    """Has a worker of its own."""
+
+    def start(self) -> int:
+        self.worker = Worker()
+        self.worker.make("tests.experience.makers:Counter", start=0)
+        return self.worker.pid
 
 
 class Annealed(GaussianPolicy):

@@ -221,7 +221,7 @@ def test_a_saved_run_continues_with_the_same_rollouts(tmp_path):
 
 def test_a_state_of_another_number_of_threads_is_refused():
     one, two = noisy(sources=1), noisy(sources=2)
-    with pytest.raises(UserError, match="1 collecting threads and there are 2 now"):
+    with pytest.raises(UserError, match="1 collectors and there are 2 now"):
         two.load_state_dict(one.state_dict())
     for source in (one, two):
         source.close()

@@ -15,7 +15,8 @@ from tests.experience.makers import gaussian
 from vla_rl.algorithms.ppo import PPO, PPOConfig
 from vla_rl.contract.batch import ExperienceSource, Rollout
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
-from vla_rl.experience.process import ProcessSource
+from vla_rl.experience.process import ProcessSource, changing
+from vla_rl.experience.worker import Worker
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.training.policy_store import InProcessPolicyStore
 
@@ -62,6 +63,52 @@ def test_the_same_rollouts_bit_for_bit_before_and_after_publishing():
         ours = local.policy.state_dict()
         assert version == 3 and weights.keys() == ours.keys()
         assert all(torch.equal(weights[name], ours[name]) for name in ours)
+
+
+def test_a_policy_is_published_with_its_version_and_the_progress():
+    here = gaussian(**POINT_MASS)
+    progress = iter([0.0, 0.5])
+    with ProcessSource(MAKE.format("annealed"), POINT_MASS, progress=lambda: next(progress)) as source:
+        for version in (4, 9):
+            with torch.no_grad():
+                here.policy.log_std.fill_(-3.0 - version)
+            here.policy.version = version
+            source.policy = here.policy
+            assert source.policy is here.policy
+            rollout = source.next()
+            assert (rollout.version == version).all() and rollout.info["progress"] == (0.0 if version == 4 else 0.5)
+            assert source.latest()[1]["log_std"].tolist() == [-3.0 - version] * 2
+
+
+def test_frozen_weights_are_not_sent():
+    policy = gaussian(**POINT_MASS).policy
+    assert changing(policy).keys() == {*policy.trainable(), *policy.state_dict()}
+    kept = policy.trainable
+    policy.trainable = lambda: {"log_std": kept()["log_std"]}
+    buffers = {name for name, _ in policy.named_buffers()} & policy.state_dict().keys()
+    assert changing(policy).keys() == {"log_std"} | buffers
+
+
+def test_a_saved_source_continues_with_the_same_rollouts():
+    whole = gaussian(**COUNTING)
+    expected = [whole.next() for _ in range(4)]
+    with remote("gaussian", **COUNTING) as source:
+        assert all(same(source.next(), rollout) for rollout in expected[:2])
+        state = source.state_dict()
+        source.next()
+    with remote("gaussian", **COUNTING) as resumed:
+        resumed.load_state_dict(state)
+        assert all(same(resumed.next(), rollout) for rollout in expected[2:])
+
+
+def test_several_sources_share_a_process_that_outlives_them():
+    with Worker() as worker:
+        first, second = (ProcessSource(MAKE.format("gaussian"), item, worker) for item in (COUNTING, POINT_MASS))
+        here = gaussian(**COUNTING), gaussian(**POINT_MASS)
+        for _ in range(2):
+            assert same(first.next(), here[0].next()) and same(second.next(), here[1].next())
+        first.close()
+        assert worker.alive and same(second.next(), here[1].next())
 
 
 def test_part_of_the_weights_may_be_published_but_none_that_does_not_fit():
@@ -156,7 +203,7 @@ def test_a_source_that_cannot_be_built_is_reported(maker, message):
 
 def test_a_command_that_does_not_exist_is_named():
     with pytest.raises(UserError, match="'no/such/python' cannot be started"):
-        ProcessSource("anything:at_all", {}, command=("no/such/python", "-m", "x"))
+        Worker(("no/such/python", "-m", "x"))
 
 
 SPEAKS = "import sys; from vla_rl.contract import wire; o, i = sys.stdout.buffer, sys.stdin.buffer; "
@@ -174,4 +221,4 @@ OTHER = SPEAKS + "wire.CONTRACT_VERSION = 99; wire.handshake(i, o, 'actor')"
 )
 def test_a_process_that_is_no_actor_is_refused(code, message):
     with pytest.raises(UserError, match=message):
-        ProcessSource("anything:at_all", {}, command=(sys.executable, "-c", code))
+        ProcessSource("anything:at_all", {}, Worker((sys.executable, "-c", code)))

@@ -86,8 +86,8 @@ FAULTS = (
     Fault(
         "environments are closed in the caller's thread",
         _BACKGROUND,
-        "thread.submit(source.env.close).result()",
-        "source.env.close()",
+        "thread.submit(source.close).result()",
+        "source.close()",
         (_THREADS,),
     ),
     Fault(
@@ -131,7 +131,7 @@ FAULTS = (
         "return [replace(self, collector=i, collectors=collectors) for i in range(collectors)]",
         "return [replace(self, collectors=collectors) for i in range(collectors)]",
         (
-            "tests/recipes/test_trainers.py::test_the_threads_of_all_processes_play_different_seeds_with_different_noise",
+            "tests/recipes/test_trainers.py::test_the_collectors_of_all_processes_play_different_seeds_with_different_noise",
         ),
     ),
     Fault(
@@ -140,12 +140,12 @@ FAULTS = (
         "return self.group.rank * self.collectors + self.collector",
         "return self.group.rank + self.collector",
         (
-            "tests/recipes/test_trainers.py::test_the_threads_of_all_processes_play_different_seeds_with_different_noise",
+            "tests/recipes/test_trainers.py::test_the_collectors_of_all_processes_play_different_seeds_with_different_noise",
         ),
     ),
     Fault(
         "rollouts_ahead is ignored",
-        "vla_rl/recipes/trainers.py",
+        "vla_rl/recipes/training_setup.py",
         "background = BackgroundSource(sources, policy, loop.rollouts_ahead)",
         "background = BackgroundSource(sources, policy)",
         (f"{_PATH}test_a_rollout_ahead_is_one_version_old_in_a_whole_run",),

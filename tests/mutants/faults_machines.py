@@ -6,9 +6,8 @@ from tests.mutants.fault import Fault
 
 _DIT, _AUTOENCODER = "world_models/backbones/dit.py", "world_models/backbones/autoencoder.py"
 _LIMITS = "tests/test_limits.py::test_limits_count_cpu_time"
-_THREADS = "tests/recipes/test_threads.py::"
+_THREADS = "tests/training/test_threads.py::"
 _WRITTEN = "tests/test_benchmarks.py::test_every_row_is_written_when_it_is_there_and_a_budget_ends_what_is_too_slow"
-_PARALLEL = "tests/evaluation/test_parallel.py::test_outcomes_do_not_depend_on_the_number_of_threads"
 _BACKBONES = "tests/world_models/test_backbones.py::"
 _ALONE = f"{_BACKBONES}test_environments_and_frames_have_latents_of_their_own"
 _NEIGHBOURS = f"{_BACKBONES}test_a_row_does_not_depend_on_its_neighbours_or_its_place"
@@ -79,7 +78,7 @@ FAULTS = (
     ),
     Fault(
         "a stage that is alone keeps its threads for what runs beside others",
-        "vla_rl/recipes/threads.py",
+        "vla_rl/training/threads.py",
         "torch.set_num_threads(before)",
         "pass",
         (f"{_THREADS}test_threads_are_given_back_whatever_happens",),
@@ -119,26 +118,5 @@ FAULTS = (
         "if missing.get(name) == INTERRUPTED:",
         "if False:",
         ("tests/test_benchmarks.py::test_what_was_measured_stays_when_the_rest_is_interrupted_or_fails",),
-    ),
-    Fault(
-        "outcomes of threads come one thread after the other",
-        "vla_rl/evaluation/parallel.py",
-        "merged[i::step] = array",
-        "merged[sum(map(len, arrays[:i])) : sum(map(len, arrays[: i + 1]))] = array",
-        (_PARALLEL,),
-    ),
-    Fault(
-        "every thread plays all seeds but the first ones",
-        "vla_rl/evaluation/parallel.py",
-        "seeds[part::threads]",
-        "seeds[part:]",
-        (_PARALLEL,),
-    ),
-    Fault(
-        "progress is that of the thread that spoke last",
-        "vla_rl/evaluation/parallel.py",
-        "report(*(sum(counts) for counts in zip(*ended, strict=True)))",
-        "report(episodes, successes)",
-        (_PARALLEL,),
     ),
 )

@@ -183,8 +183,8 @@ FAULTS = (
     Fault(
         "no test episodes are allowed",
         _STAGES,
-        "check_limits(self, validation=positive, test=positive, ablation=positive, num_envs=positive)",
-        "check_limits(self, validation=positive, ablation=positive, num_envs=positive)",
+        "validation=positive, test=positive, ablation=positive, num_envs=positive, processes=positive)",
+        "validation=positive, ablation=positive, num_envs=positive, processes=positive)",
         (f"{_ON_NUMBERS}test_a_number_without_a_meaning_is_refused",),
     ),
     Fault(

@@ -35,8 +35,8 @@ FAULTS = (
     Fault(
         "the progress of a run stays in its process",
         "vla_rl/experience/process.py",
-        "self.source.policy.set_progress(progress)",
-        "self.source.policy.set_progress(0.0)",
+        "policy.set_progress(progress)",
+        "policy.set_progress(0.0)",
         ("tests/experience/test_process.py::test_the_progress_of_the_run_is_published_with_the_weights",),
     ),
     Fault(

@@ -34,8 +34,15 @@ def improve() -> Improve:
     )
 
 
+def processes() -> Improve:
+    """As :func:`improve`, collected and evaluated by two processes."""
+    recipe = improve()
+    rl = replace(recipe.rl, loop=replace(recipe.rl.loop, collectors=2))
+    return replace(recipe, rl=rl, evaluation=replace(recipe.evaluation, processes=2))
+
+
 def ahead() -> Improve:
-    """As :func:`improve`, with two threads that collect the next rollout beside learning."""
+    """As :func:`improve`, with two processes that collect the next rollout beside learning."""
     recipe = improve()
     loop = replace(recipe.rl.loop, collectors=2, rollouts_ahead=1)
     return replace(recipe, rl=replace(recipe.rl, loop=loop))

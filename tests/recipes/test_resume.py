@@ -66,7 +66,7 @@ def writing(out: Path) -> bool:
     return any((out / "state").glob("*.writing"))
 
 
-@pytest.mark.parametrize("recipe", ["improve", "residual", "ahead"])
+@pytest.mark.parametrize("recipe", ["improve", "residual", "ahead", "processes"])
 def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
     main(arguments(tmp_path / "whole", recipe=recipe))
     process = start(arguments(tmp_path / "killed", recipe=recipe))
@@ -81,6 +81,14 @@ def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
     for summary in summaries:
         del summary["seconds"]
     assert summaries[0] == summaries[1] and summaries[0]["best_iteration"] == ITERATIONS
+
+
+def test_the_noise_of_collecting_processes_falls_as_that_of_one(arguments, tmp_path):
+    """Otherwise the log-probs that they record would not be those of the policy that learns."""
+    main(arguments(tmp_path / "run", 4, "processes"))
+    rows = [row for row in metrics(tmp_path / "run") if "policy/logprob_gap" in row]
+    assert len(rows) == 4 and all(row["policy/logprob_gap"] < 1e-3 for row in rows)
+    assert rows[-1]["policy/noise_std"] < 0.7 * rows[0]["policy/noise_std"]
 
 
 def test_a_rollout_ahead_is_one_version_old_in_a_whole_run(arguments, tmp_path):

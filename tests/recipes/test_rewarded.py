@@ -26,7 +26,8 @@ from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.rewarded import Rewarded
 from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import RLConfig, build
+from vla_rl.recipes.trainers import RLConfig
+from vla_rl.recipes.training_setup import build
 from vla_rl.rewards.encoder import words_of
 from vla_rl.rewards.env import RewardedEnv, RewardWeights
 from vla_rl.rewards.progress import ProgressConfig, ProgressCritic

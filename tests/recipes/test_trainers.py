@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.commands import save_untrained
+from tests.experience.test_process import same
 from tests.recipes import quick
 from tests.recipes.outside.straight import Straight
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.background import BackgroundSource
 from vla_rl.experience.datasets import save_demonstrations
+from vla_rl.experience.process import ProcessSource
 from vla_rl.experience.rollout import RolloutSource, WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
@@ -26,9 +30,15 @@ from vla_rl.recipes.imagine.coevolution import CoevolvingTrainer
 from vla_rl.recipes.off_policy import OffPolicyRL
 from vla_rl.recipes.policies import NewPolicy, StartFrom, TD3Residual
 from vla_rl.recipes.stages import EvaluationConfig, collect, improve
-from vla_rl.recipes.trainers import OnPolicyRL, OnPolicyTrainer, RLConfig, build
+from vla_rl.recipes.trainers import OnPolicyRL, OnPolicyTrainer, RLConfig
+from vla_rl.recipes.training_setup import TrainingSetup, build
+from vla_rl.recipes.workers import worker_processes
 from vla_rl.training.loop import LoopConfig
+from vla_rl.training.policy_store import InProcessPolicyStore
 from vla_rl.training.tracking import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+POINT_MASS = EnvConfig("point_mass")
 
 
 class Process(OneProcess):
@@ -56,7 +66,7 @@ def test_processes_play_different_seeds():
     assert first | second == together, "together they play what one process would"
 
 
-def test_the_threads_of_all_processes_play_different_seeds_with_different_noise():
+def test_the_collectors_of_all_processes_play_different_seeds_with_different_noise():
     parts = [part for rank in (0, 1) for part in context(rank).split(3)]
     seeds = [set(islice(part.seeds(), 500)) for part in parts]
     together = set(islice(RunContext(EnvConfig("lift"), None, 1, OneProcess()).seeds(), 3000))
@@ -75,6 +85,7 @@ class Collecting(OnPolicyTrainer):
     experience: WindowConfig = WindowConfig(num_envs=4, decisions=2)
 
     def build_policy(self, context):
+        torch.manual_seed(context.seed)
         return GaussianPolicy(context.env.make(1).spec)
 
     def build_learner(self, context, env, policy):
@@ -111,12 +122,64 @@ def test_demonstrations_are_replayed_without_an_environment_of_their_own(tmp_pat
     assert made.made == 1, "the one that is learned in"
 
 
-@pytest.mark.parametrize(("collectors", "ahead", "kind"), [(1, 0, RolloutSource), (2, 0, BackgroundSource)])
-def test_a_single_collector_that_is_never_ahead_needs_no_thread(collectors, ahead, kind):
-    trainer = Collecting(LoopConfig(collectors=collectors, rollouts_ahead=ahead))
-    setup = build(trainer, RunContext(EnvConfig("point_mass"), None, 1, OneProcess()))
+@pytest.mark.parametrize(("ahead", "kind"), [(0, RolloutSource), (1, BackgroundSource)])
+def test_a_single_collector_that_is_never_ahead_needs_no_thread(ahead, kind):
+    setup = build(Collecting(LoopConfig(rollouts_ahead=ahead)), RunContext(POINT_MASS, None, 1, OneProcess()))
     assert type(setup.source) is kind and setup.source.next().reward.shape[:2] == (2, 4)
     setup.close()
+
+
+def test_collectors_are_processes_whose_rollouts_are_those_of_sources_here(monkeypatch):
+    """Weights, versions and progress that are published in between included, and a saved state."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    trainer = Collecting(LoopConfig(collectors=2))
+    context = RunContext(POINT_MASS, None, 1, OneProcess())
+
+    def processes() -> TrainingSetup:
+        setup = build(trainer, context)
+        assert all(isinstance(source, ProcessSource) for source in setup.source.sources)
+        assert len({source.pid for source in setup.source.sources} | {os.getpid()}) == 3
+        return setup
+
+    def here() -> TrainingSetup:
+        policy = trainer.build_policy(context)
+        sources = [trainer.build_source(part, trainer.build_env(part), policy) for part in context.split(2)]
+        source = BackgroundSource(sources, policy)
+        return TrainingSetup(policy, None, source, None, InProcessPolicyStore(policy), source.close)
+
+    with worker_processes(""):
+        rollouts, states = [], []
+        for make in (here, processes):
+            setup = make()
+            rollouts.append([])
+            for number in range(4):
+                rollouts[-1].append(setup.source.next())
+                with torch.no_grad():
+                    setup.policy.log_std.add_(0.3)
+                setup.store.publish({}, number / 4)
+                if number == 1:
+                    states.append((setup.source.state_dict(), setup.store.state_dict(), setup.policy.log_std.clone()))
+            setup.close()
+        assert all(same(*pair) for pair in zip(*rollouts, strict=True))
+        assert [int(rollout.version.max()) for rollout in rollouts[1]] == [0, 1, 2, 3]
+
+        resumed = processes()
+        source, store, log_std = states[0]  # what sources here saved is what processes continue from
+        resumed.source.load_state_dict(source)
+        resumed.store.load_state_dict(store)
+        resumed.policy.log_std.data.copy_(log_std)
+        assert same(resumed.source.next(), rollouts[0][2])
+        resumed.close()
+
+
+def test_what_another_process_cannot_make_is_not_shared():
+    class Here:
+        """Makes environments that exist here alone."""
+
+        make = make_training = POINT_MASS.make
+
+    with pytest.raises(UserError, match="Here exists in this process alone"):
+        build(Collecting(LoopConfig(collectors=2)), RunContext(Here(), None, 1, OneProcess()))
 
 
 def test_a_rollout_ahead_of_a_learning_world_model_is_refused():

@@ -1,6 +1,7 @@
-"""Rollouts that threads of their own collect: several sources side by side, and one rollout ahead of the learner.
+"""Rollouts of several sources side by side, and one rollout ahead of the learner.
 
-Simulators and torch release Python's lock while they compute, so threads are enough to keep several cores busy.
+A thread waits for each source.  Threads that compute hinder each other by Python's lock, so sources that are to use
+several cores live in processes of their own (``process.py``).
 
 With ``rollouts_ahead = 1`` rollout ``k+1`` is collected while the learner learns from rollout ``k``, in lockstep: it
 is played with the weights published after update ``k-1``, however fast either side is.  So equal seeds give equal
@@ -18,7 +19,6 @@ from typing import Any, Protocol, TypeVar
 from torch import nn
 
 from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
-from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.columns import side_by_side, to_state
@@ -27,10 +27,12 @@ T = TypeVar("T")
 
 
 class CollectingSource(ExperienceSource, Resumable, Protocol):
-    """A source that acts with a ``policy``, which may be replaced between two rollouts, in an ``env`` of its own."""
+    """A source that acts in its environment with ``policy``, which may be replaced between two rollouts."""
 
-    env: VecEnv
     policy: Policy
+
+    def close(self) -> None:
+        """Close the environment."""
 
 
 class BackgroundSource:
@@ -76,7 +78,7 @@ class BackgroundSource:
         """Continue from what :meth:`state_dict` returned; raises UserError when that was of more or fewer sources."""
         if len(state["sources"]) != len(self.sources):
             raise UserError(
-                f"the saved state is that of {len(state['sources'])} collecting threads and there are "
+                f"the saved state is that of {len(state['sources'])} collectors and there are "
                 f"{len(self.sources)} now, so the run cannot continue; give as many as it was started with."
             )
         for i, source in enumerate(self.sources):
@@ -88,7 +90,7 @@ class BackgroundSource:
         if not self._closed:
             self._closed = True
             for thread, source in zip(self._threads, self.sources, strict=True):
-                thread.submit(source.env.close).result()
+                thread.submit(source.close).result()
                 thread.shutdown()
 
     def _launch(self) -> None:

@@ -114,6 +114,10 @@ class GroupSource:
     def policy(self, policy: Policy) -> None:
         self.driver.policy = policy
 
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
     def next(self) -> Rollout:
         """Play until the rollout is complete.
 

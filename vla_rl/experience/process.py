@@ -1,31 +1,22 @@
-"""A rollout source in another process: started from strings and JSON, with wire messages over its pipes."""
+"""A rollout source in another process (``worker.py``), which acts with the weights that are published to it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.errors import ContractError, NonFiniteError, UserError, did_you_mean
+from vla_rl.contract.errors import ContractError
 from vla_rl.contract.load import load
-from vla_rl.contract.policy import ScheduledPolicy
-from vla_rl.contract.wire import handshake, read_message, write_message
+from vla_rl.contract.policy import Policy, ScheduledPolicy
+from vla_rl.experience.worker import Worker
 
-COMMAND = (sys.executable, "-m", "vla_rl.experience.process")
-_ERRORS = {kind.__name__: kind for kind in (UserError, ContractError, NonFiniteError)}
-_GRACE = 5.0  # seconds for a process to end by itself
+_ACTOR = "vla_rl.experience.process:Actor"
 
 
 class ProcessSource:
@@ -33,58 +24,80 @@ class ProcessSource:
 
     The process calls ``make`` ("module:function") with ``arguments``; it returns an object with ``next() -> Rollout``
     and the acting ``policy``.  Queue depth is 0: :meth:`next` acts with the weights of the last :meth:`publish`, so a
-    rollout equals, bit for bit, that of the same source in this process.  An exception in the other process is raised
-    here as UserError (or as its own class, if it is one of ours), and so is the end of the process.
+    rollout equals, bit for bit, that of the same source in this process.  Errors are those of ``Worker``.
     """
 
-    def __init__(self, make: str, arguments: Mapping[str, Any], command: Sequence[str] = COMMAND) -> None:
-        """``command`` starts the process, for instance with the Python of another virtual environment."""
-        self.make = make
+    def __init__(
+        self,
+        make: str,
+        arguments: Mapping[str, Any],
+        worker: Worker | None = None,
+        progress: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """``worker`` is one that others use as well; without it the source starts, and closes, its own.
+
+        ``progress`` returns the share of the run that is done; setting :attr:`policy` publishes it with the weights.
+        """
+        self.worker, self._own = worker or Worker(), worker is None
+        self._progress = progress
+        self._policy: Policy
+        self._unsent: dict[str, Any] = {}
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        except OSError as error:
-            raise UserError(
-                f"{command[0]!r} cannot be started ({error}), so no policy acts; give another Python."
-            ) from error
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._writer, self._reader = self._process.stdin, self._process.stdout
-        try:
-            self._with_fate("starting", lambda: handshake(self._reader, self._writer, "learner"))
-            self._request("make", make=make, arguments=dict(arguments))
+            self._number = self.worker.make(_ACTOR, make, make=make, arguments=dict(arguments))
         except BaseException:
-            self.close()
+            if self._own:
+                self.worker.close()
             raise
 
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._process.pid
+        return self.worker.pid
 
     def next(self) -> Rollout:
         """One rollout as torch tensors; ``version`` is that of the weights that acted."""
-        return Rollout(**_tensors(self._request("next")))
+        if self._unsent:
+            unsent, self._unsent = self._unsent, {}
+            self.worker.call(self._number, "publish", **unsent)
+        return Rollout(**self.worker.call(self._number, "next"))
 
     def publish(self, weights: Mapping[str, Tensor], progress: float = 0.0) -> int:
-        """Copy ``weights`` (any of the policy's, by name) into the acting policy."""
-        return int(self._request("publish", weights=_arrays(weights), progress=progress))
+        """Copy ``weights`` (any of the policy's, by name) into the acting policy, as its next version."""
+        return int(self.worker.call(self._number, "publish", weights=dict(weights), progress=progress))
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that acts.
+
+        Setting it notes version and progress of the run; the weights are sent when the next rollout is collected and
+        must not change until then.
+        """
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+        self._unsent = {"weights": changing(policy), "progress": self._progress(), "version": int(policy.version)}
 
     def latest(self) -> tuple[int, Mapping[str, Tensor]]:
         """Version and weights of the next rollout."""
-        answer = self._request("latest")
-        return int(answer["version"]), _tensors(answer["weights"])
+        answer = self.worker.call(self._number, "latest")
+        return int(answer["version"]), answer["weights"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the source over there (see ``Resumable``)."""
+        state: dict[str, Any] = self.worker.call(self._number, "state_dict")
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.worker.call(self._number, "load_state_dict", state=state)
 
     def close(self) -> None:
-        """End the process; safe to call twice and after its death."""
-        for stream in (self._writer, self._reader):
-            with contextlib.suppress(OSError):  # unflushed bytes have no reader any more
-                stream.close()
-        for stop in (self._process.terminate, self._process.kill):
-            try:
-                self._process.wait(_GRACE)
-                return
-            except subprocess.TimeoutExpired:
-                stop()
-        self._process.wait()
+        """Close the environment, and end the process if it is the source's own; safe to call twice."""
+        if self._own:
+            self.worker.close()
+        elif self.worker.alive:
+            self.worker.call(self._number, "close")
 
     def __enter__(self) -> ProcessSource:
         return self
@@ -94,133 +107,52 @@ class ProcessSource:
     ) -> None:
         self.close()
 
-    def _request(self, what: str, **arguments: Any) -> Any:
-        if self._writer.closed:
-            raise UserError(
-                f"the acting process of {self.make!r} was closed, so it has no {what!r}; make a new source."
-            )
 
-        def exchange() -> Any:
-            write_message(self._writer, {"do": what, **arguments})
-            return read_message(self._reader)
+class Actor:
+    """The source that ``make`` returns, in the process that acts."""
 
-        answer = self._with_fate(what, exchange)
-        if "error" in answer:
-            raise _ERRORS.get(answer["kind"], UserError)(answer["error"])
-        return answer["value"]
-
-    def _with_fate(self, what: str, exchange: Callable[[], Any]) -> Any:
-        """Run ``exchange``; when a stream breaks because the process died, raise UserError that says so."""
-        try:
-            return exchange()
-        except (EOFError, OSError) as error:
-            raise UserError(
-                f"the acting process {self.pid} of {self.make!r} {self._fate()} during {what!r}, so what it had "
-                "collected is lost; its own messages are above, start it again."
-            ) from error
-
-    def _fate(self) -> str:
-        try:
-            code = self._process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            return "stopped answering"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-
-# -- the acting process ------------------------------------------------------------------------------------------------
-
-
-class _Actor:
-    """Answers requests: "make" first, then "next", "publish" and "latest"."""
-
-    def __init__(self) -> None:
-        self.source: Any = None
-
-    def answer(self, request: dict[str, Any]) -> Any:
-        what = str(request.pop("do"))
-        requests = (self.make, self.next, self.publish, self.latest)
-        known: dict[str, Callable[..., Any]] = {method.__name__: method for method in requests}
-        if what not in known:
-            raise ContractError(
-                f"the acting process cannot do {what!r}, so nothing was done; {did_you_mean(what, known)}"
-            )
-        return known[what](**request)
-
-    def make(self, make: str, arguments: dict[str, Any]) -> None:
-        self.source = load(make)(**arguments)
+    def __init__(self, make: str, arguments: dict[str, Any]) -> None:
+        self.source: Any = load(make)(**arguments)
 
     def next(self) -> dict[str, Any]:
         rollout: Rollout = self.source.next()
-        return {field.name: _arrays(getattr(rollout, field.name)) for field in fields(rollout)}
+        return {field.name: getattr(rollout, field.name) for field in fields(rollout)}
 
     @torch.no_grad()
-    def publish(self, weights: dict[str, np.ndarray], progress: float) -> int:
-        own = self.source.policy.state_dict()
-        for name, array in weights.items():
-            if name not in own or own[name].shape != array.shape:
+    def publish(self, weights: dict[str, Tensor], progress: float, version: int | None = None) -> int:
+        policy = self.source.policy
+        own = changing(policy)
+        for name, item in weights.items():
+            if name not in own or own[name].shape != item.shape:
                 raise ContractError(
-                    f"the acting policy has no weight {name!r} of shape {list(array.shape)}, so nothing was published; "
+                    f"the acting policy has no weight {name!r} of shape {list(item.shape)}, so nothing was published; "
                     "make both policies from the same checkpoint or config."
                 )
-        for name, array in weights.items():
-            own[name].copy_(torch.from_numpy(array))
-        if isinstance(self.source.policy, ScheduledPolicy):
-            self.source.policy.set_progress(progress)
-        self.source.policy.version += 1
-        return int(self.source.policy.version)
+        for name, item in weights.items():
+            own[name].copy_(item)
+        if isinstance(policy, ScheduledPolicy):
+            policy.set_progress(progress)
+        policy.version = policy.version + 1 if version is None else version
+        return int(policy.version)
 
     def latest(self) -> dict[str, Any]:
-        return {"version": self.source.policy.version, "weights": _arrays(self.source.policy.state_dict())}
+        return {"version": self.source.policy.version, "weights": changing(self.source.policy)}
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.source.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.source.load_state_dict(state)
+
+    def close(self) -> None:
+        self.source.close()
 
 
-def main() -> None:
-    """Serve one learner over the standard input and output until it closes them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the learner decides what it means
-    reader, writer = _take_pipes()
-    actor = _Actor()
-    try:
-        handshake(reader, writer, "actor")
-        while True:
-            write_message(writer, _attempt(actor, read_message(reader)))
-    except (EOFError, BrokenPipeError):
-        return
-    except ContractError as error:
-        sys.exit(str(error))
-
-
-def _attempt(actor: _Actor, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {"value": actor.answer(request)}
-    except UserError as error:
-        kind = next((name for name, item in reversed(_ERRORS.items()) if isinstance(error, item)), "")
-        return {"error": str(error), "kind": kind}
-    except Exception as error:
-        traceback.print_exc()
-        last = traceback.format_exception_only(error)[-1].strip()
-        return {"error": f"the acting process failed: {last}; the whole traceback is above.", "kind": ""}
-
-
-def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Take stdin and stdout for messages: other code prints to stderr and reads an empty stdin."""
-    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    return reader, writer
-
-
-def _arrays(value: Any) -> Any:
-    """Tensors as numpy arrays, also inside mappings."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    return {name: _arrays(item) for name, item in value.items()} if isinstance(value, Mapping) else value
-
-
-def _tensors(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    return {name: _tensors(item) for name, item in value.items()} if isinstance(value, dict) else value
-
-
-if __name__ == "__main__":
-    main()
+def changing(policy: Any) -> dict[str, Tensor]:
+    """The weights and buffers of ``policy`` that may change in a run, by name: all but frozen parameters."""
+    weights = dict(policy.trainable()) if callable(getattr(policy, "trainable", None)) else {}
+    if not isinstance(policy, nn.Module):
+        return weights
+    frozen = {name for name, _ in policy.named_parameters()} - weights.keys() if weights else set()
+    return {name: item for name, item in {**policy.state_dict(), **weights}.items() if name not in frozen}

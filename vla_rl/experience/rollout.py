@@ -101,6 +101,10 @@ class RolloutSource:
     def policy(self, policy: Policy) -> None:
         self.driver.policy = policy
 
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
     def next(self) -> Rollout:
         """Collect one window.
 

@@ -51,12 +51,26 @@ class PointingBackbone(nn.Module):
     def forward(self, images: Tensor, tokens: Tensor) -> BackboneOutput:
         """Encode ``images`` uint8 [B,h,w,3] under instructions ``tokens`` int64 [B,L]."""
         pixels = images.permute(0, 3, 1, 2).to(self.positions.dtype).contiguous(memory_format=torch.channels_last)
-        cells = self.context(self.conv(pixels / 127.5 - 1.0))
-        logits = torch.einsum("bqd,bdyx->bqyx", self.text_queries(tokens), self.key(cells)) / cells.shape[1] ** 0.5
-        weight = logits.flatten(2).softmax(-1)
-        uv = weight @ cell_centres(cells.shape[2], cells.shape[3], like=weight)
-        attended = weight @ self.values(cells).flatten(2).transpose(1, 2)
-        return BackboneOutput(torch.cat([uv, attended], -1).flatten(1), uv, logits.flatten(2))
+        cells = self.context(self.conv(pixels.div_(127.5).sub_(1.0)))
+        centres, cells = cell_centres(cells.shape[2], cells.shape[3], like=cells), cells.flatten(2)
+        logits = self._logits(self.text_queries(tokens), cells)
+        weight = logits.softmax(-1)
+        uv = weight @ centres
+        attended = self._values(weight @ cells.transpose(1, 2))
+        return BackboneOutput(torch.cat([uv, attended], -1).flatten(1), uv, logits)
+
+    # Keys and values are affine in the cells, so the few queries and means are mapped instead of the many cells:
+    # q.(Wc + b) = (W'q).c + q.b, and a mean of values is the value of the mean.
+
+    def _logits(self, queries: Tensor, cells: Tensor) -> Tensor:
+        """Scaled products [B,Q,cells] of ``queries`` [B,Q,width] with the keys of ``cells`` [B,width,cells]."""
+        weight, bias = self.key.weight.flatten(1), self.key.bias
+        assert bias is not None
+        return ((queries @ weight) @ cells + (queries @ bias)[..., None]) / cells.shape[1] ** 0.5
+
+    def _values(self, cells: Tensor) -> Tensor:
+        """The values [B,Q,value] of mean cells [B,Q,width]."""
+        return nn.functional.linear(cells, self.values.weight.flatten(1), self.values.bias)
 
     def text_queries(self, tokens: Tensor) -> Tensor:
         """Queries [B,Q,width] from an instruction; each distinct one is encoded once, an empty one as zeros."""

@@ -69,7 +69,7 @@ class RunContext:
     group           the processes that share the work
     demonstrations  folder of a dataset; "" for none
     device          where policy, critic, learner and replay are
-    collector       number of the thread that collects, of ``collectors`` in every process
+    collector       number of the process that collects, of the ``collectors`` that each learning process has
     """
 
     env: EnvFactory
@@ -88,7 +88,7 @@ class RunContext:
 
     @property
     def parts(self) -> int:
-        """How many threads collect in all processes together."""
+        """How many processes collect, in all."""
         return self.group.size * self.collectors
 
     def split(self, collectors: int) -> list[RunContext]:

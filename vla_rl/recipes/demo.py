@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 
+from vla_rl.contract.config import to_json
 from vla_rl.evaluation import suite
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
@@ -19,8 +22,10 @@ from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_percep
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.recipes.trainers import RLConfig
+from vla_rl.recipes.workers import workers
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.threads import shared
 from vla_rl.training.tracking import RunFolder
 
 
@@ -44,9 +49,13 @@ class Demo:
         before = Imitate(
             self.seed, self.tiny, self.grounding, self.imitation, self.evaluation, self.device, env=self.env
         )
-        imitation, grounded, episodes = before.prepare(folder, seconds)
+        if self.evaluation.processes > 1:
+            workers(self.evaluation.processes)  # they start meanwhile
+        grounded, episodes = before.ground(folder, seconds)
+        longer_steps, longer = self._imitate_longer(folder, grounded, episodes)
+        with shared() if self.evaluation.processes > 1 else nullcontext():
+            imitation = before.imitate(grounded, episodes, folder, seconds)
         with clock(seconds, "evaluation"):
-            plateau = self._plateau(imitation, grounded, episodes)
             tests = suite.held_out(suite.TEST, self.evaluation.test)
             first = stages.play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
         console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
@@ -55,6 +64,7 @@ class Demo:
         last, summary = improve.improve(policy, folder, seconds)
         console.print(f"after RL:  {last.rate.success:.1%}")
         with clock(seconds, "evaluation"):
+            plateau = self._plateau({self.imitation.fit.steps: imitation, longer_steps: longer()})
             perception = ablate_perception(self.env, {"imitation": imitation, "RL": policy}, self.evaluation, self.seed)
         summary = {"imitation": asdict(first.rate), **summary, "plateau": plateau, "perception": _flat(perception)}
         folder.write_summary(summary)  # safe before the page is made
@@ -66,17 +76,41 @@ class Demo:
         summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
         return summary
 
-    def _plateau(self, policy: TinyVLA, grounded: TinyVLA, episodes: Demonstrations) -> JsonObject:
-        """Validation success after the configured imitation and after twice as many steps."""
-        longer = replace(self.imitation, fit=replace(self.imitation.fit, steps=2 * self.imitation.fit.steps))
-        other = copy.deepcopy(grounded)
-        imitate_policy(other, episodes, longer, self.seed)
+    def _imitate_longer(
+        self, folder: RunFolder, grounded: TinyVLA, episodes: Demonstrations
+    ) -> tuple[int, Callable[[], TinyVLA]]:
+        """Twice as many steps, and what returns the policy after as many.
+
+        If there are worker processes, one of them trains it meanwhile.
+        """
+        steps = 2 * self.imitation.fit.steps
+        longer = replace(self.imitation, fit=replace(self.imitation.fit, steps=steps))
+        if self.evaluation.processes == 1:
+            return steps, lambda: _imitated(copy.deepcopy(grounded), episodes, longer, self.seed)
+        out = str(folder.checkpoint("imitation-longer"))
+        trained = workers(self.evaluation.processes).submit(
+            "imitate",
+            policy=str(folder.checkpoint("grounded")),
+            demonstrations=str(folder.path / "demonstrations"),
+            config=to_json(longer),
+            seed=self.seed,
+            out=out,
+        )
+        return steps, lambda: trained.result() or TinyVLA.from_pretrained(out)
+
+    def _plateau(self, policies: dict[int, TinyVLA]) -> JsonObject:
+        """Validation success by the number of imitation steps."""
         seeds = suite.held_out(suite.VALIDATION, 2 * self.evaluation.validation)
         rates = {
-            config.fit.steps: stages.play(self.env, trained, seeds, self.evaluation, self.seed, "plateau").rate
-            for config, trained in ((self.imitation, policy), (longer, other))
+            steps: stages.play(self.env, policy, seeds, self.evaluation, self.seed, "plateau").rate
+            for steps, policy in policies.items()
         }
         return {str(steps): asdict(rate) for steps, rate in rates.items()}
+
+
+def _imitated(policy: TinyVLA, episodes: Demonstrations, config: ImitationConfig, seed: int) -> TinyVLA:
+    imitate_policy(policy, episodes, config, seed)
+    return policy
 
 
 def _flat(perception: dict[str, PerceptionAblation]) -> JsonObject:

@@ -37,29 +37,35 @@ class Imitate:
     def run(self, folder: RunFolder) -> JsonObject:
         """Train and validate."""
         seconds: dict[str, float] = {}
-        policy, _, _ = self.prepare(folder, seconds)
+        policy = self.imitate(*self.ground(folder, seconds), folder, seconds)
         validation = suite.held_out(suite.VALIDATION, self.evaluation.validation)
         outcomes = stages.play(self.env, policy, validation, self.evaluation, self.seed, "validate")
         families = {name: asdict(rate) for name, rate in outcomes.families.items()}
         return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
 
-    def prepare(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, TinyVLA, Demonstrations]:
-        """The imitation policy, its grounded ancestor and the demonstrations; a resumed run takes its own."""
+    def ground(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, Demonstrations]:
+        """A policy that points at objects, and the demonstrations to imitate; a resumed run takes its own."""
         device = resolve_device(self.device)
-        grounded_at, imitation_at = folder.checkpoint("grounded"), folder.checkpoint("imitation")
-        if folder.resumed and imitation_at.exists():
-            episodes = load_demonstrations(folder.path / "demonstrations")
-            policy, grounded = (TinyVLA.from_pretrained(path).to(device) for path in (imitation_at, grounded_at))
-            return policy, grounded, episodes
+        kept, grounded_at = folder.path / "demonstrations", folder.checkpoint("grounded")
+        if folder.resumed and folder.checkpoint("imitation").exists():
+            return TinyVLA.from_pretrained(grounded_at).to(device), load_demonstrations(kept)
         with clock(seconds, "collect"):
             episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed)
-            kept = folder.path / "demonstrations"
             save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
             grounded = grounded_tiny(self.env, episodes, self.tiny, self.grounding, self.seed, device)
             grounded.save_pretrained(grounded_at)
+        return grounded, episodes
+
+    def imitate(
+        self, grounded: TinyVLA, episodes: Demonstrations, folder: RunFolder, seconds: dict[str, float]
+    ) -> TinyVLA:
+        """The policy that imitates; a resumed run takes its own."""
+        imitation_at = folder.checkpoint("imitation")
+        if folder.resumed and imitation_at.exists():
+            return TinyVLA.from_pretrained(imitation_at).to(resolve_device(self.device))
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)
             imitate_policy(policy, episodes, self.imitation, self.seed, folder)
             policy.save_pretrained(imitation_at)
-        return policy, grounded, episodes
+        return policy

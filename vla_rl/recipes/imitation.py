@@ -15,9 +15,9 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.threads import alone
 from vla_rl.training.imitation import ImitationConfig, ImitationPolicy, PixelImitationPolicy, imitate
 from vla_rl.training.imitation import imitate_from_pixels as fit_from_pixels
+from vla_rl.training.threads import alone
 from vla_rl.training.tracking import RunFolder
 
 _LOG_EVERY = 25  # steps

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import as_completed
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -14,8 +16,10 @@ from vla_rl.evaluation import suite
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import remote_env, saved
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.workers import workers
 
 
 @dataclass(frozen=True)
@@ -36,38 +40,80 @@ class PerceptionAblation:
     swapped_original: Rate
 
 
+CHECKS = ("normal", "blank", "shuffled", "swapped")
+
+
 def ablate_perception(
     env_config: EnvConfig, policies: Mapping[str, Policy], config: EvaluationConfig, seed: int
 ) -> dict[str, PerceptionAblation]:
-    """The checks for every policy."""
-    plain, swapped = env_config.make(config.num_envs), env_config.make_swapped(config.num_envs)
-    with bar("see and read", 4 * len(policies)) as update:
-        found = {
-            name: _check(plain, swapped, policy, config, seed, partial(_count, update, 4 * i, name))
-            for i, (name, policy) in enumerate(policies.items())
-        }
-    plain.close()
-    swapped.close()
+    """The checks for every policy, shared by the processes that ``config`` names."""
+    seeds = [int(item) for item in suite.held_out(suite.VALIDATION, config.ablation)]
+    run = _check_here if config.processes == 1 else _check_in_processes
+    with bar("see and read", len(CHECKS) * len(policies)) as update:
+        found = run(env_config, policies, seeds, config, seed, update)
+    return {name: PerceptionAblation(*rates) for name, rates in found.items()}
+
+
+def _check_here(
+    env_config: EnvConfig,
+    policies: Mapping[str, Policy],
+    seeds: list[int],
+    config: EvaluationConfig,
+    seed: int,
+    update: Callable[[int, str], None],
+) -> dict[str, list[Rate]]:
+    found: dict[str, list[Rate]] = {name: [] for name in policies}
+    for done, (name, check) in enumerate(product(policies, CHECKS), 1):
+        found[name] += check_perception(env_config, policies[name], check, seeds, config.num_envs, seed)
+        update(done, name)
     return found
 
 
-def _count(update: Callable[[int, str], None], before: int, name: str, done: int) -> None:
-    update(before + done, name)
+def _check_in_processes(
+    env_config: EnvConfig,
+    policies: Mapping[str, Policy],
+    seeds: list[int],
+    config: EvaluationConfig,
+    seed: int,
+    update: Callable[[int, str], None],
+) -> dict[str, list[Rate]]:
+    env, pool = remote_env(env_config), workers(config.processes)
+    with ExitStack() as folders:
+        folder = {name: folders.enter_context(saved(policy)) for name, policy in policies.items()}
+        waiting = {
+            pool.submit(
+                "check_perception",
+                env=env,
+                policy=folder[name],
+                check=check,
+                seeds=seeds,
+                num_envs=config.num_envs,
+                noise_seed=seed,
+            ): (name, check)
+            for name, check in product(policies, CHECKS)
+        }
+        rates = {}
+        for done, future in enumerate(as_completed(waiting), 1):
+            rates[waiting[future]] = [Rate(**rate) for rate in future.result()]
+            update(done, waiting[future][0])
+    return {name: [rate for check in CHECKS for rate in rates[name, check]] for name in policies}
 
 
-def _check(
-    plain: VecEnv, swapped: VecEnv, policy: Policy, config: EvaluationConfig, seed: int, update: Callable[[int], None]
-) -> PerceptionAblation:
-    seeds = suite.held_out(suite.VALIDATION, config.ablation)
-    rates = []
-    for k, view in enumerate((lambda obs: obs, _blank, _shuffle)):
-        rates.append(evaluate(plain, policy, seeds, noise_seed=seed, view=view).rate)
-        update(k + 1)
-    watch = _Watch(swapped)
-    named = evaluate(watch, policy, seeds, noise_seed=seed)
-    update(4)
-    former = Rate.of([watch.former.get(seed, False) for seed in seeds])
-    return PerceptionAblation(rates[0], rates[1], rates[2], named.rate, former)
+def check_perception(
+    env_config: EnvConfig, policy: Policy, check: str, seeds: list[int], num_envs: int, noise_seed: int
+) -> list[Rate]:
+    """One of ``CHECKS``: the rate of success; "swapped": of the named object, and of the original target."""
+    if check == "swapped":
+        with closing(_Watch(env_config.make_swapped(num_envs))) as watch:
+            named = evaluate(watch, policy, seeds, noise_seed=noise_seed)
+        return [named.rate, Rate.of([watch.former.get(seed, False) for seed in seeds])]
+    view = {"normal": _same, "blank": _blank, "shuffled": _shuffle}[check]
+    with closing(env_config.make(num_envs)) as env:
+        return [evaluate(env, policy, seeds, noise_seed=noise_seed, view=view).rate]
+
+
+def _same(obs: Observation) -> Observation:
+    return obs
 
 
 def _blank(obs: Observation) -> Observation:

@@ -12,6 +12,7 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.run_report import write_run_report
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
+from vla_rl.recipes.workers import worker_processes
 from vla_rl.training.device import resolve_device
 from vla_rl.training.distributed import barrier, torchrun_processes
 from vla_rl.training.tracking import RunFolder
@@ -52,7 +53,7 @@ def run_in(folder: RunFolder) -> JsonObject:
     Ctrl-C and SIGTERM are raised again with a sentence that says how to go on.
     """
     try:
-        with sigterm_like_ctrl_c():
+        with sigterm_like_ctrl_c(), worker_processes(str(folder.path)):
             summary: JsonObject = folder.config.run(folder)
     except UserError:
         folder.discard_if_empty()

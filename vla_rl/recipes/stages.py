@@ -8,24 +8,23 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import suite
-from vla_rl.evaluation.parallel import evaluate_in_threads
-from vla_rl.evaluation.run import Outcomes, evaluate
+from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.collect import collect_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
+from vla_rl.recipes.evaluators import Evaluator, new_evaluator
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
-from vla_rl.recipes.trainers import TrainerConfig, TrainingSetup, build
+from vla_rl.recipes.trainers import TrainerConfig
+from vla_rl.recipes.training_setup import TrainingSetup, build
 from vla_rl.training.loop import BestWeights, Loop
-from vla_rl.training.policy_store import InProcessPolicyStore
 from vla_rl.training.tracking import RunFolder
 
 
@@ -37,12 +36,16 @@ class EvaluationConfig:
     test: int = 512
     ablation: int = 256  # validation seeds for each check of what the policy looks at
     num_envs: int = 64
-    threads: int = 1  # that share the environments where nothing else runs
+    processes: int = 1  # that share the environments; 1: this one
 
     def __post_init__(self) -> None:
         """Raises UserError for counts with which nothing would be played."""
         positive = (1, math.inf)
-        check_limits(self, validation=positive, test=positive, ablation=positive, num_envs=positive)
+        check_limits(self, validation=positive, test=positive, ablation=positive, num_envs=positive, processes=positive)
+
+    def evaluator(self, env: EnvFactory) -> Evaluator:
+        """Plays seeds in ``env``."""
+        return new_evaluator(env, self.num_envs, self.processes)
 
 
 @contextmanager
@@ -67,16 +70,8 @@ def play(
     env_config: EnvFactory, policy: Policy, seeds: list[int], config: EvaluationConfig, seed: int, what: str
 ) -> Outcomes:
     """Evaluate on ``seeds`` with a progress bar."""
-    with bar(what, len(seeds)) as update:
-        return evaluate_in_threads(
-            env_config.make,
-            config.num_envs,
-            config.threads,
-            policy,
-            seeds,
-            noise_seed=seed,
-            report=lambda done, good: update(done, f"success {good / done:.0%}"),
-        )
+    with bar(what, len(seeds)) as update, closing(config.evaluator(env_config)) as evaluator:
+        return evaluator.evaluate(policy, seeds, seed, lambda done, good: update(done, f"success {good / done:.0%}"))
 
 
 def improve(
@@ -87,14 +82,17 @@ def improve(
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
     """
-    with closing(context.env.make(evaluation.num_envs)) as validation:
 
-        def check(policy: Trainable) -> None:
-            if is_foreign(policy):
-                check_policy_quickly(policy, validation, generator(context.seed, 0))
+    def check(policy: Trainable) -> None:
+        if is_foreign(policy):
+            with closing(context.env.make(2)) as env:
+                check_policy_quickly(policy, env, generator(context.seed, 0))
 
-        with closing(build(trainer, context, check)) as setup:
-            return _train(trainer, context, evaluation, folder, validation, setup)
+    with (
+        closing(evaluation.evaluator(context.env)) as validation,
+        closing(build(trainer, context, check)) as setup,
+    ):
+        return _train(trainer, context, evaluation, folder, validation, setup)
 
 
 def _train(
@@ -102,7 +100,7 @@ def _train(
     context: RunContext,
     evaluation: EvaluationConfig,
     folder: RunFolder,
-    validation: VecEnv,
+    validation: Evaluator,
     setup: TrainingSetup,
 ) -> tuple[Trainable, BestWeights]:
     group, seed = context.group, context.seed
@@ -112,7 +110,7 @@ def _train(
     pretrained = saved is None and trainer.pretrain(setup.learner)
 
     def validate() -> Rate | MeanReturn:
-        outcomes = evaluate(validation, policy, held_out, noise_seed=seed)
+        outcomes = validation.evaluate(policy, held_out, seed)
         if len(outcomes.families) > 1:
             by_family.update({f"eval/{name}": rate.success for name, rate in outcomes.families.items()})
         return outcomes.score
@@ -128,7 +126,7 @@ def _train(
         loop = Loop(
             setup.source,
             setup.learner,
-            InProcessPolicyStore(policy),
+            setup.store,
             validate,
             trainer.loop,
             on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),

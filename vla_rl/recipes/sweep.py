@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.threads import ALONE
+from vla_rl.training.threads import ALONE
 from vla_rl.training.tracking import write_json
 
 

@@ -16,8 +16,8 @@ from vla_rl.recipes.context import CPU, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import every
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.threads import alone
 from vla_rl.training.grounding import GroundingConfig, ground
+from vla_rl.training.threads import alone
 
 
 def new_tiny(spec: EnvSpec, episodes: Demonstrations, config: TinyConfig, seed: int) -> TinyVLA:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -15,12 +14,11 @@ from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
-from vla_rl.experience.background import BackgroundSource, CollectingSource
+from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.rollout import SeedStream, WindowConfig
 from vla_rl.policies.critics import ValueCritic
 from vla_rl.policies.flow import FlowSampler
 from vla_rl.recipes.context import RunContext, Trainable, generator, placed
-from vla_rl.training.distributed import SummedCounters
 from vla_rl.training.loop import AlgorithmConfig, LoopConfig, LoopLearner
 
 
@@ -66,46 +64,16 @@ class TrainerConfig(Protocol):
         """What improves ``policy``, with its critic and replay buffer."""
 
     def build_source(self, context: RunContext, env: VecEnv, policy: Trainable) -> CollectingSource:
-        """The experience of this process, or of one collecting thread."""
+        """The experience of this process, or of one of its collectors."""
 
     def whole_source(self, source: ExperienceSource, policy: Trainable) -> ExperienceSource:
-        """``source``, which joins all threads and processes, or a ``RenewableSource`` around it."""
+        """``source``, which joins all processes, or a ``RenewableSource`` around it."""
 
     def pretrain(self, learner: LoopLearner) -> bool:
         """Learn from recorded data alone, before the first iteration of a run; returns whether anything was learnt.
 
         What was learnt is saved when this returns; a run that is killed before that begins anew.
         """
-
-
-@dataclass(frozen=True)
-class TrainingSetup:
-    """The parts of one training run; ``close()`` ends its environments and the threads that collect in them."""
-
-    policy: Trainable
-    env: VecEnv
-    source: ExperienceSource
-    learner: LoopLearner
-    close: Callable[[], None]
-
-
-def build(
-    trainer: TrainerConfig, context: RunContext, check: Callable[[Trainable], None] = lambda policy: None
-) -> TrainingSetup:
-    """All parts of a run in one process; ``check`` may refuse the policy before anything is built around it."""
-    loop, shares = trainer.loop, context.split(trainer.loop.collectors)
-    policy = trainer.build_policy(context)
-    check(policy)
-    envs = [trainer.build_env(share) for share in shares]
-    learner = trainer.build_learner(context, envs[0], policy)
-    sources = [trainer.build_source(share, env, policy) for share, env in zip(shares, envs, strict=True)]
-    source: ExperienceSource = sources[0]
-    close = envs[0].close
-    if loop.collectors > 1 or loop.rollouts_ahead:
-        background = BackgroundSource(sources, policy, loop.rollouts_ahead)
-        source, close = background, background.close
-    summed = source if context.group.size == 1 else SummedCounters(source, context.group)
-    return TrainingSetup(policy, envs[0], trainer.whole_source(summed, policy), learner, close)
 
 
 class OnPolicyTrainer:

@@ -44,7 +44,7 @@ def fit(
 
     Raises NonFiniteError, naming the parameter and the step, before a NaN could enter the weights.
     """
-    optimizer = torch.optim.AdamW(parameters.values(), lr=config.lr, weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, config))
     for step, batch in zip(range(config.steps), batches, strict=False):
         optimizer.zero_grad(set_to_none=True)

@@ -30,7 +30,7 @@ class LoopConfig:
     save_every: int = 1  # iterations between two states on disk; a killed run repeats at most this many
     collapse: float = 0.15  # a validation score this far below the best one restores the best weights
     collapse_lr_factor: float = 0.5  # and multiplies the learning rate
-    collectors: int = 1  # threads that collect, each with its share of the environments
+    collectors: int = 1  # processes that collect (1: this one), each with its share of the environments
     rollouts_ahead: int = 0  # 1: collect the next rollout while learning from this one (experience/background.py)
     env_steps: int = 0  # stop after this many low-level actions in all; 0: no limit
     validate_steps: int = 0  # also validate after this many low-level actions since the last validation; 0: never

@@ -24,7 +24,8 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.context import RunContext
 from vla_rl.recipes.imagine.imagined_env import ImaginedEnvFactory
 from vla_rl.recipes.stages import EvaluationConfig, improve
-from vla_rl.recipes.trainers import RLConfig, build
+from vla_rl.recipes.trainers import RLConfig
+from vla_rl.recipes.training_setup import build
 from vla_rl.training.tracking import RunFolder
 from world_models.config import WorldModelConfig
 from world_models.env import ImaginationConfig

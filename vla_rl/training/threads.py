@@ -23,3 +23,17 @@ def alone() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """Let :func:`alone` take one thread within the block, because other processes compute meanwhile."""
+    before = os.environ.get(ALONE)
+    os.environ[ALONE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ALONE]
+        else:
+            os.environ[ALONE] = before

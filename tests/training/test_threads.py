@@ -9,7 +9,7 @@ import torch
 
 from vla_rl.cli.main import choose_threads
 from vla_rl.recipes import imitation, tiny
-from vla_rl.recipes.threads import ALONE, alone
+from vla_rl.training.threads import ALONE, alone
 
 
 @pytest.fixture

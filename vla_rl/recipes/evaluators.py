@@ -1,0 +1,139 @@
+"""Evaluation on held-out seeds, in this process or shared by worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from vla_rl.contract.config import to_json
+from vla_rl.contract.env import VecEnv, on_host
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Policy
+from vla_rl.evaluation.run import Outcomes, evaluate
+from vla_rl.recipes.context import Trainable
+from vla_rl.recipes.env_config import EnvConfig, EnvFactory
+from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.workers import workers
+
+Report = Callable[[int, int], None]
+
+
+class Evaluator(Protocol):
+    """Plays seeds, see :func:`vla_rl.evaluation.run.evaluate`."""
+
+    def evaluate(self, policy: Policy, seeds: Sequence[int], noise_seed: int, report: Report = ...) -> Outcomes:
+        """One episode for each seed; ``report(episodes, successes)`` is called whenever some end."""
+
+    def close(self) -> None:
+        """Close the environments."""
+
+
+def new_evaluator(env: EnvFactory, num_envs: int, processes: int) -> Evaluator:
+    """An evaluator with ``num_envs`` environments in all, in ``processes`` worker processes; 1: in this one."""
+    return LocalEvaluator(env.make(num_envs)) if processes == 1 else ProcessEvaluator(env, num_envs, processes)
+
+
+class LocalEvaluator:
+    """Evaluates in ``env``, which it closes."""
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env = env
+
+    def evaluate(
+        self, policy: Policy, seeds: Sequence[int], noise_seed: int, report: Report = lambda episodes, successes: None
+    ) -> Outcomes:
+        return evaluate(self.env, policy, seeds, noise_seed, report=report)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class ProcessEvaluator:
+    """Evaluates in worker processes, each with its share of the environments and of the seeds.
+
+    Outcomes are those of :func:`vla_rl.evaluation.run.evaluate`, in the order of the seeds; see there what that means.
+    """
+
+    def __init__(self, env: EnvFactory, num_envs: int, processes: int) -> None:
+        """Raises UserError for an environment that another process cannot make."""
+        self.env, self.num_envs, self.processes = remote_env(env), num_envs, processes
+
+    def evaluate(
+        self, policy: Policy, seeds: Sequence[int], noise_seed: int, report: Report = lambda episodes, successes: None
+    ) -> Outcomes:
+        count = max(1, min(self.processes, self.num_envs, len(seeds)))
+        given = {"env": self.env, "num_envs": self.num_envs // count, "noise_seed": noise_seed}
+        parts = [[int(seed) for seed in seeds[part::count]] for part in range(count)]
+        with saved(policy) as folder:
+            jobs = [{**given, "policy": folder, "seeds": part} for part in parts]
+            found = workers(count).map("evaluate", jobs, summed(report, count))
+        return _in_order([_outcomes(part) for part in found])
+
+    def close(self) -> None:
+        """The processes are those of the whole run."""
+
+
+def remote_env(env: EnvFactory) -> JsonObject:
+    """``env`` as JSON for another process; raises UserError when it is more than a name and options."""
+    if not isinstance(env, EnvConfig):
+        raise UserError(
+            f"{type(env).__name__} exists in this process alone, so others can neither collect nor evaluate in it; set "
+            "collectors and evaluation.processes to 1."
+        )
+    return cast(JsonObject, to_json(env))
+
+
+@contextmanager
+def saved(policy: Policy) -> Iterator[str]:
+    """A checkpoint folder of ``policy`` for other processes; raises UserError when it cannot be saved."""
+    if not hasattr(policy, "save_pretrained"):
+        raise UserError(
+            f"{type(policy).__name__} has no save_pretrained, so other processes cannot load it; add it, or set "
+            "evaluation.processes to 1."
+        )
+    with TemporaryDirectory(prefix="vla-rl-") as folder:
+        cast(Trainable, policy).save_pretrained(Path(folder))
+        yield folder
+
+
+def summed(report: Report, parts: int) -> list[Report]:
+    """A report for each of ``parts``; what all of them have counted reaches ``report``."""
+    ended, lock = [(0, 0)] * parts, Lock()
+
+    def part_report(part: int) -> Report:
+        def note(episodes: int, successes: int) -> None:
+            with lock:
+                ended[part] = (episodes, successes)
+                report(*(sum(counts) for counts in zip(*ended, strict=True)))
+
+        return note
+
+    return [part_report(part) for part in range(parts)]
+
+
+def _outcomes(fields: dict[str, Any]) -> Outcomes:
+    seeds, success, length, returns = (on_host(fields[name]) for name in ("seeds", "success", "length", "returns"))
+    cause, family = (tuple(fields[name]) for name in ("cause", "family"))
+    return Outcomes(seeds, success, cause, length, family, returns, fields["has_success"])
+
+
+def _in_order(parts: Sequence[Outcomes]) -> Outcomes:
+    """Outcomes of every ``len(parts)``-th seed each, put together in the order of all seeds."""
+    count, step = sum(len(part.seeds) for part in parts), len(parts)
+
+    def merge(name: str) -> np.ndarray:
+        arrays = [np.asarray(getattr(part, name)) for part in parts]
+        merged = np.empty(count, np.result_type(*arrays))
+        for i, array in enumerate(arrays):
+            merged[i::step] = array
+        return merged
+
+    cause, family = (tuple(str(text) for text in merge(name)) for name in ("cause", "family"))
+    ends = merge("success"), cause, merge("length"), family, merge("returns")
+    return Outcomes(merge("seeds"), *ends, has_success=parts[0].has_success)

@@ -1,0 +1,50 @@
+"""What worker processes do besides collecting, with policies and data that lie in folders."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+from vla_rl.contract.config import from_json
+from vla_rl.evaluation.run import evaluate
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.worker import Report
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.config_files import load_kept_files
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitation import imitate_policy
+from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.perception_ablation import check_perception
+from vla_rl.recipes.progress import console
+
+
+class Jobs:
+    """The jobs, by name; configs come as JSON."""
+
+    def __init__(self, run: str) -> None:
+        console.quiet = True  # progress bars are those of the process that asks
+        if run:
+            load_kept_files(Path(run))
+
+    def evaluate(
+        self, env: JsonObject, policy: str, seeds: list[int], num_envs: int, noise_seed: int, report: Report
+    ) -> JsonObject:
+        """The fields of the ``Outcomes`` of ``seeds``."""
+        config: EnvConfig = from_json(env)
+        with closing(config.make(num_envs)) as made:
+            return vars(evaluate(made, load_policy(policy, config.spec()), seeds, noise_seed, report=report))
+
+    def check_perception(
+        self, env: JsonObject, policy: str, check: str, seeds: list[int], num_envs: int, noise_seed: int
+    ) -> list[JsonObject]:
+        """The fields of the rates that ``check`` finds, see there."""
+        config: EnvConfig = from_json(env)
+        loaded = load_policy(policy, config.spec())
+        return [asdict(rate) for rate in check_perception(config, loaded, check, seeds, num_envs, noise_seed)]
+
+    def imitate(self, policy: str, demonstrations: str, config: JsonObject, seed: int, out: str) -> None:
+        """Train the checkpoint ``policy`` on the dataset ``demonstrations``, and save it as the checkpoint ``out``."""
+        trained = load_policy(policy)
+        imitate_policy(trained, load_demonstrations(Path(demonstrations)), from_json(config), seed)
+        trained.save_pretrained(out)
