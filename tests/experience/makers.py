@@ -50,6 +50,9 @@ class Counter:
     def variable(self, name: str) -> str:
         return os.environ[name]
 
+    def threads(self) -> str:
+        return str(torch.get_num_threads())
+
     def _secret(self) -> None:
         """Not to be called from elsewhere."""
 

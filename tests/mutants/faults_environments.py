@@ -217,7 +217,7 @@ _POLICY = (
     ),
     Fault(
         "a learner is built before its policy is checked",
-        "vla_rl/recipes/trainers.py",
+        "vla_rl/recipes/training_setup.py",
         "    check(policy)",
         "    pass",
         (_BEFORE_LEARNER, "tests/recipes/test_trainers.py::test_a_policy_of_ones_own_is_checked_before_it_is_trained"),

@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _DIT, _AUTOENCODER = "world_models/backbones/dit.py", "world_models/backbones/autoencoder.py"
 _LIMITS = "tests/test_limits.py::test_limits_count_cpu_time"
-_THREADS = "tests/training/test_threads.py::"
+_THREADS = "tests/recipes/test_threads.py::"
 _WRITTEN = "tests/test_benchmarks.py::test_every_row_is_written_when_it_is_there_and_a_budget_ends_what_is_too_slow"
 _BACKBONES = "tests/world_models/test_backbones.py::"
 _ALONE = f"{_BACKBONES}test_environments_and_frames_have_latents_of_their_own"

@@ -148,4 +148,18 @@ FAULTS = (
         "_pools.pop()",
         ("tests/recipes/test_evaluators.py::test_processes_end_with_the_run",),
     ),
+    Fault(
+        "worker processes compute with every core",
+        "vla_rl/recipes/workers.py",
+        '"OMP_NUM_THREADS": "1", ',
+        "",
+        ("tests/recipes/test_threads.py::test_worker_processes_compute_with_one_thread",),
+    ),
+    Fault(
+        "two processes compute with every core each",
+        "vla_rl/training/threads.py",
+        'os.environ[ALONE] = "1"',
+        "pass",
+        ("tests/recipes/test_threads.py::test_a_stage_that_other_processes_run_beside_has_one_thread",),
+    ),
 )

@@ -30,7 +30,7 @@ class WorkerPool:
     def grow(self, count: int) -> None:
         """Start processes until there are ``count``; nobody waits for them yet."""
         while len(self.all) < count:
-            worker = Worker(COMMAND, {**os.environ, ALONE: "1"})
+            worker = Worker(COMMAND, {**os.environ, "OMP_NUM_THREADS": "1", ALONE: "1"})
             self.all.append(worker)
             self._idle.put(worker)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from vla_rl.cli.main import choose_threads
 from vla_rl.recipes import imitation, tiny
-from vla_rl.training.threads import ALONE, alone
+from vla_rl.recipes.workers import worker_processes, workers
+from vla_rl.training.threads import ALONE, alone, shared
 
 
 @pytest.fixture
@@ -42,6 +44,27 @@ def test_threads_are_given_back_whatever_happens(environment):
         assert torch.get_num_threads() == 3
         raise ZeroDivisionError
     assert torch.get_num_threads() == before
+
+
+def test_a_stage_that_other_processes_run_beside_has_one_thread(environment):
+    environment[ALONE], before = "3", torch.get_num_threads()
+    with shared(), alone():
+        assert torch.get_num_threads() == 1
+    with alone():
+        assert torch.get_num_threads() == 3
+    del environment[ALONE]
+    with shared():
+        pass
+    assert ALONE not in environment and torch.get_num_threads() == before
+
+
+def test_worker_processes_compute_with_one_thread(environment, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    environment["OMP_NUM_THREADS"], environment[ALONE] = "2", "3"
+    with worker_processes(""):
+        worker = workers(1).all[0]
+        number = worker.make("tests.experience.makers:Counter", start=0)
+        assert worker.call(number, "variable", name=ALONE) == worker.call(number, "threads") == "1"
 
 
 @pytest.mark.parametrize(("module", "stage"), [(tiny, "ground"), (imitation, "imitate")])
