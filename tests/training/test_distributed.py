@@ -51,7 +51,7 @@ def test_a_whole_run_in_two_processes(tmp_path):
     policy, out = tmp_path / "untrained", tmp_path / "run"
     subprocess.run([sys.executable, "-c", make, str(policy)], cwd=ROOT, check=True)
     learning = ["--rl.loop.iterations", "3", "--rl.algorithm.critic-warmup", "0"]
-    config = str(ROOT / "tests" / "cli" / "quick.py") + ":improve"
+    config = str(ROOT / "tests" / "recipes" / "quick.py") + ":improve"
     done = torchrun("-m", "vla_rl.cli", "train", config, "--policy", str(policy), "--out", str(out), *learning)
     assert done.returncode == 0, done.stderr
     folders = (out, out / "process-1")
