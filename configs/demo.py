@@ -25,9 +25,9 @@ RL = RLConfig(FlowSampler(FlowSde(0.6), LastStep(), 4), loop=LoopConfig(iteratio
 
 
 def demo() -> Demo:
-    """What ``make demo`` runs: two processes collect the next rollout while a third learns, and evaluate."""
+    """What ``make demo`` runs: two processes collect and evaluate; a third learns."""
     return Demo(
-        replace(RL, loop=replace(RL.loop, collectors=2, rollouts_ahead=1, save_every=10)),
+        replace(RL, loop=replace(RL.loop, collectors=2, save_every=10)),
         env=replace(ENV, training_options={**ENV.training_options, "threads": 1}),  # of each collector's simulator
         evaluation=EvaluationConfig(processes=2),
     )

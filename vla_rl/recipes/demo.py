@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
-from vla_rl.contract.config import to_json
 from vla_rl.evaluation import suite
-from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.tiny import TinyConfig
 from vla_rl.recipes import stages
 from vla_rl.recipes.demo_report import DemoReport, write_report
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
-from vla_rl.recipes.imitation import imitate_policy
+from vla_rl.recipes.imitation_study import StudyConfig, imitation_study
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
@@ -52,9 +49,11 @@ class Demo:
         if self.evaluation.processes > 1:
             workers(self.evaluation.processes)  # they start meanwhile
         grounded, episodes = before.ground(folder, seconds)
-        longer_steps, longer = self._imitate_longer(folder, grounded, episodes)
+        study = imitation_study(StudyConfig(self.env, self.imitation, self.evaluation, self.seed), folder)
+        study.grounded(grounded, episodes)
         with shared() if self.evaluation.processes > 1 else nullcontext():
             imitation = before.imitate(grounded, episodes, folder, seconds)
+        study.imitated(imitation)
         with clock(seconds, "evaluation"):
             tests = suite.held_out(suite.TEST, self.evaluation.test)
             first = stages.play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
@@ -64,53 +63,23 @@ class Demo:
         last, summary = improve.improve(policy, folder, seconds)
         console.print(f"after RL:  {last.rate.success:.1%}")
         with clock(seconds, "evaluation"):
-            plateau = self._plateau({self.imitation.fit.steps: imitation, longer_steps: longer()})
-            perception = ablate_perception(self.env, {"imitation": imitation, "RL": policy}, self.evaluation, self.seed)
-        summary = {"imitation": asdict(first.rate), **summary, "plateau": plateau, "perception": _flat(perception)}
+            after = ablate_perception(self.env, {"RL": policy}, self.evaluation, self.seed)
+            found = study.findings()
+        perception = {"imitation": found.perception, **after}
+        summary = {
+            "imitation": asdict(first.rate),
+            **summary,
+            "plateau": found.plateau,
+            "perception": _flat(perception),
+        }
         folder.write_summary(summary)  # safe before the page is made
         with clock(seconds, "report"):
             content = DemoReport(
-                self.env, imitation, policy, first, last, perception, plateau, self.seed, self.rl.noise()
+                self.env, imitation, policy, first, last, perception, found.plateau, self.seed, self.rl.noise()
             )
             write_report(content, summary, folder)
         summary["seconds"] = {name: round(value, 1) for name, value in seconds.items()}
         return summary
-
-    def _imitate_longer(
-        self, folder: RunFolder, grounded: TinyVLA, episodes: Demonstrations
-    ) -> tuple[int, Callable[[], TinyVLA]]:
-        """Twice as many steps, and what returns the policy after as many.
-
-        If there are worker processes, one of them trains it meanwhile.
-        """
-        steps = 2 * self.imitation.fit.steps
-        longer = replace(self.imitation, fit=replace(self.imitation.fit, steps=steps))
-        if self.evaluation.processes == 1:
-            return steps, lambda: _imitated(copy.deepcopy(grounded), episodes, longer, self.seed)
-        out = str(folder.checkpoint("imitation-longer"))
-        trained = workers(self.evaluation.processes).submit(
-            "imitate",
-            policy=str(folder.checkpoint("grounded")),
-            demonstrations=str(folder.path / "demonstrations"),
-            config=to_json(longer),
-            seed=self.seed,
-            out=out,
-        )
-        return steps, lambda: trained.result() or TinyVLA.from_pretrained(out)
-
-    def _plateau(self, policies: dict[int, TinyVLA]) -> JsonObject:
-        """Validation success by the number of imitation steps."""
-        seeds = suite.held_out(suite.VALIDATION, 2 * self.evaluation.validation)
-        rates = {
-            steps: stages.play(self.env, policy, seeds, self.evaluation, self.seed, "plateau").rate
-            for steps, policy in policies.items()
-        }
-        return {str(steps): asdict(rate) for steps, rate in rates.items()}
-
-
-def _imitated(policy: TinyVLA, episodes: Demonstrations, config: ImitationConfig, seed: int) -> TinyVLA:
-    imitate_policy(policy, episodes, config, seed)
-    return policy
 
 
 def _flat(perception: dict[str, PerceptionAblation]) -> JsonObject:

@@ -73,7 +73,7 @@ class ProcessEvaluator:
         with saved(policy) as folder:
             jobs = [{**given, "policy": folder, "seeds": part} for part in parts]
             found = workers(count).map("evaluate", jobs, summed(report, count))
-        return _in_order([_outcomes(part) for part in found])
+        return _in_order([outcomes_of(part) for part in found])
 
     def close(self) -> None:
         """The processes are those of the whole run."""
@@ -117,7 +117,8 @@ def summed(report: Report, parts: int) -> list[Report]:
     return [part_report(part) for part in range(parts)]
 
 
-def _outcomes(fields: dict[str, Any]) -> Outcomes:
+def outcomes_of(fields: dict[str, Any]) -> Outcomes:
+    """What a process returned, as arrays."""
     seeds, success, length, returns = (on_host(fields[name]) for name in ("seeds", "success", "length", "returns"))
     cause, family = (tuple(fields[name]) for name in ("cause", "family"))
     return Outcomes(seeds, success, cause, length, family, returns, fields["has_success"])

@@ -1,0 +1,147 @@
+"""What imitation alone is worth: twice as many steps of it, and what its policy looks at.
+
+The demo's page compares RL with this.  With worker processes, one of them finds it out beside RL, whenever a core is
+idle.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from vla_rl.contract.config import to_json
+from vla_rl.evaluation import suite
+from vla_rl.evaluation.stats import Rate
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.policies.tiny import TinyVLA
+from vla_rl.recipes import stages
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import outcomes_of, remote_env
+from vla_rl.recipes.imitation import imitate_policy
+from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.perception_ablation import CHECKS, PerceptionAblation, ablate_perception
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.workers import workers
+from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.tracking import RunFolder
+
+
+@dataclass(frozen=True)
+class ImitationFindings:
+    """``plateau``: validation success by the number of imitation steps; ``perception`` of the configured policy."""
+
+    plateau: JsonObject
+    perception: PerceptionAblation
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """What is studied: ``imitation`` on ``env``."""
+
+    env: EnvConfig
+    imitation: ImitationConfig
+    evaluation: EvaluationConfig
+    seed: int
+
+    @property
+    def longer(self) -> ImitationConfig:
+        """Twice as many steps."""
+        return replace(self.imitation, fit=replace(self.imitation.fit, steps=2 * self.imitation.fit.steps))
+
+    @property
+    def plateau_seeds(self) -> list[int]:
+        return [int(seed) for seed in suite.held_out(suite.VALIDATION, 2 * self.evaluation.validation)]
+
+    def plateau(self, configured: Rate, longer: Rate) -> JsonObject:
+        """Both rates by their number of steps."""
+        steps = (self.imitation.fit.steps, self.longer.fit.steps)
+        return {str(n): asdict(rate) for n, rate in zip(steps, (configured, longer), strict=True)}
+
+
+class ImitationStudy(Protocol):
+    """A study in three moments of a run."""
+
+    def grounded(self, policy: TinyVLA, episodes: Demonstrations) -> None:
+        """``policy`` is what imitates; it lies in the run's folder."""
+
+    def imitated(self, policy: TinyVLA) -> None:
+        """``policy`` has imitated; it lies in the run's folder."""
+
+    def findings(self) -> ImitationFindings:
+        """The result, when it is there."""
+
+
+def imitation_study(config: StudyConfig, folder: RunFolder) -> ImitationStudy:
+    """In a process of its own if the evaluation has several, otherwise in this one, when it is asked for."""
+    return LocalStudy(config) if config.evaluation.processes == 1 else BackgroundStudy(config, folder)
+
+
+class LocalStudy:
+    """Does everything in :meth:`findings`."""
+
+    def __init__(self, config: StudyConfig) -> None:
+        self.config = config
+
+    def grounded(self, policy: TinyVLA, episodes: Demonstrations) -> None:
+        self._longer, self._episodes = copy.deepcopy(policy), episodes
+
+    def imitated(self, policy: TinyVLA) -> None:
+        self._policy = policy
+
+    def findings(self) -> ImitationFindings:
+        config = self.config
+        imitate_policy(self._longer, self._episodes, config.longer, config.seed)
+        configured, longer = (
+            stages.play(config.env, policy, config.plateau_seeds, config.evaluation, config.seed, "plateau").rate
+            for policy in (self._policy, self._longer)
+        )
+        found = ablate_perception(config.env, {"imitation": self._policy}, config.evaluation, config.seed)
+        return ImitationFindings(config.plateau(configured, longer), found["imitation"])
+
+
+class BackgroundStudy:
+    """Gives every part to the background process as soon as its policy is there."""
+
+    def __init__(self, config: StudyConfig, folder: RunFolder) -> None:
+        self.config, self.folder = config, folder
+        self._submit = workers(config.evaluation.processes).submit_background
+
+    def grounded(self, policy: TinyVLA, episodes: Demonstrations) -> None:
+        self._submit(
+            "imitate",
+            policy=str(self.folder.checkpoint("grounded")),
+            demonstrations=str(self.folder.path / "demonstrations"),
+            config=to_json(self.config.longer),
+            seed=self.config.seed,
+            out=str(self._longer),
+        )
+
+    def imitated(self, policy: TinyVLA) -> None:
+        config, folder = self.config, self.folder.checkpoint("imitation")
+        common: dict[str, Any] = {
+            "env": remote_env(config.env),
+            "num_envs": config.evaluation.num_envs,
+            "noise_seed": config.seed,
+        }
+        self._plateau = [
+            self._submit("evaluate", _ignore, policy=str(item), seeds=config.plateau_seeds, **common)
+            for item in (folder, self._longer)
+        ]
+        seeds = [int(seed) for seed in suite.held_out(suite.VALIDATION, config.evaluation.ablation)]
+        self._checks = [
+            self._submit("check_perception", policy=str(folder), check=check, seeds=seeds, **common) for check in CHECKS
+        ]
+
+    def findings(self) -> ImitationFindings:
+        configured, longer = (outcomes_of(future.result()).rate for future in self._plateau)
+        rates = [Rate(**rate) for future in self._checks for rate in future.result()]
+        return ImitationFindings(self.config.plateau(configured, longer), PerceptionAblation(*rates))
+
+    @property
+    def _longer(self) -> str:
+        return str(self.folder.checkpoint("imitation-longer"))
+
+
+def _ignore(episodes: int, successes: int) -> None:
+    """Progress in the background is not shown."""
