@@ -60,7 +60,7 @@ def test_a_resumed_run_keeps_the_precision_that_was_measured(monkeypatch, tmp_pa
     folder = RunFolder(tmp_path / "run", {})
     for measured in ("bfloat16", "float32"):
         monkeypatch.setattr(train_model, "fastest_precision", lambda device, measured=measured: measured)
-        assert train_model._precision(folder, plan) == "bfloat16"
+        assert train_model._precision(folder, plan, torch.device("cpu")) == "bfloat16"
     single = replace(plan, model=replace(plan.model, precision="float32"))
-    assert train_model._precision(folder, single) == "float32"
+    assert train_model._precision(folder, single, torch.device("cpu")) == "float32"
     folder.close()
