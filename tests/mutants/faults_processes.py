@@ -162,4 +162,18 @@ FAULTS = (
         "pass",
         ("tests/recipes/test_threads.py::test_a_stage_that_other_processes_run_beside_has_one_thread",),
     ),
+    Fault(
+        "what computes in the background takes time from the run",
+        "vla_rl/recipes/workers.py",
+        "_LEAST_PRIORITY = 19",
+        "_LEAST_PRIORITY = 0",
+        ("tests/recipes/test_imitation_study.py::test_the_background_finds_what_this_process_finds",),
+    ),
+    Fault(
+        "the plateau has one number of steps only",
+        "vla_rl/recipes/imitation_study.py",
+        "steps=2 * self.imitation.fit.steps",
+        "steps=self.imitation.fit.steps",
+        ("tests/recipes/test_imitation_study.py::test_the_background_finds_what_this_process_finds",),
+    ),
 )
