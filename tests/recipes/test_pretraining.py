@@ -13,7 +13,7 @@ from tests.commands import save_untrained
 from tests.recipes import quick
 from vla_rl.algorithms.wsrl import WSRL
 from vla_rl.experience.datasets import save_demonstrations
-from vla_rl.recipes import stages
+from vla_rl.recipes import evaluators, stages
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.metrics import rows
@@ -61,7 +61,7 @@ def test_a_run_that_is_killed_after_pre_training_goes_on_without_it(at, recipe, 
     """Before the first validation, or after it and before its state is saved; both end as one that never was."""
     with monkeypatch.context() as patched:
         if at == "the first validation":
-            patched.setattr(stages, "evaluate", stop)
+            patched.setattr(evaluators, "evaluate", stop)
         else:
             save = RunFolder.save_state
             patched.setattr(
@@ -85,5 +85,5 @@ def test_a_run_that_is_killed_while_pre_training_begins_anew(recipe, whole, tmp_
 
 def test_on_policy_runs_save_nothing_before_their_first_iteration(tmp_path, monkeypatch):
     recipe = replace(quick.improve(), policy=str(save_untrained(tmp_path / "policy")))
-    monkeypatch.setattr(stages, "evaluate", stop)
+    monkeypatch.setattr(evaluators, "evaluate", stop)
     assert not (stopped(recipe, tmp_path / "run") / "state").exists()
