@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation_study import BackgroundStudy, LocalStudy, StudyConfig, imitation_study
 from vla_rl.recipes.stages import EvaluationConfig, collect
-from vla_rl.recipes.workers import worker_processes, workers
+from vla_rl.recipes.workers import BackgroundJob, worker_processes, workers
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.tracking import RunFolder
@@ -43,7 +44,7 @@ def study(tmp_path, monkeypatch):
             found = started.findings()
             if processes > 1:
                 background = workers(1)._background
-                assert background is not None and os.getpriority(os.PRIO_PROCESS, background.pid) == 19
+                assert background is not None and os.getpriority(os.PRIO_PROCESS, background.pid) == 10
                 assert len({worker.pid for worker in (*workers(1).all, background)}) == processes + 1
         folder.close()
         return found
@@ -56,3 +57,21 @@ def test_the_background_finds_what_this_process_finds(study):
     assert here == beside
     assert list(here.plateau) == ["25", "50"] and here.plateau["25"]["episodes"] == 6
     assert here.perception.normal.episodes == here.perception.swapped_original.episodes == 4
+
+
+def test_a_background_job_that_has_not_begun_is_done_at_once_when_needed():
+    """One that has begun stays where it is."""
+    first, second, again = Future(), Future(), []
+    first.set_running_or_notify_cancel()
+    done = Future()
+    done.set_result("done elsewhere")
+
+    def submit() -> Future:
+        again.append(True)
+        return done
+
+    begun, waiting = BackgroundJob(first, submit), BackgroundJob(second, submit)
+    begun.hurry()
+    waiting.hurry()
+    first.set_result("done in the background")
+    assert (begun.result(), waiting.result(), again) == ("done in the background", "done elsewhere", [True])

@@ -91,10 +91,11 @@ class Worker:
     def close(self) -> None:
         """End the process, at once if it is at work; safe to call twice and after its death."""
         if self._answering:
-            self._process.kill()  # before its streams are closed, which another thread may be reading
-        for stream in (self._writer, self._reader):
-            with contextlib.suppress(OSError):  # unflushed bytes have no reader any more
-                stream.close()
+            self._process.kill()
+        with self._lock:  # another thread that is reading sees the end of its stream first
+            for stream in (self._writer, self._reader):
+                with contextlib.suppress(OSError):  # unflushed bytes have no reader any more
+                    stream.close()
         try:
             self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:

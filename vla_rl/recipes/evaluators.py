@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -117,7 +117,7 @@ def summed(report: Report, parts: int) -> list[Report]:
     return [part_report(part) for part in range(parts)]
 
 
-def outcomes_of(fields: dict[str, Any]) -> Outcomes:
+def outcomes_of(fields: JsonObject) -> Outcomes:
     """What a process returned, as arrays."""
     seeds, success, length, returns = (on_host(fields[name]) for name in ("seeds", "success", "length", "returns"))
     cause, family = (tuple(fields[name]) for name in ("cause", "family"))

@@ -14,6 +14,7 @@ from vla_rl.contract.config import to_json
 from vla_rl.evaluation import suite
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.worker import Report
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
 from vla_rl.recipes.env_config import EnvConfig
@@ -22,7 +23,7 @@ from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import CHECKS, PerceptionAblation, ablate_perception
 from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.workers import workers
+from vla_rl.recipes.workers import BackgroundJob, workers
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.tracking import RunFolder
 
@@ -105,42 +106,48 @@ class BackgroundStudy:
 
     def __init__(self, config: StudyConfig, folder: RunFolder) -> None:
         self.config, self.folder = config, folder
-        self._submit = workers(config.evaluation.processes).submit_background
 
     def grounded(self, policy: TinyVLA, episodes: Demonstrations) -> None:
-        self._submit(
+        self._trained = self._job(
             "imitate",
             policy=str(self.folder.checkpoint("grounded")),
             demonstrations=str(self.folder.path / "demonstrations"),
             config=to_json(self.config.longer),
             seed=self.config.seed,
-            out=str(self._longer),
+            out=self._longer,
         )
 
     def imitated(self, policy: TinyVLA) -> None:
-        config, folder = self.config, self.folder.checkpoint("imitation")
+        config, folder = self.config, str(self.folder.checkpoint("imitation"))
         common: dict[str, Any] = {
             "env": remote_env(config.env),
             "num_envs": config.evaluation.num_envs,
             "noise_seed": config.seed,
         }
         self._plateau = [
-            self._submit("evaluate", _ignore, policy=str(item), seeds=config.plateau_seeds, **common)
+            self._job("evaluate", _ignore, policy=item, seeds=config.plateau_seeds, **common)
             for item in (folder, self._longer)
         ]
         seeds = [int(seed) for seed in suite.held_out(suite.VALIDATION, config.evaluation.ablation)]
         self._checks = [
-            self._submit("check_perception", policy=str(folder), check=check, seeds=seeds, **common) for check in CHECKS
+            self._job("check_perception", policy=folder, check=check, seeds=seeds, **common) for check in CHECKS
         ]
 
     def findings(self) -> ImitationFindings:
-        configured, longer = (outcomes_of(future.result()).rate for future in self._plateau)
-        rates = [Rate(**rate) for future in self._checks for rate in future.result()]
+        self._trained.hurry()
+        self._trained.result()  # before what evaluates it
+        for job in (*self._plateau, *self._checks):
+            job.hurry()
+        configured, longer = (outcomes_of(job.result()).rate for job in self._plateau)
+        rates = [Rate(**rate) for job in self._checks for rate in job.result()["rates"]]
         return ImitationFindings(self.config.plateau(configured, longer), PerceptionAblation(*rates))
 
     @property
     def _longer(self) -> str:
         return str(self.folder.checkpoint("imitation-longer"))
+
+    def _job(self, name: str, report: Report | None = None, **arguments: object) -> BackgroundJob:
+        return workers(self.config.evaluation.processes).submit_background(name, report, **arguments)
 
 
 def _ignore(episodes: int, successes: int) -> None:

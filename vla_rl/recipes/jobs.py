@@ -37,14 +37,16 @@ class Jobs:
 
     def check_perception(
         self, env: JsonObject, policy: str, check: str, seeds: list[int], num_envs: int, noise_seed: int
-    ) -> list[JsonObject]:
-        """The fields of the rates that ``check`` finds, see there."""
+    ) -> JsonObject:
+        """``rates``: the fields of the rates that ``check`` finds, see there."""
         config: EnvConfig = from_json(env)
         loaded = load_policy(policy, config.spec())
-        return [asdict(rate) for rate in check_perception(config, loaded, check, seeds, num_envs, noise_seed)]
+        rates = check_perception(config, loaded, check, seeds, num_envs, noise_seed)
+        return {"rates": [asdict(rate) for rate in rates]}
 
-    def imitate(self, policy: str, demonstrations: str, config: JsonObject, seed: int, out: str) -> None:
+    def imitate(self, policy: str, demonstrations: str, config: JsonObject, seed: int, out: str) -> JsonObject:
         """Train the checkpoint ``policy`` on the dataset ``demonstrations``, and save it as the checkpoint ``out``."""
         trained = load_policy(policy)
         imitate_policy(trained, load_demonstrations(Path(demonstrations)), from_json(config), seed)
         trained.save_pretrained(out)
+        return {}

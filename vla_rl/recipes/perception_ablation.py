@@ -94,7 +94,7 @@ def _check_in_processes(
         }
         rates = {}
         for done, future in enumerate(as_completed(waiting), 1):
-            rates[waiting[future]] = [Rate(**rate) for rate in future.result()]
+            rates[waiting[future]] = [Rate(**rate) for rate in future.result()["rates"]]
             update(done, waiting[future][0])
     return {name: [rate for check in CHECKS for rate in rates[name, check]] for name in policies}
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import LifoQueue
-from typing import Any
 
 from vla_rl.experience.worker import COMMAND, Report, Worker
+from vla_rl.recipes.json_types import JsonObject
 from vla_rl.training.threads import ALONE
 
 JOBS = "vla_rl.recipes.jobs:Jobs"
-_LEAST_PRIORITY = 19  # nice
+_LOW_PRIORITY = 10  # nice; with less, a job that has begun would hardly go on where no core is idle
 
 
 class WorkerPool:
@@ -36,47 +36,65 @@ class WorkerPool:
             self.all.append(self._new())
             self._idle.put(self.all[-1])
 
-    def submit(self, job: str, report: Report | None = None, **arguments: Any) -> Future[Any]:
+    def submit(self, job: str, report: Report | None = None, **arguments: object) -> Future[JsonObject]:
         """Call the method ``job`` of ``Jobs`` in the next idle process; ``report`` as for ``Worker.call``."""
         return self._threads.submit(self._run, job, report, arguments)
 
-    def submit_background(self, job: str, report: Report | None = None, **arguments: Any) -> Future[Any]:
+    def submit_background(self, job: str, report: Report | None = None, **arguments: object) -> BackgroundJob:
         """As :meth:`submit`, in a process that computes when a core is idle; its jobs are done in turn."""
-        return self._in_turn.submit(self._run_background, job, report, arguments)
+        future = self._in_turn.submit(self._run_background, job, report, arguments)
+        return BackgroundJob(future, lambda: self.submit(job, report, **arguments))
 
-    def map(self, job: str, arguments: Sequence[dict[str, Any]], reports: Sequence[Report | None]) -> list[Any]:
+    def map(self, job: str, arguments: Sequence[JsonObject], reports: Sequence[Report | None]) -> list[JsonObject]:
         """What ``job`` returns for each of ``arguments``, in their order; raises the first exception of one."""
         futures = [self.submit(job, report, **given) for given, report in zip(arguments, reports, strict=True)]
         return [future.result() for future in futures]
 
     def close(self) -> None:
         """End the processes; safe to call twice."""
+        for threads in (self._threads, self._in_turn):
+            threads.shutdown(wait=False, cancel_futures=True)
         for worker in (*self.all, *([self._background] if self._background else [])):
             worker.close()
-        for threads in (self._threads, self._in_turn):
-            threads.shutdown(cancel_futures=True)
 
-    def _run(self, job: str, report: Report | None, arguments: dict[str, Any]) -> Any:
+    def _run(self, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
         worker = self._idle.get()
         try:
             return self._call(worker, job, report, arguments)
         finally:
             self._idle.put(worker)
 
-    def _run_background(self, job: str, report: Report | None, arguments: dict[str, Any]) -> Any:
+    def _run_background(self, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
         if self._background is None:
             self._background = self._new()
-            os.setpriority(os.PRIO_PROCESS, self._background.pid, _LEAST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, self._background.pid, _LOW_PRIORITY)
         return self._call(self._background, job, report, arguments)
 
-    def _call(self, worker: Worker, job: str, report: Report | None, arguments: dict[str, Any]) -> Any:
+    def _call(self, worker: Worker, job: str, report: Report | None, arguments: Mapping[str, object]) -> JsonObject:
         if worker not in self._jobs:
             self._jobs[worker] = worker.make(JOBS, run=self.run)
-        return worker.call(self._jobs[worker], job, report, **arguments)
+        found: JsonObject = worker.call(self._jobs[worker], job, report, **arguments)
+        return found
 
     @staticmethod
     def _new() -> Worker:
         return Worker(COMMAND, {**os.environ, "OMP_NUM_THREADS": "1", ALONE: "1"})
+
+
+class BackgroundJob:
+    """A job that waits for an idle core."""
+
+    def __init__(self, future: Future[JsonObject], submit: Callable[[], Future[JsonObject]]) -> None:
+        self._future, self._submit = future, submit
+
+    def hurry(self) -> None:
+        """Do the job like any other, unless it has begun: where no core is ever idle, it would wait for ever."""
+        if self._future.cancel():
+            self._future = self._submit()
+
+    def result(self) -> JsonObject:
+        """What the job returns, when it is done."""
+        return self._future.result()
 
 
 _pools: list[WorkerPool] = []  # the one of the run that is on, if it has asked for processes
