@@ -109,7 +109,7 @@ FAULTS = (
     Fault(
         "threads talk to a process at the same time",
         _WORKER,
-        "with self._lock:",
+        "with self._lock:  # one request at a time",
         "if True:",
         (f"{_ON_WORKER}test_requests_of_several_threads_wait_for_each_other",),
     ),
@@ -184,5 +184,12 @@ FAULTS = (
         (
             "tests/recipes/test_imitation_study.py::test_a_background_job_that_has_not_begun_is_done_at_once_when_needed",
         ),
+    ),
+    Fault(
+        "a stream is closed while another thread reads it",
+        _WORKER,
+        "with self._lock:  # another thread that is reading sees the end of its stream first",
+        "if True:",
+        (f"{_ON_WORKER}test_closing_while_another_thread_waits_for_an_answer_ends_both",),
     ),
 )

@@ -111,7 +111,7 @@ class Worker:
         self.close()
 
     def _request(self, request: dict[str, Any], target: str, method: str, report: Report = lambda *_: None) -> Any:
-        with self._lock:
+        with self._lock:  # one request at a time
             if self._writer.closed or self._answering:
                 raise UserError(
                     f"the acting process of {target!r} was {'interrupted' if self._answering else 'closed'}, so it "
