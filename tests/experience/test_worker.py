@@ -70,6 +70,7 @@ def test_requests_of_several_threads_wait_for_each_other(worker):
 
 
 def test_signals_that_reach_the_whole_group_do_not_end_it(worker):
+    assert os.getpgid(worker.pid) == worker.pid, "Ctrl-C in a terminal would end one that is still starting"
     number = worker.make(MAKE, start=0)
     for ending in (signal.SIGINT, signal.SIGTERM):
         os.kill(worker.pid, ending)

@@ -192,4 +192,11 @@ FAULTS = (
         "if True:",
         (f"{_ON_WORKER}test_closing_while_another_thread_waits_for_an_answer_ends_both",),
     ),
+    Fault(
+        "Ctrl-C ends a process that is still starting with a traceback",
+        _WORKER,
+        ", process_group=0",
+        "",
+        (f"{_ON_WORKER}test_signals_that_reach_the_whole_group_do_not_end_it",),
+    ),
 )

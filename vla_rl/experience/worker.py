@@ -47,10 +47,13 @@ class Worker:
     def __init__(self, command: Sequence[str] = COMMAND, environment: Mapping[str, str] | None = None) -> None:
         """``command`` starts the process, for instance with the Python of another virtual environment.
 
-        ``environment`` are its environment variables (None: those of this process).
+        ``environment`` are its environment variables (None: those of this process).  It has a process group of its own,
+        so a terminal's Ctrl-C reaches the owner alone, also while the process is still starting.
         """
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, process_group=0
+            )
         except OSError as error:
             raise UserError(
                 f"{command[0]!r} cannot be started ({error}), so no policy acts; give another Python."
@@ -197,7 +200,7 @@ class _Server:
 
 def main() -> None:
     """Serve one owner over the standard input and output until it closes them."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # both may reach the whole group; the owner decides what they mean
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever signals all processes of a job; the owner decides
         signal.signal(number, signal.SIG_IGN)
     reader, writer = _take_pipes()
     server = _Server(writer)
