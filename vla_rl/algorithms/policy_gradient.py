@@ -76,7 +76,7 @@ class PolicyGradient(Generic[B]):
         # The rest are statistics: published and saved like weights, but not optimized.
         self.learnt = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self.reducer: Reducer = reducer or OneProcess()
-        self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, eps=1e-5, fused=True)
+        self.optimizer = torch.optim.Adam(self.learnt.values(), lr=config.lr, eps=1e-5)
         self.iteration = 0
         self.max_lr = config.lr_bounds[1]
         self.calibration: dict[str, Tensor] = {}  # input statistics that were fitted to the first rollout

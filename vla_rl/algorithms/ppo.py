@@ -87,9 +87,7 @@ class PPO(PolicyGradient[_Batch]):
         super().__init__(policy, parameters, config, generator, reducer)
         self.critic = critic
         self._critic_parameters = {name: item for name, item in critic.named_parameters() if item.requires_grad}
-        self.critic_optimizer = torch.optim.Adam(
-            self._critic_parameters.values(), lr=config.critic_lr, eps=1e-5, fused=True
-        )
+        self.critic_optimizer = torch.optim.Adam(self._critic_parameters.values(), lr=config.critic_lr, eps=1e-5)
 
     def state_dict(self) -> dict[str, Any]:
         own = {"critic": self.critic.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict()}
