@@ -13,7 +13,7 @@ import pytest
 
 from tests.patience import PATIENCE
 from vla_rl.cli.main import main
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.reader import DatasetReader
@@ -52,7 +52,7 @@ def test_demonstrations_are_kept_with_everything_that_imitation_needs(tmp_path, 
     assert episodes.images["front"].shape == (len(episodes.state), 64, 64, 3)
     assert set(np.diff(episodes.episode)) == {0, 1}
     assert np.array_equal(episodes.time[np.diff(episodes.episode, prepend=-1) == 1], [0, 0, 0])
-    assert set(episodes.seed) <= set(suite.training_seeds(1, "demonstrations"))
+    assert set(episodes.seed) <= set(seed_ranges.training_seeds(1, "demonstrations"))
     assert len(episodes.tasks) == 4 and len(episodes.action_names) == 4 and episodes.fps == pytest.approx(1 / 0.06)
 
 

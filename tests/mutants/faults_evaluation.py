@@ -74,16 +74,16 @@ FAULTS = (
     ),
     Fault(
         "validation seeds run into test seeds",
-        "vla_rl/evaluation/suite.py",
+        "vla_rl/evaluation/seed_ranges.py",
         "range(1_000_000_000, 1_100_000_000)",
         "range(1_000_000_000, 1_100_000_001)",
-        ("tests/evaluation/test_suite.py::test_the_three_ranges_are_disjoint",),
+        ("tests/evaluation/test_seed_ranges.py::test_the_three_ranges_are_disjoint",),
     ),
     Fault(
         "runs share training seeds",
-        "vla_rl/evaluation/suite.py",
+        "vla_rl/evaluation/seed_ranges.py",
         "start = run_seed * _BLOCK + _PURPOSES[purpose]",
         "start = run_seed * 100 + _PURPOSES[purpose]",
-        ("tests/evaluation/test_suite.py::test_every_run_and_purpose_has_training_seeds_of_its_own",),
+        ("tests/evaluation/test_seed_ranges.py::test_every_run_and_purpose_has_training_seeds_of_its_own",),
     ),
 )

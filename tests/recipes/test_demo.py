@@ -13,7 +13,7 @@ from vla_rl.cli.inspect import inspect
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json
 from vla_rl.contract.env import PRIVILEGED
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.config_files import load_config
@@ -100,7 +100,7 @@ def test_rl_changed_what_it_may_and_nothing_else(folder, summary):
 def test_demonstrations_are_kept_and_used_training_seeds(folder):
     episodes = load_demonstrations(folder / "demonstrations")
     assert episodes.count <= load_config(CONFIG).imitation.demonstrations
-    assert set(episodes.seed) <= set(suite.training_seeds(1, "demonstrations"))
+    assert set(episodes.seed) <= set(seed_ranges.training_seeds(1, "demonstrations"))
 
 
 def test_inspect_shows_the_run(folder, capsys):

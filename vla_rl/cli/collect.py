@@ -12,7 +12,7 @@ from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import iter_demonstrations
 from vla_rl.experience.datasets import move_aside, recording, repair
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
@@ -52,7 +52,7 @@ def collect(arguments: Sequence[str]) -> None:
         console.print(f"an earlier dataset was in {out}; it is now {aside}")
     env = env_config.make(min(config.num_envs, config.count))
     expert = load(config.expert)(horizon=1) if config.expert else env_config.make_expert()
-    seeds = list(suite.training_seeds(config.seed, "demonstrations")[: config.count])
+    seeds = list(seed_ranges.training_seeds(config.seed, "demonstrations")[: config.count])
     episodes = steps = 0
     try:
         with recording(out, config.video) as kept, bar("collect", config.count) as update:

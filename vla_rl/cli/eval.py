@@ -13,7 +13,7 @@ import numpy as np
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.policy import Policy
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import percent
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.policies.pretrained import load_policy
@@ -50,14 +50,14 @@ def evaluate(arguments: Sequence[str]) -> None:
     checkpoint = checkpoint_of(given[0])
     default = Evaluate(env=env_config_of(checkpoint) or NO_ENV)
     config: Evaluate = override(default, given[1:], "vla-rl eval CHECKPOINT")
-    ranges = {"validation": suite.VALIDATION, "test": suite.TEST}
+    ranges = {"validation": seed_ranges.VALIDATION, "test": seed_ranges.TEST}
     if config.seeds not in ranges:
         raise UserError(f"there are no {config.seeds!r} seeds; {did_you_mean(config.seeds, ranges)}")
     if min(config.episodes, config.num_envs) < 1:
         raise UserError(
             f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
         )
-    seeds = suite.held_out(ranges[config.seeds], config.episodes)
+    seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
     policy = _load(checkpoint, config.env.required("eval"))
     side_by_side = EvaluationConfig(num_envs=config.num_envs)
     outcomes = stages.play(config.env, policy, seeds, side_by_side, config.seed, config.seeds)

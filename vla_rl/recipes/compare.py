@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import metrics, stages
 from vla_rl.recipes.compare_report import Compared, write_page
@@ -73,7 +73,7 @@ class Comparison:
         if not (folder / "test.json").exists():
             recipe = load_config(f"{self.config}:{task.imitate}")
             policy = load_policy(folder / "checkpoints" / "imitation")
-            scenes = suite.held_out(suite.TEST, recipe.evaluation.test)
+            scenes = seed_ranges.held_out(seed_ranges.TEST, recipe.evaluation.test)
             outcomes = stages.play(recipe.env, policy, scenes, recipe.evaluation, seed, f"test {folder.name}")
             write_json(folder / "test.json", asdict(outcomes.rate))
         rate: JsonObject = json.loads((folder / "test.json").read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.rollout import SeedStream
@@ -123,7 +123,7 @@ class RunContext:
 
     def seeds(self) -> SeedStream:
         """The training seeds of this share: every ``parts``-th, from number ``part``."""
-        seeds = suite.training_seeds(self.seed, "reinforcement")
+        seeds = seed_ranges.training_seeds(self.seed, "reinforcement")
         return SeedStream(seeds.start + self.part, seeds.stop, self.parts)
 
     def exploration(self) -> torch.Generator:

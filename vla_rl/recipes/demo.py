@@ -6,7 +6,7 @@ import copy
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.policies.tiny import TinyConfig
 from vla_rl.recipes import stages
 from vla_rl.recipes.demo_report import DemoReport, write_report
@@ -55,7 +55,7 @@ class Demo:
             imitation = before.imitate(grounded, episodes, folder, seconds)
         study.imitated(imitation)
         with clock(seconds, "evaluation"):
-            tests = suite.held_out(suite.TEST, self.evaluation.test)
+            tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
             first = stages.play(self.env, imitation, tests, self.evaluation, self.seed, "test imitation")
         console.print(f"imitation: {first.rate.success:.1%} of {first.rate.episodes} test episodes")
         policy = copy.deepcopy(imitation)

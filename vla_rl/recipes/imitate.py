@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import asdict, dataclass, field
 
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
@@ -38,7 +38,7 @@ class Imitate:
         """Train and validate."""
         seconds: dict[str, float] = {}
         policy = self.imitate(*self.ground(folder, seconds), folder, seconds)
-        validation = suite.held_out(suite.VALIDATION, self.evaluation.validation)
+        validation = seed_ranges.held_out(seed_ranges.VALIDATION, self.evaluation.validation)
         outcomes = stages.play(self.env, policy, validation, self.evaluation, self.seed, "validate")
         families = {name: asdict(rate) for name, rate in outcomes.families.items()}
         return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}

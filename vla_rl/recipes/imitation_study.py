@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from vla_rl.contract.config import to_json
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.worker import Report
@@ -52,7 +52,7 @@ class StudyConfig:
 
     @property
     def plateau_seeds(self) -> list[int]:
-        return [int(seed) for seed in suite.held_out(suite.VALIDATION, 2 * self.evaluation.validation)]
+        return [int(seed) for seed in seed_ranges.held_out(seed_ranges.VALIDATION, 2 * self.evaluation.validation)]
 
     def plateau(self, configured: Rate, longer: Rate) -> JsonObject:
         """Both rates by their number of steps."""
@@ -128,7 +128,7 @@ class BackgroundStudy:
             self._job("evaluate", _ignore, policy=item, seeds=config.plateau_seeds, **common)
             for item in (folder, self._longer)
         ]
-        seeds = [int(seed) for seed in suite.held_out(suite.VALIDATION, config.evaluation.ablation)]
+        seeds = [int(seed) for seed in seed_ranges.held_out(seed_ranges.VALIDATION, config.evaluation.ablation)]
         self._checks = [
             self._job("check_perception", policy=folder, check=check, seeds=seeds, **common) for check in CHECKS
         ]

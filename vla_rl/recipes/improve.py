@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import RunContext, StartPolicy, placed
@@ -51,7 +51,7 @@ class Improve:
             trained, best = stages.improve(self.rl, context, self.evaluation, folder)
         rows = folder.metrics("rl")
         with clock(seconds, "evaluation"):
-            tests = suite.held_out(suite.TEST, self.evaluation.test)
+            tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
             outcomes = stages.play(self.env, trained, tests, self.evaluation, self.seed, "test RL")
         summary = {
             "rl": asdict(outcomes.rate),

@@ -12,7 +12,7 @@ import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.policy import Policy
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.env_config import EnvConfig
@@ -47,7 +47,7 @@ def ablate_perception(
     env_config: EnvConfig, policies: Mapping[str, Policy], config: EvaluationConfig, seed: int
 ) -> dict[str, PerceptionAblation]:
     """The checks for every policy, shared by the processes that ``config`` names."""
-    seeds = [int(item) for item in suite.held_out(suite.VALIDATION, config.ablation)]
+    seeds = [int(item) for item in seed_ranges.held_out(seed_ranges.VALIDATION, config.ablation)]
     run = _check_here if config.processes == 1 else _check_in_processes
     with bar("see and read", len(CHECKS) * len(policies)) as update:
         found = run(env_config, policies, seeds, config, seed, update)

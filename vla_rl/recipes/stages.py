@@ -12,7 +12,7 @@ from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import MeanReturn, Rate
 from vla_rl.experience.collect import collect_demonstrations
@@ -59,7 +59,7 @@ def clock(seconds: dict[str, float], name: str) -> Iterator[None]:
 def collect(env_config: EnvConfig, count: int, seed: int, num_envs: int = 64) -> Demonstrations:
     """``count`` successful demonstrations of the scripted expert."""
     env, expert = env_config.make(min(num_envs, count)), env_config.make_expert()
-    seeds = list(suite.training_seeds(seed, "demonstrations")[:count])
+    seeds = list(seed_ranges.training_seeds(seed, "demonstrations")[:count])
     with bar("collect", count) as update:
         episodes = collect_demonstrations(env, expert.act, seeds, lambda done: update(done, "demonstrations"))
     env.close()
@@ -104,7 +104,7 @@ def _train(
     setup: TrainingSetup,
 ) -> tuple[Trainable, BestWeights]:
     group, seed = context.group, context.seed
-    policy, held_out = setup.policy, suite.held_out(suite.VALIDATION, evaluation.validation)
+    policy, held_out = setup.policy, seed_ranges.held_out(seed_ranges.VALIDATION, evaluation.validation)
     by_family: dict[str, float] = {}
     saved = folder.load_state("rl") if folder.resumed else None
     pretrained = saved is None and trainer.pretrain(setup.learner)

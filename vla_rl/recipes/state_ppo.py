@@ -13,7 +13,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import evaluate as play_seeds
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.experience.rollout import SeedStream, WindowConfig
@@ -81,21 +81,21 @@ class StateBased:
             closing(self.env.make(self.evaluation.num_envs)) as held,
         ):
             policy, learner = self.learner(env, group)
-            seeds = suite.training_seeds(self.seed, "reinforcement")
+            seeds = seed_ranges.training_seeds(self.seed, "reinforcement")
             stream = SeedStream(seeds.start + group.rank, seeds.stop, group.size)
             source = experience.build(env, policy, stream, generator(self.seed, 5 + 100 * group.rank))
             loop = Loop(
                 source if group.size == 1 else SummedCounters(source, group),
                 learner,
                 InProcessPolicyStore(policy),
-                lambda: self.evaluate(held, policy, suite.VALIDATION, self.evaluation.validation),
+                lambda: self.evaluate(held, policy, seed_ranges.VALIDATION, self.evaluation.validation),
                 self.loop,
                 on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             )
             with clock(seconds, "rl"):
                 best = _train(loop, folder, group)
             with clock(seconds, "evaluation"):
-                found = self.evaluate(held, policy, suite.TEST, self.evaluation.test)
+                found = self.evaluate(held, policy, seed_ranges.TEST, self.evaluation.test)
         return {
             "return": asdict(found),
             "best_iteration": best.iteration,
@@ -116,7 +116,7 @@ class StateBased:
 
     def evaluate(self, env: VecEnv, policy: GaussianPolicy, seeds: range, count: int) -> MeanReturn:
         """The mean return of what would be deployed, on ``count`` held-out seeds."""
-        outcomes = play_seeds(env, policy, suite.held_out(seeds, count), noise_seed=self.seed)
+        outcomes = play_seeds(env, policy, seed_ranges.held_out(seeds, count), noise_seed=self.seed)
         return MeanReturn.of(outcomes.returns)
 
 

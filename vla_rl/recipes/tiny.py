@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
@@ -37,7 +37,7 @@ def grounded_tiny(
 ) -> TinyVLA:
     """A new policy whose backbone has learnt to point at the named object, from the task's labelled scenes."""
     policy = new_tiny(env.spec(), episodes, tiny, seed).to(device)
-    images, tasks, uv, _ = env.draw_scenes(config.scenes, suite.training_seeds(seed, "grounding")[0])
+    images, tasks, uv, _ = env.draw_scenes(config.scenes, seed_ranges.training_seeds(seed, "grounding")[0])
     tokens = policy.tokens[torch.as_tensor(tasks, device=device)]
     steps = config.fit.steps
     with bar("ground", steps) as update:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.stats import wilson
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
@@ -96,7 +96,7 @@ class TrainReward:
         if self.frames:
             return LabelledFrames.load(Path(self.frames)).split(counts, self.seed)
         self.env.required("labelling frames")
-        seeds = suite.training_seeds(self.seed, "rewards"), suite.VALIDATION, suite.TEST
+        seeds = seed_ranges.training_seeds(self.seed, "rewards"), seed_ranges.VALIDATION, seed_ranges.TEST
         return [self._play(list(part[:count]), i) for i, (part, count) in enumerate(zip(seeds, counts, strict=True))]
 
     def _play(self, seeds: list[int], part: int) -> LabelledFrames:

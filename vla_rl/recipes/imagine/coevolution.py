@@ -10,7 +10,7 @@ from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.background import CollectingSource
 from vla_rl.recipes import world_models
 from vla_rl.recipes.context import RunContext, Trainable, generator
@@ -83,7 +83,7 @@ class WorldModelRun:
 
     def _measure(self, policy: Policy, real: float, iteration: int) -> Signals:
         """The signals of ``policy``, whose ``real`` success was last played."""
-        env, seeds = self.env_factory.make(_ROLLOUTS), suite.held_out(suite.VALIDATION, _ROLLOUTS, 10_000)
+        env, seeds = self.env_factory.make(_ROLLOUTS), seed_ranges.held_out(seed_ranges.VALIDATION, _ROLLOUTS, 10_000)
         noise = generator(self.seed, 1000 + iteration)
         found = measure_rollouts(env, self.calibrated.model, policy, seeds, noise)
         return Signals(found.success, real, found.uncertain, found.inverse_dynamics_error)

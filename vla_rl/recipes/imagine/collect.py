@@ -11,7 +11,7 @@ import numpy as np
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.epsilon_random import EpsilonRandomPolicy
@@ -78,7 +78,7 @@ def collect_episodes(env_config: EnvConfig, policy: Policy, config: CollectConfi
             "nothing to train, calibrate or evaluate on; change one of the numbers."
         )
     env = env_config.make_training(config.num_envs)
-    seeds = iter(suite.training_seeds(seed, "world_model"))
+    seeds = iter(seed_ranges.training_seeds(seed, "world_model"))
     kinds = (
         ("policy", config.policy_episodes, 0.0),
         ("epsilon-random", config.epsilon_random_episodes, config.random_action_prob),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.agreement import policy_agreement
 from vla_rl.experience.trajectories import Trajectories
 from vla_rl.policies.pretrained import load_policy
@@ -68,7 +68,7 @@ def evaluate_world_model(run: Path, scenes: int) -> JsonObject:
     names = {"imitation": "start", "imagined RL": "best"}
     kept = {name: run / "checkpoints" / folder for name, folder in names.items()}
     policies = {name: placed(load_policy(folder), device) for name, folder in kept.items() if folder.exists()}
-    seeds = suite.held_out(suite.TEST, scenes)
+    seeds = seed_ranges.held_out(seed_ranges.TEST, scenes)
     ratings = rate_policies(calibrated, recipe.env, policies, seeds, recipe.evaluation.num_envs, recipe.seed)
     rates = [one.imagined.success for one in ratings], [one.true.success for one in ratings]
     learnt = Trajectories.load(run / "episodes" / "learnt.npz")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
 from vla_rl.recipes import stages
@@ -100,7 +100,7 @@ class Imagine:
 
     def _test(self, policy: Policy, name: str) -> Outcomes:
         """``policy`` on the test scenes of the simulator."""
-        scenes = suite.held_out(suite.TEST, self.evaluation.test)
+        scenes = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)
         return stages.play(self.env, policy, scenes, self.evaluation, self.seed, f"test {name}")
 
 

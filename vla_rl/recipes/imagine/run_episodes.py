@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
-from vla_rl.evaluation import suite
+from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.collect import collect_trajectories
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.trajectories import Trajectories
@@ -67,7 +67,7 @@ class RunEpisodes:
         """Play ``count`` real episodes with ``policy``, on seeds that no other episode has; returns their success."""
         number = self.purchases + 1
         first = plan.collect.episodes + self.bought
-        seeds = suite.training_seeds(seed, "world_model")[first : first + count]
+        seeds = seed_ranges.training_seeds(seed, "world_model")[first : first + count]
         env = env_config.make_training(plan.collect.num_envs)
         with bar("buy episodes", count) as update:
             noise = generator(seed, 3000 + number)

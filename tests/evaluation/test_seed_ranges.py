@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from vla_rl.contract.errors import UserError
-from vla_rl.evaluation.suite import TEST, TRAIN, VALIDATION, held_out, training_seeds
+from vla_rl.evaluation.seed_ranges import TEST, TRAIN, VALIDATION, held_out, training_seeds
 
 PURPOSES = ("demonstrations", "grounding", "reinforcement", "rewards")
 
