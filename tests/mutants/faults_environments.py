@@ -10,7 +10,7 @@ _SUCCESS = (
     Fault(
         "without success the score is a success rate of 0 %",
         _RUN,
-        "has_success=self.driver.env.spec.success is not None",
+        "has_success=env.spec.success is not None",
         "has_success=True",
         ("tests/evaluation/test_run.py::test_without_success_the_score_is_the_mean_return",),
     ),

@@ -40,8 +40,8 @@ FAULTS = (
     Fault(
         "an episode is booked on the wrong seed",
         _RUN,
-        "self.success[self.playing[env_id]] = bool(step.success[env_id])",
-        "self.success[env_id % len(self.seeds)] = bool(step.success[env_id])",
+        "index=index,",
+        "index=int(env_id) % len(self.seeds),",
         (f"{_ON_RUN}test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(
@@ -54,9 +54,30 @@ FAULTS = (
     Fault(
         "lengths count chunks as if whole",
         _RUN,
-        "return on_host(per_action).sum(1)",
-        "return on_host(per_action).any(1) * on_host(per_action).shape[1]",
+        "on_host(step.valid).sum(1)[active]",
+        "on_host(step.valid).any(1)[active] * on_host(step.valid).shape[1]",
         (f"{_ON_RUN}test_every_seed_is_played_once_and_reported_correctly",),
+    ),
+    Fault(
+        "a broken simulator is a failure of the policy",
+        _RUN,
+        "if decision.step.cause[env_id] == WORKER:",
+        "if not decision.step.cause[env_id]:",
+        (f"{_ON_RUN}test_an_episode_whose_simulator_broke_down_is_played_again",),
+    ),
+    Fault(
+        "the actions before a breakdown count",
+        _RUN,
+        "self.length[env_id], self.rewards[env_id] = 0, []",
+        "self.length[env_id], self.rewards[env_id] = self.length[env_id] * (self.attempts.sum() > 0), []",
+        (f"{_ON_RUN}test_an_episode_whose_simulator_broke_down_is_played_again",),
+    ),
+    Fault(
+        "a simulator that breaks down at a seed is asked for ever",
+        _RUN,
+        "if self.attempts[index] == ATTEMPTS:",
+        "if self.attempts[index] == 20 * ATTEMPTS:",
+        (f"{_ON_RUN}test_a_seed_that_always_breaks_its_simulator_is_named",),
     ),
     Fault(
         "the view is not applied",

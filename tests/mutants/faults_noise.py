@@ -83,8 +83,8 @@ FAULTS = (
     Fault(
         "an episode's noise follows from its environment",
         _RUN,
-        "_episode_generator(self.noise_seed, int(self.seeds[self.playing[env_id]]))",
-        "_episode_generator(self.noise_seed, int(env_id))",
+        "episode_generator(self.noise_seed, int(self.seeds[self.playing[env_id]]))",
+        "episode_generator(self.noise_seed, int(env_id))",
         (_NEIGHBOURS,),
     ),
     Fault(

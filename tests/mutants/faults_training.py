@@ -133,8 +133,8 @@ _LOOPS = (
     Fault(
         "the last seed is not played",
         _RUN,
-        "iter(range(len(self.seeds)))",
-        "iter(range(len(self.seeds) - 1))",
+        "deque(range(len(self.seeds)))",
+        "deque(range(len(self.seeds) - 1))",
         ("tests/evaluation/test_run.py::test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(

@@ -12,12 +12,11 @@ import numpy as np
 
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import percent
 from vla_rl.evaluation.stats import MeanReturn
-from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import stages
+from vla_rl.recipes.deployed import deployed_policy
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.saved import checkpoint_of, env_config_of
@@ -58,7 +57,7 @@ def evaluate(arguments: Sequence[str]) -> None:
             f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
         )
     seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
-    policy = _load(checkpoint, config.env.required("eval"))
+    policy = deployed_policy(str(checkpoint), config.env.required("eval"))
     side_by_side = EvaluationConfig(num_envs=config.num_envs)
     outcomes = stages.play(config.env, policy, seeds, side_by_side, config.seed, config.seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
@@ -77,8 +76,3 @@ def evaluate(arguments: Sequence[str]) -> None:
         write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": str(checkpoint)})
     else:
         print(json.dumps(result))
-
-
-def _load(folder: Path, env_config: EnvConfig) -> Policy:
-    policy: Policy = load_policy(folder, env_config.spec())
-    return policy

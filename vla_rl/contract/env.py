@@ -15,6 +15,9 @@ Array: TypeAlias = Any
 Snapshot: TypeAlias = dict[str, Array]
 Observe: TypeAlias = Literal["last", "all"]
 PRIVILEGED = "privileged/"
+# The cause of an episode that was truncated because its simulator's process died, hung or returned nonsense: nothing
+# that the policy did, so an evaluation plays the seed again.
+WORKER = "worker"
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from vla_rl.contract.env import Array, Observation, Step, VecEnv, on_host
+from vla_rl.contract.env import WORKER, Array, Observation, Observe, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.stats import MeanReturn, Rate
-from vla_rl.experience.driver import Driver
+from vla_rl.experience.driver import Decision, Driver
+
+ATTEMPTS = 5  # at a seed whose simulator breaks down
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,23 @@ class Outcomes:
         return Rate.of([item == cause for item in self.cause])
 
 
+@dataclass(frozen=True)
+class Episode:
+    """One played seed, number ``index`` of the given ones; it has just ended in environment ``env_id``.
+
+    ``length`` is in low-level actions, ``returns`` the undiscounted sum of rewards, ``family`` the kind of task.
+    """
+
+    index: int
+    env_id: int
+    seed: int
+    success: bool
+    cause: str
+    length: int
+    family: str
+    returns: float
+
+
 def evaluate(
     env: VecEnv,
     policy: Policy,
@@ -61,77 +82,131 @@ def evaluate(
     view: Callable[[Observation], Observation] = lambda obs: obs,
     report: Callable[[int, int], None] = lambda episodes, successes: None,
 ) -> Outcomes:
+    """The outcomes of :func:`play` in the order of ``seeds``; raises what that raises.
+
+    ``report(episodes, successes)`` is called whenever an episode ends.
+    """
+    played: list[Episode] = []
+    successes = 0
+    for episode in play(env, policy, seeds, noise_seed, view):
+        played.append(episode)
+        successes += episode.success
+        report(len(played), successes)
+    played.sort(key=lambda episode: episode.index)
+    return Outcomes(
+        seeds=np.asarray(seeds),
+        success=np.array([episode.success for episode in played]),
+        cause=tuple(episode.cause for episode in played),
+        length=np.array([episode.length for episode in played]),
+        family=tuple(episode.family for episode in played),
+        returns=np.array([episode.returns for episode in played]),
+        has_success=env.spec.success is not None,
+    )
+
+
+def play(
+    env: VecEnv,
+    policy: Policy,
+    seeds: Sequence[int],
+    noise_seed: int = 0,
+    view: Callable[[Observation], Observation] = lambda obs: obs,
+    observe: Observe = "last",
+    watch: Callable[[Decision], None] = lambda decision: None,
+    announce: Callable[[np.ndarray], None] = lambda playing: None,
+) -> Iterator[Episode]:
     """Play every one of ``seeds`` once with ``policy`` in mode "eval"; an ended environment takes the next seed.
 
-    ``view`` changes the observations of the policy (blanks the images, for example); ``report(episodes, successes)`` is
-    called whenever episodes end.  Raises UserError without a seed.
+    Yields every episode when it has ended, before its environment is reset.  ``view`` changes the observations of the
+    policy (blanks the images, for example).  ``announce(playing)``, bool [E], says before each decision which
+    environments play, and ``watch`` gets each decision.  An episode that was truncated because its simulator's process
+    broke down (cause "worker") is played again.  Raises UserError without a seed, and when a seed broke its simulator
+    ``ATTEMPTS`` times.
 
     Every episode draws its noise from a generator of its own, seeded by ``noise_seed`` and the episode's seed, so an
     outcome does not depend on the number of environments, on their order, or on the other seeds.  That holds exactly
     as far as simulator and network compute an environment equally in batches of any size; matrix products of different
-    batch sizes may differ in the last bits.
+    batch sizes may differ in the last bits (``one_by_one.py`` is exact).
     """
-    generators = [_episode_generator(noise_seed, 0)] * env.num_envs
-    return _Evaluation(Driver(env, policy, generators, "eval", view=view), seeds, noise_seed, report).run()
+    if not len(seeds):
+        raise UserError("no seeds were given, so there is nothing to evaluate; give at least one.")
+    generators = [episode_generator(noise_seed, 0)] * env.num_envs
+    driver = Driver(env, policy, generators, "eval", observe, view)
+    return _Play(driver, seeds, noise_seed).episodes(watch, announce)
 
 
-def _episode_generator(noise_seed: int, episode_seed: int) -> torch.Generator:
+def episode_generator(noise_seed: int, episode_seed: int) -> torch.Generator:
+    """The generator of an episode's noise."""
     mixed = np.random.SeedSequence([noise_seed, episode_seed]).generate_state(1)
     return torch.Generator().manual_seed(int(mixed[0]))
 
 
-class _Evaluation:
-    def __init__(
-        self,
-        driver: Driver,
-        seeds: Sequence[int],
-        noise_seed: int,
-        report: Callable[[int, int], None],
-    ) -> None:
-        self.driver, self.seeds, self.noise_seed, self.report = driver, np.asarray(seeds), noise_seed, report
-        self.playing = np.full(driver.env.num_envs, -1)  # index into seeds, -1 for an environment without one
-        self.queue = iter(range(len(self.seeds)))
-        self.success = np.zeros(len(self.seeds), bool)
-        self.length = np.zeros(len(self.seeds), np.int64)
-        self.returns = np.zeros(len(self.seeds))
-        self.cause = [""] * len(self.seeds)
-        self.family = [""] * len(self.seeds)
-        self.ended = 0
-        if not len(self.seeds):
-            raise UserError("no seeds were given, so there is nothing to evaluate; give at least one.")
+class _Play:
+    """Which environment plays which seed, and what it has earned so far."""
 
-    def run(self) -> Outcomes:
+    def __init__(self, driver: Driver, seeds: Sequence[int], noise_seed: int) -> None:
+        self.driver, self.seeds, self.noise_seed = driver, np.asarray(seeds), noise_seed
+        num_envs = driver.env.num_envs
+        self.playing = np.full(num_envs, -1)  # index into seeds, -1 for an environment without one
+        self.queue = deque(range(len(self.seeds)))
+        self.attempts = np.zeros(len(self.seeds), int)
+        self.length = np.zeros(num_envs, np.int64)
+        self.rewards: list[list[float]] = [[] for _ in range(num_envs)]
+        self.family = [""] * num_envs
+
+    def episodes(self, watch: Callable[[Decision], None], announce: Callable[[np.ndarray], None]) -> Iterator[Episode]:
         self._refill(np.arange(self.driver.env.num_envs))
         while (self.playing >= 0).any():
-            self._refill(self._record(self.driver.step().step))
-        ends = self.success, tuple(self.cause), self.length, tuple(self.family), self.returns
-        return Outcomes(self.seeds, *ends, has_success=self.driver.env.spec.success is not None)
+            announce(self.playing >= 0)
+            decision = self.driver.step()
+            watch(decision)
+            ended = self._count(decision.step)
+            for env_id in ended:
+                if decision.step.cause[env_id] == WORKER:
+                    self._again(env_id)
+                else:
+                    yield self._episode(decision.step, env_id)
+            self._refill(ended)
 
-    def _record(self, step: Step) -> Array:
-        """Record the outcomes of ended episodes; returns their ``env_ids``."""
+    def _count(self, step: Step) -> np.ndarray:
+        """Add up lengths and rewards; returns the ids of the environments whose episode ended."""
         active = self.playing >= 0
-        self.length[self.playing[active]] += _sum(step.valid)[active]
-        self.returns[self.playing[active]] += _sum(step.reward)[active]
-        ended = np.flatnonzero(on_host(step.done) & active)
-        for env_id in ended:
-            self.success[self.playing[env_id]] = bool(step.success[env_id])
-            self.cause[self.playing[env_id]] = step.cause[int(env_id)]
-        self.ended += len(ended)
-        if len(ended):
-            self.report(self.ended, int(self.success.sum()))
-        return ended
+        self.length[active] += on_host(step.valid).sum(1)[active]
+        reward = on_host(step.reward)
+        for env_id in np.flatnonzero(active):
+            self.rewards[env_id] += reward[env_id].tolist()
+        return np.flatnonzero(on_host(step.done) & active)
+
+    def _episode(self, step: Step, env_id: int) -> Episode:
+        index = int(self.playing[env_id])
+        return Episode(
+            index=index,
+            env_id=int(env_id),
+            seed=int(self.seeds[index]),
+            success=bool(step.success[env_id]),
+            cause=step.cause[env_id],
+            length=int(self.length[env_id]),
+            family=self.family[env_id],
+            returns=math.fsum(self.rewards[env_id]),  # exact, however the episode was cut into chunks
+        )
+
+    def _again(self, env_id: int) -> None:
+        index = int(self.playing[env_id])
+        self.attempts[index] += 1
+        if self.attempts[index] == ATTEMPTS:
+            raise UserError(
+                f"the simulator of {self.driver.env.spec.name!r} broke down {ATTEMPTS} times while seed "
+                f"{int(self.seeds[index])} was played, so the evaluation has no outcome for it; see its messages above."
+            )
+        self.queue.appendleft(index)
 
     def _refill(self, env_ids: Array) -> None:
         """Give ``env_ids`` their next seeds.  At the start all are reset, surplus ones with the first seed."""
-        self.playing[env_ids] = [next(self.queue, -1) for _ in env_ids]
+        self.playing[env_ids] = [self.queue.popleft() if self.queue else -1 for _ in env_ids]
         playing = env_ids[self.playing[env_ids] >= 0]
         reset = env_ids if self.driver.obs is None else playing
         for env_id in playing:
-            self.driver.generator[env_id] = _episode_generator(self.noise_seed, int(self.seeds[self.playing[env_id]]))
+            self.driver.generator[env_id] = episode_generator(self.noise_seed, int(self.seeds[self.playing[env_id]]))
+            self.length[env_id], self.rewards[env_id] = 0, []
         obs = self.driver.reset(reset, self.seeds[np.maximum(self.playing[reset], 0)])
         for env_id in playing:
-            self.family[self.playing[env_id]] = self.driver.env.spec.family(int(obs.task[env_id]))
-
-
-def _sum(per_action: Array) -> np.ndarray:
-    return on_host(per_action).sum(1)
+            self.family[env_id] = self.driver.env.spec.family(int(obs.task[env_id]))
