@@ -40,7 +40,18 @@ ARROWS: dict[str, set[str]] = {
 }
 # The one module of recipes that may import a leaf, inside its functions: what is not installed is not missed.
 LAZY: dict[str, str] = {f"vla_rl.recipes.{leaf}": leaf for leaf in ("sims", "world_models")}
-TORCH_FREE = (_CONTRACT, "sims.mujoco", "sims.toy", "sims.numpy_env", "sims.gym", "sims.catalog", "robot_drivers")
+TORCH_FREE = (
+    _CONTRACT,
+    "robot_drivers",
+    "sims.catalog",
+    "sims.gym",
+    "sims.installations",
+    "sims.metaworld",
+    "sims.mujoco",
+    "sims.numpy_env",
+    "sims.side_by_side",
+    "sims.toy",
+)
 PICKLES = (
     "pickle",
     "cPickle",

@@ -52,7 +52,7 @@ class Renderer:
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
-        self._canvas = _Canvas(model)
+        self._canvas = Canvas(model)
         self._scene = mujoco.MjvScene(model, model.ngeom + 8)
         self._option = mujoco.MjvOption()
         self._rect = mujoco.MjrRect(0, 0, width, height)
@@ -90,7 +90,7 @@ class Renderer:
             self.close()
 
 
-class _Canvas:
+class Canvas:
     """An OpenGL context with MuJoCo's resources for one model, freed once: by ``close`` or when Python exits."""
 
     def __init__(self, model: mujoco.MjModel) -> None:

@@ -39,6 +39,13 @@ def catalog() -> ModuleType:
     return catalog
 
 
+def installations() -> ModuleType:
+    """The module that makes and finds the virtual environments of simulators."""
+    from sims import installations
+
+    return installations
+
+
 def renderers() -> dict[str, str]:
     """The OpenGL backends of this machine, and whether each works."""
     from sims.mujoco.render import available_backends

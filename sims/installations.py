@@ -1,0 +1,272 @@
+"""Simulators in virtual environments of their own, so that none of them dictates what else is installed.
+
+``install`` makes one below :func:`home` and writes ``lock.txt`` (``pip freeze``) when everything in it works; without
+that file it counts as unfinished and is never used.  Ours have complete lists of pins in ``sims/pins``; a user's own
+is made from a requirements file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from vla_rl.contract.errors import UserError, did_you_mean
+
+State: TypeAlias = Literal["missing", "unfinished", "outdated", "ready"]
+HOME = "VLA_RL_HOME"
+_PINS = Path(__file__).resolve().parent / "pins"
+_ROOT = Path(__file__).resolve().parents[1]
+_CONTRACT = ("numpy", "msgpack")  # what vla_rl.contract needs beside a user's own requirements
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What one of our installations needs beside its pins.
+
+    probe      Python code that has to run in it
+    files      {path below its site-packages: where its files come from}, which no package brings
+    variables  environment variables of its processes; "{folder}" is the installation's folder
+    """
+
+    probe: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+SHIPPED: dict[str, Shipped] = {
+    "metaworld": Shipped("import metaworld"),
+}
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The virtual environment of simulator ``name`` in ``folder``; it may not exist yet."""
+
+    name: str
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "venv" / "bin" / "python"
+
+    @property
+    def lock(self) -> Path:
+        """What is installed, exactly; it exists only when the installation is complete."""
+        return self.folder / "lock.txt"
+
+    @property
+    def requirements(self) -> Path:
+        """The requirements that it is made from."""
+        shipped = _PINS / f"{self.name}.txt"
+        return shipped if self.name in SHIPPED else self.folder / "requirements.txt"
+
+    def state(self) -> State:
+        """Whether it can be used: only when it is "ready"."""
+        if not self.folder.exists():
+            return "missing"
+        if not (self.lock.exists() and self.python.exists() and self.requirements.exists()):
+            return "unfinished"
+        first = self.lock.read_text(encoding="utf-8").partition("\n")[0]
+        return "ready" if first == _fingerprint(self.requirements) else "outdated"
+
+    def missing_files(self) -> dict[Path, str]:
+        """{path: where its files come from} of what no package brings and is not there."""
+        shipped = SHIPPED.get(self.name)
+        places = {self._site_packages() / path: text for path, text in (shipped.files if shipped else {}).items()}
+        return {path: text for path, text in places.items() if not path.exists()}
+
+    def version(self) -> str:
+        """The first pin of its lock, "name==version", which is the simulator itself; "" when it is not ready."""
+        if self.state() != "ready":
+            return ""
+        wanted = _names(self.requirements)[:1]
+        pins = self.lock.read_text(encoding="utf-8").splitlines()[1:]
+        return next((pin for pin in pins if _name(pin) in wanted), "")
+
+    def _site_packages(self) -> Path:
+        found = sorted((self.folder / "venv" / "lib").glob("python*/site-packages"))
+        return found[0] if found else self.folder / "venv" / "lib" / "python" / "site-packages"
+
+
+def home() -> Path:
+    """``$VLA_RL_HOME``, otherwise ``~/.cache/vla-rl``: what is made once for all runs."""
+    return Path(os.environ.get(HOME) or Path.home() / ".cache" / "vla-rl")
+
+
+def known() -> list[Installation]:
+    """Ours, installed or not, and those of the user."""
+    folder = home() / "sims"
+    made = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
+    return [Installation(name, folder / name) for name in [*SHIPPED, *sorted(made - SHIPPED.keys())]]
+
+
+def find(name: str) -> Installation:
+    """The installation ``name``; raises UserError with the command that makes it unless it is ready."""
+    found = {one.name: one for one in known()}
+    if name not in found:
+        raise UserError(
+            f"no installation is called {name!r}, so nothing can run in it; {did_you_mean(name, found)}  One of your "
+            f"own is made by 'vla-rl sims install {name} --requirements FILE'."
+        )
+    state = found[name].state()
+    if state != "ready":
+        why = {"missing": "not installed", "unfinished": "half installed", "outdated": "installed with other pins"}
+        raise UserError(f"{name} is {why[state]}, so it cannot run; run 'vla-rl sims install {name}' first.")
+    return found[name]
+
+
+def child_environment(name: str) -> dict[str, str]:
+    """The environment variables of a process that runs in installation ``name``.
+
+    It imports ``vla_rl`` and ``sims`` from here, and nothing else of this installation.  Raises what :func:`find` does.
+    """
+    return _variables(find(name))
+
+
+def install(
+    name: str,
+    report: Callable[[str], None] = lambda line: None,
+    requirements: Path | None = None,
+    python: str = sys.executable,
+) -> Installation:
+    """Make installation ``name``, or finish or renew it; returns at once when it is ready.
+
+    ``requirements`` (a pip file) names the packages of one that is not ours, ``python`` the interpreter of its virtual
+    environment; ``report`` is called with every line that pip prints.  Two at once wait for each other.  Raises
+    UserError with pip's last words when a package cannot be had.
+    """
+    if name in SHIPPED and requirements is not None:
+        raise UserError(f"the packages of {name!r} are pinned by vla-rl, so it takes no --requirements; leave it out.")
+    if not name.isidentifier():
+        raise UserError(f"{name!r} is no name of an installation, so none is made; use letters, digits and _.")
+    own = None if requirements is None else _read(requirements)
+    made = Installation(name, home() / "sims" / name)
+    made.folder.mkdir(parents=True, exist_ok=True)
+    with _only_one(made.folder.with_suffix(".busy"), report):
+        if own is not None:
+            made.requirements.write_text(own, encoding="utf-8")
+        elif not made.requirements.exists():
+            shutil.rmtree(made.folder)
+            shipped = ", ".join(SHIPPED)
+            raise UserError(
+                f"no simulator of ours is called {name!r} (we have: {shipped}), so nothing was installed; give "
+                "--requirements FILE for one of your own."
+            )
+        if made.state() != "ready":
+            _make(made, report, python)
+    return made
+
+
+def _make(made: Installation, report: Callable[[str], None], python: str) -> None:
+    made.lock.unlink(missing_ok=True)
+    fingerprint = _fingerprint(made.requirements)
+    # From nothing each time, also after a kill: pip's cache makes that cheap, and no package of other pins stays.
+    _run([python, "-m", "venv", "--clear", str(made.folder / "venv")], made, report)
+    pip = [str(made.python), "-m", "pip", "--disable-pip-version-check"]
+    more = ["--no-deps"] if made.name in SHIPPED else list(_CONTRACT)  # our pins are complete
+    _run([*pip, "install", "-r", str(made.requirements), *more], made, report)
+    probe = SHIPPED[made.name].probe if made.name in SHIPPED else ""
+    report(f"trying what was installed for {made.name}")
+    _run([str(made.python), "-c", f"import vla_rl.contract.wire; {probe}"], made, report)
+    frozen = _run([*pip, "freeze"], made, lambda line: None)
+    new = made.lock.with_suffix(".new")
+    new.write_text("\n".join([fingerprint, *frozen, ""]), encoding="utf-8")
+    new.replace(made.lock)
+
+
+def _run(command: list[str], made: Installation, report: Callable[[str], None]) -> list[str]:
+    """The lines that ``command`` prints, reported one by one; raises UserError with the last ones when it fails."""
+    said: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=_variables(made),
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                said.append(line.strip())
+                report(said[-1])
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise UserError(
+            f"{made.name} could not be installed ({' '.join(command[:3])} ended with {process.returncode}: "
+            f"{' / '.join(said[-5:])}), so it stays unusable; mend that and run 'vla-rl sims install {made.name}' "
+            "again."
+        )
+    return said
+
+
+def _variables(made: Installation) -> dict[str, str]:
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    shipped = SHIPPED.get(made.name)
+    variables = dict(shipped.variables) if shipped else {}
+    folder = str(made.folder)
+    return {
+        **kept,
+        **{name: value.replace("{folder}", folder) for name, value in variables.items()},
+        "PYTHONPATH": str(_links(made)),
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _links(made: Installation) -> Path:
+    """A folder that holds links to our packages only; one for every place that vla-rl is imported from."""
+    folder = made.folder / "imports" / hashlib.sha256(str(_ROOT).encode()).hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    for package in ("vla_rl", "sims"):
+        with contextlib.suppress(FileExistsError):
+            (folder / package).symlink_to(_ROOT / package)
+    return folder
+
+
+@contextlib.contextmanager
+def _only_one(path: Path, report: Callable[[str], None]) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("waiting for another process that installs the same")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fingerprint(requirements: Path) -> str:
+    return f"# made from requirements with SHA-256 {hashlib.sha256(requirements.read_bytes()).hexdigest()}"
+
+
+def _read(requirements: Path) -> str:
+    try:
+        return requirements.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{requirements} cannot be read ({error}), so nothing was installed; name a file.") from error
+
+
+def _names(requirements: Path) -> list[str]:
+    lines = (line.strip() for line in requirements.read_text(encoding="utf-8").splitlines())
+    return [_name(line) for line in lines if line and not line.startswith(("#", "-"))]
+
+
+def _name(requirement: str) -> str:
+    """``Some_Package==1.0`` -> ``some-package``."""
+    for end in "=<>!~;[ @":
+        requirement = requirement.partition(end)[0]
+    return requirement.strip().lower().replace("_", "-")

@@ -1,0 +1,242 @@
+"""Meta-World v3: 50 tasks of a Sawyer arm, with the experts that come with them (McLean et al. 2025).
+
+It pins mujoco 3.3.0, so it runs in a virtual environment of its own: ``vla-rl sims install metaworld``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sims.side_by_side import SideBySide
+from vla_rl.contract.env import PRIVILEGED, Observation
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.task import declare_task
+
+_TASKS = """
+    assembly basketball bin-picking box-close button-press button-press-topdown button-press-topdown-wall
+    button-press-wall coffee-button coffee-pull coffee-push dial-turn disassemble door-close door-lock door-open
+    door-unlock drawer-close drawer-open faucet-close faucet-open hammer hand-insert handle-press handle-press-side
+    handle-pull handle-pull-side lever-pull peg-insert-side peg-unplug-side pick-out-of-hole pick-place pick-place-wall
+    plate-slide plate-slide-back plate-slide-back-side plate-slide-side push push-back push-wall reach reach-wall
+    shelf-place soccer stick-pull stick-push sweep sweep-into window-close window-open"""
+_MT10 = """
+    reach push pick-place door-open drawer-open drawer-close button-press-topdown peg-insert-side window-open
+    window-close"""
+TASKS, MT10 = tuple(_TASKS.split()), tuple(_MT10.split())
+BENCHMARKS = {"MT10": MT10, "MT50": TASKS}
+CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
+_UPSIDE_DOWN = ("corner", "corner2", "corner3")  # as Meta-World defines them
+_POSITIONS = {"corner2": (0.75, 0.075, 0.7)}  # closer than Meta-World's, so that small pictures show the objects
+_LIMIT = 500  # control steps, Meta-World's own
+_DT = 0.0125  # s: five steps of 2.5 ms
+_OBSERVATION, _EXPERT_ACTION = PRIVILEGED + "observation", PRIVILEGED + "expert_action"
+_OPEN_LIKE_META_WORLD = 4  # entries of its observation that are proprioception: the hand's position and its opening
+
+
+class MetaWorld:
+    """One Meta-World environment, which plays the task that a seed chooses (``sims.side_by_side.Simulator``)."""
+
+    def __init__(self, tasks: Sequence[str], look: Look, pool: Pool) -> None:
+        self._tasks, self._look, self._pool = tasks, look, pool
+        self._name = ""
+        self._env: Any = None
+        self._observation = np.zeros(0)
+
+    def reset(self, seed: int) -> int:
+        """The task is number ``seed % len(tasks)``; the scene is drawn by Meta-World itself from ``seed``."""
+        task = seed % len(self._tasks)
+        if self._tasks[task] != self._name:
+            self.close()
+            self._name = self._tasks[task]
+            self._env = self._pool.take(self._name)
+        self._env.seed(seed)
+        self._observation, _ = self._env.reset()
+        return task
+
+    def act(self, action: np.ndarray) -> tuple[float, bool]:
+        self._observation, reward, _, _, info = self._env.step(action)
+        return float(reward), bool(info["success"])
+
+    def state(self) -> np.ndarray:
+        found: np.ndarray = self._observation[:_OPEN_LIKE_META_WORLD].astype(np.float32)
+        return found
+
+    def extras(self) -> Mapping[str, np.ndarray]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the experts announce that their actions will be clipped
+            action = np.clip(self._pool.expert(self._name).get_action(self._observation), -1.0, 1.0)
+        return {_OBSERVATION: self._observation.astype(np.float32), _EXPERT_ACTION: action.astype(np.float32)}
+
+    def images(self) -> Mapping[str, np.ndarray]:
+        return self._look.images(self._name, self._env)
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._pool.give_back(self._name, self._env)
+            self._env = None
+
+
+class Pool:
+    """Meta-World's environments and experts, made when they are first needed; the idle ones are bounded in number.
+
+    An environment holds a model of its own, since an episode's scene is written into the model.
+    """
+
+    def __init__(self, most_idle: int) -> None:
+        self._idle: OrderedDict[int, tuple[str, Any]] = OrderedDict()  # longest idle first
+        self._most_idle = most_idle
+        self._experts: dict[str, Any] = {}
+
+    def take(self, name: str) -> Any:
+        """An environment of task ``name``, which belongs to the caller."""
+        for key, (other, env) in reversed(self._idle.items()):
+            if other == name:
+                del self._idle[key]
+                return env
+        return _make_task(name)
+
+    def give_back(self, name: str, env: Any) -> None:
+        """The caller needs ``env`` no more."""
+        self._idle[id(env)] = (name, env)
+        if len(self._idle) > self._most_idle:
+            _, (_, oldest) = self._idle.popitem(last=False)
+            oldest.close()
+
+    def expert(self, name: str) -> Any:
+        """Meta-World's scripted policy of task ``name``."""
+        if name not in self._experts:
+            from metaworld.policies import ENV_POLICY_MAP
+
+            self._experts[name] = ENV_POLICY_MAP[f"{name}-v3"]()
+        return self._experts[name]
+
+
+class Look:
+    """Pictures of all tasks; each task has one renderer."""
+
+    def __init__(self, cameras: Sequence[str], size: int, positions: Mapping[str, Sequence[float]]) -> None:
+        self._cameras, self._size, self._positions = cameras, size, positions
+        self._renderers: dict[str, Any] = {}
+
+    def images(self, task: str, env: Any) -> dict[str, np.ndarray]:
+        """{camera: uint8 [h,w,3]} of ``env``, which plays ``task``."""
+        if not self._cameras:
+            return {}
+        if task not in self._renderers:
+            from sims.mujoco.shared_renderer import SharedRenderer
+
+            self._renderers[task] = SharedRenderer(env.model, self._size, self._size)
+        for camera, position in self._positions.items():
+            env.model.camera(camera).pos[:] = position
+        _place_cameras(env)
+        pictures = {name: self._renderers[task].render(env.model, env.data, name) for name in self._cameras}
+        return {name: image[::-1, ::-1] if name in _UPSIDE_DOWN else image for name, image in pictures.items()}
+
+
+def _place_cameras(env: Any) -> None:
+    import mujoco
+
+    mujoco.mj_camlight(env.model, env.data)
+
+
+def _make_task(name: str) -> Any:
+    """Meta-World's environment of ``name``, whose scenes follow from ``seed`` and which shows the goal to experts."""
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+    env = ALL_V3_ENVIRONMENTS[f"{name}-v3"]()
+    # What its own set_task does, without the pickled task: the goal is drawn at every reset, from env.seed.
+    env._set_task_called, env._partially_observable = True, False
+    env._freeze_rand_vec, env.seeded_rand_vec = False, True
+    vars(env).pop("sawyer_observation_space", None)
+    env._set_task_inner()
+    return env
+
+
+class Expert:
+    """Meta-World's own scripted policies, which run beside the simulator: ``privileged/expert_action``."""
+
+    def __init__(self, horizon: int = 1) -> None:
+        if horizon != 1:
+            raise UserError(
+                f"Meta-World's experts plan one action, not {horizon}, so they cannot be asked that far; use horizon 1."
+            )
+
+    def act(self, obs: Observation) -> np.ndarray:
+        """The next action, float32 [E,1,4]."""
+        action: np.ndarray = obs.extras[_EXPERT_ACTION][:, None]
+        return action
+
+
+def spec(
+    tasks: str | Sequence[str] = "MT10",
+    cameras: Sequence[str] = ("corner2",),
+    image_size: int = 64,
+    time_limit: int = _LIMIT,
+    camera_positions: Mapping[str, Sequence[float]] | None = None,
+) -> EnvSpec:
+    """The spec of :func:`make` with the same options; Meta-World itself is not needed."""
+    names = _names(tasks)
+    for camera in [*cameras, *(camera_positions or {})]:
+        if camera not in CAMERAS:
+            raise UserError(
+                f"Meta-World has no camera {camera!r}, so it takes no pictures; {did_you_mean(camera, CAMERAS)}"
+            )
+    if not 1 <= time_limit <= _LIMIT:
+        raise UserError(f"time_limit={time_limit} is not within Meta-World's 1 to {_LIMIT} control steps; choose one.")
+    axes = ("x", "y", "z", "gripper")
+    action = ArraySpec((4,), "float32", -1.0, 1.0, unit="1 (0.01 m per axis, effort)", frame="world", names=axes)
+    infinite = float("inf")
+    return EnvSpec(
+        name="metaworld",
+        images={name: ArraySpec((image_size, image_size, 3), "uint8", 0, 255, frame=name) for name in cameras},
+        state=ArraySpec((4,), "float32", -infinite, infinite, unit="m, opening 0 to 1", frame="world", names=axes),
+        action=action,
+        tasks=tuple(name.replace("-", " ") for name in names),
+        families=names,
+        control_dt=_DT,
+        time_limit=time_limit,
+        max_chunk=min(time_limit, 50),
+        extras={_OBSERVATION: ArraySpec((39,), "float32", -infinite, infinite), _EXPERT_ACTION: action},
+        can_snapshot=True,
+    )
+
+
+@declare_task(expert=Expert, spec=spec)
+def make_here(
+    num_envs: int,
+    tasks: str | Sequence[str] = "MT10",
+    cameras: Sequence[str] = ("corner2",),
+    image_size: int = 64,
+    time_limit: int = _LIMIT,
+    camera_positions: Mapping[str, Sequence[float]] | None = None,
+) -> SideBySide:
+    """``num_envs`` Meta-World environments in this process, which has to have Meta-World.
+
+    tasks             "MT10", "MT50", one task ("pick-place") or several; a seed plays task ``seed % len(tasks)``
+    cameras           Meta-World's, of which corner to corner3 are turned by 180 degrees, since they hang upside down
+    camera_positions  {camera: (x, y, z)} in metres; "corner2" is closer than Meta-World's own unless it is given here
+
+    state 4: the hand's position and opening, the first entries of Meta-World's observation.  Rewards are Meta-World's.
+    Success is Meta-World's at any step.  ``privileged/observation`` is the whole observation with the goal.
+    """
+    found = spec(tasks, cameras, image_size, time_limit, camera_positions)
+    look, pool = Look(cameras, image_size, {**_POSITIONS, **(camera_positions or {})}), Pool(2 * num_envs)
+    return SideBySide(found, [MetaWorld(found.families, look, pool) for _ in range(num_envs)])
+
+
+def _names(tasks: str | Sequence[str]) -> tuple[str, ...]:
+    chosen = BENCHMARKS.get(tasks, (tasks,)) if isinstance(tasks, str) else tuple(tasks)
+    names = tuple(name.removesuffix("-v3") for name in chosen)
+    for name in names:
+        if name not in TASKS:
+            known = [*BENCHMARKS, *TASKS]
+            raise UserError(f"Meta-World has no task {name!r}, so it cannot be played; {did_you_mean(name, known)}")
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"tasks={list(names)} names no task or one twice, so seeds choose badly; name each once.")
+    return names

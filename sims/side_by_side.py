@@ -1,0 +1,145 @@
+"""Simulators of one environment each behind the environment contract, side by side in one process.
+
+``sims/metaworld.py``, ``sims/robosuite.py`` and ``sims/libero.py`` are written on it: each implements ``Simulator``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.rows import DIVERGED, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
+from vla_rl.contract.spec import EnvSpec
+
+
+class Simulator(Protocol):
+    """One simulated environment, whose episodes follow from seed and actions alone."""
+
+    def reset(self, seed: int) -> int:
+        """Start the episode of ``seed``; returns the index of its instruction in ``spec.tasks``."""
+
+    def act(self, action: np.ndarray) -> tuple[float, bool]:
+        """Execute ``action`` float32 [D]: its reward, and whether the task is fulfilled."""
+
+    def state(self) -> np.ndarray:
+        """float32 [S]: proprioception."""
+
+    def extras(self) -> Mapping[str, np.ndarray]:
+        """The extras of ``spec`` at this moment."""
+
+    def images(self) -> Mapping[str, np.ndarray]:
+        """{camera: uint8 [h,w,3]} at this moment; called for observations that are handed out only."""
+
+    def close(self) -> None:
+        """Free all resources."""
+
+
+class SideBySide:
+    """``E`` simulators behind the environment contract (``VecEnv`` and ``Snapshots``).
+
+    Success terminates an episode ("success"), ``spec.time_limit`` truncates it ("time_limit"), and so does a state or
+    reward that is not finite ("diverged", reward 0; the last finite observation is returned).
+
+    A snapshot is a seed and the actions since the reset: ``restore`` replays them, which takes as long as they took.
+    """
+
+    def __init__(self, spec: EnvSpec, simulators: Sequence[Simulator]) -> None:
+        """``simulators`` are equal and owned by this object."""
+        self.spec, self._simulators = spec, simulators
+        count = len(simulators)
+        self._book = EpisodeTracker(count)
+        self._task = np.zeros(count, np.int64)
+        self._state = np.zeros((count, *spec.state.shape), np.float32)
+        self._extras = {name: np.zeros((count, *one.shape), one.dtype) for name, one in spec.extras.items()}
+        self._images = {name: np.zeros((count, *one.shape), np.uint8) for name, one in spec.images.items()}
+        self._stale = np.zeros(count, bool)  # environments that have moved since their pictures were taken
+        self._actions = np.zeros((count, spec.time_limit, spec.action_dim), np.float32)
+
+    @property
+    def num_envs(self) -> int:
+        return self._book.num_envs
+
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
+        index = self._book.index(env_ids)
+        seed = self._book.seeds(index, seeds)
+        self._book.begin(index, seed)
+        self._actions[index] = 0
+        for env_id in index.tolist():
+            self._begin(env_id)
+        return self._observe()
+
+    def step(self, chunk: Any, observe: Observe = "last") -> Step:
+        """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
+        action = self._book.chunk(chunk, self.spec)
+        reward, valid = np.zeros(action.shape[:2], np.float32), np.zeros(action.shape[:2], bool)
+        frames: list[Observation] = []
+        for i in range(action.shape[1]):
+            active = np.flatnonzero(~self._book.done)
+            valid[active, i] = True
+            self._actions[active, self._book.time[active]] = action[active, i]
+            self._book.time[active] += 1
+            success, cause = np.zeros(active.size, bool), np.zeros(active.size, np.int8)
+            for k, env_id in enumerate(active.tolist()):
+                reward[env_id, i], success[k], cause[k] = self._advance(env_id, action[env_id, i])
+            self._book.end(active, success, cause)
+            if observe == "all":
+                frames.append(self._observe())
+        obs = frames[-1] if frames else self._observe()
+        return self._book.step(obs, reward, valid, action, frames)
+
+    def snapshot(self, env_ids: Any) -> Snapshot:
+        """Seeds, clocks, ends and the actions since the reset, as numeric arrays [R,...]; see ``Snapshots``."""
+        index = self._book.index(env_ids)
+        self._book.require_started(index)
+        return select_rows(self._arrays(), index)
+
+    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``env_ids`` by replaying its actions."""
+        index = self._book.index(env_ids)
+        restore_rows(self._arrays(), index, snapshot)
+        for env_id in index.tolist():
+            self._begin(env_id)
+            for action in self._actions[env_id, : self._book.time[env_id]]:
+                self._advance(env_id, action)
+        return self._observe()
+
+    def close(self) -> None:
+        """Close every simulator; safe to call twice."""
+        for simulator in self._simulators:
+            simulator.close()
+        self._simulators = ()
+
+    def _begin(self, env_id: int) -> None:
+        self._task[env_id] = self._simulators[env_id].reset(int(self._book.seed[env_id]))
+        self._read(env_id, self._simulators[env_id].state())
+
+    def _advance(self, env_id: int, action: np.ndarray) -> tuple[float, bool, int]:
+        """Execute ``action`` [D]: the reward, whether it succeeded, and the code of the cause of its end (0: none)."""
+        reward, success = self._simulators[env_id].act(action)
+        state = self._simulators[env_id].state()
+        if not (np.isfinite(state).all() and math.isfinite(reward)):
+            return 0.0, False, DIVERGED
+        self._read(env_id, state)
+        late = self._book.time[env_id] >= self.spec.time_limit
+        return float(reward), bool(success), SUCCESS if success else TIME_LIMIT if late else 0
+
+    def _read(self, env_id: int, state: np.ndarray) -> None:
+        self._state[env_id], self._stale[env_id] = state, True
+        for name, value in self._simulators[env_id].extras().items():
+            self._extras[name][env_id] = value
+
+    def _observe(self) -> Observation:
+        for env_id in np.flatnonzero(self._stale).tolist() if self._images else ():
+            for name, image in self._simulators[env_id].images().items():
+                self._images[name][env_id] = image
+        self._stale[:] = False
+        images, extras = ({name: value.copy() for name, value in part.items()} for part in (self._images, self._extras))
+        return Observation(images, self._state.copy(), self._task.copy(), self._book.time.copy(), extras)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return self._book.arrays() | {"actions": self._actions}

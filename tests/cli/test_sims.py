@@ -1,0 +1,35 @@
+"""``vla-rl sims``: the table of installations, and the refusals of its commands."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sims.installations import SHIPPED
+from vla_rl.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def nothing_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_RL_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_the_table_says_what_is_missing_and_how_to_install_it(capsys, tmp_path):
+    (tmp_path / "sims" / "mine").mkdir(parents=True)
+    main(["sims"])
+    printed = capsys.readouterr().out
+    for name in SHIPPED:
+        assert re.search(rf"{name} .*missing.*install it: vla-rl sims install {name}", printed)
+    assert re.search(r"mine .*unfinished.*finish it: vla-rl sims install mine", printed)
+
+
+def test_a_simulator_that_nobody_knows_is_refused(complaint, tmp_path):
+    assert "no simulator of ours is called 'metaword'" in complaint("sims", "install", "metaword")
+    assert "needs a simulator" in complaint("sims", "install")
+    assert "did you mean 'install'?" in complaint("sims", "instal")
+    assert "absent.txt cannot be read" in complaint(
+        "sims", "install", "mine", "--requirements", str(tmp_path / "absent.txt")
+    )
+    assert not (tmp_path / "sims").exists() or not list((tmp_path / "sims").glob("m*/"))

@@ -1,0 +1,99 @@
+"""Faults in simulators that have installations of their own."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_INSTALL, _ON_INSTALL = "sims/installations.py", "tests/sims/test_installations.py::"
+_HOLDS = f"{_ON_INSTALL}test_an_installation_holds_its_pins_and_our_packages_and_nothing_else_of_ours"
+_FAILED = f"{_ON_INSTALL}test_a_failed_one_is_never_used_and_two_attempts_at_once_make_one"
+_OWN = f"{_ON_INSTALL}test_one_of_the_users_own_is_made_anew_when_its_requirements_change"
+_SIDE, _ON_SIDE = "sims/side_by_side.py", "tests/sims/test_side_by_side.py::"
+_CONTRACT = f"{_ON_SIDE}test_it_keeps_the_contract"
+
+FAULTS = (
+    Fault(
+        "a half-made installation counts as complete",
+        _INSTALL,
+        "if not (self.lock.exists() and self.python.exists() and self.requirements.exists()):",
+        "if not (self.python.exists() and self.requirements.exists()):",
+        (_FAILED,),
+    ),
+    Fault(
+        "other pins go unnoticed",
+        _INSTALL,
+        'return "ready" if first == _fingerprint(self.requirements) else "outdated"',
+        'return "ready" if first else "outdated"',
+        (_HOLDS, _OWN),
+    ),
+    Fault(
+        "an installation is locked before it is tried",
+        _INSTALL,
+        '_run([str(made.python), "-c", f"import vla_rl.contract.wire; {probe}"], made, report)',
+        "report(probe)",
+        (_FAILED,),
+    ),
+    Fault(
+        "packages of the old requirements stay",
+        _INSTALL,
+        '_run([python, "-m", "venv", "--clear", str(made.folder / "venv")], made, report)',
+        '_run([python, "-m", "venv", str(made.folder / "venv")], made, report)',
+        (_OWN,),
+    ),
+    Fault(
+        "an installation sees the whole checkout",
+        _INSTALL,
+        '"PYTHONPATH": str(_links(made)),',
+        '"PYTHONPATH": str(_ROOT),',
+        (_HOLDS,),
+    ),
+    Fault(
+        "two processes install the same at once",
+        _INSTALL,
+        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        (_FAILED,),
+    ),
+    Fault(
+        "a complete installation is made again",
+        _INSTALL,
+        'if made.state() != "ready":',
+        "if True:",
+        (_HOLDS,),
+    ),
+    Fault(
+        "a simulator's NaN is handed on",
+        _SIDE,
+        "if not (np.isfinite(state).all() and math.isfinite(reward)):",
+        "if not math.isfinite(reward):",
+        (f"{_ON_SIDE}test_success_terminates_the_limit_truncates_and_what_is_not_finite_diverges",),
+    ),
+    Fault(
+        "simulators take pictures that nobody sees",
+        _SIDE,
+        "self._stale[:] = False",
+        "pass",
+        (f"{_ON_SIDE}test_pictures_are_taken_of_what_is_handed_out_only",),
+    ),
+    Fault(
+        "a replayed snapshot forgets its last action",
+        _SIDE,
+        "for action in self._actions[env_id, : self._book.time[env_id]]:",
+        "for action in self._actions[env_id, : self._book.time[env_id] - 1]:",
+        (_CONTRACT, f"{_ON_SIDE}test_a_snapshot_of_one_goes_on_in_another_place"),
+    ),
+    Fault(
+        "simulators go on after their end",
+        _SIDE,
+        "active = np.flatnonzero(~self._book.done)",
+        "active = np.arange(self.num_envs)",
+        (f"{_ON_SIDE}test_success_terminates_the_limit_truncates_and_what_is_not_finite_diverges",),
+    ),
+    Fault(
+        "Meta-World's expert is asked for more actions than it plans",
+        "sims/metaworld.py",
+        "if horizon != 1:",
+        "if horizon < 1:",
+        ("tests/sims/test_metaworld.py::test_the_expert_hands_on_the_action_that_comes_with_the_observation",),
+    ),
+)
