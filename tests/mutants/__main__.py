@@ -19,6 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from tests.mutants.fault import ROOT, Fault
@@ -71,11 +72,27 @@ def main(words: Sequence[str]) -> int:
             if any(complaints):
                 console.print("the tests must pass before faults are put in:\n" + "\n".join(complaints), markup=False)
                 return 1
-            outcomes = list(pool.map(lambda fault: _try(copies, fault), faults))
+            outcomes = _try_all(pool, copies, faults, console)
     console.print(_table(outcomes))
     caught = sum(outcome.good for outcome in outcomes)
     console.print(f"{caught} of {len(outcomes)} faults caught in {time.perf_counter() - start:.0f} s")
     return 0 if outcomes and caught == len(outcomes) else 1
+
+
+def _try_all(
+    pool: ThreadPoolExecutor, copies: SimpleQueue[Path], faults: Sequence[Fault], console: Console
+) -> list[Outcome]:
+    """What became of each fault; those that were not caught are printed at once."""
+    columns = TextColumn("faults"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    outcomes = []
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=len(faults))
+        for outcome in pool.map(lambda fault: _try(copies, fault), faults):
+            outcomes.append(outcome)
+            bar.advance(task)
+            if not outcome.good:
+                console.print(f"{outcome.fault.name} ({outcome.fault.file}): {outcome.verdict}", markup=False)
+    return outcomes
 
 
 def _copy(target: Path) -> Path:
