@@ -21,6 +21,7 @@ CATALOG: dict[str, str] = {
     "push": "sims.mujoco.tasks.push:make",
     "mixed": "sims.mujoco.tasks.mixed:make",
     "gym": "sims.gym:make",
+    "isolated": "sims.isolated:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",
 }

@@ -88,6 +88,11 @@ def check_step(step: Step, spec: EnvSpec, num_envs: int, horizon: int) -> None:
     check_array("reward", step.reward, ArraySpec((), "float32", -largest, largest), (num_envs, horizon))
     low, high = np.minimum(spec.action.low, 0).tolist(), np.maximum(spec.action.high, 0).tolist()
     check_array("executed", step.executed, replace(spec.action, low=low, high=high), (num_envs, horizon))
+    check_ends(step, spec, num_envs)
+
+
+def check_ends(step: Step, spec: EnvSpec, num_envs: int) -> None:
+    """Raise ContractError unless ``step`` follows the contract's rules for ends, causes and validity."""
     terminated, truncated, valid = on_host(step.terminated), on_host(step.truncated), on_host(step.valid)
     _require(not (terminated & truncated).any(), "an episode is terminated and truncated at once")
     _require(bool((np.diff(valid.astype(int), axis=1) <= 0).all()), "valid becomes True again inside a chunk")

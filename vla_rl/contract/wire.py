@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 import msgpack
 import numpy as np
 
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.errors import ContractError
+from vla_rl.contract.streams import Reader, Writer
 
 MAGIC = b"vla1"
 _HEADER = struct.Struct("<4sQ")
@@ -62,8 +63,8 @@ def unpack(data: bytes) -> Any:
         ) from error
 
 
-def write_message(stream: IO[bytes], value: Any) -> None:
-    """Send ``value`` over a buffered ``stream``; nothing is written when it cannot be packed."""
+def write_message(stream: Writer, value: Any) -> None:
+    """Send ``value`` over ``stream``; nothing is written when it cannot be packed."""
     data = pack(value)
     if len(data) > _MAX_BYTES:
         raise ContractError(
@@ -74,7 +75,7 @@ def write_message(stream: IO[bytes], value: Any) -> None:
     stream.flush()
 
 
-def read_message(stream: IO[bytes], max_bytes: int = _MAX_BYTES) -> Any:
+def read_message(stream: Reader, max_bytes: int = _MAX_BYTES) -> Any:
     """The next message.
 
     Raises EOFError when the stream ended before the message (CutShortError: inside it), and ContractError for a
@@ -102,12 +103,22 @@ def read_message(stream: IO[bytes], max_bytes: int = _MAX_BYTES) -> Any:
     return unpack(data)
 
 
-def handshake(reader: IO[bytes], writer: IO[bytes], name: str) -> str:
+def handshake(reader: Reader, writer: Writer, name: str) -> str:
     """Introduce ``name`` and return the other side's name; raises ContractError when it speaks another version.
 
     Both sides call it, and each one sends before it waits.
     """
+    send_greeting(writer, name)
+    return receive_greeting(reader, name)
+
+
+def send_greeting(writer: Writer, name: str) -> None:
+    """Introduce ``name`` with the version of the contract: the half of :func:`handshake` that does not wait."""
     write_message(writer, {"contract_version": CONTRACT_VERSION, "name": name})
+
+
+def receive_greeting(reader: Reader, name: str) -> str:
+    """The other half of :func:`handshake`: the other side's name."""
     greeting = read_message(reader, max_bytes=1 << 16)
     if not isinstance(greeting, dict) or not isinstance(greeting.get("contract_version"), int):
         raise ContractError(f"{name!r} got no vla-rl greeting, so nothing is exchanged; check which program answers.")
@@ -120,7 +131,7 @@ def handshake(reader: IO[bytes], writer: IO[bytes], name: str) -> str:
     return other
 
 
-def _read(stream: IO[bytes], size: int) -> bytes:
+def _read(stream: Reader, size: int) -> bytes:
     """``size`` bytes, or all before the end; memory grows with the bytes that arrive, not with ``size``."""
     pieces, missing = [], size
     while missing:

@@ -1,0 +1,68 @@
+"""Any environment in processes of its own, possibly in another installation: it may crash without ending the run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from sims.isolation.env import IsolatedEnv
+from sims.isolation.links import LocalWorker, Start
+from sims.isolation.snapshots import IsolatedSnapshotEnv
+from sims.isolation.supervised import Deadlines, SupervisedWorker
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_positive
+
+
+def make(
+    num_envs: int,
+    env: str = "",
+    options: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    python: str = "",
+    variables: Mapping[str, str] | None = None,
+    deadline_s: float = 120.0,
+    start_deadline_s: float = 900.0,
+) -> IsolatedEnv:
+    """``num_envs`` environments ``env`` (of the catalogue or "package.module:make") in processes of their own.
+
+    options           of ``env``, as JSON
+    workers           processes; each has its share of the environments, at most one process for each
+    python            the interpreter that runs them, for instance that of another virtual environment ("": this one)
+    variables         environment variables of the processes, on top of those of this one
+    deadline_s        for a reset, step or snapshot of one worker's share
+    start_deadline_s  to start and to make the environment
+
+    Raises UserError when ``env`` cannot be made.
+    """
+    if not env:
+        raise UserError(
+            "no environment was named to be isolated, so nothing can be made; give the option env, for instance "
+            "--env.options.env lift."
+        )
+    start: Start = partial(LocalWorker, python, dict(variables or {}))
+    request = {"env": env, "options": dict(options or {})}
+    return supervise(start, num_envs, workers, request, Deadlines(deadline_s, start_deadline_s))
+
+
+def supervise(
+    start: Start, num_envs: int, workers: int, request: Mapping[str, Any], deadlines: Deadlines
+) -> IsolatedEnv:
+    """``num_envs`` environments in workers that ``start`` starts; ``request`` says what each has to make."""
+    if num_envs < 1 or workers < 1:
+        raise UserError(
+            f"{num_envs} environments in {workers} workers leave nothing to simulate; give at least 1 of each."
+        )
+    check_positive(deadlines, "answer", "start")
+    count = min(workers, num_envs)
+    ends = [num_envs * part // count for part in range(count + 1)]
+    made: list[SupervisedWorker] = []
+    try:
+        for first, stop in itertools.pairwise(ends):
+            made.append(SupervisedWorker(start, {**request, "num_envs": stop - first}, slice(first, stop), deadlines))
+        return (IsolatedSnapshotEnv if made[0].spec().can_snapshot else IsolatedEnv)(made)
+    except BaseException:
+        for worker in made:
+            worker.close()
+        raise

@@ -1,0 +1,194 @@
+"""A worker that is replaced when it fails: it dies, misses a deadline, raises, or returns what breaks its own spec."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sims.isolation.channel import Arrays
+from sims.isolation.links import Link, Start
+from sims.isolation.messages import OBS
+from vla_rl.contract.child import ChildError, error_of
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.spec import EnvSpec
+
+CAUSE = "worker"  # of the end of an episode whose worker failed
+_GRACE = 5.0  # seconds for a worker to close its environment
+LIMIT = 5  # failures without one completed step in between, after which the run is stopped
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How many seconds a worker has for a reset, step or snapshot, and to start and make its environment."""
+
+    answer: float
+    start: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker answered; its next answer but one overwrites the arrays."""
+
+    fields: Mapping[str, Any]
+    arrays: Arrays
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a worker is asked to do: its fields and arrays, and what its answer has to hold.
+
+    ``check(answer)`` raises ContractError for an answer that breaks the environment's spec.  ``arguments`` says that a
+    ContractError of the environment is about the caller's arguments, and is no failure of the worker.
+    """
+
+    do: str
+    arrays: Mapping[str, np.ndarray]
+    check: Callable[[Answer], None]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    arguments: bool = False
+
+
+class SupervisedWorker:
+    """One worker after the other, with the environments ``rows`` (a slice of all of them).
+
+    fresh     no environment of the present worker was ever reset
+    latest    the arrays of the last observation that arrived, by name; {} before the first one
+    restarts  how often a worker was replaced
+    """
+
+    def __init__(self, start: Start, make: Mapping[str, Any], rows: slice, deadlines: Deadlines) -> None:
+        """``start`` starts a worker, ``make`` are the fields of its first request."""
+        self.rows, self.fresh, self.restarts = rows, True, 0
+        self.latest: Arrays = {}
+        self._start, self._make, self._deadlines = start, dict(make), deadlines
+        self._failures, self._failure = 0, ""
+        self._spec: EnvSpec | None = None
+        self.link = self._begin()
+
+    @property
+    def size(self) -> int:
+        """How many environments it has."""
+        return int(self.rows.stop - self.rows.start)
+
+    def spec(self) -> EnvSpec:
+        """The spec of its environment, waiting for the worker to make it.
+
+        Raises UserError when it cannot be made, also by the workers after the first one.
+        """
+        while self._making:
+            try:
+                answer, _ = self.link.receive(self._making)
+            except (ChildError, ContractError) as error:
+                self._replace(str(error), "make")
+                continue
+            if "error" not in answer:
+                self._adopt(EnvSpec.from_json(answer["spec"]))
+            elif answer["kind"] or self._spec is None:
+                raise error_of(answer)
+            else:
+                self._replace(f"failed: {answer['error']}", "make")
+        assert self._spec is not None
+        return self._spec
+
+    def send(self, request: Request) -> None:
+        """Send ``request``; :meth:`receive` says whether that failed."""
+        self.spec()
+        self._failure, self._deadline = "", time.monotonic() + self._deadlines.answer
+        try:
+            self.link.send({"do": request.do, **request.fields}, request.arrays, self._deadline)
+        except ChildError as error:
+            self._failure = str(error)
+
+    def receive(self, request: Request) -> Answer | None:
+        """The answer to ``request``; None when the worker failed; another one was started.
+
+        Raises UserError when that happens again and again, and ContractError about the caller's arguments.
+        """
+        try:
+            answer, arrays = self._answer()
+            if "error" in answer:
+                error = error_of(answer)
+                if request.arguments and isinstance(error, ContractError):
+                    raise error
+                raise ChildError(f"failed: {error}")
+            _check(request, Answer(answer, arrays))
+        except ChildError as error:
+            self._replace(str(error), request.do)
+            return None
+        if f"{OBS}state" in arrays:
+            self.latest, self.fresh = arrays, False
+        else:  # the next answer but one overwrites what arrived before
+            self.latest = {name: array.copy() for name, array in self.latest.items() if name.startswith(OBS)}
+        if request.do == "step":
+            self._failures = 0
+        return Answer(answer, arrays)
+
+    def abandon(self) -> None:
+        """End the worker in the middle of an exchange; it is replaced when it is used again."""
+        self.link.kill()
+
+    def close(self) -> None:
+        """End the worker, in order if it can; safe to call twice."""
+        end = time.monotonic() + _GRACE
+        with contextlib.suppress(ChildError, ContractError):
+            if not self._making:
+                self.link.send({"do": "close"}, {}, end)
+                self.link.receive(end)
+        self.link.kill()
+        self.link.close()
+
+    def _answer(self) -> tuple[dict[str, Any], Arrays]:
+        if self._failure:
+            raise ChildError(self._failure)
+        try:
+            return self.link.receive(self._deadline)
+        except ContractError as error:
+            raise ChildError(f"sent what is no message ({error})") from error
+
+    def _begin(self) -> Link:
+        link = self._start()
+        self._making = time.monotonic() + self._deadlines.start
+        with contextlib.suppress(ChildError):  # receiving its answer says why
+            link.send({"do": "make", **self._make}, {}, self._making)
+        return link
+
+    def _adopt(self, spec: EnvSpec) -> None:
+        if self._spec not in (None, spec):
+            raise UserError(
+                f"{self.link.name} made {spec.name!r} with another spec than the worker before it, so its episodes "
+                "would be misread; do not change the simulator during a run."
+            )
+        self._spec, self._making = spec, 0.0
+
+    def _replace(self, reason: str, during: str) -> None:
+        """Start another worker; raises UserError after too many in a row."""
+        what = f"{self.link.name} of {self._make['env']!r} (environments {self.rows.start} to {self.rows.stop - 1})"
+        words = self.link.last_words()
+        self.link.kill()
+        self.link.close()
+        self._failures += 1
+        last = f" Its last words:\n{words}" if words else " It said nothing."
+        if self._failures >= LIMIT:
+            raise UserError(
+                f"{what} {reason} during {during!r}, the {LIMIT}th failure in a row without a completed step, so the "
+                f"run cannot go on; run the environment by itself (vla-rl inspect).{last}"
+            )
+        warnings.warn(
+            f"{what} {reason} during {during!r}, so another one is started and its running episodes are truncated "
+            f'(cause "{CAUSE}").{last}',
+            stacklevel=2,
+        )
+        self.restarts, self.fresh, self.link = self.restarts + 1, True, self._begin()
+
+
+def _check(request: Request, answer: Answer) -> None:
+    try:
+        request.check(answer)
+    except ContractError as error:
+        raise ChildError(f"broke its own spec: {error}") from error

@@ -1,0 +1,89 @@
+"""The process of an isolated environment: ``python -m sims.isolation.worker``, started by ``sims/isolated.py``.
+
+It makes an environment of the catalogue (or "package.module:make") from JSON and does what its owner asks for.  It
+imports the contract and the simulator only, so it runs in an installation without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+import numpy as np
+
+from sims import catalog
+from sims.isolation.channel import Arrays, Channel, InMessages, SharedMemory
+from sims.isolation.messages import observation_arrays, step_arrays
+from vla_rl.contract.check import check_ends
+from vla_rl.contract.child import error_answer, serve_owner
+from vla_rl.contract.env import Observation, Snapshots, VecEnv, on_host
+from vla_rl.contract.errors import ContractError, did_you_mean
+from vla_rl.contract.foreign import require_finite_observation, require_finite_step
+
+
+class EnvServer:
+    """One environment and the requests about it; each has a name, JSON fields and arrays, and so has its answer."""
+
+    def __init__(self) -> None:
+        self.env: VecEnv
+        self.channel: Channel = InMessages()
+        self.seeds = np.zeros(0, np.int64)
+
+    def answer(self, request: dict[str, Any], writer: IO[bytes] | None = None) -> dict[str, Any]:
+        """What ``request`` asks for, or the error that came up."""
+        known: dict[str, Callable[..., tuple[dict[str, Any], Arrays]]] = {
+            item.__name__: item for item in (self.make, self.reset, self.step, self.snapshot, self.restore, self.close)
+        }
+        try:
+            what, arrays = str(request.pop("do")), request.pop("arrays", None)
+            if what not in known:
+                raise ContractError(f"a worker cannot do {what!r}, so nothing was done; {did_you_mean(what, known)}")
+            given = {} if arrays is None else self.channel.get(arrays)
+            fields, found = known[what](**request, **given)
+            return {**fields, "arrays": self.channel.put(found)}
+        except Exception as error:
+            return error_answer(error, "the environment")
+
+    def make(
+        self, env: str, num_envs: int, options: Mapping[str, Any], memory: Mapping[str, list[int]] | None = None
+    ) -> tuple[dict[str, Any], Arrays]:
+        """Make the environment; ``memory`` are the descriptors of shared files, None sends arrays in messages."""
+        if memory is not None:
+            self.channel = SharedMemory(memory["outbox"], memory["inbox"])
+        self.env = catalog.make(env, num_envs=num_envs, **options)
+        self.seeds = np.zeros(num_envs, np.int64)
+        return {"spec": self.env.spec.to_json()}, {}
+
+    def reset(self, env_ids: np.ndarray, seeds: np.ndarray) -> tuple[dict[str, Any], Arrays]:
+        self.seeds[env_ids] = seeds
+        return {}, self._sound(self.env.reset(env_ids.copy(), seeds.copy()))
+
+    def step(self, chunk: np.ndarray, observe: Any) -> tuple[dict[str, Any], Arrays]:
+        step = self.env.step(chunk.copy(), observe=observe)
+        require_finite_step(self.env, step, self.seeds)
+        check_ends(step, self.env.spec, self.env.num_envs)
+        for obs in step.frames:
+            require_finite_observation(self.env, obs, self.seeds)
+        return {"cause": list(map(str, step.cause))}, step_arrays(step)
+
+    def snapshot(self, env_ids: np.ndarray) -> tuple[dict[str, Any], Arrays]:
+        assert isinstance(self.env, Snapshots)
+        saved = self.env.snapshot(env_ids.copy())
+        return {}, {name: on_host(array) for name, array in saved.items()}
+
+    def restore(self, env_ids: np.ndarray, **saved: np.ndarray) -> tuple[dict[str, Any], Arrays]:
+        assert isinstance(self.env, Snapshots)
+        copies = {name.removeprefix("saved/"): array.copy() for name, array in saved.items()}
+        return {}, self._sound(self.env.restore(env_ids.copy(), copies))
+
+    def close(self) -> tuple[dict[str, Any], Arrays]:
+        self.env.close()
+        return {}, {}
+
+    def _sound(self, obs: Observation) -> Arrays:
+        require_finite_observation(self.env, obs, self.seeds)
+        return observation_arrays(obs)
+
+
+if __name__ == "__main__":
+    serve_owner("worker", EnvServer().answer)

@@ -1,0 +1,255 @@
+"""A child process that exchanges wire messages with its owner over its standard input and output.
+
+The owner starts it by a command, with :class:`Child`; the process takes its end by :func:`take_pipes`.  It belongs to
+its owner and ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.contract.streams import PipeStream, widen
+from vla_rl.contract.wire import read_message, receive_greeting, send_greeting, write_message
+
+_GRACE = 5.0  # seconds for a process to end by itself
+_TAIL = 1 << 14  # bytes of its last messages that are kept
+_LINES = 12  # of them that are shown in an error
+
+
+_ERRORS = {kind.__name__: kind for kind in (UserError, ContractError, NonFiniteError)}
+
+
+class ChildError(Exception):
+    """The child process is of no more use; the text says what became of it ("was killed by SIGSEGV")."""
+
+
+class Child:
+    """Another process, started at once; the first message waits for it.
+
+    It has a process group of its own, so a terminal's Ctrl-C reaches the owner alone, also while the process is still
+    starting.  What it prints to standard error is shown on the owner's, and the last of it is kept.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        name: str = "owner",
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """``command`` starts the process, for instance with the Python of another virtual environment.
+
+        ``environment`` are its environment variables (None: those of this process), ``name`` introduces the owner, and
+        ``descriptors`` are open files that the process inherits under the same numbers.  Raises UserError when the
+        command cannot be started.
+        """
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, process_group=0, pass_fds=descriptors
+            )
+        except OSError as error:
+            raise UserError(
+                f"{command[0]!r} cannot be started ({error}), so its process does nothing; give another Python."
+            ) from error
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        ends = [os.dup(end.fileno()) for end in (self._process.stdout, self._process.stdin)]
+        self._process.stdout.close()
+        self._process.stdin.close()
+        self._stream, self._name = PipeStream(*ends), name
+        self._greeted, self._introduced = False, False
+        self._tail = _Tail(self._process.stderr)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._stream.closed
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is neither closed nor ended."""
+        return not self.closed and self._ending() is None
+
+    def send(self, message: Any, deadline: float | None = None) -> None:
+        """Send ``message`` before ``deadline`` (``time.monotonic``); raises ChildError when that is impossible."""
+        with self._until(deadline):
+            if not self._introduced:
+                send_greeting(self._stream, self._name)
+                self._introduced = True
+            write_message(self._stream, message)
+
+    def receive(self, deadline: float | None = None) -> Any:
+        """The next message of the process.
+
+        Raises ChildError when it has ended or is silent until ``deadline``, and ContractError for a process that is no
+        vla-rl of this version or mixes other output with its messages.
+        """
+        with self._until(deadline):
+            if not self._greeted:
+                receive_greeting(self._stream, self._name)
+                self._greeted = True
+            return read_message(self._stream)
+
+    def last_words(self) -> str:
+        """The last lines that the process printed to standard error."""
+        return self._tail.text()
+
+    def kill(self) -> None:
+        """End the process and all that it started at once; safe to call twice, and after ``close``."""
+        if self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the pipes, give the process a moment to end by itself, and end it; safe to call twice."""
+        if self.closed:
+            return
+        self._stream.close()
+        self._ending(_GRACE)
+        self.kill()  # also what it has started
+        self._process.wait()
+        self._tail.close()
+
+    def _ending(self, patience: float = 0.0) -> os.waitid_result | None:
+        """How the process ended, or None if it runs on for ``patience`` seconds.
+
+        It is not reaped, so its number, which is that of its group, is given to no other process before ``close``.
+        """
+        end = time.monotonic() + patience
+        while True:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None or time.monotonic() >= end:
+                return ended
+            time.sleep(0.002)
+
+    @contextlib.contextmanager
+    def _until(self, deadline: float | None) -> Iterator[None]:
+        self._stream.deadline = deadline
+        try:
+            yield
+        except TimeoutError as error:
+            raise ChildError("did not answer in time") from error
+        except (EOFError, OSError) as error:
+            raise ChildError(self._fate()) from error
+
+    def _fate(self) -> str:
+        ended = self._ending(_GRACE)
+        if ended is None:
+            return "stopped answering"
+        self._tail.wait()
+        code = ended.si_status
+        return f"ended with exit code {code}" if ended.si_code == os.CLD_EXITED else f"was killed by {_signal(code)}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals
+        return f"signal {number}"
+
+
+class _Tail:
+    """Shows what a process prints, as it comes, and keeps the last of it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._kept = stream, b""
+        self._thread = threading.Thread(target=self._copy, name="stderr", daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        lines = self._kept.decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-_LINES:])
+
+    def wait(self) -> None:
+        """Until the last word; not for ever, as another process may hold the stream open."""
+        self._thread.join(_GRACE / 5)
+
+    def close(self) -> None:
+        self.wait()
+        if not self._thread.is_alive():
+            self._stream.close()
+
+    def _copy(self) -> None:
+        while piece := os.read(self._stream.fileno(), _TAIL):
+            self._kept = (self._kept + piece)[-_TAIL:]
+            with contextlib.suppress(OSError):  # nobody looks at this program any more
+                os.write(2, piece)
+
+
+# -- the other process -------------------------------------------------------------------------------------------------
+
+
+def serve_owner(name: str, answer: Callable[[Any, IO[bytes]], Any]) -> None:
+    """Answer the owner's messages by ``answer(message, writer)`` until it closes the pipes, and end this process.
+
+    ``name`` introduces this process.  What ``answer`` returns is the answer; it may write other messages before.
+    """
+    reader, writer = take_pipes()
+    try:
+        send_greeting(writer, name)
+        receive_greeting(reader, name)
+        while True:
+            write_message(writer, answer(read_message(reader), writer))
+    except (EOFError, BrokenPipeError):
+        os._exit(0)  # the owner is gone: nobody waits for what libraries still want to say
+    except ContractError as error:
+        sys.exit(str(error))
+
+
+def error_answer(error: Exception, who: str) -> dict[str, str]:
+    """The answer that lets the owner raise ``error`` by :func:`error_of`; ``who`` failed, if the error is not ours."""
+    kind = next((name for name, item in reversed(_ERRORS.items()) if isinstance(error, item)), "")
+    if kind:
+        return {"error": str(error), "kind": kind}
+    traceback.print_exception(error)
+    last = traceback.format_exception_only(error)[-1].strip()
+    return {"error": f"{who} failed: {last}; the whole traceback is above.", "kind": ""}
+
+
+def error_of(answer: Mapping[str, Any]) -> UserError:
+    """The error in ``answer``, of its own class if that is one of ours."""
+    return _ERRORS.get(answer["kind"], UserError)(answer["error"])
+
+
+def take_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Take stdin and stdout for messages: other code prints to stderr and reads an empty stdin.
+
+    Signals that reach all processes of a job are ignored, since the owner decides; when it is gone, this process ends,
+    also in the middle of its work.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    for stream in (reader, writer):
+        widen(stream.fileno())
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with, args=(reader.fileno(),), name="owner", daemon=True).start()
+    return reader, writer
+
+
+def _end_with(pipe: int) -> None:
+    """End this process when the other end of ``pipe`` is closed."""
+    poll = select.poll()
+    poll.register(pipe, 0)  # hang-ups are always reported
+    while not any(event & select.POLLHUP for _, event in poll.poll()):
+        pass
+    os._exit(0)
