@@ -18,6 +18,7 @@ from sims.mujoco.tasks.mixed import MixedExpert
 from sims.mujoco.tasks.place_expert import PlaceExpert
 from sims.mujoco.tasks.push_expert import PushExpert
 from sims.toy.counting import CountingEnv
+from tests.catalog_options import needed_options
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 
@@ -53,7 +54,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", sorted(CATALOG))
 def test_the_spec_of_a_name_is_that_of_its_environment(name):
-    for options in ({}, OPTIONS.get(name, {})):
+    for options in (needed_options(name), OPTIONS.get(name, needed_options(name))):
         with closing(make(name, num_envs=2, **options)) as env:
             assert spec_of(name, **options) == env.spec
 

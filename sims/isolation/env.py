@@ -21,8 +21,8 @@ from sims.isolation.messages import (
     step_layout,
     to_observation,
 )
-from sims.isolation.supervised import CAUSE, Answer, Request, SupervisedWorker
-from vla_rl.contract.env import Observation, Observe, Step
+from sims.isolation.supervised import Answer, Request, SupervisedWorker
+from vla_rl.contract.env import WORKER, Observation, Observe, Step
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.rows import EpisodeTracker
 
@@ -189,7 +189,7 @@ class IsolatedEnv:
             for name, kept in self._kept.items():
                 kept[env_id] = worker.latest[OBS + name][env_id - worker.rows.start]
             if not self._book.done[env_id] and env_id not in given_up:
-                self._book.truncated[env_id], self._cause[env_id] = True, CAUSE
+                self._book.truncated[env_id], self._cause[env_id] = True, WORKER
                 self.truncated_by_worker += 1
 
     def _per_action(self, answers: Answers, horizon: int) -> Arrays:

@@ -15,10 +15,10 @@ from sims.isolation.channel import Arrays
 from sims.isolation.links import Link, Start
 from sims.isolation.messages import OBS
 from vla_rl.contract.child import ChildError, error_of
+from vla_rl.contract.env import WORKER
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import EnvSpec
 
-CAUSE = "worker"  # of the end of an episode whose worker failed
 _GRACE = 5.0  # seconds for a worker to close its environment
 LIMIT = 5  # failures without one completed step in between, after which the run is stopped
 
@@ -67,7 +67,7 @@ class SupervisedWorker:
         self.rows, self.fresh, self.restarts = rows, True, 0
         self.latest: Arrays = {}
         self._start, self._make, self._deadlines = start, dict(make), deadlines
-        self._failures, self._failure = 0, ""
+        self._failures, self._failure, self._closed = 0, "", False
         self._spec: EnvSpec | None = None
         self.link = self._begin()
 
@@ -97,7 +97,12 @@ class SupervisedWorker:
         return self._spec
 
     def send(self, request: Request) -> None:
-        """Send ``request``; :meth:`receive` says whether that failed."""
+        """Send ``request``; :meth:`receive` says whether that failed.  Raises UserError after :meth:`close`."""
+        if self._closed:
+            raise UserError(
+                f"the isolated environment {self._make['env']!r} was closed, so it has no {request.do!r}; make a new "
+                "one."
+            )
         self.spec()
         self._failure, self._deadline = "", time.monotonic() + self._deadlines.answer
         try:
@@ -135,7 +140,7 @@ class SupervisedWorker:
 
     def close(self) -> None:
         """End the worker, in order if it can; safe to call twice."""
-        end = time.monotonic() + _GRACE
+        end, self._closed = time.monotonic() + _GRACE, True
         with contextlib.suppress(ChildError, ContractError):
             if not self._making:
                 self.link.send({"do": "close"}, {}, end)
@@ -181,7 +186,7 @@ class SupervisedWorker:
             )
         warnings.warn(
             f"{what} {reason} during {during!r}, so another one is started and its running episodes are truncated "
-            f'(cause "{CAUSE}").{last}',
+            f'(cause "{WORKER}").{last}',
             stacklevel=2,
         )
         self.restarts, self.fresh, self.link = self.restarts + 1, True, self._begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _WORKER, _ON_WORKER = "vla_rl/experience/worker.py", "tests/experience/test_worker.py::"
+_CHILD = "vla_rl/contract/child.py"
 _PROCESS, _ON_PROCESS = "vla_rl/experience/process.py", "tests/experience/test_process.py::"
 _EVALUATORS = "vla_rl/recipes/evaluators.py"
 _OUTCOMES = "tests/recipes/test_evaluators.py::test_outcomes_do_not_depend_on_the_number_of_processes"
@@ -116,13 +117,13 @@ FAULTS = (
     Fault(
         "the answer to an interrupted request is taken for the next one's",
         _WORKER,
-        "if self._writer.closed or self._answering:",
-        "if self._writer.closed:",
+        "if self._child.closed or self._answering:",
+        "if self._child.closed:",
         (f"{_ON_WORKER}test_a_request_that_was_interrupted_leaves_a_process_that_only_can_be_closed",),
     ),
     Fault(
         "a signal to the whole group ends the processes before their owner has saved",
-        _WORKER,
+        _CHILD,
         "signal.signal(number, signal.SIG_IGN)",
         "signal.signal(signal.SIGINT, signal.SIG_IGN)",
         (f"{_ON_WORKER}test_signals_that_reach_the_whole_group_do_not_end_it",),
@@ -194,8 +195,8 @@ FAULTS = (
     ),
     Fault(
         "Ctrl-C ends a process that is still starting with a traceback",
-        _WORKER,
-        ", process_group=0",
+        _CHILD,
+        "process_group=0, ",
         "",
         (f"{_ON_WORKER}test_signals_that_reach_the_whole_group_do_not_end_it",),
     ),

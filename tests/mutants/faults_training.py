@@ -163,14 +163,14 @@ _PROCESSES = (
     ),
     Fault(
         "prints go between the messages",
-        "vla_rl/experience/worker.py",
+        "vla_rl/contract/child.py",
         "os.dup2(2, 1)",
         "pass",
         (f"{_ON_PROCESS}test_errors_of_the_acting_process_are_raised_in_the_learner",),
     ),
     Fault(
         "errors of the acting process lose their type",
-        "vla_rl/experience/worker.py",
+        "vla_rl/contract/child.py",
         "_ERRORS.get(answer[",
         "{}.get(answer[",
         (f"{_ON_PROCESS}test_errors_of_the_acting_process_are_raised_in_the_learner",),

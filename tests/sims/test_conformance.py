@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sims.catalog import CATALOG, make
+from tests.catalog_options import needed_options
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.spec import EnvSpec
@@ -15,7 +16,7 @@ from vla_rl.contract.spec import EnvSpec
 
 @pytest.fixture(params=sorted(CATALOG))
 def env(request):
-    made = make(request.param, num_envs=3)
+    made = make(request.param, num_envs=3, **needed_options(request.param))
     yield made
     made.close()
 

@@ -24,7 +24,7 @@ from vla_rl.contract.wire import read_message, receive_greeting, send_greeting, 
 
 _GRACE = 5.0  # seconds for a process to end by itself
 _TAIL = 1 << 14  # bytes of its last messages that are kept
-_LINES = 12  # of them that are shown in an error
+_LINES = 20  # of them that are shown in an error
 
 
 _ERRORS = {kind.__name__: kind for kind in (UserError, ContractError, NonFiniteError)}
@@ -141,6 +141,8 @@ class Child:
 
     @contextlib.contextmanager
     def _until(self, deadline: float | None) -> Iterator[None]:
+        if self.closed:
+            raise ChildError("was closed")
         self._stream.deadline = deadline
         try:
             yield

@@ -1,0 +1,216 @@
+"""Faults in isolated environments and in the child processes under them."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_CHILD, _ON_CHILD = "vla_rl/contract/child.py", "tests/contract/test_child.py::"
+_STREAMS = "vla_rl/contract/streams.py"
+_CHANNEL, _ON_CHANNEL = "sims/isolation/channel.py", "tests/sims/isolation/test_channel.py::"
+_ENV, _SUPERVISED = "sims/isolation/env.py", "sims/isolation/supervised.py"
+_SNAPSHOTS, _WORKER = "sims/isolation/snapshots.py", "sims/isolation/worker.py"
+_ON_ENV, _ON_FAILURES = "tests/sims/isolation/test_isolated.py::", "tests/sims/isolation/test_failures.py::"
+_EQUAL = (f"{_ON_ENV}test_it_keeps_the_contract_and_equals_the_environment_here_bit_for_bit[counting-3]",)
+_STEP = (f"{_ON_FAILURES}test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others[killed]",)
+_RESET = (f"{_ON_FAILURES}test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated[killed]",)
+_SAVED = (f"{_ON_FAILURES}test_a_snapshot_that_fails_is_taken_of_the_new_worker[killed]",)
+
+_PROCESS = (
+    Fault(
+        "a silent child is waited for for ever",
+        _STREAMS,
+        "None if self.deadline is None else 1000 * max(0.0, self.deadline - time.monotonic())",
+        "None if self.deadline is None else 1e6",
+        (f"{_ON_CHILD}test_silence_and_a_full_pipe_end_at_the_deadline",),
+    ),
+    Fault(
+        "a child at work outlives its owner",
+        _CHILD,
+        'threading.Thread(target=_end_with, args=(reader.fileno(),), name="owner", daemon=True).start()',
+        "pass",
+        (f"{_ON_CHILD}test_a_process_at_work_ends_with_its_owner",),
+    ),
+    Fault(
+        "what a child has started outlives it",
+        _CHILD,
+        "        self.kill()  # also what it has started\n",
+        "",
+        (f"{_ON_CHILD}test_what_it_started_ends_with_it",),
+    ),
+    Fault(
+        "the first words of a child are kept instead of the last",
+        _CHILD,
+        "lines[-_LINES:]",
+        "lines[:_LINES]",
+        (f"{_ON_CHILD}test_its_last_words_are_kept_and_shown",),
+    ),
+    Fault(
+        "what a child prints is swallowed",
+        _CHILD,
+        "os.write(2, piece)",
+        "pass",
+        (f"{_ON_CHILD}test_its_last_words_are_kept_and_shown",),
+    ),
+)
+
+_MEMORY = (
+    Fault(
+        "an answer is overwritten while the next one is made",
+        _CHANNEL,
+        "(self._next + 1) % len(self._outbox)",
+        "0",
+        (f"{_ON_CHANNEL}test_the_last_answer_stays_while_the_next_one_is_written",),
+    ),
+    Fault(
+        "arrays of a message lie on each other",
+        _CHANNEL,
+        "end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT",
+        "end += array.nbytes // _ALIGNMENT * _ALIGNMENT",
+        (f"{_ON_CHANNEL}test_arrays_arrive_as_they_were_sent",),
+    ),
+    Fault(
+        "an array before the memory is read",
+        _CHANNEL,
+        "not 0 <= start <= end <= self._size",
+        "not start <= end <= self._size",
+        (f"{_ON_CHANNEL}test_what_lies_outside_or_is_no_number_is_refused",),
+    ),
+)
+
+_OWNER = (
+    Fault(
+        "observations of several workers are all those of the first",
+        _ENV,
+        "latest, frozen = worker.latest.get(prefix + name)",
+        "latest, frozen = self.workers[0].latest.get(prefix + name)",
+        _EQUAL,
+    ),
+    Fault(
+        "frames are the last observation",
+        _ENV,
+        "self._observation(frame(number))",
+        "self._observation()",
+        _EQUAL,
+    ),
+    Fault(
+        "an episode of a worker that failed runs on",
+        _ENV,
+        "self._book.truncated[env_id], self._cause[env_id] = True, WORKER",
+        "self._cause[env_id] = WORKER",
+        _STEP,
+    ),
+    Fault(
+        "an episode that a worker lost shows nothing at its end",
+        _ENV,
+        "kept[env_id] = worker.latest[OBS + name][env_id - worker.rows.start]",
+        "pass",
+        _STEP,
+    ),
+    Fault(
+        "an episode that had ended is truncated when its worker fails",
+        _ENV,
+        "if not self._book.done[env_id] and env_id not in given_up:",
+        "if env_id not in given_up:",
+        (f"{_ON_FAILURES}test_an_end_before_the_failure_stays_what_it_was",),
+    ),
+    Fault(
+        "what replaces a lost episode until its reset earns rewards",
+        _ENV,
+        "found[name][self._frozen] = 0",
+        "pass",
+        _STEP,
+    ),
+    Fault(
+        "a reset that failed counts its own episodes as lost",
+        _ENV,
+        "partial(self._reset_request, index, seed), index.tolist())",
+        "partial(self._reset_request, index, seed))",
+        _RESET,
+    ),
+    Fault(
+        "a new worker is reset where the caller asks for it only",
+        _ENV,
+        "if worker.fresh:  # it steps nothing",
+        "if False:  # it steps nothing",
+        _STEP,
+    ),
+    Fault(
+        "an interrupted request leaves its answer behind",
+        _ENV,
+        "worker.abandon()",
+        "pass",
+        (f"{_ON_FAILURES}test_an_environment_that_was_interrupted_goes_on_with_a_new_worker",),
+    ),
+    Fault(
+        "failures add up over the whole run",
+        _SUPERVISED,
+        'if request.do == "step":',
+        "if False:",
+        (f"{_ON_FAILURES}test_failures_with_completed_steps_in_between_do_not_add_up",),
+    ),
+    Fault(
+        "a worker that always fails is replaced for ever",
+        _SUPERVISED,
+        "self._failures += 1",
+        "self._failures += 0",
+        (f"{_ON_FAILURES}test_a_worker_that_fails_again_and_again_ends_the_run_with_its_last_words",),
+    ),
+    Fault(
+        "nobody hears a worker's last words",
+        _SUPERVISED,
+        "words = self.link.last_words()",
+        'words = ""',
+        _STEP,
+    ),
+    Fault(
+        "a snapshot overwrites the last observation",
+        _SUPERVISED,
+        "self.latest = {name: array.copy() for name, array in self.latest.items() if name.startswith(OBS)}",
+        "pass",
+        (f"{_ON_FAILURES}test_the_last_observation_survives_snapshots",),
+    ),
+    Fault(
+        "files of replaced workers stay open",
+        "sims/isolation/links.py",
+        "        self._memory.close()\n",
+        "",
+        (f"{_ON_ENV}test_memory_and_open_files_stay_flat",),
+    ),
+    Fault(
+        "what breaks its own spec is taken for a step",
+        _ENV,
+        "require_layout(answer.arrays, layout, size)",
+        "pass",
+        (f"{_ON_FAILURES}test_a_step_that_breaks_its_own_spec_is_no_step[dtype]",),
+    ),
+    Fault(
+        "a worker does not look at how its episodes end",
+        _WORKER,
+        "        check_ends(step, self.env.spec, self.env.num_envs)\n",
+        "",
+        (f"{_ON_FAILURES}test_a_step_that_breaks_its_own_spec_is_no_step[ends]",),
+    ),
+    Fault(
+        "a NaN comes through isolation",
+        _WORKER,
+        "        require_finite_step(self.env, step, self.seeds)\n",
+        "",
+        (f"{_ON_FAILURES}test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others[nan]",),
+    ),
+    Fault(
+        "a lost episode that was saved runs again when it is restored",
+        _SNAPSHOTS,
+        'self._frozen[index] = arrays[f"{_OWN}frozen"]',
+        "self._frozen[index] = False",
+        _SAVED,
+    ),
+    Fault(
+        "a restored episode keeps the flags of the one before",
+        _SNAPSHOTS,
+        'for name in ("seed", "time", *FLAGS):\n            getattr',
+        'for name in ("seed", "time"):\n            getattr',
+        _SAVED,
+    ),
+)
+
+FAULTS = (*_PROCESS, *_MEMORY, *_OWNER)

@@ -1,0 +1,224 @@
+"""Workers that are killed, hang, fail or return nonsense: their episodes are truncated, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sims.catalog import make
+from sims.isolation.supervised import LIMIT
+from sims.toy.counting import episode_length
+from tests.sims.isolation.test_isolated import same_observation
+from vla_rl.contract.check import check_env
+from vla_rl.contract.errors import UserError
+
+ROOT = str(Path(__file__).resolve().parents[3])
+TROUBLED = "tests.sims.isolation.troubled:{}"
+LONG = [seed for seed in range(100) if episode_length(np.array(seed)) > 20]  # seeds of long episodes
+UNTIL = {"killed": 60.0, "failing": 60.0, "nan": 60.0, "hung": 4.0}  # seconds to wait for an answer
+SAYS = {
+    "killed": "was killed by SIGKILL",
+    "hung": "did not answer in time",
+    "failing": "RuntimeError: the joint came off",
+    "nan": "that is not finite",
+}
+pytestmark = pytest.mark.filterwarnings("ignore:worker process:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def workers_import_this_copy(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+
+
+def troubled(folder, method, trouble, num_envs=4, workers=2, **options):
+    options = {"method": method, "trouble": trouble, "folder": str(folder), **options}
+    return closing(
+        make(
+            "isolated",
+            num_envs=num_envs,
+            env=TROUBLED.format("make"),
+            options=options,
+            workers=workers,
+            deadline_s=UNTIL[trouble],
+        )
+    )
+
+
+def chunk(env, horizon=1):
+    return np.ones((env.num_envs, horizon, 2), np.float32)
+
+
+@pytest.mark.parametrize("trouble", list(SAYS))
+def test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others(trouble, tmp_path):
+    with troubled(tmp_path, "step", trouble, seed=LONG[2], times=1) as env:
+        env.reset(range(4), LONG[:4])
+        with pytest.warns(UserWarning, match=SAYS[trouble]) as caught:
+            step = env.step(chunk(env, 2), observe="all")
+        told = str(caught[0].message)
+        assert len(caught) == 1 and "the last words step" in told and "environments 2 to 3" in told and "'step'" in told
+        assert step.truncated.tolist() == [False, False, True, True] and not step.terminated.any()
+        assert step.cause == ("", "", "worker", "worker")
+        assert step.valid.tolist() == [[True, True], [True, True], [False, False], [False, False]]
+        assert step.obs.time.tolist() == [2, 2, 0, 0] and step.obs.state[:, 0].tolist() == LONG[:4]
+        assert not step.reward[2:].any() and not step.executed[2:].any() and not step.success.any()
+        assert [frame.time.tolist() for frame in step.frames] == [[1, 1, 0, 0], [2, 2, 0, 0]]
+        assert (env.restarts, env.truncated_by_worker) == (1, 2)
+
+        idle = env.step(chunk(env))  # the new worker has no episode: it is not asked
+        assert idle.obs.time.tolist() == [3, 3, 0, 0] and idle.cause == step.cause
+        obs = env.reset([3], [LONG[5]])
+        assert obs.state[:, 0].tolist() == [*LONG[:3], LONG[5]] and obs.time.tolist() == [3, 3, 0, 0]
+        with_nan = chunk(env)
+        with_nan[2] = np.nan  # an environment that idles
+        later = env.step(with_nan)
+        assert later.valid[:, 0].tolist() == [True, True, False, True] and later.obs.time.tolist() == [4, 4, 0, 1]
+        assert later.cause == ("", "", "worker", "") and later.truncated.tolist() == [False, False, True, False]
+        assert later.executed[2].tolist() == [[0, 0]] and later.reward[2].tolist() == [0]
+        assert env.reset([2], [LONG[2]]).time.tolist() == [4, 4, 0, 1]
+        assert env.step(chunk(env)).obs.time.tolist() == [5, 5, 1, 2]
+        assert env.restarts == 1
+
+
+@pytest.mark.parametrize("trouble", list(SAYS))
+def test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated(trouble, tmp_path):
+    with troubled(tmp_path, "reset", trouble, seed=LONG[6], times=1) as env:
+        env.reset(range(4), LONG[:4])
+        env.step(chunk(env))
+        with pytest.warns(UserWarning, match=SAYS[trouble]):
+            obs = env.reset([2], [LONG[6]])
+        assert obs.state[:, 0].tolist() == [*LONG[:2], LONG[6], LONG[3]] and obs.time.tolist() == [1, 1, 0, 1]
+        step = env.step(chunk(env))
+        assert step.cause == ("", "", "", "worker") and step.valid[:, 0].tolist() == [True, True, True, False]
+        assert step.obs.time.tolist() == [2, 2, 1, 1]
+        assert (env.restarts, env.truncated_by_worker) == (1, 1)
+
+
+@pytest.mark.parametrize("trouble", ["killed", "failing", "hung"])
+def test_a_snapshot_that_fails_is_taken_of_the_new_worker(trouble, tmp_path):
+    """The episodes that were lost are in it as truncated ones, and come back as such."""
+    with troubled(tmp_path, "snapshot", trouble, seed=LONG[2], times=1) as env:
+        env.reset(range(4), LONG[:4])
+        env.step(chunk(env, 3))
+        with pytest.warns(UserWarning, match=SAYS[trouble]):
+            saved = env.snapshot(range(4))
+        first = env.step(chunk(env, 2))
+        assert first.cause == ("", "", "worker", "worker") and first.obs.time.tolist() == [5, 5, 3, 3]
+        env.reset(range(4), LONG[4:8])
+        obs = env.restore(range(4), saved)
+        assert obs.time.tolist() == [3, 3, 3, 3] and obs.state[:, 0].tolist() == LONG[:4]
+        again = env.step(chunk(env, 2))
+        assert same_observation(first.obs, again.obs) and again.cause == first.cause
+        assert np.array_equal(first.valid, again.valid) and np.array_equal(first.reward, again.reward)
+
+
+@pytest.mark.parametrize("trouble", ["killed", "failing", "hung"])
+def test_a_restore_that_fails_is_tried_again(trouble, tmp_path):
+    with troubled(tmp_path, "restore", trouble, times=1) as env:
+        env.reset(range(4), LONG[:4])
+        env.step(chunk(env, 3))
+        saved = env.snapshot([0, 1])
+        with pytest.warns(UserWarning, match=SAYS[trouble]):
+            obs = env.restore([2, 1], saved)
+        assert env.restarts >= 1 and obs.time.tolist()[1:3] == [3, 3] and obs.state[[2, 1], 0].tolist() == LONG[:2]
+        assert env.step(chunk(env)).valid[[1, 2]].all()
+
+
+@pytest.mark.parametrize("trouble", ["killed", "hung"])
+def test_a_worker_that_dies_or_hangs_while_it_makes_its_environment_is_replaced(trouble, tmp_path):
+    options = {"method": "make", "trouble": trouble, "folder": str(tmp_path), "times": 1}
+    limit = 60.0 if trouble == "killed" else 8.0
+    with pytest.warns(UserWarning, match=rf"{SAYS[trouble]} during 'make'(.|\n)*the last words make"):
+        env = make("isolated", num_envs=2, env=TROUBLED.format("make"), options=options, start_deadline_s=limit)
+    with closing(env):
+        assert env.restarts >= 1 and env.reset([0, 1], LONG[:2]).time.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("what", ["dtype", "shape", "task", "ends", "cameras"])
+def test_a_step_that_breaks_its_own_spec_is_no_step(what):
+    env = make("isolated", num_envs=2, env=TROUBLED.format("lying"), options={"what": what})
+    with closing(env):
+        env.reset([0, 1], LONG[:2])
+        with pytest.warns(UserWarning, match=r"broke its own spec|so experience from it would be wrong"):
+            step = env.step(chunk(env))
+        assert step.cause == ("worker", "worker") and step.obs.time.tolist() == [0, 0] and not step.valid.any()
+
+
+def test_a_worker_that_fails_again_and_again_ends_the_run_with_its_last_words(tmp_path):
+    with troubled(tmp_path, "step", "failing", num_envs=1, times=99) as env:
+        for _ in range(LIMIT - 1):
+            env.reset([0], [LONG[0]])
+            assert env.step(chunk(env)).cause == ("worker",)
+        env.reset([0], [LONG[0]])
+        with pytest.raises(UserError, match=rf"the {LIMIT}th failure in a row(.|\n)*the last words step"):
+            env.step(chunk(env))
+
+
+def test_failures_with_completed_steps_in_between_do_not_add_up(tmp_path):
+    with troubled(tmp_path, "step", "killed", num_envs=1, seed=LONG[0], times=99) as env:
+        for _ in range(LIMIT + 1):
+            env.reset([0], [LONG[1]])
+            assert env.step(chunk(env)).valid.all()
+            env.reset([0], [LONG[0]])
+            assert env.step(chunk(env)).cause == ("worker",)
+        assert env.restarts == env.truncated_by_worker == LIMIT + 1
+
+
+def test_an_end_before_the_failure_stays_what_it_was(tmp_path):
+    even = next(seed for seed in range(0, 100, 2) if episode_length(np.array(seed)) == 3)
+    with troubled(tmp_path, "step", "killed", num_envs=2, workers=1) as env:
+        (tmp_path / "not yet").touch()
+        env.reset([0, 1], [even, LONG[0]])
+        ended = env.step(chunk(env, 4))
+        assert ended.cause == ("success", "")
+        (tmp_path / "not yet").unlink()
+        step = env.step(chunk(env))
+        assert step.cause == ("success", "worker") and step.terminated.tolist() == [True, False]
+        assert step.success.tolist() == [True, False] and env.truncated_by_worker == 1
+        assert step.obs.time.tolist() == [3, 4]
+
+
+def test_an_environment_that_was_interrupted_goes_on_with_a_new_worker():
+    """The answer to the request that was interrupted is never taken for the answer to the next one."""
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    env = make("isolated", num_envs=2, env="counting", workers=2)
+    with closing(env):
+        env.reset([0, 1], LONG[:2])
+        receive, env.workers[0].receive = env.workers[0].receive, interrupt
+        with pytest.raises(KeyboardInterrupt):
+            env.step(chunk(env))
+        env.workers[0].receive = receive
+        step = env.step(chunk(env))
+        assert step.cause == ("worker", "worker") and step.obs.time.tolist() == [0, 0]
+        env.reset([0, 1], LONG[:2])
+        assert env.step(chunk(env)).obs.time.tolist() == [1, 1]
+
+
+def test_the_contract_holds_after_a_failure():
+    env = make("isolated", num_envs=3, env="counting", workers=2)
+    with closing(env):
+        env.reset([0, 1, 2], LONG[:3])
+        os.kill(env.workers[0].link.pid, signal.SIGKILL)
+        env.step(chunk(env))
+        assert len(check_env(env, seed=11)) == 7 and env.restarts == 1
+
+
+def test_the_last_observation_survives_snapshots():
+    """They are answers as well, and an answer takes the memory of the one before the last."""
+    env = make("isolated", num_envs=2, env="counting")
+    with closing(env):
+        env.reset([0, 1], LONG[:2])
+        env.step(chunk(env, 5))
+        for _ in range(3):
+            env.snapshot([1])
+        assert env.reset([], []).state[:, 0].tolist() == LONG[:2]
+        os.kill(env.workers[0].link.pid, signal.SIGKILL)
+        obs = env.step(chunk(env)).obs
+        assert obs.state[:, 0].tolist() == LONG[:2] and obs.time.tolist() == [5, 5]
