@@ -46,6 +46,8 @@ TORCH_FREE = (
     "sims.catalog",
     "sims.gym",
     "sims.installations",
+    "sims.isolated",
+    "sims.isolation",
     "sims.metaworld",
     "sims.mujoco",
     "sims.numpy_env",
