@@ -1,7 +1,8 @@
 """Environments by name: those of the catalogue, and those of a user as "package.module:make".
 
 An environment module is imported only when it is needed.  The other parts of a task (a scripted expert, labelled
-scenes, a swapped instruction, claims, the spec) are declared by its ``make``; see ``vla_rl.contract.task``.
+scenes, a swapped instruction, claims, the spec) are declared by its ``make``; see ``vla_rl.contract.task``.  For an
+environment that wraps another, they follow from its ``options``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.load import load
+from vla_rl.contract.parameter import Parameter
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import TaskExtras, extras_of, resolve
 
@@ -22,6 +24,7 @@ CATALOG: dict[str, str] = {
     "mixed": "sims.mujoco.tasks.mixed:make",
     "gym": "sims.gym:make",
     "isolated": "sims.isolated:make",
+    "randomize": "sims.randomize:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",
 }
@@ -68,43 +71,63 @@ def spec_of(name: str, **options: Any) -> EnvSpec:
         env.close()
 
 
-def extras(name: str) -> TaskExtras:
-    """The extras that the module of environment ``name`` declares."""
-    return extras_of(find(name))
+def extras(name: str, /, **options: Any) -> TaskExtras:
+    """The extras that the module of environment ``name`` declares; of one that wraps another, those of that one."""
+    declared = extras_of(find(name))
+    if not declared.wraps:
+        return declared
+    inner, inner_options = _wrapped(name, options)
+    return extras(inner, **inner_options)
 
 
-def expert(name: str, horizon: int) -> Any:
+def parameters(name: str, /, **options: Any) -> tuple[Parameter, ...]:
+    """What environment ``name`` with ``options`` can vary between episodes; nothing if it declares nothing."""
+    declared = extras_of(find(name)).parameters
+    found: tuple[Parameter, ...] = () if declared is None else resolve(declared)(**options)
+    return found
+
+
+def expert(name: str, horizon: int, /, **options: Any) -> Any:
     """The scripted expert of ``name``, which plans ``horizon`` actions; raises UserError if it declares none."""
-    declared = extras(name).expert
+    declared = extras(name, **options).expert
     if declared is None:
         raise _undeclared(name, "scripted expert", "nobody can demonstrate its task", "expert")
     return resolve(declared)(horizon=horizon)
 
 
-def scenes(name: str) -> Callable[..., Any]:
+def scenes(name: str, /, **options: Any) -> Callable[..., Any]:
     """The function ``(count, seed)`` that draws labelled scenes of ``name``; raises UserError if it declares none."""
-    declared = extras(name).scenes
+    declared = extras(name, **options).scenes
     if declared is None:
         raise _undeclared(name, "labelled scenes", "no policy can be grounded on them", "scenes")
     found: Callable[..., Any] = resolve(declared)
     return found
 
 
-def swapped_options(name: str) -> Mapping[str, Any]:
+def swapped_options(name: str, /, **options: Any) -> Mapping[str, Any]:
     """Options of ``name`` for an instruction that names another object; raises UserError if it declares none."""
+    if extras_of(find(name)).wraps:
+        inner, inner_options = _wrapped(name, options)
+        return {"options": {**inner_options, **swapped_options(inner, **inner_options)}}
     declared = extras(name).swapped_options
     if declared is None:
         raise _undeclared(name, "swapped instruction", "following the instruction cannot be tested", "swapped_options")
     return declared
 
 
-def claims(name: str) -> Callable[..., Any]:
+def claims(name: str, /, **options: Any) -> Callable[..., Any]:
     """The claims of ``name`` about an observation's pictures (``TaskExtras``); raises UserError if it declares none."""
-    declared = extras(name).claims
+    declared = extras(name, **options).claims
     if declared is None:
         raise _undeclared(name, "claims about its pictures", "no frame can be labelled", "claims")
     found: Callable[..., Any] = resolve(declared)
     return found
+
+
+def _wrapped(name: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name and options of the environment that ``name`` with ``options`` wraps."""
+    default = inspect.signature(find(name)).parameters["env"].default
+    return options.get("env", default), options.get("options") or {}
 
 
 def _undeclared(name: str, what: str, consequence: str, argument: str) -> UserError:

@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 from mujoco.batch import Batch
 
+from sims.mujoco.looks import recolour
+from sims.mujoco.parameters import PARAMETERS
+from sims.mujoco.physics import Physics
 from sims.mujoco.render import Renderer
 from sims.mujoco.task import Task
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.randomization import parameter_rows
 from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
@@ -22,6 +26,8 @@ class MujocoEnv:
     An episode depends only on its seed and its actions: every environment has its own physics state, with the solver's
     warm start, and randomness is drawn at reset alone.  A control step is one call that advances every active
     environment on ``threads`` threads; ended ones are neither simulated nor rendered.
+
+    ``reset`` takes the values of ``PARAMETERS`` (``parameters.py``); they are part of snapshots.
     """
 
     def __init__(
@@ -45,6 +51,8 @@ class MujocoEnv:
         self._qpos, self._ctrl = self._batch.bind("qpos"), self._batch.bind("ctrl")
         self._book = EpisodeTracker(num_envs, task.failures)
         self._task_state = {name: np.stack([value] * num_envs) for name, value in task.task_state.items()}
+        self._parameters = parameter_rows(PARAMETERS, {}, np.arange(num_envs))
+        self._physics: Physics | None = None  # until a parameter is given: what is not varied costs nothing
         shape = (num_envs, image_size, image_size, 3)
         self._images = {name: np.zeros(shape, np.uint8) for name in self._cameras}
         self._renderers: dict[int, Renderer] = {}
@@ -53,12 +61,16 @@ class MujocoEnv:
     def num_envs(self) -> int:
         return self._num_envs
 
-    def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
+    def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
         index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
+        self._parameters[index] = parameter_rows(PARAMETERS, parameters, index)
+        self._set_physics(index, varied=bool(parameters))
         for env_id, value in zip(index, seed, strict=True):
             episode = self._task.sample_episode(np.random.Generator(np.random.PCG64(int(value))))
+            if self._physics is not None:
+                episode = self._task.vary_poses(episode, self._values([env_id])[0])
             self._batch.state[env_id] = self._blank
             self._qpos[env_id], self._ctrl[env_id] = episode.qpos, episode.ctrl
             for name, item in episode.task_state.items():
@@ -94,6 +106,8 @@ class MujocoEnv:
         """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
         index = self._book.index(env_ids)
         restore_rows(self._arrays(), index, snapshot)
+        nominal = parameter_rows(PARAMETERS, {}, index)
+        self._set_physics(index, varied=not np.array_equal(self._parameters[index], nominal))
         return self._observe(index)
 
     def render_rows(self, env_ids: Any, size: int, camera: str = "front") -> np.ndarray:
@@ -108,8 +122,19 @@ class MujocoEnv:
         self._renderers.clear()
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        own = {"physics": self._batch.state, **self._book.arrays()}
+        own = {"physics": self._batch.state, "parameters": self._parameters, **self._book.arrays()}
         return own | {f"task_state/{name}": value for name, value in self._task_state.items()}
+
+    def _set_physics(self, env_ids: np.ndarray, varied: bool) -> None:
+        """Masses and friction of ``env_ids``; until anything was ``varied`` they are those of the model."""
+        if varied and self._physics is None:
+            self._physics = Physics(self._batch, self._task.model, self._task.movable)
+        if self._physics is not None:
+            self._physics.set(env_ids, dict(zip(_NAMES, self._parameters[env_ids].T, strict=True)))
+
+    def _values(self, env_ids: Sequence[int] | np.ndarray) -> list[dict[str, float]]:
+        """The parameters of ``env_ids`` by name."""
+        return [dict(zip(_NAMES, row, strict=True)) for row in self._parameters[env_ids].tolist()]
 
     def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> np.ndarray:
         """One control step of ``env_ids`` with ``action`` [R,D]; latches ends and returns the rewards [R]."""
@@ -152,10 +177,17 @@ class MujocoEnv:
             return out
         if size not in self._renderers:
             task = self._task
-            self._renderers[size] = Renderer(task.model, size, size, task.painted, task.placed)
+            self._renderers[size] = Renderer(task.model, size, size, task.painted, task.placed, task.surfaces)
         task_state = {name: value[env_ids] for name, value in self._task_state.items()}
         colours, positions = self._task.colours(task_state), self._task.mark_positions(task_state)
-        return self._renderers[size].render(self._qpos[env_ids], colours, positions, camera, out)
+        looks = self._values(env_ids) if self._physics is not None else []
+        if looks:
+            hue, saturation = (np.array([row[f"object_{part}"] for row in looks]) for part in ("hue", "saturation"))
+            colours = recolour(colours, hue, saturation)
+        return self._renderers[size].render(self._qpos[env_ids], colours, positions, camera, out, looks)
+
+
+_NAMES = tuple(parameter.name for parameter in PARAMETERS)
 
 
 def task_spec(task: Task, cameras: tuple[str, ...] = ("front",), image_size: int = 64, render: bool = True) -> EnvSpec:

@@ -8,12 +8,13 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mujoco
 import numpy as np
 
+from sims.mujoco.looks import Looks
 from vla_rl.contract.errors import UserError, did_you_mean
 
 BACKENDS = ("egl", "osmesa")
@@ -35,7 +36,8 @@ os.environ.setdefault("LP_NUM_THREADS", "0")
 class Renderer:
     """Renders states of one model into uint8 pictures with one camera-independent OpenGL context.
 
-    Only kinematics are computed per state; cameras and lights are fixed to the world and computed once.
+    Only kinematics are computed per state; cameras and lights are fixed to the world and computed once, unless
+    ``looks`` says otherwise.
     """
 
     def __init__(
@@ -45,12 +47,17 @@ class Renderer:
         width: int,
         painted: Sequence[int] = (),
         placed: Sequence[int] = (),
+        surfaces: Sequence[int] = (),
     ) -> None:
-        """``painted``, ``placed``: ids of the geoms whose colour, or position, differs between environments."""
+        """``painted``, ``placed``: ids of the geoms whose colour, or position, differs between environments.
+
+        ``surfaces``: ids of those whose brightness and texture ``looks`` vary.
+        """
         self._model = model = copy.copy(model)  # colours, positions and buffer size are this renderer's own
         self._painted, self._placed = np.asarray(painted, dtype=np.intp), np.asarray(placed, dtype=np.intp)
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
+        self._looks = Looks(model, self._data, surfaces)
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
         self._canvas = Canvas(model)
         self._scene = mujoco.MjvScene(model, model.ngeom + 8)
@@ -59,11 +66,18 @@ class Renderer:
         self._buffer = np.empty((height, width, 3), np.uint8)
 
     def render(
-        self, qpos: np.ndarray, rgba: np.ndarray, positions: np.ndarray, camera: str, out: np.ndarray
+        self,
+        qpos: np.ndarray,
+        rgba: np.ndarray,
+        positions: np.ndarray,
+        camera: str,
+        out: np.ndarray,
+        looks: Sequence[Mapping[str, float]] = (),
     ) -> np.ndarray:
         """Render ``qpos`` [R,nq] into ``out`` uint8 [R,h,w,3]; returns ``out``.
 
-        ``rgba`` [R,painted,4]: colours of the painted geoms; ``positions`` [R,placed,3]: positions (metres).
+        ``rgba`` [R,painted,4]: colours of the painted geoms; ``positions`` [R,placed,3]: positions (metres); ``looks``
+        [R]: values of ``LOOKS`` (``parameters.py``).  Without them a row looks like the one before, at first nominal.
         """
         self._canvas.gl.make_current()
         view = mujoco.MjvCamera()
@@ -74,6 +88,8 @@ class Renderer:
             self._data.qpos[:] = qpos[i]
             self._model.geom_rgba[self._painted] = rgba[i]
             self._model.geom_pos[self._placed] = positions[i]
+            if looks:
+                self._looks.show(looks[i])
             mujoco.mj_kinematics(self._model, self._data)
             mujoco.mjv_updateScene(self._model, self._data, self._option, None, view, everything, self._scene)
             mujoco.mjr_render(self._rect, self._scene, self._canvas.context)

@@ -28,6 +28,13 @@ CAMERAS = {
     "top": 'pos="0 0 0.62" xyaxes="1 0 0 0 1 0" fovy="36"',
 }
 
+# Patterns that the table can show instead of its plain colour, which they darken in places.
+TEXTURES = {
+    "checker": 'builtin="checker" rgb1="1 1 1" rgb2="0.55 0.55 0.55"',
+    "gradient": 'builtin="gradient" rgb1="1 1 1" rgb2="0.4 0.4 0.4"',
+    "speckle": 'builtin="flat" mark="random" random="0.2" rgb1="1 1 1" markrgb="0.3 0.3 0.3"',
+}
+
 # Shadows and multisampling make software rendering 50-100 times slower; boxes need no fine tessellation.
 # The Newton solver of MuJoCo 4.0.0 is faulty for sparse constraint Jacobians (google-deepmind/mujoco#3767).
 _HEAD = """
@@ -43,6 +50,9 @@ _HEAD = """
     <rgba haze="0.8 0.83 0.86 1"/>
   </visual>
   <statistic extent="0.6" center="0 0 0.05"/>
+  <asset>
+    {textures}
+  </asset>
   <default>
     <default class="gantry"><joint type="slide" damping="0" armature="0.02"/></default>
     <default class="visual"><geom contype="0" conaffinity="0" mass="0"/></default>
@@ -98,6 +108,9 @@ _CUBE = """<body name="cube{i}" pos="{x} 0 {half}">
     </body>"""
 
 
+_TEXTURE = """<texture name="{name}" type="2d" width="64" height="64" {pattern}/>
+    <material name="{name}" texture="{name}" texrepeat="8 8" texuniform="true"/>"""
+
 # A plate, or the target of a push: visible and without contact.
 _MARK = (
     """<geom class="visual" name="mark{i}" type="cylinder" size="{radius} 0.0006" pos="0 0 0.001" rgba="0 0 0 0"/>"""
@@ -116,6 +129,7 @@ def build_model(cubes: int, marks: int = 0) -> mujoco.MjModel:
         half=half,
         open=FINGER_OPEN,
         slices=24 if marks else 8,  # only marks are round
+        textures="\n    ".join(_TEXTURE.format(name=name, pattern=pattern) for name, pattern in TEXTURES.items()),
         cameras="\n    ".join(f'<camera name="{name}" {pose}/>' for name, pose in CAMERAS.items()),
         fingers="\n          ".join(
             _FINGER.format(name=name, sign=sign, offset=sign * 0.004, limit=FINGER_OPEN + 0.001)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from sims.mujoco.scene import (
     build_model,
     cube_addresses,
 )
-from sims.mujoco.task import TaskState
+from sims.mujoco.task import Episode, TaskState
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec
 
@@ -59,6 +60,8 @@ class Tabletop:
         self.painted = tuple(self.model.geom(f"cube{i}").id for i in range(cubes))
         self.placed = tuple(self.model.geom(f"mark{i}").id for i in range(marks))
         self.painted += self.placed
+        self.movable: tuple[int, ...] = tuple(self.model.body(f"cube{i}").id for i in range(cubes))
+        self.surfaces: tuple[int, ...] = (self.model.geom("table").id, self.model.geom("mat").id)
         self._cubes, self._marks = cubes, marks
         self._cube_xyz = cube_addresses(cubes)[:, None] + np.arange(3)
         low, high, gap = tuple(WORKSPACE_LOW.tolist()), tuple(WORKSPACE_HIGH.tolist()), 2 * FINGER_OPEN
@@ -101,6 +104,21 @@ class Tabletop:
         start = np.array([*rng.uniform(-START, START, 2), rng.uniform(0.07, 0.15)])
         qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = start, FINGER_OPEN
         return np.array([*start, FINGER_OPEN])
+
+    def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
+        """``episode`` with its objects moved and turned, and its gripper started elsewhere within the workspace."""
+        qpos, ctrl = episode.qpos.copy(), episode.ctrl.copy()
+        task_state = {name: np.copy(value) for name, value in episode.task_state.items()}
+        shift = np.array([values["object_x"], values["object_y"]])
+        for cube in np.flatnonzero(task_state["colour"] != UNSEEN):
+            start = CUBES_QPOS + 7 * int(cube)
+            qpos[start : start + 2] += shift
+            qpos[start + 3 : start + 7] = _turned(qpos[start + 3 : start + 7], values["object_yaw"])
+        if self._marks:
+            task_state["mark_xy"][task_state["mark_colour"] != UNSEEN] += shift
+        moved = qpos[GANTRY_QPOS] + np.array([values[f"gripper_{axis}"] for axis in "xyz"])
+        qpos[GANTRY_QPOS] = ctrl[:3] = np.clip(moved, WORKSPACE_LOW, WORKSPACE_HIGH)
+        return replace(episode, qpos=qpos, ctrl=ctrl, task_state=task_state)
 
     def control(self, ctrl: np.ndarray, action: np.ndarray) -> np.ndarray:
         """Move the position target by ``action``'s displacement and close the fingers where its grip is positive."""
@@ -146,6 +164,13 @@ def write_cube_poses(qpos: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray
         start = CUBES_QPOS + 7 * i
         half = yaw[i] / 2
         qpos[start : start + 7] = [*centre, CUBE_EDGE / 2, np.cos(half), 0.0, 0.0, np.sin(half)]
+
+
+def _turned(quaternion: np.ndarray, yaw: float) -> np.ndarray:
+    """``quaternion`` (w,x,y,z) of an upright cube, turned by ``yaw`` (radians) about the vertical."""
+    w, _, _, z = quaternion
+    cos, sin = np.cos(yaw / 2), np.sin(yaw / 2)
+    return np.array([w * cos - z * sin, 0.0, 0.0, w * sin + z * cos])
 
 
 def scatter(count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,10 +54,15 @@ class Task(Protocol):
     extras: dict[str, ArraySpec]
     painted: tuple[int, ...]  # ids of geoms with a colour per environment
     placed: tuple[int, ...]  # ids of fixed geoms with a position per environment
+    movable: tuple[int, ...]  # ids of the bodies that are the task's objects
+    surfaces: tuple[int, ...]  # ids of the geoms of the table
     task_state: TaskState  # an example for one environment, for shapes and dtypes
 
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """Draw a new episode; all of it follows from ``rng``."""
+
+    def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
+        """``episode`` with the poses that the parameters ``values`` (``parameters.py``) say."""
 
     def control(self, ctrl: np.ndarray, action: np.ndarray) -> np.ndarray:
         """The actuator targets [R,nu] after ``action`` [R,D], which is within bounds."""

@@ -1,4 +1,4 @@
-"""What the author of an environment declares beside it: expert, labelled scenes, swapped instruction, claims, spec."""
+"""What the author of an environment declares beside it: expert, labelled scenes, swapped instruction, spec, ..."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from vla_rl.contract.load import load
+from vla_rl.contract.parameter import Parameter
 from vla_rl.contract.spec import EnvSpec
 
 Named: TypeAlias = str | Callable[..., Any]  # "package.module:name", or the object itself
@@ -24,6 +25,10 @@ class TaskExtras:
     claims           ``claims(obs) -> [(task, label, known)]``, int and bool [E]: an instruction of each environment,
                      whether its picture shows that fulfilled, and whether that is known; reward models learn from it
     spec             ``spec(**options) -> EnvSpec`` of what ``make`` builds with these options, without building it
+    parameters       ``parameters(**options) -> (Parameter, ...)``: what may differ between episodes; ``reset`` then
+                     takes their values (``VariableEnv``)
+    wraps            ``make`` takes the name of another environment as ``env`` and its options as ``options``; expert,
+                     scenes, swapped instruction and claims are those of that one
     """
 
     expert: Named | None = None
@@ -31,6 +36,8 @@ class TaskExtras:
     swapped_options: Mapping[str, Any] | None = None
     spec: Callable[..., EnvSpec] | str | None = None
     claims: Named | None = None
+    parameters: Callable[..., tuple[Parameter, ...]] | str | None = None
+    wraps: bool = False
 
 
 def declare_task(
@@ -39,9 +46,11 @@ def declare_task(
     swapped_options: Mapping[str, Any] | None = None,
     spec: Callable[..., EnvSpec] | str | None = None,
     claims: Named | None = None,
+    parameters: Callable[..., tuple[Parameter, ...]] | str | None = None,
+    wraps: bool = False,
 ) -> Callable[[Make], Make]:
     """A decorator for ``make(num_envs, **options)`` that declares what else belongs to the task (``TaskExtras``)."""
-    extras = TaskExtras(expert, scenes, swapped_options, spec, claims)
+    extras = TaskExtras(expert, scenes, swapped_options, spec, claims, parameters, wraps)
 
     def declare(make: Make) -> Make:
         setattr(make, _ATTRIBUTE, extras)

@@ -58,7 +58,7 @@ class EnvConfig:
 
     def make_swapped(self, num_envs: int) -> VecEnv:
         """The same scenes with an instruction that names another object in them."""
-        return self.make(num_envs, **sims.catalog().swapped_options(self.name))
+        return self.make(num_envs, **sims.catalog().swapped_options(self.name, **self.options))
 
     def spec(self) -> EnvSpec:
         """The spec of :meth:`make`; where the task declares it, no environment is built."""
@@ -76,15 +76,15 @@ class EnvConfig:
 
     def make_expert(self, horizon: int = 1) -> sims.Expert:
         """The task's scripted expert, which plans ``horizon`` actions."""
-        return sims.catalog().expert(self.name, horizon)
+        return sims.catalog().expert(self.name, horizon, **self.options)
 
     def draw_scenes(self, count: int, seed: int) -> sims.Scenes:
         """``count`` labelled random scenes of the task."""
-        return sims.catalog().scenes(self.name)(count, seed)
+        return sims.catalog().scenes(self.name, **self.options)(count, seed)
 
     def claims(self) -> sims.Claims:
         """What the task's simulator knows about the pictures of an observation."""
-        return sims.catalog().claims(self.name)
+        return sims.catalog().claims(self.name, **self.options)
 
     def with_options(self, **options: object) -> EnvConfig:
         """The same with some environment options changed."""

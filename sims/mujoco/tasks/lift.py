@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
+from sims.mujoco.parameters import parameters
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
@@ -143,6 +144,7 @@ def claims(obs: Observation) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     swapped_options={"instruct": "distractor"},
     spec=spec,
     claims=claims,
+    parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The lift environment.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
+from sims.mujoco.parameters import parameters
 from sims.mujoco.tabletop import Tabletop
 from sims.mujoco.task import Episode, TaskResult, TaskState
 from sims.mujoco.tasks.lift import LiftTask
@@ -141,7 +142,7 @@ def spec(**options: Any) -> EnvSpec:
     return make_spec(MixedTask, _OPTIONS, options)
 
 
-@declare_task(expert=MixedExpert, scenes="sims.mujoco.tasks.scenes:mixed", spec=spec)
+@declare_task(expert=MixedExpert, scenes="sims.mujoco.tasks.scenes:mixed", spec=spec, parameters=parameters)
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The environment of all three tasks.
 

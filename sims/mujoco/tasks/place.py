@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
+from sims.mujoco.parameters import parameters
 from sims.mujoco.scene import CUBE_EDGE, FINGER_QPOS, MARK_RADIUS
 from sims.mujoco.tabletop import (
     COLOURS,
@@ -136,6 +137,7 @@ def spec(**options: Any) -> EnvSpec:
     scenes="sims.mujoco.tasks.scenes:place",
     swapped_options={"instruct": "distractor"},
     spec=spec,
+    parameters=parameters,
 )
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The place environment.

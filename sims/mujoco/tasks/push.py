@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
+from sims.mujoco.parameters import parameters
 from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, TARGET_COLOUR, Tabletop, count_consecutive
 from sims.mujoco.task import Episode, TaskResult, TaskState
 from sims.mujoco.tasks.place import NEAR, RESTING
@@ -100,7 +101,12 @@ def spec(**options: Any) -> EnvSpec:
     return make_spec(PushTask, _OPTIONS, options)
 
 
-@declare_task(expert="sims.mujoco.tasks.push_expert:PushExpert", scenes="sims.mujoco.tasks.scenes:push", spec=spec)
+@declare_task(
+    expert="sims.mujoco.tasks.push_expert:PushExpert",
+    scenes="sims.mujoco.tasks.scenes:push",
+    spec=spec,
+    parameters=parameters,
+)
 def make(num_envs: int, **options: Any) -> MujocoEnv:
     """The push environment.
 

@@ -1,0 +1,69 @@
+"""How one environment's scene looks: its cameras, lights and table in the model of a renderer, and object colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mujoco
+import numpy as np
+
+from sims.mujoco.scene import TEXTURES
+
+
+class Looks:
+    """Sets the parameters ``LOOKS`` (``parameters.py``) in a renderer's own ``model`` and ``data``, row by row."""
+
+    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, surfaces: Sequence[int]) -> None:
+        """``surfaces``: ids of the geoms of the table."""
+        self._model, self._data, self._surfaces = model, data, np.asarray(surfaces, np.intp)
+        self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
+        self._cam_fovy, self._light_dir = model.cam_fovy.copy(), model.light_dir.copy()
+        self._light_diffuse = model.light_diffuse.copy()
+        head = model.vis.headlight
+        self._head = {"ambient": head.ambient.copy(), "diffuse": head.diffuse.copy()}
+        self._table = model.geom_rgba[self._surfaces]
+        self._materials = [-1, *(model.material(name).id for name in TEXTURES)]
+
+    def show(self, values: Mapping[str, float]) -> None:
+        """Everything but the objects looks as ``values`` {name: value} say, until the next call."""
+        model = self._model
+        self._show_cameras(values)
+        model.light_diffuse[:] = self._light_diffuse * values["light_brightness"]
+        for part, nominal in self._head.items():
+            getattr(model.vis.headlight, part)[:] = nominal * values["light_brightness"]
+        cos, sin = np.cos(values["light_yaw"]), np.sin(values["light_yaw"])
+        x, y = self._light_dir[:, 0], self._light_dir[:, 1]
+        model.light_dir[:, 0], model.light_dir[:, 1] = cos * x - sin * y, sin * x + cos * y
+        model.geom_rgba[self._surfaces, :3] = np.minimum(self._table[:, :3] * values["table_brightness"], 1.0)
+        model.geom_matid[self._surfaces] = self._materials[int(values["table_texture"])]
+        mujoco.mj_camlight(model, self._data)
+
+    def _show_cameras(self, values: Mapping[str, float]) -> None:
+        model = self._model
+        shift = np.array([values[f"camera_{axis}"] for axis in "xyz"])
+        turns = (("yaw", (0.0, 1.0, 0.0)), ("pitch", (1.0, 0.0, 0.0)), ("roll", (0.0, 0.0, 1.0)))
+        moved, turn = np.empty(3), np.empty(4)
+        for camera in range(model.ncam):
+            mujoco.mju_rotVecQuat(moved, shift, self._cam_quat[camera])
+            model.cam_pos[camera] = self._cam_pos[camera] + moved
+            quaternion = self._cam_quat[camera].copy()
+            for name, axis in turns:
+                mujoco.mju_axisAngle2Quat(turn, np.array(axis), values[f"camera_{name}"])
+                mujoco.mju_mulQuat(quaternion, quaternion.copy(), turn)
+            model.cam_quat[camera] = quaternion
+        model.cam_fovy[:] = self._cam_fovy + np.rad2deg(values["camera_fovy"])
+
+
+def recolour(rgba: np.ndarray, hue: np.ndarray, saturation: np.ndarray) -> np.ndarray:
+    """``rgba`` float32 [R,n,4] with the hues of row ``i`` turned by ``hue[i]`` radians and its saturation scaled.
+
+    Hue is the angle of a colour about the grey axis, saturation its distance from it; results are clipped to [0, 1].
+    """
+    rgb = rgba[..., :3].astype(np.float64)
+    grey = rgb.mean(axis=-1, keepdims=True)
+    chroma, axis = rgb - grey, np.full(3, 1.0 / np.sqrt(3.0))
+    cos, sin = np.cos(hue)[:, None, None], np.sin(hue)[:, None, None]
+    turned = chroma * cos + np.cross(axis, chroma) * sin
+    out = rgba.copy()
+    out[..., :3] = np.clip(grey + turned * saturation[:, None, None], 0.0, 1.0)
+    return out
