@@ -59,8 +59,9 @@ class RandomizedEnv:
         self._columns = {parameter.name: column for column, parameter in enumerate(self.parameters)}
         self._varied = {name: self._columns[name] for name in varied}
         action, num_envs = env.spec.action, env.num_envs
-        self._low, self._high = (np.zeros(action.shape, np.float32) + bound for bound in (action.low, action.high))
-        self._neutral = np.clip(np.zeros(action.shape, np.float32), self._low, self._high)
+        low, high = (np.zeros(action.shape, np.float32) + bound for bound in (action.low, action.high))
+        self._half_range = (high - low) / 2
+        self._neutral = np.clip(np.zeros(action.shape, np.float32), low, high)
         self._book = EpisodeTracker(num_envs)
         self._values = np.tile([parameter.nominal for parameter in self.parameters], (num_envs, 1))
         self._pending = np.tile(self._neutral, (num_envs, MOST_LATENCY, 1))  # commands that are still on their way
@@ -123,9 +124,9 @@ class RandomizedEnv:
         rows = np.flatnonzero(noise)
         if rows.size:
             when = np.minimum(self._book.time[rows, None] + np.arange(horizon), self.spec.time_limit - 1)
-            scale = noise[rows, None, None] * (self._high - self._low) / 2
+            scale = noise[rows, None, None] * self._half_range
             action[rows] += (scale * self._noise[rows[:, None], when]).astype(np.float32)
-        return np.clip(action, self._low, self._high)
+        return action  # the environment clips it
 
     def _draw_noise(self, env_ids: np.ndarray) -> None:
         """Unit noise for the episodes of ``env_ids``, from their seeds."""
@@ -156,7 +157,7 @@ class RandomizedSnapshots(RandomizedEnv):
         obs = self.env.restore(env_ids, {name: item for name, item in snapshot.items() if name not in own})
         for name, item in self._arrays().items():
             item[:] = restored[name]
-        self._draw_noise(index)
+        self._draw_noise(index)  # it follows from the seeds
         return self._observe(obs)
 
     def _arrays(self) -> dict[str, np.ndarray]:

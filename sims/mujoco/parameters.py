@@ -35,11 +35,11 @@ LOOKS = (
     Parameter("camera_roll", 0.0, -0.2, 0.2, "rad", "turn of every camera about its line of sight"),
     Parameter("camera_fovy", 0.0, -0.1, 0.1, "rad", "added to every camera's vertical field of view"),
     Parameter("light_brightness", 1.0, 0.3, 1.7, "factor", "brightness of all lights"),
-    Parameter("light_yaw", 0.0, -math.pi, math.pi, "rad", "turn of the light's direction about the vertical"),
+    Parameter("light_yaw", 0.0, -2.0, 2.0, "rad", "turn of the light's direction about the vertical"),
 )
 PHYSICS = (
-    Parameter("object_mass", 1.0, 0.2, 5.0, "factor", "mass and inertia of every cube (50 g)"),
-    Parameter("friction", 1.0, 0.1, 3.0, "factor", "friction of fingers, cubes and table"),
+    Parameter("object_mass", 1.0, 0.2, 20.0, "factor", "mass and inertia of every cube (50 g)"),
+    Parameter("friction", 1.0, 0.02, 2.0, "factor", "friction of fingers, cubes and table"),
 )
 PARAMETERS = (*POSES, *LOOKS, *PHYSICS)
 

@@ -97,6 +97,12 @@ def test_lift_is_checked_and_its_units_shown():
     assert "pick up the green cube" in printed
 
 
+def test_an_environment_shows_what_can_be_varied_in_it():
+    rows = {row[0]: row[1:4] for row in lines(text("lift")) if len(row) == 5}
+    assert rows["friction"] == ["1", "0.02 .. 2", "factor"] and rows["latency"] == ["0", "0 .. 10", "control steps"]
+    assert {row[0] for row in lines(text("point_mass")) if len(row) == 5} >= {"action_noise", "latency"}
+
+
 def test_a_checkpoint_shows_sizes_and_acts(checkpoint):
     folder, policy = checkpoint()
     printed = text(str(folder))

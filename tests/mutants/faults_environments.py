@@ -53,8 +53,8 @@ _NAMES = (
     Fault(
         "a declared spec ignores the options",
         _CATALOG,
-        "resolve(declared)(**options)",
-        "resolve(declared)()",
+        "spec: EnvSpec = resolve(declared)(**options)",
+        "spec: EnvSpec = resolve(declared)()",
         (_SAME_SPEC,),
     ),
     Fault(

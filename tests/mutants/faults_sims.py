@@ -44,8 +44,8 @@ FAULTS = (
     Fault(
         "a snapshot without the physics",
         _ENV,
-        'own = {"physics": self._batch.state, **self._book.arrays()}',
-        'own = {"physics": self._batch.state.copy(), **self._book.arrays()}',
+        'own = {"physics": self._batch.state, "parameters"',
+        'own = {"physics": self._batch.state.copy(), "parameters"',
         (f"{_CONFORMS}[lift]",),
     ),
     Fault(

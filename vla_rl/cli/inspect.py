@@ -133,6 +133,7 @@ def _about(name: str) -> str:
 def _environment(show: Console, name: str) -> None:
     with closing(_make(name)) as env:
         _spec(show, env.spec)
+        show.print(_parameters(name))
         show.print(_checked(f"{name}, {_NUM_ENVS} environments: declared equals delivered", check_env(env)))
 
 
@@ -155,6 +156,14 @@ def _spec(show: Console, spec: EnvSpec) -> None:
     ]
     facts += [("device", spec.device), ("snapshots", "yes" if spec.can_snapshot else "no")]
     show.print(_table("episodes", ("", ""), facts))
+
+
+def _parameters(name: str) -> Table:
+    rows = [
+        (one.name, f"{one.nominal:g}", f"{one.low:g} .. {one.high:g}", one.unit, one.meaning)
+        for one in sims.parameters_of(name)
+    ]
+    return _table("what --env randomize can vary in it", ("parameter", "nominal", "range", "unit", ""), rows)
 
 
 def _array(spec: ArraySpec) -> tuple[str, str, str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Mode, Policy
+from vla_rl.contract.randomization import RANDOMIZATION
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.driver import Decision, Driver
@@ -54,6 +55,14 @@ def iter_demonstrations(
         )
 
 
+def _randomization(observations: Sequence[Observation], spec: EnvSpec) -> dict[str, np.ndarray]:
+    """Columns {"randomization.NAME": float32 [n]} of the parameters that the environment records, if it does."""
+    if RANDOMIZATION not in spec.extras:
+        return {}
+    values = np.concatenate([obs.extras[RANDOMIZATION] for obs in observations])
+    return {f"randomization.{name}": values[:, i] for i, name in enumerate(spec.extras[RANDOMIZATION].names)}
+
+
 def _demonstration(decisions: Sequence[Decision], env_id: int, spec: EnvSpec) -> Demonstrations:
     """The successful episode that environment ``env_id`` played in ``decisions`` of one action each."""
     decisions = [decision for decision in decisions if decision.step.valid[env_id, 0]]
@@ -73,7 +82,12 @@ def _demonstration(decisions: Sequence[Decision], env_id: int, spec: EnvSpec) ->
         fps=1.0 / spec.control_dt,
         state_names=spec.state.names,
         action_names=spec.action.names,
-        extras={"next.reward": np.array(rewards, np.float32), "next.done": last, "next.success": last.copy()},
+        extras={
+            "next.reward": np.array(rewards, np.float32),
+            "next.done": last,
+            "next.success": last.copy(),
+            **_randomization(observations, spec),
+        },
         robot=spec.name,
     )
 

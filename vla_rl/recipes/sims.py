@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.parameter import Parameter
 
 Scenes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """images uint8 [N,h,w,3], tasks int [N], uv float [N,2] (where the named object is, within [-1, 1]), state [N,S]."""
@@ -44,6 +45,13 @@ def installations() -> ModuleType:
     from sims import installations
 
     return installations
+
+
+def parameters_of(name: str, options: Mapping[str, object] | None = None) -> tuple[Parameter, ...]:
+    """What the environment ``randomize`` can vary in environment ``name`` with ``options``."""
+    from sims import randomize
+
+    return randomize.parameters_of(name, options)
 
 
 def renderers() -> dict[str, str]:
