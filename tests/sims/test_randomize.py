@@ -149,7 +149,7 @@ def test_a_snapshot_takes_parameters_noise_and_late_commands_to_another_environm
     ],
 )
 def test_what_an_environment_cannot_vary_is_said_before_anything_is_built(monkeypatch, env, parameters, sentence):
-    monkeypatch.setattr("sims.mujoco.env.MujocoEnv.__init__", lambda *given, **options: pytest.fail("built"))
+    monkeypatch.setattr(catalog, "make", lambda *given, **options: pytest.fail("built"))
     with pytest.raises(UserError, match=sentence):
         make("randomize", num_envs=1, env=env, parameters=parameters)
 
