@@ -24,6 +24,7 @@ CATALOG: dict[str, str] = {
     "mixed": "sims.mujoco.tasks.mixed:make",
     "gym": "sims.gym:make",
     "isolated": "sims.isolated:make",
+    "multi_task": "sims.multi_task:make",
     "randomize": "sims.randomize:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",

@@ -44,6 +44,7 @@ class Shipped:
 
 SHIPPED: dict[str, Shipped] = {
     "metaworld": Shipped("import metaworld"),
+    "robosuite": Shipped("import robosuite"),
 }
 
 

@@ -36,7 +36,7 @@ _POSITIONS = {"corner2": (0.75, 0.075, 0.7)}  # closer than Meta-World's, so tha
 _LIMIT = 500  # control steps, Meta-World's own
 _DT = 0.0125  # s: five steps of 2.5 ms
 _OBSERVATION, _EXPERT_ACTION = PRIVILEGED + "observation", PRIVILEGED + "expert_action"
-_OPEN_LIKE_META_WORLD = 4  # entries of its observation that are proprioception: the hand's position and its opening
+_PROPRIOCEPTION = 4  # entries of its observation that are proprioception: the hand's position and its opening
 
 
 class MetaWorld:
@@ -64,7 +64,7 @@ class MetaWorld:
         return float(reward), bool(info["success"])
 
     def state(self) -> np.ndarray:
-        found: np.ndarray = self._observation[:_OPEN_LIKE_META_WORLD].astype(np.float32)
+        found: np.ndarray = self._observation[:_PROPRIOCEPTION].astype(np.float32)
         return found
 
     def extras(self) -> Mapping[str, np.ndarray]:

@@ -50,7 +50,9 @@ TORCH_FREE = (
     "sims.isolation",
     "sims.metaworld",
     "sims.mujoco",
+    "sims.multi_task",
     "sims.numpy_env",
+    "sims.robosuite",
     "sims.side_by_side",
     "sims.toy",
 )

@@ -10,6 +10,9 @@ _FAILED = f"{_ON_INSTALL}test_a_failed_one_is_never_used_and_two_attempts_at_onc
 _OWN = f"{_ON_INSTALL}test_one_of_the_users_own_is_made_anew_when_its_requirements_change"
 _SIDE, _ON_SIDE = "sims/side_by_side.py", "tests/sims/test_side_by_side.py::"
 _CONTRACT = f"{_ON_SIDE}test_it_keeps_the_contract"
+_MULTI, _ON_MULTI = "sims/multi_task.py", "tests/sims/test_multi_task.py::"
+_ALONE = f"{_ON_MULTI}test_an_episode_is_that_of_the_member_that_its_seed_chooses"
+_KEPT = f"{_ON_MULTI}test_a_snapshot_keeps_who_plays_what_and_how_episodes_ended"
 
 FAULTS = (
     Fault(
@@ -95,5 +98,61 @@ FAULTS = (
         "if horizon != 1:",
         "if horizon < 1:",
         ("tests/sims/test_metaworld.py::test_the_expert_hands_on_the_action_that_comes_with_the_observation",),
+    ),
+    Fault(
+        "the member's episode has the joint seed",
+        _MULTI,
+        "member.reset(index[chosen], seed[chosen] // len(self._members))",
+        "member.reset(index[chosen], seed[chosen])",
+        (_ALONE,),
+    ),
+    Fault(
+        "the row and not the seed chooses the member",
+        _MULTI,
+        "self._played[index] = seed % len(self._members)",
+        "self._played[index] = index % len(self._members)",
+        (_ALONE, f"{_ON_MULTI}test_it_keeps_the_contract"),
+    ),
+    Fault(
+        "joint actions are taken for physical ones",
+        _MULTI,
+        "step = self.env.step(self._centre + own * self._half, observe)",
+        "step = self.env.step(own, observe)",
+        (_ALONE,),
+    ),
+    Fault(
+        "instructions of all members start at 0",
+        _MULTI,
+        "task[rows] = on_host(obs.task)[rows] + self._first_task[number]",
+        "task[rows] = on_host(obs.task)[rows]",
+        (_ALONE,),
+    ),
+    Fault(
+        "actions after a member's end count as executed",
+        _MULTI,
+        "executed[rows] *= valid[rows][..., None]",
+        "pass",
+        (_ALONE,),
+    ),
+    Fault(
+        "every member is stepped for nobody",
+        _MULTI,
+        "            if not rows.size:\n                continue\n            step =",
+        "            step =",
+        (f"{_ON_MULTI}test_members_that_are_not_played_are_not_stepped",),
+    ),
+    Fault(
+        "a joint snapshot forgets who plays what",
+        _MULTI,
+        'return self._book.arrays() | {"played": self._played, "cause": cause}',
+        'return self._book.arrays() | {"played": self._played.copy(), "cause": cause}',
+        (_KEPT,),
+    ),
+    Fault(
+        "cameras of two sizes are joined",
+        _MULTI,
+        "if known.shape != image.shape:",
+        "if False:",
+        (f"{_ON_MULTI}test_what_cannot_be_joined_is_refused",),
     ),
 )

@@ -1,0 +1,183 @@
+"""robosuite 1.5: tasks of one or two arms with many robots and cameras (Zhu et al. 2020, arXiv 2009.12293).
+
+It works with mujoco up to 3.9 and numpy below 2, so it runs in a virtual environment of its own:
+``vla-rl sims install robosuite``.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sims.side_by_side import SideBySide
+from vla_rl.contract.env import PRIVILEGED
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+
+INSTRUCTIONS = {
+    "Lift": "lift the red cube",
+    "Stack": "stack the red cube on the green cube",
+    "NutAssembly": "put each nut on its peg",
+    "NutAssemblySquare": "put the square nut on the square peg",
+    "NutAssemblyRound": "put the round nut on the round peg",
+    "PickPlace": "put each object into its bin",
+    "PickPlaceMilk": "put the milk into its bin",
+    "PickPlaceBread": "put the bread into its bin",
+    "PickPlaceCereal": "put the cereal into its bin",
+    "PickPlaceCan": "put the can into its bin",
+    "Door": "open the door",
+    "Wipe": "wipe the table clean",
+    "ToolHang": "assemble the frame and hang the tool on it",
+    "TwoArmLift": "lift the pot with both arms",
+    "TwoArmPegInHole": "put the peg into the hole",
+    "TwoArmHandover": "hand the hammer over",
+    "TwoArmTransport": "carry the hammer to the other bin",
+}
+_OBJECTS = PRIVILEGED + "objects"
+_COLLISION_GROUP = 0  # geoms that robosuite hides in pictures
+_FREQUENCY = 20.0  # actions per second
+
+
+class Robosuite:
+    """One robosuite environment (``sims.side_by_side.Simulator``)."""
+
+    def __init__(self, env: Any, look: Look) -> None:
+        self._env, self._look = env, look
+        self._values: Mapping[str, np.ndarray] = env._get_observations(force_update=True)
+        self._arms = range(len(env.robots))
+
+    def reset(self, seed: int) -> int:
+        # Robots, objects and samplers all hold this one generator, so its state is set, not the object.
+        self._env.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        np.random.seed(seed % 2**32)  # what else robosuite draws comes from the global generators
+        random.seed(seed)
+        self._values = self._env.reset()
+        return 0
+
+    def act(self, action: np.ndarray) -> tuple[float, bool]:
+        self._values, reward, _, _ = self._env.step(action.astype(np.float64))
+        return float(reward), bool(self._env._check_success())
+
+    def state(self) -> np.ndarray:
+        return np.concatenate([part for arm in self._arms for part in self._of_arm(arm)]).astype(np.float32)
+
+    def state_names(self) -> tuple[str, ...]:
+        """The names of the entries of :meth:`state`."""
+        names: list[str] = []
+        for arm in self._arms:
+            fingers = self._values.get(f"robot{arm}_gripper_qpos", np.zeros(0)).size
+            own = ("x", "y", "z", "qw", "qx", "qy", "qz", *(f"finger{i}" for i in range(fingers)))
+            names += [f"robot{arm}_{name}" for name in own]
+        return tuple(names)
+
+    def extras(self) -> Mapping[str, np.ndarray]:
+        return {_OBJECTS: self._values["object-state"].astype(np.float32)}
+
+    def images(self) -> Mapping[str, np.ndarray]:
+        return self._look.images(self._env.sim.model._model, self._env.sim.data._data)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _of_arm(self, arm: int) -> list[np.ndarray]:
+        quaternion = np.roll(self._values[f"robot{arm}_eef_quat"], 1)  # robosuite's has its real part last
+        fingers = self._values.get(f"robot{arm}_gripper_qpos", np.zeros(0))
+        return [self._values[f"robot{arm}_eef_pos"], quaternion, fingers]
+
+
+class Look:
+    """Pictures of all environments of one task by one renderer."""
+
+    def __init__(self, cameras: Sequence[str], size: int) -> None:
+        self._cameras, self._size = cameras, size
+        self._renderer: Any = None
+
+    def images(self, model: Any, data: Any) -> dict[str, np.ndarray]:
+        """{camera: uint8 [h,w,3]} at this moment."""
+        if self._renderer is None and self._cameras:
+            from sims.mujoco.shared_renderer import SharedRenderer
+
+            self._renderer = SharedRenderer(model, self._size, self._size, (_COLLISION_GROUP,))
+        return {name: self._renderer.render(model, data, name) for name in self._cameras}
+
+
+def make_here(
+    num_envs: int,
+    task: str = "Lift",
+    robots: str | Sequence[str] = "Panda",
+    cameras: Sequence[str] = ("agentview", "robot0_eye_in_hand"),
+    image_size: int = 64,
+    time_limit: int = 200,
+    shaped: bool = True,
+    arguments: Mapping[str, Any] | None = None,
+) -> SideBySide:
+    """``num_envs`` robosuite environments in this process, which has to have robosuite.
+
+    task       of ``INSTRUCTIONS``; those called TwoArm need two ``robots``
+    cameras    of the task ("agentview", "frontview") or of a robot ("robot0_eye_in_hand")
+    shaped     whether rewards guide towards success, otherwise they are robosuite's sparse ones
+    arguments  more of ``robosuite.make``, for instance {"controller_configs": {...}}
+
+    state: for each robot the position of its gripper (metres), its orientation (w, x, y, z) and its fingers.  Actions
+    are those of the robot's default controller at 20 per second, within -1 to 1.
+    """
+    suite = _robosuite()
+    if task not in INSTRUCTIONS:
+        raise UserError(f"robosuite has no task {task!r}, so it cannot be played; {did_you_mean(task, INSTRUCTIONS)}")
+    chosen = [robots] if isinstance(robots, str) else list(robots)
+    for robot in chosen:
+        if robot not in suite.ALL_ROBOTS:
+            raise UserError(
+                f"robosuite has no robot {robot!r}, so nothing can move; {did_you_mean(robot, suite.ALL_ROBOTS)}"
+            )
+    options = {
+        "env_name": task,
+        "robots": chosen,
+        "has_renderer": False,
+        "has_offscreen_renderer": False,
+        "use_camera_obs": False,
+        "control_freq": _FREQUENCY,
+        "reward_shaping": shaped,
+        "ignore_done": True,
+        "seed": 0,  # a generator of its own, which reset sets
+        **(arguments or {}),
+    }
+    look = Look(cameras, image_size)
+    simulators = [Robosuite(suite.make(**options), look) for _ in range(num_envs)]
+    return SideBySide(_spec(simulators[0], task, cameras, image_size, time_limit), simulators)
+
+
+def _spec(one: Robosuite, task: str, cameras: Sequence[str], size: int, time_limit: int) -> EnvSpec:
+    env, names, infinite = one._env, one.state_names(), float("inf")
+    for camera in cameras:
+        if camera not in env.sim.model.camera_names:
+            known = env.sim.model.camera_names
+            raise UserError(f"{task} has no camera {camera!r}, so it takes no pictures; {did_you_mean(camera, known)}")
+    low, high = (tuple(map(float, bound)) for bound in env.action_spec)
+    return EnvSpec(
+        name=f"robosuite/{task}",
+        images={name: ArraySpec((size, size, 3), "uint8", 0, 255, frame=name) for name in cameras},
+        state=ArraySpec((len(names),), "float32", -infinite, infinite, unit="m", frame="world", names=names),
+        action=ArraySpec((len(low),), "float32", low, high, unit="1 (of the controller)"),
+        tasks=(INSTRUCTIONS[task],),
+        control_dt=1 / _FREQUENCY,
+        time_limit=time_limit,
+        max_chunk=min(time_limit, 50),
+        extras={_OBJECTS: ArraySpec(one.extras()[_OBJECTS].shape, "float32", -infinite, infinite)},
+        can_snapshot=True,
+    )
+
+
+def _robosuite() -> Any:
+    """The package, without its warnings about parts that are not used here."""
+    logging.disable(logging.WARNING)
+    try:
+        import robosuite
+    finally:
+        logging.disable(logging.NOTSET)
+    robosuite.ROBOSUITE_DEFAULT_LOGGER.setLevel(logging.ERROR)
+    return robosuite
