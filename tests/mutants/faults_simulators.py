@@ -137,8 +137,8 @@ FAULTS = (
     Fault(
         "every member is stepped for nobody",
         _MULTI,
-        "            if not rows.size:\n                continue\n            step =",
-        "            step =",
+        "if not rows.size:",
+        "if False:",
         (f"{_ON_MULTI}test_members_that_are_not_played_are_not_stepped",),
     ),
     Fault(
