@@ -91,8 +91,8 @@ _RECORDINGS = (
     Fault(
         "an expert executes its whole chunks",
         "vla_rl/experience/expert.py",
-        "self.expert(obs)[:, : self.horizon]",
-        "self.expert(obs)",
+        "self.expert(observation_of(features))[:, : self.horizon]",
+        "self.expert(observation_of(features))",
         (f"{_EXPERT}an_expert_in_chunks_may_execute_only_their_first_actions",),
     ),
     Fault(

@@ -113,7 +113,7 @@ FAULTS = (
     Fault(
         "a config in any folder may be a shipped one",
         _FILES,
-        'if path.parent in (Path("."), Path("configs")) else []',
+        'if path.parent in (Path("."), places[0]) else []',
         "if path.parent else []",
         (f"{_ON_FILES}test_a_file_in_another_folder_is_never_taken_for_a_shipped_one",),
     ),

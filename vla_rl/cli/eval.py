@@ -1,78 +1,56 @@
-"""``vla-rl eval CHECKPOINT|RUN [--field value ...]``"""
+"""``vla-rl eval``: a checkpoint on held-out seeds, a suite, two evaluations compared."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-import numpy as np
+from vla_rl.cli.eval_checkpoint import evaluate_checkpoint
+from vla_rl.cli.eval_compare import compare_results
+from vla_rl.cli.eval_parity import check_parity
+from vla_rl.cli.eval_suite import evaluate_suite
 
-from vla_rl.cli.override import override
-from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.report import percent
-from vla_rl.evaluation.stats import MeanReturn
-from vla_rl.recipes import stages
-from vla_rl.recipes.deployed import deployed_policy
-from vla_rl.recipes.env_config import NO_ENV, EnvConfig
-from vla_rl.recipes.progress import console
-from vla_rl.recipes.saved import checkpoint_of, env_config_of
-from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.training.tracking import write_json
+USAGE = """vla-rl eval CHECKPOINT|RUN [options]
+vla-rl eval --suite NAME --policy POLICY --out FOLDER
+vla-rl eval RESULTS --against OTHER
+vla-rl eval [RESULTS] --power DIFFERENCE
+vla-rl eval CHECKPOINT --parity TRACE
 
+Play a policy once per held-out seed; compare two results of one suite.
 
-@dataclass(frozen=True)
-class Evaluate:
-    """Play a policy once per held-out seed.  Test seeds are for a number that will be reported, once.
+Suites:
+  --suite NAME       tabletop, metaworld-mt10, ...; or FILE.py:function
+  --policy POLICY    checkpoint or run folder, module:Class, or expert
+  --out FOLDER       where results go; stopped, the same command goes on
+  --tasks A B        some of the suite's tasks
+  --seeds NAME       test, or validation to choose by
+  --episodes N       of each task, instead of the suite's number
+  --num-envs N       environments side by side, in each process
+  --processes N      worker processes; neither number changes a result
+  --videos N         episodes of each task that are recorded
 
-    Of a run, its checkpoint "best" is played.  The environment is that of the run, otherwise --env names it.
-    """
+Results:
+  --against OTHER    the same seeds: McNemar's test, paired bootstrap; other protocols are refused
+  --power D          episodes that a difference of D takes
 
-    seeds: str = "validation"  # or "test"
-    episodes: int = 512
-    num_envs: int = 64
-    seed: int = 1  # of the flow's starting noise
-    out: str = ""  # write the result there as JSON
-    env: EnvConfig = NO_ENV
+Another evaluator's numbers:
+  --parity TRACE     replay its decisions; say at which step and key ours differ first
+  --tolerance X      of the largest number of an array; 1e-4"""
+
+_WAYS: dict[str, Callable[[Sequence[str]], None]] = {
+    "--suite": evaluate_suite,
+    "--against": compare_results,
+    "--power": compare_results,
+    "--parity": check_parity,
+}
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Load, check that policy and environment fit together, play, print."""
-    given = list(arguments)
-    if given in (["-h"], ["--help"]):
-        override(Evaluate(), given, "vla-rl eval CHECKPOINT")
-    if not given or given[0].startswith("-"):
-        raise UserError("eval needs a checkpoint or run folder, for example vla-rl eval runs/demo.")
-    checkpoint = checkpoint_of(given[0])
-    default = Evaluate(env=env_config_of(checkpoint) or NO_ENV)
-    config: Evaluate = override(default, given[1:], "vla-rl eval CHECKPOINT")
-    ranges = {"validation": seed_ranges.VALIDATION, "test": seed_ranges.TEST}
-    if config.seeds not in ranges:
-        raise UserError(f"there are no {config.seeds!r} seeds; {did_you_mean(config.seeds, ranges)}")
-    if min(config.episodes, config.num_envs) < 1:
-        raise UserError(
-            f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
-        )
-    seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
-    policy = deployed_policy(str(checkpoint), config.env.required("eval"))
-    side_by_side = EvaluationConfig(num_envs=config.num_envs)
-    outcomes = stages.play(config.env, policy, seeds, side_by_side, config.seed, config.seeds)
-    ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
-    earned = MeanReturn.of(outcomes.returns)
-    mean = f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"
-    headline = percent(outcomes.rate) if outcomes.has_success else mean
-    console.print(f"{checkpoint}: {headline} of {config.episodes} {config.seeds} episodes ({ends})")
-    if outcomes.has_success and not np.array_equal(outcomes.returns, outcomes.success):  # rewards add something
-        console.print(f"  {mean}")
-    families = outcomes.families if outcomes.has_success and len(outcomes.families) > 1 else {}
-    for name, rate in families.items():
-        console.print(f"  {name}: {percent(rate)} of {rate.episodes}")
-    result = {**asdict(outcomes.score), "families": {name: asdict(rate) for name, rate in families.items()}}
-    result["returns"] = asdict(earned)
-    if config.out:
-        write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": str(checkpoint)})
-    else:
-        print(json.dumps(result))
+    """Do what the option that only one of the ways has asks for; without one, play a checkpoint."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    if given & {"-h", "--help"}:
+        print(USAGE, end="\n\n", flush=True)
+    for option, way in _WAYS.items():
+        if option in given:
+            way(arguments)
+            return
+    evaluate_checkpoint(arguments)

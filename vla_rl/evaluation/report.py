@@ -18,9 +18,9 @@ from vla_rl.evaluation.axes import interval, number
 from vla_rl.evaluation.plots import Bar, Point, Series
 from vla_rl.evaluation.stats import Rate
 from vla_rl.evaluation.style import CSS, SCRIPT
-from vla_rl.evaluation.video import Clip, encode
+from vla_rl.evaluation.video import Clip, Recording
 
-__all__ = ["Bar", "Cell", "Clip", "Point", "Report", "Series", "Tile", "across_seeds", "percent"]
+__all__ = ["Bar", "Cell", "Clip", "Point", "Recording", "Report", "Series", "Tile", "across_seeds", "percent"]
 
 Cell: TypeAlias = str | float | int | None
 # The browser loads nothing from outside, whatever the page contains.
@@ -117,10 +117,10 @@ class Report:
         """Pairs of rates with their intervals around the diagonal, such as true and imagined success of policies."""
         self._add(plots.scatter(title, x_label, y_label, points), figure=True)
 
-    def videos(self, title: str, clips: Sequence[Clip]) -> None:
+    def videos(self, title: str, clips: Sequence[Clip | Recording]) -> None:
         """A grid of looping clips, framed green for a success and red for a failure."""
         heading = f"<h2>{escape(title)}</h2>" if title else ""
-        wide = any(clip.frames.shape[2] > 1.5 * clip.frames.shape[1] for clip in clips)
+        wide = any(clip.wide for clip in clips)
         self._add(f'{heading}<div class="clips{" wide" * wide}">{"".join(map(_clip, clips))}</div>')
 
     def _add(self, html: str, figure: bool = False) -> None:
@@ -190,8 +190,8 @@ def _tile(tile: Tile) -> str:
     )
 
 
-def _clip(clip: Clip) -> str:
-    media = encode(clip)
+def _clip(clip: Clip | Recording) -> str:
+    media = clip.media()
     source = f"data:{media.mime};base64,{base64.b64encode(media.data).decode('ascii')}"
     label = escape(clip.label)
     if media.mime.startswith("video/"):

@@ -81,6 +81,7 @@ def evaluate(
     noise_seed: int = 0,
     view: Callable[[Observation], Observation] = lambda obs: obs,
     report: Callable[[int, int], None] = lambda episodes, successes: None,
+    watch: Callable[[Decision], None] = lambda decision: None,
 ) -> Outcomes:
     """The outcomes of :func:`play` in the order of ``seeds``; raises what that raises.
 
@@ -88,7 +89,7 @@ def evaluate(
     """
     played: list[Episode] = []
     successes = 0
-    for episode in play(env, policy, seeds, noise_seed, view):
+    for episode in play(env, policy, seeds, noise_seed, view, watch=watch):
         played.append(episode)
         successes += episode.success
         report(len(played), successes)

@@ -5,15 +5,41 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
 
+MIME_OF = {".mp4": "video/mp4", ".webp": "image/webp"}
+SUFFIX_OF = {mime: suffix for suffix, mime in MIME_OF.items()}
+
 # Policy cameras are small.  Whole-pixel enlargement keeps every pixel and, although H.264 halves the colour resolution,
 # its colour.
 _SMALLEST_SIDE = 192
+
+
+@dataclass(frozen=True)
+class Media:
+    """Encoded frames with their MIME type."""
+
+    mime: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Recording:
+    """An episode whose frames are in a file already, named as :data:`SUFFIX_OF` says."""
+
+    path: Path
+    label: str
+    success: bool | None = None
+    wide = False
+
+    def media(self) -> Media:
+        """The file as it is; raises OSError when it is gone."""
+        return Media(MIME_OF[self.path.suffix], self.path.read_bytes())
 
 
 @dataclass(frozen=True)
@@ -25,13 +51,14 @@ class Clip:
     success: bool | None = None
     fps: float = 10.0
 
+    @property
+    def wide(self) -> bool:
+        """Whether it needs more room than a square."""
+        return self.frames.shape[2] > 1.5 * self.frames.shape[1]
 
-@dataclass(frozen=True)
-class Media:
-    """Encoded frames with their MIME type."""
-
-    mime: str
-    data: bytes
+    def media(self) -> Media:
+        """See :func:`encode`."""
+        return encode(self)
 
 
 def encode(clip: Clip) -> Media:

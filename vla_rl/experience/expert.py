@@ -13,6 +13,22 @@ from vla_rl.contract.policy import ActionOut, Features, Mode, State
 _IMAGES, _EXTRAS = "images/", "extras/"
 
 
+def features_of(obs: Observation) -> Features:
+    """An observation as the features of a policy that encodes nothing."""
+    features = {_IMAGES + name: image for name, image in obs.images.items()}
+    features |= {_EXTRAS + name: extra for name, extra in obs.extras.items()}
+    return features | {"state": obs.state, "task": obs.task, "time": obs.time}
+
+
+def observation_of(features: Features) -> Observation:
+    """The observation that :func:`features_of` made these of."""
+    images, extras = (
+        {name.removeprefix(kind): item for name, item in features.items() if name.startswith(kind)}
+        for kind in (_IMAGES, _EXTRAS)
+    )
+    return Observation(images, features["state"], features["task"], features["time"], extras)
+
+
 class ExpertPolicy:
     """``expert(obs) -> [E,H,D]`` in physical units, for instance the ``act`` of a scripted expert.
 
@@ -27,9 +43,7 @@ class ExpertPolicy:
         self.expert, self.horizon = expert, horizon
 
     def encode(self, obs: Observation) -> Features:
-        features = {_IMAGES + name: image for name, image in obs.images.items()}
-        features |= {_EXTRAS + name: extra for name, extra in obs.extras.items()}
-        return features | {"state": obs.state, "task": obs.task, "time": obs.time}
+        return features_of(obs)
 
     def initial_state(self, num_envs: int) -> State:
         return {}
@@ -38,10 +52,5 @@ class ExpertPolicy:
         return state
 
     def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
-        images, extras = (
-            {name.removeprefix(kind): item for name, item in features.items() if name.startswith(kind)}
-            for kind in (_IMAGES, _EXTRAS)
-        )
-        obs = Observation(images, features["state"], features["task"], features["time"], extras)
-        action = self.expert(obs)[:, : self.horizon]
+        action = self.expert(observation_of(features))[:, : self.horizon]
         return ActionOut(action, action, np.zeros(len(action), np.float32)), state

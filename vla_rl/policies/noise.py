@@ -6,15 +6,35 @@ what an episode draws does not depend on the number of environments, their order
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from vla_rl.contract.errors import ContractError
 
-Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
+
+class RecordedNoise:
+    """Stands for a generator: its normal draws are ``values``, in a replay of somebody's decisions."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values.flatten()
+
+    def take(self, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The next draws, in the shape ``size``; raises ContractError when fewer were recorded."""
+        count = math.prod(size)
+        if count > len(self._values):
+            raise ContractError(
+                f"the policy draws {count} normal numbers for a decision and {len(self._values)} were recorded, so it "
+                "would decide differently; record the noise of the whole chunk."
+            )
+        taken, self._values = self._values[:count], self._values[count:]
+        return taken.reshape(*size).to(dtype)
+
+
+Generators: TypeAlias = torch.Generator | Sequence[torch.Generator | RecordedNoise]
 """One generator for the whole batch, or one per environment."""
 
 
@@ -26,7 +46,9 @@ def normal(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
 
-    def draw(size: Sequence[int], own: torch.Generator) -> Tensor:
+    def draw(size: Sequence[int], own: Any) -> Tensor:
+        if isinstance(own, RecordedNoise):
+            return own.take(size, dtype)
         return torch.randn(size, generator=own, device=own.device, dtype=dtype)
 
     return _draw(shape, generator, draw).to(like)
@@ -36,7 +58,7 @@ def uniform(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor
     """Uniform noise [B,...] within [0, 1) of ``shape``; device, dtype and errors as for :func:`normal`."""
     dtype = torch.promote_types(like.dtype, torch.float32)
 
-    def draw(size: Sequence[int], own: torch.Generator) -> Tensor:
+    def draw(size: Sequence[int], own: Any) -> Tensor:
         return torch.rand(size, generator=own, device=own.device, dtype=dtype)
 
     return _draw(shape, generator, draw).to(like)
@@ -52,9 +74,7 @@ def generators_of(generator: Generators, env_ids: Tensor) -> Generators:
     return generator if isinstance(generator, torch.Generator) else [generator[i] for i in env_ids.cpu().tolist()]
 
 
-def _draw(
-    shape: Sequence[int], generator: Generators, draw: Callable[[Sequence[int], torch.Generator], Tensor]
-) -> Tensor:
+def _draw(shape: Sequence[int], generator: Generators, draw: Callable[[Sequence[int], Any], Tensor]) -> Tensor:
     if isinstance(generator, torch.Generator):
         return draw(shape, generator)
     if len(generator) != shape[0]:

@@ -20,48 +20,65 @@ _PREFIX = "vla_rl_config_"  # of the module that a config file becomes; config.j
 _KEPT = "config_files"  # folder of a run
 
 
-def find_file(name: str) -> Path:
-    """The config file at the path ``name``; a bare name, or one in ``configs/``, may be one that vla-rl ships."""
+def find_file(name: str, folder: str = "") -> Path:
+    """The config file at the path ``name``; a bare name, or one in ``configs/``, may be one that vla-rl ships.
+
+    With ``folder``, that folder of ``configs/`` is meant.
+    """
     path = Path(name)
-    shipped = Path(vla_rl.__file__).parent / "_configs"
-    checkout = Path(vla_rl.__file__).parents[1] / "configs"
-    folders = (Path("configs"), shipped, checkout)
-    elsewhere = [folder / path.name for folder in folders] if path.parent in (Path("."), Path("configs")) else []
+    places = _places(folder)
+    elsewhere = [place / path.name for place in places] if path.parent in (Path("."), places[0]) else []
     for place in (path, *elsewhere):
         if place.is_file():
             return place
-    known = {item.name for folder in folders for item in folder.glob("[!_]*.py")}
+    known = {item.name for item in config_files(folder)}
     raise UserError(f"there is no config file {name!r}, so nothing can be run; {did_you_mean(path.name, known)}")
 
 
-def file_of(target: str) -> Path:
+def config_files(folder: str = "") -> list[Path]:
+    """The config files that :func:`find_file` finds by their names; of equal names the first one found."""
+    found = [item for place in _places(folder) for item in sorted(place.glob("[!_]*.py"))]
+    return list({item.name: item for item in reversed(found)}.values())[::-1]
+
+
+def _places(folder: str) -> tuple[Path, Path, Path]:
+    """The working folder's configs, those of an installation, and those of a checkout."""
+    ours = Path(vla_rl.__file__).parent
+    return Path("configs") / folder, ours / "_configs" / folder, ours.parent / "configs" / folder
+
+
+def file_of(target: str, folder: str = "") -> Path:
     """The file of ``FILE.py:function``."""
     file, colon, _ = target.rpartition(":")
     if not colon:
         raise UserError(f"{target!r} names no config function, so nothing can be run; write FILE.py:function.")
-    return find_file(file)
+    return find_file(file, folder)
 
 
-def load_config(target: str) -> Any:
-    """The config that ``FILE.py:function`` returns."""
-    return config_function(target)()
+def load_config(target: str, folder: str = "") -> Any:
+    """The config that ``FILE.py:function`` returns; ``folder`` as for :func:`find_file`."""
+    return config_function(target, folder)()
 
 
-def config_function(target: str) -> Callable[[], Any]:
+def config_function(target: str, folder: str = "") -> Callable[[], Any]:
     """``FILE.py:function`` itself, whose docstring says what its config is for."""
-    path, function = file_of(target), target.rpartition(":")[2]
-    module = _load_file(path)
-    made = [
-        name
-        for name, item in vars(module).items()
-        if callable(item) and getattr(item, "__module__", "") == module.__name__ and not name.startswith("_")
-    ]
+    path, function = file_of(target, folder), target.rpartition(":")[2]
+    made = functions_of(path)
     if function not in made:
         raise UserError(
             f"{str(path)!r} has no config function {function!r}, so nothing can be run; {did_you_mean(function, made)}"
         )
-    found: Callable[[], Any] = getattr(module, function)
-    return found
+    return made[function]
+
+
+def functions_of(path: Path) -> dict[str, Callable[[], Any]]:
+    """The config functions of a file, by name."""
+    module = _load_file(path)
+    return {
+        name: item
+        for name, item in vars(module).items()
+        if callable(item) and getattr(item, "__module__", "") == module.__name__ and not name.startswith("_")
+    }
 
 
 def _load_file(path: Path) -> ModuleType:

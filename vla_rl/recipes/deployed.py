@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from vla_rl.contract.policy import Policy
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.expert import ExpertPolicy
-from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.saved import checkpoint_of
@@ -21,9 +30,55 @@ def deployed_policy(name: str, env: EnvConfig, seed: int = 0) -> Policy:
     """
     if name == EXPERT:
         return ExpertPolicy(env.make_expert().act, horizon=1)
-    if names_class(name):
-        policy: Policy = new_policy(name, env.spec(), {}, seed)
-    else:
-        policy = load_policy(checkpoint_of(name), env.spec())
+    spec = env.spec()
+    policy = new_policy(name, spec, {}, seed) if names_class(name) else _checkpoint(checkpoint_of(name), spec)
     check_if_foreign(policy, env, seed, needs=())
     return policy
+
+
+def fingerprint(name: str) -> str:
+    """SHA-256 of the files of the checkpoint that ``name`` means; "" for what is no folder."""
+    if not Path(name).is_dir():
+        return ""
+    digest, folder = hashlib.sha256(), checkpoint_of(name)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _checkpoint(folder: Path, spec: EnvSpec) -> Policy:
+    """The policy in ``folder``; its own task table is used where it holds the environment's instructions."""
+    saved = read_config(folder).get("spec")
+    trained = EnvSpec.from_json(saved) if isinstance(saved, dict) else spec
+    if spec.tasks[: len(trained.tasks)] == trained.tasks or not set(spec.tasks) <= set(trained.tasks):
+        policy: Policy = load_policy(folder, spec)
+        return policy
+    policy = load_policy(folder, replace(spec, tasks=trained.tasks, families=trained.families))
+    return Renumbered(policy, [trained.tasks.index(text) for text in spec.tasks])
+
+
+class Renumbered:
+    """A policy of several tasks in an environment with some of them, whose instruction ``i`` is its ``numbers[i]``."""
+
+    def __init__(self, policy: Policy, numbers: list[int]) -> None:
+        self.policy, self.numbers = policy, np.array(numbers)
+        self.version = policy.version
+        self.reads_privileged = bool(getattr(policy, "reads_privileged", False))
+
+    def encode(self, obs: Observation) -> Features:
+        return self.policy.encode(replace(obs, task=self.numbers[obs.task]))
+
+    def context(self, features: Features, state: State, generator: Any) -> tuple[Features, State]:
+        """What the policy adds to its features, if it does."""
+        add = getattr(self.policy, "context", None)
+        return (features, state) if add is None else add(features, state, generator)
+
+    def initial_state(self, num_envs: int) -> State:
+        return self.policy.initial_state(num_envs)
+
+    def reset_state(self, state: State, env_ids: Array) -> State:
+        return self.policy.reset_state(state, env_ids)
+
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        return self.policy.act(features, state, mode, generator)

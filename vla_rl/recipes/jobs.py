@@ -17,6 +17,7 @@ from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import check_perception
 from vla_rl.recipes.progress import console
+from vla_rl.recipes.suite_player import Block
 
 
 class Jobs:
@@ -34,6 +35,11 @@ class Jobs:
         config: EnvConfig = from_json(env)
         with closing(config.make(num_envs)) as made:
             return vars(evaluate(made, load_policy(policy, config.spec()), seeds, noise_seed, report=report))
+
+    def play_block(self, block: JsonObject, report: Report) -> None:
+        """Play a block of a suite; ``report`` gets the fields of every episode's result."""
+        made: Block = from_json(block)
+        made.play(lambda result: report(asdict(result)))
 
     def check_perception(
         self, env: JsonObject, policy: str, check: str, seeds: list[int], num_envs: int, noise_seed: int

@@ -1,0 +1,233 @@
+"""An evaluation of a suite: the same tables byte for byte, however it is parallelised and wherever it is stopped."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE
+from tests.recipes.quick_suite import Goal, quick, save_policy, wrong_horizon
+from tests.visual_point_mass import VisualPointMass, tiny_vla
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.evaluation import results
+from vla_rl.evaluation.results import EPISODES, JOURNAL, Journal, read_episodes
+from vla_rl.evaluation.run import evaluate
+from vla_rl.evaluation.stats import wilson
+from vla_rl.recipes.suite_run import SuiteRun
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_policy(tmp_path_factory.mktemp("policy") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(policy: str, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """``episodes.csv`` of an evaluation that nothing stopped, one environment at a time."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    SuiteRun(quick(), policy, out, num_envs=1).run()
+    return (out / EPISODES).read_bytes()
+
+
+@pytest.mark.parametrize("num_envs", [8, 64])
+def test_the_number_of_environments_changes_no_byte(policy, undisturbed, tmp_path, num_envs):
+    SuiteRun(quick(), policy, tmp_path, num_envs).run()
+    assert (tmp_path / EPISODES).read_bytes() == undisturbed
+
+
+@pytest.mark.slow
+def test_the_number_of_processes_changes_no_byte(policy, undisturbed, tmp_path):
+    run = SuiteRun(quick(), policy, tmp_path, num_envs=3, processes=3)
+    assert len(run.blocks([])) == 4  # two for each task
+    run.run()
+    assert (tmp_path / EPISODES).read_bytes() == undisturbed
+
+
+def test_the_table_has_one_line_per_seed_and_task_in_order(policy, undisturbed, tmp_path):
+    (tmp_path / EPISODES).write_bytes(undisturbed)
+    rows = list(csv.DictReader(undisturbed.decode().splitlines()))
+    assert list(rows[0]) == ["task", "seed", "success", "cause", "length", "return", "video"]
+    assert [(row["task"], int(row["seed"])) for row in rows] == quick().keys
+    episodes = read_episodes(tmp_path)
+    wins = {name: sum(one.success for one in episodes if one.task == name) for name in ("wide", "narrow")}
+    assert 0 < wins["narrow"] < wins["wide"] < 12
+    assert {one.cause for one in episodes} == {"success", "time_limit"} and {one.length for one in episodes} == {16}
+    env = Goal(1, 1.2)
+    seen = evaluate(env, tiny_vla(env.spec), quick().seeds, quick().noise_seed)
+    assert [one.returns for one in episodes[:12]] == seen.returns.tolist()
+    assert [one.success for one in episodes[:12]] == seen.success.tolist()
+    assert [bool(one.video) for one in episodes] == [*[True] * 2, *[False] * 10] * 2
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("num_envs", [1, 8, 64])
+def test_stopped_at_any_episode_it_goes_on_to_the_same_bytes(policy, undisturbed, tmp_path, monkeypatch, num_envs):
+    """Every start is killed while it writes its third episode, of which half a line stays behind."""
+    append, starts = Journal.append, 0
+
+    def killed(journal, episode):
+        counts.append(episode.key)
+        if len(counts) == 3:
+            with (tmp_path / JOURNAL).open("ab") as file:
+                file.write(b'{"task": "wi')
+            raise Killed
+        append(journal, episode)
+
+    monkeypatch.setattr(Journal, "append", killed)
+    played: list[tuple[str, int]] = []
+    for _ in range(50):
+        counts: list[tuple[str, int]] = []
+        starts += 1
+        try:
+            SuiteRun(quick(), policy, tmp_path, num_envs).run()
+        except Killed:
+            played += counts[:2]
+            continue
+        played += counts
+        break
+    assert starts == 12 and sorted(played) == sorted(quick().keys)  # two of 24 each, and nothing twice
+    assert (tmp_path / EPISODES).read_bytes() == undisturbed
+
+
+@pytest.mark.parametrize("part", ["video", "table"])
+def test_killed_while_a_file_is_written_it_goes_on_to_the_same_bytes(policy, undisturbed, tmp_path, monkeypatch, part):
+    real, writes = os.replace, 0
+
+    def replace_file(source, target):
+        nonlocal writes
+        writes += 1
+        if Path(target).suffix == {"video": ".mp4", "table": ".csv"}[part]:
+            raise Killed
+        real(source, target)
+
+    with monkeypatch.context() as context, pytest.raises(Killed):
+        context.setattr(os, "replace", replace_file)
+        SuiteRun(quick(), policy, tmp_path, num_envs=4).run()
+    assert writes and not (tmp_path / EPISODES).exists()
+    SuiteRun(quick(), policy, tmp_path, num_envs=4).run()
+    assert (tmp_path / EPISODES).read_bytes() == undisturbed
+    videos = [row.video for row in read_episodes(tmp_path) if row.video]
+    assert len(videos) == 4 and all((tmp_path / video).stat().st_size > 100 for video in videos)
+
+
+@pytest.mark.slow
+def test_killed_from_outside_it_goes_on_to_the_same_bytes(policy, undisturbed, tmp_path):
+    """SIGKILL, three times, whenever some more episodes have ended."""
+    command = [sys.executable, "-m", "vla_rl.cli", "eval", "--suite", f"{ROOT}/tests/recipes/quick_suite.py:quick"]
+    command += ["--policy", policy, "--out", str(tmp_path), "--num-envs", "2"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for kill in range(1, 5):
+        with subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.DEVNULL) as process:
+            start = time.monotonic()
+            while process.poll() is None and kill < 4 and time.monotonic() - start < PATIENCE:
+                journal = tmp_path / JOURNAL
+                if journal.exists() and journal.read_bytes().count(b"\n") >= 6 * kill:
+                    process.send_signal(signal.SIGKILL)
+                    break
+                time.sleep(0.002)
+            process.wait(PATIENCE)
+    assert process.returncode == 0 and (tmp_path / EPISODES).read_bytes() == undisturbed
+
+
+def test_ctrl_c_says_how_to_go_on(policy, tmp_path, monkeypatch):
+    append = Journal.append
+
+    def stopped(journal, episode):
+        append(journal, episode)
+        if len(journal.episodes) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "append", stopped)
+    with pytest.raises(KeyboardInterrupt, match="stopped after 5 of 24 episodes, which are kept; the same command"):
+        SuiteRun(quick(), policy, tmp_path).run()
+
+
+def test_the_results_have_protocol_intervals_causes_and_versions(policy, undisturbed, tmp_path):
+    found = SuiteRun(quick(), policy, tmp_path).run()
+    assert found == json.loads((tmp_path / "results.json").read_text())
+    assert found["protocol"] == quick().protocol and len(found["policy"]["sha256"]) == 64
+    episodes = read_episodes(tmp_path)
+    for name, task in found["tasks"].items():
+        own = [one for one in episodes if one.task == name]
+        wins = sum(one.success for one in own)
+        assert (task["low"], task["high"]) == wilson(wins, 12) and task["success"] == wins / 12
+        assert task["causes"] == {"success": wins, "time_limit": 12 - wins}
+        assert task["returns"]["mean"] == pytest.approx(sum(one.returns for one in own) / 12)
+    assert found["score"]["episodes"] == 24
+    assert found["score"]["success"] == sum(one.success for one in episodes) / 24
+    assert {"vla-rl", "torch", "numpy", "python"} <= set(found["versions"])
+    assert 0 < found["latency_ms"]["mean"] <= found["latency_ms"]["max"]
+    page = (tmp_path / "report.html").read_text()
+    assert quick().protocol in page and page.count("<video") == 4 and "narrow" in page
+    decisions = [int(row["decisions"]) for row in csv.DictReader((tmp_path / "latency.csv").open())]
+    assert decisions == [8] * 24  # chunks of two in episodes of sixteen
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda run: replace(run, suite=replace(run.suite, episodes=11)), "suite.episodes: 12 or 11"),
+        (lambda run: replace(run, videos=1), "videos: 2 or 1"),
+        (lambda run: replace(run, policy=save_policy(run.out.parent / "other")), "policy.name"),
+    ],
+)
+def test_results_of_another_evaluation_are_not_mixed_in(policy, tmp_path, change, difference):
+    run = SuiteRun(replace(quick(), tasks=quick().tasks[:1]), policy, tmp_path / "out")
+    run.run()
+    with pytest.raises(UserError, match=f"holds the episodes of another evaluation .{difference}"):
+        change(run).run()
+
+
+def test_other_weights_in_the_same_folder_are_noticed(policy, tmp_path):
+    name = save_policy(tmp_path / "policy")
+    run = SuiteRun(replace(quick(), tasks=quick().tasks[:1]), name, tmp_path / "out")
+    run.run()
+    weights = tmp_path / "policy" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(UserError, match=r"another evaluation .policy.sha256"):
+        run.run()
+
+
+def test_an_environment_with_other_rules_is_refused(policy, tmp_path):
+    with pytest.raises(UserError, match="has the horizon 20 but environment 'visual point mass' has 16"):
+        SuiteRun(wrong_horizon(), policy, tmp_path).run()
+
+
+def test_a_damaged_journal_is_named(policy, tmp_path):
+    SuiteRun(quick(), policy, tmp_path).run()
+    lines = (tmp_path / JOURNAL).read_text().splitlines(keepends=True)
+    (tmp_path / JOURNAL).write_text("".join([*lines[:3], "nonsense\n", *lines[4:]]))
+    with pytest.raises(UserError, match=r"line 4 of .*journal.jsonl' is damaged \('nonsense'\)"):
+        SuiteRun(quick(), policy, tmp_path).run()
+
+
+def test_a_table_that_is_missing_or_damaged_is_named(tmp_path):
+    with pytest.raises(UserError, match=f"has no {EPISODES}, so it holds no finished evaluation"):
+        read_episodes(tmp_path)
+    (tmp_path / EPISODES).write_text("task,seed,success,cause,length,return,video\na,b,c,d,e,f,g\n")
+    with pytest.raises(UserError, match="is damaged"):
+        results.read_episodes(tmp_path)
+
+
+def test_a_policy_of_another_environment_is_refused(tmp_path, policy):
+    env = VisualPointMass(1)
+    other = tiny_vla(replace(env.spec, control_dt=0.5))
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ContractError, match="was trained for control_dt"):
+        SuiteRun(quick(), str(tmp_path / "other"), tmp_path / "out").run()

@@ -1,0 +1,66 @@
+"""``vla-rl eval --suite NAME --policy POLICY --out FOLDER``"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_rl.cli.override import override
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.report import percent
+from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.suite import find_suite
+from vla_rl.recipes.suite_run import SuiteRun
+
+
+@dataclass(frozen=True)
+class EvaluateSuite:
+    """Play a policy on every task of a suite; stopped, the same command goes on.
+
+    Neither --num-envs nor --processes changes a result: a policy decides for every episode by itself.
+    """
+
+    suite: str = ""  # tabletop, metaworld-mt10, ...; or FILE.py:function
+    policy: str = ""  # checkpoint or run folder, module:Class, or expert
+    out: str = ""  # the results' folder
+    tasks: tuple[str, ...] = ()  # some of the suite's tasks; all without
+    seeds: str = "test"  # or "validation", to choose by
+    episodes: int = 0  # of each task; 0: as many as the suite says
+    num_envs: int = 16
+    processes: int = 1
+    videos: int = 2  # episodes of each task
+
+
+def evaluate_suite(arguments: Sequence[str]) -> None:
+    """Evaluate, print a table, say where the files are."""
+    config: EvaluateSuite = override(EvaluateSuite(), arguments, "vla-rl eval")
+    for name in ("suite", "policy", "out"):
+        if not getattr(config, name):
+            raise UserError(
+                f"--{name} is missing, so nothing can be evaluated; write vla-rl eval --suite NAME --policy POLICY "
+                "--out FOLDER."
+            )
+    suite = find_suite(config.suite).of(config.tasks, config.episodes, config.seeds)
+    run = SuiteRun(suite, config.policy, Path(config.out), config.num_envs, config.processes, config.videos)
+    print_results(run.run())
+    console.print(f"{config.out}: report.html, results.json, episodes.csv, latency.csv")
+
+
+def print_results(results: JsonObject) -> None:
+    """The score and every task, on the terminal."""
+    console.print(f"{results['policy']['name']} on {results['protocol']}")
+    for name, task in results["tasks"].items():
+        ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in task["causes"].items())
+        console.print(f"  {name:<24} {_score(task)} of {task['returns']['episodes']} ({ends})")
+    if "score" in results and len(results["tasks"]) > 1:
+        console.print(f"  {'all':<24} {_score(results['score'])} of {results['score']['episodes']}")
+
+
+def _score(found: JsonObject) -> str:
+    if "success" in found:
+        return percent(Rate(found["success"], found["low"], found["high"], found["episodes"]))
+    earned = MeanReturn(**found["returns"])
+    return f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"

@@ -1,0 +1,146 @@
+"""An evaluation suite: which tasks are played from which seeds, for how long, and what counts as success."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from vla_rl.contract.config import to_json
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.limits import check_limits
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.evaluation import seed_ranges
+from vla_rl.recipes.config_files import config_files, functions_of, load_config
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.json_types import JsonObject
+
+FOLDER = "suites"  # of the config folder
+
+
+@dataclass(frozen=True)
+class SuiteTask:
+    """One task: ``horizon`` control steps in ``env``, and success as the environment's spec has to declare it."""
+
+    name: str
+    env: EnvConfig
+    horizon: int
+    success: Literal["once", "at_end"] | None = "once"
+
+    def check(self, spec: EnvSpec) -> None:
+        """Raise UserError unless the environment with ``spec`` plays by the rules of this task."""
+        for what, wanted, found in (
+            ("horizon", self.horizon, spec.time_limit),
+            ("success", self.success, spec.success),
+        ):
+            if wanted != found:
+                raise UserError(
+                    f"task {self.name!r} of the suite has the {what} {wanted!r} but environment {spec.name!r} has "
+                    f"{found!r}, so the numbers would be those of another protocol; set the environment's options, or "
+                    "give the suite another version."
+                )
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Every task is played once from each of ``episodes`` seeds; whoever runs it plays the same episodes.
+
+    ``version`` is raised whenever a change makes its numbers incomparable with earlier ones.  The seeds are the first
+    test seeds, from ``first_seed`` on; ``noise_seed`` starts the policy's noise.
+    """
+
+    name: str
+    version: int
+    tasks: tuple[SuiteTask, ...]
+    episodes: int = 50
+    first_seed: int = seed_ranges.TEST.start
+    noise_seed: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a suite without tasks or episodes, or with two tasks of one name."""
+        check_limits(self, episodes=(1, 1_000_000))
+        names = [task.name for task in self.tasks]
+        if not names or len(set(names)) < len(names):
+            raise UserError(
+                f"suite {self.name!r} has the tasks {names}, so results could not be told apart; give each a name of "
+                "its own, and at least one."
+            )
+
+    @property
+    def protocol(self) -> str:
+        """Name, version, and a digest of everything that decides what is played: equal ids, comparable numbers."""
+        text = json.dumps(to_json(self), sort_keys=True)
+        return f"{self.name}-{self.version}:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that each task is played from."""
+        return list(range(self.first_seed, self.first_seed + self.episodes))
+
+    @property
+    def keys(self) -> list[tuple[str, int]]:
+        """(task, seed) of all episodes, in the order of the results."""
+        return [(task.name, seed) for task in self.tasks for seed in self.seeds]
+
+    def of(self, names: Sequence[str], episodes: int, seeds: str) -> Suite:
+        """A part of it: the tasks ``names`` (all without), ``episodes`` each (0: as it is), on "validation" or "test".
+
+        The part is another protocol unless it is the whole.
+        """
+        tasks = {task.name: task for task in self.tasks}
+        for name in names:
+            if name not in tasks:
+                raise UserError(f"suite {self.name!r} has no task {name!r}; {did_you_mean(name, tasks)}")
+        ranges = {"validation": seed_ranges.VALIDATION.start, "test": self.first_seed}
+        if seeds not in ranges:
+            raise UserError(f"there are no {seeds!r} seeds; {did_you_mean(seeds, ranges)}")
+        kept = tuple(tasks[name] for name in names) or self.tasks
+        return replace(self, tasks=kept, episodes=episodes or self.episodes, first_seed=ranges[seeds])
+
+
+def find_suite(name: str) -> Suite:
+    """The suite that ``name`` means: FILE.py:function, or FILE-FUNCTION (FILE for both) of the ``suites`` that exist.
+
+    "metaworld-mt10" is the function ``mt10`` of ``configs/suites/metaworld.py``, "tabletop" the function ``tabletop``
+    of ``configs/suites/tabletop.py``.  Raises UserError for an unknown one and for a function that returns no suite.
+    """
+    known = dict(_named())
+    if ":" not in name and name not in known:
+        raise UserError(
+            f"there is no suite {name!r}, so nothing can be evaluated; {did_you_mean(name, known)}  A suite of your "
+            "own is named FILE.py:function."
+        )
+    found = load_config(known.get(name, name), FOLDER)
+    if not isinstance(found, Suite):
+        raise UserError(
+            f"{name!r} returns a {type(found).__name__} and no suite, so there is nothing to evaluate on; return a "
+            "vla_rl.recipes.suite.Suite."
+        )
+    return found
+
+
+def _named() -> Iterator[tuple[str, str]]:
+    """(name, FILE.py:function) of every suite in the config folders."""
+    for path in config_files(FOLDER):
+        for function in functions_of(path):
+            name = path.stem if function == path.stem else f"{path.stem}-{function.replace('_', '-')}"
+            yield name, f"{path}:{function}"
+
+
+def differing(one: JsonObject, other: JsonObject, prefix: str = "") -> str:
+    """The first entry in which the JSON of two suites differs, as ``tasks.0.horizon: 60 or 80``; "" when equal."""
+    for name in dict.fromkeys([*one, *other]):
+        a, b = (_entries(side.get(name)) for side in (one, other))
+        if a != b:
+            where = f"{prefix}{name}"
+            nested = isinstance(a, dict) and isinstance(b, dict)
+            inner = differing(cast(JsonObject, a), cast(JsonObject, b), f"{where}.") if nested else ""
+            return inner or f"{where}: {a!r} or {b!r}"
+    return ""
+
+
+def _entries(value: object) -> object:
+    """Lists as objects of their numbered items."""
+    return {str(i): item for i, item in enumerate(value)} if isinstance(value, list) else value

@@ -1,0 +1,123 @@
+"""Compares the results of two evaluations of one suite, and says how many episodes a difference takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.paired import pairs_by_task, pairs_of
+from vla_rl.evaluation.power import episodes_needed, independent_discordance
+from vla_rl.evaluation.report import Bar, Cell, Report, percent
+from vla_rl.evaluation.results import read_episodes
+from vla_rl.evaluation.stats import Rate
+from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.suite import differing
+from vla_rl.training.tracking import write_json
+
+RESULTS, COMPARISON = "results.json", "comparison.json"
+ALL = "all"  # the row of all tasks together
+
+
+def read_results(folder: Path) -> JsonObject:
+    """``results.json`` of a finished evaluation; raises UserError when there is none or it is damaged."""
+    path = folder / RESULTS
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {**found, "protocol": found["protocol"], "tasks": found["tasks"]}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{str(path)!r} cannot be read ({error}), so {str(folder)!r} holds no finished evaluation of a suite; name "
+            "the folder that vla-rl eval --suite wrote."
+        ) from error
+
+
+def compare(first: Path, second: Path) -> JsonObject:
+    """Compare ``first`` with ``second`` on the same episodes; writes ``comparison.json`` and ``.html`` into ``first``.
+
+    Raises UserError when they were played by different protocols.
+    """
+    ours, theirs = read_results(first), read_results(second)
+    if ours["protocol"] != theirs["protocol"]:
+        difference = differing(ours["suite"], theirs["suite"]) or f"{ours['protocol']} or {theirs['protocol']}"
+        raise UserError(
+            f"{str(first)!r} and {str(second)!r} were played by different protocols ({difference}), so their numbers "
+            "cannot be compared; evaluate both by one suite."
+        )
+    episodes = read_episodes(first), read_episodes(second)
+    judged = {name: "success" in task for name, task in ours["tasks"].items()}
+    pairs = pairs_by_task(*episodes, judged)
+    if len(pairs) > 1 and all(judged.values()):
+        pairs[ALL] = pairs_of(*episodes, by_success=True)
+    found: JsonObject = {
+        "protocol": ours["protocol"],
+        "first": ours["policy"],
+        "second": theirs["policy"],
+        "tasks": {name: {**asdict(one), "rates": _rates(name, ours, theirs)} for name, one in pairs.items()},
+    }
+    write_json(first / COMPARISON, found)
+    _page(first, found)
+    return found
+
+
+def _rates(name: str, *results: JsonObject) -> list[JsonObject]:
+    """Both policies' rates of a task; none where there is no success."""
+    tasks = [one["score"] if name == ALL else one["tasks"][name] for one in results]
+    keys = ("success", "low", "high", "episodes")
+    return [{key: task[key] for key in keys} for task in tasks if "success" in task]
+
+
+def _page(folder: Path, found: JsonObject) -> None:
+    names = [found[side]["name"] for side in ("first", "second")]
+    report = Report(f"{names[0]} against {names[1]}", f"Protocol `{found['protocol']}`, the same seeds.")
+    text = (
+        "Difference: first minus second, with the 95 % interval of the paired bootstrap within tasks. p: McNemar's "
+        "exact two-sided test, not corrected for the number of tasks."
+    )
+    report.section("Tasks", text)
+    header = ["task", names[0], names[1], "difference", "first alone", "second alone", "p"]
+    report.table(header, [row(name, task) for name, task in found["tasks"].items()])
+    bars = [
+        Bar(label, rate["success"], rate["low"], rate["high"], group=name)
+        for name, task in found["tasks"].items()
+        for label, rate in zip(names, task["rates"], strict=False)
+    ]
+    if bars:
+        report.bars("Success", bars)
+    report.write(folder / "comparison.html")
+
+
+def row(name: str, task: JsonObject) -> list[Cell]:
+    """The cells of a comparison's table: task, both rates, difference, discordant pairs, p."""
+    found = task["difference"]
+    if task["p_value"] is None:
+        return [name, None, None, f"{found['mean']:.4g} [{found['low']:.4g}, {found['high']:.4g}]", None, None, None]
+    rates = [percent(Rate(**rate)) for rate in task["rates"]]
+    difference = f"{found['mean']:+.1%} [{100 * found['low']:+.1f}, {100 * found['high']:+.1f}]"
+    return [name, *rates, difference, task["first_alone"], task["second_alone"], f"{task['p_value']:.2g}"]
+
+
+# -- power -------------------------------------------------------------------------------------------------------------
+
+_BASES = (0.5, 0.7, 0.8, 0.9, 0.95)
+
+
+def power_table(difference: float, rates: Sequence[float] = _BASES) -> list[tuple[float, int, int]]:
+    """(success, episodes if outcomes are independent, if one policy wins wherever the other does) for each rate.
+
+    The other policy has ``success + difference``; rates that leave no room for it are left out.
+    """
+    alike = episodes_needed(difference, difference)
+    return [
+        (rate, episodes_needed(difference, independent_discordance(rate, difference)), alike)
+        for rate in rates
+        if rate + difference <= 1
+    ]
+
+
+def needed_between(task: JsonObject, difference: float) -> int:
+    """Episodes that ``difference`` takes between two compared policies, by their measured share of discordant pairs."""
+    measured = (task["first_alone"] + task["second_alone"]) / task["episodes"]
+    return episodes_needed(difference, max(measured, difference))

@@ -1,0 +1,48 @@
+"""The page of an evaluation of a suite: the score, a table of tasks with intervals, and videos."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vla_rl.evaluation.report import Bar, Cell, Recording, Report, Tile, percent
+from vla_rl.evaluation.results import EpisodeResult
+from vla_rl.evaluation.stats import Rate
+from vla_rl.recipes.json_types import JsonObject
+
+
+def write_suite_report(folder: Path, results: JsonObject, episodes: Sequence[EpisodeResult]) -> Path:
+    """Write ``report.html`` into ``folder``; returns its path."""
+    policy, suite = results["policy"], results["suite"]
+    report = Report(f"{policy['name']} on {suite['name']}", f"Protocol `{results['protocol']}`.")
+    count, seeds = suite["episodes"], f"{suite['episodes']} seeds from {suite['first_seed']}"
+    tiles = []
+    if "score" in results:
+        tiles.append(Tile.of("success", Rate(**results["score"]), f"{len(suite['tasks'])} tasks, {seeds} each"))
+    latency = results["latency_ms"]
+    tiles.append(Tile("ms per decision", latency["mean"], percent=False, note=f"at most {latency['max']:.1f}"))
+    report.tiles(tiles)
+    report.section("Tasks", "95 % Wilson intervals; mean returns with 95 % intervals of the normal approximation.")
+    header = ["task", "success", "mean return", "mean length", "ends"]
+    report.table(header, [_row(name, task) for name, task in results["tasks"].items()], f"{count} episodes each.")
+    if rated := {name: task for name, task in results["tasks"].items() if "success" in task}:
+        bars = [Bar(name, task["success"], task["low"], task["high"]) for name, task in rated.items()]
+        report.bars("Success by task", bars)
+    if films := [_film(folder, one) for one in episodes if one.video]:
+        report.videos("Videos", films)
+    report.section("Versions", ", ".join(f"{name} {version}" for name, version in results["versions"].items()))
+    report.text(f"Policy: `{policy['name']}`, SHA-256 `{policy['sha256'] or 'none'}`.")
+    return report.write(folder / "report.html")
+
+
+def _film(folder: Path, episode: EpisodeResult) -> Recording:
+    label = f"{episode.task}, seed {episode.seed}: {episode.cause.replace('_', ' ')}"
+    return Recording(folder / episode.video, label, episode.success)
+
+
+def _row(name: str, task: JsonObject) -> list[Cell]:
+    ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in task["causes"].items())
+    earned = task["returns"]
+    mean = f"{earned['mean']:.4g} [{earned['low']:.4g}, {earned['high']:.4g}]"
+    rate = percent(Rate(*(task[key] for key in ("success", "low", "high", "episodes")))) if "success" in task else None
+    return [name, rate, mean, round(task["mean_length"], 1), ends]
