@@ -1,12 +1,18 @@
-"""Gymnasium's MuJoCo tasks: a Gaussian MLP from scratch by PPO (``pip install 'gymnasium[mujoco]'``)."""
+"""Gymnasium's tasks from scratch by PPO: continuous and discrete actions, state and pixels.
+
+    vla-rl train gym.py:task --env.options '{"id": "LunarLander-v3"}'
+
+trains on any id of Gymnasium.  The MuJoCo tasks need ``pip install 'gymnasium[mujoco]'``.
+"""
 
 import math
 from dataclasses import replace
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.gaussian import GaussianConfig
+from vla_rl.policies.actor import ActorConfig
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.state_ppo import StateBased
 from vla_rl.training.loop import LoopConfig
 
@@ -23,11 +29,21 @@ PPO = PPOConfig(
 )
 
 
+def task() -> StateBased:
+    """Any id: give ``--env.options '{"id": ...}'``, and for images ``--policy.cameras image``."""
+    return StateBased(
+        EnvConfig("gym", {"id": "Acrobot-v1"}),
+        algorithm=PPO,
+        experience=WindowConfig(num_envs=16, decisions=128),
+        loop=LoopConfig(iterations=100, validate_every=10, save_every=10, collapse=math.inf),
+    )
+
+
 def half_cheetah() -> StateBased:
     """Run: a planar cheetah with six joints."""
     return StateBased(
         EnvConfig("gym", {"id": "HalfCheetah-v5"}),
-        policy=GaussianConfig(std=0.6),
+        policy=ActorConfig(std=0.6),
         algorithm=replace(PPO, target_kl=0.04),
         experience=WindowConfig(num_envs=32, decisions=64),
         loop=LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
@@ -48,8 +64,58 @@ def asymmetric_hopper() -> StateBased:
     """Hop on one leg; only the critic sees how fast the torso moves (forwards, upwards)."""
     return StateBased(
         EnvConfig("gym", {"id": "Hopper-v5", "privileged": {"speed": [5, 6]}}),
-        policy=GaussianConfig(std=0.6),
+        policy=ActorConfig(std=0.6),
         algorithm=PPO,
         experience=WindowConfig(num_envs=32, decisions=64, privileged=("privileged/speed",)),
         loop=LoopConfig(iterations=250, validate_every=25, save_every=25, collapse=math.inf),
+    )
+
+
+def cartpole() -> StateBased:
+    """Balance a pole on a cart that is pushed left or right: discrete actions, a categorical policy, seconds."""
+    return StateBased(
+        EnvConfig("gym", {"id": "CartPole-v1"}),
+        algorithm=PPO,
+        experience=WindowConfig(num_envs=16, decisions=64),
+        loop=LoopConfig(iterations=60, validate_every=5, save_every=5, collapse=math.inf),
+    )
+
+
+def pendulum() -> StateBased:
+    """Swing a pendulum up and hold it there."""
+    return StateBased(
+        EnvConfig("gym", {"id": "Pendulum-v1"}),
+        algorithm=replace(PPO, gamma=0.9, epochs=10, minibatch=512),
+        experience=WindowConfig(num_envs=16, decisions=128),
+        loop=LoopConfig(iterations=100, validate_every=10, save_every=10, collapse=math.inf),
+    )
+
+
+def pixels() -> StateBased:
+    """Catch a falling ball that is only seen: pictures of 20 x 20 pixels, discrete actions, a minute."""
+    return StateBased(
+        EnvConfig("gym", {"id": "sims.toy.catch:vla_rl/Catch-v0"}),
+        policy=ActorConfig(cameras=("image",)),
+        algorithm=replace(PPO, minibatch=256, lr_bounds=(1e-5, 1e-3)),
+        experience=WindowConfig(num_envs=16, decisions=36),
+        loop=LoopConfig(iterations=60, validate_every=10, save_every=10, collapse=math.inf),
+        evaluation=EvaluationConfig(validation=32, test=256, num_envs=16),
+    )
+
+
+def seen_pendulum() -> StateBased:
+    """Balance a pole on a cart by its last three grey pictures (``MUJOCO_GL=egl`` without a display)."""
+    seen = {
+        "gymnasium.wrappers:AddRenderObservation": {"render_only": True},
+        "gymnasium.wrappers:GrayscaleObservation": {},
+        "gymnasium.wrappers:FrameStackObservation": {"stack_size": 3},
+    }
+    arguments = {"render_mode": "rgb_array", "width": 48, "height": 48}
+    return StateBased(
+        EnvConfig("gym", {"id": "InvertedPendulum-v5", "arguments": arguments, "wrappers": seen}),
+        policy=ActorConfig(cameras=("image",)),
+        algorithm=replace(PPO, lr=3e-4, lr_bounds=(1e-5, 1e-3)),
+        experience=WindowConfig(num_envs=16, decisions=64),
+        loop=LoopConfig(iterations=100, validate_every=10, save_every=10, collapse=math.inf),
+        evaluation=EvaluationConfig(validation=8, test=32, num_envs=8),
     )

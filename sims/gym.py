@@ -1,51 +1,55 @@
-"""Gymnasium environments with vector observations behind the environment contract, without autoreset."""
+"""Any Gymnasium environment, single or vector, behind the environment contract, without autoreset."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
 
+from sims.gym_rows import FirstRow, Rows, SingleRows, VectorRows
+from sims.gym_spaces import ActionWriter, ObservationReader, Privileged, spec_of_entries
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
 from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
-from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.contract.spec import EnvSpec
 
 
 class GymEnv:
-    """``E`` Gymnasium environments of one id behind the environment contract (``VecEnv`` and ``Snapshots``).
+    """``E`` Gymnasium environments of one id behind the environment contract (``VecEnv``).
 
-    state   float32 [E,S]    the observation without its privileged entries, in Gymnasium's units
+    images  {camera: uint8 [E,h,w,c]}  image observations; "image" where the observation is nothing else
+    state   float32 [E,S]    the rest of the observation as one vector, in Gymnasium's units, without privileged entries
     extras  {"privileged/NAME": float32 [E,n]}  entries for critics and rewards only
-    action  float32 [E,H,D]  within the bounds of the action space
+    action  [E,H,D]  float32 within the bounds of the action space, or int64 indices (see ``sims/gym_spaces.py``)
 
-    Rewards are Gymnasium's own.  Its termination is the cause "terminated", its truncation "time_limit" (both at once:
-    terminated); an observation that is not finite truncates the episode ("diverged", reward 0) and is not returned.
-    Gymnasium has no notion of success: ``spec.success`` is None and ``success`` is always False; compare returns.
-
-    A snapshot is a seed and the actions since the reset: ``restore`` replays them.  This is exact for environments
-    whose episodes depend on seed and actions only, as Gymnasium requires, and takes as long as the episode took.
-
-    Environments are stepped one after the other: a pool of two threads took 0.9 to 1.5 times as long for six MuJoCo
-    tasks on two cores, since most of a step of these small models is Python.
+    Rewards are Gymnasium's own.  Its termination is the cause "terminated", its truncation and the time limit are
+    "time_limit" (termination at the same time counts); an observation that is not finite truncates the episode
+    ("diverged", reward 0) and is not returned.  Gymnasium has no notion of success: ``spec.success`` is None and
+    ``success`` is always False; compare returns.
     """
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], privileged: Mapping[str, Sequence[int]]) -> None:
-        """``envs`` are equal and owned by this object; ``privileged`` names entries of their observation."""
-        self._envs = envs
-        one = envs[0]
-        size = _vector(one, "observation", one.observation_space).shape[0]
-        self._privileged = {PRIVILEGED + name: _entries(name, chosen, size) for name, chosen in privileged.items()}
+    def __init__(self, rows: Rows, privileged: Privileged, time_limit: int | None = None) -> None:
+        """Owns ``rows``; ``privileged`` is what only critics see; ``time_limit`` in actions, None: the registry's."""
+        self._rows = rows
+        self._reader = ObservationReader(rows.facts.name, rows.facts.observation_space)
+        self._write = ActionWriter(rows.facts.name, rows.facts.action_space)
+        hidden = {name: self._reader.entries(name, chosen) for name, chosen in privileged.items()}
+        self._privileged = {PRIVILEGED + name: entries for name, entries in hidden.items()}
         taken = [entry for chosen in self._privileged.values() for entry in chosen]
+        size, num_envs = len(self._reader.low), rows.num_envs
         self._public = np.setdiff1d(np.arange(size), np.array(taken, int))
-        self.spec = _spec(one, self._public, self._privileged)
-        self._book = EpisodeTracker(len(envs), ("terminated",))
-        self._obs = np.zeros((len(envs), size), np.float32)
-        self._actions = np.zeros((len(envs), self.spec.time_limit, self.spec.action_dim), np.float32)
+        self.spec = self._make_spec(time_limit)
+        self._book = EpisodeTracker(num_envs, ("terminated",))
+        self._vector = np.zeros((num_envs, size), np.float32)
+        self._images = {
+            name: np.zeros((num_envs, *item.shape), np.uint8) for name, item in self._reader.image_specs.items()
+        }
 
     @property
     def num_envs(self) -> int:
@@ -55,10 +59,8 @@ class GymEnv:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
-        for env_id, value in zip(index.tolist(), seed.tolist(), strict=True):
-            self._obs[env_id] = self._envs[env_id].reset(seed=value)[0]
+        self._begin(index, seed)
         self._book.begin(index, seed)
-        self._actions[index] = 0
         return self._observe()
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
@@ -69,16 +71,96 @@ class GymEnv:
         for i in range(action.shape[1]):
             active = np.flatnonzero(~self._book.done)
             valid[active, i] = True
-            self._actions[active, self._book.time[active]] = action[active, i]
+            self._will_execute(active, action[active, i])
             self._book.time[active] += 1
-            cause = np.zeros(active.size, np.int8)
-            for k, env_id in enumerate(active.tolist()):
-                reward[env_id, i], cause[k] = self._advance(env_id, action[env_id, i])
+            reward[active, i], cause = self._advance(active, action[active, i])
             self._book.end(active, np.zeros(active.size, bool), cause)
             if observe == "all":
                 frames.append(self._observe())
         obs = frames[-1] if frames else self._observe()
         return self._book.step(obs, reward, valid, action, frames)
+
+    def close(self) -> None:
+        """Close every Gymnasium environment; safe to call twice."""
+        self._rows.close()
+
+    def _will_execute(self, env_ids: np.ndarray, action: np.ndarray) -> None:
+        """``action`` [R,D] is next in ``env_ids``, whose clocks still count the actions before it."""
+
+    def _begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
+        if not env_ids.size:
+            return
+        for env_id, obs in zip(env_ids, self._rows.reset(env_ids.tolist(), seeds.tolist()), strict=True):
+            self._keep(env_id, self._reader.vector(obs), obs)
+
+    def _advance(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Execute ``action`` [R,D]: rewards [R] and the codes of the causes of ends [R] (0: still running)."""
+        reward, cause = np.zeros(env_ids.size, np.float32), np.zeros(env_ids.size, np.int8)
+        results = self._rows.step(env_ids.tolist(), [self._write(item) for item in action])
+        for k, (obs, value, terminated, truncated) in enumerate(results):
+            vector = self._reader.vector(obs)
+            if not (np.isfinite(vector).all() and math.isfinite(value)):
+                cause[k] = DIVERGED
+                continue
+            self._keep(env_ids[k], vector, obs)
+            late = truncated or self._book.time[env_ids[k]] >= self.spec.time_limit
+            reward[k], cause[k] = value, FAILURES if terminated else TIME_LIMIT if late else 0
+        return reward, cause
+
+    def _keep(self, env_id: int, vector: np.ndarray, obs: Any) -> None:
+        self._vector[env_id] = vector
+        for name, image in self._reader.images(obs).items():
+            self._images[name][env_id] = image
+
+    def _observe(self) -> Observation:
+        extras = {name: self._vector[:, entries] for name, entries in self._privileged.items()}
+        images = {name: image.copy() for name, image in self._images.items()}
+        task = np.zeros(self.num_envs, np.int64)
+        return Observation(images, self._vector[:, self._public], task, self._book.time.copy(), extras)
+
+    def _make_spec(self, time_limit: int | None) -> EnvSpec:
+        facts = self._rows.facts
+        limit = time_limit or facts.time_limit
+        if not limit:
+            raise UserError(
+                f"{facts.name!r} has no time limit in Gymnasium's registry, so its episodes might never end; give the "
+                "option time_limit, in actions."
+            )
+        return EnvSpec(
+            name=facts.name,
+            images=self._reader.image_specs,
+            state=spec_of_entries(self._reader, self._public),
+            action=self._write.spec,
+            tasks=(facts.name,),
+            control_dt=facts.control_dt,
+            time_limit=limit,
+            max_chunk=limit,
+            success=None,
+            extras={key: spec_of_entries(self._reader, entries) for key, entries in self._privileged.items()},
+            can_snapshot=hasattr(self, "snapshot"),
+        )
+
+
+class ReplayingGymEnv(GymEnv):
+    """A ``GymEnv`` of single environments, with ``Snapshots``.
+
+    A snapshot is a seed and the actions since the reset: ``restore`` replays them.  This is exact for environments
+    whose episodes depend on seed and actions only, as Gymnasium requires, and takes as long as the episode took.
+
+    Environments are stepped one after the other: a pool of two threads took 0.9 to 1.5 times as long for six MuJoCo
+    tasks on two cores, since most of a step of these small models is Python.
+    """
+
+    def __init__(self, rows: SingleRows, privileged: Privileged, time_limit: int | None = None) -> None:
+        super().__init__(rows, privileged, time_limit)
+        shape = (rows.num_envs, self.spec.time_limit, self.spec.action_dim)
+        self._actions = np.zeros(shape, self.spec.action.dtype)
+
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
+        obs = super().reset(env_ids, seeds)
+        self._actions[self._book.index(env_ids)] = 0
+        return obs
 
     def snapshot(self, env_ids: Any) -> Snapshot:
         """Seeds, clocks, ends and the actions since the reset, as numeric arrays [R,...]; see ``Snapshots``."""
@@ -90,29 +172,14 @@ class GymEnv:
         """Put ``snapshot`` into ``env_ids`` by replaying its actions."""
         index = self._book.index(env_ids)
         restore_rows(self._arrays(), index, snapshot)
-        for env_id in index.tolist():
-            self._obs[env_id] = self._envs[env_id].reset(seed=int(self._book.seed[env_id]))[0]
+        self._begin(index, self._book.seed[index])
+        for env_id in index:
             for action in self._actions[env_id, : self._book.time[env_id]]:
-                self._advance(env_id, action)
+                self._advance(np.array([env_id]), action[None])
         return self._observe()
 
-    def close(self) -> None:
-        """Close every Gymnasium environment; safe to call twice."""
-        for env in self._envs:
-            env.close()
-
-    def _advance(self, env_id: int, action: np.ndarray) -> tuple[float, int]:
-        """Execute one action [D] in ``env_id``: its reward, and the code of the cause of its end (0: still running)."""
-        obs, reward, terminated, truncated, _ = self._envs[env_id].step(action)
-        if not (np.isfinite(obs).all() and math.isfinite(reward)):
-            return 0.0, DIVERGED
-        self._obs[env_id] = obs
-        return float(reward), FAILURES if terminated else TIME_LIMIT if truncated else 0
-
-    def _observe(self) -> Observation:
-        extras = {name: self._obs[:, entries] for name, entries in self._privileged.items()}
-        task = np.zeros(self.num_envs, np.int64)
-        return Observation({}, self._obs[:, self._public], task, self._book.time.copy(), extras)
+    def _will_execute(self, env_ids: np.ndarray, action: np.ndarray) -> None:
+        self._actions[env_ids, self._book.time[env_ids]] = action
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return self._book.arrays() | {"actions": self._actions}
@@ -121,81 +188,77 @@ class GymEnv:
 def make(
     num_envs: int,
     id: str = "InvertedPendulum-v5",
-    privileged: Mapping[str, Sequence[int]] | None = None,
+    privileged: Privileged | None = None,
     time_limit: int | None = None,
     arguments: Mapping[str, Any] | None = None,
+    wrappers: Mapping[str, Mapping[str, Any]] | None = None,
+    vectorization_mode: str = "",
+    vector_kwargs: Mapping[str, Any] | None = None,
 ) -> GymEnv:
-    """``num_envs`` environments of Gymnasium's ``id``.
+    """``num_envs`` environments of Gymnasium's ``id``; "module:ID" imports the module that registers it first.
 
-    privileged  {name: entries of the observation} for critics only, as ``privileged/name``
+    privileged  {name: entries of the observation, or a part of a Dict} for critics only, as ``privileged/name``
     time_limit  actions per episode, where Gymnasium's registry has none or another one is wanted
     arguments   of the environment itself (``{"healthy_reward": 0.0}``)
+    wrappers    {"module:Class": its arguments}, the innermost first (``gymnasium.wrappers:FrameStackObservation``)
+    vectorization_mode  "": single environments, one after the other, with snapshots; "sync", "async" (a process for
+                each) or "vector_entry_point" (the id's own vector environment): as in ``gymnasium.make_vec``
+    vector_kwargs  of Gymnasium's vector environment ("sync", "async"): ``{"autoreset_mode": "NextStep"}``
 
-    Raises UserError for an id that cannot be made and for spaces that are not vectors of numbers: images, texts, dicts
-    and discrete actions are not supported.
+    Raises UserError for an id that cannot be made and for spaces that no policy could read or choose from.
     """
     if num_envs < 1:
         raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
     limit = {} if time_limit is None else {"max_episode_steps": time_limit}
+    options = {**limit, **(arguments or {})}
+    around = [partial(load(name), **dict(given)) for name, given in (wrappers or {}).items()]
     try:
-        envs = [gymnasium.make(id, disable_env_checker=True, **limit, **(arguments or {})) for _ in range(num_envs)]
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        if not vectorization_mode:
+            single = _make_single(id, options, around)
+            return ReplayingGymEnv(SingleRows([single() for _ in range(num_envs)]), privileged or {}, time_limit)
+        env = _make_vector(id, num_envs, vectorization_mode, options, around, vector_kwargs or {})
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"Gymnasium cannot make {id!r} ({str(error).rstrip('.')}), so there is no environment; check the id and "
             "its arguments, or install its requirements (pip install 'gymnasium[mujoco]')."
         ) from error
-    return GymEnv(envs, privileged or {})
+    return GymEnv(VectorRows(env), privileged or {}, time_limit)
 
 
-def _spec(one: gymnasium.Env[Any, Any], shown: np.ndarray, hidden: Mapping[str, list[int]]) -> EnvSpec:
-    name = one.spec.id if one.spec else type(one).__name__
-    limit = one.spec.max_episode_steps if one.spec else None
-    if not limit:
-        raise UserError(
-            f"{name!r} has no time limit in Gymnasium's registry, so its episodes might never end; give the option "
-            "time_limit, in actions."
-        )
-    space, action_space = one.observation_space, _vector(one, "action", one.action_space)
-    if not action_space.is_bounded():
-        raise UserError(
-            f"the actions of {name!r} have no bounds, so none would be safe; wrap it to have some (RescaleAction)."
-        )
-    per_second = one.metadata.get("render_fps") or 1
-    return EnvSpec(
-        name=name,
-        images={},
-        state=_array_spec(space, shown),
-        action=_array_spec(action_space, np.arange(action_space.shape[0])),
-        tasks=(name,),
-        control_dt=float(getattr(one.unwrapped, "dt", 1 / per_second)),
-        time_limit=limit,
-        max_chunk=limit,
-        success=None,
-        extras={key: _array_spec(space, entries) for key, entries in hidden.items()},
-        can_snapshot=True,
-    )
+def _make_single(
+    id: str, options: Mapping[str, Any], around: Sequence[Callable[..., Any]]
+) -> Callable[[], gymnasium.Env[Any, Any] | FirstRow]:
+    """A function that makes one environment, where the id has no other form by a vector environment of one row."""
+    registered = gymnasium.spec(id)
+
+    def vector_of_one() -> FirstRow:
+        return FirstRow(gymnasium.make_vec(id, 1, "vector_entry_point", wrappers=around, **options))
+
+    def single() -> gymnasium.Env[Any, Any]:
+        env: Any = gymnasium.make(id, disable_env_checker=True, **options)
+        for wrapper in around:
+            env = wrapper(env)
+        return env
+
+    return vector_of_one if registered.entry_point is None else single
 
 
-def _array_spec(space: Any, entries: Sequence[int] | np.ndarray) -> ArraySpec:
-    """The declared bounds; where they are infinite, a policy has to normalize by statistics of data."""
-    low, high = (tuple(bound[list(entries)].tolist()) for bound in (space.low, space.high))
-    return ArraySpec((len(entries),), "float32", low, high)
+def _make_vector(
+    id: str,
+    num_envs: int,
+    mode: str,
+    options: Mapping[str, Any],
+    around: Sequence[Callable[..., Any]],
+    vector_kwargs: Mapping[str, Any],
+) -> Any:
+    """Gymnasium's vector environment.
 
-
-def _vector(one: gymnasium.Env[Any, Any], what: str, space: Any) -> Box:
-    if isinstance(space, Box) and len(space.shape) == 1:
-        return space
-    raise UserError(
-        f"the {what} space of {one.spec.id if one.spec else one} is {space}, but only vectors of numbers (Box of one "
-        "axis) are supported; flatten it by one of Gymnasium's wrappers and register that."
-    )
-
-
-def _entries(name: str, chosen: Sequence[int], size: int) -> list[int]:
-    entries = [int(entry) for entry in chosen]
-    if not entries or len(set(entries)) < len(entries) or not all(0 <= entry < size for entry in entries):
-        raise UserError(
-            f"privileged {name!r} names the entries {entries} of an observation that has {size}, so they cannot be set "
-            f"apart; give different ones from 0 to {size - 1}."
-        )
-    return entries
+    Its own kinds restart an ended row at once (SameStep) unless ``vector_kwargs`` says otherwise: in "async" without
+    shared memory, NextStep would restart a row twice.
+    """
+    if mode == "vector_entry_point":
+        return gymnasium.make_vec(id, num_envs, mode, dict(vector_kwargs), wrappers=around, **options)
+    kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **vector_kwargs}
+    return gymnasium.make_vec(id, num_envs, mode, kwargs, wrappers=around, disable_env_checker=True, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     faults_agreement,
+    faults_as_gymnasium,
     faults_backbones,
     faults_background,
     faults_boundaries,
@@ -16,6 +17,7 @@ from tests.mutants import (
     faults_experience,
     faults_grpo,
     faults_gym,
+    faults_gym_spaces,
     faults_imagine,
     faults_imagined_env,
     faults_isolation,
@@ -93,6 +95,8 @@ FAULTS: tuple[Fault, ...] = (
     *faults_replay.FAULTS,
     *faults_residual.FAULTS,
     *faults_gym.FAULTS,
+    *faults_gym_spaces.FAULTS,
+    *faults_as_gymnasium.FAULTS,
     *faults_sac.FAULTS,
     *faults_rollback.FAULTS,
     *faults_staleness.FAULTS,

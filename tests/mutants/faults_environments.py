@@ -162,8 +162,8 @@ _CHECKED = (
     Fault(
         "a float64 state passes",
         _FOREIGN,
-        '_require(array.dtype == "float32" and len(array.shape) == 1, name',
-        "_require(len(array.shape) == 1, name",
+        '_require(spec.state.dtype == "float32" and len(spec.state.shape) == 1, "state"',
+        '_require(len(spec.state.shape) == 1, "state"',
         (f"{_ON_FOREIGN}test_a_spec_that_does_not_fit_together_is_refused",),
     ),
     Fault(

@@ -18,15 +18,15 @@ FAULTS = (
     Fault(
         "a time limit wins over a termination in the same step",
         _GYM,
-        "FAILURES if terminated else TIME_LIMIT if truncated else 0",
-        "TIME_LIMIT if truncated else FAILURES if terminated else 0",
+        "FAILURES if terminated else TIME_LIMIT if late else 0",
+        "TIME_LIMIT if late else FAILURES if terminated else 0",
         (_ENDS,),
     ),
     Fault(
         "Gymnasium's termination is lost",
         _GYM,
-        "FAILURES if terminated else TIME_LIMIT if truncated else 0",
-        "TIME_LIMIT if terminated or truncated else 0",
+        "FAILURES if terminated else TIME_LIMIT if late else 0",
+        "TIME_LIMIT if terminated or late else 0",
         (_ENDS,),
     ),
     Fault(
@@ -39,8 +39,8 @@ FAULTS = (
     Fault(
         "every environment has the first one's seed",
         _GYM,
-        "self._obs[env_id] = self._envs[env_id].reset(seed=value)[0]",
-        "self._obs[env_id] = self._envs[env_id].reset(seed=int(seed[0]))[0]",
+        "self._rows.reset(env_ids.tolist(), seeds.tolist())",
+        "self._rows.reset(env_ids.tolist(), [int(seeds[0])] * env_ids.size)",
         (f"{_ON_GYM}test_an_episode_is_the_one_that_gymnasium_plays",),
     ),
     Fault(
@@ -53,8 +53,8 @@ FAULTS = (
     Fault(
         "an observation that is not a number is handed out",
         _GYM,
-        "if not (np.isfinite(obs).all() and math.isfinite(reward)):",
-        "if not math.isfinite(reward):",
+        "if not (np.isfinite(vector).all() and math.isfinite(value)):",
+        "if not math.isfinite(value):",
         (f"{_ON_GYM}test_an_observation_that_is_not_finite_truncates_and_is_not_handed_out",),
     ),
     Fault(
@@ -95,9 +95,9 @@ FAULTS = (
     Fault(
         "statistics are updated before the update has used them",
         _GAUSSIAN,
-        'return {"state": state, "time":',
-        'return self.standardize.observe(state, __import__("vla_rl.contract.batch").contract.batch.OneProcess()) or '
-        '{"state": state, "time":',
+        "return encode_inputs(obs, self.spec, self.config.cameras, self.action_low.device)",
+        'return self.standardize.observe(torch.as_tensor(obs.state), __import__("vla_rl.contract.batch").contract.batch'
+        ".OneProcess()) or encode_inputs(obs, self.spec, self.config.cameras, self.action_low.device)",
         (f"{_ON_STATISTICS}test_the_ratio_is_one_before_every_update",),
     ),
     Fault(

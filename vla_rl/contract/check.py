@@ -258,7 +258,7 @@ def _check_chunking(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
 def _check_refuses(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
     before = env.reset(env_ids, seeds)
     good = random_actions(env, 1, np.random.default_rng(2))
-    with_nan, too_long = good.copy(), np.repeat(good, env.spec.max_chunk + 1, axis=1)
+    with_nan, too_long = good.astype(np.float32), np.repeat(good, env.spec.max_chunk + 1, axis=1)
     with_nan[-1, 0, 0] = np.nan
     bad = {"a chunk without an action axis": good[:, 0], "a NaN": with_nan, "a chunk beyond max_chunk": too_long}
     for name, chunk in bad.items():
@@ -270,7 +270,7 @@ def _check_refuses(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
             f"{env.spec.name!r} executed {name}, which is unsafe on a robot; refuse it before anything moves."
         )
     _require(_equal(before, env.reset(env_ids[:0], seeds[:0])), "a refused chunk moved something")
-    out_of_bounds = good + np.subtract(env.spec.action.high, env.spec.action.low).astype(np.float32)
+    out_of_bounds = good + np.subtract(env.spec.action.high, env.spec.action.low).astype(good.dtype)
     check_step(env.step(out_of_bounds), env.spec, env.num_envs, 1)
     return "wrong shape and NaN refused"
 
@@ -293,8 +293,11 @@ def _check_snapshot(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
 
 def random_actions(env: VecEnv, horizon: int, generator: np.random.Generator) -> np.ndarray:
     """Uniform actions [E,H,D] within the bounds."""
-    shape = (env.num_envs, horizon, env.spec.action_dim)
-    return generator.uniform(env.spec.action.low, env.spec.action.high, shape).astype(np.float32)
+    spec, shape = env.spec.action, (env.num_envs, horizon, env.spec.action_dim)
+    if env.spec.discrete:
+        low, high = np.asarray(spec.low, np.int64), np.asarray(spec.high, np.int64)
+        return generator.integers(low, high, shape, endpoint=True)
+    return generator.uniform(spec.low, spec.high, shape).astype(np.float32)
 
 
 def _play(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray, chunks: list[int], reverse: bool = False) -> list[Step]:

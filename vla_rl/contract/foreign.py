@@ -94,8 +94,9 @@ def check_spec(spec: Any) -> None:
         _check_array_spec(name, array)
     for name, image in spec.images.items():
         _require(image.dtype == "uint8" and len(image.shape) == 3, f"images[{name!r}]", "uint8 with shape (h, w, c)")
-    for name, array in (("state", spec.state), ("action", spec.action)):
-        _require(array.dtype == "float32" and len(array.shape) == 1, name, "float32 with a shape of one axis")
+    _require(spec.state.dtype == "float32" and len(spec.state.shape) == 1, "state", "float32 with a shape of one axis")
+    kinds = ("float32", "int64")
+    _require(spec.action.dtype in kinds and len(spec.action.shape) == 1, "action", "float32 or int64 with one axis")
     texts = isinstance(spec.tasks, tuple) and spec.tasks and all(isinstance(text, str) for text in spec.tasks)
     _require(bool(texts), "tasks", "a tuple of at least one instruction")
     _require(spec.control_dt > 0, "control_dt", "positive, in seconds")

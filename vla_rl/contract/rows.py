@@ -52,7 +52,7 @@ class EpisodeTracker:
         self, obs: Observation, reward: np.ndarray, valid: np.ndarray, action: np.ndarray, frames: Sequence[Observation]
     ) -> Step:
         """The Step after ``action`` [E,H,D] without interventions; actions that are not valid count as not executed."""
-        executed, intervened = np.where(valid[..., None], action, np.float32(0)), np.zeros_like(valid)
+        executed, intervened = np.where(valid[..., None], action, action.dtype.type(0)), np.zeros_like(valid)
         return Step(obs, reward, valid, **self.flags(), executed=executed, intervened=intervened, frames=tuple(frames))
 
     def begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
@@ -98,7 +98,7 @@ class EpisodeTracker:
             )
 
     def chunk(self, chunk: Any, spec: EnvSpec) -> np.ndarray:
-        """``chunk`` as float32 [E,H,D] clipped to the bounds; raises before anything moves."""
+        """``chunk`` [E,H,D] in the dtype of ``spec.action``, clipped to the bounds; raises before anything moves."""
         self.require_started(np.arange(self.num_envs))
         action = np.asarray(chunk, np.float32)
         expected = (self.num_envs, spec.action_dim)
@@ -111,9 +111,21 @@ class EpisodeTracker:
         if not finite.all():
             self._require_idle(~finite, action)
             action = np.nan_to_num(action)
+        if spec.discrete:
+            self._require_indices(action)
         low, high = np.asarray(spec.action.low, np.float32), np.asarray(spec.action.high, np.float32)
-        clipped: np.ndarray = np.minimum(np.maximum(action, low), high)
+        clipped: np.ndarray = np.minimum(np.maximum(action, low), high).astype(spec.action.dtype)
         return clipped
+
+    def _require_indices(self, action: np.ndarray) -> None:
+        """Raise ContractError when a running environment is given a fraction where indices are chosen from."""
+        bad = np.argwhere((action != np.rint(action)) & ~self.done[:, None, None])
+        if bad.size:
+            env, step, entry = bad[0]
+            raise ContractError(
+                f"action[{env},{step},{entry}] is {action[env, step, entry]} but these actions are discrete, so "
+                "nothing was executed; give whole numbers (vla_rl.policies.categorical chooses them)."
+            )
 
     def _require_idle(self, wrong: np.ndarray, action: np.ndarray) -> None:
         """Raise NonFiniteError when an entry that is ``wrong`` [E,H,D] belongs to a running environment."""

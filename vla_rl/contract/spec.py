@@ -34,8 +34,10 @@ class EnvSpec:
     never reach a policy.  ``tasks`` is a table of instructions that only grows; an observation carries an index into
     it.  ``families`` names the kind of each task ("lift", "place"), so that success can be reported by kind; it is
     empty when there is one kind.  ``control_dt`` is in seconds per low-level action, ``time_limit`` in such actions per
-    episode.  ``success``: "once" if one moment of success suffices, "at_end" if only the last moment counts, None if
-    the environment has no notion of success; ``Step.success`` is then always False and returns are compared instead.
+    episode.  ``action`` of dtype float32 is continuous; of dtype int64 it is discrete, every entry an index from its
+    low to its high.  ``success``: "once" if one moment of success suffices, "at_end" if only the last moment counts,
+    None if the environment has no notion of success; ``Step.success`` is then always False and returns are compared
+    instead.
     """
 
     name: str
@@ -56,6 +58,11 @@ class EnvSpec:
     def action_dim(self) -> int:
         """``D``: entries of one low-level action."""
         return self.action.shape[0]
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are indices instead of physical quantities."""
+        return self.action.dtype == "int64"
 
     def family(self, task: int) -> str:
         """The kind of task of the instruction with index ``task``."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from vla_rl.contract.batch import Reducer
 from vla_rl.policies.heads import HeadConfig, Inputs
+from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.statistics import RunningStandardizer
 
 
@@ -19,12 +20,16 @@ class ValueCritic(nn.Module):
 
     With ``privileged/*`` among them it is the critic of an asymmetric actor-critic (Pinto et al. 2018, arXiv
     1710.06542): it reads what the policy must not read, and is used in training only.  Features are data, so no
-    gradient reaches the policy.  ``calibrate`` standardises the inputs.
+    gradient reaches the policy.  ``calibrate`` standardises the inputs.  ``vision``, if given, adds features of pixels
+    and is trained with the critic.
     """
 
-    def __init__(self, sizes: Mapping[str, int], width: int = 128, depth: int = 2) -> None:
+    def __init__(
+        self, sizes: Mapping[str, int], width: int = 128, depth: int = 2, vision: ImageEncoder | None = None
+    ) -> None:
         super().__init__()
-        size = sum(sizes.values())
+        self.vision = vision
+        size = sum(sizes.values()) + (vision.size if vision else 0)
         self.inputs = Inputs(sizes)
         layers: list[nn.Module] = []
         for i in range(depth):
@@ -35,7 +40,10 @@ class ValueCritic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
-        return self.head(self.body(self.inputs(features))).squeeze(-1)
+        inputs = self.inputs(features)
+        if self.vision is not None:
+            inputs = torch.cat([inputs, self.vision(features)], -1)
+        return self.head(self.body(inputs)).squeeze(-1)
 
     @torch.no_grad()
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
@@ -49,8 +57,10 @@ class RunningCritic(ValueCritic):
     Use it for observations whose range grows as the policy improves, such as velocities.
     """
 
-    def __init__(self, sizes: Mapping[str, int], width: int = 128, depth: int = 2) -> None:
-        super().__init__(sizes, width, depth)
+    def __init__(
+        self, sizes: Mapping[str, int], width: int = 128, depth: int = 2, vision: ImageEncoder | None = None
+    ) -> None:
+        super().__init__(sizes, width, depth, vision)
         self.statistics = RunningStandardizer(self.inputs.size)
 
     @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -17,8 +16,10 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import gaussian_kl
+from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
+from vla_rl.policies.observations import encode_inputs, hidden_layers
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.statistics import RunningStatistics, build_standardizer
 from vla_rl.pretrained import load_weights, save_folder
@@ -26,20 +27,22 @@ from vla_rl.pretrained import load_weights, save_folder
 
 @dataclass(frozen=True)
 class GaussianConfig:
-    """Sizes of the network and how much it explores at first."""
+    """Sizes of the network, how much it explores at first, and the cameras that it reads."""
 
     horizon: int = 1  # H: actions in a chunk
     width: int = 64
     depth: int = 2
     std: float = 0.5  # initial, of normalised actions
+    cameras: tuple[str, ...] = ()
 
 
 class GaussianPolicy(nn.Module):
-    """``N(mean(state), diag(std^2))`` over the normalised chunk, ``std`` learned and the same in every state.
+    """``N(mean(observation), diag(std^2))`` over the normalised chunk, ``std`` learned and the same everywhere.
 
-    The network reads proprioception only, standardised by ``proprioception``: the bounds of ``spec.state`` by default,
-    or ``RunningStatistics(S)``, the statistics of all training data so far, for states without bounds.  The sample is
-    never clipped, so its density is exact; the action is the sample in physical units, clipped to the bounds.
+    The network reads proprioception, standardised by ``proprioception``: the bounds of ``spec.state`` by default, or
+    ``RunningStatistics(S)``, the statistics of all training data so far, for states without bounds.  The images of
+    ``config.cameras`` go through an ``ImageEncoder`` that is trained with the rest.  The sample is never clipped, so
+    its density is exact; the action is the sample in physical units, clipped to the bounds.
     Mode "eval" takes the mean.  It implements ``LikelihoodPolicy`` and ``Observer``.
     """
 
@@ -57,9 +60,10 @@ class GaussianPolicy(nn.Module):
         self.proprioception = proprioception or Affine.from_bounds(spec.state)
         self.standardize = build_standardizer(self.proprioception)
         self.action_scale, self.version = Affine.from_bounds(spec.action), 0
-        sizes = [spec.state.shape[0]] + [self.config.width] * self.config.depth
-        layers = [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
-        last = nn.Linear(sizes[-1], self.config.horizon * spec.action_dim)
+        self.vision = ImageEncoder.of(spec, self.config.cameras)
+        inputs, width, depth = spec.state.shape[0] + self.vision.size, self.config.width, self.config.depth
+        layers = hidden_layers(inputs, width, depth)
+        last = nn.Linear(width if depth else inputs, self.config.horizon * spec.action_dim)
         nn.init.orthogonal_(last.weight, 0.01)  # the initial mean is near the middle of the bounds in every state
         nn.init.zeros_(last.bias)
         self.network = nn.Sequential(*layers, last)
@@ -70,9 +74,8 @@ class GaussianPolicy(nn.Module):
 
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
-        """``{"state": [E,S] physical, "time": [E,1]}``; time / time limit is for critics only."""
-        state = torch.as_tensor(obs.state, device=self.action_low.device)
-        return {"state": state, "time": torch.as_tensor(obs.time)[:, None].to(state) / self.spec.time_limit}
+        """``{"state": [E,S] physical, "time": [E,1], "image/NAME": uint8 [E,h,w,c]}``; see ``encode_inputs``."""
+        return encode_inputs(obs, self.spec, self.config.cameras, self.action_low.device)
 
     def initial_state(self, num_envs: int) -> State:
         return {}
@@ -106,7 +109,8 @@ class GaussianPolicy(nn.Module):
 
     def mean(self, features: Features) -> Tensor:
         """The mean of the distribution, [B,H*D] normalised."""
-        mean: Tensor = self.network(self.standardize(features["state"].to(self.log_std)))
+        state = self.standardize(features["state"].to(self.log_std))
+        mean: Tensor = self.network(torch.cat([state, self.vision(features)], -1))
         return mean
 
     def observe(self, features: Features, reducer: Reducer) -> None:

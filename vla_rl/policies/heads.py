@@ -44,7 +44,7 @@ class Inputs(nn.Module):
     @torch.no_grad()
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Set mean and standard deviation from the data of all processes; call once, before the first update."""
-        inputs = self.concatenate(features).reshape(-1, self.size).double()
+        inputs = self.concatenate(features).flatten(0, -2).double()
         count = reducer.sum(torch.tensor(float(len(inputs)), dtype=torch.float64, device=inputs.device))
         mean = reducer.sum(inputs.sum(0)) / count
         variance = reducer.sum((inputs - mean).square().sum(0)) / (count - 1).clamp_min(1)

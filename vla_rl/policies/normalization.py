@@ -92,7 +92,12 @@ def _per_entry(bound: float | Sequence[float], size: int) -> tuple[float, ...]:
 
 
 def action_limits(spec: EnvSpec) -> tuple[Tensor, Tensor]:
-    """Lowest and highest action [D] in physical units."""
+    """Lowest and highest action [D] in physical units; raises ContractError for discrete actions."""
+    if spec.discrete:
+        raise ContractError(
+            f"the actions of {spec.name!r} are discrete, so a policy for physical quantities cannot choose them; use "
+            "vla_rl.policies.categorical:CategoricalPolicy, which PPO and GRPO train."
+        )
     return (
         torch.tensor(_per_entry(spec.action.low, spec.action_dim)),
         torch.tensor(_per_entry(spec.action.high, spec.action_dim)),

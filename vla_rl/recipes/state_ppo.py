@@ -1,24 +1,30 @@
-"""PPO from scratch on state, evaluated by returns; ``configs/gym.py`` has the tasks."""
+"""PPO from scratch on state and pixels, evaluated by returns; ``configs/gym.py`` has the tasks."""
 
 from __future__ import annotations
 
 import math
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol, Self
 
 import torch
+from torch import nn
 
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
+from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import evaluate as play_seeds
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.experience.rollout import SeedStream, WindowConfig
+from vla_rl.policies.actor import ActorConfig
 from vla_rl.policies.critics import RunningCritic
-from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.image_encoder import ImageEncoder
 from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
@@ -45,17 +51,38 @@ class CriticConfig:
         check_limits(self, width=(1, math.inf), depth=(1, math.inf))
 
 
+class TrainedPolicy(LikelihoodPolicy, Protocol):
+    """What the recipe trains."""
+
+    def trainable(self) -> dict[str, nn.Parameter]: ...
+
+    def save_pretrained(self, folder: str | Path) -> None: ...
+
+    def to(self, device: torch.device) -> Self: ...
+
+
+class NewPolicyConfig(Protocol):
+    """The config of a new policy, such as ``ActorConfig``."""
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """The cameras whose pixels the policy reads, and so does its critic."""
+
+    def build(self, spec: EnvSpec, proprioception: RunningStatistics) -> TrainedPolicy: ...
+
+
 @dataclass(frozen=True)
 class StateBased:
-    """A Gaussian policy from nothing by PPO, then the test seeds: the checkpoint "best", chosen by validation return.
+    """A policy from nothing by PPO, then the test seeds: the checkpoint "best", chosen by validation return.
 
-    Policy and critic standardise their inputs by the statistics of all training data so far.  The critic also reads the
-    ``privileged/*`` entries that ``experience.privileged`` names; the policy never does.
+    Policy and critic read proprioception and the pixels of ``policy.cameras``; they standardise proprioception by the
+    statistics of all training data so far.  The critic also reads the ``privileged/*`` entries that
+    ``experience.privileged`` names; the policy never does.
     """
 
     env: EnvConfig
     seed: int = 1
-    policy: GaussianConfig = field(default_factory=GaussianConfig)
+    policy: NewPolicyConfig = field(default_factory=ActorConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: PPOConfig = field(default_factory=PPOConfig)
     experience: WindowConfig = field(default_factory=WindowConfig)
@@ -104,17 +131,18 @@ class StateBased:
             "seed": self.seed,
         }
 
-    def learner(self, env: VecEnv, group: Reducer) -> tuple[GaussianPolicy, LoopLearner]:
+    def learner(self, env: VecEnv, group: Reducer) -> tuple[TrainedPolicy, LoopLearner]:
         """A new policy for ``env`` and what improves it."""
         torch.manual_seed(self.seed)  # module initialisation has no generator argument
         sizes = {"state": env.spec.state.shape[0]}
         device = resolve_device(self.device)
-        policy = GaussianPolicy(env.spec, RunningStatistics(sizes["state"]), self.policy).to(device)
+        policy = self.policy.build(env.spec, RunningStatistics(sizes["state"])).to(device)
         sizes |= {name: math.prod(env.spec.extras[name].shape) for name in self.experience.privileged}
-        critic = RunningCritic(sizes, self.critic.width, self.critic.depth).to(device)
+        vision = ImageEncoder.of(env.spec, self.policy.cameras)
+        critic = RunningCritic(sizes, self.critic.width, self.critic.depth, vision).to(device)
         return policy, self.algorithm.build(policy, policy.trainable(), critic, generator(self.seed, 4), group)
 
-    def evaluate(self, env: VecEnv, policy: GaussianPolicy, seeds: range, count: int) -> MeanReturn:
+    def evaluate(self, env: VecEnv, policy: TrainedPolicy, seeds: range, count: int) -> MeanReturn:
         """The mean return of what would be deployed, on ``count`` held-out seeds."""
         outcomes = play_seeds(env, policy, seed_ranges.held_out(seeds, count), noise_seed=self.seed)
         return MeanReturn.of(outcomes.returns)

@@ -1,0 +1,233 @@
+"""Our environments as Gymnasium's: importing this module registers ``vla_rl/NAME-v0`` for all of the catalogue.
+
+    import gymnasium
+    import sims.as_gymnasium  # or name the module in the id: "sims.as_gymnasium:vla_rl/lift-v0"
+
+    env = gymnasium.make("vla_rl/lift-v0", render_mode="rgb_array")
+    envs = gymnasium.make_vec("vla_rl/lift-v0", num_envs=16, privileged=True, render=False)
+
+An environment of your own is ``gymnasium.make("vla_rl/custom-v0", environment="package.module:make")``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from sims import catalog
+from sims.as_gymnasium_spaces import ActionScale, ObservationView
+from vla_rl.contract.env import Observation, Step, VecEnv
+from vla_rl.contract.spec import EnvSpec
+
+Info: TypeAlias = dict[str, Any]
+Seeds: TypeAlias = int | Sequence[int | None] | None
+_HIGHEST_SEED = 2**31
+_PICTURE = 256  # pixels of pictures for people
+
+
+class GymnasiumVectorEnv(VectorEnv[Any, Any, np.ndarray]):
+    """An environment of ours as a Gymnasium vector environment: all rows are simulated together.
+
+    observation  the public parts, see ``ObservationView``; with ``privileged`` also those that only critics may see
+    action       scaled to [-1, 1], or in physical units with ``rescale_actions=False``; indices where they are discrete
+    info         "is_success" bool [E] and "cause" [E] ("" while the episode runs), with Gymnasium's masks
+
+    All three autoreset modes are offered, and ``reset(options={"reset_mask": ...})``.  The first episode of a row has
+    the seed that ``reset`` is given (number, number + 1, ... for one number), so it is the episode that we play with
+    that seed; later ones are drawn from a generator with that seed, as in a single environment.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        privileged: bool = False,
+        rescale_actions: bool = True,
+        render_mode: str | None = None,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        """Owns ``env``; ``max_episode_steps`` truncates episodes earlier than its own time limit."""
+        self.env, self.num_envs = env, env.num_envs
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.render_mode, self._limit = render_mode, max_episode_steps or env.spec.time_limit
+        self.view, self.scale = ObservationView(env.spec, privileged), ActionScale(env.spec, rescale_actions)
+        self.single_observation_space, self.single_action_space = self.view.space, self.scale.space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {**metadata(env.spec), "autoreset_mode": self.autoreset_mode}
+        self._generators = [np.random.default_rng() for _ in range(self.num_envs)]
+        self._ended = np.zeros(self.num_envs, bool)  # rows that idle until their reset
+        self._obs: Observation | None = None
+
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Start episodes in all rows, or in those of ``options["reset_mask"]`` bool [E].
+
+        ``seed``: one number, one per row (None: the next one of the row's own generator), or None for all.
+        """
+        mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, bool)), bool)
+        if seed is None or isinstance(seed, int | np.integer):
+            seed = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
+        return self.view(self._begin(np.flatnonzero(mask), seed)), {}
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]:
+        """One action in every row; see the class for what is returned."""
+        idle = self._ended
+        if self.autoreset_mode == AutoresetMode.DISABLED and idle.any():
+            raise gymnasium.error.ResetNeeded(
+                f"the episodes of rows {np.flatnonzero(idle).tolist()} have ended, so they cannot be stepped; reset "
+                "them by reset(options={'reset_mask': mask}) or choose another autoreset_mode."
+            )
+        step = self.env.step(self.scale.to_env(np.asarray(actions))[:, None])
+        late = (step.obs.time >= self._limit) & ~step.terminated
+        self._obs, terminated, truncated = step.obs, step.terminated & ~idle, (step.truncated | late) & ~idle
+        ended = terminated | truncated
+        restarts = {
+            AutoresetMode.NEXT_STEP: idle,  # instead of the step
+            AutoresetMode.SAME_STEP: ended,  # after it
+            AutoresetMode.DISABLED: np.zeros_like(ended),
+        }[self.autoreset_mode]
+        infos = _infos(step, ~restarts)
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and ended.any():
+            infos |= self._final(step, ended)
+        self._ended = ended.copy()
+        obs = self._begin(np.flatnonzero(restarts), [None] * self.num_envs) if restarts.any() else step.obs
+        reward = np.where(idle, 0.0, step.reward[:, 0].astype(np.float64))
+        return self.view(obs), reward, terminated, truncated, infos
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """A picture uint8 [h,w,3] of every row; None without ``render_mode``."""
+        return None if self.render_mode is None else tuple(pictures(self.env, self._obs))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _begin(self, env_ids: np.ndarray, seeds: Sequence[int | None]) -> Observation:
+        """Reset ``env_ids`` with their entries of ``seeds`` (None: drawn); returns all observations."""
+        chosen = []
+        for env_id in env_ids.tolist():
+            seed = seeds[env_id]
+            if seed is not None:
+                self._generators[env_id] = np.random.default_rng(seed)
+            chosen.append(next_seed(self._generators[env_id]) if seed is None else seed)
+        self._ended[env_ids] = False
+        self._obs = self.env.reset(env_ids, np.array(chosen, np.int64))
+        return self._obs
+
+    def _final(self, step: Step, ended: np.ndarray) -> Info:
+        """Gymnasium's "final_obs" and "final_info" of the rows that ``ended`` and restart in the same step."""
+        final = np.full(self.num_envs, None, object)
+        for env_id in np.flatnonzero(ended):
+            final[env_id] = self.view.row(step.obs, int(env_id))
+        masks = {"_final_obs": ended.copy(), "_final_info": ended.copy()}
+        return {"final_obs": final, "final_info": _infos(step, ended), **masks}
+
+
+class GymnasiumEnv(gymnasium.Env[Any, Any]):
+    """One environment of ours as a Gymnasium environment; see ``GymnasiumVectorEnv`` for what is seen and done.
+
+    ``reset(seed=s)`` plays the episode that we play with seed ``s``; without a seed the next one is drawn from
+    ``np_random``.
+    """
+
+    def __init__(
+        self, env: VecEnv, privileged: bool = False, rescale_actions: bool = True, render_mode: str | None = None
+    ) -> None:
+        """Owns ``env``, which has one row."""
+        self.env, self.render_mode = env, render_mode
+        self.view, self.scale = ObservationView(env.spec, privileged), ActionScale(env.spec, rescale_actions)
+        self.observation_space, self.action_space = self.view.space, self.scale.space
+        self.metadata = metadata(env.spec)
+        self._obs: Observation | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        super().reset(seed=seed)
+        self._obs = self.env.reset([0], [next_seed(self.np_random) if seed is None else seed])
+        return self.view.row(self._obs, 0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+        step = self.env.step(self.scale.to_env(np.asarray(action)[None])[:, None])
+        self._obs, info = step.obs, {"is_success": bool(step.success[0]), "cause": step.cause[0]}
+        ends = bool(step.terminated[0]), bool(step.truncated[0])
+        return self.view.row(step.obs, 0), float(step.reward[0, 0]), *ends, info
+
+    def render(self) -> Any:
+        """A picture uint8 [h,w,3]; None without ``render_mode``."""
+        return None if self.render_mode is None else pictures(self.env, self._obs)[0]
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def make(
+    environment: str,
+    privileged: bool = False,
+    rescale_actions: bool = True,
+    render_mode: str | None = None,
+    **options: Any,
+) -> GymnasiumEnv:
+    """What ``gymnasium.make`` calls; ``environment`` is in the catalogue or "package.module:make", with ``options``."""
+    env = catalog.make(environment, num_envs=1, **options)
+    return GymnasiumEnv(env, privileged, rescale_actions, render_mode)
+
+
+def make_vec(
+    environment: str,
+    num_envs: int = 1,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    privileged: bool = False,
+    rescale_actions: bool = True,
+    render_mode: str | None = None,
+    max_episode_steps: int | None = None,
+    **options: Any,
+) -> GymnasiumVectorEnv:
+    """What ``gymnasium.make_vec`` calls; see :func:`make`."""
+    env = catalog.make(environment, num_envs=num_envs, **options)
+    return GymnasiumVectorEnv(env, autoreset_mode, privileged, rescale_actions, render_mode, max_episode_steps)
+
+
+def next_seed(generator: np.random.Generator) -> int:
+    """The seed of a row's next episode."""
+    return int(generator.integers(_HIGHEST_SEED))
+
+
+def metadata(spec: EnvSpec) -> dict[str, Any]:
+    """Gymnasium's metadata: pictures are offered where the environment has a camera."""
+    modes = ["rgb_array"] if spec.images else []
+    return {"render_modes": modes, "render_fps": max(1, round(1 / spec.control_dt))}
+
+
+def pictures(env: VecEnv, obs: Observation | None) -> np.ndarray:
+    """uint8 [E,h,w,3]: rendered for people where the environment can, else the images of its first camera."""
+    if obs is None:
+        raise gymnasium.error.ResetNeeded("there is no episode, so there is nothing to render; call reset() first.")
+    if hasattr(env, "render_rows"):
+        rendered: np.ndarray = env.render_rows(np.arange(env.num_envs), _PICTURE)
+        return rendered
+    return next(iter(obs.images.values())).copy()
+
+
+def _infos(step: Step, shown: np.ndarray) -> Info:
+    """What is known of the rows in ``shown`` bool [E], as Gymnasium's arrays with masks."""
+    if not shown.any():
+        return {}
+    cause = np.array(step.cause, object)
+    cause[~shown] = None
+    masks = {"_is_success": shown.copy(), "_cause": shown.copy()}
+    return {"is_success": step.success & shown, "cause": cause, **masks}
+
+
+def _register() -> None:
+    """Register the catalogue; "gym" is left out, as its environments are Gymnasium's own."""
+    one, several = f"{__name__}:make", f"{__name__}:make_vec"
+    for name in catalog.CATALOG.keys() - {"gym"}:
+        gymnasium.register(f"vla_rl/{name}-v0", one, vector_entry_point=several, kwargs={"environment": name})
+    gymnasium.register("vla_rl/custom-v0", one, vector_entry_point=several)
+
+
+_register()

@@ -1,0 +1,229 @@
+"""Gymnasium's spaces in the contract's terms: observations as images and one vector, actions as one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.spec import ArraySpec
+
+Path: TypeAlias = tuple[str | int, ...]  # keys of nested Dict and Tuple spaces
+_SMALLEST_GREY = 8  # pixels; a smaller uint8 matrix is a board, not a picture
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A space without parts, and where it is in the whole."""
+
+    path: Path
+    space: Space[Any]
+
+    @property
+    def name(self) -> str:
+        """``"arm/wrist"`` of nested dicts; "" for a space that has no parts at all."""
+        return "/".join(map(str, self.path))
+
+    def of(self, whole: Any) -> Any:
+        """The value of this leaf in ``whole``."""
+        for key in self.path:
+            whole = whole[key]
+        return whole
+
+
+def leaves(space: Space[Any], path: Path = ()) -> Iterator[Leaf]:
+    """The parts of nested Dict and Tuple spaces, in Gymnasium's order."""
+    if isinstance(space, Dict):
+        for key, part in space.spaces.items():
+            yield from leaves(part, (*path, key))
+    elif isinstance(space, Tuple):
+        for i, part in enumerate(space.spaces):
+            yield from leaves(part, (*path, i))
+    else:
+        yield Leaf(path, space)
+
+
+class ObservationReader:
+    """Takes observations of ``space`` apart.
+
+    Images: uint8 with three axes, channels last (or first, where the first axis is the shorter one), and uint8
+    matrices of at least 8 pixels a side, which get a channel axis.  Everything else is in one vector, part after part:
+    numbers as they are, an index (Discrete, each entry of MultiDiscrete) as a one-hot vector, bits as 0 and 1.
+    Raises UserError for other spaces, such as texts and graphs.
+    """
+
+    def __init__(self, owner: str, space: Space[Any]) -> None:
+        """``owner`` is the environment's name, for errors."""
+        found = list(leaves(space))
+        self._images = {leaf.name or "image": leaf for leaf in found if _is_image(leaf.space)}
+        self._vectors = [(leaf, _vector(owner, leaf)) for leaf in found if not _is_image(leaf.space)]
+        self.image_specs = {name: _image_spec(name, leaf.space) for name, leaf in self._images.items()}
+        bounds = [(part.low, part.high) for _, part in self._vectors] or [(np.zeros(0), np.zeros(0))]
+        self.low, self.high = (np.concatenate(ends) for ends in zip(*bounds, strict=True))
+
+    def vector(self, obs: Any) -> np.ndarray:
+        """float32 [N]: everything but the images."""
+        parts = [part.encode(leaf.of(obs)) for leaf, part in self._vectors]
+        return np.concatenate(parts).astype(np.float32) if parts else np.zeros(0, np.float32)
+
+    def images(self, obs: Any) -> dict[str, np.ndarray]:
+        """{camera: uint8 [h,w,c]}."""
+        return {name: _channels_last(np.asarray(leaf.of(obs))) for name, leaf in self._images.items()}
+
+    def entries(self, name: str, chosen: str | Sequence[int]) -> list[int]:
+        """The entries of the vector that ``chosen`` names: numbers, or a part of a Dict observation.
+
+        Raises UserError, which calls them ``name``, when there is no such part or entry.
+        """
+        parts, start = {}, 0
+        for leaf, part in self._vectors:
+            parts[leaf.name] = list(range(start, start + len(part.low)))
+            start += len(part.low)
+        if isinstance(chosen, str):
+            if chosen not in parts:
+                raise UserError(
+                    f"privileged {name!r} is {chosen!r}, which is no part of the observation, so it cannot be set "
+                    f"apart; choose from {sorted(parts)} or give numbers of entries."
+                )
+            return parts[chosen]
+        entries = [int(entry) for entry in chosen]
+        if not entries or len(set(entries)) < len(entries) or not all(0 <= entry < start for entry in entries):
+            raise UserError(
+                f"privileged {name!r} names the entries {entries} of an observation that has {start}, so they cannot "
+                f"be set apart; give different ones from 0 to {start - 1}."
+            )
+        return entries
+
+
+class ActionWriter:
+    """Makes actions of ``space`` from the contract's vectors.
+
+    ``spec``: float32 for numbers, int64 for indices (Discrete, MultiDiscrete, MultiBinary, a Box of integers).  Dict
+    and Tuple spaces whose parts are all numbers, or all indices, are one vector.  Raises UserError for parts of both
+    kinds, numbers without bounds and other spaces.
+    """
+
+    def __init__(self, owner: str, space: Space[Any]) -> None:
+        """``owner`` is the environment's name, for errors."""
+        self._space = space
+        self._leaves = [(leaf, _action_part(owner, leaf)) for leaf in leaves(space)]
+        kinds = {part.dtype for _, part in self._leaves}
+        if len(kinds) > 1:
+            raise UserError(
+                f"the actions of {owner!r} are {space}: numbers and indices at once, for which no policy exists; wrap "
+                "it so that all parts are of one kind (gymnasium.ActionWrapper)."
+            )
+        low = np.concatenate([part.low for _, part in self._leaves])
+        high = np.concatenate([part.high for _, part in self._leaves])
+        self.spec = ArraySpec(low.shape, kinds.pop(), tuple(low.tolist()), tuple(high.tolist()))
+
+    def __call__(self, action: np.ndarray) -> Any:
+        """The action of the space for ``action`` [D]."""
+        sizes = np.cumsum([len(part.low) for _, part in self._leaves])[:-1]
+        values = iter(np.split(action, sizes))
+        return self._assemble(self._space, values)
+
+    def _assemble(self, space: Space[Any], values: Iterator[np.ndarray]) -> Any:
+        if isinstance(space, Dict):
+            return {key: self._assemble(part, values) for key, part in space.spaces.items()}
+        if isinstance(space, Tuple):
+            return tuple(self._assemble(part, values) for part in space.spaces)
+        shaped: np.ndarray = next(values).reshape(space.shape).astype(space.dtype)
+        return shaped[()] if isinstance(space, Discrete) else shaped
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A leaf as a vector: inclusive bounds [n], dtype in the contract, and how a value becomes one."""
+
+    low: np.ndarray
+    high: np.ndarray
+    dtype: str
+    encode: Callable[[Any], np.ndarray] = np.ravel
+
+
+def _vector(owner: str, leaf: Leaf) -> _Part:
+    space = leaf.space
+    if isinstance(space, Box):
+        return _Part(space.low.ravel().astype(float), space.high.ravel().astype(float), "float32")
+    if isinstance(space, MultiBinary):
+        size = int(np.prod(space.shape))
+        return _Part(np.zeros(size), np.ones(size), "float32")
+    if isinstance(space, Discrete | MultiDiscrete):
+        start, counts = _indices(space)
+        size = int(counts.sum())
+        return _Part(np.zeros(size), np.ones(size), "float32", lambda value: _one_hot(np.ravel(value) - start, counts))
+    raise UserError(
+        f"the observation{_called(leaf)} of {owner!r} is {space}, which is neither numbers, nor indices, nor an image, "
+        "so no policy could read it; leave it out by a wrapper (gymnasium.wrappers:FilterObservation)."
+    )
+
+
+def _action_part(owner: str, leaf: Leaf) -> _Part:
+    space = leaf.space
+    if isinstance(space, Discrete | MultiDiscrete):
+        start, counts = _indices(space)
+        return _Part(start, start + counts - 1, "int64")
+    if isinstance(space, MultiBinary):
+        size = int(np.prod(space.shape))
+        return _Part(np.zeros(size, np.int64), np.ones(size, np.int64), "int64")
+    if not isinstance(space, Box):
+        raise UserError(
+            f"the action{_called(leaf)} of {owner!r} is {space}, which is neither numbers nor indices, so no policy "
+            "could choose it; change it by a wrapper (gymnasium.ActionWrapper)."
+        )
+    if not space.is_bounded():
+        raise UserError(
+            f"the actions of {owner!r} have no bounds, so none would be safe; wrap it to have some "
+            "(gymnasium.wrappers:RescaleAction)."
+        )
+    whole = np.issubdtype(space.dtype, np.integer)
+    low, high = (bound.ravel().astype(np.int64 if whole else float) for bound in (space.low, space.high))
+    return _Part(low, high, "int64" if whole else "float32")
+
+
+def _indices(space: Discrete | MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
+    """First value and number of values of every index, both int64 [n]."""
+    counts = space.n if isinstance(space, Discrete) else space.nvec
+    return np.ravel(np.int64(space.start)), np.ravel(np.int64(counts))
+
+
+def _one_hot(index: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    hot = np.zeros(int(counts.sum()), np.float32)
+    hot[np.cumsum(counts) - counts + index] = 1
+    return hot
+
+
+def _is_image(space: Space[Any]) -> bool:
+    if not isinstance(space, Box) or space.dtype != np.uint8:
+        return False
+    return len(space.shape) == 3 or (len(space.shape) == 2 and min(space.shape) >= _SMALLEST_GREY)
+
+
+def _channels_last(image: np.ndarray) -> np.ndarray:
+    if image.ndim == 2:
+        return image[..., None]
+    return image if image.shape[2] <= image.shape[0] else np.moveaxis(image, 0, 2)
+
+
+def _image_spec(name: str, space: Space[Any]) -> ArraySpec:
+    shape = _channels_last(np.zeros(space.shape or (), np.uint8)).shape
+    return ArraySpec(shape, "uint8", 0, 255, unit="RGB" if shape[2] == 3 else "", frame=name)
+
+
+def _called(leaf: Leaf) -> str:
+    return f" {leaf.name!r}" if leaf.path else ""
+
+
+def spec_of_entries(reader: ObservationReader, entries: Sequence[int] | np.ndarray) -> ArraySpec:
+    """Declared bounds of ``entries``; where they are infinite, a policy has to normalize by statistics of data."""
+    low, high = (tuple(bound[list(entries)].tolist()) for bound in (reader.low, reader.high))
+    return ArraySpec((len(entries),), "float32", low, high)
+
+
+Privileged: TypeAlias = Mapping[str, str | Sequence[int]]
+"""{name: a part of a Dict observation, or entries of the vector}."""

@@ -1,0 +1,180 @@
+"""Our environments through Gymnasium: its checkers pass, and native rows play what single environments play."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from sims.as_gymnasium import GymnasiumVectorEnv
+from sims.as_gymnasium_spaces import ActionScale, ObservationView
+from sims.catalog import make
+from tests.catalog_options import needed_options
+from tests.patience import PATIENCE
+from vla_rl.contract.check import check_env as check_ours
+from vla_rl.contract.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("lift", "place", "push", "mixed", "counting", "point_mass", "randomize")  # in this process
+MODES = [mode.value for mode in AutoresetMode]
+LIFT = {"id": "vla_rl/lift-v0", "render": False, "privileged": True, "deadline": 9}
+COUNTING, POINT_MASS = {"id": "vla_rl/counting-v0"}, {"id": "vla_rl/point_mass-v0"}
+SHORT = {"id": "vla_rl/counting-v0", "max_episode_steps": 7}  # many of its episodes are longer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gymnasiums_checker_passes_without_a_warning(name):
+    env = gymnasium.make(f"vla_rl/{name}-v0", privileged=True, **needed_options(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(env.unwrapped)
+    env.close()
+
+
+def played(envs, steps: int = 40) -> list:
+    """Everything a learner gets from ``envs`` for a fixed sequence of actions, with the resets that Disabled needs."""
+    envs.action_space.seed(7)
+    found = [envs.reset(seed=3)]
+    for _ in range(steps):
+        step = envs.step(envs.action_space.sample())
+        found.append(step)
+        ended = step[2] | step[3]
+        if envs.metadata["autoreset_mode"] == AutoresetMode.DISABLED and ended.any():
+            found.append(envs.reset(options={"reset_mask": ended}))
+    envs.close()
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("options", [COUNTING, POINT_MASS, LIFT, SHORT])
+def test_native_rows_play_what_single_environments_play(options, mode):
+    native = gymnasium.make_vec(**options, num_envs=3, autoreset_mode=mode)
+    assert isinstance(native, GymnasiumVectorEnv) and native.metadata["autoreset_mode"].value == mode
+    singles = gymnasium.make_vec(
+        **options, num_envs=3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode}
+    )
+    assert native.observation_space == singles.observation_space and native.action_space == singles.action_space
+    one, other = played(native), played(singles)
+    assert sum(bool((item[2] | item[3]).any()) for item in one if len(item) == 5) >= 2
+    for i, (a, b) in enumerate(zip(one, other, strict=True)):
+        assert all(data_equivalence(x, y, exact=True) for x, y in zip(a, b, strict=True)), (i, a, b)
+
+
+def test_a_seed_is_ours():
+    env, ours = gymnasium.make("vla_rl/point_mass-v0"), make("point_mass", num_envs=1)
+    first = ours.reset([0], [12]).state[0]
+    assert np.array_equal(env.reset(seed=12)[0], first)
+    later = [env.reset()[0] for _ in range(2)]
+    assert not np.array_equal(later[0], first) and not np.array_equal(later[0], later[1])
+    obs = env.reset(seed=12)[0]
+    step, theirs = ours.step(np.full((1, 1, 2), 0.1, np.float32)), env.step(np.full(2, 0.5, np.float32))
+    assert np.array_equal(obs, first) and np.array_equal(theirs[0], step.obs.state[0])
+    assert theirs[1] == step.reward[0, 0]
+
+
+def test_a_row_that_ended_is_not_stepped_without_autoreset():
+    envs = gymnasium.make_vec("vla_rl/point_mass-v0", num_envs=2, autoreset_mode="Disabled")
+    envs.reset(seed=0)
+    for _ in range(16):
+        *_, truncated, infos = envs.step(np.zeros((2, 2), np.float32))
+    assert truncated.all() and infos["cause"].tolist() == ["time_limit"] * 2
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"rows \[0, 1\] have ended.*reset_mask"):
+        envs.step(np.zeros((2, 2), np.float32))
+    envs.reset(seed=[5, None], options={"reset_mask": np.array([True, False])})
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"rows \[1\]"):
+        envs.step(np.zeros((2, 2), np.float32))
+
+
+def test_gymnasiums_wrappers_count_episodes_rightly():
+    envs = RecordEpisodeStatistics(gymnasium.make_vec("vla_rl/counting-v0", num_envs=2))
+    envs.reset(seed=0)
+    lengths = []
+    for _ in range(80):
+        *_, infos = envs.step(np.zeros((2, 2), np.float32))
+        for i in np.flatnonzero(infos.get("_episode", np.zeros(2))):
+            lengths.append(int(infos["episode"]["l"][i]))
+            assert infos["episode"]["r"][i] == lengths[-1] * (lengths[-1] + 1) / 2
+    assert len(lengths) > 4
+
+
+def test_what_is_seen_and_what_is_not():
+    spec = make("lift", num_envs=1, render=False).spec
+    shown = ObservationView(make("lift", num_envs=1).spec, privileged=False).space
+    assert isinstance(shown, Dict) and set(shown.spaces) == {"state", "images/front", "task"}
+    assert shown["task"] == Discrete(4) and shown["images/front"].dtype == np.uint8
+    hidden = ObservationView(spec, privileged=True).space
+    assert set(hidden.spaces) == {"state", "task", *spec.extras} and hidden["privileged/lifted"].shape == (1,)
+    assert isinstance(ObservationView(make("point_mass", num_envs=1).spec, privileged=False).space, Box)
+    blind = make("gym", num_envs=1, id="Pendulum-v1", privileged={"all": [0, 1, 2]}).spec
+    with pytest.raises(UserError, match=r"neither state nor images .* privileged=True"):
+        ObservationView(blind, privileged=False)
+
+
+def test_actions_are_scaled_unless_physical_ones_are_wanted():
+    spec = make("point_mass", num_envs=1).spec
+    scaled, physical = ActionScale(spec, True), ActionScale(spec, False)
+    assert np.allclose(scaled.to_env(np.array([[1.0, -0.5]])), [[0.2, -0.1]])
+    assert physical.space == Box(np.float32(-0.2), np.float32(0.2), (2,))
+    assert np.array_equal(physical.to_env(np.array([[0.2, -0.1]])), [[0.2, -0.1]])
+
+
+def test_discrete_actions_stay_discrete():
+    envs = GymnasiumVectorEnv(make("gym", num_envs=2, id="CartPole-v1"))
+    assert envs.single_action_space == Discrete(2)
+    played(envs)
+    several = ActionScale(make("gym", num_envs=1, id="CliffWalking-v1", time_limit=9).spec, True)
+    assert several.space == Discrete(4)
+    wide = ActionScale(WIDE.spec, True)
+    assert wide.space == MultiDiscrete([3, 2], start=[1, 0]) and wide.to_env(np.array([[3, 1]])).tolist() == [[3, 1]]
+
+
+class Wide(gymnasium.Env):
+    observation_space, action_space = Box(-1, 1, (1,)), MultiDiscrete([3, 2], start=[1, 0])
+
+
+gymnasium.register("TestWide-v0", Wide, max_episode_steps=3)
+WIDE = make("gym", num_envs=1, id="TestWide-v0")
+
+
+@pytest.mark.parametrize("mode", ["", "sync", "vector_entry_point"])
+def test_there_and_back_it_is_the_same_environment(mode):
+    ours = make("point_mass", num_envs=3)
+    back = make("gym", num_envs=3, id="vla_rl/point_mass-v0", time_limit=16, vectorization_mode=mode,
+                arguments={"rescale_actions": False})  # fmt: skip
+    assert len(check_ours(back, seed=2)) == 7
+    actions = np.random.default_rng(0).uniform(-0.2, 0.2, (3, 16, 2)).astype(np.float32)
+    for env in (ours, back):
+        env.reset([0, 1, 2], [5, 6, 7])
+    one, other = ours.step(actions), back.step(actions)
+    assert np.array_equal(one.obs.state, other.obs.state) and np.array_equal(one.reward, other.reward)
+    assert np.array_equal(one.truncated, other.truncated)
+
+
+def test_the_id_can_name_the_module_and_needs_no_torch():
+    code = (
+        "import gymnasium, sys; e = gymnasium.make('sims.as_gymnasium:vla_rl/point_mass-v0'); e.reset(seed=1);"
+        "assert 'torch' not in sys.modules; print(e.observation_space.shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout == "(2,)\n", done.stderr
+
+
+def test_pictures_are_rendered_for_people_where_the_environment_can():
+    env = gymnasium.make("vla_rl/lift-v0", render_mode="rgb_array")
+    env.reset(seed=0)
+    assert env.render().shape == (256, 256, 3)
+    env.close()
+    envs = gymnasium.make_vec("vla_rl/counting-v0", num_envs=2, render_mode="rgb_array")
+    with pytest.raises(gymnasium.error.ResetNeeded, match="no episode"):
+        envs.render()
+    obs, _ = envs.reset(seed=1)
+    assert np.array_equal(np.stack(envs.render()), obs["images/" + next(iter(envs.env.spec.images))])

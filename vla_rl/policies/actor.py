@@ -1,0 +1,30 @@
+"""A policy that is trained from nothing, for continuous and for discrete actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.statistics import RunningStatistics
+
+
+@dataclass(frozen=True)
+class ActorConfig:
+    """A Gaussian policy where actions are continuous, a categorical one where they are discrete."""
+
+    horizon: int = 1  # H: actions in a chunk
+    width: int = 64
+    depth: int = 2
+    std: float = 0.5  # initial, of normalised continuous actions
+    cameras: tuple[str, ...] = ()  # whose pixels the policy and its critic read
+
+    def build(self, spec: EnvSpec, proprioception: Affine | RunningStatistics) -> GaussianPolicy | CategoricalPolicy:
+        """A new policy for ``spec``."""
+        if spec.discrete:
+            discrete = CategoricalConfig(self.horizon, self.width, self.depth, self.cameras)
+            return CategoricalPolicy(spec, proprioception, discrete)
+        gaussian = GaussianConfig(self.horizon, self.width, self.depth, self.std, self.cameras)
+        return GaussianPolicy(spec, proprioception, gaussian)

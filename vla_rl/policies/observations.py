@@ -1,0 +1,32 @@
+"""What policies that are trained from nothing read: proprioception and the pixels of chosen cameras."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from vla_rl.contract.env import Observation
+from vla_rl.contract.policy import Features
+from vla_rl.contract.spec import EnvSpec
+
+IMAGE = "image/"  # before the camera's name in features
+
+
+@torch.no_grad()
+def encode_inputs(obs: Observation, spec: EnvSpec, cameras: tuple[str, ...], device: torch.device) -> Features:
+    """``{"state": [E,S] physical, "time": [E,1], "image/NAME": uint8 [E,h,w,c]}`` on ``device``.
+
+    time / time limit is for critics only.
+    """
+    state = torch.as_tensor(obs.state, device=device)
+    time = torch.as_tensor(obs.time)[:, None].to(state) / spec.time_limit
+    images = {IMAGE + name: torch.as_tensor(obs.images[name], device=device) for name in cameras}
+    return {"state": state, "time": time, **images}
+
+
+def hidden_layers(inputs: int, width: int, depth: int) -> list[nn.Module]:
+    """``depth`` linear layers of ``width``, each followed by tanh."""
+    sizes = [inputs] + [width] * depth
+    return [layer for pair in pairwise(sizes) for layer in (nn.Linear(*pair), nn.Tanh())]
