@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -24,7 +24,7 @@ class CatchEnv(gymnasium.Env[np.ndarray, np.int64]):
     The best policy always catches it: from the middle, every column is at most 5 moves away.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  # as Gymnasium declares it
     observation_space = Box(0, 255, (_CELLS * _PIXELS, _CELLS * _PIXELS, 1), np.uint8)
     action_space = Discrete(3)
 
@@ -56,4 +56,4 @@ class CatchEnv(gymnasium.Env[np.ndarray, np.int64]):
         return board.repeat(_PIXELS, 0).repeat(_PIXELS, 1)[..., None]
 
 
-gymnasium.register("vla_rl/Catch-v0", CatchEnv, max_episode_steps=_CELLS)
+gymnasium.register("vla_rl/Catch-v0", f"{__name__}:CatchEnv", max_episode_steps=_CELLS)
