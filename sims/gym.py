@@ -212,6 +212,7 @@ def make(
     limit = {} if time_limit is None else {"max_episode_steps": time_limit}
     options = {**limit, **(arguments or {})}
     around = [partial(load(name), **dict(given)) for name, given in (wrappers or {}).items()]
+    id = _registered(id)
     try:
         if not vectorization_mode:
             single = _make_single(id, options, around)
@@ -225,6 +226,14 @@ def make(
             "its arguments, or install its requirements (pip install 'gymnasium[mujoco]')."
         ) from error
     return GymEnv(VectorRows(env), privileged or {}, time_limit)
+
+
+def _registered(id: str) -> str:
+    """``id`` without the "module:" that registers it, which is imported, also from the working folder."""
+    module, _, name = id.rpartition(":")
+    if module:
+        load(f"{module}:__name__")
+    return name
 
 
 def _make_single(

@@ -25,7 +25,7 @@ FAULTS = (
         (f"{_ON}test_a_row_that_ended_is_not_stepped_without_autoreset",),
     ),
     Fault(
-        "the last observation is the next episode's first",
+        "Gymnasium is shown the next episode's first observation as the last one",
         _ENV,
         "final[env_id] = self.view.row(step.obs, int(env_id))",
         "final[env_id] = self.view.row(self.env.reset([], []), 0)",

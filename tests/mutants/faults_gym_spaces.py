@@ -142,7 +142,7 @@ FAULTS = (
         (f"{_ON_CATEGORICAL}test_samples_are_as_likely_as_declared_and_never_impossible",),
     ),
     Fault(
-        "what is deployed is drawn",
+        "what is deployed of a categorical policy is drawn",
         _CATEGORICAL,
         'if mode == "sample":',
         'if mode != "sample" or generator:',

@@ -84,6 +84,24 @@ def test_discrete_tasks_keep_the_contract(id):
     assert env.spec.discrete and len(check_env(env, seed=3)) == 7
 
 
+def test_a_module_that_registers_the_id_is_imported_first():
+    env = make("gym", num_envs=2, id="sims.toy.catch:vla_rl/Catch-v0")
+    assert env.spec.images["image"].shape == (20, 20, 1) and env.spec.state.shape == (0,)
+    assert len(check_env(env)) == 7
+
+
+def test_catch_rewards_what_it_says():
+    env = make("gym", num_envs=4, id="sims.toy.catch:vla_rl/Catch-v0")
+    obs = env.reset(range(4), range(4))
+    ball = obs.images["image"][:, 0, :, 0].argmax(1) // 2
+    still = env.step(np.ones((4, 9, 1), np.int64))
+    assert still.reward[:, :8].any() == 0 and still.terminated.all()
+    assert still.reward[:, 8].tolist() == np.where(ball == 5, 1, -1).tolist()
+    env.reset(range(4), range(4))
+    moves = 1 + np.sign(ball - 5)[:, None] * (np.arange(9) < np.abs(ball - 5)[:, None])
+    assert env.step(moves[..., None]).reward[:, 8].tolist() == [1] * 4
+
+
 def test_indices_count_from_where_the_space_starts():
     env = make("gym", num_envs=2, id="TestEverything-v0")
     assert (env.spec.action.dtype, env.spec.action.low, env.spec.action.high) == ("int64", (1, 0), (3, 1))
