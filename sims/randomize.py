@@ -34,7 +34,7 @@ from vla_rl.contract.rows import EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
-MOST_LATENCY = 10  # control steps
+MOST_LATENCY = 6  # control steps
 ACTION_PARAMETERS = (
     Parameter("action_noise", 0.0, 0.0, 1.0, "half ranges", "standard deviation of the noise on executed actions"),
     Parameter("latency", 0.0, 0.0, MOST_LATENCY, "control steps", "delay of every command", integer=True),
@@ -59,9 +59,9 @@ class RandomizedEnv:
         self._columns = {parameter.name: column for column, parameter in enumerate(self.parameters)}
         self._varied = {name: self._columns[name] for name in varied}
         action, num_envs = env.spec.action, env.num_envs
-        low, high = (np.zeros(action.shape, np.float32) + bound for bound in (action.low, action.high))
+        low, high = (np.full(action.shape, bound, action.dtype) for bound in (action.low, action.high))
         self._half_range = (high - low) / 2
-        self._neutral = np.clip(np.zeros(action.shape, np.float32), low, high)
+        self._neutral = np.clip(np.zeros_like(low), low, high)
         self._book = EpisodeTracker(num_envs)
         self._values = np.tile([parameter.nominal for parameter in self.parameters], (num_envs, 1))
         self._pending = np.tile(self._neutral, (num_envs, MOST_LATENCY, 1))  # commands that are still on their way
@@ -173,6 +173,11 @@ def randomized_spec(spec: EnvSpec, declared: Sequence[Parameter], randomization:
         raise UserError(
             f"{spec.name!r} computes on {spec.device!r}, but only environments in numpy can be randomized; use its own "
             "options for that."
+        )
+    if not np.issubdtype(np.dtype(spec.action.dtype), np.floating) and "action_noise" in randomization.distributions:
+        raise UserError(
+            f"the actions of {spec.name!r} are {spec.action.dtype}, to which no noise can be added; leave "
+            "'action_noise' out."
         )
     record = ArraySpec(
         (len(parameters),),

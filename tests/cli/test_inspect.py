@@ -99,7 +99,7 @@ def test_lift_is_checked_and_its_units_shown():
 
 def test_an_environment_shows_what_can_be_varied_in_it():
     rows = {row[0]: row[1:4] for row in lines(text("lift")) if len(row) == 5}
-    assert rows["friction"] == ["1", "0.02 .. 2", "factor"] and rows["latency"] == ["0", "0 .. 10", "control steps"]
+    assert rows["friction"] == ["1", "0.02 .. 2", "factor"] and rows["latency"] == ["0", "0 .. 6", "control steps"]
     assert {row[0] for row in lines(text("point_mass")) if len(row) == 5} >= {"action_noise", "latency"}
 
 

@@ -17,7 +17,7 @@ from sims.mujoco.parameters import LOOKS, PARAMETERS, PHYSICS
 from sims.mujoco.scene import CUBES_QPOS, WORKSPACE_HIGH
 from sims.mujoco.tasks.lift import LiftTask
 from sims.mujoco.tasks.lift_expert import LiftExpert
-from sims.randomize import ACTION_PARAMETERS, parameters_of
+from sims.randomize import ACTION_PARAMETERS, parameters_of, randomized_spec
 from sims.toy import point_mass
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
@@ -159,6 +159,13 @@ def test_an_environment_on_a_device_is_refused(monkeypatch):
     monkeypatch.setattr(point_mass, "spec", lambda: on_gpu)
     with pytest.raises(UserError, match=r"'point_mass' computes on 'cuda', but only environments in numpy"):
         make("randomize", num_envs=1, env="point_mass")
+
+
+def test_noise_on_discrete_actions_is_refused():
+    spec = point_mass.spec()
+    action = replace(spec.action, dtype="int64", low=0, high=3)
+    with pytest.raises(UserError, match=r"actions of 'point_mass' are int64, to which no noise can be added"):
+        randomized_spec(replace(spec, action=action), (), Randomization.from_json({"action_noise": 0.1}))
 
 
 # -- latency and noise -------------------------------------------------------------------------------------------------

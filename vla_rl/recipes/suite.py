@@ -13,6 +13,8 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
+from vla_rl.evaluation.report import Report
+from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.recipes.config_files import config_files, functions_of, load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
@@ -83,6 +85,13 @@ class Suite:
     def keys(self) -> list[tuple[str, int]]:
         """(task, seed) of all episodes, in the order of the results."""
         return [(task.name, seed) for task in self.tasks for seed in self.seeds]
+
+    def analyze(self, episodes: Sequence[EpisodeResult]) -> JsonObject:
+        """What ``results.json`` says about ``episodes`` beyond the score of every task: nothing here."""
+        return {}
+
+    def draw(self, report: Report, results: JsonObject) -> None:
+        """Add what the page shows of ``results`` beyond the tasks: nothing here."""
 
     def of(self, names: Sequence[str], episodes: int, seeds: str) -> Suite:
         """A part of it: the tasks ``names`` (all without), ``episodes`` each (0: as it is), on "validation" or "test".

@@ -9,16 +9,17 @@ from vla_rl.evaluation.report import Bar, Cell, Recording, Report, Tile, percent
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.suite import Suite
 
 
-def write_suite_report(folder: Path, results: JsonObject, episodes: Sequence[EpisodeResult]) -> Path:
+def write_suite_report(folder: Path, suite: Suite, results: JsonObject, episodes: Sequence[EpisodeResult]) -> Path:
     """Write ``report.html`` into ``folder``; returns its path."""
-    policy, suite = results["policy"], results["suite"]
-    report = Report(f"{policy['name']} on {suite['name']}", f"Protocol `{results['protocol']}`.")
-    count, seeds = suite["episodes"], f"{suite['episodes']} seeds from {suite['first_seed']}"
+    policy = results["policy"]
+    report = Report(f"{policy['name']} on {suite.name}", f"Protocol `{results['protocol']}`.")
+    count, seeds = suite.episodes, f"{suite.episodes} seeds from {suite.first_seed}"
     tiles = []
     if "score" in results:
-        tiles.append(Tile.of("success", Rate(**results["score"]), f"{len(suite['tasks'])} tasks, {seeds} each"))
+        tiles.append(Tile.of("success", Rate(**results["score"]), f"{len(suite.tasks)} tasks, {seeds} each"))
     latency = results["latency_ms"]
     tiles.append(Tile("ms per decision", latency["mean"], percent=False, note=f"at most {latency['max']:.1f}"))
     report.tiles(tiles)
@@ -28,6 +29,7 @@ def write_suite_report(folder: Path, results: JsonObject, episodes: Sequence[Epi
     if rated := {name: task for name, task in results["tasks"].items() if "success" in task}:
         bars = [Bar(name, task["success"], task["low"], task["high"]) for name, task in rated.items()]
         report.bars("Success by task", bars)
+    suite.draw(report, results)
     if films := [_film(folder, one) for one in episodes if one.video]:
         report.videos("Videos", films)
     report.section("Versions", ", ".join(f"{name} {version}" for name, version in results["versions"].items()))

@@ -65,8 +65,8 @@ class SuiteRun:
                 ) from stop
             episodes = [journal.episodes[key] for key in self.suite.keys]
             write_tables(self.out, episodes)
-            results = results_of(self.suite, self._identity(), episodes)
-            write_suite_report(self.out, results, episodes)
+            results = results_of(self.suite, self._identity(), episodes) | self.suite.analyze(episodes)
+            write_suite_report(self.out, self.suite, results, episodes)
             write_json(self.out / RESULTS, results)
         return results
 

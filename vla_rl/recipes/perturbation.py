@@ -1,0 +1,131 @@
+"""Perturbation suites: one environment at many values of its parameters, all on the same seeds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+
+from vla_rl.contract.parameter import Parameter
+from vla_rl.contract.randomization import Choice, Randomization
+from vla_rl.evaluation.perturbation import PerturbedEpisodes, curves, worst_case
+from vla_rl.evaluation.report import Report, Series
+from vla_rl.evaluation.results import EpisodeResult
+from vla_rl.recipes import sims
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.suite import Suite, SuiteTask
+
+NOMINAL = "nominal"  # the task in which no parameter is varied
+Rule = Literal["once", "at_end"] | None
+Point = tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class PerturbationSuite(Suite):
+    """A suite whose tasks are points: one environment with fixed values of some parameters.
+
+    Beside the table of tasks its results have a curve of the score over every one of ``varied``, and the worst case
+    over all points (``evaluation/perturbation.py``).
+    """
+
+    varied: tuple[Parameter, ...] = ()
+
+    def analyze(self, episodes: Sequence[EpisodeResult]) -> JsonObject:
+        """``perturbation``: curves {parameter: points}, and the worst case, as JSON."""
+        points = [self._point(task, episodes) for task in self.tasks]
+        found: JsonObject = {
+            "curves": {
+                name: [{"value": item.value, **asdict(item.score), "score": item.score.score} for item in items]
+                for name, items in curves(points, self.varied).items()
+            }
+        }
+        if self.episodes > 1:
+            worst = worst_case(points)
+            found["worst_case"] = {**asdict(worst), "score": {**asdict(worst.score), "score": worst.score.score}}
+        return {"perturbation": found}
+
+    def draw(self, report: Report, results: JsonObject) -> None:
+        """A figure for every curve, and the worst case."""
+        found, rated = results["perturbation"], self.tasks[0].success is not None
+        label = "success" if rated else "mean return"
+        if "worst_case" in found:
+            worst = found["worst_case"]
+            values = ", ".join(f"{name} {value:g}" for name, value in worst["values"].items()) or NOMINAL
+            report.section(
+                "Worst case",
+                f"Of {worst['points']} points the worst is **{values}**: {label} {_shown(worst['score'], rated)} in "
+                "the half of the seeds that had no part in choosing it. Mean of all points: "
+                f"{_number(worst['mean'], rated)}.",
+            )
+        report.section("Curves", f"The {label} while one parameter differs and all others are nominal; the same seeds.")
+        for parameter in self.varied:
+            if items := found["curves"].get(parameter.name):
+                x, y, low, high = ([item[key] for item in items] for key in ("value", "score", "low", "high"))
+                axis = f"{parameter.name} ({parameter.unit}), nominal {parameter.nominal:g}"
+                report.curves(parameter.meaning, axis, label, [Series(label, x, y, low, high)], percent=rated)
+
+    def _point(self, task: SuiteTask, episodes: Sequence[EpisodeResult]) -> PerturbedEpisodes:
+        own = [episode for episode in episodes if episode.task == task.name]
+        outcome = [one.returns if task.success is None else one.success for one in own]
+        return PerturbedEpisodes(task.env.options["parameters"], np.array(outcome))
+
+
+def perturbation_sweep(
+    name: str,
+    version: int,
+    env: EnvConfig,
+    horizon: int,
+    values: Mapping[str, Sequence[float]] | None = None,
+    success: Rule = "once",
+    episodes: int = 64,
+) -> PerturbationSuite:
+    """One parameter at a time: ``values`` {parameter: values}; without, seven of every parameter that ``env`` declares.
+
+    Raises UserError for parameters and values that ``env`` does not allow.
+    """
+    declared = sims.parameters_of(env.name, env.options)
+    chosen = values or {parameter.name: parameter.grid(7) for parameter in declared}
+    nominal = {parameter.name: parameter.nominal for parameter in declared}
+    points = [((key, value),) for key, some in chosen.items() for value in some if value != nominal.get(key)]
+    return _suite(name, version, env, horizon, [(), *points], success, episodes)
+
+
+def perturbation_grid(
+    name: str,
+    version: int,
+    env: EnvConfig,
+    horizon: int,
+    values: Mapping[str, Sequence[float]],
+    success: Rule = "once",
+    episodes: int = 64,
+) -> PerturbationSuite:
+    """All combinations of ``values`` {parameter: values}; raises UserError as :func:`perturbation_sweep`."""
+    points = [tuple(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
+    return _suite(name, version, env, horizon, points, success, episodes)
+
+
+def _suite(
+    name: str, version: int, env: EnvConfig, horizon: int, points: Sequence[Point], success: Rule, episodes: int
+) -> PerturbationSuite:
+    declared = sims.parameters_of(env.name, env.options)
+    tasks = []
+    for point in points:
+        Randomization({key: Choice((value,)) for key, value in point}).check(declared, env.name)
+        options: JsonObject = {"env": env.name, "options": env.options, "parameters": dict(point)}
+        label = ",".join(f"{key}={value:g}" for key, value in point) or NOMINAL
+        tasks.append(SuiteTask(label, EnvConfig("randomize", options), horizon, success))
+    named = {key for point in points for key, _ in point}
+    varied = tuple(parameter for parameter in declared if parameter.name in named)
+    return PerturbationSuite(name, version, tuple(tasks), episodes, varied=varied)
+
+
+def _shown(score: JsonObject, rated: bool) -> str:
+    return f"{_number(score['score'], rated)} [{_number(score['low'], rated)}, {_number(score['high'], rated)}]"
+
+
+def _number(value: float, rated: bool) -> str:
+    return f"{value:.1%}" if rated else f"{value:.4g}"
