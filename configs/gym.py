@@ -94,7 +94,7 @@ def pendulum() -> StateBased:
 def pixels() -> StateBased:
     """Catch a falling ball that is only seen: pictures of 20 x 20 pixels, discrete actions, a minute."""
     return StateBased(
-        EnvConfig("gym", {"id": "sims.toy.catch:vla_rl/Catch-v0"}),
+        EnvConfig("gym", {"id": "sims.catch:vla_rl/Catch-v0"}),
         policy=ActorConfig(cameras=("image",)),
         algorithm=replace(PPO, minibatch=256, lr_bounds=(1e-5, 1e-3)),
         experience=WindowConfig(num_envs=16, decisions=36),

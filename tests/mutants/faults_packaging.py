@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _PACKAGES, _PROJECT = "vla_rl/contract/packages.py", "pyproject.toml"
 _ON_WHEEL, _ON_FOREIGN = "tests/packaging/test_wheel.py::", "tests/packaging/test_foreign_packages.py::"
-_CONTENTS = f"{_ON_WHEEL}test_it_holds_four_packages_the_configs_and_nothing_else"
+_CONTENTS = f"{_ON_WHEEL}test_it_holds_four_packages_the_configs_the_simulators_pins_and_nothing_else"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

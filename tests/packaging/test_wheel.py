@@ -20,8 +20,9 @@ def wheel(tmp_path_factory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"), "--no-isolation")
 
 
-def test_it_holds_four_packages_the_configs_and_nothing_else(wheel):
+def test_it_holds_four_packages_the_configs_the_simulators_pins_and_nothing_else(wheel):
     names = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    names += (ROOT / "sims" / "pins").glob("*.txt")
     wanted = {path.relative_to(ROOT).as_posix() for path in names}
     wanted |= {f"vla_rl/_configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.py")}
     wanted |= {f"{package}/py.typed" for package in PACKAGES}

@@ -85,13 +85,13 @@ def test_discrete_tasks_keep_the_contract(id):
 
 
 def test_a_module_that_registers_the_id_is_imported_first():
-    env = make("gym", num_envs=2, id="sims.toy.catch:vla_rl/Catch-v0")
+    env = make("gym", num_envs=2, id="sims.catch:vla_rl/Catch-v0")
     assert env.spec.images["image"].shape == (20, 20, 1) and env.spec.state.shape == (0,)
     assert len(check_env(env)) == 7
 
 
 def test_catch_rewards_what_it_says():
-    env = make("gym", num_envs=4, id="sims.toy.catch:vla_rl/Catch-v0")
+    env = make("gym", num_envs=4, id="sims.catch:vla_rl/Catch-v0")
     obs = env.reset(range(4), range(4))
     ball = obs.images["image"][:, 0, :, 0].argmax(1) // 2
     still = env.step(np.ones((4, 9, 1), np.int64))

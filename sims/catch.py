@@ -1,6 +1,6 @@
 """A Gymnasium environment that is only seen: catch a falling ball (the Catch of bsuite, Osband et al. 2020).
 
-``gymnasium.make("sims.toy.catch:vla_rl/Catch-v0")``
+``gymnasium.make("sims.catch:vla_rl/Catch-v0")``
 """
 
 from __future__ import annotations
