@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare imagine imagine-study test test-plain test-full mutants bench docs wheel lint types clean
+.PHONY: help install demo study compare imagine imagine-study test test-plain test-full test-sims mutants bench docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +53,9 @@ test-plain: install ## the numerical tests as on a plainer processor (three minu
 
 test-full: lint types ## the tests that take minutes as well
 	$(PYTEST) -n 2 --dist loadfile --durations 10 -m ''
+
+test-sims: install ## install the simulators that pin other packages, run all of them, and print a table
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulators
 
 mutants: install ## break what must hold, line by line, and see the tests fail
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants

@@ -24,8 +24,11 @@ CATALOG: dict[str, str] = {
     "mixed": "sims.mujoco.tasks.mixed:make",
     "gym": "sims.gym:make",
     "isolated": "sims.isolated:make",
+    "libero": "sims.libero:make",
+    "metaworld": "sims.metaworld:make",
     "multi_task": "sims.multi_task:make",
     "randomize": "sims.randomize:make",
+    "robosuite": "sims.robosuite:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",
 }
@@ -38,7 +41,7 @@ def make(name: str, **options: Any) -> Any:
     UserError for an unknown name or option.
     """
     builder = find(name)
-    _check_options(name, builder, options)
+    check_options(name, builder, options)
     return builder(**options)
 
 
@@ -59,7 +62,7 @@ def spec_of(name: str, **options: Any) -> EnvSpec:
     The environment is not built if its module declares the spec; otherwise one is built and closed.
     """
     builder = find(name)
-    _check_options(name, builder, options)
+    check_options(name, builder, options)
     declared = extras_of(builder).spec
     if declared is not None:
         spec: EnvSpec = resolve(declared)(**options)
@@ -138,7 +141,7 @@ def _undeclared(name: str, what: str, consequence: str, argument: str) -> UserEr
     )
 
 
-def _check_options(name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def check_options(name: str, builder: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise UserError for options that ``builder`` does not take; any are left to one with ``**options``."""
     parameters = inspect.signature(builder).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -45,6 +45,11 @@ class Shipped:
 SHIPPED: dict[str, Shipped] = {
     "metaworld": Shipped("import metaworld"),
     "robosuite": Shipped("import robosuite"),
+    "libero": Shipped(
+        "from sims.libero import prepare; prepare()",
+        {"libero/libero/assets": "copy the folder libero/libero/assets of the LIBERO repository there"},
+        {"LIBERO_CONFIG_PATH": "{folder}/paths"},
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from sims import installations
 from sims.isolation.env import IsolatedEnv
 from sims.isolation.links import LocalWorker, Start
 from sims.isolation.snapshots import IsolatedSnapshotEnv
@@ -20,6 +21,7 @@ def make(
     env: str = "",
     options: Mapping[str, Any] | None = None,
     workers: int = 1,
+    installation: str = "",
     python: str = "",
     variables: Mapping[str, str] | None = None,
     deadline_s: float = 120.0,
@@ -29,6 +31,7 @@ def make(
 
     options           of ``env``, as JSON
     workers           processes; each has its share of the environments, at most one process for each
+    installation      where they run: the name of one that "vla-rl sims install" made ("": here)
     python            the interpreter that runs them, for instance that of another virtual environment ("": this one)
     variables         environment variables of the processes, on top of those of this one
     deadline_s        for a reset, step or snapshot of one worker's share
@@ -41,6 +44,9 @@ def make(
             "no environment was named to be isolated, so nothing can be made; give the option env, for instance "
             "--env.options.env lift."
         )
+    if installation:
+        python = python or str(installations.find(installation).python)
+        variables = {**installations.child_environment(installation), **(variables or {})}
     start: Start = partial(LocalWorker, python, dict(variables or {}))
     request = {"env": env, "options": dict(options or {})}
     return supervise(start, num_envs, workers, request, Deadlines(deadline_s, start_deadline_s))

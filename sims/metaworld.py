@@ -6,13 +6,15 @@ It pins mujoco 3.3.0, so it runs in a virtual environment of its own: ``vla-rl s
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from sims.side_by_side import SideBySide
+from sims import catalog, isolated
+from sims.isolation.env import IsolatedEnv
+from sims.side_by_side import SideBySide, TaskPool
 from vla_rl.contract.env import PRIVILEGED, Observation
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import ArraySpec, EnvSpec
@@ -42,7 +44,7 @@ _PROPRIOCEPTION = 4  # entries of its observation that are proprioception: the h
 class MetaWorld:
     """One Meta-World environment, which plays the task that a seed chooses (``sims.side_by_side.Simulator``)."""
 
-    def __init__(self, tasks: Sequence[str], look: Look, pool: Pool) -> None:
+    def __init__(self, tasks: Sequence[str], look: Look, pool: TaskPool) -> None:
         self._tasks, self._look, self._pool = tasks, look, pool
         self._name = ""
         self._env: Any = None
@@ -70,7 +72,7 @@ class MetaWorld:
     def extras(self) -> Mapping[str, np.ndarray]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the experts announce that their actions will be clipped
-            action = np.clip(self._pool.expert(self._name).get_action(self._observation), -1.0, 1.0)
+            action = np.clip(_expert(self._name).get_action(self._observation), -1.0, 1.0)
         return {_OBSERVATION: self._observation.astype(np.float32), _EXPERT_ACTION: action.astype(np.float32)}
 
     def images(self) -> Mapping[str, np.ndarray]:
@@ -80,41 +82,6 @@ class MetaWorld:
         if self._env is not None:
             self._pool.give_back(self._name, self._env)
             self._env = None
-
-
-class Pool:
-    """Meta-World's environments and experts, made when they are first needed; the idle ones are bounded in number.
-
-    An environment holds a model of its own, since an episode's scene is written into the model.
-    """
-
-    def __init__(self, most_idle: int) -> None:
-        self._idle: OrderedDict[int, tuple[str, Any]] = OrderedDict()  # longest idle first
-        self._most_idle = most_idle
-        self._experts: dict[str, Any] = {}
-
-    def take(self, name: str) -> Any:
-        """An environment of task ``name``, which belongs to the caller."""
-        for key, (other, env) in reversed(self._idle.items()):
-            if other == name:
-                del self._idle[key]
-                return env
-        return _make_task(name)
-
-    def give_back(self, name: str, env: Any) -> None:
-        """The caller needs ``env`` no more."""
-        self._idle[id(env)] = (name, env)
-        if len(self._idle) > self._most_idle:
-            _, (_, oldest) = self._idle.popitem(last=False)
-            oldest.close()
-
-    def expert(self, name: str) -> Any:
-        """Meta-World's scripted policy of task ``name``."""
-        if name not in self._experts:
-            from metaworld.policies import ENV_POLICY_MAP
-
-            self._experts[name] = ENV_POLICY_MAP[f"{name}-v3"]()
-        return self._experts[name]
 
 
 class Look:
@@ -156,6 +123,14 @@ def _make_task(name: str) -> Any:
     vars(env).pop("sawyer_observation_space", None)
     env._set_task_inner()
     return env
+
+
+@cache
+def _expert(name: str) -> Any:
+    """Meta-World's scripted policy of task ``name``, which has no state."""
+    from metaworld.policies import ENV_POLICY_MAP
+
+    return ENV_POLICY_MAP[f"{name}-v3"]()
 
 
 class Expert:
@@ -207,7 +182,6 @@ def spec(
     )
 
 
-@declare_task(expert=Expert, spec=spec)
 def make_here(
     num_envs: int,
     tasks: str | Sequence[str] = "MT10",
@@ -226,8 +200,27 @@ def make_here(
     Success is Meta-World's at any step.  ``privileged/observation`` is the whole observation with the goal.
     """
     found = spec(tasks, cameras, image_size, time_limit, camera_positions)
-    look, pool = Look(cameras, image_size, {**_POSITIONS, **(camera_positions or {})}), Pool(2 * num_envs)
+    look, pool = (
+        Look(cameras, image_size, {**_POSITIONS, **(camera_positions or {})}),
+        TaskPool(_make_task, 2 * num_envs),
+    )
     return SideBySide(found, [MetaWorld(found.families, look, pool) for _ in range(num_envs)])
+
+
+def _spec(workers: int = 1, **options: Any) -> EnvSpec:
+    """The spec of :func:`make`; it does not depend on ``workers``."""
+    catalog.check_options("metaworld", make_here, options)
+    return spec(**options)
+
+
+@declare_task(expert=Expert, spec=_spec)
+def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
+    """Meta-World in ``workers`` processes of its own installation; the other options are those of :func:`make_here`.
+
+    Raises UserError with the command that installs it when it is not installed.
+    """
+    _spec(**options)  # a wrong option is refused before anything starts
+    return isolated.make(num_envs, "sims.metaworld:make_here", options, workers, installation="metaworld")
 
 
 def _names(tasks: str | Sequence[str]) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from sims import catalog, isolated
+from sims.isolation.env import IsolatedEnv
 from sims.side_by_side import SideBySide
 from vla_rl.contract.env import PRIVILEGED
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -149,6 +151,15 @@ def make_here(
     look = Look(cameras, image_size)
     simulators = [Robosuite(suite.make(**options), look) for _ in range(num_envs)]
     return SideBySide(_spec(simulators[0], task, cameras, image_size, time_limit), simulators)
+
+
+def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
+    """robosuite in ``workers`` processes of its own installation; the other options are those of :func:`make_here`.
+
+    Raises UserError with the command that installs it when it is not installed.
+    """
+    catalog.check_options("robosuite", make_here, options)
+    return isolated.make(num_envs, "sims.robosuite:make_here", options, workers, installation="robosuite")
 
 
 def _spec(one: Robosuite, task: str, cameras: Sequence[str], size: int, time_limit: int) -> EnvSpec:

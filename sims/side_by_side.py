@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -143,3 +144,30 @@ class SideBySide:
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return self._book.arrays() | {"actions": self._actions}
+
+
+class TaskPool:
+    """Environments of many tasks, made when they are first needed; the idle ones are bounded in number.
+
+    A simulator whose scene is written into its model needs one of its own for every environment and task.
+    """
+
+    def __init__(self, make: Callable[[str], Any], most_idle: int) -> None:
+        """``make(task)`` makes an environment, which has a ``close``."""
+        self._make, self._most_idle = make, most_idle
+        self._idle: OrderedDict[int, tuple[str, Any]] = OrderedDict()  # longest idle first
+
+    def take(self, task: str) -> Any:
+        """An environment of ``task``, which belongs to the caller."""
+        for key, (other, env) in reversed(self._idle.items()):
+            if other == task:
+                del self._idle[key]
+                return env
+        return self._make(task)
+
+    def give_back(self, task: str, env: Any) -> None:
+        """The caller needs ``env`` no more."""
+        self._idle[id(env)] = (task, env)
+        if len(self._idle) > self._most_idle:
+            _, (_, oldest) = self._idle.popitem(last=False)
+            oldest.close()

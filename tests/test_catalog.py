@@ -18,7 +18,7 @@ from sims.mujoco.tasks.mixed import MixedExpert
 from sims.mujoco.tasks.place_expert import PlaceExpert
 from sims.mujoco.tasks.push_expert import PushExpert
 from sims.toy.counting import CountingEnv
-from tests.catalog_options import needed_options
+from tests.catalog_options import IN_AN_INSTALLATION, entries_that_run_here, needed_options
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 
@@ -52,7 +52,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(CATALOG))
+@pytest.mark.parametrize("name", entries_that_run_here())
 def test_the_spec_of_a_name_is_that_of_its_environment(name):
     for options in (needed_options(name), OPTIONS.get(name, needed_options(name))):
         with closing(make(name, num_envs=2, **options)) as env:
@@ -178,3 +178,21 @@ def test_the_working_folder_hides_no_installed_package(folder):
 def test_a_wrong_name_or_option_of_ones_own_gets_help(folder, name, options, sentence):
     with pytest.raises(UserError, match=sentence):
         make(name, num_envs=1, **options)
+
+
+# -- simulators with an installation of their own ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", IN_AN_INSTALLATION)
+def test_one_that_is_not_installed_says_how_to_install_it(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_RL_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=f"{name} is not installed.*'vla-rl sims install {name}'"):
+        make(name, num_envs=1)
+    with pytest.raises(UserError, match=r"has no option 'image_sise'.*did you mean 'image_size'\?"):
+        make(name, num_envs=1, image_sise=32)
+
+
+def test_a_simulator_says_its_spec_and_its_expert_without_being_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_RL_HOME", str(tmp_path))
+    assert spec_of("metaworld", tasks="reach", workers=2).tasks == ("reach",)
+    assert callable(catalog.expert("metaworld", 1).act)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sims.side_by_side import SideBySide
+from sims.side_by_side import SideBySide, TaskPool
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
@@ -117,3 +117,20 @@ def test_a_snapshot_of_one_goes_on_in_another_place(env):
 def test_it_closes_its_simulators(env, simulators):
     env.close()
     assert all(one.closed for one in simulators)
+
+
+def test_a_pool_makes_what_is_missing_and_closes_what_was_idle_longest():
+    made = []
+
+    def make(task):
+        made.append(Counter())
+        return made[-1]
+
+    pool = TaskPool(make, most_idle=2)
+    first, second, third = (pool.take(task) for task in "aba")
+    pool.give_back("a", first)
+    pool.give_back("b", second)
+    assert pool.take("b") is second and pool.take("b") is made[3]
+    pool.give_back("b", second)
+    pool.give_back("a", third)
+    assert first.closed and not second.closed and pool.take("a") is third and len(made) == 4

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -65,7 +65,7 @@ def install(arguments: Sequence[str]) -> None:
 
 
 def _table() -> Table:
-    table = Table("simulator", "state", "version", "")
+    table = Table("simulator", "state", "version", Column("", overflow="fold"))
     for one in simulators.installations().known():
         state = one.state()
         lacking = [f"{path} is missing: {source}" for path, source in one.missing_files().items()]

@@ -1,0 +1,237 @@
+"""LIBERO: 130 tasks of a Panda arm in five suites, with fixed initial states (Liu et al. 2023, arXiv 2306.03310).
+
+It pins robosuite 1.4.0, so it runs in a virtual environment of its own: ``vla-rl sims install libero``.  Its package
+has no meshes and textures: the folder ``libero/libero/assets`` of its repository has to be copied there by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickletools
+import random
+import zipfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sims import catalog, isolated
+from sims.isolation.env import IsolatedEnv
+from sims.side_by_side import SideBySide, TaskPool
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+
+TIME_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}
+"""Actions per episode, by suite: those of OpenVLA's evaluation (Kim et al. 2024, arXiv 2406.09246)."""
+ASSETS = "libero/libero/assets"
+ASSETS_FROM = "copy the folder libero/libero/assets of the LIBERO repository there"
+_SETTLING = 10  # actions that only open the gripper while objects that start in the air come to rest
+_FREQUENCY = 20.0  # actions per second
+_COLLISION_GROUP = 0  # geoms that robosuite hides in pictures
+_STATE = ("x", "y", "z", "rx", "ry", "rz", "finger0", "finger1")
+_ACTION = ("x", "y", "z", "rx", "ry", "rz", "gripper")
+
+
+class Libero:
+    """One LIBERO environment, which plays the task that a seed chooses (``sims.side_by_side.Simulator``)."""
+
+    def __init__(self, suite: str, tasks: Sequence[str], look: Look, pool: TaskPool) -> None:
+        self._suite, self._tasks, self._look, self._pool = suite, tasks, look, pool
+        self._name = ""
+        self._env: Any = None
+        self._values: Mapping[str, np.ndarray] = {}
+
+    def reset(self, seed: int) -> int:
+        """Task number ``seed % len(tasks)`` from its initial state ``seed // len(tasks)``, counted round."""
+        task = seed % len(self._tasks)
+        if self._tasks[task] != self._name:
+            self.close()
+            self._name = self._tasks[task]
+            self._env = self._pool.take(self._name)
+        np.random.seed(seed % 2**32)  # LIBERO draws from the global generators
+        random.seed(seed)
+        self._env.reset()
+        states = initial_states(self._suite, self._name)
+        self._env.set_init_state(states[seed // len(self._tasks) % len(states)])
+        for _ in range(_SETTLING):
+            self.act(np.array([0, 0, 0, 0, 0, 0, -1], np.float32))
+        return task
+
+    def act(self, action: np.ndarray) -> tuple[float, bool]:
+        self._values, reward, _, _ = self._env.step(action.astype(np.float64))
+        return float(reward), bool(self._env.check_success())
+
+    def state(self) -> np.ndarray:
+        values = self._values
+        turned = _rotation_vector(values["robot0_eef_quat"])
+        return np.concatenate([values["robot0_eef_pos"], turned, values["robot0_gripper_qpos"]]).astype(np.float32)
+
+    def extras(self) -> Mapping[str, np.ndarray]:
+        return {}
+
+    def images(self) -> Mapping[str, np.ndarray]:
+        return self._look.images(self._name, self._env.sim.model._model, self._env.sim.data._data)
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._pool.give_back(self._name, self._env)
+            self._env = None
+
+
+class Look:
+    """Pictures of all tasks; each task has one renderer."""
+
+    def __init__(self, cameras: Sequence[str], size: int) -> None:
+        self._cameras, self._size = cameras, size
+        self._renderers: dict[str, Any] = {}
+
+    def images(self, task: str, model: Any, data: Any) -> dict[str, np.ndarray]:
+        """{camera: uint8 [h,w,3]} of an environment that plays ``task``."""
+        if task not in self._renderers and self._cameras:
+            from sims.mujoco.shared_renderer import SharedRenderer
+
+            self._renderers[task] = SharedRenderer(model, self._size, self._size, (_COLLISION_GROUP,))
+        return {name: self._renderers[task].render(model, data, name) for name in self._cameras}
+
+
+def make_here(
+    num_envs: int,
+    suite: str = "libero_spatial",
+    tasks: Sequence[int] | None = None,
+    cameras: Sequence[str] = ("agentview", "robot0_eye_in_hand"),
+    image_size: int = 128,
+    time_limit: int | None = None,
+) -> SideBySide:
+    """``num_envs`` LIBERO environments in this process, which has to have LIBERO and its assets.
+
+    suite       of ``TIME_LIMITS``
+    tasks       numbers within the suite, all unless given; a seed plays task ``seed % len(tasks)``
+    cameras     "agentview", "robot0_eye_in_hand", "frontview", ...; upright, while LIBERO's own are upside down
+    time_limit  actions per episode; that of ``TIME_LIMITS`` unless given
+
+    state 8: the gripper's position (metres), its orientation as a rotation vector (radians) and its two fingers.
+    Actions are those of LIBERO, within -1 to 1.  An episode starts after ten actions in which objects come to rest.
+    """
+    if suite not in TIME_LIMITS:
+        raise UserError(f"LIBERO has no suite {suite!r}, so it cannot be played; {did_you_mean(suite, TIME_LIMITS)}")
+    if not (_package() / ASSETS.removeprefix("libero/")).is_dir():
+        raise UserError(
+            f"LIBERO has no assets in {_package().parent / ASSETS}, so none of its scenes can be built; {ASSETS_FROM}."
+        )
+    names = _tasks(suite)
+    chosen = range(len(names)) if tasks is None else tasks
+    if not len(chosen) or not all(0 <= number < len(names) for number in chosen):
+        raise UserError(f"tasks={list(chosen)} are not within the {len(names)} of {suite}; give numbers from 0.")
+    played = [names[number] for number in chosen]
+    look, pool = Look(cameras, image_size), TaskPool(lambda name: _make_task(suite, name), 2 * num_envs)
+    spec = _spec(suite, played, cameras, image_size, time_limit or TIME_LIMITS[suite])
+    return SideBySide(spec, [Libero(suite, played, look, pool) for _ in range(num_envs)])
+
+
+def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
+    """LIBERO in ``workers`` processes of its own installation; the other options are those of :func:`make_here`.
+
+    Raises UserError with the command that installs it when it is not installed, and with the folder that its assets
+    belong into when they are missing.
+    """
+    catalog.check_options("libero", make_here, options)
+    return isolated.make(num_envs, "sims.libero:make_here", options, workers, installation="libero")
+
+
+def prepare() -> None:
+    """Write the file of paths that LIBERO's first import asks for on the terminal, and import LIBERO."""
+    folder, package = Path(os.environ["LIBERO_CONFIG_PATH"]), _package() / "libero"
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {"bddl_files": "bddl_files", "init_states": "init_files", "datasets": "datasets", "assets": "assets"}
+    lines = [f"benchmark_root: {package}", *(f"{name}: {package / place}" for name, place in places.items())]
+    (folder / "config.yaml").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    from libero.libero import envs
+
+    assert envs.TASK_MAPPING
+
+
+def initial_states(suite: str, task: str) -> np.ndarray:
+    """float64 [N,S]: the fixed initial states of a task, as MuJoCo's time, positions and velocities."""
+    return read_states(_package() / "libero" / "init_files" / suite / f"{task}.pruned_init")
+
+
+@cache
+def read_states(path: Path) -> np.ndarray:
+    """float64 [N,S] from a file that ``torch.save`` wrote of one array, without running the pickle in it.
+
+    Raises UserError for a file that holds something else.
+    """
+    with zipfile.ZipFile(path) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
+        operations = [(code.name, value) for code, value, _ in pickletools.genops(archive.read(name))]
+    texts = [str(value) for code, value in operations if code.endswith("BINUNICODE")]
+    pairs = [[value for _, value in operations[i - 2 : i]] for i, one in enumerate(operations) if one[0] == "TUPLE2"]
+    shapes = [numbers for pair in pairs if len(numbers := [value for value in pair if isinstance(value, int)]) == 2]
+    data = max(texts, key=len, default="").encode("latin1")
+    if not {"f8", "<"} <= set(texts) or len(shapes) != 1 or len(data) != 8 * math.prod(shapes[0]):
+        raise UserError(
+            f"{path} holds no table of float64 numbers, so no episode can start; copy it from LIBERO again."
+        )
+    return np.frombuffer(data, "<f8").reshape(shapes[0])
+
+
+def _spec(suite: str, tasks: Sequence[str], cameras: Sequence[str], size: int, time_limit: int) -> EnvSpec:
+    infinite = float("inf")
+    return EnvSpec(
+        name=suite,
+        images={name: ArraySpec((size, size, 3), "uint8", 0, 255, frame=name) for name in cameras},
+        state=ArraySpec((8,), "float32", -infinite, infinite, unit="m, rad", frame="world", names=_STATE),
+        action=ArraySpec((7,), "float32", -1.0, 1.0, unit="1 (of the controller)", names=_ACTION),
+        tasks=tuple(_instruction(name) for name in tasks),
+        families=tuple(tasks),
+        control_dt=1 / _FREQUENCY,
+        time_limit=time_limit,
+        max_chunk=min(time_limit, 50),
+        can_snapshot=True,
+    )
+
+
+def _instruction(task: str) -> str:
+    """``KITCHEN_SCENE10_close_the_drawer`` -> "close the drawer"."""
+    words = task.split("_")
+    return " ".join(word for word in words if not word.isupper())
+
+
+def _rotation_vector(quaternion: np.ndarray) -> np.ndarray:
+    """[3], radians, of a unit quaternion whose real part is the last entry."""
+    real, size = float(np.clip(quaternion[3], -1, 1)), float(np.linalg.norm(quaternion[:3]))
+    return np.zeros(3) if size < 1e-9 else quaternion[:3] / size * 2 * np.arctan2(size, real)
+
+
+def _make_task(suite: str, name: str) -> Any:
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+    return ControlEnv(
+        bddl_file_name=str(_package() / "libero" / "bddl_files" / suite / f"{name}.bddl"),
+        use_camera_obs=False,
+        has_offscreen_renderer=False,
+        control_freq=int(_FREQUENCY),
+        ignore_done=True,
+    )
+
+
+@cache
+def _tasks(suite: str) -> tuple[str, ...]:
+    """The tasks of ``suite`` in LIBERO's order, whose module is loaded by itself: its package imports torch."""
+    path = _package() / "libero" / "benchmark" / "libero_suite_task_map.py"
+    found = util.spec_from_file_location("libero_suite_task_map", path)
+    assert found is not None and found.loader is not None
+    module = util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return tuple(module.libero_task_map[suite])
+
+
+def _package() -> Path:
+    found = util.find_spec("libero")
+    if found is None or not found.submodule_search_locations:
+        raise UserError("LIBERO is not installed here, so nothing can be played; run 'vla-rl sims install libero'.")
+    return Path(found.submodule_search_locations[0])
