@@ -169,8 +169,9 @@ def read_states(path: Path) -> np.ndarray:
         (name,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
         operations = [(code.name, value) for code, value, _ in pickletools.genops(archive.read(name))]
     texts = [str(value) for code, value in operations if code.endswith("BINUNICODE")]
-    pairs = [[value for _, value in operations[i - 2 : i]] for i, one in enumerate(operations) if one[0] == "TUPLE2"]
-    shapes = [numbers for pair in pairs if len(numbers := [value for value in pair if isinstance(value, int)]) == 2]
+    numbers = [value if code.startswith("BININT") else None for code, value in operations]
+    pairs = [numbers[i - 2 : i] for i, (code, _) in enumerate(operations) if code == "TUPLE2"]
+    shapes = [shape for pair in pairs if len(shape := [value for value in pair if value is not None]) == 2]
     data = max(texts, key=len, default="").encode("latin1")
     if not {"f8", "<"} <= set(texts) or len(shapes) != 1 or len(data) != 8 * math.prod(shapes[0]):
         raise UserError(

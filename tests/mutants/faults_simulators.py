@@ -155,4 +155,32 @@ FAULTS = (
         "if False:",
         (f"{_ON_MULTI}test_what_cannot_be_joined_is_refused",),
     ),
+    Fault(
+        "an isolated environment runs here whatever installation is named",
+        "sims/isolated.py",
+        "python = python or str(installations.find(installation).python)",
+        "pass",
+        (_HOLDS,),
+    ),
+    Fault(
+        "an installed simulator is made in this process's Python",
+        "sims/metaworld.py",
+        'return isolated.make(num_envs, "sims.metaworld:make_here", options, workers, installation="metaworld")',
+        'return isolated.make(num_envs, "sims.metaworld:make_here", options, workers)',
+        ("tests/test_catalog.py::test_one_that_is_not_installed_says_how_to_install_it[metaworld]",),
+    ),
+    Fault(
+        "a file of initial states is read whatever it holds",
+        "sims/libero.py",
+        'if not {"f8", "<"} <= set(texts) or len(shapes) != 1 or len(data) != 8 * math.prod(shapes[0]):',
+        "if len(shapes) != 1:",
+        ("tests/sims/test_libero.py::test_a_file_that_holds_something_else_is_refused_and_not_run",),
+    ),
+    Fault(
+        "idle environments of all tasks are kept",
+        _SIDE,
+        "if len(self._idle) > self._most_idle:",
+        "if False:",
+        (f"{_ON_SIDE}test_a_pool_makes_what_is_missing_and_closes_what_was_idle_longest",),
+    ),
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import threading
 import zipfile
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from sims import installations
+from sims.catalog import make
 from sims.installations import Shipped, child_environment, find, install, known
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
@@ -75,7 +77,7 @@ def run(name: str, code: str) -> str:
     return done.stdout.strip()
 
 
-def test_an_installation_holds_its_pins_and_our_packages_and_nothing_else_of_ours(tiny):
+def test_an_installation_holds_its_pins_and_our_packages_and_nothing_else_of_ours(tiny, tmp_path, monkeypatch):
     lines: list[str] = []
     made = install("tiny", lines.append)
     assert made.state() == "ready" and made.version() == "tiny==1.0"
@@ -85,6 +87,11 @@ def test_an_installation_holds_its_pins_and_our_packages_and_nothing_else_of_our
     assert run("tiny", "import os; print(os.environ['TINY'])") == str(made.folder / "x")
     names = ["torch", "world_models", "robot_drivers", "configs", "tests", "rich"]
     assert run("tiny", f"from importlib.util import find_spec; print([n for n in {names} if find_spec(n)])") == "[]"
+
+    (tmp_path / "in_tiny.py").write_text("import tiny\nfrom sims.toy.counting import make\n")
+    monkeypatch.chdir(tmp_path)
+    with closing(make("isolated", num_envs=2, env="in_tiny:make", installation="tiny", workers=2)) as env:
+        assert env.reset([0, 1], [4, 5]).state[:, 0].tolist() == [4, 5]
 
     written = made.lock.stat().st_mtime_ns
     install("tiny", lines.clear)  # pip would call it with a line

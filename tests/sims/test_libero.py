@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sims.libero import _instruction, _rotation_vector, read_states
+from sims.libero import _instruction, _rotation_vector, make_here, read_states
 from vla_rl.contract.errors import UserError
 
 
@@ -32,6 +32,16 @@ def test_a_file_that_holds_something_else_is_refused_and_not_run(tmp_path):
         archive.writestr("archive/data.pkl", trap)
     with pytest.raises(UserError, match="holds no table"):
         read_states(tmp_path / "trap.pruned_init")
+
+
+def test_without_its_assets_it_says_which_files_go_where(tmp_path, monkeypatch):
+    monkeypatch.setattr("sims.libero._package", lambda: tmp_path / "libero")
+    with pytest.raises(
+        UserError, match=r"no assets in .*/libero/libero/assets, so .*; copy the folder .* of the LIBERO"
+    ):
+        make_here(1)
+    with pytest.raises(UserError, match=r"no suite 'libero_gaol'.*did you mean 'libero_goal'\?"):
+        make_here(1, suite="libero_gaol")
 
 
 def test_instructions_leave_out_the_scene():
