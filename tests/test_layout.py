@@ -33,9 +33,10 @@ ARROWS: dict[str, set[str]] = {
     "vla_rl.rewards": {_CONTRACT, _PRETRAINED},
     "vla_rl.fleet": {_CONTRACT},
     "vla_rl.evaluation": {_CONTRACT, "vla_rl.experience"},
+    "vla_rl.serving": {"vla_rl", _CONTRACT, _PRETRAINED, "vla_rl.policies"},
     "vla_rl.training": _LEARNER,
-    "vla_rl.recipes": {*_LEARNER, "vla_rl.training"},
-    "vla_rl.cli": {*_LEARNER, "vla_rl.training", "vla_rl.recipes"},
+    "vla_rl.recipes": {*_LEARNER, "vla_rl.training", "vla_rl.serving"},
+    "vla_rl.cli": {*_LEARNER, "vla_rl.training", "vla_rl.serving", "vla_rl.recipes"},
     **{leaf: {_CONTRACT} for leaf in LEAVES},
 }
 # The one module of recipes that may import a leaf, inside its functions: what is not installed is not missed.

@@ -113,7 +113,9 @@ def test_cheap_commands_run(words, tmp_path):
 
 # -- docs/commands.md --------------------------------------------------------------------------------------------------
 
-SECTIONS = dict(re.findall(r"^## vla-rl (\w+)\n(.*?)(?=^## |\Z)", (ROOT / "docs/commands.md").read_text(), re.M | re.S))
+SECTIONS = dict(
+    re.findall(r"^## vla-rl ([\w-]+)\n(.*?)(?=^## |\Z)", (ROOT / "docs/commands.md").read_text(), re.M | re.S)
+)
 _TRAIN = {"--out", "--seeds", "--processes", "--resume", "--env", "--FIELD"}
 
 

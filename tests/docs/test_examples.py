@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from docs.examples import ball_env, height_reward, record_dataset
+from docs.examples import ball_env, droid_layout, height_reward, record_dataset
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from tests.docs.conftest import ROOT
 from tests.patience import PATIENCE
@@ -23,6 +23,8 @@ from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.recipe import run
 from vla_rl.rewards.reward import Reward
+from vla_rl.serving import openpi
+from vla_rl.serving.observation import SingleObservation
 from vla_rl.training.fit import FitConfig
 
 
@@ -66,6 +68,14 @@ def test_the_height_reward_pays_for_lifting_and_not_for_waiting():
             earned[name] = total
     assert earned["lifting"].min() > 1.0
     assert np.abs(earned["waiting"]).max() < 0.3
+
+
+def test_the_droid_layout_sends_what_a_server_can_read():
+    picture = np.zeros((8, 8, 3), np.uint8)
+    obs = SingleObservation({"exterior": picture, "wrist": picture + 1}, np.arange(8, dtype=np.float32), "wipe")
+    sent = openpi.unpack(openpi.pack(droid_layout.request(obs)))
+    assert sent["observation/joint_position"].tolist() == list(range(7)) and sent["prompt"] == "wipe"
+    assert sent["observation/gripper_position"].tolist() == [7] and sent["observation/wrist_image_left"].all()
 
 
 def test_the_recorded_dataset_comes_back_as_it_was(tmp_path):

@@ -45,6 +45,7 @@ from tests.mutants import (
     faults_rollback,
     faults_runs,
     faults_sac,
+    faults_serving,
     faults_sims,
     faults_simulators,
     faults_staleness,
@@ -105,4 +106,5 @@ FAULTS: tuple[Fault, ...] = (
     *faults_suites.FAULTS,
     *faults_runs.FAULTS,
     *faults_noise.FAULTS,
+    *faults_serving.FAULTS,
 )

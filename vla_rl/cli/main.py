@@ -20,6 +20,7 @@ COMMANDS = {
     "study": ("vla_rl.cli.compare:study", "the flow samplers side by side on several training seeds"),
     "compare": ("vla_rl.cli.compare:compare", "algorithms that improve the same policies, side by side"),
     "sims": ("vla_rl.cli.sims:sims", "simulators in virtual environments of their own: which, and install NAME"),
+    "serve-policy": ("vla_rl.cli.serve_policy:serve_policy", "serve a checkpoint to the vla-eval harness's benchmarks"),
     "inspect": ("vla_rl.cli.inspect:main", "what is installed and works; an environment, checkpoint, config or run"),
 }
 
@@ -61,12 +62,12 @@ def choose_threads() -> None:
 
 def usage() -> str:
     """What ``vla-rl`` prints without a command."""
-    lines = [f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<12} {what}" for name, (_, what) in COMMANDS.items()]
     return "vla-rl COMMAND [arguments]    (vla-rl COMMAND --help)\n\n" + "\n".join(lines)
 
 
 def _cure(module: str) -> str:
-    ours = ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL", "tensorboard", "wandb")
+    ours = ("torch", "safetensors", "mujoco", "gymnasium", "av", "PIL", "websockets", "tensorboard", "wandb")
     known = module.partition(".")[0] in ours
     return "pip install 'vla-rl[all]'." if known else "check its name, or install it where Python finds it."
 

@@ -19,14 +19,14 @@ from vla_rl.policies.pretrained import read_config
 from vla_rl.pretrained import save_folder
 
 
-class FunctionPolicy:
-    """``function(obs) -> [E,H,D]`` in physical units, on the host: no weights, no state, no exploration.
+class BlackBoxPolicy:
+    """The common part of policies that only map an observation to a chunk: no weights and no exploration.
 
-    A checkpoint holds ``name``, "module:function".  The features are the observation itself.
+    The features are the observation itself.  Subclasses define ``act`` and name themselves for messages.
     """
 
-    def __init__(self, spec: EnvSpec, function: Callable[[Observation], Array], name: str = "") -> None:
-        self.spec, self.function, self.name, self.version = spec, function, name, 0
+    def __init__(self, spec: EnvSpec, name: str) -> None:
+        self.spec, self.name, self.version = spec, name, 0
         self._scale, self._limits = Affine.from_bounds(spec.action), action_limits(spec)
 
     def encode(self, obs: Observation) -> Features:
@@ -40,29 +40,48 @@ class FunctionPolicy:
     def reset_state(self, state: State, env_ids: Array) -> State:
         return state
 
-    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+    def observation(self, features: Features) -> Observation:
+        """The observation, on the host, that :meth:`encode` made ``features`` of."""
         arrays = {name: item.cpu().numpy() for name, item in features.items()}
         images = {name.removeprefix("images/"): item for name, item in arrays.items() if name.startswith("images/")}
         extras = {name.removeprefix("extras/"): item for name, item in arrays.items() if name.startswith("extras/")}
-        chosen = self.function(Observation(images, arrays["state"], arrays["task"], arrays["time"], extras))
+        return Observation(images, arrays["state"], arrays["task"], arrays["time"], extras)
+
+    def action_out(self, chosen: Array, num_envs: int) -> ActionOut:
+        """``chosen`` [E,H,D], clipped to the bounds; raises ContractError for another shape."""
         action = torch.as_tensor(np.asarray(chosen, np.float32))
-        if action.dim() != 3 or action.shape[::2] != (len(arrays["time"]), self.spec.action_dim):
+        if action.dim() != 3 or action.shape[::2] != (num_envs, self.spec.action_dim):
             raise ContractError(
-                f"the function {self.name or self.function!r} chose actions of shape {list(action.shape)}, so nothing "
-                f"was executed; return [{len(arrays['time'])},H,{self.spec.action_dim}], one chunk per environment."
+                f"{self.name} chose actions of shape {list(action.shape)}, so nothing was executed; return "
+                f"[{num_envs},H,{self.spec.action_dim}], one chunk per environment."
             )
         action = action.clamp(*self._limits)
-        return ActionOut(action, self._scale.normalize(action), torch.zeros(len(action))), state
+        return ActionOut(action, self._scale.normalize(action), torch.zeros(len(action)))
+
+
+class FunctionPolicy(BlackBoxPolicy):
+    """``function(obs) -> [E,H,D]`` in physical units, on the host.
+
+    A checkpoint holds ``target``, "module:function".
+    """
+
+    def __init__(self, spec: EnvSpec, function: Callable[[Observation], Array], target: str = "") -> None:
+        super().__init__(spec, f"the function {target or function!r}")
+        self.function, self.target = function, target
+
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        obs = self.observation(features)
+        return self.action_out(self.function(obs), len(obs.time)), state
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json`` with the function's name; raises UserError when it has none."""
-        if not self.name:
+        if not self.target:
             raise UserError(
                 f"the function {self.function!r} was given without a name, so a checkpoint could not find it again; "
                 "give 'module:function'."
             )
         kind = f"{type(self).__module__}:{type(self).__qualname__}"
-        save_folder(Path(folder), {"policy": kind, "function": self.name, "spec": self.spec.to_json()}, {})
+        save_folder(Path(folder), {"policy": kind, "function": self.target, "spec": self.spec.to_json()}, {})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> FunctionPolicy:

@@ -15,8 +15,9 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
+from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy, remote_policy
 from vla_rl.recipes.saved import checkpoint_of
+from vla_rl.serving.address import names_server
 
 EXPERT = "expert"
 
@@ -25,12 +26,15 @@ def deployed_policy(name: str, env: EnvConfig, seed: int = 0) -> Policy:
     """The policy that ``name`` means in ``env``.
 
     ``name`` is a checkpoint folder; a run folder (its best checkpoint); "module:Class", called with the environment's
-    spec after torch was seeded with ``seed``; or "expert", the task's scripted expert.  Raises UserError when it does
-    not exist and ContractError when it does not fit the environment.
+    spec after torch was seeded with ``seed``; "expert", the task's scripted expert; or the address of a policy server
+    (``vla_rl/serving/address.py``).  Raises UserError when it does not exist and ContractError when it does not fit the
+    environment.
     """
     if name == EXPERT:
         return ExpertPolicy(env.make_expert().act, horizon=1)
     spec = env.spec()
+    if names_server(name):
+        return remote_policy(name, spec)
     policy = new_policy(name, spec, {}, seed) if names_class(name) else _checkpoint(checkpoint_of(name), spec)
     check_if_foreign(policy, env, seed, needs=())
     return policy

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,19 +24,25 @@ from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import imitate_policy
 from vla_rl.recipes.named import call
+from vla_rl.serving.address import names_server
 from vla_rl.training.imitation import ImitationConfig
+
+if TYPE_CHECKING:
+    from vla_rl.serving.remote import RemotePolicy
 
 
 def start_policy(name: str | Path, env_config: EnvConfig, seed: int) -> StartPolicy | None:
     """The policy that a run in ``env_config`` starts from; None for "".
 
-    ``name`` is a checkpoint folder, of whichever class, or ``module:Class``: a new policy ``Class(spec)``.
-    Raises UserError or ContractError when it does not exist, was trained for another environment, or is somebody
-    else's and breaks the contract.
+    ``name`` is a checkpoint folder, of whichever class; ``module:Class``: a new policy ``Class(spec)``; or the address
+    of a policy server.  Raises UserError or ContractError when it does not exist, was trained for another environment,
+    or is somebody else's and breaks the contract.
     """
     if not str(name):
         return None
     spec = env_config.spec()
+    if names_server(name):
+        return remote_policy(str(name), spec)
     policy: StartPolicy = new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(name, spec)
     check_if_foreign(policy, env_config, seed, ("save_pretrained",))
     return policy
@@ -46,6 +53,13 @@ def check_if_foreign(policy: Policy, env_config: EnvConfig, seed: int, needs: Se
     if is_foreign(policy):
         with closing(env_config.make(2)) as env:
             check_policy_quickly(policy, env, generator(seed, 0), needs)
+
+
+def remote_policy(address: str, spec: EnvSpec) -> RemotePolicy:
+    """The policy behind ``address``; raises UserError when nobody answers there."""
+    from vla_rl.serving.remote import RemotePolicy  # needs the extra "serve"
+
+    return RemotePolicy(spec, address)
 
 
 def names_class(name: str | Path) -> bool:

@@ -1,0 +1,81 @@
+"""``vla-rl serve-policy``: a checkpoint answers benchmarks until it is stopped."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sims.catalog import make
+from tests.docs.conftest import ROOT
+from tests.patience import PATIENCE
+from tests.serving.served import Benchmark, echo_policy, serving
+from vla_rl.serving.observation import SingleObservation
+from vla_rl.serving.vla_eval import observation_payload
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and the address that it prints; it is killed in the end if it still runs."""
+    command = [sys.executable, "-m", "vla_rl.cli", "serve-policy", *map(str, arguments)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=_hear_ctrl_c) as process:
+        assert process.stderr is not None
+        try:
+            printed = ""
+            while not (found := re.search(r"ws://127\.0\.0\.1:\d+", printed)):
+                printed = process.stderr.readline()
+                assert printed, "it ended without an address"
+            yield process, found[0]
+        finally:
+            process.kill()
+
+
+def _hear_ctrl_c() -> None:
+    """Jobs in the background of a shell ignore SIGINT, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_checkpoint_acts_until_it_is_stopped(untrained, number, status):
+    env = make("lift", num_envs=1)
+    obs = env.reset([0], [7])
+    payload = observation_payload(SingleObservation.of(obs, 0, env.spec))
+    env.close()
+    with started(untrained(), "--port", 0) as (process, url):
+        with Benchmark(url) as benchmark:
+            assert benchmark.hello.payload["model_server"] == "TinyVLA"
+            benchmark.start()
+            action = benchmark.act(payload)
+            assert action.shape == (env.spec.action_dim,)
+        process.send_signal(number)
+        said = process.communicate(timeout=PATIENCE)[1]
+        assert process.returncode == status and "stopped serving." in said and "connected" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "serve-policy needs a checkpoint or run folder"),
+        (("--port", "1"), "serve-policy needs a checkpoint or run folder"),
+        (("{}", "--port", "70000"), "port is 70000, which has no meaning"),
+        (("{}", "--max-connections", "0"), "max_connections is 0"),
+        (("{}", "--limits.message-s", "0"), "message_s is 0"),
+        (("{}", "--prot", "1"), "no field '--prot', so it cannot be set; did you mean"),
+        (("{}", "--layout", "tests.serving.served:nothing"), "has no 'nothing', so it cannot be loaded"),
+        (("nowhere",), "has no config.json"),
+    ],
+)
+def test_what_does_not_fit_is_said(complaint, untrained, arguments, sentence):
+    folder = str(untrained())
+    assert sentence in complaint("serve-policy", *(argument.replace("{}", folder) for argument in arguments))
+
+
+def test_a_taken_port_is_said(complaint, untrained):
+    with serving(echo_policy()) as server:
+        port = server.server_address[1]
+        assert f"port {port} cannot be served on" in complaint("serve-policy", untrained(), "--port", port)

@@ -1,0 +1,279 @@
+"""A policy of ours behind the harness's protocol: its actions, one per observation, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from contextlib import ExitStack
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+
+from sims.toy import counting, point_mass
+from tests.patience import PATIENCE
+from tests.serving.served import CHUNK, Benchmark, NoisyPolicy, counted, echo_policy, serving
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.spec import ArraySpec
+from vla_rl.policies.function import FunctionPolicy
+from vla_rl.serving import vla_eval
+from vla_rl.serving.episode import ServedPolicy
+from vla_rl.serving.observation import SingleObservation
+from vla_rl.serving.server import PolicyServer, introduction
+from vla_rl.serving.vla_eval import Kind
+from vla_rl.serving.websocket import DisconnectedError, Limits
+
+
+def test_every_observation_gets_the_next_action_of_the_chunk():
+    asked = []
+
+    def echoing(obs):
+        asked.append(int(obs.time[0]))
+        return echo_policy().function(obs)
+
+    with serving(FunctionPolicy(counting.spec(), echoing)) as server, Benchmark(server.url) as benchmark:
+        benchmark.start()
+        actions = [benchmark.act(counted(seed=9, steps=step)) for step in range(7)]
+    assert np.array(actions).tolist() == [[step, 9] for step in range(7)]
+    assert asked == [0, CHUNK, 2 * CHUNK], "the policy decides when its chunk is executed, as in our environments"
+    assert actions[0].dtype == np.float32 and actions[0].shape == (2,)
+
+
+def test_an_episode_forgets_the_one_before():
+    with serving(echo_policy()) as server, Benchmark(server.url) as benchmark:
+        for seed in (3, 8):
+            benchmark.start()
+            assert [benchmark.act(counted(seed=seed)).tolist() for _ in range(2)] == [[0, seed], [1, seed]]
+            benchmark.tell(Kind.EPISODE_END, {"metrics": {"success": True}})
+
+
+def test_connections_do_not_share_their_episodes():
+    with serving(echo_policy()) as server, ExitStack() as opened:
+        benchmarks = [opened.enter_context(Benchmark(server.url)) for _ in range(3)]
+        for benchmark in benchmarks:
+            benchmark.start()
+        for step in range(4):
+            for seed, benchmark in enumerate(benchmarks):
+                assert benchmark.act(counted(seed=seed)).tolist() == [step, seed]
+
+
+def test_what_an_episode_draws_depends_on_its_task_and_the_seed_alone():
+    payload = {"images": {}, "states": np.zeros(2, np.float32), "task_description": point_mass.spec().tasks[0]}
+    policy = NoisyPolicy(point_mass.spec(), "noise")
+
+    def drawn(url: str, episodes: list[int]) -> dict[int, list[list[float]]]:
+        with Benchmark(url) as benchmark:
+            found = {}
+            for episode in episodes:
+                benchmark.start(episode_idx=episode)
+                found[episode] = [benchmark.act(payload).tolist() for _ in range(3)]
+            return found
+
+    with serving(policy) as server:
+        first, other = drawn(server.url, [0, 1, 2]), drawn(server.url, [2, 0])
+    assert other == {2: first[2], 0: first[0]}
+    flat = [number for steps in first.values() for step in steps for number in step]
+    assert len(set(flat)) == len(flat)
+    with serving(policy, seed=2) as server:
+        assert drawn(server.url, [0])[0] != first[0]
+
+
+def test_actions_stay_within_the_bounds_and_the_chunk_that_an_environment_takes():
+    far = FunctionPolicy(counting.spec(), lambda obs: np.full((1, 40, 2), 1e9))
+    served = ServedPolicy(far, 0)
+    chunk, _ = served.decide(
+        vla_eval.read_observation(counted()).checked(served.spec), 0, far.initial_state(1), torch.Generator()
+    )
+    assert chunk.shape == (counting.spec().max_chunk, 2) and chunk[0].tolist() == [64.0, 1 << 20]
+
+
+def test_hello_says_what_the_policy_needs():
+    with serving(echo_policy()) as server, Benchmark(server.url) as benchmark:
+        hello = benchmark.hello
+    assert hello.kind is Kind.HELLO and hello.seq == 1 and hello.payload["protocol_version"] == 1
+    assert hello.payload["harness_version"].startswith("vla-rl ")
+    assert hello.payload["model_server"] == "FunctionPolicy"
+    assert hello.payload["observation_params"] == {"send_state": True}
+    assert set(hello.payload["observation_spec"]) == {"audit", "state", "language"}
+    assert hello.payload["action_spec"]["actions"]["dims"] == 2
+
+
+def test_a_second_camera_is_asked_for():
+    spec = counting.spec()
+    two = {**spec.images, "wrist": next(iter(spec.images.values()))}
+    policy = echo_policy()
+    policy.spec = type(spec)(**{**vars(spec), "images": two})
+    assert introduction(ServedPolicy(policy, 0))["observation_params"] == {
+        "send_state": True,
+        "send_wrist_image": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("payload", "sentence"),
+    [
+        (counted(images={}), "has no camera 'audit'"),
+        (counted(states=None), "send images"),
+        (counted(states=np.zeros(3)), "state has shape [3]"),
+        (counted(task_description="sing"), "knows no instruction 'sing'"),
+        (counted(states=np.full(4, np.inf)), "not finite"),
+    ],
+)
+def test_a_wrong_observation_is_an_error_and_the_connection_goes_on(payload, sentence):
+    with serving(echo_policy()) as server, Benchmark(server.url) as benchmark:
+        benchmark.start()
+        assert sentence in benchmark.fail(payload)
+        assert benchmark.act(counted(seed=4)).tolist() == [0, 4], "what was refused is no step of the episode"
+
+
+def test_an_observation_outside_an_episode_is_an_error():
+    with serving(echo_policy()) as server, Benchmark(server.url) as benchmark:
+        assert "outside an episode" in benchmark.fail(counted())
+        benchmark.start()
+        benchmark.act(counted())
+        benchmark.tell(Kind.EPISODE_END, {})
+        assert "outside an episode" in benchmark.fail(counted())
+
+
+def test_a_policy_that_fails_is_an_error_and_the_server_goes_on(caplog):
+    def broken(obs):
+        if obs.state[0, 0] == 13:
+            raise KeyError("thirteen")
+        return np.full((1, 1, 2), np.nan if obs.state[0, 0] == 14 else 1.0)
+
+    with serving(FunctionPolicy(counting.spec(), broken)) as server, Benchmark(server.url) as benchmark:
+        benchmark.start()
+        assert "the policy failed (KeyError: 'thirteen')" in benchmark.fail(counted(seed=13))
+        assert "not finite, so none is sent" in benchmark.fail(counted(seed=14))
+        assert benchmark.act(counted(seed=1)).tolist() == [1, 1]
+    assert "Traceback" in caplog.text, "the server's own log has the place"
+
+
+def renamed(payload):
+    return SingleObservation({"audit": payload["images"]["top"]}, payload["robot"][:4], payload["words"].strip("."))
+
+
+def test_a_layout_of_the_users_own_translates():
+    payload = counted(seed=2)
+    robot = np.concatenate([payload["states"], [7.0]])
+    foreign = {
+        "images": {"top": payload["images"]["audit"]},
+        "robot": robot,
+        "words": payload["task_description"] + ".",
+    }
+    with serving(echo_policy(), layout=renamed) as server, Benchmark(server.url) as benchmark:
+        benchmark.start()
+        assert benchmark.act(foreign).tolist() == [0, 2]
+        assert "the policy failed (KeyError: 'top')" in benchmark.fail(payload)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def ends(benchmark: Benchmark) -> str:
+    """What the server says before it hangs up."""
+    said = vla_eval.unpack(benchmark.connection.receive(PATIENCE))
+    assert said.kind is Kind.ERROR
+    with pytest.raises(DisconnectedError, match="1007"):
+        benchmark.connection.receive(PATIENCE)
+    return str(said.payload["error"])
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"\xc1", "cannot be read"),
+        (msgpack.packb({"type": "observation"}), "lacks type, payload, seq or timestamp"),
+        (msgpack.packb({"type": "action", "payload": {}, "seq": 1, "timestamp": 0.0}), "only servers act"),
+        (
+            msgpack.packb({"type": "hello", "payload": {"protocol_version": 2}, "seq": 1, "timestamp": 0.0}),
+            "speaks version 2",
+        ),
+        (
+            msgpack.packb({"type": "episode_start", "payload": {"task": {"a": {b"x": 1}}}, "seq": 1, "timestamp": 0.0}),
+            "a task cannot be named",
+        ),
+    ],
+)
+def test_malformed_messages_end_the_connection_and_no_other(data, sentence):
+    with serving(echo_policy()) as server, Benchmark(server.url) as good, Benchmark(server.url) as bad:
+        good.start()
+        bad.connection.send(data)
+        assert sentence in ends(bad)
+        assert good.act(counted(seed=6)).tolist() == [0, 6]
+
+
+def test_an_oversized_message_ends_the_connection_and_no_other():
+    with (
+        serving(echo_policy(), Limits(message_bytes=10_000)) as server,
+        Benchmark(server.url) as good,
+        Benchmark(server.url) as bad,
+    ):
+        good.start()
+        bad.start()
+        with pytest.raises(DisconnectedError, match=r"1009|broke the connection"):
+            bad.ask(Kind.OBSERVATION, counted(states=np.zeros(100_000)))
+        assert good.act(counted(seed=6)).tolist() == [0, 6]
+
+
+def test_a_slow_message_ends_the_connection_and_no_other(caplog):
+    caplog.set_level(logging.WARNING)
+    with serving(echo_policy(), Limits(message_s=0.3)) as server:
+        opening = (
+            b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        with socket.create_connection(server.server_address, timeout=PATIENCE) as slow:
+            slow.sendall(opening + b"\x82\xfe\x10\x00\0\0\0\0half")  # 4096 bytes are announced
+            data = b"".join(iter(lambda: slow.recv(4096), b""))
+        assert b"was too slow with a message" in data
+        with Benchmark(server.url) as benchmark:
+            benchmark.start()
+            assert benchmark.act(counted(seed=2)).tolist() == [0, 2]
+    assert "was too slow with a message" in caplog.text
+
+
+def test_more_connections_than_allowed_are_refused_until_one_leaves():
+    with serving(echo_policy(), max_connections=1) as server:
+        with Benchmark(server.url) as only:
+            with pytest.raises(UserError, match=r"did not open a WebSocket|broke the connection"):
+                Benchmark(server.url)
+            only.start()
+            assert only.act(counted(seed=1)).tolist() == [0, 1]
+        left = threading.Event()
+        for _ in range(int(PATIENCE)):
+            try:
+                Benchmark(server.url).connection.close()
+                break
+            except UserError:
+                left.wait(0.05)
+        else:
+            pytest.fail("the place was never free again")
+
+
+def test_only_this_machine_is_served_and_a_taken_port_is_said():
+    with serving(echo_policy()) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        with pytest.raises(UserError, match=r"cannot be served on .* choose another one"):
+            PolicyServer(ServedPolicy(echo_policy(), 0), server.server_address[1])
+        with socket.create_connection(server.server_address, timeout=PATIENCE) as sock:
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"".join(iter(lambda: sock.recv(4096), b"")).endswith(b'{"status": "ok"}\n')
+
+
+def test_a_policy_that_cannot_be_served_is_said():
+    class Bare:
+        version = 0
+
+    with pytest.raises(UserError, match="Bare has no spec"):
+        ServedPolicy(Bare(), 0)
+    policy = echo_policy()
+    depth = ArraySpec((2,), "float32", 0.0, 1.0)
+    fields = vars(counting.spec())
+    policy.spec = type(policy.spec)(**{**fields, "extras": {"depth": depth, "privileged/cube": depth}})
+    with pytest.raises(UserError, match="trained with depth, which the protocol does not carry"):
+        ServedPolicy(policy, 0)
+    policy.spec = type(policy.spec)(**{**fields, "extras": {"privileged/cube": depth}})
+    ServedPolicy(policy, 0)

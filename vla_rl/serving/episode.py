@@ -1,0 +1,88 @@
+"""A policy of ours that acts for one environment somewhere else, one action per observation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.contract.env import on_host
+from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.contract.policy import Policy, State, encode_observation
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.normalization import action_limits
+from vla_rl.serving.observation import SingleObservation
+
+
+class ServedPolicy:
+    """``policy`` in mode "eval" for any number of episodes side by side; one of them computes at a time.
+
+    What an episode draws depends on ``seed`` and on its task (with the harness's ``episode_idx``), so neither the order
+    of episodes nor the number of connections changes an action.  Raises UserError for a policy without a spec, or whose
+    spec has observations that no message carries.
+    """
+
+    def __init__(self, policy: Policy, seed: int) -> None:
+        spec = getattr(policy, "spec", None)
+        if not isinstance(spec, EnvSpec):
+            raise UserError(
+                f"{type(policy).__name__} has no spec, so nobody could check what it is shown; keep the environment's "
+                "spec in its attribute 'spec'."
+            )
+        shown = [name for name in spec.extras if not name.startswith("privileged/")]
+        if shown:
+            raise UserError(
+                f"the policy was trained with {', '.join(shown)}, which the protocol does not carry, so it cannot be "
+                "served; train it on images and state alone."
+            )
+        self.policy, self.spec, self.seed, self._lock = policy, spec, seed, threading.Lock()
+        self._low, self._high = (limit.numpy() for limit in action_limits(spec))
+
+    def begin(self, task: Mapping[str, Any]) -> Episode:
+        """A new episode of ``task``; raises ContractError for a task that is no JSON."""
+        try:
+            words = json.dumps([self.seed, task], sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise ContractError(
+                f"a task cannot be named ({error}), so its episode is not started; describe it by texts and numbers."
+            ) from error
+        noise = int.from_bytes(hashlib.sha256(words.encode()).digest()[:7])
+        return Episode(self, torch.Generator().manual_seed(noise))
+
+    def decide(self, obs: SingleObservation, time: int, state: State, generator: torch.Generator) -> tuple[Any, State]:
+        """The chunk float32 [H,D] after ``time`` actions, clipped to the bounds, and the policy's next state."""
+        with self._lock, torch.no_grad():
+            batch = obs.batched(time, self.spec)
+            features, state = encode_observation(self.policy, batch, state, [generator])
+            out, state = self.policy.act(features, state, "eval", [generator])
+        chunk = on_host(out.action)[0]
+        if not np.isfinite(chunk).all():
+            raise NonFiniteError("the policy chose an action that is not finite, so none is sent; serve another one.")
+        return np.clip(chunk.astype(np.float32), self._low, self._high)[: self.spec.max_chunk], state
+
+
+class Episode:
+    """One episode: the rest of the policy's last chunk and its state."""
+
+    def __init__(self, served: ServedPolicy, generator: torch.Generator) -> None:
+        self._served, self._generator, self._time = served, generator, 0
+        self._state = served.policy.reset_state(served.policy.initial_state(1), np.zeros(1, np.int64))
+        self._chunk: deque[np.ndarray] = deque()
+
+    def act(self, obs: SingleObservation) -> np.ndarray:
+        """The next action float32 [D]: of the running chunk, as in our own environments, or the first of a new one.
+
+        Raises ContractError for an observation that the policy would misread.
+        """
+        obs = obs.checked(self._served.spec)
+        if not self._chunk:
+            chunk, self._state = self._served.decide(obs, self._time, self._state, self._generator)
+            self._chunk.extend(chunk)
+        self._time += 1
+        return self._chunk.popleft()

@@ -1,0 +1,108 @@
+"""A policy that lives in somebody else's server: it is asked for every chunk and has no weights here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from vla_rl.contract.env import Array
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.load import load
+from vla_rl.contract.policy import ActionOut, Features, Mode, State
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.function import BlackBoxPolicy
+from vla_rl.policies.normalization import check_same_env
+from vla_rl.policies.pretrained import read_config
+from vla_rl.pretrained import save_folder
+from vla_rl.serving.address import Address
+from vla_rl.serving.observation import Request, SingleObservation
+from vla_rl.serving.openpi import OpenpiClient
+from vla_rl.serving.vla_eval_client import VlaEvalClient
+from vla_rl.serving.websocket import Limits
+
+Layout = Callable[[SingleObservation], Mapping[str, Any]]
+
+
+class Client(Protocol):
+    """Asks a server; opens its connections when they are needed."""
+
+    @property
+    def default_layout(self) -> Layout:
+        """The protocol's usual keys."""
+
+    def new_sessions(self, count: int) -> list[int]:
+        """The numbers of ``count`` sessions for environments side by side; connections are opened by ``act``."""
+
+    def act(self, requests: Sequence[Request]) -> list[np.ndarray]:
+        """The chunk float32 [H,D] for every one of ``requests``."""
+
+    def close(self) -> None:
+        """End all connections; safe to call twice."""
+
+
+class RemotePolicy(BlackBoxPolicy):
+    """The policy behind ``address`` (``vla_rl/serving/address.py``), for environments like ``spec``.
+
+    Its actions are taken to be in the units of ``spec.action`` and are clipped to its bounds.  Mode and generator do
+    not reach the server: what it draws is its own, so an evaluation repeats only if the server's policy does.  Raises
+    UserError when nobody answers, or too late.
+    """
+
+    def __init__(self, spec: EnvSpec, address: str) -> None:
+        super().__init__(spec, f"the policy server {address}")
+        self.address, self._written = Address.parse(address), address
+        makers: dict[str, Callable[[str, float, Limits], Client]] = {"openpi": OpenpiClient, "vla-eval": VlaEvalClient}
+        self._client = makers[self.address.protocol](self.address.url, self.address.answer_s, Limits())
+        self._layout: Layout = load(self.address.layout) if self.address.layout else self._client.default_layout
+
+    def initial_state(self, num_envs: int) -> State:
+        """``first`` bool [E]: an episode begins with the next decision; ``session`` int64 [E]: who asks for it."""
+        sessions = torch.tensor(self._client.new_sessions(num_envs), dtype=torch.int64)
+        return {"first": torch.ones(num_envs, dtype=torch.bool), "session": sessions}
+
+    def reset_state(self, state: State, env_ids: Array) -> State:
+        first = state["first"].clone()
+        first[torch.as_tensor(env_ids)] = True
+        return {**state, "first": first}
+
+    def act(self, features: Features, state: State, mode: Mode, generator: Any) -> tuple[ActionOut, State]:
+        obs = self.observation(features)
+        requests = [
+            Request(session, bool(state["first"][row]), self._layout(SingleObservation.of(obs, row, self.spec)))
+            for row, session in enumerate(state["session"].tolist())
+        ]
+        chunks = self._client.act(requests)
+        horizon = min(self._horizon(chunk) for chunk in chunks)
+        chosen = np.stack([chunk[:horizon] for chunk in chunks])
+        return self.action_out(chosen, len(chunks)), {**state, "first": torch.zeros_like(state["first"])}
+
+    def close(self) -> None:
+        """End all connections; safe to call twice."""
+        self._client.close()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json`` with the address, under which the policy is asked again."""
+        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        save_folder(Path(folder), {"policy": kind, "address": self._written, "spec": self.spec.to_json()}, {})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> RemotePolicy:
+        """The policy in ``folder``, connected again; ``spec`` must fit the recorded one."""
+        saved = read_config(Path(folder))
+        trained = EnvSpec.from_json(saved["spec"])
+        check_same_env(trained, spec or trained)
+        return cls(spec or trained, saved["address"])
+
+    def _horizon(self, chunk: np.ndarray) -> int:
+        """How many actions of ``chunk`` [H,D] are executed before the server is asked again."""
+        if chunk.shape[1] != self.spec.action_dim or len(chunk) < self.address.replan_steps:
+            raise ContractError(
+                f"{self.name} chose actions of shape {list(chunk.shape)}, but the environment takes "
+                f"[H,{self.spec.action_dim}] with H of at least {max(1, self.address.replan_steps)}, so nothing was "
+                "executed; check that the server's policy is for this robot."
+            )
+        return min(self.address.replan_steps or len(chunk), self.spec.max_chunk)

@@ -1,0 +1,281 @@
+"""One WebSocket connection (RFC 6455) on a blocking socket, with a limit for every message, a deadline for every wait.
+
+The frames are those of the ``websockets`` package; the socket is ours, because a deadline for a message that has begun
+to arrive needs to know when its first byte came.  No extension is negotiated, so nothing is ever decompressed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TypeVar
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidURI
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import Event, State
+from websockets.server import ServerProtocol
+from websockets.uri import parse_uri
+
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_positive
+
+_CHUNK = 1 << 16
+Opening = TypeVar("Opening", Request, Response)
+_REASON = 120  # bytes that a close frame has room for
+_LINGER = 1.0  # seconds in which the other side may read why it was refused
+_IN_ORDER = (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY)
+_DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one connection may cost; whoever exceeds it is refused and disconnected."""
+
+    message_bytes: int = 64 << 20
+    opening_s: float = 10.0  # to connect and agree on the protocol
+    message_s: float = 30.0  # to send or receive one message, from its first byte to its last
+    idle_s: float = 900.0  # between messages, while the other side computes
+
+    def __post_init__(self) -> None:
+        """Raises UserError for limits under which nothing could be exchanged."""
+        check_positive(self, "message_bytes", "opening_s", "message_s", "idle_s")
+
+
+class DisconnectedError(UserError):
+    """The connection ended: the other side closed it, took too long, or sent what is refused."""
+
+
+class ClosedError(DisconnectedError):
+    """The other side said goodbye in order."""
+
+
+Protocol = ClientProtocol | ServerProtocol
+
+
+class Connection:
+    """An open connection to ``peer``, which only names the other side in messages."""
+
+    def __init__(self, sock: socket.socket, protocol: Protocol, peer: str, limits: Limits) -> None:
+        self.peer, self.limits = peer, limits
+        self._socket, self._protocol = sock, protocol
+        self._events: deque[Event] = deque()
+        self._surplus = 0  # bytes that have arrived of a frame that is not whole yet
+        self._fragments = False  # a message is not whole although its last frame is
+        self._begun: float | None = None  # when the message began that is not whole yet
+
+    def send(self, data: bytes) -> None:
+        """Send one binary message; raises DisconnectedError when it is not taken within ``message_s``."""
+        if len(data) > self.limits.message_bytes:
+            raise UserError(
+                f"a message for {self.peer} has {len(data)} bytes, more than {self.limits.message_bytes}, so it is not "
+                "sent; send smaller images or raise the limit."
+            )
+        self._require_open()
+        self._protocol.send_binary(data)
+        self._flush()
+
+    def receive(self, wait_s: float | None = None) -> bytes | str:
+        """The next message, which begins within ``wait_s`` (``idle_s`` if None) and is whole ``message_s`` later.
+
+        Bytes of a binary message, a text of a text message.  Raises DisconnectedError otherwise.
+        """
+        wait_s = self.limits.idle_s if wait_s is None else wait_s
+        now = time.monotonic()
+        idle_until, self._begun = now + wait_s, now if self._begun is not None else None
+        kind, message = Opcode.BINARY, bytearray()
+        while True:
+            while self._events:
+                frame = self._events.popleft()
+                if not isinstance(frame, Frame) or frame.opcode not in _DATA:
+                    continue  # pings are answered by the protocol
+                kind = kind if frame.opcode is Opcode.CONT else frame.opcode
+                message += frame.data
+                if frame.fin:
+                    return self._decoded(message) if kind is Opcode.TEXT else bytes(message)
+            self._require_open()
+            self._read(idle_until if self._begun is None else self._begun + self.limits.message_s)
+
+    def close(self, code: CloseCode = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
+        """Say goodbye, with a ``reason``, and free the socket; safe to call twice."""
+        if self._socket.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):
+            if self._protocol.state is State.OPEN:
+                self._protocol.send_close(code, reason.encode()[:_REASON].decode(errors="ignore"))
+            self._push(_LINGER)
+            self._linger()
+        self._socket.close()
+
+    # -- the opening ------------------------------------------------------------------------------------------------
+
+    def accept(self, pages: Mapping[str, str]) -> bool:
+        """As the server: answer the opening request; False when it was no WebSocket, and the answer is all there is.
+
+        ``pages`` are the texts of plain HTTP pages by path.  A request with an Origin comes from a web page of some
+        site, not from a program, and is refused.
+        """
+        assert isinstance(self._protocol, ServerProtocol)
+        request = self._opening(Request)
+        page = pages.get(request.path)
+        response = self._protocol.accept(request) if page is None else self._protocol.reject(HTTPStatus.OK, page)
+        self._protocol.send_response(response)
+        self._flush()
+        return self._protocol.state is State.OPEN
+
+    def open(self) -> None:
+        """As the client: ask for a WebSocket; raises DisconnectedError when the server has none here."""
+        assert isinstance(self._protocol, ClientProtocol)
+        self._protocol.send_request(self._protocol.connect())
+        self._flush()
+        response = self._opening(Response)
+        if self._protocol.handshake_exc is not None:
+            raise self._lost(f"refused the connection ({response.status_code} {response.reason_phrase})")
+
+    def _opening(self, kind: type[Opening]) -> Opening:
+        self._begun = time.monotonic()
+        until, arrived = self._begun + self.limits.opening_s, b""
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                if isinstance(event, kind):
+                    self._note(len(arrived.partition(b"\r\n\r\n")[2]) - len(arrived))
+                    return event
+            failure = self._protocol.handshake_exc
+            if failure is not None or self._protocol.state is State.CLOSED:
+                raise self._lost(f"did not open a WebSocket ({failure or 'it hung up'})")
+            arrived += self._read(until)
+
+    # -- bytes ------------------------------------------------------------------------------------------------------
+
+    def _read(self, until: float) -> bytes:
+        """Take what has arrived, and answer pings; raises DisconnectedError when that is nothing."""
+        left = until - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            data = self._socket.recv(_CHUNK)
+        except TimeoutError as error:
+            what = "sent nothing for too long" if self._begun is None else "was too slow with a message"
+            raise self._lost(what, CloseCode.POLICY_VIOLATION) from error
+        except OSError as error:
+            raise self._lost(f"broke the connection ({error})") from error
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._protocol.receive_eof()
+        events = self._protocol.events_received()
+        self._events.extend(events)
+        self._note(len(data), [event for event in events if isinstance(event, Frame)])
+        self._flush()
+        return data
+
+    def _note(self, arrived: int, frames: Sequence[Frame] = ()) -> None:
+        """Keep account of whether a message is on its way, after ``arrived`` bytes that completed ``frames``."""
+        masked = 4 if isinstance(self._protocol, ServerProtocol) else 0
+        self._surplus += arrived
+        for frame in frames:
+            size = len(frame.data)
+            self._surplus -= 2 + (0 if size < 126 else 2 if size < 1 << 16 else 8) + masked + size
+            if frame.opcode in _DATA:
+                self._fragments = not frame.fin
+                self._begun = self._begun if self._fragments else None
+        if self._surplus <= 0 and not self._fragments:
+            self._begun = None
+        elif self._begun is None:
+            self._begun = time.monotonic()
+
+    def _push(self, timeout_s: float) -> None:
+        self._socket.settimeout(timeout_s)
+        for data in self._protocol.data_to_send():
+            if data:
+                self._socket.sendall(data)  # the timeout is for all of it
+            else:
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def _flush(self) -> None:
+        """Send what the protocol has to say."""
+        try:
+            self._push(self.limits.message_s)
+        except TimeoutError as error:
+            raise self._lost("was too slow to take a message") from error
+        except OSError as error:
+            raise self._lost(f"broke the connection ({error})") from error
+
+    def _linger(self) -> None:
+        """Read on for a moment: bytes that nobody has read would take the goodbye away from the other side."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            until = time.monotonic() + _LINGER
+            while time.monotonic() < until:
+                self._socket.settimeout(max(1e-3, until - time.monotonic()))
+                if not self._socket.recv(_CHUNK):
+                    return
+
+    def _require_open(self) -> None:
+        """Raise DisconnectedError, with the reason, unless messages can still be exchanged."""
+        if self._protocol.state is State.OPEN:
+            return
+        theirs, ours = self._protocol.close_rcvd, self._protocol.close_sent
+        if theirs is not None:
+            lost = self._lost(f"closed the connection ({theirs})")
+            raise ClosedError(str(lost)) if theirs.code in _IN_ORDER else lost
+        raise self._lost(f"sent what is refused ({ours})" if ours is not None else "ended the connection")
+
+    def _decoded(self, message: bytearray) -> str:
+        try:
+            return message.decode()
+        except UnicodeDecodeError as error:
+            raise self._lost("sent a text that is not UTF-8", CloseCode.INVALID_DATA) from error
+
+    def _lost(self, what: str, code: CloseCode = CloseCode.NORMAL_CLOSURE) -> DisconnectedError:
+        self.close(code, what)
+        return DisconnectedError(f"{self.peer} {what}, so nothing more is exchanged with it; look at its own messages.")
+
+
+def connect(url: str, limits: Limits) -> Connection:
+    """Open ``ws://`` or ``wss://`` (certificates are checked); raises UserError when nobody answers there."""
+    try:
+        uri = parse_uri(url)
+        protocol = ClientProtocol(uri, max_size=limits.message_bytes)
+    except InvalidURI as error:
+        raise UserError(f"{url!r} is no address of a server ({error}); write ws://HOST:PORT.") from error
+    try:
+        sock = socket.create_connection((uri.host, uri.port), timeout=limits.opening_s)
+        if uri.secure:
+            sock = _secured(sock, uri.host)
+    except OSError as error:
+        raise UserError(
+            f"no policy server answers at {url} ({error}), so there is nobody to ask for actions; start it, or correct "
+            "the address."
+        ) from error
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    connection = Connection(sock, protocol, f"the policy server {url}", limits)
+    connection.open()
+    return connection
+
+
+def _secured(sock: socket.socket, host: str) -> socket.socket:
+    try:
+        return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+    except OSError:
+        sock.close()
+        raise
+
+
+def accept(sock: socket.socket, peer: str, limits: Limits, pages: Mapping[str, str]) -> Connection | None:
+    """The connection that somebody opened on ``sock``; None when it was a plain HTTP request, which is answered."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+    connection = Connection(sock, ServerProtocol(origins=[None], max_size=limits.message_bytes), peer, limits)
+    if connection.accept(pages):
+        return connection
+    connection.close()
+    return None
