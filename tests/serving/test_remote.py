@@ -26,6 +26,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import GaussianResidual
 from vla_rl.recipes.deployed import deployed_policy
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.policies import start_policy
 from vla_rl.serving import openpi, vla_eval
 from vla_rl.serving.address import Address, names_server
 from vla_rl.serving.observation import SingleObservation
@@ -178,6 +179,11 @@ def test_an_address_stands_where_a_checkpoint_could():
         closing(deployed_policy(f"vla-eval+{server.url}", EnvConfig("point_mass"))) as policy,
     ):
         assert evaluate(PointMassEnv(2), policy, [0, 1]).success.all()
+
+
+def test_a_run_does_not_start_from_a_server():
+    with pytest.raises(UserError, match="has no weights here, so it cannot be trained"):
+        start_policy("ws://127.0.0.1:1", EnvConfig("point_mass"), seed=1)
 
 
 def test_it_can_be_the_frozen_base_of_a_residual():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.contract.load import load
 from vla_rl.contract.policy import Policy
@@ -34,15 +35,18 @@ if TYPE_CHECKING:
 def start_policy(name: str | Path, env_config: EnvConfig, seed: int) -> StartPolicy | None:
     """The policy that a run in ``env_config`` starts from; None for "".
 
-    ``name`` is a checkpoint folder, of whichever class; ``module:Class``: a new policy ``Class(spec)``; or the address
-    of a policy server.  Raises UserError or ContractError when it does not exist, was trained for another environment,
+    ``name`` is a checkpoint folder, of whichever class, or ``module:Class``: a new policy ``Class(spec)``.
+    Raises UserError or ContractError when it does not exist, is a policy server, was trained for another environment,
     or is somebody else's and breaks the contract.
     """
     if not str(name):
         return None
     spec = env_config.spec()
     if names_server(name):
-        return remote_policy(str(name), spec)
+        raise UserError(
+            f"the policy behind {str(name)!r} has no weights here, so it cannot be trained; evaluate it, or let a "
+            "residual of your own config correct it (vla_rl/serving/remote.py)."
+        )
     policy: StartPolicy = new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(name, spec)
     check_if_foreign(policy, env_config, seed, ("save_pretrained",))
     return policy

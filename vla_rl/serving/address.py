@@ -1,4 +1,4 @@
-"""Addresses of policy servers, as a user writes them where a checkpoint could stand."""
+"""Addresses of policy servers, as a user writes them where a checkpoint that is evaluated could stand."""
 
 from __future__ import annotations
 
