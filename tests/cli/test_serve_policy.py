@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -12,9 +13,12 @@ from contextlib import contextmanager
 import pytest
 
 from sims.catalog import make
+from sims.toy import point_mass
 from tests.docs.conftest import ROOT
 from tests.patience import PATIENCE
-from tests.serving.served import Benchmark, echo_policy, serving
+from tests.serving.served import Benchmark, echo_policy, homewards, serving
+from vla_rl.cli.main import main
+from vla_rl.policies.function import FunctionPolicy
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.vla_eval import observation_payload
 
@@ -55,6 +59,17 @@ def test_a_checkpoint_acts_until_it_is_stopped(untrained, number, status):
         process.send_signal(number)
         said = process.communicate(timeout=PATIENCE)[1]
         assert process.returncode == status and "stopped serving." in said and "connected" in said
+
+
+def test_an_address_is_evaluated_like_a_checkpoint(capsys, tmp_path):
+    with serving(FunctionPolicy(point_mass.spec(), homewards)) as server:
+        address = f"vla-eval+{server.url}"
+        main(["eval", address, "--env", "point_mass", "--episodes", "6", "--num-envs", "4"])
+        assert json.loads(capsys.readouterr().out)["success"] == 1.0
+        suite = ["--suite", "tests/serving/suite.py:origin", "--policy", address, "--out", str(tmp_path / "out")]
+        main(["eval", *suite, "--num-envs", "3", "--videos", "0"])
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["policy"]["name"] == address and results["score"]["success"] == 1.0
 
 
 @pytest.mark.parametrize(

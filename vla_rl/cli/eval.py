@@ -19,7 +19,7 @@ Play a policy once per held-out seed; compare two results of one suite.
 
 Suites:
   --suite NAME       tabletop, metaworld-mt10, ...; or FILE.py:function
-  --policy POLICY    checkpoint or run folder, module:Class, or expert
+  --policy POLICY    checkpoint or run folder, module:Class, expert, or ws://HOST:PORT
   --out FOLDER       where results go; stopped, the same command goes on
   --tasks A B        some of the suite's tasks
   --seeds NAME       test, or validation to choose by

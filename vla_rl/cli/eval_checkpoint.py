@@ -23,6 +23,7 @@ from vla_rl.recipes.deployed import deployed_policy
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.saved import checkpoint_of, env_config_of
+from vla_rl.serving.address import names_server
 from vla_rl.training.tracking import write_json
 
 
@@ -30,7 +31,8 @@ from vla_rl.training.tracking import write_json
 class Evaluate:
     """Play a policy once per held-out seed.  Test seeds are for a number that will be reported, once.
 
-    Of a run, its checkpoint "best" is played.  The environment is that of the run, otherwise --env names it.
+    Of a run, its checkpoint "best" is played; ws://HOST:PORT is a policy server.  The environment is that of the run,
+    otherwise --env names it.
     """
 
     seeds: str = "validation"  # or "test"
@@ -49,7 +51,7 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
         override(Evaluate(), given, "vla-rl eval CHECKPOINT")
     if not given or given[0].startswith("-"):
         raise UserError("eval needs a checkpoint or run folder, for example vla-rl eval runs/demo.")
-    checkpoint = checkpoint_of(given[0])
+    checkpoint = given[0] if names_server(given[0]) else str(checkpoint_of(given[0]))
     default = Evaluate(env=env_config_of(checkpoint) or NO_ENV)
     config: Evaluate = override(default, given[1:], "vla-rl eval CHECKPOINT")
     ranges = {"validation": seed_ranges.VALIDATION, "test": seed_ranges.TEST}
@@ -60,7 +62,7 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
             f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
         )
     seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
-    policy = deployed_policy(str(checkpoint), config.env.required("eval"))
+    policy = deployed_policy(checkpoint, config.env.required("eval"))
     outcomes = _play(config, policy, seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)
@@ -75,7 +77,7 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
     result = {**asdict(outcomes.score), "families": {name: asdict(rate) for name, rate in families.items()}}
     result["returns"] = asdict(earned)
     if config.out:
-        write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": str(checkpoint)})
+        write_json(Path(config.out), {**result, "seeds": config.seeds, "checkpoint": checkpoint})
     else:
         print(json.dumps(result))
 

@@ -24,7 +24,7 @@ class EvaluateSuite:
     """
 
     suite: str = ""  # tabletop, metaworld-mt10, ...; or FILE.py:function
-    policy: str = ""  # checkpoint or run folder, module:Class, or expert
+    policy: str = ""  # checkpoint or run folder, module:Class, expert, or ws://HOST:PORT
     out: str = ""  # the results' folder
     tasks: tuple[str, ...] = ()  # some of the suite's tasks; all without
     seeds: str = "test"  # or "validation", to choose by
