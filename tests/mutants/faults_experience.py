@@ -112,8 +112,8 @@ _RECORDINGS = (
     Fault(
         "failures are imitated as well",
         _COLLECT,
-        "np.flatnonzero(decisions[-1].step.success[",
-        "np.flatnonzero(decisions[-1].step.done[",
+        "if decisions[-1].step.success[env_id]:",
+        "if decisions[-1].step.done[env_id]:",
         (f"{_RECORDED}test_successes_are_recorded_once_complete_and_in_order",),
     ),
 )

@@ -14,9 +14,7 @@ from vla_rl.contract.env import WORKER, Array, Observation, Observe, Step, VecEn
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.stats import MeanReturn, Rate
-from vla_rl.experience.driver import Decision, Driver
-
-ATTEMPTS = 5  # at a seed whose simulator breaks down
+from vla_rl.experience.driver import ATTEMPTS, Decision, Driver
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.env import WORKER, Observation, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Mode, Policy
 from vla_rl.contract.randomization import RANDOMIZATION
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.experience.driver import Decision, Driver
+from vla_rl.experience.driver import ATTEMPTS, Decision, Driver
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.experience.trajectories import Trajectories
 
@@ -40,14 +42,14 @@ def iter_demonstrations(
     """
     found = False
     driver = Driver(env, ExpertPolicy(expert, horizon=1), None)
-    for start in range(0, len(seeds), env.num_envs):
-        batch = seeds[start : start + env.num_envs]
-        driver.start(batch)
-        decisions = list(driver.until_done())
-        for env_id in np.flatnonzero(decisions[-1].step.success[: len(batch)]).tolist():
-            found = True
-            yield _demonstration(decisions, env_id, env.spec)
-        report(start + len(batch))
+    played = 0
+    for decisions, whole in _batches(driver, seeds):
+        for env_id in whole:
+            if decisions[-1].step.success[env_id]:
+                found = True
+                yield _demonstration(decisions, env_id, env.spec)
+        played += len(whole)
+        report(played)
     if not found:
         raise UserError(
             f"none of {len(seeds)} demonstrations of {env.spec.name!r} succeeded, so there is nothing to imitate; look "
@@ -106,13 +108,35 @@ def collect_trajectories(
     """
     parts: list[Trajectories] = []
     driver = Driver(env, policy, generator, mode, observe="all")
-    for start in range(0, len(seeds), env.num_envs):
-        batch = list(seeds[start : start + env.num_envs])
+    for decisions, whole in _batches(driver, seeds):
+        parts += [_trajectory(decisions, env_id) for env_id in whole]
+        report(len(parts), sum(bool(part.success[-1]) for part in parts))
+    return Trajectories.joined(parts)
+
+
+def _batches(driver: Driver, seeds: Sequence[int]) -> Iterator[tuple[list[Decision], list[int]]]:
+    """One episode per seed, as many at a time as there are environments: decisions, and environments with a whole one.
+
+    Seeds whose simulator broke down (cause "worker") are played again later; after ``ATTEMPTS`` times they are left
+    out with a warning.
+    """
+    waiting, attempts = deque(seeds), Counter[int]()
+    while waiting:
+        batch = [waiting.popleft() for _ in range(min(driver.env.num_envs, len(waiting)))]
         driver.start(batch)
         decisions = list(driver.until_done())
-        parts += [_trajectory(decisions, env_id) for env_id in range(len(batch))]
-        report(start + len(batch), sum(bool(part.success[-1]) for part in parts))
-    return Trajectories.joined(parts)
+        lost = [env_id for env_id in range(len(batch)) if decisions[-1].step.cause[env_id] == WORKER]
+        for seed in (batch[env_id] for env_id in lost):
+            attempts[seed] += 1
+            if attempts[seed] < ATTEMPTS:
+                waiting.append(seed)
+            else:
+                warnings.warn(
+                    f"the simulator of {driver.env.spec.name!r} broke down {ATTEMPTS} times while seed {seed} was "
+                    "played, so that episode is not recorded; look at the simulator's own messages.",
+                    stacklevel=2,
+                )
+        yield decisions, [env_id for env_id in range(len(batch)) if env_id not in lost]
 
 
 def _trajectory(decisions: Sequence[Decision], env_id: int) -> Trajectories:

@@ -25,6 +25,7 @@ from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import require_finite_observation, require_finite_step
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation
 
+ATTEMPTS = 5  # at an episode whose simulator breaks down
 _NOT_RESET = "reset every environment before the first step"
 
 

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import Step, VecEnv
+from vla_rl.contract.env import WORKER, Step, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.columns import moved, side_by_side, to_state
-from vla_rl.experience.driver import Decision, Driver, no_seconds
+from vla_rl.experience.driver import ATTEMPTS, Decision, Driver, no_seconds
 from vla_rl.experience.members import Group, Member
 from vla_rl.experience.rollout import SeedStream, device_of, to_policy_device, to_tensor
 from vla_rl.experience.truncation_value import TruncationValue, ZeroValue
@@ -78,7 +78,8 @@ class GroupSource:
 
     Columns with one seed are one group; they differ in length and idle (``valid`` False) after their end.  Any free
     environment takes the next member of the newest group, so neither a group nor its members wait for each other.  An
-    episode ends when the environment ends it, or at its first success where the environment counts success "once".
+    episode ends when the environment ends it, or at its first success where the environment counts success "once".  A
+    member whose simulator broke down (cause "worker") is played again, ``ATTEMPTS`` times at most.
 
     A rollout is complete when ``groups`` groups are mixed, carried-over ones included.  If ``limit`` groups were not
     enough, uniform ones fill it up: their advantages are 0, so the denominators stay what they were and the direction
@@ -103,6 +104,7 @@ class GroupSource:
         self._running: dict[int, Member] = {}  # env_id -> the member that it plays
         self._decisions: list[Decision] = []
         self._steps = 0.0
+        self._lost = 0  # episodes that were truncated because their simulator broke down
         self.driver.seconds = no_seconds()
 
     @property
@@ -208,13 +210,25 @@ class GroupSource:
         for env_id, member in self._running.items():
             member.reward += earned[env_id]
             self._steps += steps[env_id]
+        again = self._begin_again(step)
         success, done = to_tensor(step.success).tolist(), to_tensor(step.done).tolist()
         if self.env.spec.success == "once":
             done = [one or other for one, other in zip(done, success, strict=True)]
-        ended = {env_id: self._running.pop(env_id) for env_id in list(self._running) if done[env_id]}
+        over = [env_id for env_id in self._running if done[env_id] and env_id not in again]
+        ended = {env_id: self._running.pop(env_id) for env_id in over}
         for env_id, member in ended.items():
             member.stop, member.success = len(self._decisions), success[env_id]
         self._keep_final({env_id: member for env_id, member in ended.items() if step.truncated[env_id]})
+
+    def _begin_again(self, step: Step) -> list[int]:
+        """Reset the environments of members whose simulator broke down, with the seeds of their groups."""
+        lost = [env_id for env_id in self._running if step.cause[env_id] == WORKER]
+        self._lost += len(lost)
+        again = [env_id for env_id in lost if self._running[env_id].attempts < ATTEMPTS]
+        for env_id in again:
+            self._running[env_id].begin_again(len(self._decisions))
+        self.driver.reset(np.array(again, np.int64), self.driver.seeds[again])
+        return again
 
     def _keep_final(self, truncated: dict[int, Member]) -> None:
         """Give ``truncated`` members the features of their last observation and its value."""
@@ -245,6 +259,7 @@ class GroupSource:
             "rollout/groups_old": float(old),
             "rollout/groups_carried": float(len(parts) - wanted),
             **self.driver.seconds,
+            **({"rollout/truncated_by_worker": float(self._lost)} if self._lost else {}),
         }
         self._carried = parts[wanted:]
         self._clear()

@@ -24,11 +24,16 @@ class Member:
     success: bool = False
     final: Features | None = None  # features of its last observation if it was truncated
     truncation_return: float = 0.0  # what it would still have earned then
+    attempts: int = 1  # how often it was begun
 
     @property
     def episode_return(self) -> float:
         """The return by which members are compared."""
         return self.reward + self.truncation_return
+
+    def begin_again(self, start: int) -> None:
+        """Forget what was played: its simulator broke down, and it is played anew from decision ``start`` on."""
+        self.start, self.reward, self.attempts = start, 0.0, self.attempts + 1
 
     def to_rollout(self, decisions: Sequence[Decision], seed: int, robot: str) -> Rollout:
         """The episode as one column, with its truncation return if it was truncated."""

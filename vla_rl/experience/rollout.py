@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import PRIVILEGED, Observation, Snapshots, Step, VecEnv, on_host
+from vla_rl.contract.env import PRIVILEGED, WORKER, Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Policy
 from vla_rl.contract.spec import EnvSpec
@@ -69,7 +69,9 @@ class _Window:
 class RolloutSource:
     """An ``ExperienceSource`` of windows; an environment whose episode ended starts its next seed at once.
 
-    Episodes run on across windows, so whoever computes advantages bootstraps after the last decision of a window.  The
+    Episodes run on across windows, so whoever computes advantages bootstraps after the last decision of a window.  An
+    episode that a simulator's breakdown truncates (cause "worker") ends with a decision without valid actions: it has
+    no gradient, the decision before it is bootstrapped, and the episode is not counted.  The
     policy acts in mode "sample" with ``generator``; ``env`` and ``policy`` belong to the source meanwhile.
     ``privileged`` names extras that are kept beside the policy's features, for critics; the policy never sees them.
     ``stream`` names the source where several fill one replay buffer.
@@ -217,12 +219,14 @@ def _stack(window: _Window, last: Features, spec: EnvSpec, seconds: Mapping[str,
 
     terminated, truncated = over_time("terminated"), over_time("truncated")
     success, valid = over_time("success") & (terminated | truncated), over_time("valid")
+    lost = float(sum(list(step.cause).count(WORKER) for step in steps))  # no outcome of the policy
     info = {
         "env/steps": float(valid.sum()),
-        "rollout/episodes": float((terminated | truncated).sum()),
+        "rollout/episodes": float((terminated | truncated).sum()) - lost,
         "rollout/successes": float(success.sum()),
         **seconds,
         **_by_family(steps, spec),
+        **({"rollout/truncated_by_worker": lost} if lost else {}),
     }
     return Rollout(
         features=stack_dicts([*window.features, last]),

@@ -52,10 +52,10 @@ def advance(running: Running, rollout: Rollout, gamma: float, robot: int) -> tup
     """Add ``rollout`` to the ``running`` episodes: the slots of those that ended, in the order of time, and the rest.
 
     An episode of ``n`` decisions takes ``n`` slots and one more for the observation after them.  An episode whose
-    environment was reset before its end (the seed changes) counts as truncated at its latest known observation.
+    environment was reset before its end (the seed changes) counts as truncated at its latest known observation.  An end
+    that came with a decision without valid actions (cause "worker") is that of the decision before it.
     """
-    time, env_ids = np.nonzero(on_host(rollout.valid.any(-1)))
-    steps = _Steps.of(running, rollout, time, env_ids)
+    steps = _Steps.of(running, rollout, _Ends.of(running, rollout))
     if not len(steps.env_ids):
         return {}, running
     table = _table(running, _columns(rollout, gamma, robot))
@@ -77,6 +77,37 @@ def advance(running: Running, rollout: Rollout, gamma: float, robot: int) -> tup
 
 
 @dataclass(frozen=True)
+class _Ends:
+    """Where episodes end: at the last decision of each that has a valid action.
+
+    over     bool [T,E]
+    final    int [T,E]   index into ``rollout.final_features`` of the observation after it, -1 without one
+    running  bool [L]    of the decisions of running episodes
+    """
+
+    over: np.ndarray
+    final: np.ndarray
+    running: np.ndarray
+
+    @classmethod
+    def of(cls, running: Running, rollout: Rollout) -> _Ends:
+        active, seeds = on_host(rollout.valid.any(-1)), on_host(rollout.seeds)
+        over = on_host(rollout.terminated | rollout.truncated).copy()
+        final = np.full(seeds.shape, -1)
+        t, e = on_host(rollout.final_index).reshape(-1, 2).T
+        final[t, e] = np.arange(len(t))
+        found = cls(over, final, np.zeros(len(running.env_ids), bool))
+        for time, env_id in np.argwhere(over & ~active).tolist():
+            before = np.flatnonzero(active[:time, env_id])
+            carried = np.flatnonzero(running.env_ids == env_id)
+            if before.size and not over[before[-1], env_id] and seeds[before[-1], env_id] == seeds[time, env_id]:
+                over[before[-1], env_id], final[before[-1], env_id] = True, final[time, env_id]
+            elif not before.size and carried.size and int(running.columns["seed"][carried[-1]]) == seeds[time, env_id]:
+                found.running[carried[-1]] = True
+        return found
+
+
+@dataclass(frozen=True)
 class _Steps:
     """The decisions of running episodes and of a rollout, by environment and in order of time."""
 
@@ -85,21 +116,23 @@ class _Steps:
     time: np.ndarray  # in the rollout, -1 for decisions of earlier ones
     ended: np.ndarray  # bool, by an end that the rollout states
     starts: np.ndarray  # bool, the first decision of an episode
+    final: np.ndarray  # index into ``rollout.final_features`` of the observation after it, -1 without one
 
     @classmethod
-    def of(cls, running: Running, rollout: Rollout, time: np.ndarray, env_ids: np.ndarray) -> _Steps:
+    def of(cls, running: Running, rollout: Rollout, ends: _Ends) -> _Steps:
+        time, env_ids = np.nonzero(on_host(rollout.valid.any(-1)))
         known, envs = len(running.env_ids), rollout.seeds.shape[1]
         seeds = on_host(rollout.seeds)[time, env_ids]
-        over = on_host(rollout.terminated | rollout.truncated)[time, env_ids]
         if known:
             seeds = np.concatenate([on_host(running.columns["seed"]), seeds])
         order = np.argsort(np.concatenate([running.env_ids, env_ids]), kind="stable")
         env, seed = np.concatenate([running.env_ids, env_ids])[order], seeds[order]
-        ended = np.concatenate([np.zeros(known, bool), over])[order]
+        ended = np.concatenate([ends.running, ends.over[time, env_ids]])[order]
         starts = np.ones(len(order), bool)
         starts[1:] = (env[1:] != env[:-1]) | ended[:-1] | (seed[1:] != seed[:-1])
         source = np.concatenate([np.arange(known), known + time * envs + env_ids])[order]
-        return cls(source, env, np.concatenate([np.full(known, -1), time])[order], ended, starts)
+        final = np.concatenate([np.full(known, -1), ends.final[time, env_ids]])[order]
+        return cls(source, env, np.concatenate([np.full(known, -1), time])[order], ended, starts, final)
 
 
 def _table(running: Running, columns: Columns) -> Columns:
@@ -115,12 +148,8 @@ def _end_features(running: Running, rollout: Rollout, table: Columns, steps: _St
 
     Those of a terminated episode have no value; the features of its last decision stand there.
     """
-    final = np.full(rollout.seeds.shape, -1)
-    t, e = on_host(rollout.final_index).reshape(-1, 2).T
-    final[t, e] = np.arange(len(t))
-    env_ids, time = steps.env_ids[last], steps.time[last]
-    row = np.where(time >= 0, final[np.maximum(time, 0), env_ids], -1)
-    carried = np.flatnonzero(time < 0)
+    env_ids, row = steps.env_ids[last], steps.final[last]
+    carried = np.flatnonzero(steps.time[last] < 0)
     episode = torch.from_numpy(np.searchsorted(np.unique(running.env_ids), env_ids[carried]))
     found = {}
     for name in rollout.features:
