@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -29,6 +30,7 @@ CATALOG: dict[str, str] = {
     "multi_task": "sims.multi_task:make",
     "randomize": "sims.randomize:make",
     "robosuite": "sims.robosuite:make",
+    "remote": "sims.remote:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",
 }
@@ -81,7 +83,8 @@ def extras(name: str, /, **options: Any) -> TaskExtras:
     if not declared.wraps:
         return declared
     inner, inner_options = _wrapped(name, options)
-    return extras(inner, **inner_options)
+    found = extras(inner, **inner_options)
+    return replace(found, expert=declared.expert) if declared.expert else found
 
 
 def parameters(name: str, /, **options: Any) -> tuple[Parameter, ...]:

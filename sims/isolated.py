@@ -14,14 +14,17 @@ from sims.isolation.snapshots import IsolatedSnapshotEnv
 from sims.isolation.supervised import Deadlines, SupervisedWorker
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_positive
+from vla_rl.contract.task import declare_task
 
 
+@declare_task(expert="sims.isolation.expert:ExpertInWorker", wraps=True)
 def make(
     num_envs: int,
     env: str = "",
     options: Mapping[str, Any] | None = None,
     workers: int = 1,
     installation: str = "",
+    expert: bool = False,
     python: str = "",
     variables: Mapping[str, str] | None = None,
     deadline_s: float = 120.0,
@@ -32,6 +35,8 @@ def make(
     options           of ``env``, as JSON
     workers           processes; each has its share of the environments, at most one process for each
     installation      where they run: the name of one that "vla-rl sims install" made ("": here)
+    expert            let the environment's scripted expert act in the workers: observations hold its next action as
+                      ``privileged/expert_action``
     python            the interpreter that runs them, for instance that of another virtual environment ("": this one)
     variables         environment variables of the processes, on top of those of this one
     deadline_s        for a reset, step or snapshot of one worker's share
@@ -48,7 +53,7 @@ def make(
         python = python or str(installations.find(installation).python)
         variables = {**installations.child_environment(installation), **(variables or {})}
     start: Start = partial(LocalWorker, python, dict(variables or {}))
-    request = {"env": env, "options": dict(options or {})}
+    request = {"env": env, "options": dict(options or {}), "expert": expert}
     return supervise(start, num_envs, workers, request, Deadlines(deadline_s, start_deadline_s))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from functools import cache
 from typing import Any
 
 from sims.catalog import CATALOG
-
-_NEEDED: dict[str, dict[str, Any]] = {"isolated": {"env": "counting", "workers": 2}}
-
+from sims.isolation.server import Server
 
 IN_AN_INSTALLATION = ("libero", "metaworld", "robosuite")
 """Entries that run in an installation of their own: ``make test-sims`` installs and tests them."""
@@ -20,4 +20,14 @@ def entries_that_run_here() -> list[str]:
 
 def needed_options(name: str) -> dict[str, Any]:
     """The options without which the entry ``name`` makes nothing."""
-    return _NEEDED.get(name, {})
+    if name == "isolated":
+        return {"env": "counting", "workers": 2}
+    return {"address": _address(), "workers": 2} if name == "remote" else {}
+
+
+@cache
+def _address() -> str:
+    """Where the counting environment is served, as long as this process lives."""
+    server = Server("counting", 0)
+    threading.Thread(target=server.run, daemon=True).start()
+    return f"127.0.0.1:{server.port}"

@@ -49,6 +49,7 @@ TORCH_FREE = (
     "sims.installations",
     "sims.isolated",
     "sims.isolation",
+    "sims.remote",
     "sims.metaworld",
     "sims.mujoco",
     "sims.multi_task",

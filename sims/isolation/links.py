@@ -64,6 +64,15 @@ class LocalWorker:
         return self._child.pid
 
     @property
+    def running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._child.running
+
+    def fileno(self) -> int:
+        """The descriptor that answers arrive on."""
+        return self._child.fileno()
+
+    @property
     def name(self) -> str:
         return f"worker process {self.pid}"
 

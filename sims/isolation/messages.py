@@ -60,7 +60,7 @@ def step_layout(spec: EnvSpec, horizon: int) -> Layout:
     """The arrays of a step of ``horizon`` actions besides its observations."""
     layout: Layout = {name: ((), "bool") for name in FLAGS}
     layout |= {name: ((horizon,), "bool") for name in ("valid", "intervened")}
-    return layout | {"reward": ((horizon,), "float32"), "executed": ((horizon, *spec.action.shape), "float32")}
+    return layout | {"reward": ((horizon,), "float32"), "executed": ((horizon, *spec.action.shape), spec.action.dtype)}
 
 
 def require_layout(arrays: Mapping[str, np.ndarray], layout: Layout, n: int) -> None:

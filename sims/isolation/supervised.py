@@ -60,6 +60,7 @@ class SupervisedWorker:
     fresh     no environment of the present worker was ever reset
     latest    the arrays of the last observation that arrived, by name; {} before the first one
     restarts  how often a worker was replaced
+    failures  since the last completed step
     """
 
     def __init__(self, start: Start, make: Mapping[str, Any], rows: slice, deadlines: Deadlines) -> None:
@@ -67,7 +68,7 @@ class SupervisedWorker:
         self.rows, self.fresh, self.restarts = rows, True, 0
         self.latest: Arrays = {}
         self._start, self._make, self._deadlines = start, dict(make), deadlines
-        self._failures, self._failure, self._closed = 0, "", False
+        self.failures, self._failure, self._closed = 0, "", False
         self._spec: EnvSpec | None = None
         self.link = self._begin()
 
@@ -131,7 +132,7 @@ class SupervisedWorker:
         else:  # the next answer but one overwrites what arrived before
             self.latest = {name: array.copy() for name, array in self.latest.items() if name.startswith(OBS)}
         if request.do == "step":
-            self._failures = 0
+            self.failures = 0
         return Answer(answer, arrays)
 
     def abandon(self) -> None:
@@ -177,9 +178,9 @@ class SupervisedWorker:
         words = self.link.last_words()
         self.link.kill()
         self.link.close()
-        self._failures += 1
+        self.failures += 1
         last = f" Its last words:\n{words}" if words else " It said nothing."
-        if self._failures >= LIMIT:
+        if self.failures >= LIMIT:
             raise UserError(
                 f"{what} {reason} during {during!r}, the {LIMIT}th failure in a row without a completed step, so the "
                 f"run cannot go on; run the environment by itself (vla-rl inspect).{last}"

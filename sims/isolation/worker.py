@@ -13,6 +13,7 @@ import numpy as np
 
 from sims import catalog
 from sims.isolation.channel import Arrays, Channel, InMessages, SharedMemory
+from sims.isolation.expert import with_expert
 from sims.isolation.messages import observation_arrays, step_arrays
 from vla_rl.contract.check import check_ends
 from vla_rl.contract.child import error_answer, serve_owner
@@ -45,12 +46,21 @@ class EnvServer:
             return error_answer(error, "the environment")
 
     def make(
-        self, env: str, num_envs: int, options: Mapping[str, Any], memory: Mapping[str, list[int]] | None = None
+        self,
+        env: str,
+        num_envs: int,
+        options: Mapping[str, Any],
+        expert: bool,
+        memory: Mapping[str, list[int]] | None = None,
     ) -> tuple[dict[str, Any], Arrays]:
-        """Make the environment; ``memory`` are the descriptors of shared files, None sends arrays in messages."""
+        """Make the environment, with its expert's actions in the observations if ``expert`` says so.
+
+        ``memory`` are the descriptors of shared files; None sends arrays in messages.
+        """
         if memory is not None:
             self.channel = SharedMemory(memory["outbox"], memory["inbox"])
-        self.env = catalog.make(env, num_envs=num_envs, **options)
+        made = catalog.make(env, num_envs=num_envs, **options)
+        self.env = with_expert(made, catalog.expert(env, 1, **options)) if expert else made
         self.seeds = np.zeros(num_envs, np.int64)
         return {"spec": self.env.spec.to_json()}, {}
 

@@ -10,6 +10,8 @@ _CHANNEL, _ON_CHANNEL = "sims/isolation/channel.py", "tests/sims/isolation/test_
 _ENV, _SUPERVISED = "sims/isolation/env.py", "sims/isolation/supervised.py"
 _SNAPSHOTS, _WORKER = "sims/isolation/snapshots.py", "sims/isolation/worker.py"
 _ON_ENV, _ON_FAILURES = "tests/sims/isolation/test_isolated.py::", "tests/sims/isolation/test_failures.py::"
+_RUNNING, _ON_BREAKDOWNS = "vla_rl/experience/running.py", "tests/experience/test_breakdowns.py::"
+_ON_EXPERT, _ON_REMOTE = "tests/sims/isolation/test_expert.py::", "tests/sims/isolation/test_remote.py::"
 _EQUAL = (f"{_ON_ENV}test_it_keeps_the_contract_and_equals_the_environment_here_bit_for_bit[counting-3]",)
 _STEP = (f"{_ON_FAILURES}test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others[killed]",)
 _RESET = (f"{_ON_FAILURES}test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated[killed]",)
@@ -151,8 +153,8 @@ _OWNER = (
     Fault(
         "a worker that always fails is replaced for ever",
         _SUPERVISED,
-        "self._failures += 1",
-        "self._failures += 0",
+        "self.failures += 1",
+        "self.failures += 0",
         (f"{_ON_FAILURES}test_a_worker_that_fails_again_and_again_ends_the_run_with_its_last_words",),
     ),
     Fault(
@@ -213,4 +215,104 @@ _OWNER = (
     ),
 )
 
-FAULTS = (*_PROCESS, *_MEMORY, *_OWNER)
+_BREAKDOWNS = (
+    Fault(
+        "an episode that broke down counts as one of the policy's",
+        "vla_rl/experience/rollout.py",
+        "float((terminated | truncated).sum()) - lost",
+        "float((terminated | truncated).sum())",
+        (f"{_ON_BREAKDOWNS}test_a_window_ends_the_episode_with_a_decision_that_was_not_executed",),
+    ),
+    Fault(
+        "replay joins an episode that broke down to the next one",
+        _RUNNING,
+        "over[before[-1], env_id], final[before[-1], env_id] = True, final[time, env_id]",
+        "pass",
+        (f"{_ON_BREAKDOWNS}test_replay_keeps_every_executed_decision_and_bootstraps_after_the_last_one",),
+    ),
+    Fault(
+        "replay joins an episode of the window before that broke down to the next one",
+        _RUNNING,
+        "found.running[carried[-1]] = True",
+        "pass",
+        (f"{_ON_BREAKDOWNS}test_replay_ends_an_episode_that_broke_down_before_the_first_decision_of_a_window",),
+    ),
+    Fault(
+        "a member that is played again keeps what it had earned",
+        "vla_rl/experience/members.py",
+        "self.start, self.reward, self.attempts = start, 0.0, self.attempts + 1",
+        "self.reward, self.attempts = 0.0, self.attempts + 1",
+        (f"{_ON_BREAKDOWNS}test_a_member_whose_simulator_broke_down_is_played_again",),
+    ),
+    Fault(
+        "a member whose simulator broke down is a failure of the policy",
+        "vla_rl/experience/groups.py",
+        "if self._running[env_id].attempts < ATTEMPTS]",
+        "if False]",
+        (f"{_ON_BREAKDOWNS}test_a_member_whose_simulator_broke_down_is_played_again",),
+    ),
+    Fault(
+        "an episode that broke down is recorded as it is",
+        "vla_rl/experience/collect.py",
+        "if decisions[-1].step.cause[env_id] == WORKER]",
+        "if False]",
+        (f"{_ON_BREAKDOWNS}test_recorded_episodes_are_played_again",),
+    ),
+)
+
+_EXPERT = (
+    Fault(
+        "the expert in the worker sees the observation before the step",
+        "sims/isolation/expert.py",
+        "obs=frames[-1] if frames else self._shown(step.obs)",
+        "obs=frames[0] if frames else self._shown(step.obs)",
+        (f"{_ON_EXPERT}test_the_expert_in_the_worker_does_what_it_does_here",),
+    ),
+)
+
+_SOCKET = (
+    Fault(
+        "anybody may steer the simulator",
+        "sims/isolation/server.py",
+        "if not self.security.accepts(digest):",
+        "if False:",
+        (f"{_ON_REMOTE}test_without_the_key_nothing_is_served",),
+    ),
+    Fault(
+        "a simulator is served in the clear beyond this machine",
+        "sims/isolation/security.py",
+        "not (self.key and self.certificate)",
+        "not (self.key or self.certificate)",
+        (f"{_ON_REMOTE}test_what_is_not_safe_or_makes_no_sense_is_refused",),
+    ),
+    Fault(
+        "a client says which program runs on the simulator's machine",
+        "sims/isolation/server.py",
+        'return {**fields, "env": name} if',
+        "return fields if",
+        (f"{_ON_REMOTE}test_a_client_cannot_choose_the_program",),
+    ),
+    Fault(
+        "requests of any size are read",
+        "sims/isolation/server.py",
+        "read_message(stream, MAX_REQUEST)",
+        "read_message(stream)",
+        (f"{_ON_REMOTE}test_a_request_that_is_too_large_ends_the_session",),
+    ),
+    Fault(
+        "a worker waits for a client that has gone",
+        "sims/isolation/server.py",
+        "poll.register(stream.socket, select.POLLIN)",
+        "pass",
+        (f"{_ON_REMOTE}test_a_worker_there_that_fails_is_replaced_with_its_last_words[hung-did not answer in time]",),
+    ),
+    Fault(
+        "a server is not told apart from somebody else's",
+        "sims/isolation/security.py",
+        "return context.wrap_socket(connected, server_hostname=host)",
+        "context.check_hostname, context.verify_mode = False, ssl.CERT_NONE; return context.wrap_socket(connected)",
+        (f"{_ON_REMOTE}test_a_certificate_of_somebody_else_is_not_trusted",),
+    ),
+)
+
+FAULTS = (*_PROCESS, *_MEMORY, *_OWNER, *_BREAKDOWNS, *_EXPERT, *_SOCKET)

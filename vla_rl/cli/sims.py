@@ -1,9 +1,11 @@
-"""``vla-rl sims [install NAME] ...``: simulators in virtual environments of their own."""
+"""``vla-rl sims [install NAME | serve NAME] ...``: simulators in installations of their own and on other machines."""
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,23 @@ class Sims:
     """Simulators that have a virtual environment of their own, what state it is in and what to do about it.
 
     install NAME [--requirements FILE] [--python PYTHON] makes one.
+    serve NAME [--port PORT] [--host HOST] [--key FILE] [--certificate FILE] [--private-key FILE] lets learners on other
+    machines use an environment of this one.
     """
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve an environment to learners on other machines (environment "remote"), until Ctrl-C.
+
+    Only this machine can connect, unless a certificate and a key file are given.
+    """
+
+    port: int = 7777  # 0: a free one
+    host: str = "127.0.0.1"  # the address to listen on
+    key: str = ""  # a file with the secret that clients have to know
+    certificate: str = ""  # PEM file of this server's certificate
+    private_key: str = ""  # PEM file of its private key
 
 
 @dataclass(frozen=True)
@@ -64,6 +82,22 @@ def install(arguments: Sequence[str]) -> None:
         console.print(f"  {path} is missing: {source}.")
 
 
+def serve(arguments: Sequence[str]) -> None:
+    """``vla-rl sims serve NAME [--port PORT] [--host HOST --key FILE --certificate FILE --private-key FILE]``."""
+    given = list(arguments)
+    if given in (["-h"], ["--help"]):
+        override(Serve(), given, "vla-rl sims serve NAME")
+    if not given or given[0].startswith("-"):
+        raise UserError("sims serve needs an environment, for example vla-rl sims serve lift.")
+    options: Serve = override(Serve(), given[1:], "vla-rl sims serve NAME")
+    security = (options.key, options.certificate, options.private_key)
+    with closing(simulators.env_server(given[0], options.port, options.host, *security)) as server:
+        console.print(f"{given[0]} is served on {options.host}:{server.port}; Ctrl-C ends it.", highlight=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: server.close())
+        server.run()
+
+
 def _table() -> Table:
     table = Table("simulator", "state", "version", Column("", overflow="fold"))
     for one in simulators.installations().known():
@@ -79,4 +113,4 @@ def _table() -> Table:
     return table
 
 
-COMMANDS = {"install": install}
+COMMANDS = {"install": install, "serve": serve}

@@ -76,6 +76,10 @@ class Child:
         """Process id."""
         return self._process.pid
 
+    def fileno(self) -> int:
+        """The descriptor that messages arrive on, for those who wait for several things."""
+        return self._stream.fileno()
+
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import select
+import socket
 import time
 from typing import Protocol
 
@@ -44,6 +45,10 @@ class PipeStream:
         for end in (reader, writer):
             widen(end)
             os.set_blocking(end, False)
+
+    def fileno(self) -> int:
+        """The descriptor that is read."""
+        return self._reader
 
     def read(self, size: int, /) -> bytes:
         while True:
@@ -84,3 +89,34 @@ def widen(end: int) -> None:
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         with contextlib.suppress(OSError):  # the user's pipes may hold no more
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 1 << 20)
+
+
+class SocketStream:
+    """A connected socket as a ``Reader`` and a ``Writer``, with the deadline of :class:`PipeStream`."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        """``connected`` belongs to the stream from now on."""
+        self.socket = connected
+        self.deadline: float | None = None
+        self._waiting: list[bytes] = []
+
+    def read(self, size: int, /) -> bytes:
+        self._limit()
+        return self.socket.recv(min(size, _READ_BYTES))
+
+    def write(self, data: bytes, /) -> None:
+        self._waiting.append(data)
+
+    def flush(self) -> None:
+        data, self._waiting = b"".join(self._waiting), []
+        self._limit()
+        self.socket.sendall(data)
+
+    def close(self) -> None:
+        """Close the socket; safe to call twice."""
+        with contextlib.suppress(OSError):  # the other side may be gone
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+    def _limit(self) -> None:
+        self.socket.settimeout(None if self.deadline is None else max(1e-3, self.deadline - time.monotonic()))

@@ -27,6 +27,18 @@ class Expert(Protocol):
         """The planned actions, float32 [E,H,D], in physical units."""
 
 
+class EnvServer(Protocol):
+    """Serves an environment over the network."""
+
+    port: int
+
+    def run(self) -> None:
+        """Accept connections until :meth:`close`."""
+
+    def close(self) -> None:
+        """Stop listening and end every session."""
+
+
 def make_env(name: str, num_envs: int, **options: object) -> VecEnv:
     """The environment ``name``, of the catalogue or "package.module:make", with its own ``options``."""
     env: VecEnv = catalog().make(name, num_envs=num_envs, **options)
@@ -52,6 +64,15 @@ def parameters_of(name: str, options: Mapping[str, object] | None = None) -> tup
     from sims import randomize
 
     return randomize.parameters_of(name, options)
+
+
+def env_server(name: str, port: int, host: str, key: str, certificate: str, private_key: str) -> EnvServer:
+    """A server of environment ``name`` for other machines, see ``sims/isolation/server.py``."""
+    from sims.isolation.security import Security
+    from sims.isolation.server import Server
+
+    catalog().find(name)
+    return Server(name, port, host, Security(key, certificate, private_key))
 
 
 def renderers() -> dict[str, str]:

@@ -1,0 +1,248 @@
+"""The same environment over a socket: equal bit for bit, as robust, and closed to strangers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sims.catalog import make
+from sims.isolation import server as server_module
+from sims.isolation.security import Security, is_loopback
+from sims.isolation.server import Server
+from tests.auditing import AuditingPolicy
+from tests.patience import PATIENCE
+from tests.sims.isolation.test_isolated import same_observation, same_step
+from vla_rl.contract.check import check_env, random_actions
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.wire import MAGIC, pack
+from vla_rl.experience.rollout import RolloutSource, SeedStream
+
+ROOT = Path(__file__).resolve().parents[3]
+TLS = ROOT / "tests" / "golden" / "tls"
+TROUBLED = "tests.sims.isolation.troubled:{}"
+LIFT = {"image_size": 16, "threads": 1}
+pytestmark = pytest.mark.filterwarnings("ignore:the worker at:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def workers_import_this_copy(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def serve():
+    """A function that serves an environment and returns its address."""
+    servers = []
+
+    def started(name, security=None):
+        servers.append(Server(name, 0, security=security))
+        threading.Thread(target=servers[-1].run, daemon=True).start()
+        return f"127.0.0.1:{servers[-1].port}"
+
+    yield started
+    for one in servers:
+        one.close()
+
+
+def remote(address, num_envs=3, **options):
+    return closing(make("remote", num_envs=num_envs, address=address, **options))
+
+
+@pytest.mark.parametrize(("name", "options"), [("counting", {}), ("point_mass", {}), ("lift", LIFT)])
+def test_it_keeps_the_contract_and_equals_the_environment_here_bit_for_bit(name, options, serve):
+    near = make(name, num_envs=3, **options)
+    with remote(serve(name), options=options, workers=2) as far:
+        assert far.spec == near.spec and len(check_env(far, seed=11)) == 7
+        assert same_observation(far.reset([0, 1, 2], [5, 6, 7]), near.reset([0, 1, 2], [5, 6, 7]))
+        generator = np.random.default_rng(0)
+        for i in range(20):
+            chunk = random_actions(near, 1 + i % 3, generator)
+            observe = "all" if i % 3 == 0 else "last"
+            one, other = far.step(chunk, observe=observe), near.step(chunk, observe=observe)
+            assert same_step(one, other)
+            ended = np.flatnonzero(other.done)
+            assert same_observation(far.reset(ended, i + ended), near.reset(ended, i + ended))
+        assert far.restarts == 0
+
+
+def test_nothing_is_lost_doubled_or_reordered(serve):
+    with remote(serve("counting"), num_envs=5, workers=2) as env:
+        source = RolloutSource(env, AuditingPolicy(4), 30, SeedStream(0, 500), torch.Generator())
+        rollouts = [source.next() for _ in range(2)]
+    near = RolloutSource(make("counting", num_envs=5), AuditingPolicy(4), 30, SeedStream(0, 500), torch.Generator())
+    for rollout in rollouts:
+        other = near.next()
+        assert torch.equal(rollout.reward, other.reward) and torch.equal(rollout.seeds, other.seeds)
+
+
+@pytest.mark.parametrize(("trouble", "said"), [("killed", "was killed by SIGKILL"), ("hung", "did not answer in time")])
+def test_a_worker_there_that_fails_is_replaced_with_its_last_words(trouble, said, serve, tmp_path):
+    options = {"method": "step", "trouble": trouble, "folder": str(tmp_path), "times": 1}
+    with remote(
+        serve(TROUBLED.format("make")), 2, options=options, deadline_s=3.0 if trouble == "hung" else 60.0
+    ) as env:
+        env.reset([0, 1], [2, 3])
+        with pytest.warns(UserWarning, match=said) as caught:
+            step = env.step(np.ones((2, 1, 2)))
+        assert trouble == "hung" or "the last words step" in str(caught[0].message)
+        assert step.cause == ("worker", "worker")
+        env.reset([0, 1], [2, 3])
+        assert env.step(np.ones((2, 1, 2))).valid.all()
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 1 and within(lambda: not Path(f"/proc/{pids[0]}").exists()), "a hung worker stays there"
+
+
+def within(check, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not (found := check()) and time.monotonic() < end:
+        threading.Event().wait(0.02)
+    return found
+
+
+def test_a_client_that_goes_ends_its_worker(serve):
+    env = make("remote", num_envs=1, address=serve("counting"))
+    env.reset([0], [0])
+    workers = children()
+    assert workers
+    env.workers[0].link._stream.socket.close()  # as when its machine loses power
+    assert within(lambda: not children() & workers)
+    env.close()
+
+
+def children() -> set[int]:
+    """The worker processes of this process."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"sims.isolation.worker" in (path / "cmdline").read_bytes():
+                found.add(int(path.name))
+    return found
+
+
+# -- strangers ---------------------------------------------------------------------------------------------------------
+
+
+def secured(tmp_path, secret="open sesame", certificate=True):
+    key = tmp_path / f"{secret.replace(' ', '_')}.key"
+    key.write_text(secret + "\n")
+    files = (str(TLS / "server.pem"), str(TLS / "server.key")) if certificate else ("", "")
+    return Security(str(key), *files)
+
+
+def test_with_certificate_and_key_it_is_encrypted_and_works(serve, tmp_path):
+    security = secured(tmp_path)
+    address = serve("counting", security)
+    with remote(address, key=security.key, certificate=security.certificate) as env:
+        assert env.reset([0, 1, 2], [4, 5, 6]).state[:, 0].tolist() == [4, 5, 6]
+    plain = socket.create_connection(address.split(":"), 10)
+    plain.sendall(security.digest())
+    with suppress(ConnectionResetError):
+        assert plain.recv(100)[:1] != MAGIC[:1], "the server answers in the clear"
+    plain.close()
+
+
+@pytest.mark.parametrize("secret", ["", "open sesam"])
+def test_without_the_key_nothing_is_served(serve, tmp_path, secret, capfd):
+    address = serve("counting", secured(tmp_path, certificate=False))
+    wrong = secured(tmp_path, secret, certificate=False).key if secret else ""
+    with pytest.warns(UserWarning, match="cannot be reached"), pytest.raises(UserError, match="with this key"):
+        make("remote", num_envs=1, address=address, key=wrong)
+    assert "without the key was refused" in capfd.readouterr().err and not children()
+
+
+def test_a_certificate_of_somebody_else_is_not_trusted(serve, tmp_path):
+    other = tmp_path / "other.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "9"]
+    if subprocess.run([*made, "-keyout", os.devnull, "-out", other], capture_output=True).returncode:
+        pytest.fail("openssl is needed to make a second certificate; install it")
+    security = secured(tmp_path)
+    with pytest.warns(UserWarning, match="CERTIFICATE_VERIFY_FAILED"), pytest.raises(UserError):
+        make("remote", num_envs=1, address=serve("counting", security), key=security.key, certificate=str(other))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"x" * 10,
+        Security().digest() + b"GET / HTTP/1.1\r\n\r\n",
+        Security().digest() + MAGIC + (1 << 40).to_bytes(8, "little"),
+        Security().digest() + MAGIC + len(pack("hello")).to_bytes(8, "little") + pack("hello"),
+    ],
+)
+def test_strangers_and_oversized_messages_are_refused_and_the_server_goes_on(serve, sent, monkeypatch):
+    monkeypatch.setattr(server_module, "GREETING_S", 1.0)
+    address = serve("counting")
+    stranger = socket.create_connection(address.split(":"), 10)
+    stranger.settimeout(PATIENCE)
+    stranger.sendall(sent)
+    received = b"".join(iter(lambda: stranger.recv(1 << 16), b""))  # until the server closes
+    assert len(received) < 200 and not children()
+    stranger.close()
+    with remote(address, num_envs=1) as env:
+        assert env.reset([0], [3]).time.tolist() == [0]
+
+
+def test_a_request_that_is_too_large_ends_the_session(serve, monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_REQUEST", 2000)
+    with remote(serve("counting"), num_envs=2) as env:
+        env.reset([0, 1], [4, 6])
+        assert env.step(np.ones((2, 2, 2))).valid.all()
+        saved = {**env.snapshot([0, 1]), "large": np.zeros((2, 5000))}
+        with pytest.warns(UserWarning, match="cannot be reached"), pytest.raises(UserError, match="during 'restore'"):
+            env.restore([0, 1], saved)
+
+
+def test_a_client_cannot_choose_the_program(serve):
+    address = serve("counting")
+    with remote(address, num_envs=1) as env:
+        env.workers[0]._make["env"] = TROUBLED.format("unmade")
+        env.workers[0].link.kill()
+        env.reset([0], [1])
+        assert env.spec.name == "counting" and env.restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("act", "sentence"),
+    [
+        (lambda: make("remote", num_envs=1), "no address was given"),
+        (lambda: make("remote", num_envs=1, address="here"), "'here' is no address"),
+        (lambda: make("remote", num_envs=1, address="10.0.0.1:80"), "'10.0.0.1' is another machine"),
+        (lambda: make("remote", num_envs=1, address="10.0.0.1:80", key="k"), "give a certificate and a key"),
+        (lambda: Server("counting", 0, "0.0.0.0"), r"'0\.0\.0\.0' is another machine"),
+        (lambda: Server("counting", 0, "0.0.0.0", Security("", "c", "p")), "is another machine"),
+        (lambda: Security("no/such/file").digest(), "'no/such/file' cannot be read"),
+    ],
+)
+def test_what_is_not_safe_or_makes_no_sense_is_refused(act, sentence):
+    with pytest.raises(UserError, match=sentence):
+        act()
+
+
+def test_only_this_machine_is_loopback():
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "example.org", "")))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_interrupted(ending):
+    command = [sys.executable, "-m", "vla_rl.cli", "sims", "serve", "counting", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert "counting is served on 127.0.0.1:" in line
+        with remote(line.split()[4].rstrip(";"), num_envs=1) as env:
+            assert env.reset([0], [7]).state[0, 0] == 7
+        process.send_signal(ending)
+        assert process.wait(PATIENCE) == 0
