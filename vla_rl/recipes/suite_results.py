@@ -15,10 +15,11 @@ from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.config import to_json
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.recipes import sims
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.suite import Suite, SuiteTask
 
-_PACKAGES = ("numpy", "torch", "mujoco", "gymnasium", "metaworld", "robosuite", "hf-libero")
+_PACKAGES = ("numpy", "torch", "mujoco", "gymnasium")
 
 
 def results_of(suite: Suite, policy: JsonObject, episodes: Sequence[EpisodeResult]) -> JsonObject:
@@ -40,7 +41,7 @@ def results_of(suite: Suite, policy: JsonObject, episodes: Sequence[EpisodeResul
             "max": round(max(episode.max_ms for episode in episodes), 3),
         },
         "suite": to_json(suite),
-        "versions": _versions(),
+        "versions": _versions(suite),
     }
     if rated:
         wins = [one.success for task in rated for one in of_task[task.name]]
@@ -56,11 +57,15 @@ def _task(task: SuiteTask, episodes: Sequence[EpisodeResult]) -> JsonObject:
     return found
 
 
-def _versions() -> JsonObject:
+def _versions(suite: Suite) -> JsonObject:
+    """Of what is installed here, and of the simulators of the suite that have installations of their own."""
     found = {"vla-rl": __version__, "contract": str(CONTRACT_VERSION), "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue  # not installed here, so nothing was measured with it
+    played = {task.env.name for task in suite.tasks}
+    own = [made for made in sims.installations().known() if made.name in played]
+    found |= {f"{made.name}'s installation": made.version() for made in own if made.version()}
     return found
