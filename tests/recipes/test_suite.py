@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sims import catalog
 from tests.recipes.quick_suite import quick
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
 from vla_rl.evaluation.seed_ranges import TEST, VALIDATION
 from vla_rl.recipes.config_files import config_files, functions_of
 from vla_rl.recipes.suite import Suite, differing, find_suite
@@ -35,9 +38,27 @@ def test_every_shipped_suite_is_found_by_its_short_name_and_plays_test_seeds(pat
     assert from_json(to_json(suite)).protocol == suite.protocol
 
 
-def test_the_tabletop_suite_fits_its_environments():
-    for task in find_suite("tabletop").tasks:
+@pytest.mark.parametrize("name", ["tabletop", "metaworld-mt10", "metaworld-mt50"])
+def test_a_suite_fits_its_environments(name):
+    """As far as their specs are known without what may not be installed."""
+    for task in find_suite(name).tasks:
         task.check(task.env.spec())
+
+
+@pytest.mark.parametrize(("name", "module", "count"), [("robosuite", "robosuite", 5), ("libero", "libero", 40)])
+def test_a_suite_of_another_installation_names_options_that_its_environment_takes(name, module, count):
+    suite, make_here = find_suite(name), load(f"sims.{module}:make_here")
+    assert len(suite.tasks) == count
+    for task in suite.tasks:
+        assert catalog.CATALOG[task.env.name] == f"sims.{module}:make"
+        given = inspect.signature(make_here).bind(1, **task.env.options)
+        given.apply_defaults()
+        limit = given.arguments["time_limit"] or load("sims.libero:TIME_LIMITS")[given.arguments["suite"]]
+        assert limit == task.horizon
+
+
+def test_libero_is_played_from_every_initial_state():
+    assert {seed % 50 for seed in find_suite("libero-spatial").seeds} == set(range(50))
 
 
 def test_a_suite_of_ones_own_is_named_by_file_and_function(monkeypatch, tmp_path):
@@ -47,6 +68,17 @@ def test_a_suite_of_ones_own_is_named_by_file_and_function(monkeypatch, tmp_path
     (tmp_path / "configs" / "suites").mkdir(parents=True)
     (tmp_path / "configs" / "suites" / "mine.py").write_text(Path(file).read_text())
     assert find_suite("mine-quick") == quick() == find_suite("mine.py:quick")
+
+
+def test_a_suite_is_found_beside_one_whose_package_is_missing(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs" / "suites").mkdir(parents=True)
+    (tmp_path / "configs" / "suites" / "absent.py").write_text(
+        "import nothing_of_that_name\n\n\ndef absent():\n    pass\n"
+    )
+    assert find_suite("tabletop").name == "tabletop"
+    with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
+        find_suite("absent")
 
 
 def test_a_suite_that_does_not_exist_is_said():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -15,7 +16,7 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.report import Report
 from vla_rl.evaluation.results import EpisodeResult
-from vla_rl.recipes.config_files import config_files, functions_of, load_config
+from vla_rl.recipes.config_files import config_files, load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
 
@@ -115,13 +116,7 @@ def find_suite(name: str) -> Suite:
     "metaworld-mt10" is the function ``mt10`` of ``configs/suites/metaworld.py``, "tabletop" the function ``tabletop``
     of ``configs/suites/tabletop.py``.  Raises UserError for an unknown one and for a function that returns no suite.
     """
-    known = dict(_named())
-    if ":" not in name and name not in known:
-        raise UserError(
-            f"there is no suite {name!r}, so nothing can be evaluated; {did_you_mean(name, known)}  A suite of your "
-            "own is named FILE.py:function."
-        )
-    found = load_config(known.get(name, name), FOLDER)
+    found = load_config(name if ":" in name else _target(name), FOLDER)
     if not isinstance(found, Suite):
         raise UserError(
             f"{name!r} returns a {type(found).__name__} and no suite, so there is nothing to evaluate on; return a "
@@ -130,12 +125,19 @@ def find_suite(name: str) -> Suite:
     return found
 
 
-def _named() -> Iterator[tuple[str, str]]:
-    """(name, FILE.py:function) of every suite in the config folders."""
+def _target(name: str) -> str:
+    """FILE.py:function of a suite's short name; files are read here, not run: some need what is not installed."""
+    known: dict[str, str] = {}
     for path in config_files(FOLDER):
-        for function in functions_of(path):
-            name = path.stem if function == path.stem else f"{path.stem}-{function.replace('_', '-')}"
-            yield name, f"{path}:{function}"
+        for function in re.findall(r"^def ([a-z]\w*)\(\)", path.read_text(encoding="utf-8"), re.M):
+            short = path.stem if function == path.stem else f"{path.stem}-{function.replace('_', '-')}"
+            known[short] = f"{path}:{function}"
+    if name not in known:
+        raise UserError(
+            f"there is no suite {name!r}, so nothing can be evaluated; {did_you_mean(name, known)}  A suite of your "
+            "own is named FILE.py:function."
+        )
+    return known[name]
 
 
 def differing(one: JsonObject, other: JsonObject, prefix: str = "") -> str:
