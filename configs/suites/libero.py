@@ -4,7 +4,6 @@ The horizons are those that the adapter gives each suite by default, as OpenVLA'
 """
 
 from sims.libero import TIME_LIMITS
-
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.suite import Suite, SuiteTask
 

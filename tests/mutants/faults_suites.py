@@ -132,6 +132,13 @@ FAULTS = (
         (f"{_ON_RUN}other_weights_in_the_same_folder_are_noticed",),
     ),
     Fault(
+        "results name every simulator that is installed",
+        "vla_rl/recipes/suite_results.py",
+        "if made.name in played]",
+        "if made.name]",
+        (f"{_ON_RUN}results_name_the_version_of_a_simulator_in_an_installation_of_its_own",),
+    ),
+    Fault(
         "pairs are matched by their position",
         _PAIRED,
         "matched = [(episode, other[episode.key]) for episode in first]",

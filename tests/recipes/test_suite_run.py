@@ -11,17 +11,21 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from sims import installations
 from tests.patience import PATIENCE
 from tests.recipes.quick_suite import Goal, quick, save_policy, wrong_horizon
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.evaluation import results
-from vla_rl.evaluation.results import EPISODES, JOURNAL, Journal, read_episodes
+from vla_rl.evaluation.results import EPISODES, JOURNAL, EpisodeResult, Journal, read_episodes
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import wilson
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.suite_results import results_of
 from vla_rl.recipes.suite_run import SuiteRun
 
 ROOT = Path(__file__).parents[2]
@@ -175,6 +179,16 @@ def test_the_results_have_protocol_intervals_causes_and_versions(policy, undistu
     assert quick().protocol in page and page.count("<video") == 4 and "narrow" in page
     decisions = [int(row["decisions"]) for row in csv.DictReader((tmp_path / "latency.csv").open())]
     assert decisions == [8] * 24  # chunks of two in episodes of sixteen
+
+
+def test_results_name_the_version_of_a_simulator_in_an_installation_of_its_own(monkeypatch):
+    pins = {"metaworld": "metaworld==3.1.1", "robosuite": "robosuite==1.5.2"}
+    made = [SimpleNamespace(name=name, version=lambda pin=pin: pin) for name, pin in pins.items()]
+    monkeypatch.setattr(installations, "known", lambda: made)
+    task = replace(quick().tasks[0], env=EnvConfig("metaworld"))
+    episode = EpisodeResult("wide", 1, True, "success", 3, 1.0, "", 2, 1.0, 1.5)
+    found = results_of(replace(quick(), tasks=(task,)), {"name": "x", "sha256": ""}, [episode])["versions"]
+    assert found["metaworld's installation"] == "metaworld==3.1.1" and "robosuite's installation" not in found
 
 
 @pytest.mark.parametrize(
