@@ -11,7 +11,7 @@ An environment of your own is ``gymnasium.make("vla_rl/custom-v0", environment="
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -22,12 +22,19 @@ from gymnasium.vector.utils import batch_space
 from sims import catalog
 from sims.as_gymnasium_spaces import ActionScale, ObservationView
 from vla_rl.contract.env import Observation, Step, VecEnv
+from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
 
 Info: TypeAlias = dict[str, Any]
 Seeds: TypeAlias = int | Sequence[int | None] | None
+Potential: TypeAlias = Callable[[Observation], np.ndarray]
+"""How far episodes have come, float [E], from observations with ``privileged/*``."""
 _HIGHEST_SEED = 2**31
 _PICTURE = 256  # pixels of pictures for people
+
+
+def _no_potential(obs: Observation) -> np.ndarray:
+    return np.zeros(len(obs.time))
 
 
 class GymnasiumVectorEnv(VectorEnv[Any, Any, np.ndarray]):
@@ -40,6 +47,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, np.ndarray]):
     All three autoreset modes are offered, and ``reset(options={"reset_mask": ...})``.  The first episode of a row has
     the seed that ``reset`` is given (number, number + 1, ... for one number), so it is the episode that we play with
     that seed; later ones are drawn from a generator with that seed, as in a single environment.
+
+    ``potential`` adds its increase to the reward: potential-based shaping (Ng, Harada, Russell 1999), which does not
+    change what the best policy is as long as rewards are not discounted.
     """
 
     def __init__(
@@ -50,6 +60,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         rescale_actions: bool = True,
         render_mode: str | None = None,
         max_episode_steps: int | None = None,
+        potential: Potential = _no_potential,
     ) -> None:
         """Owns ``env``; ``max_episode_steps`` truncates episodes earlier than its own time limit."""
         self.env, self.num_envs = env, env.num_envs
@@ -62,6 +73,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, np.ndarray]):
         self.metadata = {**metadata(env.spec), "autoreset_mode": self.autoreset_mode}
         self._generators = [np.random.default_rng() for _ in range(self.num_envs)]
         self._ended = np.zeros(self.num_envs, bool)  # rows that idle until their reset
+        self._potential = potential
         self._obs: Observation | None = None
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
@@ -83,6 +95,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, np.ndarray]):
                 "them by reset(options={'reset_mask': mask}) or choose another autoreset_mode."
             )
         step = self.env.step(self.scale.to_env(np.asarray(actions))[:, None])
+        assert self._obs is not None  # step refuses environments that were never reset
+        shaped = step.reward[:, 0] + self._potential(step.obs) - self._potential(self._obs)
         late = (step.obs.time >= self._limit) & ~step.terminated
         self._obs, terminated, truncated = step.obs, step.terminated & ~idle, (step.truncated | late) & ~idle
         ended = terminated | truncated
@@ -96,8 +110,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, np.ndarray]):
             infos |= self._final(step, ended)
         self._ended = ended.copy()
         obs = self._begin(np.flatnonzero(restarts), [None] * self.num_envs) if restarts.any() else step.obs
-        reward = np.where(idle, 0.0, step.reward[:, 0].astype(np.float64))
-        return self.view(obs), reward, terminated, truncated, infos
+        return self.view(obs), np.where(idle, 0.0, shaped), terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         """A picture uint8 [h,w,3] of every row; None without ``render_mode``."""
@@ -136,13 +149,19 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     """
 
     def __init__(
-        self, env: VecEnv, privileged: bool = False, rescale_actions: bool = True, render_mode: str | None = None
+        self,
+        env: VecEnv,
+        privileged: bool = False,
+        rescale_actions: bool = True,
+        render_mode: str | None = None,
+        potential: Potential = _no_potential,
     ) -> None:
         """Owns ``env``, which has one row."""
         self.env, self.render_mode = env, render_mode
         self.view, self.scale = ObservationView(env.spec, privileged), ActionScale(env.spec, rescale_actions)
         self.observation_space, self.action_space = self.view.space, self.scale.space
         self.metadata = metadata(env.spec)
+        self._potential = potential
         self._obs: Observation | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
@@ -152,9 +171,11 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         step = self.env.step(self.scale.to_env(np.asarray(action)[None])[:, None])
+        assert self._obs is not None  # step refuses an environment that was never reset
+        reward = step.reward[0, 0] + self._potential(step.obs)[0] - self._potential(self._obs)[0]
         self._obs, info = step.obs, {"is_success": bool(step.success[0]), "cause": step.cause[0]}
         ends = bool(step.terminated[0]), bool(step.truncated[0])
-        return self.view.row(step.obs, 0), float(step.reward[0, 0]), *ends, info
+        return self.view.row(step.obs, 0), float(reward), *ends, info
 
     def render(self) -> Any:
         """A picture uint8 [h,w,3]; None without ``render_mode``."""
@@ -169,11 +190,12 @@ def make(
     privileged: bool = False,
     rescale_actions: bool = True,
     render_mode: str | None = None,
+    potential: str = "",
     **options: Any,
 ) -> GymnasiumEnv:
     """What ``gymnasium.make`` calls; ``environment`` is in the catalogue or "package.module:make", with ``options``."""
     env = catalog.make(environment, num_envs=1, **options)
-    return GymnasiumEnv(env, privileged, rescale_actions, render_mode)
+    return GymnasiumEnv(env, privileged, rescale_actions, render_mode, _load_potential(potential))
 
 
 def make_vec(
@@ -184,11 +206,19 @@ def make_vec(
     rescale_actions: bool = True,
     render_mode: str | None = None,
     max_episode_steps: int | None = None,
+    potential: str = "",
     **options: Any,
 ) -> GymnasiumVectorEnv:
     """What ``gymnasium.make_vec`` calls; see :func:`make`."""
     env = catalog.make(environment, num_envs=num_envs, **options)
-    return GymnasiumVectorEnv(env, autoreset_mode, privileged, rescale_actions, render_mode, max_episode_steps)
+    shown = (privileged, rescale_actions, render_mode)
+    return GymnasiumVectorEnv(env, autoreset_mode, *shown, max_episode_steps, _load_potential(potential))
+
+
+def _load_potential(name: str) -> Potential:
+    """The function "module:name"; "" is no shaping."""
+    found: Potential = load(name) if name else _no_potential
+    return found
 
 
 def next_seed(generator: np.random.Generator) -> int:

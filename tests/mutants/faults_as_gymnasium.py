@@ -60,6 +60,13 @@ FAULTS = (
         (_NATIVE,),
     ),
     Fault(
+        "the potential itself is added instead of its increase",
+        _ENV,
+        "shaped = step.reward[:, 0] + self._potential(step.obs) - self._potential(self._obs)",
+        "shaped = step.reward[:, 0] + self._potential(step.obs)",
+        (f"{_ON}test_the_increase_of_a_potential_is_added_to_the_reward",),
+    ),
+    Fault(
         "what only critics may see is shown to everybody",
         _SPACES,
         "if privileged or not name.startswith(PRIVILEGED):",

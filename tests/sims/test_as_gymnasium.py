@@ -18,15 +18,19 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from sims.as_gymnasium import GymnasiumVectorEnv
 from sims.as_gymnasium_spaces import ActionScale, ObservationView
 from sims.catalog import make
+from sims.mujoco.tabletop import LIFT_HEIGHT
+from sims.mujoco.tasks.lift_potential import potential
 from tests.catalog_options import needed_options
 from tests.patience import PATIENCE
 from vla_rl.contract.check import check_env as check_ours
+from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
+_LIFT = "sims.mujoco.tasks.lift_potential"
 NAMES = ("lift", "place", "push", "mixed", "counting", "point_mass", "randomize")  # in this process
 MODES = [mode.value for mode in AutoresetMode]
-LIFT = {"id": "vla_rl/lift-v0", "render": False, "privileged": True, "deadline": 9}
+LIFT = {"id": "vla_rl/lift-v0", "render": False, "privileged": True, "deadline": 9, "potential": f"{_LIFT}:potential"}
 COUNTING, POINT_MASS = {"id": "vla_rl/counting-v0"}, {"id": "vla_rl/point_mass-v0"}
 SHORT = {"id": "vla_rl/counting-v0", "max_episode_steps": 7}  # many of its episodes are longer
 
@@ -79,6 +83,25 @@ def test_a_seed_is_ours():
     step, theirs = ours.step(np.full((1, 1, 2), 0.1, np.float32)), env.step(np.full(2, 0.5, np.float32))
     assert np.array_equal(obs, first) and np.array_equal(theirs[0], step.obs.state[0])
     assert theirs[1] == step.reward[0, 0]
+
+
+def test_the_increase_of_a_potential_is_added_to_the_reward():
+    """Over an episode it adds up to the difference between its end and its start, in every row for itself."""
+    envs = gymnasium.make_vec(**LIFT, num_envs=2, autoreset_mode="Disabled")
+    envs.reset(seed=[1, 2])
+    first, total = potential(envs.env.reset([], [])), np.zeros(2)
+    for _ in range(5):
+        _, reward, *_ = envs.step(np.array([[0.3, 0.2, -1, 1], [0, 0, -1, -1]], np.float32))
+        total += reward
+    last = potential(envs.env.reset([], []))
+    assert np.allclose(total, last - first) and (np.abs(last - first) > 1e-3).all() and last[0] != last[1]
+    place = np.zeros((3, 3), np.float32)
+    place[1:, 2] = LIFT_HEIGHT, 0.02
+    state = np.zeros((3, 8), np.float32)
+    state[1, 2], state[2, 0] = LIFT_HEIGHT, 9.0
+    time = np.zeros(3, np.int64)
+    made = potential(Observation({}, state, time, time, {"privileged/target": place}))
+    assert np.allclose(made, [0.5, 1.0, 0.0], atol=0.03)
 
 
 def test_a_row_that_ended_is_not_stepped_without_autoreset():
