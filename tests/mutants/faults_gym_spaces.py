@@ -121,6 +121,13 @@ FAULTS = (
         ("tests/policies/test_categorical.py::test_policies_for_physical_quantities_refuse_discrete_actions",),
     ),
     Fault(
+        "indices come back from a worker as numbers",
+        "sims/isolation/messages.py",
+        "(horizon, *spec.action.shape), spec.action.dtype)",
+        '(horizon, *spec.action.shape), "float32")',
+        (f"{_ON_SPACES}test_discrete_actions_reach_a_process_of_its_own",),
+    ),
+    Fault(
         "an impossible index is possible",
         _CATEGORICAL,
         "return logits.masked_fill(self.impossible, _IMPOSSIBLE).log_softmax(-1)",

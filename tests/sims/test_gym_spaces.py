@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from copy import deepcopy
 
 import gymnasium
@@ -100,6 +101,11 @@ def test_catch_rewards_what_it_says():
     env.reset(range(4), range(4))
     moves = 1 + np.sign(ball - 5)[:, None] * (np.arange(9) < np.abs(ball - 5)[:, None])
     assert env.step(moves[..., None]).reward[:, 8].tolist() == [1] * 4
+
+
+def test_discrete_actions_reach_a_process_of_its_own():
+    with closing(make("isolated", num_envs=2, env="gym", options={"id": "CartPole-v1", "time_limit": 20})) as env:
+        assert env.spec.discrete and len(check_env(env, seed=3)) == 7
 
 
 def test_indices_count_from_where_the_space_starts():
