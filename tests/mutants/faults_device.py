@@ -185,10 +185,17 @@ FAULTS = (
         (f"{_ON_DEVICE}test_imagined_rollouts_on_a_device_are_those_of_the_host",),
     ),
     Fault(
+        "the steps of a rollout stay on the host",
+        "vla_rl/experience/rollout.py",
+        "torch.as_tensor(item, device=decision.out.sample.device)",
+        "torch.as_tensor(item, device='cpu')",
+        _of_run("ppo"),
+    ),
+    Fault(
         "a rollout stays on the device of the imagined environment",
         "vla_rl/experience/rollout.py",
-        "device=decision.out.sample.device",
-        "device='cpu'",
+        "torch.as_tensor(item, device=decision.out.sample.device)",
+        "torch.as_tensor(item)",
         (f"{_ON_DEVICE}test_rollouts_from_another_device_are_on_the_policys_device",),
     ),
     Fault(
