@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sims import catalog, isolated
+from sims import catalog, installations, isolated
 from sims.isolation.env import IsolatedEnv
 from sims.side_by_side import SideBySide, TaskPool
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -27,8 +27,7 @@ from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 TIME_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}
 """Actions per episode, by suite: those of OpenVLA's evaluation (Kim et al. 2024, arXiv 2406.09246)."""
-ASSETS = "libero/libero/assets"
-ASSETS_FROM = "copy the folder libero/libero/assets of the LIBERO repository there"
+((ASSETS, ASSETS_FROM),) = installations.SHIPPED["libero"].files.items()
 _SETTLING = 10  # actions that only open the gripper while objects that start in the air come to rest
 _FREQUENCY = 20.0  # actions per second
 _COLLISION_GROUP = 0  # geoms that robosuite hides in pictures
