@@ -11,13 +11,17 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from sims.gym_physics import ModelPhysics, physics_of
 from sims.gym_rows import FirstRow, Rows, SingleRows, VectorRows
 from sims.gym_spaces import ActionWriter, ObservationReader, Privileged, spec_of_entries
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
+from vla_rl.contract.parameter import Parameter
+from vla_rl.contract.randomization import parameter_rows
 from vla_rl.contract.rows import DIVERGED, FAILURES, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.contract.task import declare_task
 
 
 class GymEnv:
@@ -149,17 +153,32 @@ class ReplayingGymEnv(GymEnv):
 
     Environments are stepped one after the other: a pool of two threads took 0.9 to 1.5 times as long for six MuJoCo
     tasks on two cores, since most of a step of these small models is Python.
+
+    ``reset`` takes the values of the parameters that :func:`parameters` declares; they are part of snapshots.
     """
 
-    def __init__(self, rows: SingleRows, privileged: Privileged, time_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        rows: SingleRows,
+        privileged: Privileged,
+        time_limit: int | None = None,
+        declared: Sequence[Parameter] = (),
+        physics: Sequence[ModelPhysics] = (),
+    ) -> None:
+        """``physics`` of every environment, where parameters are ``declared``."""
         super().__init__(rows, privileged, time_limit)
+        self._declared, self._physics = declared, physics
+        self._values = parameter_rows(declared, {}, np.arange(rows.num_envs))
         shape = (rows.num_envs, self.spec.time_limit, self.spec.action_dim)
         self._actions = np.zeros(shape, self.spec.action.dtype)
 
-    def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
-        obs = super().reset(env_ids, seeds)
-        self._actions[self._book.index(env_ids)] = 0
+    def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
+        index = self._book.index(env_ids)
+        self._book.seeds(index, seeds)
+        self._values[index] = parameter_rows(self._declared, parameters, index)
+        obs = super().reset(index, seeds)
+        self._actions[index] = 0
         return obs
 
     def snapshot(self, env_ids: Any) -> Snapshot:
@@ -178,13 +197,26 @@ class ReplayingGymEnv(GymEnv):
                 self._advance(np.array([env_id]), action[None])
         return self._observe()
 
+    def _begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
+        names = [parameter.name for parameter in self._declared]
+        if self._physics:
+            for env_id in env_ids:
+                self._physics[env_id].set(dict(zip(names, self._values[env_id].tolist(), strict=True)))
+        super()._begin(env_ids, seeds)
+
     def _will_execute(self, env_ids: np.ndarray, action: np.ndarray) -> None:
         self._actions[env_ids, self._book.time[env_ids]] = action
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        return self._book.arrays() | {"actions": self._actions}
+        return self._book.arrays() | {"actions": self._actions, "parameters": self._values}
 
 
+def parameters(id: str = "InvertedPendulum-v5", vectorization_mode: str = "", **options: Any) -> tuple[Parameter, ...]:
+    """What episodes of :func:`make` can vary: the physics of Gymnasium's own MuJoCo tasks, as single environments."""
+    return () if vectorization_mode else physics_of(_registered(id))
+
+
+@declare_task(parameters=parameters)
 def make(
     num_envs: int,
     id: str = "InvertedPendulum-v5",
@@ -216,7 +248,9 @@ def make(
     try:
         if not vectorization_mode:
             single = _make_single(id, options, around)
-            return ReplayingGymEnv(SingleRows([single() for _ in range(num_envs)]), privileged or {}, time_limit)
+            envs, declared = [single() for _ in range(num_envs)], physics_of(id)
+            physics = [ModelPhysics(one.unwrapped) for one in envs] if declared else []
+            return ReplayingGymEnv(SingleRows(envs), privileged or {}, time_limit, declared, physics)
         env = _make_vector(id, num_envs, vectorization_mode, options, around, vector_kwargs or {})
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         if isinstance(error, UserError):

@@ -9,6 +9,13 @@ def lift() -> PerturbationSuite:
     return perturbation_sweep("perturbation-lift", 1, EnvConfig("lift"), 60)
 
 
+def half_cheetah_grid() -> PerturbationSuite:
+    """HalfCheetah's return at all combinations of mass and friction."""
+    values = {"mass": (0.5, 0.75, 1.0, 1.5, 2.0), "friction": (0.25, 0.5, 1.0, 1.5, 2.0)}
+    env = EnvConfig("gym", {"id": "HalfCheetah-v5"})
+    return perturbation_grid("perturbation-half-cheetah-grid", 1, env, 1000, values, success=None, episodes=10)
+
+
 def lift_grid() -> PerturbationSuite:
     """Lift at all combinations of mass, friction, action noise and latency."""
     values = {

@@ -11,6 +11,7 @@ _PHYSICS, _TABLE, _ENV, _CATALOG = (
     "sims/mujoco/env.py",
     "sims/catalog.py",
 )
+_ON_GYM = "tests/sims/test_gym_physics.py::"
 _ON_DRAWS, _ON_SIMS = "tests/contract/test_randomization.py::", "tests/sims/test_randomize.py::"
 _ALONE = f"{_ON_DRAWS}test_an_episode_keeps_its_values_whatever_else_is_varied_and_whoever_is_beside_it"
 _EQUAL = f"{_ON_DRAWS}test_whole_numbers_and_choices_are_equally_likely_with_both_ends"
@@ -301,5 +302,47 @@ FAULTS = (
         'return {"options": {**inner_options, **swapped_options(inner, **inner_options)}}',
         'return {"options": {**swapped_options(inner, **inner_options)}}',
         (_WRAPPED,),
+    ),
+    Fault(
+        "the next episode of Gymnasium's task keeps its physics",
+        "sims/gym_physics.py",
+        "if values == self._values:",
+        "if values == {parameter.name: parameter.nominal for parameter in PHYSICS}:",
+        (f"{_ON_GYM}test_nominal_episodes_are_gymnasium_s_own_bit_for_bit_also_after_others",),
+    ),
+    Fault(
+        "derived constants of Gymnasium's task stay",
+        "sims/gym_physics.py",
+        "mujoco.mj_setConst(model, self._env.data)",
+        "pass",
+        (f"{_ON_GYM}test_every_environment_has_its_own_model",),
+    ),
+    Fault(
+        "Gymnasium's gravity does not vary",
+        "sims/gym_physics.py",
+        'self._gravity * values["gravity"]',
+        "self._gravity",
+        (f"{_ON_GYM}test_a_pendulum_falls_sooner_where_gravity_is_stronger",),
+    ),
+    Fault(
+        "every environment has the physics of the first",
+        "sims/gym.py",
+        "dict(zip(names, self._values[env_id].tolist(), strict=True))",
+        "dict(zip(names, self._values[0].tolist(), strict=True))",
+        (f"{_ON_GYM}test_every_environment_has_its_own_model",),
+    ),
+    Fault(
+        "a snapshot of Gymnasium's task forgets the physics",
+        "sims/gym.py",
+        '{"actions": self._actions, "parameters": self._values}',
+        '{"actions": self._actions}',
+        (f"{_ON_GYM}test_a_snapshot_takes_the_physics_to_another_environment",),
+    ),
+    Fault(
+        "noise is added to discrete actions",
+        _WRAPPER,
+        'and "action_noise" in randomization.distributions:',
+        'and "noise" in randomization.distributions:',
+        (f"{_ON_SIMS}test_noise_on_discrete_actions_is_refused",),
     ),
 )
