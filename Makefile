@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare imagine imagine-study test test-plain test-full test-sims mutants bench docs wheel lint types clean
+.PHONY: help install demo study compare imagine imagine-study test test-plain test-full test-sims mutants soak bench docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +60,9 @@ test-sims: install ## install the simulators that pin other packages, run all of
 
 mutants: install ## break what must hold, line by line, and see the tests fail
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
+
+soak: install ## kill and stop a thousand simulator processes while PPO trains (ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak
 
 bench: install ## measure speed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks

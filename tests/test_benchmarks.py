@@ -16,6 +16,7 @@ EXPECTED = {
     "env_vs_async": 1,
     "env_vs_async_nested": 1,
     "env_vs_rollout": 1,
+    "isolated_vs_inprocess": 2,
     "render_vs_mujoco": 1,
     "update_stored_vs_recomputed": 2,
     "iteration_parts": 6,

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env_vs_rollout
 from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
+from tests.benchmarks.isolation import isolated_vs_inprocess
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.measure import Row
 from tests.benchmarks.rendering import render_vs_mujoco
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         env_vs_async,
         env_vs_async_nested,
         env_vs_rollout,
+        isolated_vs_inprocess,
         render_vs_mujoco,
         update_stored_vs_recomputed,
         iteration_parts,

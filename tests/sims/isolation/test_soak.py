@@ -1,0 +1,48 @@
+"""A short soak (``make soak`` runs the long one), and that its audit finds what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.experience.makers import gaussian
+from tests.soak import Audit, soak
+
+
+def test_workers_are_killed_and_hang_while_ppo_trains_and_nothing_is_lost(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
+    found = soak(kills=10, seed=3)
+    assert found["kills"] == 10 and found["lost"] == 0, found
+    # A worker that is hit while it starts truncates nothing, and one that is hit twice is replaced once.
+    assert found["restarts"] >= 5 and found["truncated_by_worker"] >= 1 and found["episodes"] > 20, found
+    assert found["finite"] and found["updates"] > 5
+
+
+@pytest.fixture
+def rollouts():
+    source = gaussian("counting", 3, 12, 4, 0)
+    return [source.next() for _ in range(4)], source
+
+
+def audited(*rollouts):
+    audit = Audit()
+    for rollout in rollouts:
+        audit.add(rollout)
+    return audit
+
+
+def test_the_audit_misses_nothing(rollouts):
+    made, source = rollouts
+    audit = audited(*made)
+    assert audit.lost(source) == 0 and not audit.wrong and len(audit.whole) > 5
+    assert audited(*made[:2], made[3]).wrong, "a window is missing"
+    assert audited(made[0], *made).wrong, "a window came twice"
+    rewards = made[1].reward.clone()
+    rewards[3, 1] = 0
+    assert audited(made[0], replace(made[1], reward=rewards)).wrong, "a reward is missing"
+    next(source.seeds)
+    assert audit.lost(source) == 1, "an episode that nobody saw"
+    audit.whole.append(audit.whole[0])
+    assert audit.lost(source) == 2, "an episode that was seen twice"
