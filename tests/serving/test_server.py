@@ -177,7 +177,7 @@ def ends(benchmark: Benchmark) -> str:
     said = vla_eval.unpack(benchmark.connection.receive(PATIENCE))
     assert said.kind is Kind.ERROR
     with pytest.raises(DisconnectedError, match="1007"):
-        benchmark.connection.receive(PATIENCE)
+        benchmark.connection.receive(30.0)
     return str(said.payload["error"])
 
 

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import websockets.sync.client
@@ -18,6 +19,8 @@ from vla_rl.serving import websocket
 from vla_rl.serving.websocket import ClosedError, Connection, DisconnectedError, Limits, accept, connect
 
 SLOW = 0.3  # seconds: longer than what is sent at once takes, shorter than anybody is patient
+IDLE = 30.0  # seconds that a server waits for the next message, so that a test that fails ends
+SOON = 15.0  # seconds in which the other limits are noticed on any machine
 OPENING = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
@@ -50,10 +53,10 @@ class Server:
         except UserError as error:
             self.ended = error
 
-    def join(self) -> Exception | None:
-        self.thread.join(PATIENCE)
+    def join(self, timeout: float = PATIENCE) -> Exception | None:
+        self.thread.join(timeout)
+        assert not self.thread.is_alive(), "it goes on waiting"
         self.socket.close()
-        assert not self.thread.is_alive()
         return self.ended
 
 
@@ -62,7 +65,8 @@ def server():
     started = []
 
     def start(limits: Limits | None = None, serve: Callable[[Connection], None] | None = None) -> Server:
-        started.append(Server(limits or Limits(), serve or echo))
+        limits = limits or Limits()
+        started.append(Server(replace(limits, idle_s=min(limits.idle_s, IDLE)), serve or echo))
         return started[-1]
 
     yield start
@@ -206,9 +210,9 @@ def test_a_slow_message_is_refused_however_steadily_it_drips(server, slow):
     sock = raw(started)
     dripping = threading.Thread(target=trickle, args=(sock, slow, 0.001), daemon=True)
     dripping.start()
-    assert "was too slow with a message" in str(started.join())
+    with sock:
+        assert "was too slow with a message" in str(started.join(SOON))
     dripping.join(PATIENCE)
-    sock.close()
 
 
 @pytest.mark.parametrize(
@@ -227,14 +231,14 @@ def test_a_message_has_begun_with_its_first_byte_whatever_came_with_it(server, b
     started = server(Limits(message_s=SLOW))
     with raw(started) as sock:
         sock.sendall(bytes_sent)
-        assert "was too slow with a message" in str(started.join())
+        assert "was too slow with a message" in str(started.join(SOON))
 
 
 def test_bytes_that_came_with_the_opening_belong_to_a_message(server):
     started = server(Limits(message_s=SLOW))
     with socket.create_connection(("127.0.0.1", started.port), timeout=PATIENCE) as sock:
         sock.sendall(OPENING + b"\r\n" + frame(2, b"x", announced=9))
-        assert "was too slow with a message" in str(started.join())
+        assert "was too slow with a message" in str(started.join(SOON))
     started = server()
     with socket.create_connection(("127.0.0.1", started.port), timeout=PATIENCE) as sock:
         sock.sendall(OPENING + b"\r\n" + frame(2, b"early"))
@@ -267,9 +271,8 @@ def test_an_opening_that_does_not_end_is_ended(server):
 
 def test_who_does_not_read_is_not_waited_for(server):
     started = server(Limits(message_s=SLOW), lambda connection: connection.send(b"x" * 50_000_000))
-    sock = raw(started)
-    assert "was too slow to take a message" in str(started.join())
-    sock.close()
+    with raw(started):
+        assert "was too slow to take a message" in str(started.join(SOON))
 
 
 def test_a_web_page_is_refused(server):
