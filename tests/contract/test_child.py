@@ -61,7 +61,7 @@ def test_an_answer_in_time_is_read_after_the_deadline_too(child):
     assert child.receive(time.monotonic() - 1) == "before"
 
 
-@pytest.mark.parametrize("child", [SERVE + "time.sleep(1000)"], indirect=True)
+@pytest.mark.parametrize("child", [SERVE + "time.sleep(20)"], indirect=True)
 def test_silence_and_a_full_pipe_end_at_the_deadline(child):
     start = time.monotonic()
     child.send("hello")
@@ -106,9 +106,7 @@ def test_its_last_words_are_kept_and_shown(child, capfd):
     assert capfd.readouterr().err.splitlines()[0] == "0"
 
 
-PARENT = SERVE + (
-    "other = subprocess.Popen(['sleep', '1000'])\nserve_owner('parent', lambda message, writer: other.pid)"
-)
+PARENT = SERVE + ("other = subprocess.Popen(['sleep', '60'])\nserve_owner('parent', lambda message, writer: other.pid)")
 
 
 @pytest.mark.parametrize("child", [PARENT], indirect=True)
@@ -123,7 +121,7 @@ def test_what_it_started_ends_with_it(child):
 def test_a_process_at_work_ends_with_its_owner(monkeypatch):
     """Its owner is killed while it computes; it reads nothing meanwhile."""
     monkeypatch.setenv("PYTHONPATH", ROOT)
-    busy = SERVE + "serve_owner('busy', lambda message, writer: time.sleep(1000))"
+    busy = SERVE + "serve_owner('busy', lambda message, writer: time.sleep(60))"
     owner = SERVE + (
         "from vla_rl.contract.child import Child\n"
         f"child = Child((sys.executable, '-c', {busy!r}))\n"
