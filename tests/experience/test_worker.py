@@ -93,20 +93,30 @@ def test_a_request_that_was_interrupted_leaves_a_process_that_only_can_be_closed
 
 
 def test_closing_while_another_thread_waits_for_an_answer_ends_both(worker):
-    number, started, errors = worker.make(MAKE, start=0), threading.Event(), []
+    number, errors = worker.make(MAKE, start=0), []
+    started, read_on = threading.Event(), threading.Event()
+
+    def report(*values: int) -> None:
+        started.set()
+        assert read_on.wait(PATIENCE)
 
     def wait() -> None:
         try:
-            worker.call(number, "count_to", report=lambda *values: started.set(), last=10**12)
+            worker.call(number, "count_to", report=report, last=10**12)
         except UserError as error:
             errors.append(str(error))
 
-    thread = threading.Thread(target=wait)
-    thread.start()
+    waiting, closing = threading.Thread(target=wait), threading.Thread(target=worker.close)
+    waiting.start()
     assert started.wait(PATIENCE)
-    worker.close()
-    thread.join(PATIENCE)
-    assert len(errors) == 1 and "was killed by SIGKILL during 'count_to'" in errors[0]
+    closing.start()
+    closing.join(2)  # the stream stays open for the thread that is going to read it, however long that takes
+    waited = closing.is_alive()
+    read_on.set()
+    for thread in (waiting, closing):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert waited and len(errors) == 1 and "was killed by SIGKILL during 'count_to'" in errors[0]
 
 
 def test_the_environment_of_the_process_can_be_given():
