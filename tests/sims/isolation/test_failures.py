@@ -114,6 +114,7 @@ def test_a_snapshot_that_fails_is_taken_of_the_new_worker(trouble, tmp_path):
         again = env.step(chunk(env, 2))
         assert same_observation(first.obs, again.obs) and again.cause == first.cause
         assert np.array_equal(first.valid, again.valid) and np.array_equal(first.reward, again.reward)
+        assert np.array_equal(first.truncated, again.truncated)
 
 
 @pytest.mark.parametrize("trouble", ["killed", "failing", "hung"])
@@ -212,13 +213,13 @@ def test_the_contract_holds_after_a_failure():
 
 def test_the_last_observation_survives_snapshots():
     """They are answers as well, and an answer takes the memory of the one before the last."""
-    env = make("isolated", num_envs=2, env="counting")
+    env = make("isolated", num_envs=16, env="counting")
     with closing(env):
-        env.reset([0, 1], LONG[:2])
-        env.step(chunk(env, 5))
+        env.reset(range(16), LONG[:16])
+        env.step(chunk(env))
         for _ in range(3):
-            env.snapshot([1])
-        assert env.reset([], []).state[:, 0].tolist() == LONG[:2]
+            env.snapshot(range(16))
+        assert env.reset([], []).state[:, 0].tolist() == LONG[:16]
         os.kill(env.workers[0].link.pid, signal.SIGKILL)
         obs = env.step(chunk(env)).obs
-        assert obs.state[:, 0].tolist() == LONG[:2] and obs.time.tolist() == [5, 5]
+        assert obs.state[:, 0].tolist() == LONG[:16] and obs.time.tolist() == [1] * 16
