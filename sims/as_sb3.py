@@ -47,7 +47,8 @@ class SB3VecEnv(VecEnv):
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
     def reset(self) -> Any:
-        seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
+        # Gymnasium's own vector environments take a list, though their base class is not typed so.
+        seeds: Any = self._seeds if any(seed is not None for seed in self._seeds) else None
         obs, _ = self.env.reset(seed=seeds)
         self._reset_seeds()
         self._reset_options()
