@@ -101,21 +101,3 @@ def pixels() -> StateBased:
         loop=LoopConfig(iterations=60, validate_every=10, save_every=10, collapse=math.inf),
         evaluation=EvaluationConfig(validation=32, test=256, num_envs=16),
     )
-
-
-def seen_pendulum() -> StateBased:
-    """Balance a pole on a cart by its last three grey pictures (``MUJOCO_GL=egl`` without a display)."""
-    seen = {
-        "gymnasium.wrappers:AddRenderObservation": {"render_only": True},
-        "gymnasium.wrappers:GrayscaleObservation": {},
-        "gymnasium.wrappers:FrameStackObservation": {"stack_size": 3},
-    }
-    arguments = {"render_mode": "rgb_array", "width": 48, "height": 48}
-    return StateBased(
-        EnvConfig("gym", {"id": "InvertedPendulum-v5", "arguments": arguments, "wrappers": seen}),
-        policy=ActorConfig(cameras=("image",)),
-        algorithm=replace(PPO, lr=3e-4, lr_bounds=(1e-5, 1e-3)),
-        experience=WindowConfig(num_envs=16, decisions=64),
-        loop=LoopConfig(iterations=100, validate_every=10, save_every=10, collapse=math.inf),
-        evaluation=EvaluationConfig(validation=8, test=32, num_envs=8),
-    )
