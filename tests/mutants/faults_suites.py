@@ -119,7 +119,7 @@ FAULTS = (
     ),
     Fault(
         "instructions keep the environment's numbers",
-        _DEPLOYED,
+        "vla_rl/policies/renumbered.py",
         "replace(obs, task=self.numbers[obs.task])",
         "replace(obs, task=obs.task + 0 * self.numbers[obs.task])",
         (f"{_ON_DEPLOYED}a_policy_of_several_tasks_reads_the_instruction_of_the_environment",),

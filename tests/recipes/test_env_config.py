@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from vla_rl.cli.collect import Collect
-from vla_rl.cli.eval import Evaluate
+from vla_rl.cli.eval_checkpoint import Evaluate
 from vla_rl.contract.errors import UserError
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
