@@ -38,8 +38,8 @@ _ACTION = ("x", "y", "z", "rx", "ry", "rz", "gripper")
 class Libero:
     """One LIBERO environment, which plays the task that a seed chooses (``sims.side_by_side.Simulator``)."""
 
-    def __init__(self, suite: str, tasks: Sequence[str], look: Look, pool: TaskPool) -> None:
-        self._suite, self._tasks, self._look, self._pool = suite, tasks, look, pool
+    def __init__(self, suite: str, tasks: Sequence[str], rig: CameraRig, pool: TaskPool) -> None:
+        self._suite, self._tasks, self._rig, self._pool = suite, tasks, rig, pool
         self._name = ""
         self._env: Any = None
         self._values: Mapping[str, np.ndarray] = {}
@@ -73,7 +73,7 @@ class Libero:
         return {}
 
     def images(self) -> Mapping[str, np.ndarray]:
-        return self._look.images(self._name, self._env.sim.model._model, self._env.sim.data._data)
+        return self._rig.images(self._name, self._env.sim.model._model, self._env.sim.data._data)
 
     def close(self) -> None:
         if self._env is not None:
@@ -81,7 +81,7 @@ class Libero:
             self._env = None
 
 
-class Look:
+class CameraRig:
     """Pictures of all tasks; each task has one renderer."""
 
     def __init__(self, cameras: Sequence[str], size: int) -> None:
@@ -97,7 +97,7 @@ class Look:
         return {name: self._renderers[task].render(model, data, name) for name in self._cameras}
 
 
-def make_here(
+def make_in_process(
     num_envs: int,
     suite: str = "libero_spatial",
     tasks: Sequence[int] | None = None,
@@ -126,19 +126,19 @@ def make_here(
     if not len(chosen) or not all(0 <= number < len(names) for number in chosen):
         raise UserError(f"tasks={list(chosen)} are not within the {len(names)} of {suite}; give numbers from 0.")
     played = [names[number] for number in chosen]
-    look, pool = Look(cameras, image_size), TaskPool(lambda name: _make_task(suite, name), 2 * num_envs)
+    rig, pool = CameraRig(cameras, image_size), TaskPool(lambda name: _make_task(suite, name), 2 * num_envs)
     spec = _spec(suite, played, cameras, image_size, time_limit or TIME_LIMITS[suite])
-    return SideBySide(spec, [Libero(suite, played, look, pool) for _ in range(num_envs)])
+    return SideBySide(spec, [Libero(suite, played, rig, pool) for _ in range(num_envs)])
 
 
 def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
-    """LIBERO in ``workers`` processes of its own installation; the other options are those of :func:`make_here`.
+    """LIBERO in ``workers`` processes of its own installation; other options as :func:`make_in_process`.
 
     Raises UserError with the command that installs it when it is not installed, and with the folder that its assets
     belong into when they are missing.
     """
-    catalog.check_options("libero", make_here, options)
-    return isolated.make(num_envs, "sims.libero:make_here", options, workers, installation="libero")
+    catalog.check_options("libero", make_in_process, options)
+    return isolated.make(num_envs, "sims.libero:make_in_process", options, workers, installation="libero")
 
 
 def prepare() -> None:

@@ -44,8 +44,8 @@ _PROPRIOCEPTION = 4  # entries of its observation that are proprioception: the h
 class MetaWorld:
     """One Meta-World environment, which plays the task that a seed chooses (``sims.side_by_side.Simulator``)."""
 
-    def __init__(self, tasks: Sequence[str], look: Look, pool: TaskPool) -> None:
-        self._tasks, self._look, self._pool = tasks, look, pool
+    def __init__(self, tasks: Sequence[str], rig: CameraRig, pool: TaskPool) -> None:
+        self._tasks, self._rig, self._pool = tasks, rig, pool
         self._name = ""
         self._env: Any = None
         self._observation = np.zeros(0)
@@ -76,7 +76,7 @@ class MetaWorld:
         return {_OBSERVATION: self._observation.astype(np.float32), _EXPERT_ACTION: action.astype(np.float32)}
 
     def images(self) -> Mapping[str, np.ndarray]:
-        return self._look.images(self._name, self._env)
+        return self._rig.images(self._name, self._env)
 
     def close(self) -> None:
         if self._env is not None:
@@ -84,7 +84,7 @@ class MetaWorld:
             self._env = None
 
 
-class Look:
+class CameraRig:
     """Pictures of all tasks; each task has one renderer."""
 
     def __init__(self, cameras: Sequence[str], size: int, positions: Mapping[str, Sequence[float]]) -> None:
@@ -182,7 +182,7 @@ def spec(
     )
 
 
-def make_here(
+def make_in_process(
     num_envs: int,
     tasks: str | Sequence[str] = "MT10",
     cameras: Sequence[str] = ("corner2",),
@@ -200,27 +200,27 @@ def make_here(
     Success is Meta-World's at any step.  ``privileged/observation`` is the whole observation with the goal.
     """
     found = spec(tasks, cameras, image_size, time_limit, camera_positions)
-    look, pool = (
-        Look(cameras, image_size, {**_POSITIONS, **(camera_positions or {})}),
+    rig, pool = (
+        CameraRig(cameras, image_size, {**_POSITIONS, **(camera_positions or {})}),
         TaskPool(_make_task, 2 * num_envs),
     )
-    return SideBySide(found, [MetaWorld(found.families, look, pool) for _ in range(num_envs)])
+    return SideBySide(found, [MetaWorld(found.families, rig, pool) for _ in range(num_envs)])
 
 
 def _spec(workers: int = 1, **options: Any) -> EnvSpec:
     """The spec of :func:`make`; it does not depend on ``workers``."""
-    catalog.check_options("metaworld", make_here, options)
+    catalog.check_options("metaworld", make_in_process, options)
     return spec(**options)
 
 
 @declare_task(expert=Expert, spec=_spec)
 def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
-    """Meta-World in ``workers`` processes of its own installation; the other options are those of :func:`make_here`.
+    """Meta-World in ``workers`` processes of its own installation; other options as :func:`make_in_process`.
 
     Raises UserError with the command that installs it when it is not installed.
     """
     _spec(**options)  # a wrong option is refused before anything starts
-    return isolated.make(num_envs, "sims.metaworld:make_here", options, workers, installation="metaworld")
+    return isolated.make(num_envs, "sims.metaworld:make_in_process", options, workers, installation="metaworld")
 
 
 def _names(tasks: str | Sequence[str]) -> tuple[str, ...]:

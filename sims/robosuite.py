@@ -47,8 +47,8 @@ _FREQUENCY = 20.0  # actions per second
 class Robosuite:
     """One robosuite environment (``sims.side_by_side.Simulator``)."""
 
-    def __init__(self, env: Any, look: Look) -> None:
-        self._env, self._look = env, look
+    def __init__(self, env: Any, rig: CameraRig) -> None:
+        self._env, self._rig = env, rig
         self._values: Mapping[str, np.ndarray] = env._get_observations(force_update=True)
         self._arms = range(len(env.robots))
 
@@ -80,7 +80,7 @@ class Robosuite:
         return {_OBJECTS: self._values["object-state"].astype(np.float32)}
 
     def images(self) -> Mapping[str, np.ndarray]:
-        return self._look.images(self._env.sim.model._model, self._env.sim.data._data)
+        return self._rig.images(self._env.sim.model._model, self._env.sim.data._data)
 
     def close(self) -> None:
         self._env.close()
@@ -91,7 +91,7 @@ class Robosuite:
         return [self._values[f"robot{arm}_eef_pos"], quaternion, fingers]
 
 
-class Look:
+class CameraRig:
     """Pictures of all environments of one task by one renderer."""
 
     def __init__(self, cameras: Sequence[str], size: int) -> None:
@@ -107,7 +107,7 @@ class Look:
         return {name: self._renderer.render(model, data, name) for name in self._cameras}
 
 
-def make_here(
+def make_in_process(
     num_envs: int,
     task: str = "Lift",
     robots: str | Sequence[str] = "Panda",
@@ -148,18 +148,18 @@ def make_here(
         "seed": 0,  # a generator of its own, which reset sets
         **(arguments or {}),
     }
-    look = Look(cameras, image_size)
-    simulators = [Robosuite(suite.make(**options), look) for _ in range(num_envs)]
+    rig = CameraRig(cameras, image_size)
+    simulators = [Robosuite(suite.make(**options), rig) for _ in range(num_envs)]
     return SideBySide(_spec(simulators[0], task, cameras, image_size, time_limit), simulators)
 
 
 def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
-    """robosuite in ``workers`` processes of its own installation; the other options are those of :func:`make_here`.
+    """robosuite in ``workers`` processes of its own installation; other options as :func:`make_in_process`.
 
     Raises UserError with the command that installs it when it is not installed.
     """
-    catalog.check_options("robosuite", make_here, options)
-    return isolated.make(num_envs, "sims.robosuite:make_here", options, workers, installation="robosuite")
+    catalog.check_options("robosuite", make_in_process, options)
+    return isolated.make(num_envs, "sims.robosuite:make_in_process", options, workers, installation="robosuite")
 
 
 def _spec(one: Robosuite, task: str, cameras: Sequence[str], size: int, time_limit: int) -> EnvSpec:

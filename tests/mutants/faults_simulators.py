@@ -165,8 +165,8 @@ FAULTS = (
     Fault(
         "an installed simulator is made in this process's Python",
         "sims/metaworld.py",
-        'return isolated.make(num_envs, "sims.metaworld:make_here", options, workers, installation="metaworld")',
-        'return isolated.make(num_envs, "sims.metaworld:make_here", options, workers)',
+        'return isolated.make(num_envs, "sims.metaworld:make_in_process", options, workers, installation="metaworld")',
+        'return isolated.make(num_envs, "sims.metaworld:make_in_process", options, workers)',
         ("tests/test_catalog.py::test_one_that_is_not_installed_says_how_to_install_it[metaworld]",),
     ),
     Fault(

@@ -47,11 +47,11 @@ def test_a_suite_fits_its_environments(name):
 
 @pytest.mark.parametrize(("name", "module", "count"), [("robosuite", "robosuite", 5), ("libero", "libero", 40)])
 def test_a_suite_of_another_installation_names_options_that_its_environment_takes(name, module, count):
-    suite, make_here = find_suite(name), load(f"sims.{module}:make_here")
+    suite, make_in_process = find_suite(name), load(f"sims.{module}:make_in_process")
     assert len(suite.tasks) == count
     for task in suite.tasks:
         assert catalog.CATALOG[task.env.name] == f"sims.{module}:make"
-        given = inspect.signature(make_here).bind(1, **task.env.options)
+        given = inspect.signature(make_in_process).bind(1, **task.env.options)
         given.apply_defaults()
         limit = given.arguments["time_limit"] or load("sims.libero:TIME_LIMITS")[given.arguments["suite"]]
         assert limit == task.horizon

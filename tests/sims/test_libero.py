@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sims.libero import _instruction, _rotation_vector, make_here, read_states
+from sims.libero import _instruction, _rotation_vector, make_in_process, read_states
 from vla_rl.contract.errors import UserError
 
 
@@ -39,9 +39,9 @@ def test_without_its_assets_it_says_which_files_go_where(tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"no assets in .*/libero/libero/assets, so .*; copy the folder .* of the LIBERO"
     ):
-        make_here(1)
+        make_in_process(1)
     with pytest.raises(UserError, match=r"no suite 'libero_gaol'.*did you mean 'libero_goal'\?"):
-        make_here(1, suite="libero_gaol")
+        make_in_process(1, suite="libero_gaol")
 
 
 def test_instructions_leave_out_the_scene():
