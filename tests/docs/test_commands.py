@@ -35,9 +35,10 @@ class _Parsed(BaseException):
 @pytest.fixture
 def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``vla-rl`` with these arguments, until they are understood; a mistake in them is a SystemExit."""
-    for module in pkgutil.walk_packages(vla_rl.cli.__path__, "vla_rl.cli."):
-        if not module.name.endswith("__main__"):
-            _stop_after_parsing(importlib.import_module(module.name), monkeypatch)
+    names = [module.name for module in pkgutil.walk_packages(vla_rl.cli.__path__, "vla_rl.cli.")]
+    # All are imported before the first is changed: one that is imported later would keep another's changed function.
+    for module in [importlib.import_module(name) for name in names if not name.endswith("__main__")]:
+        _stop_after_parsing(module, monkeypatch)
     monkeypatch.setattr(RunFolder, "resume", _stop)
 
     def run(words: Sequence[str], folder: Path = ROOT) -> None:
