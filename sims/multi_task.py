@@ -166,7 +166,7 @@ class _Member:
         self.obs = self.env.reset(rows, seeds)
 
     def snapshots(self) -> Any:
-        """The environment, all of whose rows have begun."""
+        """The environment; each of its rows has an episode."""
         self._start()
         return self.env
 

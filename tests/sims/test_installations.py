@@ -115,14 +115,14 @@ def test_a_failed_one_is_never_used_and_two_attempts_at_once_make_one(tiny):
     with pytest.raises(UserError, match="tiny is half installed, so it cannot run"):
         find("tiny")
     tiny("tiny==2.0", "numpy==0.1", "msgpack==0.1")
-    told: list[list[str]] = [[], []]
-    both = [threading.Thread(target=install, args=("tiny", lines.append)) for lines in told]
+    reported: list[list[str]] = [[], []]
+    both = [threading.Thread(target=install, args=("tiny", lines.append)) for lines in reported]
     for one in both:
         one.start()
     for one in both:
         one.join(PATIENCE)
     assert find("tiny").version() == "tiny==2.0"
-    waited, worked = sorted(told, key=len)
+    waited, worked = sorted(reported, key=len)
     assert waited == ["waiting for another process that installs the same"] and len(worked) > 1
 
 

@@ -59,8 +59,10 @@ def test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others(trouble
         env.reset(range(4), LONG[:4])
         with pytest.warns(UserWarning, match=SAYS[trouble]) as caught:
             step = env.step(chunk(env, 2), observe="all")
-        told = str(caught[0].message)
-        assert len(caught) == 1 and "the last words step" in told and "environments 2 to 3" in told and "'step'" in told
+        words = str(caught[0].message)
+        assert (
+            len(caught) == 1 and "the last words step" in words and "environments 2 to 3" in words and "'step'" in words
+        )
         assert step.truncated.tolist() == [False, False, True, True] and not step.terminated.any()
         assert step.cause == ("", "", "worker", "worker")
         assert step.valid.tolist() == [[True, True], [True, True], [False, False], [False, False]]
