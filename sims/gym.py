@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
+from sims.gym_make import make_vector, registered, single_maker
 from sims.gym_physics import ModelPhysics, physics_of
-from sims.gym_rows import FirstRow, Rows, SingleRows, VectorRows
+from sims.gym_rows import Rows, SingleRows, VectorRows
 from sims.gym_spaces import ActionWriter, ObservationReader, Privileged, spec_of_entries
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import UserError
@@ -69,27 +69,15 @@ class GymEnv:
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
-        action = self._book.chunk(chunk, self.spec)
-        reward, valid = np.zeros(action.shape[:2], np.float32), np.zeros(action.shape[:2], bool)
-        frames: list[Observation] = []
-        for i in range(action.shape[1]):
-            active = np.flatnonzero(~self._book.done)
-            valid[active, i] = True
-            self._will_execute(active, action[active, i])
-            self._book.time[active] += 1
-            reward[active, i], cause = self._advance(active, action[active, i])
-            self._book.end(active, np.zeros(active.size, bool), cause)
-            if observe == "all":
-                frames.append(self._observe())
-        obs = frames[-1] if frames else self._observe()
-        return self._book.step(obs, reward, valid, action, frames)
+        return self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
 
     def close(self) -> None:
         """Close every Gymnasium environment; safe to call twice."""
         self._rows.close()
 
-    def _will_execute(self, env_ids: np.ndarray, action: np.ndarray) -> None:
-        """``action`` [R,D] is next in ``env_ids``, whose clocks still count the actions before it."""
+    def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        reward, cause = self._advance(env_ids, action)
+        return reward, np.zeros(env_ids.size, bool), cause
 
     def _begin(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         if not env_ids.size:
@@ -204,8 +192,9 @@ class ReplayingGymEnv(GymEnv):
                 self._physics[env_id].set(dict(zip(names, self._values[env_id].tolist(), strict=True)))
         super()._begin(env_ids, seeds)
 
-    def _will_execute(self, env_ids: np.ndarray, action: np.ndarray) -> None:
-        self._actions[env_ids, self._book.time[env_ids]] = action
+    def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self._actions[env_ids, self._book.time[env_ids] - 1] = action
+        return super()._execute(env_ids, action)
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return self._book.arrays() | {"actions": self._actions, "parameters": self._values}
@@ -213,7 +202,7 @@ class ReplayingGymEnv(GymEnv):
 
 def parameters(id: str = "InvertedPendulum-v5", vectorization_mode: str = "", **options: Any) -> tuple[Parameter, ...]:
     """What episodes of :func:`make` can vary: the physics of Gymnasium's own MuJoCo tasks, as single environments."""
-    return () if vectorization_mode else physics_of(_registered(id))
+    return () if vectorization_mode else physics_of(registered(id))
 
 
 @declare_task(parameters=parameters)
@@ -244,14 +233,14 @@ def make(
     limit = {} if time_limit is None else {"max_episode_steps": time_limit}
     options = {**limit, **(arguments or {})}
     around = [partial(load(name), **dict(given)) for name, given in (wrappers or {}).items()]
-    id = _registered(id)
+    id = registered(id)
     try:
         if not vectorization_mode:
-            single = _make_single(id, options, around)
+            single = single_maker(id, options, around)
             envs, declared = [single() for _ in range(num_envs)], physics_of(id)
             physics = [ModelPhysics(one.unwrapped) for one in envs] if declared else []
             return ReplayingGymEnv(SingleRows(envs), privileged or {}, time_limit, declared, physics)
-        env = _make_vector(id, num_envs, vectorization_mode, options, around, vector_kwargs or {})
+        env = make_vector(id, num_envs, vectorization_mode, options, around, vector_kwargs or {})
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -260,48 +249,3 @@ def make(
             "its arguments, or install its requirements (pip install 'gymnasium[mujoco]')."
         ) from error
     return GymEnv(VectorRows(env), privileged or {}, time_limit)
-
-
-def _registered(id: str) -> str:
-    """``id`` without the "module:" that registers it, which is imported, also from the working folder."""
-    module, _, name = id.rpartition(":")
-    if module:
-        load(f"{module}:__name__")
-    return name
-
-
-def _make_single(
-    id: str, options: Mapping[str, Any], around: Sequence[Callable[..., Any]]
-) -> Callable[[], gymnasium.Env[Any, Any] | FirstRow]:
-    """A function that makes one environment, where the id has no other form by a vector environment of one row."""
-    registered = gymnasium.spec(id)
-
-    def vector_of_one() -> FirstRow:
-        return FirstRow(gymnasium.make_vec(id, 1, "vector_entry_point", wrappers=around, **options))
-
-    def single() -> gymnasium.Env[Any, Any]:
-        env: Any = gymnasium.make(id, disable_env_checker=True, **options)
-        for wrapper in around:
-            env = wrapper(env)
-        return env
-
-    return vector_of_one if registered.entry_point is None else single
-
-
-def _make_vector(
-    id: str,
-    num_envs: int,
-    mode: str,
-    options: Mapping[str, Any],
-    around: Sequence[Callable[..., Any]],
-    vector_kwargs: Mapping[str, Any],
-) -> Any:
-    """Gymnasium's vector environment.
-
-    Its own kinds restart an ended row at once (SameStep) unless ``vector_kwargs`` says otherwise: in "async" without
-    shared memory, NextStep would restart a row twice.
-    """
-    if mode == "vector_entry_point":
-        return gymnasium.make_vec(id, num_envs, mode, dict(vector_kwargs), wrappers=around, **options)
-    kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP, **vector_kwargs}
-    return gymnasium.make_vec(id, num_envs, mode, kwargs, wrappers=around, disable_env_checker=True, **options)

@@ -40,19 +40,7 @@ class NumpyEnv:
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
-        action = self._book.chunk(chunk, self.spec)
-        reward, valid = np.zeros(action.shape[:2], np.float32), np.zeros(action.shape[:2], bool)
-        frames: list[Observation] = []
-        for i in range(action.shape[1]):
-            active = np.flatnonzero(~self._book.done)
-            valid[active, i] = True
-            self._time[active] += 1
-            reward[active, i], success, late = self._advance(active, action[active, i])
-            self._book.end(active, success, np.select([success, late], [SUCCESS, TIME_LIMIT], 0))
-            if observe == "all":
-                frames.append(self._observe())
-        obs = frames[-1] if frames else self._observe()
-        return self._book.step(obs, reward, valid, action, frames)
+        return self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
 
     def snapshot(self, env_ids: Any) -> Snapshot:
         """Everything the future of ``env_ids`` depends on; see ``Snapshots``."""
@@ -85,6 +73,10 @@ class NumpyEnv:
 
     def _instruction(self) -> np.ndarray:
         return np.zeros(self.num_envs, np.int64)
+
+    def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        reward, success, late = self._advance(env_ids, action)
+        return reward, success, np.select([success, late], [SUCCESS, TIME_LIMIT], 0)
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return self._book.arrays() | {f"task_state/{name}": value for name, value in self._task_state.items()}

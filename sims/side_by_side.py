@@ -76,22 +76,7 @@ class SideBySide:
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
-        action = self._book.chunk(chunk, self.spec)
-        reward, valid = np.zeros(action.shape[:2], np.float32), np.zeros(action.shape[:2], bool)
-        frames: list[Observation] = []
-        for i in range(action.shape[1]):
-            active = np.flatnonzero(~self._book.done)
-            valid[active, i] = True
-            self._actions[active, self._book.time[active]] = action[active, i]
-            self._book.time[active] += 1
-            success, cause = np.zeros(active.size, bool), np.zeros(active.size, np.int8)
-            for k, env_id in enumerate(active.tolist()):
-                reward[env_id, i], success[k], cause[k] = self._advance(env_id, action[env_id, i])
-            self._book.end(active, success, cause)
-            if observe == "all":
-                frames.append(self._observe())
-        obs = frames[-1] if frames else self._observe()
-        return self._book.step(obs, reward, valid, action, frames)
+        return self._book.execute(chunk, self.spec, observe, self._execute, self._observe)
 
     def snapshot(self, env_ids: Any) -> Snapshot:
         """Seeds, clocks, ends and the actions since the reset, as numeric arrays [R,...]; see ``Snapshots``."""
@@ -118,6 +103,13 @@ class SideBySide:
     def _begin(self, env_id: int) -> None:
         self._task[env_id] = self._simulators[env_id].reset(int(self._book.seed[env_id]))
         self._read(env_id, self._simulators[env_id].state())
+
+    def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self._actions[env_ids, self._book.time[env_ids] - 1] = action
+        reward, success, cause = (np.zeros(env_ids.size, kind) for kind in (np.float32, bool, np.int8))
+        for k, env_id in enumerate(env_ids.tolist()):
+            reward[k], success[k], cause[k] = self._advance(env_id, action[k])
+        return reward, success, cause
 
     def _advance(self, env_id: int, action: np.ndarray) -> tuple[float, bool, int]:
         """Execute ``action`` [D]: the reward, whether it succeeded, and the code of the cause of its end (0: none)."""

@@ -56,27 +56,17 @@ class BallEnv:
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,1]; the end of an episode inside a chunk leaves the rest of it unexecuted."""
-        action = self._book.chunk(chunk, self.spec)
-        reward, valid = np.zeros(action.shape[:2], np.float32), np.zeros(action.shape[:2], bool)
-        frames = []
-        for i in range(action.shape[1]):
-            active = np.flatnonzero(~self._book.done)
-            valid[active, i] = True
-            reward[active, i] = self._advance(active, action[active, i, 0])
-            frames += [self._observe()] if observe == "all" else []
-        return self._book.step(frames[-1] if frames else self._observe(), reward, valid, action, frames)
+        return self._book.execute(chunk, self.spec, observe, self._advance, self._observe)
 
-    def _advance(self, active: np.ndarray, push: np.ndarray) -> np.ndarray:
-        """One control step of the environments that run; returns their rewards."""
-        self._speed[active] = np.clip(self._speed[active] + DT * push, -4.0, 4.0)
+    def _advance(self, active: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """One control step of the environments that run: rewards, successes, causes of ends (0: still running)."""
+        self._speed[active] = np.clip(self._speed[active] + DT * action[:, 0], -4.0, 4.0)
         self._x[active] = np.clip(self._x[active] + DT * self._speed[active], -1.0, 1.0)
         self._speed[active] = np.where(np.abs(self._x[active]) == 1.0, 0.0, self._speed[active])
-        self._book.time[active] += 1
         at_mark = np.abs(self._x[active] - self._mark[active]) < NEAR
         success = at_mark & (np.abs(self._speed[active]) < SLOW)
         late = self._book.time[active] >= LIMIT
-        self._book.end(active, success, np.select([success, late], [SUCCESS, TIME_LIMIT], 0))
-        return success.astype(np.float32)
+        return success.astype(np.float32), success, np.select([success, late], [SUCCESS, TIME_LIMIT], 0)
 
     def _observe(self) -> Observation:
         """Copies: what was handed out must not change with the next step."""

@@ -120,8 +120,8 @@ FAULTS = (
     ),
     Fault(
         "rewards after the end of a counted episode",
-        "sims/numpy_env.py",
-        "active = np.flatnonzero(~self._book.done)",
+        _ROWS,
+        "active = np.flatnonzero(~self.done)",
         "active = np.arange(self.num_envs)",
         (f"{_CONFORMS}[counting]",),
     ),

@@ -86,11 +86,11 @@ FAULTS = (
         (_CONTRACT, f"{_ON_SIDE}test_a_snapshot_of_one_goes_on_in_another_place"),
     ),
     Fault(
-        "simulators go on after their end",
+        "a simulator's actions are recorded a step late",
         _SIDE,
-        "active = np.flatnonzero(~self._book.done)",
-        "active = np.arange(self.num_envs)",
-        (f"{_ON_SIDE}test_success_terminates_the_limit_truncates_and_what_is_not_finite_diverges",),
+        "self._actions[env_ids, self._book.time[env_ids] - 1] = action",
+        "self._actions[env_ids, self._book.time[env_ids] % self._actions.shape[1]] = action",
+        (f"{_ON_SIDE}test_a_snapshot_of_one_goes_on_in_another_place",),
     ),
     Fault(
         "Meta-World's expert is asked for more actions than it plans",

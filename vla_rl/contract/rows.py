@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from vla_rl.contract.env import Observation, Snapshot, Step
+from vla_rl.contract.env import Observation, Observe, Snapshot, Step
 from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.spec import EnvSpec
 
 SUCCESS, TIME_LIMIT, DIVERGED, FAILURES = 1, 2, 3, 4  # codes of causes; failures of a task count from FAILURES
+
+Advance: TypeAlias = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""Executes one ``action`` [R,D] in ``env_ids`` int [R], whose clocks count it already.
+
+Returns reward [R], success bool [R], and the codes of the causes of ends int [R], 0 while an episode runs.
+"""
 
 
 class EpisodeTracker:
     """What an author of an environment needs besides the task: seeds, clocks, ends and the checks of arguments.
 
     In ``reset``: :meth:`index` and :meth:`seeds` check the arguments, :meth:`begin` starts the episodes.  In ``step``:
-    :meth:`chunk` checks and clips the actions, :meth:`end` latches how episodes ended, and :meth:`step` makes the Step.
-    ``sims/numpy_env.py`` does all this for environments in numpy.
+    :meth:`execute` does everything but an action of the task.  What is to be observed or ended otherwise checks and
+    clips actions by :meth:`chunk`, latches ends by :meth:`end` and makes the Step by :meth:`step`.
     """
 
     def __init__(self, num_envs: int, failures: tuple[str, ...] = (), cuts: tuple[str, ...] = ()) -> None:
@@ -47,6 +53,26 @@ class EpisodeTracker:
         """Copies of the fields of a Step that say how episodes ended."""
         flags: dict[str, Any] = {name: getattr(self, name).copy() for name in ("terminated", "truncated", "success")}
         return flags | {"cause": tuple(map(self.causes.__getitem__, self.cause.tolist()))}
+
+    def execute(
+        self, chunk: Any, spec: EnvSpec, observe: Observe, advance: Advance, look: Callable[[], Observation]
+    ) -> Step:
+        """Execute ``chunk`` [E,H,D] by ``advance``, one action after the other, wherever an episode runs.
+
+        ``look`` observes all environments; see ``VecEnv.step``.
+        """
+        action = self.chunk(chunk, spec)
+        reward, valid = np.zeros(action.shape[:2], np.float32), np.zeros(action.shape[:2], bool)
+        frames: list[Observation] = []
+        for i in range(action.shape[1]):
+            active = np.flatnonzero(~self.done)
+            valid[active, i] = True
+            self.time[active] += 1
+            reward[active, i], success, cause = advance(active, action[active, i])
+            self.end(active, success, cause)
+            if observe == "all":
+                frames.append(look())
+        return self.step(frames[-1] if frames else look(), reward, valid, action, frames)
 
     def step(
         self, obs: Observation, reward: np.ndarray, valid: np.ndarray, action: np.ndarray, frames: Sequence[Observation]
