@@ -6,7 +6,7 @@ from tests.mutants.fault import Fault
 
 _GYM, _STATISTICS = "sims/gym.py", "vla_rl/policies/statistics.py"
 _SHARED, _PPO = "vla_rl/algorithms/policy_gradient.py", "vla_rl/algorithms/ppo.py"
-_GAUSSIAN, _ROLLOUT = "vla_rl/policies/gaussian.py", "vla_rl/experience/rollout.py"
+_FEED_FORWARD, _ROLLOUT = "vla_rl/policies/feed_forward.py", "vla_rl/experience/rollout.py"
 _CONTRACT = "vla_rl/contract/policy.py"
 _ON_GYM, _ON_STATISTICS = "tests/sims/test_gym.py::", "tests/policies/test_statistics.py::"
 _ENDS = f"{_ON_GYM}test_ends_inside_a_chunk_are_exact_and_rows_idle_until_they_are_reset"
@@ -87,17 +87,17 @@ FAULTS = (
     ),
     Fault(
         "statistics are not among the weights",
-        _GAUSSIAN,
+        _FEED_FORWARD,
         "return dict(self.named_parameters())",
         "return {name: item for name, item in self.named_parameters() if item.requires_grad}",
         (f"{_ON_STATISTICS}test_statistics_go_wherever_weights_go",),
     ),
     Fault(
         "statistics are updated before the update has used them",
-        _GAUSSIAN,
-        "return encode_inputs(obs, self.spec, self.config.cameras, self.action_low.device)",
+        _FEED_FORWARD,
+        "return encode_inputs(obs, self.spec, self.config.cameras, self.last.weight.device)",
         'return self.standardize.observe(torch.as_tensor(obs.state), __import__("vla_rl.contract.batch").contract.batch'
-        ".OneProcess()) or encode_inputs(obs, self.spec, self.config.cameras, self.action_low.device)",
+        ".OneProcess()) or encode_inputs(obs, self.spec, self.config.cameras, self.last.weight.device)",
         (f"{_ON_STATISTICS}test_the_ratio_is_one_before_every_update",),
     ),
     Fault(

@@ -170,10 +170,10 @@ FAULTS = (
         (f"{_ON_CATEGORICAL}test_a_critic_sees_pixels_of_a_whole_rollout",),
     ),
     Fault(
-        "a Gaussian policy of pixels is blind",
-        "vla_rl/policies/gaussian.py",
-        "mean: Tensor = self.network(torch.cat([state, self.vision(features)], -1))",
-        "mean: Tensor = self.network(torch.cat([state, 0 * self.vision(features)], -1))",
+        "a policy of pixels is blind",
+        "vla_rl/policies/feed_forward.py",
+        "found: Tensor = self.network(torch.cat([state, self.vision(features)], -1))",
+        "found: Tensor = self.network(torch.cat([state, 0 * self.vision(features)], -1))",
         (f"{_ON_CATEGORICAL}test_the_actions_decide_which_policy_is_built_and_its_actions_depend_on_the_pixels",),
     ),
 )
