@@ -9,6 +9,13 @@ _ON = "tests/recipes/test_parity.py::test_"
 
 FAULTS = (
     Fault(
+        "a NaN of the other evaluator is no difference",
+        _PARITY,
+        "gap = np.where(same, 0.0, np.inf)",
+        "gap = np.where(same, 0.0, 0.0)",
+        (f"{_ON}a_nan_is_a_difference_and_equals_a_nan_alone",),
+    ),
+    Fault(
         "the first difference is that of the first key",
         _PARITY,
         "min(differing, key=lambda one: one.first or 0, default=None)",

@@ -90,6 +90,20 @@ def test_other_normalization_is_explained(recorded, tmp_path):
     assert found["action"] == "entry 0 of theirs is ours * -1"
 
 
+def test_a_nan_is_a_difference_and_equals_a_nan_alone(recorded, tmp_path):
+    action = arrays(recorded)["action"].copy()
+    action[4, 1, 0] = np.nan
+    first = first_difference(changed(recorded, tmp_path, action=action))
+    assert first is not None and (first.key, first.first, first.largest) == ("action", 4, np.inf)
+    assert first.reason == "theirs has numbers that are not finite"
+    one = Compared("executed")
+    one.add(0, np.array([1.0, np.nan, np.inf]), np.array([1.0, np.nan, np.inf]), 1e-4)
+    assert one.first is None and one.largest == 0
+    one.add(1, np.array([1.0, np.nan, np.inf]), np.array([1.0, np.nan, -np.inf]), 1e-4)
+    assert one.first == 1
+    one.add(2, np.array(3), np.array(3), 1e-4)  # single numbers have no axes
+
+
 def test_what_the_policy_cannot_read_is_said(recorded, tmp_path):
     pictures, state = (arrays(recorded)[f"observation/{name}"] for name in ("images/top", "state"))
     first = first_difference(changed(recorded, tmp_path, observation__images__top=pictures / np.float32(255)))

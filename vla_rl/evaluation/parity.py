@@ -161,8 +161,12 @@ def _common(key: str, ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray,
 
 
 def _difference(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> tuple[float, float]:
-    """How different they are, and how different they may be."""
+    """How different they are, and how different they may be; a NaN equals a NaN and nothing else."""
     if ours.dtype == np.uint8:
         return float(np.abs(ours.astype(float) - theirs).mean()), _PIXEL_TOLERANCE
-    gap = np.abs(ours.astype(float) - theirs.astype(float))
-    return (float(gap.max()) if gap.size else 0.0), tolerance * max(1.0, float(np.abs(ours).max(initial=0.0)))
+    a, b = ours.astype(float), theirs.astype(float)
+    same, finite = (a == b) | (np.isnan(a) & np.isnan(b)), np.isfinite(a) & np.isfinite(b)
+    gap = np.where(same, 0.0, np.inf)
+    np.subtract(a, b, out=gap, where=finite)
+    largest = np.abs(a, where=np.isfinite(a), out=np.zeros_like(a)).max(initial=0.0)
+    return float(np.abs(gap).max(initial=0.0)), tolerance * max(1.0, float(largest))

@@ -18,6 +18,9 @@ _FIT = 1e-3  # residual of a fit, of the spread of the entry
 
 def explain(ours: np.ndarray, theirs: np.ndarray) -> str:
     """A sentence for ``theirs`` as a transformation of ``ours``, both [T,...] and of one shape; "" for none."""
+    for side, name in ((ours, "ours"), (theirs, "theirs")):
+        if not np.isfinite(side).all():
+            return f"{name} has numbers that are not finite"
     if ours.ndim == 4 and ours.shape[-1] == 3:
         return _pictures(ours.astype(float), theirs.astype(float))
     size = ours.shape[-1] if ours.ndim > 1 else 1
