@@ -55,7 +55,10 @@ class Outcome:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the faults whose names hold one of ``words``, all without; returns the exit code."""
+    """Run the faults whose names or files hold one of ``words``, all without; returns the exit code."""
+    if {"-h", "--help"} & set(words):
+        print(__doc__)
+        return 0
     faults = [fault for fault in FAULTS if not words or any(word in fault.name + fault.file for word in words)]
     if not faults:
         named = " or ".join(map(repr, words))
