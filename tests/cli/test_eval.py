@@ -33,6 +33,7 @@ def test_the_rate_comes_with_interval_seeds_and_causes(untrained, capsys, tmp_pa
         (("{}", "--seeds", "tests"), "no 'tests' seeds; did you mean 'test'?"),
         (("{}", "--episodes", "0"), "measure nothing"),
         (("{}", "--num-envs", "0"), "measure nothing"),
+        (("{}", "--env", "lift", "--device", "gpu"), "there is no device 'gpu'"),
         (("{}", "--epsodes", "1"), "no field '--epsodes', so it cannot be set; did you mean '--episodes'?"),
         (("{}", "--env.name", "point_mass"), "trained for images"),
         (("{}", "--env", "lift", "--env.options", '{"image_size": 48}'), "trained for images"),

@@ -42,6 +42,7 @@ def test_the_expert_of_the_tabletop(capsys, tmp_path):
         (("--suite", "tabletop", "--policy", "nowhere", "--out", "{}/x", "--tasks", "lift"), "has no config.json"),
         (("--suite", "tabletop", "--policy", "expert", "--out", "{}/x", "--num-envs", "0"), "num_envs is 0"),
         (("--suite", "tabletop", "--policy", "expert", "--out", "{}/x", "--processes", "0"), "processes is 0"),
+        (("--suite", "tabletop", "--policy", "expert", "--out", "{}/x", "--device", "gpu"), "there is no device 'gpu'"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(complaint, tmp_path, arguments, sentence):

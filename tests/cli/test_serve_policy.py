@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -10,16 +11,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from sims.catalog import make
 from sims.toy import point_mass
 from tests.docs.conftest import ROOT
+from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.patience import PATIENCE
 from tests.serving.served import Benchmark, echo_policy, homewards, serving
 from vla_rl.cli.main import main
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.serving.observation import SingleObservation
+from vla_rl.serving.server import PolicyServer
 from vla_rl.serving.vla_eval import observation_payload
 
 
@@ -61,13 +65,35 @@ def test_a_checkpoint_acts_until_it_is_stopped(untrained, number, status):
         assert process.returncode == status and "stopped serving." in said and "connected" in said
 
 
-def test_an_address_is_evaluated_like_a_checkpoint(capsys, tmp_path):
+def test_a_policy_is_served_from_the_device_of_the_command(untrained, monkeypatch):
+    folder, env = untrained(), make("lift", num_envs=1)
+    seen = SingleObservation.of(env.reset([0], [7]), 0, env.spec)
+    env.close()
+    found = {}
+
+    def answer_once(server):
+        device = next(server.served.policy.parameters()).device
+        found[device.type] = server.served.begin({}).act(seen)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PolicyServer, "serve_forever", answer_once)
+    with elsewhere():
+        for device in ("cpu", ELSEWHERE.type):
+            with pytest.raises(SystemExit):
+                main(["serve-policy", str(folder), "--port", "0", "--device", device])
+    np.testing.assert_allclose(found["cpu"], found[ELSEWHERE.type], atol=1e-5)
+
+
+def test_an_address_is_evaluated_like_a_checkpoint(capsys, caplog, tmp_path):
+    caplog.set_level(logging.INFO, "vla_rl.serving")
     with serving(FunctionPolicy(point_mass.spec(), homewards)) as server:
         address = f"vla-eval+{server.url}"
         main(["eval", address, "--env", "point_mass", "--episodes", "6", "--num-envs", "4"])
         assert json.loads(capsys.readouterr().out)["success"] == 1.0
         suite = ["--suite", "tests/serving/suite.py:origin", "--policy", address, "--out", str(tmp_path / "out")]
         main(["eval", *suite, "--num-envs", "3", "--videos", "0"])
+    said = [record.getMessage().split(maxsplit=1)[1] for record in caplog.records]
+    assert said.count("connected") == said.count("left") == 4 + 3 and len(said) == 14, "all said goodbye"
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["policy"]["name"] == address and results["score"]["success"] == 1.0
 
@@ -81,6 +107,7 @@ def test_an_address_is_evaluated_like_a_checkpoint(capsys, tmp_path):
         (("{}", "--max-connections", "0"), "max_connections is 0"),
         (("{}", "--limits.message-s", "0"), "message_s is 0"),
         (("{}", "--prot", "1"), "no field '--prot', so it cannot be set; did you mean"),
+        (("{}", "--device", "gpu"), "there is no device 'gpu'"),
         (("{}", "--layout", "tests.serving.served:nothing"), "has no 'nothing', so it cannot be loaded"),
         (("nowhere",), "has no config.json"),
     ],

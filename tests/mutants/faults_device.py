@@ -16,10 +16,53 @@ def _of_run(name: str) -> tuple[str, ...]:
 _RECIPE, _COMPARISON = "vla_rl/recipes/imagine/recipe.py", "vla_rl/recipes/imagine/comparison.py"
 _OFF, _REWARDS = "vla_rl/recipes/off_policy.py", "vla_rl/recipes/train_rewards.py"
 _ON_RECIPES = "tests/recipes/test_device.py::"
+_ON_DEPLOYED = "tests/recipes/test_deployed.py::test_a_policy_computes_on_the_device_that_is_named"
 _REPLAYED = f"{_ON_RECIPES}test_off_policy_rl_with_its_replay_on_the_device_of_the_config"
 _IMAGINED = ("tests/recipes/imagine/test_comparison.py::test_a_whole_run_on_another_device_is_that_on_the_host",)
 
 FAULTS = (
+    Fault(
+        "a suite's policy stays on the host",
+        "vla_rl/recipes/suite_player.py",
+        "deployed(self.policy, self.task.env, self.device)",
+        "deployed(self.policy, self.task.env)",
+        (f"{_ON_RECIPES}test_a_suite_on_the_device_of_the_command",),
+    ),
+    Fault(
+        "a suite goes on where another device rounded",
+        "vla_rl/recipes/suite_run.py",
+        '"device": resolve_device(self.device).type}',
+        '"device": "cpu"}',
+        (f"{_ON_RECIPES}test_a_suite_on_the_device_of_the_command",),
+    ),
+    Fault(
+        "an evaluated checkpoint stays on the host",
+        "vla_rl/cli/eval_checkpoint.py",
+        'config.env.required("eval"), config.device)',
+        'config.env.required("eval"))',
+        (f"{_ON_RECIPES}test_a_checkpoint_on_the_device_of_the_command",),
+    ),
+    Fault(
+        "a served policy stays on the host",
+        "vla_rl/cli/serve_policy.py",
+        "placed(load_policy(checkpoint), resolve_device(config.device))",
+        "placed(load_policy(checkpoint), resolve_device())",
+        ("tests/cli/test_serve_policy.py::test_a_policy_is_served_from_the_device_of_the_command",),
+    ),
+    Fault(
+        "a policy that is renumbered stays on the host",
+        "vla_rl/recipes/deployed.py",
+        "policy = placed(load_policy(folder, replace(spec, tasks=trained.tasks, families=trained.families)), device)",
+        "policy = load_policy(folder, replace(spec, tasks=trained.tasks, families=trained.families))",
+        (f"{_ON_DEPLOYED}[mixed]",),
+    ),
+    Fault(
+        "a policy that a class makes stays on the host",
+        "vla_rl/recipes/deployed.py",
+        "policy = placed(new_policy(name, spec, {}, seed), where)",
+        "policy = new_policy(name, spec, {}, seed)",
+        (f"{_ON_DEPLOYED}[tests.recipes.test_deployed:new_policy]",),
+    ),
     Fault(
         "the replay buffer of a run stays on the host",
         _OFF,

@@ -41,6 +41,27 @@ FAULTS = (
         (f"{_ON_ONE}privileged_observations_reach_those_alone_who_may_read_them",),
     ),
     Fault(
+        "the page of a run is overwritten",
+        _RUN,
+        "if taken:",
+        "if len(taken) > 1:",
+        (f"{_ON_RUN}the_page_of_a_run_is_not_overwritten",),
+    ),
+    Fault(
+        "a misspelt policy keeps its folder",
+        _RUN,
+        "if not journal.episodes:  # whatever was begun here, a misspelt policy for instance, has played nothing",
+        "if not path.exists():",
+        (f"{_ON_RUN}a_misspelt_policy_does_not_keep_the_folder",),
+    ),
+    Fault(
+        "episodes that a table lacks are not missed",
+        "vla_rl/recipes/suite_comparison.py",
+        "if len({episode.key for episode in found}) != expected:",
+        "if len({episode.key for episode in found}) > expected:",
+        (f"{_ON_PAIRED}a_table_that_lacks_episodes_is_named",),
+    ),
+    Fault(
         "a line that was cut off stays in the journal",
         _RESULTS,
         "os.truncate(self._path, len(whole))",
@@ -71,7 +92,7 @@ FAULTS = (
     Fault(
         "results of another evaluation are mixed in",
         _RUN,
-        "if difference := differing(before, now):",
+        "if difference := differing(before, own):",
         "if difference := differing(before, before):",
         (f"{_ON_RUN}results_of_another_evaluation_are_not_mixed_in",),
     ),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.elsewhere import ELSEWHERE, elsewhere
 from vla_rl.contract.errors import UserError
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.policies.gaussian import GaussianPolicy
@@ -21,13 +22,17 @@ from vla_rl.recipes.env_config import EnvConfig
 SMALL = TinyConfig(2, queries=1, condition=8, width=16, blocks=1)
 
 
+def new_policy(spec):
+    """An untrained policy."""
+    return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), SMALL)
+
+
 @pytest.fixture
 def mixed(tmp_path):
     """A checkpoint of a policy for lift, place and push."""
     spec = EnvConfig("mixed").spec()
     torch.manual_seed(0)
-    policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), SMALL)
-    policy.save_pretrained(tmp_path / "mixed")
+    new_policy(spec).save_pretrained(tmp_path / "mixed")
     return tmp_path / "mixed"
 
 
@@ -50,10 +55,19 @@ def test_a_policy_of_several_tasks_reads_the_instruction_of_the_environment(mixe
     assert torch.equal(out.action, same.action)
 
 
+@pytest.mark.parametrize("name", ["mixed", "tests.recipes.test_deployed:new_policy"])
+def test_a_policy_computes_on_the_device_that_is_named(mixed, name):
+    with elsewhere():
+        policy = deployed_policy(str(mixed) if name == "mixed" else name, EnvConfig("place"), ELSEWHERE.type)
+        network = policy.policy if isinstance(policy, Renumbered) else policy
+        assert {item.device for item in network.parameters()} == {ELSEWHERE}
+    with pytest.raises(UserError, match="there is no device 'gpu'"):
+        deployed_policy(str(mixed), EnvConfig("place"), "gpu")
+
+
 def test_instructions_that_a_policy_does_not_know_are_refused(mixed, tmp_path):
     spec = EnvConfig("lift").spec()
-    policy = TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), SMALL)
-    policy.save_pretrained(tmp_path / "lift")
+    new_policy(spec).save_pretrained(tmp_path / "lift")
     with pytest.raises(UserError, match="task table"):
         deployed_policy(str(tmp_path / "lift"), EnvConfig("place"))
 

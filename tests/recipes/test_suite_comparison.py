@@ -34,7 +34,7 @@ def save(folder, name, seed, chances, suite=SUITE):
             episodes.append(EpisodeResult(task.name, number, won, cause, 16, returns, "", 8, 1.0, 2.0))
     folder.mkdir()
     write_tables(folder, episodes)
-    write_json(folder / "results.json", results_of(suite, {"name": name, "sha256": ""}, episodes))
+    write_json(folder / "results.json", results_of(suite, {"name": name, "sha256": "", "device": "cpu"}, episodes))
     return episodes
 
 
@@ -72,6 +72,15 @@ def test_a_comparison_has_every_task_and_all_together(tmp_path):
     assert found["tasks"]["all"]["rates"][0]["episodes"] == 400
     page = (tmp_path / "a" / "comparison.html").read_text()
     assert "a against b" in page and "narrow" in page
+
+
+def test_a_table_that_lacks_episodes_is_named(tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        save(tmp_path / name, name, seed, (0.8, 0.5))
+    table = tmp_path / "b" / "episodes.csv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match=r"b/episodes.csv' has 399 episodes of 400, so they cannot be paired"):
+        compare(tmp_path / "a", tmp_path / "b")
 
 
 def test_without_success_returns_are_compared(tmp_path):

@@ -187,7 +187,8 @@ def test_results_name_the_version_of_a_simulator_in_an_installation_of_its_own(m
     monkeypatch.setattr(installations, "known", lambda: made)
     task = replace(quick().tasks[0], env=EnvConfig("metaworld"))
     episode = EpisodeResult("wide", 1, True, "success", 3, 1.0, "", 2, 1.0, 1.5)
-    found = results_of(replace(quick(), tasks=(task,)), {"name": "x", "sha256": ""}, [episode])["versions"]
+    policy = {"name": "x", "sha256": "", "device": "cpu"}
+    found = results_of(replace(quick(), tasks=(task,)), policy, [episode])["versions"]
     assert found["metaworld's installation"] == "metaworld==3.1.1" and "robosuite's installation" not in found
 
 
@@ -204,6 +205,21 @@ def test_results_of_another_evaluation_are_not_mixed_in(policy, tmp_path, change
     run.run()
     with pytest.raises(UserError, match=f"holds the episodes of another evaluation .{difference}"):
         change(run).run()
+
+
+def test_a_misspelt_policy_does_not_keep_the_folder(policy, undisturbed, tmp_path):
+    with pytest.raises(UserError, match="has no config"):
+        SuiteRun(quick(), f"{policy}s", tmp_path).run()
+    SuiteRun(quick(), policy, tmp_path).run()
+    assert (tmp_path / EPISODES).read_bytes() == undisturbed
+
+
+@pytest.mark.parametrize("name", ["report.html", "journal.jsonl", "episodes.csv", "results.json"])
+def test_the_page_of_a_run_is_not_overwritten(policy, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=rf"holds {name} of something else, which would be overwritten"):
+        SuiteRun(quick(), policy, tmp_path).run()
+    assert (tmp_path / name).read_text() == "mine" and not (tmp_path / "suite.json").exists()
 
 
 def test_other_weights_in_the_same_folder_are_noticed(policy, tmp_path):

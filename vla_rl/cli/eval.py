@@ -27,6 +27,7 @@ Suites:
   --num-envs N       environments side by side, in each process
   --processes N      worker processes; neither number changes a result
   --videos N         episodes of each task that are recorded
+  --device NAME      where the policy computes: cpu, cuda, cuda:1, auto
 
 Results:
   --against OTHER    the same seeds: McNemar's test, paired bootstrap; other protocols are refused

@@ -19,7 +19,7 @@ from vla_rl.evaluation.report import percent
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.evaluation.trace import TraceRecorder
-from vla_rl.recipes.deployed import deployed_policy
+from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.saved import checkpoint_of, env_config_of
@@ -40,6 +40,7 @@ class Evaluate:
     num_envs: int = 64
     seed: int = 1  # of the flow's starting noise
     out: str = ""  # write the result there as JSON
+    device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
     trace: str = ""  # write every decision there, see docs/commands.md
     env: EnvConfig = NO_ENV
 
@@ -62,8 +63,8 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
             f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
         )
     seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
-    policy = deployed_policy(checkpoint, config.env.required("eval"))
-    outcomes = _play(config, policy, seeds)
+    with deployed(checkpoint, config.env.required("eval"), config.device) as policy:
+        outcomes = _play(config, policy, seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)
     mean = f"mean return {earned.mean:.4g} [{earned.low:.4g}, {earned.high:.4g}]"

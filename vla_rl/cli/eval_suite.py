@@ -32,6 +32,7 @@ class EvaluateSuite:
     num_envs: int = 16
     processes: int = 1
     videos: int = 2  # episodes of each task
+    device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
 
 
 def evaluate_suite(arguments: Sequence[str]) -> None:
@@ -44,7 +45,8 @@ def evaluate_suite(arguments: Sequence[str]) -> None:
                 "--out FOLDER."
             )
     suite = find_suite(config.suite).of(config.tasks, config.episodes, config.seeds)
-    run = SuiteRun(suite, config.policy, Path(config.out), config.num_envs, config.processes, config.videos)
+    counts = config.num_envs, config.processes, config.videos
+    run = SuiteRun(suite, config.policy, Path(config.out), *counts, config.device)
     print_results(run.run())
     console.print(f"{config.out}: report.html, results.json, episodes.csv, latency.csv")
 

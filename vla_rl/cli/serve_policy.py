@@ -12,6 +12,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.context import placed
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
@@ -19,6 +20,7 @@ from vla_rl.serving.episode import ServedPolicy
 from vla_rl.serving.server import PolicyServer, log
 from vla_rl.serving.vla_eval import read_observation
 from vla_rl.serving.websocket import Limits
+from vla_rl.training.device import resolve_device
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class ServePolicy:
     port: int = 8000  # of 127.0.0.1; 0: any that is free
     layout: str = ""  # "module:function" from the harness's observation to a SingleObservation; "": the usual keys
     seed: int = 1  # of the flow's starting noise
+    device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
     max_connections: int = 256  # benchmarks that ask at the same time
     limits: Limits = Limits()
 
@@ -49,7 +52,7 @@ def serve_policy(arguments: Sequence[str]) -> None:
         raise UserError("serve-policy needs a checkpoint or run folder, for example vla-rl serve-policy runs/demo.")
     config: ServePolicy = override(ServePolicy(), given[1:], "vla-rl serve-policy CHECKPOINT")
     checkpoint = checkpoint_of(given[0])
-    served = ServedPolicy(load_policy(checkpoint), config.seed)
+    served = ServedPolicy(placed(load_policy(checkpoint), resolve_device(config.device)), config.seed)
     layout = load(config.layout) if config.layout else read_observation
     _print_log()
     with (

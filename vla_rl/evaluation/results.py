@@ -20,6 +20,7 @@ from typing import Any
 from vla_rl.contract.errors import UserError
 
 JOURNAL, EPISODES, LATENCY = "journal.jsonl", "episodes.csv", "latency.csv"
+TABLES = JOURNAL, EPISODES, LATENCY
 _COLUMNS = ("task", "seed", "success", "cause", "length", "return", "video")
 _LATENCY_COLUMNS = ("task", "seed", "decisions", "mean_ms", "max_ms")
 

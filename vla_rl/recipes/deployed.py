@@ -3,38 +3,60 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.renumbered import Renumbered
+from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy, remote_policy
 from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.serving.address import names_server
+from vla_rl.training.device import resolve_device
 
 EXPERT = "expert"
 
 
-def deployed_policy(name: str, env: EnvConfig, seed: int = 0) -> Policy:
-    """The policy that ``name`` means in ``env``.
+def deployed_policy(name: str, env: EnvConfig, device: str = "cpu", seed: int = 0) -> Policy:
+    """The policy that ``name`` means in ``env``, with its weights on ``device`` (see ``resolve_device``).
 
     ``name`` is a checkpoint folder; a run folder (its best checkpoint); "module:Class", called with the environment's
     spec after torch was seeded with ``seed``; "expert", the task's scripted expert; or the address of a policy server
-    (``vla_rl/serving/address.py``).  Raises UserError when it does not exist and ContractError when it does not fit the
-    environment.
+    (``vla_rl/serving/address.py``).  Raises UserError when it or the device does not exist, and ContractError when it
+    does not fit the environment.
     """
     if name == EXPERT:
         return ExpertPolicy(env.make_expert().act, horizon=1)
     spec = env.spec()
     if names_server(name):
         return remote_policy(name, spec)
-    policy = new_policy(name, spec, {}, seed) if names_class(name) else _checkpoint(checkpoint_of(name), spec)
+    where = resolve_device(device)
+    policy: Policy
+    if names_class(name):
+        policy = placed(new_policy(name, spec, {}, seed), where)
+    else:
+        policy = _checkpoint(checkpoint_of(name), spec, where)
     check_if_foreign(policy, env, seed, needs=())
     return policy
+
+
+@contextmanager
+def deployed(name: str, env: EnvConfig, device: str = "cpu", seed: int = 0) -> Iterator[Policy]:
+    """:func:`deployed_policy` for a block, after which the connections of one behind a server are closed."""
+    policy = deployed_policy(name, env, device, seed)
+    try:
+        yield policy
+    finally:
+        if hasattr(policy, "close"):
+            policy.close()
 
 
 def fingerprint(name: str) -> str:
@@ -48,12 +70,12 @@ def fingerprint(name: str) -> str:
     return digest.hexdigest()
 
 
-def _checkpoint(folder: Path, spec: EnvSpec) -> Policy:
+def _checkpoint(folder: Path, spec: EnvSpec, device: torch.device) -> Policy:
     """The policy in ``folder``; its own task table is used where it holds the environment's instructions."""
     saved = read_config(folder).get("spec")
     trained = EnvSpec.from_json(saved) if isinstance(saved, dict) else spec
     if spec.tasks[: len(trained.tasks)] == trained.tasks or not set(spec.tasks) <= set(trained.tasks):
-        policy: Policy = load_policy(folder, spec)
+        policy: Policy = placed(load_policy(folder, spec), device)
         return policy
-    policy = load_policy(folder, replace(spec, tasks=trained.tasks, families=trained.families))
+    policy = placed(load_policy(folder, replace(spec, tasks=trained.tasks, families=trained.families)), device)
     return Renumbered(policy, [trained.tasks.index(text) for text in spec.tasks])

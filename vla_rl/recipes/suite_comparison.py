@@ -11,7 +11,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.paired import pairs_by_task, pairs_of
 from vla_rl.evaluation.power import episodes_needed, independent_discordance
 from vla_rl.evaluation.report import Bar, Cell, Report, percent
-from vla_rl.evaluation.results import read_episodes
+from vla_rl.evaluation.results import EPISODES, EpisodeResult, read_episodes
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.suite import differing
@@ -46,7 +46,7 @@ def compare(first: Path, second: Path) -> JsonObject:
             f"{str(first)!r} and {str(second)!r} were played by different protocols ({difference}), so their numbers "
             "cannot be compared; evaluate both by one suite."
         )
-    episodes = read_episodes(first), read_episodes(second)
+    episodes = _episodes(first, ours), _episodes(second, theirs)
     judged = {name: "success" in task for name, task in ours["tasks"].items()}
     pairs = pairs_by_task(*episodes, judged)
     if len(pairs) > 1 and all(judged.values()):
@@ -59,6 +59,18 @@ def compare(first: Path, second: Path) -> JsonObject:
     }
     write_json(first / COMPARISON, found)
     _page(first, found)
+    return found
+
+
+def _episodes(folder: Path, results: JsonObject) -> list[EpisodeResult]:
+    """The episodes of a finished evaluation; raises UserError when the table lacks some of them."""
+    found = read_episodes(folder)
+    expected = sum(task["returns"]["episodes"] for task in results["tasks"].values())
+    if len({episode.key for episode in found}) != expected:
+        raise UserError(
+            f"{str(folder / EPISODES)!r} has {len(found)} episodes of {expected}, so they cannot be paired; run the "
+            "evaluation again, which makes the table from its journal."
+        )
     return found
 
 

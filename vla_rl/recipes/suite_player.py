@@ -17,7 +17,7 @@ from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.run import Episode, play
 from vla_rl.evaluation.video import SUFFIX_OF, Clip
 from vla_rl.experience.driver import Decision
-from vla_rl.recipes.deployed import deployed_policy
+from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.suite import SuiteTask
 
 VIDEOS = "videos"
@@ -34,6 +34,7 @@ class Block:
     num_envs: int
     noise_seed: int
     out: str  # the results' folder
+    device: str = "cpu"  # where the policy computes
 
     def play(self, report: Callable[[EpisodeResult], None]) -> None:
         """Play all of them; ``report`` gets each episode when it has ended and its video is on the disk.
@@ -41,8 +42,10 @@ class Block:
         Raises UserError when policy, environment and task do not fit together.
         """
         count = min(self.num_envs, max(len(self.filmed), len(self.seeds)))
-        policy = deployed_policy(self.policy, self.task.env)
-        with closing(self.task.env.make(count)) as env:
+        with (
+            deployed(self.policy, self.task.env, self.device) as policy,
+            closing(self.task.env.make(count)) as env,
+        ):
             self.task.check(env.spec)
             decider = OneByOne(policy, count)
             parts: tuple[tuple[Sequence[int], Observe], ...] = ((self.filmed, "all"), (self.seeds, "last"))

@@ -11,9 +11,11 @@ from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.suite import Suite
 
+PAGE = "report.html"
+
 
 def write_suite_report(folder: Path, suite: Suite, results: JsonObject, episodes: Sequence[EpisodeResult]) -> Path:
-    """Write ``report.html`` into ``folder``; returns its path."""
+    """Write the page into ``folder``; returns its path."""
     policy = results["policy"]
     report = Report(f"{policy['name']} on {suite.name}", f"Protocol `{results['protocol']}`.")
     count, seeds = suite.episodes, f"{suite.episodes} seeds from {suite.first_seed}"
@@ -33,8 +35,8 @@ def write_suite_report(folder: Path, suite: Suite, results: JsonObject, episodes
     if films := [_film(folder, one) for one in episodes if one.video]:
         report.videos("Videos", films)
     report.section("Versions", ", ".join(f"{name} {version}" for name, version in results["versions"].items()))
-    report.text(f"Policy: `{policy['name']}`, SHA-256 `{policy['sha256'] or 'none'}`.")
-    return report.write(folder / "report.html")
+    report.text(f"Policy: `{policy['name']}`, SHA-256 `{policy['sha256'] or 'none'}`, on {policy['device']}.")
+    return report.write(folder / PAGE)
 
 
 def _film(folder: Path, episode: EpisodeResult) -> Recording:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,16 +14,17 @@ from threading import Lock
 from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
-from vla_rl.evaluation.results import EpisodeResult, Journal, write_tables
+from vla_rl.evaluation.results import TABLES, EpisodeResult, Journal, write_tables
 from vla_rl.recipes.deployed import fingerprint
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.suite import Suite, differing
 from vla_rl.recipes.suite_comparison import RESULTS
-from vla_rl.recipes.suite_player import Block
-from vla_rl.recipes.suite_report import write_suite_report
+from vla_rl.recipes.suite_player import VIDEOS, Block
+from vla_rl.recipes.suite_report import PAGE, write_suite_report
 from vla_rl.recipes.suite_results import results_of
 from vla_rl.recipes.workers import worker_processes, workers
+from vla_rl.training.device import resolve_device
 from vla_rl.training.run_lock import lock_run, unlock_run
 from vla_rl.training.tracking import write_json
 
@@ -34,7 +36,8 @@ class SuiteRun:
     """``policy`` (a text, see ``recipes/deployed.py``) on ``suite``, with its results in ``out``.
 
     ``num_envs`` environments run side by side in each of ``processes`` worker processes (1: in this one).  The first
-    ``videos`` seeds of every task are recorded.  Neither ``num_envs`` nor ``processes`` changes a result.
+    ``videos`` seeds of every task are recorded.  Neither ``num_envs`` nor ``processes`` changes a result.  The policy
+    computes on ``device`` (see ``resolve_device``); its kind is part of the identity, as other kinds round differently.
     """
 
     suite: Suite
@@ -43,10 +46,12 @@ class SuiteRun:
     num_envs: int = 16
     processes: int = 1
     videos: int = 2
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
-        """Raises UserError for counts with which nothing would be played."""
+        """Raises UserError for counts with which nothing would be played, and for a device that does not exist."""
         check_limits(self, num_envs=(1, math.inf), processes=(1, math.inf), videos=(0, math.inf))
+        resolve_device(self.device)
 
     def run(self) -> JsonObject:
         """Play what is missing and write the tables, ``results.json`` and ``report.html``; returns the results.
@@ -54,8 +59,7 @@ class SuiteRun:
         Raises UserError when ``out`` holds the results of another suite or policy.
         """
         with _locked(self.out):
-            self._claim()
-            journal = Journal(self.out)
+            journal = self._journal()
             try:
                 self._play(journal)
             except KeyboardInterrupt as stop:
@@ -73,6 +77,7 @@ class SuiteRun:
     def blocks(self, played: Sequence[tuple[str, int]]) -> list[Block]:
         """The episodes that are not in ``played``, in blocks for the processes."""
         known, parts = set(played), math.ceil(self.processes / len(self.suite.tasks))
+        out, noise_seed = str(self.out), self.suite.noise_seed
         blocks = []
         for task in self.suite.tasks:
             missing = [seed for seed in self.suite.seeds if (task.name, seed) not in known]
@@ -81,44 +86,63 @@ class SuiteRun:
                 own = missing[part::parts]
                 first, rest = (tuple(seed for seed in own if (seed in filmed) is wanted) for wanted in (True, False))
                 if own:
-                    out = str(self.out)
-                    blocks.append(Block(task, self.policy, first, rest, self.num_envs, self.suite.noise_seed, out))
+                    blocks.append(Block(task, self.policy, first, rest, self.num_envs, noise_seed, out, self.device))
         return blocks
 
     def _play(self, journal: Journal) -> None:
         blocks, lock = self.blocks(list(journal.episodes)), Lock()
-        total = len(self.suite.keys)
-        with bar(self.suite.name, total) as update:
+        rated = {task.name for task in self.suite.tasks if task.success is not None}
+        outcomes = Counter(one.success for one in journal.episodes.values() if one.task in rated)
+        with bar(self.suite.name, len(self.suite.keys)) as update:
+
+            def show() -> None:
+                share = f"success {outcomes[True] / outcomes.total():.0%}" if outcomes else ""
+                update(len(journal.episodes), share)
 
             def note(episode: EpisodeResult) -> None:
                 with lock:
                     journal.append(episode)
-                    wins = sum(one.success for one in journal.episodes.values())
-                    update(len(journal.episodes), f"success {wins / len(journal.episodes):.0%}")
+                    outcomes.update([episode.success] if episode.task in rated else [])
+                    show()
 
-            update(len(journal.episodes), "")
+            show()
             _here(blocks, note) if self.processes == 1 else _in_processes(blocks, self.processes, note)
 
     def _identity(self) -> JsonObject:
-        return {"name": self.policy, "sha256": fingerprint(self.policy)}
+        return {"name": self.policy, "sha256": fingerprint(self.policy), "device": resolve_device(self.device).type}
 
-    def _claim(self) -> None:
-        """Write what is evaluated into the folder, or compare it with what was evaluated there before."""
-        path = self.out / _SUITE
-        now = {"suite": to_json(self.suite), "policy": self._identity(), "videos": self.videos}
+    def _journal(self) -> Journal:
+        """The episodes that this evaluation has played in the folder, which is marked as its own.
+
+        Raises UserError when there are episodes of another evaluation, or files of something else.
+        """
+        path, own = self.out / _SUITE, {"suite": to_json(self.suite), "policy": self._identity(), "videos": self.videos}
         if not path.exists():
-            write_json(path, now)
-            return
+            self._require_unused()
+        journal = Journal(self.out)
+        if not journal.episodes:  # whatever was begun here, a misspelt policy for instance, has played nothing
+            write_json(path, own)
+            return journal
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(
                 f"{str(path)!r} is damaged ({error}), so it is unknown what was played; choose another --out."
             ) from error
-        if difference := differing(before, now):
+        if difference := differing(before, own):
             raise UserError(
                 f"{str(self.out)!r} holds the episodes of another evaluation ({difference}), so they would be mixed; "
                 "choose another --out."
+            )
+        return journal
+
+    def _require_unused(self) -> None:
+        """Raise UserError when a file of something else, such as the page of a run, would be overwritten."""
+        taken = [name for name in (*TABLES, RESULTS, PAGE, VIDEOS) if (self.out / name).exists()]
+        if taken:
+            raise UserError(
+                f"{str(self.out)!r} holds {', '.join(taken)} of something else, which would be overwritten; choose a "
+                "folder of its own by --out."
             )
 
 
