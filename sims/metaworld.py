@@ -44,8 +44,9 @@ _PROPRIOCEPTION = 4  # entries of its observation that are proprioception: the h
 class MetaWorld:
     """One Meta-World environment, which plays the task that a seed chooses (``sims.side_by_side.Simulator``)."""
 
-    def __init__(self, tasks: Sequence[str], rig: CameraRig, pool: TaskPool) -> None:
+    def __init__(self, tasks: Sequence[str], rig: CameraRig, pool: TaskPool, shaped: bool, action_repeat: int) -> None:
         self._tasks, self._rig, self._pool = tasks, rig, pool
+        self._shaped, self._action_repeat = shaped, action_repeat
         self._name = ""
         self._env: Any = None
         self._observation = np.zeros(0)
@@ -62,8 +63,13 @@ class MetaWorld:
         return task
 
     def act(self, action: np.ndarray) -> tuple[float, bool]:
-        self._observation, reward, _, _, info = self._env.step(action)
-        return float(reward), bool(info["success"])
+        total, success = 0.0, False
+        for _ in range(self._action_repeat):
+            self._observation, reward, _, _, info = self._env.step(action)
+            total, success = total + float(reward), bool(info["success"])
+            if success:
+                break
+        return (total if self._shaped else float(success)), success
 
     def state(self) -> np.ndarray:
         found: np.ndarray = self._observation[:_PROPRIOCEPTION].astype(np.float32)
@@ -153,6 +159,7 @@ def spec(
     cameras: Sequence[str] = ("corner2",),
     image_size: int = 64,
     time_limit: int = _LIMIT,
+    action_repeat: int = 1,
     camera_positions: Mapping[str, Sequence[float]] | None = None,
 ) -> EnvSpec:
     """The spec of :func:`make` with the same options; Meta-World itself is not needed."""
@@ -162,10 +169,14 @@ def spec(
             raise UserError(
                 f"Meta-World has no camera {camera!r}, so it takes no pictures; {did_you_mean(camera, CAMERAS)}"
             )
-    if not 1 <= time_limit <= _LIMIT:
-        raise UserError(f"time_limit={time_limit} is not within Meta-World's 1 to {_LIMIT} control steps; choose one.")
+    if min(time_limit, action_repeat) < 1 or time_limit * action_repeat > _LIMIT:
+        raise UserError(
+            f"time_limit={time_limit} with action_repeat={action_repeat} is not within Meta-World's 1 to {_LIMIT} "
+            "steps, so no episode could end by it; choose others."
+        )
     axes = ("x", "y", "z", "gripper")
-    action = ArraySpec((4,), "float32", -1.0, 1.0, unit="1 (0.01 m per axis, effort)", frame="world", names=axes)
+    unit = f"1 ({0.01 * action_repeat:g} m per axis, effort)"
+    action = ArraySpec((4,), "float32", -1.0, 1.0, unit=unit, frame="world", names=axes)
     infinite = float("inf")
     return EnvSpec(
         name="metaworld",
@@ -174,7 +185,7 @@ def spec(
         action=action,
         tasks=tuple(name.replace("-", " ") for name in names),
         families=names,
-        control_dt=_DT,
+        control_dt=_DT * action_repeat,
         time_limit=time_limit,
         max_chunk=min(time_limit, 50),
         extras={_OBSERVATION: ArraySpec((39,), "float32", -infinite, infinite), _EXPERT_ACTION: action},
@@ -188,27 +199,33 @@ def make_in_process(
     cameras: Sequence[str] = ("corner2",),
     image_size: int = 64,
     time_limit: int = _LIMIT,
+    action_repeat: int = 1,
+    shaped: bool = True,
     camera_positions: Mapping[str, Sequence[float]] | None = None,
 ) -> SideBySide:
     """``num_envs`` Meta-World environments in this process, which has to have Meta-World.
 
     tasks             "MT10", "MT50", one task ("pick-place") or several; a seed plays task ``seed % len(tasks)``
     cameras           Meta-World's, of which corner to corner3 are turned by 180 degrees, since they hang upside down
+    time_limit        control steps of an episode
+    action_repeat     Meta-World's steps in a control step, which is as much longer, and executes its action in each
+    shaped            whether rewards are Meta-World's, 0 to 10 a step; otherwise success is worth 1 and all else 0
     camera_positions  {camera: (x, y, z)} in metres; "corner2" is closer than Meta-World's own unless it is given here
 
-    state 4: the hand's position and opening, the first entries of Meta-World's observation.  Rewards are Meta-World's.
-    Success is Meta-World's at any step.  ``privileged/observation`` is the whole observation with the goal.
+    state 4: the hand's position and opening, the first entries of Meta-World's observation.  Success is Meta-World's at
+    any of its steps.  ``privileged/observation`` is the whole observation with the goal.
     """
-    found = spec(tasks, cameras, image_size, time_limit, camera_positions)
+    found = spec(tasks, cameras, image_size, time_limit, action_repeat, camera_positions)
     rig, pool = (
         CameraRig(cameras, image_size, {**_POSITIONS, **(camera_positions or {})}),
         TaskPool(_make_task, 2 * num_envs),
     )
-    return SideBySide(found, [MetaWorld(found.families, rig, pool) for _ in range(num_envs)])
+    played = [MetaWorld(found.families, rig, pool, shaped, action_repeat) for _ in range(num_envs)]
+    return SideBySide(found, played)
 
 
-def _spec(workers: int = 1, **options: Any) -> EnvSpec:
-    """The spec of :func:`make`; it does not depend on ``workers``."""
+def _spec(workers: int = 1, shaped: bool = True, **options: Any) -> EnvSpec:
+    """The spec of :func:`make`; it does not depend on ``workers`` and ``shaped``."""
     catalog.check_options("metaworld", make_in_process, options)
     return spec(**options)
 

@@ -10,6 +10,8 @@ _ON_TRAINERS = "tests/recipes/test_trainers.py::"
 _FILES, _SAVED = "vla_rl/recipes/config_files.py", "vla_rl/recipes/saved.py"
 _ON_FILES, _ON_SAVED = "tests/recipes/test_config_files.py::", "tests/recipes/test_saved.py::"
 _SPEC, _ON_DATASETS = "vla_rl/recipes/dataset_spec.py", "tests/recipes/test_imitate_dataset.py::"
+_EXPERT = "vla_rl/recipes/imitate_expert.py"
+_WATCHED = "tests/recipes/test_imitate_expert.py::test_the_expert_is_recorded_imitated_and_the_policy_validated"
 _STAGES, _ON_NUMBERS = "vla_rl/recipes/stages.py", "tests/recipes/test_numbers.py::"
 _OUTSIDE = "tests/recipes/test_outside.py::test_a_policy_an_environment_and_a_config_of_ones_own"
 
@@ -158,6 +160,34 @@ FAULTS = (
         "spec = self.env.spec() if self.env.name else None",
         "spec = None",
         (f"{_ON_DATASETS}test_a_policy_for_an_environment_takes_its_bounds_and_tasks",),
+    ),
+    Fault(
+        "an expert's demonstrations are those of another run",
+        _EXPERT,
+        "self.imitation.demonstrations, self.seed, self.evaluation.num_envs)",
+        "self.imitation.demonstrations, 1, self.evaluation.num_envs)",
+        (_WATCHED,),
+    ),
+    Fault(
+        "a policy that imitates an expert begins with the weights of another run",
+        _EXPERT,
+        "new=self.new, seed=self.seed, imitation=found",
+        "new=self.new, imitation=found",
+        (_WATCHED,),
+    ),
+    Fault(
+        "a policy that imitates an expert is chosen by test seeds",
+        _EXPERT,
+        "seed_ranges.held_out(seed_ranges.VALIDATION, self.evaluation.validation)",
+        "seed_ranges.held_out(seed_ranges.TEST, self.evaluation.validation)",
+        (_WATCHED,),
+    ),
+    Fault(
+        "as many demonstrations are read as were wanted and not as were recorded",
+        _EXPERT,
+        "found = replace(self.imitation, demonstrations=0)",
+        "found = self.imitation",
+        ("tests/recipes/test_imitate_expert.py::test_demonstrations_of_an_expert_that_fails_are_left_out",),
     ),
     Fault(
         "accepting one difference accepts all",

@@ -10,6 +10,7 @@ _FAILED = f"{_ON_INSTALL}test_a_failed_one_is_never_used_and_two_attempts_at_onc
 _OWN = f"{_ON_INSTALL}test_one_of_the_users_own_is_made_anew_when_its_requirements_change"
 _SIDE, _ON_SIDE = "sims/side_by_side.py", "tests/sims/test_side_by_side.py::"
 _CONTRACT = f"{_ON_SIDE}test_it_keeps_the_contract"
+_ON_METAWORLD = "tests/sims/test_metaworld.py::"
 _MULTI, _ON_MULTI = "sims/multi_task.py", "tests/sims/test_multi_task.py::"
 _ALONE = f"{_ON_MULTI}test_an_episode_is_that_of_the_member_that_its_seed_chooses"
 _KEPT = f"{_ON_MULTI}test_a_snapshot_keeps_who_plays_what_and_how_episodes_ended"
@@ -97,7 +98,35 @@ FAULTS = (
         "sims/metaworld.py",
         "if horizon != 1:",
         "if horizon < 1:",
-        ("tests/sims/test_metaworld.py::test_the_expert_hands_on_the_action_that_comes_with_the_observation",),
+        (f"{_ON_METAWORLD}test_the_expert_hands_on_the_action_that_comes_with_the_observation",),
+    ),
+    Fault(
+        "a success of Meta-World is paid by its shaped reward",
+        "sims/metaworld.py",
+        "return (total if self._shaped else float(success)), success",
+        "return total, success",
+        (f"{_ON_METAWORLD}test_rewards_are_metaworlds_or_success",),
+    ),
+    Fault(
+        "a repeated action goes on after success",
+        "sims/metaworld.py",
+        "            if success:",
+        "            if False:",
+        (f"{_ON_METAWORLD}test_a_repeated_action_adds_up_rewards_and_ends_with_success",),
+    ),
+    Fault(
+        "a repeated action takes no time",
+        "sims/metaworld.py",
+        "control_dt=_DT * action_repeat,",
+        "control_dt=_DT,",
+        (f"{_ON_METAWORLD}test_a_repeated_action_adds_up_rewards_and_ends_with_success",),
+    ),
+    Fault(
+        "repeated actions outlast Meta-World's episodes",
+        "sims/metaworld.py",
+        "time_limit * action_repeat > _LIMIT",
+        "time_limit > _LIMIT",
+        (f"{_ON_METAWORLD}test_a_wrong_option_is_refused",),
     ),
     Fault(
         "the member's episode has the joint seed",

@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from sims.metaworld import MT10, TASKS, Expert, spec
+from sims import catalog
+from sims.metaworld import MT10, TASKS, CameraRig, Expert, MetaWorld, spec
+from sims.side_by_side import TaskPool
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.foreign import check_spec
@@ -35,6 +37,8 @@ def test_there_are_ten_and_fifty_tasks():
         ({"cameras": ["corner9"]}, r"no camera 'corner9'.*did you mean 'corner'\?"),
         ({"camera_positions": {"top": (0, 0, 1)}}, r"no camera 'top'.*did you mean 'topview'\?"),
         ({"time_limit": 501}, "not within Meta-World's 1 to 500"),
+        ({"time_limit": 101, "action_repeat": 5}, "not within Meta-World's 1 to 500"),
+        ({"action_repeat": 0}, "not within Meta-World's 1 to 500"),
     ],
 )
 def test_a_wrong_option_is_refused(options, sentence):
@@ -49,3 +53,39 @@ def test_the_expert_hands_on_the_action_that_comes_with_the_observation():
     assert Expert().act(obs).tolist() == action[:, None].tolist()
     with pytest.raises(UserError, match="plan one action, not 5"):
         Expert(horizon=5)
+
+
+class Door:
+    """A Meta-World environment whose task is fulfilled after its fifth step, and then no more."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def seed(self, seed):
+        self.steps = 0
+
+    def reset(self):
+        return np.zeros(39), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(39), 4.5, False, False, {"success": float(self.steps == 5)}
+
+
+def played(action_repeat, shaped, actions):
+    """Rewards and successes of so many actions."""
+    door = MetaWorld(["door-open"], CameraRig((), 64, {}), TaskPool(lambda task: Door(), 1), shaped, action_repeat)
+    door.reset(0)
+    return [door.act(np.zeros(4, np.float32)) for _ in range(actions)]
+
+
+def test_rewards_are_metaworlds_or_success():
+    assert played(1, True, 5) == [(4.5, False)] * 4 + [(4.5, True)]
+    assert played(1, False, 5) == [(0.0, False)] * 4 + [(1.0, True)]
+    assert catalog.spec_of("metaworld", shaped=False) == spec()
+
+
+def test_a_repeated_action_adds_up_rewards_and_ends_with_success():
+    assert played(3, True, 2) == [(13.5, False), (9.0, True)]
+    slower = spec(action_repeat=4, time_limit=100)
+    assert slower.control_dt == 4 * spec().control_dt and "0.04 m" in slower.action.unit

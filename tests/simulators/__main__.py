@@ -1,7 +1,8 @@
 """``python -m tests.simulators [NAME ...]``: install simulators, run them and print what is missing.
 
-Each is checked by ``check_env``, its expert plays, and PPO trains on it for an iteration; at the end one PPO trains on
-all of them at once.  Exits with 1 when something that could run went wrong; what is missing is a row of the table.
+Each is checked by ``check_env``, its expert plays, and PPO trains on it for an iteration.  Meta-World's expert is
+imitated from pixels and the policy improved; at the end one PPO trains on all of them at once.  Exits with 1 when
+something that could run went wrong; what is missing is a row of the table.
 """
 
 from __future__ import annotations
@@ -44,6 +45,17 @@ TRAINING = {
     "evaluation.test": 2,
     "evaluation.num_envs": 2,
 }
+# configs/metaworld.py in moments
+IMITATION = {"imitation.demonstrations": 2, "imitation.fit.steps": 5, "evaluation.validation": 2}
+RESIDUAL = {
+    "rl.experience.num-envs": 2,
+    "rl.algorithm.learning-starts": 16,
+    "rl.algorithm.batch": 16,
+    "rl.loop.env-steps": 64,
+    "evaluation.validation": 2,
+    "evaluation.test": 2,
+    "evaluation.num_envs": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,8 @@ def main(names: Sequence[str], show: Console) -> int:
     for name in ready:
         for what, part in (("check_env", _check), ("expert", _expert), ("training", _train_one)):
             _attempt(f"{name}: {what}", lambda part=part, name=name: part(name), rows, show)
+    if "metaworld" in ready:
+        _attempt("metaworld: from pixels", _from_pixels, rows, show)
     envs = [{"env": name, "options": SMALL[name]} for name in ready]
     if ready:
         joint = {"envs": [*envs, ALSO]}
@@ -134,14 +148,30 @@ def _train_one(name: str) -> str:
 
 def _train(name: str, options: Mapping[str, Any]) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [text for key, value in TRAINING.items() for text in (f"--{key}", str(value))]
         env = ["--env", name, "--env.options", json.dumps(dict(options)), "--out", f"{folder}/run"]
-        vla_rl(["train", "gym.py:inverted_pendulum", *env, *arguments])
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    metrics = [json.loads(line) for line in lines]
+        vla_rl(["train", "gym.py:inverted_pendulum", *env, *_arguments(TRAINING)])
+        _require_losses(Path(folder) / "run")
+    return "one iteration of PPO"
+
+
+def _from_pixels() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        vla_rl(["train", "metaworld.py:imitate", "--out", f"{folder}/imitate", *_arguments(IMITATION)])
+        start = ["--policy", f"{folder}/imitate/checkpoints/imitation"]
+        start += ["--demonstrations", f"{folder}/imitate/demonstrations", "--out", f"{folder}/residual"]
+        vla_rl(["train", "metaworld.py:residual_td3", *start, *_arguments(RESIDUAL)])
+        _require_losses(Path(folder) / "residual")
+    return "imitation, then residual TD3"
+
+
+def _arguments(values: Mapping[str, object]) -> list[str]:
+    return [text for key, value in values.items() for text in (f"--{key}", str(value))]
+
+
+def _require_losses(run: Path) -> None:
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = [value for line in metrics for key, value in line.items() if key.startswith("critic/")]
     assert losses and np.isfinite(losses).all()
-    return "one iteration of PPO"
 
 
 if __name__ == "__main__":
