@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +65,12 @@ class Installation:
         return self.folder / "venv" / "bin" / "python"
 
     @property
+    def site_packages(self) -> Path:
+        """Where its packages are."""
+        found = sorted((self.folder / "venv" / "lib").glob("python*/site-packages"))
+        return found[0] if found else self.folder / "venv" / "lib" / "python" / "site-packages"
+
+    @property
     def lock(self) -> Path:
         """What is installed, exactly; it exists only when the installation is complete."""
         return self.folder / "lock.txt"
@@ -88,7 +93,7 @@ class Installation:
     def missing_files(self) -> dict[Path, str]:
         """{path: where its files come from} of what no package brings and is not there."""
         shipped = SHIPPED.get(self.name)
-        places = {self._site_packages() / path: text for path, text in (shipped.files if shipped else {}).items()}
+        places = {self.site_packages / path: text for path, text in (shipped.files if shipped else {}).items()}
         return {path: text for path, text in places.items() if not path.exists()}
 
     def version(self) -> str:
@@ -98,10 +103,6 @@ class Installation:
         wanted = _names(self.requirements)[:1]
         pins = self.lock.read_text(encoding="utf-8").splitlines()[1:]
         return next((pin for pin in pins if _name(pin) in wanted), "")
-
-    def _site_packages(self) -> Path:
-        found = sorted((self.folder / "venv" / "lib").glob("python*/site-packages"))
-        return found[0] if found else self.folder / "venv" / "lib" / "python" / "site-packages"
 
 
 def home() -> Path:
@@ -149,7 +150,7 @@ def install(
 
     ``requirements`` (a pip file) names the packages of one that is not ours, ``python`` the interpreter of its virtual
     environment; ``report`` is called with every line that pip prints.  Two at once wait for each other.  Raises
-    UserError with pip's last words when a package cannot be had.
+    UserError with pip's last words when a package cannot be had, and when the folder cannot be written.
     """
     if name in SHIPPED and requirements is not None:
         raise UserError(f"the packages of {name!r} are pinned by vla-rl, so it takes no --requirements; leave it out.")
@@ -157,20 +158,27 @@ def install(
         raise UserError(f"{name!r} is no name of an installation, so none is made; use letters, digits and _.")
     own = None if requirements is None else _read(requirements)
     made = Installation(name, home() / "sims" / name)
-    made.folder.mkdir(parents=True, exist_ok=True)
+    if own is None and not made.requirements.exists():
+        raise UserError(
+            f"no simulator of ours is called {name!r}, so nothing was installed; {did_you_mean(name, SHIPPED)}  Give "
+            "--requirements FILE for one of your own."
+        )
+    _make_folder(made.folder)
     with _only_one(made.folder.with_suffix(".busy"), report):
         if own is not None:
             made.requirements.write_text(own, encoding="utf-8")
-        elif not made.requirements.exists():
-            shutil.rmtree(made.folder)
-            shipped = ", ".join(SHIPPED)
-            raise UserError(
-                f"no simulator of ours is called {name!r} (we have: {shipped}), so nothing was installed; give "
-                "--requirements FILE for one of your own."
-            )
         if made.state() != "ready":
             _make(made, report, python)
     return made
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be made ({error}), so nothing was installed; set {HOME} to a folder that can be written."
+        ) from error
 
 
 def _make(made: Installation, report: Callable[[str], None], python: str) -> None:
@@ -193,15 +201,7 @@ def _make(made: Installation, report: Callable[[str], None], python: str) -> Non
 def _run(command: list[str], made: Installation, report: Callable[[str], None]) -> list[str]:
     """The lines that ``command`` prints, reported one by one; raises UserError with the last ones when it fails."""
     said: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=_variables(made),
-    ) as process:
+    with _start(command, made) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -217,6 +217,23 @@ def _run(command: list[str], made: Installation, report: Callable[[str], None]) 
             "again."
         )
     return said
+
+
+def _start(command: list[str], made: Installation) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=_variables(made),
+        )
+    except OSError as error:
+        raise UserError(
+            f"{command[0]} cannot be started ({error}), so {made.name} was not installed; name a Python by --python."
+        ) from error
 
 
 def _variables(made: Installation) -> dict[str, str]:

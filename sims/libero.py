@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from sims import catalog, installations, isolated
+from sims.camera_rig import CameraRig
 from sims.isolation.env import IsolatedEnv
-from sims.side_by_side import SideBySide, TaskPool
+from sims.side_by_side import SideBySide, TaskPool, require_positive
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
@@ -54,7 +55,8 @@ class Libero:
         np.random.seed(seed % 2**32)  # LIBERO draws from the global generators
         random.seed(seed)
         self._env.reset()
-        states = initial_states(self._suite, self._name)
+        states, model = initial_states(self._suite, self._name), self._env.sim.model._model
+        check_fits(self._name, states, 1 + model.nq + model.nv)
         self._env.set_init_state(states[seed // len(self._tasks) % len(states)])
         for _ in range(_SETTLING):
             self.act(np.array([0, 0, 0, 0, 0, 0, -1], np.float32))
@@ -81,22 +83,6 @@ class Libero:
             self._env = None
 
 
-class CameraRig:
-    """Pictures of all tasks; each task has one renderer."""
-
-    def __init__(self, cameras: Sequence[str], size: int) -> None:
-        self._cameras, self._size = cameras, size
-        self._renderers: dict[str, Any] = {}
-
-    def images(self, task: str, model: Any, data: Any) -> dict[str, np.ndarray]:
-        """{camera: uint8 [h,w,3]} of an environment that plays ``task``."""
-        if task not in self._renderers and self._cameras:
-            from sims.mujoco.shared_renderer import SharedRenderer
-
-            self._renderers[task] = SharedRenderer(model, self._size, self._size, (_COLLISION_GROUP,))
-        return {name: self._renderers[task].render(model, data, name) for name in self._cameras}
-
-
 def make_in_process(
     num_envs: int,
     suite: str = "libero_spatial",
@@ -121,13 +107,17 @@ def make_in_process(
         raise UserError(
             f"LIBERO has no assets in {_package().parent / ASSETS}, so none of its scenes can be built; {ASSETS_FROM}."
         )
+    time_limit = TIME_LIMITS[suite] if time_limit is None else time_limit
+    require_positive(image_size=image_size, time_limit=time_limit)
     names = _tasks(suite)
     chosen = range(len(names)) if tasks is None else tasks
     if not len(chosen) or not all(0 <= number < len(names) for number in chosen):
         raise UserError(f"tasks={list(chosen)} are not within the {len(names)} of {suite}; give numbers from 0.")
     played = [names[number] for number in chosen]
-    rig, pool = CameraRig(cameras, image_size), TaskPool(lambda name: _make_task(suite, name), 2 * num_envs)
-    spec = _spec(suite, played, cameras, image_size, time_limit or TIME_LIMITS[suite])
+    rig = CameraRig(cameras, image_size, (_COLLISION_GROUP,))
+    pool = TaskPool(lambda name: _make_task(suite, name), 2 * num_envs)
+    _check_cameras(pool, played[0], cameras)
+    spec = _spec(suite, played, cameras, image_size, time_limit)
     return SideBySide(spec, [Libero(suite, played, rig, pool) for _ in range(num_envs)])
 
 
@@ -156,6 +146,15 @@ def prepare() -> None:
 def initial_states(suite: str, task: str) -> np.ndarray:
     """float64 [N,S]: the fixed initial states of a task, as MuJoCo's time, positions and velocities."""
     return read_states(_package() / "libero" / "init_files" / suite / f"{task}.pruned_init")
+
+
+def check_fits(task: str, states: np.ndarray, size: int) -> None:
+    """Raise UserError unless each of the initial ``states`` [N,S] has the ``size`` numbers of the scene of ``task``."""
+    if states.shape[1] != size:
+        raise UserError(
+            f"an initial state of {task} has {states.shape[1]} numbers and its scene has {size}, so they belong to "
+            f"different versions of LIBERO; {ASSETS_FROM} again."
+        )
 
 
 @cache
@@ -193,6 +192,16 @@ def _spec(suite: str, tasks: Sequence[str], cameras: Sequence[str], size: int, t
         max_chunk=min(time_limit, 50),
         can_snapshot=True,
     )
+
+
+def _check_cameras(pool: TaskPool, task: str, cameras: Sequence[str]) -> None:
+    """Raise UserError for a camera that the scene of ``task`` does not have."""
+    env = pool.take(task)
+    known = env.sim.model.camera_names
+    pool.give_back(task, env)
+    for camera in cameras:
+        if camera not in known:
+            raise UserError(f"LIBERO has no camera {camera!r}, so it takes no pictures; {did_you_mean(camera, known)}")
 
 
 def _instruction(task: str) -> str:

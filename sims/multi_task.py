@@ -10,6 +10,7 @@ import numpy as np
 
 from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.profile import loosest
 from vla_rl.contract.rows import EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
@@ -250,6 +251,7 @@ def _joint_spec(specs: Sequence[EnvSpec]) -> EnvSpec:
         extras=experts,
         success=_joint_success(specs),
         can_snapshot=all(spec.can_snapshot for spec in specs),
+        profile=loosest(specs),
     )
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sims import catalog, isolated
+from sims.camera_rig import CameraRig
 from sims.isolation.env import IsolatedEnv
-from sims.side_by_side import SideBySide
+from sims.side_by_side import SideBySide, require_positive
 from vla_rl.contract.env import PRIVILEGED
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import ArraySpec, EnvSpec
@@ -80,7 +81,7 @@ class Robosuite:
         return {_OBJECTS: self._values["object-state"].astype(np.float32)}
 
     def images(self) -> Mapping[str, np.ndarray]:
-        return self._rig.images(self._env.sim.model._model, self._env.sim.data._data)
+        return self._rig.images("", self._env.sim.model._model, self._env.sim.data._data)
 
     def close(self) -> None:
         self._env.close()
@@ -89,22 +90,6 @@ class Robosuite:
         quaternion = np.roll(self._values[f"robot{arm}_eef_quat"], 1)  # robosuite's has its real part last
         fingers = self._values.get(f"robot{arm}_gripper_qpos", np.zeros(0))
         return [self._values[f"robot{arm}_eef_pos"], quaternion, fingers]
-
-
-class CameraRig:
-    """Pictures of all environments of one task by one renderer."""
-
-    def __init__(self, cameras: Sequence[str], size: int) -> None:
-        self._cameras, self._size = cameras, size
-        self._renderer: Any = None
-
-    def images(self, model: Any, data: Any) -> dict[str, np.ndarray]:
-        """{camera: uint8 [h,w,3]} at this moment."""
-        if self._renderer is None and self._cameras:
-            from sims.mujoco.shared_renderer import SharedRenderer
-
-            self._renderer = SharedRenderer(model, self._size, self._size, (_COLLISION_GROUP,))
-        return {name: self._renderer.render(model, data, name) for name in self._cameras}
 
 
 def make_in_process(
@@ -127,15 +112,10 @@ def make_in_process(
     state: for each robot the position of its gripper (metres), its orientation (w, x, y, z) and its fingers.  Actions
     are those of the robot's default controller at 20 per second, within -1 to 1.
     """
+    require_positive(image_size=image_size, time_limit=time_limit)
     suite = _robosuite()
-    if task not in INSTRUCTIONS:
-        raise UserError(f"robosuite has no task {task!r}, so it cannot be played; {did_you_mean(task, INSTRUCTIONS)}")
     chosen = [robots] if isinstance(robots, str) else list(robots)
-    for robot in chosen:
-        if robot not in suite.ALL_ROBOTS:
-            raise UserError(
-                f"robosuite has no robot {robot!r}, so nothing can move; {did_you_mean(robot, suite.ALL_ROBOTS)}"
-            )
+    _check_task(task, chosen, suite.ALL_ROBOTS)
     options = {
         "env_name": task,
         "robots": chosen,
@@ -148,7 +128,7 @@ def make_in_process(
         "seed": 0,  # a generator of its own, which reset sets
         **(arguments or {}),
     }
-    rig = CameraRig(cameras, image_size)
+    rig = CameraRig(cameras, image_size, (_COLLISION_GROUP,))
     simulators = [Robosuite(suite.make(**options), rig) for _ in range(num_envs)]
     return SideBySide(_spec(simulators[0], task, cameras, image_size, time_limit), simulators)
 
@@ -162,8 +142,30 @@ def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
     return isolated.make(num_envs, "sims.robosuite:make_in_process", options, workers, installation="robosuite")
 
 
+def _check_task(task: str, robots: Sequence[str], known: Iterable[str]) -> None:
+    """Raise UserError for a task or robot that robosuite does not have, and for another number of robots."""
+    if task not in INSTRUCTIONS:
+        raise UserError(f"robosuite has no task {task!r}, so it cannot be played; {did_you_mean(task, INSTRUCTIONS)}")
+    for robot in robots:
+        if robot not in known:
+            raise UserError(f"robosuite has no robot {robot!r}, so nothing can move; {did_you_mean(robot, known)}")
+    needed = 2 if task.startswith("TwoArm") else 1
+    if len(robots) != needed:
+        example = {1: '"Panda"', 2: '["Panda", "Panda"]'}[needed]
+        raise UserError(
+            f"{task} is played by {needed} robot(s) of one arm, not by {list(robots)}, so it cannot be built; give "
+            f"robots={example}."
+        )
+
+
 def _spec(one: Robosuite, task: str, cameras: Sequence[str], size: int, time_limit: int) -> EnvSpec:
     env, names, infinite = one._env, one.state_names(), float("inf")
+    for robot in env.robots:
+        if len(robot.arms) != 1:
+            raise UserError(
+                f"robot {robot.name!r} has the arms {list(robot.arms)}, of which only one could be read, so it cannot "
+                'be played; choose robots of one arm, such as "Panda".'
+            )
     for camera in cameras:
         if camera not in env.sim.model.camera_names:
             known = env.sim.model.camera_names

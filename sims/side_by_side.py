@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.rows import DIVERGED, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 
@@ -136,6 +137,13 @@ class SideBySide:
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return self._book.arrays() | {"actions": self._actions}
+
+
+def require_positive(**given: int) -> None:
+    """Raise UserError for an option that is not at least 1."""
+    for name, value in given.items():
+        if value < 1:
+            raise UserError(f"{name}={value} is less than 1, so no episode can be played; give at least 1.")
 
 
 class TaskPool:

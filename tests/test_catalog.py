@@ -9,7 +9,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from sims import catalog
+from sims import catalog, installations
 from sims.catalog import CATALOG, make, spec_of
 from sims.mujoco import env as mujoco_env
 from sims.mujoco.tasks import lift_scenes, scenes
@@ -19,6 +19,7 @@ from sims.mujoco.tasks.place_expert import PlaceExpert
 from sims.mujoco.tasks.push_expert import PushExpert
 from sims.toy.counting import CountingEnv
 from tests.catalog_options import IN_AN_INSTALLATION, entries_that_run_here, needed_options
+from tests.simulators.parts import SMALL, SUITES
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 
@@ -26,6 +27,12 @@ from vla_rl.contract.load import load
 @pytest.mark.parametrize("name", sorted(CATALOG))
 def test_every_entry_can_be_called(name):
     assert callable(load(CATALOG[name]))
+
+
+def test_every_entry_is_checked_by_name():
+    """Those that run here by ``sims/test_conformance.py``, the others by ``make test-sims``."""
+    assert set(entries_that_run_here()) | set(IN_AN_INSTALLATION) == set(CATALOG)
+    assert set(IN_AN_INSTALLATION) == set(installations.SHIPPED) == set(SMALL) == set(SUITES)
 
 
 def test_unknown_name_says_what_was_meant():

@@ -32,4 +32,15 @@ def test_a_simulator_that_nobody_knows_is_refused(complaint, tmp_path):
     assert "absent.txt cannot be read" in complaint(
         "sims", "install", "mine", "--requirements", str(tmp_path / "absent.txt")
     )
-    assert not (tmp_path / "sims").exists() or not list((tmp_path / "sims").glob("m*/"))
+    assert not (tmp_path / "sims").exists()  # not even a file that locks it
+
+
+def test_ctrl_c_says_that_a_half_made_installation_is_not_used(capsys, monkeypatch):
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sims.installations.install", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(["sims", "install", "metaworld"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 130 and "metaworld is half installed and will not be used until 'vla-rl sims" in said

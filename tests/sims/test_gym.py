@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -16,6 +19,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
 
+CONFIGS = Path(__file__).parents[2] / "configs" / "gym.py"
 HALF_CHEETAH = {"id": "HalfCheetah-v5", "time_limit": 12}
 
 
@@ -61,6 +65,12 @@ def test_tasks_of_many_kinds_keep_the_contract(id):
     env = make("gym", num_envs=3, id=id, time_limit=20, privileged={"some": [1, 2]})
     assert len(check_env(env, seed=3)) == 7
     env.close()
+
+
+@pytest.mark.parametrize("id", sorted(set(re.findall(r'EnvConfig\("gym", {"id": "([^"]+)"', CONFIGS.read_text()))))
+def test_every_task_of_a_config_keeps_the_contract(id):
+    with closing(make("gym", num_envs=2, id=id, time_limit=9)) as env:
+        assert len(check_env(env, seed=3)) == 7
 
 
 def test_an_environment_without_success_never_reports_one():

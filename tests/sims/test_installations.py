@@ -138,17 +138,26 @@ def test_one_of_the_users_own_is_made_anew_when_its_requirements_change(tiny, tm
 
 
 def test_what_cannot_be_installed_is_refused_and_leaves_nothing(tiny, tmp_path):
-    with pytest.raises(UserError, match=r"no simulator of ours is called 'tinny' \(we have: .*tiny\).*--requirements"):
+    with pytest.raises(UserError, match=r"no simulator of ours is called 'tinny'.*mean 'tiny'\?.*--requirements"):
         install("tinny")
-    assert "tinny" not in [one.name for one in known()]
+    assert not (tmp_path / "sims").exists()
+    with pytest.raises(UserError, match=r"nopython cannot be started .*tiny was not installed; name a Python"):
+        install("tiny", python="nopython")
     with pytest.raises(UserError, match="pinned by vla-rl, so it takes no --requirements"):
         install("tiny", requirements=tmp_path / "mine.txt")
     with pytest.raises(UserError, match=r"'\.\./up' is no name of an installation"):
         install("../up")
     with pytest.raises(UserError, match=r"no installation is called 'tinyy'.*did you mean 'tiny'\?"):
         find("tinyy")
-    with pytest.raises(UserError, match="tiny is not installed, so it cannot run"):
+    with pytest.raises(UserError, match="tiny is half installed, so it cannot run"):
         find("tiny")
+
+
+def test_where_nothing_can_be_written_nothing_is_installed(tiny, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VLA_RL_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"file/sims/tiny cannot be made .*; set VLA_RL_HOME to a folder"):
+        install("tiny")
 
 
 def test_our_pins_are_complete_and_exact():

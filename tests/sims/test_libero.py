@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sims.libero import _instruction, _rotation_vector, make_in_process, read_states
+from sims.libero import _instruction, _rotation_vector, check_fits, make_in_process, read_states
 from vla_rl.contract.errors import UserError
 
 
@@ -32,6 +32,12 @@ def test_a_file_that_holds_something_else_is_refused_and_not_run(tmp_path):
         archive.writestr("archive/data.pkl", trap)
     with pytest.raises(UserError, match="holds no table"):
         read_states(tmp_path / "trap.pruned_init")
+
+
+def test_initial_states_of_another_scene_are_refused():
+    check_fits("a_task", np.zeros((50, 47)), 47)
+    with pytest.raises(UserError, match=r"a_task has 47 numbers and its scene has 61, .*; copy the folder"):
+        check_fits("a_task", np.zeros((50, 47)), 61)
 
 
 def test_without_its_assets_it_says_which_files_go_where(tmp_path, monkeypatch):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sims.side_by_side import SideBySide, TaskPool
+from sims.side_by_side import SideBySide, TaskPool, require_positive
 from vla_rl.contract.check import check_env
-from vla_rl.contract.errors import ContractError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 LIMIT = 12
@@ -134,3 +134,9 @@ def test_a_pool_makes_what_is_missing_and_closes_what_was_idle_longest():
     pool.give_back("b", second)
     pool.give_back("a", third)
     assert first.closed and not second.closed and pool.take("a") is third and len(made) == 4
+
+
+def test_sizes_and_limits_below_one_are_refused():
+    require_positive(image_size=1, time_limit=12)
+    with pytest.raises(UserError, match="time_limit=0 is less than 1, so no episode can be played"):
+        require_positive(image_size=64, time_limit=0)

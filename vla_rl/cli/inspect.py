@@ -154,7 +154,7 @@ def _spec(show: Console, spec: EnvSpec) -> None:
         ("time limit", limit),
         ("success", spec.success or "none: compare returns"),
     ]
-    facts += [("device", spec.device), ("snapshots", "yes" if spec.can_snapshot else "no")]
+    facts += [("device", spec.device), ("snapshots", "yes" if spec.can_snapshot else "no"), ("profile", spec.profile)]
     show.print(_table("episodes", ("", ""), facts))
 
 

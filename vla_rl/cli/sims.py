@@ -74,9 +74,15 @@ def install(arguments: Sequence[str]) -> None:
     options: Install = override(Install(), given[1:], "vla-rl sims install NAME")
     requirements = Path(options.requirements) if options.requirements else None
     with console.status(f"installing {given[0]}") as status:
-        made = simulators.installations().install(
-            given[0], lambda line: status.update(f"{given[0]}: {line[:100]}"), requirements, options.python
-        )
+        try:
+            made = simulators.installations().install(
+                given[0], lambda line: status.update(f"{given[0]}: {line[:100]}"), requirements, options.python
+            )
+        except KeyboardInterrupt as stop:
+            raise KeyboardInterrupt(
+                f"stopped; {given[0]} is half installed and will not be used until 'vla-rl sims install {given[0]}' "
+                "has finished it."
+            ) from stop
     console.print(f"{made.name} is installed in {made.folder}; its exact packages are in {made.lock}.")
     for path, source in made.missing_files().items():
         console.print(f"  {path} is missing: {source}.")

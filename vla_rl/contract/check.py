@@ -12,9 +12,11 @@ import numpy as np
 from vla_rl.contract.env import Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, LikelihoodPolicy, Policy, State, encode_observation
+from vla_rl.contract.profile import PROFILES, Profile, profile_of
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _TOLERANCE = 1e-5
+_EXACTLY = PROFILES["bitwise"]
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,13 @@ class Checked:
 def check_env(env: VecEnv, seed: int = 0) -> list[Checked]:
     """Run ``env`` for a few episodes and compare all it delivers with its spec and with the contract.
 
-    All environments are reset at the end.  Raises ContractError naming the first violation.
+    Two plays of one episode have to agree as ``spec.profile`` says.  All environments are reset at the end.  One whose
+    profile is "hardware" is looked at only: no episode starts and no action is executed.  Raises ContractError naming
+    the first violation.
     """
     env_ids, seeds = np.arange(env.num_envs), seed + np.arange(env.num_envs)
+    if not profile_of(env.spec).moves:
+        return [Checked("observation", _check_at_rest(env))]
     parts = {
         "observation": _check_reset,
         "episode": _check_episode,
@@ -43,6 +49,12 @@ def check_env(env: VecEnv, seed: int = 0) -> list[Checked]:
     found = [Checked(name, check(env, env_ids, seeds)) for name, check in parts.items()]
     env.reset(env_ids, seeds)
     return found
+
+
+def observe_at_rest(env: VecEnv) -> Observation:
+    """The observation of all environments at this moment; none is reset."""
+    nobody = np.zeros(0, np.int64)
+    return env.reset(nobody, nobody)
 
 
 def check_observation(obs: Observation, spec: EnvSpec, num_envs: int) -> None:
@@ -107,9 +119,13 @@ def check_ends(step: Step, spec: EnvSpec, num_envs: int) -> None:
 
 
 def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> list[Checked]:
-    """Let ``policy`` act in ``env`` and compare its outputs with the contract; raises ContractError."""
+    """Let ``policy`` act in ``env`` and compare its outputs with the contract; raises ContractError.
+
+    An environment whose profile is "hardware" is observed as it is, and the action is not executed.
+    """
     env_ids = np.arange(env.num_envs)
-    obs = env.reset(env_ids, seed + env_ids)
+    moves = profile_of(env.spec).moves
+    obs = env.reset(env_ids, seed + env_ids) if moves else observe_at_rest(env)
     state = policy.reset_state(policy.initial_state(env.num_envs), env_ids)
     try:
         features, state = encode_observation(policy, obs, state, generator)
@@ -122,7 +138,8 @@ def check_policy(policy: Policy, env: VecEnv, generator: Any, seed: int = 0) -> 
     _check_out(_evaluated(policy, features, state, [generator] * env.num_envs), env)
     out, _ = policy.act(features, state, "sample", generator)
     _check_out(out, env)
-    env.step(on_host(out.action))
+    if moves:
+        env.step(on_host(out.action))
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in features.items())
     found = [Checked("encode", shapes), Checked("act", "in bounds")]
     if isinstance(policy, LikelihoodPolicy):
@@ -185,6 +202,14 @@ def _check_out(out: ActionOut, env: VecEnv) -> None:
 # -- the parts of check_env --------------------------------------------------------------------------------------------
 
 
+def _check_at_rest(env: VecEnv) -> str:
+    obs = observe_at_rest(env)
+    check_observation(obs, env.spec, env.num_envs)
+    later = observe_at_rest(env)
+    _require(np.array_equal(on_host(obs.time), on_host(later.time)), "time counts although no action was executed")
+    return f"{len(obs.images)} cameras, state {list(obs.state.shape)}; nothing was moved"
+
+
 def _check_reset(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
     obs = env.reset(env_ids, seeds)
     check_observation(obs, env.spec, env.num_envs)
@@ -242,16 +267,17 @@ def _check_latched(before: Step, after: Step) -> None:
 def _check_repeats(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
     first = _play(env, env_ids, seeds, [2, 1])
     reversed_ = _play(env, env_ids, seeds[::-1].copy(), [2, 1], reverse=True)
-    _require(
-        _same_episodes(first, reversed_, env_ids[::-1].copy()), "an episode depends on its place or its neighbours"
-    )
-    return "same seed and actions, same episode in any place"
+    profile, backwards = profile_of(env.spec), env_ids[::-1].copy()
+    same = _same_episodes(first, reversed_, backwards, profile)
+    _require(same, "an episode depends on its place or its neighbours")
+    return f"same seed and actions, same episode in any place, {profile}"
 
 
 def _check_chunking(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
     size = min(4, env.spec.max_chunk)
     whole, parts = _play(env, env_ids, seeds, [size]), _play(env, env_ids, seeds, [1] * size)
-    _require(_same_episodes(whole, parts, env_ids), f"one chunk of {size} differs from {size} chunks of 1")
+    profile = profile_of(env.spec)
+    _require(_same_episodes(whole, parts, env_ids, profile), f"one chunk of {size} differs from {size} chunks of 1")
     return f"H={size} equals {size} x H=1"
 
 
@@ -269,7 +295,7 @@ def _check_refuses(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
         raise ContractError(
             f"{env.spec.name!r} executed {name}, which is unsafe on a robot; refuse it before anything moves."
         )
-    _require(_equal(before, env.reset(env_ids[:0], seeds[:0])), "a refused chunk moved something")
+    _require(_equal(before, observe_at_rest(env)), "a refused chunk moved something")
     out_of_bounds = good + np.subtract(env.spec.action.high, env.spec.action.low).astype(good.dtype)
     check_step(env.step(out_of_bounds), env.spec, env.num_envs, 1)
     return "wrong shape and NaN refused"
@@ -279,13 +305,15 @@ def _check_snapshot(env: VecEnv, env_ids: np.ndarray, seeds: np.ndarray) -> str:
     _require(env.spec.can_snapshot == isinstance(env, Snapshots), "spec.can_snapshot is wrong")
     if not isinstance(env, Snapshots):
         return "not offered"
+    profile = profile_of(env.spec)
     _play(env, env_ids, seeds, [1, 1])
     saved = env.snapshot(env_ids)
-    obs = env.reset(env_ids[:0], seeds[:0])
+    obs = observe_at_rest(env)
     first = _continue(env, [1, 2])
-    _require(_equal(obs, env.restore(env_ids, saved)), "restore does not return the observation of the snapshot")
-    _require(_same_episodes(first, _continue(env, [1, 2]), env_ids), "the continuation after restore differs")
-    return "continues bit for bit"
+    restored = env.restore(env_ids, saved)
+    _require(_equal(obs, restored, profile), "restore does not return the observation of the snapshot")
+    _require(_same_episodes(first, _continue(env, [1, 2]), env_ids, profile), "the continuation after restore differs")
+    return f"continues {profile}"
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
@@ -312,21 +340,21 @@ def _continue(env: VecEnv, chunks: list[int], reverse: bool = False) -> list[Ste
     return [env.step(actions[:, a : a + n].copy()) for a, n in zip(starts, chunks, strict=True)]
 
 
-def _same_episodes(one: list[Step], other: list[Step], env_ids: np.ndarray) -> bool:
-    """Whether environment ``i`` of ``one`` equals ``env_ids[i]`` of ``other`` in rewards, ends and observations."""
+def _same_episodes(one: list[Step], other: list[Step], env_ids: np.ndarray, profile: Profile) -> bool:
+    """Whether environment ``i`` of ``one`` is like ``env_ids[i]`` of ``other`` in rewards, ends and observations."""
     flags = all(on_host(getattr(one[-1], n) == getattr(other[-1], n)[env_ids]).all() for n in ("done", "success"))
     names = ("reward", "valid", "executed")
     per_action = (
         [np.concatenate([on_host(getattr(step, name)) for step in steps], 1) for name in names]
         for steps in (one, other)
     )
-    same = all(np.array_equal(a, b[env_ids]) for a, b in zip(*per_action, strict=True))
-    return flags and same and _equal(one[-1].obs, other[-1].obs.select(env_ids))
+    same = all(profile.alike(a, b[env_ids]) for a, b in zip(*per_action, strict=True))
+    return flags and same and _equal(one[-1].obs, other[-1].obs.select(env_ids), profile)
 
 
-def _equal(a: Observation, b: Observation) -> bool:
+def _equal(a: Observation, b: Observation, profile: Profile = _EXACTLY) -> bool:
     left, right = _parts(a), _parts(b)
-    return left.keys() == right.keys() and all(np.array_equal(on_host(left[n]), on_host(right[n])) for n in left)
+    return left.keys() == right.keys() and all(profile.alike(left[name], right[name]) for name in left)
 
 
 def _parts(obs: Observation) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vla_rl.contract.check import check_observation, check_policy, check_step, random_actions
+from vla_rl.contract.check import check_env, check_observation, check_policy, check_step, random_actions
 from vla_rl.contract.env import Observation, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError
+from vla_rl.contract.profile import profile_of
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _ENV_METHODS = {"reset": ("env_ids", "seeds"), "step": ("chunk", "observe"), "close": ()}
@@ -32,7 +33,7 @@ T = TypeVar("T")
 def check_env_quickly(env: Any, seed: int = 0) -> None:
     """Check the methods and the spec of ``env``, then reset it and execute a few random actions.
 
-    Not for robots, which would move.  Raises ContractError with one sentence about the first mistake.
+    One whose profile is "hardware" is looked at only.  Raises ContractError with one sentence about the first mistake.
     """
     name = f"environment {type(env).__name__!r}"
     for attribute in ("spec", "num_envs"):
@@ -40,6 +41,9 @@ def check_env_quickly(env: Any, seed: int = 0) -> None:
             raise _lacks(name, attribute, "see vla_rl.contract.env.VecEnv")
     _check_methods(name, env, _ENV_METHODS, "VecEnv")
     check_spec(env.spec)
+    if not profile_of(env.spec).moves:
+        check_env(env)
+        return
     env_ids = np.arange(env.num_envs)
     obs = _returned(f"reset of {name}", env.reset(env_ids, seed + env_ids), Observation)
     require_finite_observation(env, obs, seed + env_ids)

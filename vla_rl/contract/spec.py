@@ -37,7 +37,8 @@ class EnvSpec:
     episode.  ``action`` of dtype float32 is continuous; of dtype int64 it is discrete, every entry an index from its
     low to its high.  ``success``: "once" if one moment of success suffices, "at_end" if only the last moment counts,
     None if the environment has no notion of success; ``Step.success`` is then always False and returns are compared
-    instead.
+    instead.  ``profile`` says how exactly an episode follows from its seed and actions: "bitwise", "tolerant" (physics
+    on a GPU), or "hardware" (a robot, which no check moves); see ``vla_rl.contract.profile``.
     """
 
     name: str
@@ -53,6 +54,7 @@ class EnvSpec:
     device: str = "cpu"
     can_snapshot: bool = False
     families: tuple[str, ...] = ()
+    profile: str = "bitwise"
 
     @property
     def action_dim(self) -> int:

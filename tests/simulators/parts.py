@@ -1,0 +1,142 @@
+"""What ``make test-sims`` does with each simulator; every function returns the text of its row of the table."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sims import catalog
+from sims.robosuite import INSTRUCTIONS
+from tests.simulators import libero_boxes
+from vla_rl.cli.main import main as vla_rl
+from vla_rl.contract.check import check_env
+from vla_rl.contract.env import VecEnv
+from vla_rl.evaluation.run import evaluate
+from vla_rl.experience.expert import ExpertPolicy
+
+SMALL: dict[str, dict[str, Any]] = {
+    "metaworld": {"tasks": ["reach", "drawer-close"], "time_limit": 100, "image_size": 32},
+    "robosuite": {"time_limit": 12, "cameras": ["agentview"], "image_size": 32},
+    "libero": {"suite": "libero_object", "tasks": [0], "time_limit": 12, "cameras": ["agentview"], "image_size": 32},
+}
+ALSO = {"env": "lift", "options": {"image_size": 32}}  # what the joint run plays besides them
+STILL = "tests.simulators.still:Still"
+# The suite of each simulator, a policy for it, and some of its tasks; without tasks, all.
+SUITES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "metaworld": ("metaworld-mt10", "expert", ()),
+    "robosuite": ("robosuite", STILL, ()),
+    "libero": ("libero", STILL, tuple(f"libero_{part}-0" for part in ("spatial", "object", "goal", "10"))),
+}
+TRAINING = {
+    "loop.iterations": 1,
+    "loop.validate-every": 1,
+    "experience.num_envs": 2,
+    "experience.decisions": 8,
+    "algorithm.minibatch": 16,
+    "evaluation.validation": 2,
+    "evaluation.test": 2,
+    "evaluation.num_envs": 2,
+}
+
+
+def parts_of(name: str) -> dict[str, Callable[[], str]]:
+    """{what is done: how} with the simulator ``name``."""
+    parts = {
+        "check_env": partial(checked, name, {**SMALL[name], "workers": 2}),
+        "expert": partial(expert, name),
+        "training": partial(train, name, SMALL[name]),
+        "suite": partial(suite, *SUITES[name]),
+    }
+    return parts | MORE.get(name, {})
+
+
+def parts_of_all(names: list[str]) -> dict[str, Callable[[], str]]:
+    """What is done with all of ``names`` at once."""
+    options = {"envs": [*({"env": name, "options": SMALL[name]} for name in names), ALSO]}
+    return {"check_env": partial(checked, "multi_task", options), "training": partial(train, "multi_task", options)}
+
+
+def checked(name: str, options: Mapping[str, Any]) -> str:
+    """The environment keeps the contract, and repeats itself as its spec says."""
+    with closing(catalog.make(name, num_envs=2, **options)) as env:
+        found = {item.name: item.result for item in check_env(env, seed=11)}
+        return f"{len(found)} checks; {found['determinism']}"
+
+
+def robosuite_task(task: str) -> str:
+    """A robosuite task keeps the contract, and another process plays the same episode."""
+    options = {**SMALL["robosuite"], "task": task, "robots": ["Panda"] * (2 if task.startswith("TwoArm") else 1)}
+    result = checked("robosuite", options)
+    states = []
+    for _ in range(2):
+        with closing(catalog.make("robosuite", num_envs=1, **options)) as env:
+            env.reset([0], [5])
+            step = env.step(np.full((1, 8, env.spec.action_dim), 0.3))
+            states.append(np.concatenate([step.obs.state, step.obs.extras["privileged/objects"], step.reward], 1))
+    assert np.array_equal(*states), "a second process plays another episode"
+    return f"{result}, and in another process"
+
+
+def libero_rules() -> str:
+    """LIBERO's own code starts tasks of every suite and knows when one is fulfilled."""
+    path = Path(__file__).with_name("libero_play.py")
+    found = json.loads(libero_boxes.run(path).splitlines()[-1])
+    assert found["success"] == [[False, ""], [True, "success"]], found["success"]
+    count = sum(map(len, found["played"].values()))
+    return f"{count} tasks of {len(found['played'])} suites start; success when the object is put where it belongs"
+
+
+MORE: dict[str, dict[str, Callable[[], str]]] = {
+    "robosuite": {task: partial(robosuite_task, task) for task in INSTRUCTIONS},
+    "libero": {"rules": libero_rules},
+}
+
+
+def expert(name: str) -> str:
+    """The expert, if there is one, mostly succeeds."""
+    if catalog.extras(name).expert is None:
+        return "it has none"
+    env: VecEnv
+    with closing(catalog.make(name, num_envs=2, **{**SMALL[name], "cameras": []})) as env:
+        found = evaluate(env, ExpertPolicy(catalog.expert(name, 1).act), list(range(8)))
+    assert found.rate.success > 0.5, found.cause
+    return f"success {found.rate.success:.0%} of {found.rate.episodes}"
+
+
+def train(name: str, options: Mapping[str, Any]) -> str:
+    """PPO trains on it by the command line."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [text for key, value in TRAINING.items() for text in (f"--{key}", str(value))]
+        env = ["--env", name, "--env.options", json.dumps(dict(options)), "--out", f"{folder}/run"]
+        vla_rl(["train", "gym.py:inverted_pendulum", *env, *arguments])
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines]
+    losses = [value for line in metrics for key, value in line.items() if key.startswith("critic/")]
+    assert losses and np.isfinite(losses).all()
+    return "one iteration of PPO"
+
+
+def suite(name: str, policy: str, tasks: tuple[str, ...]) -> str:
+    """An episode of every task of the suite ``name``; the same command again plays nothing and writes the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = ["--suite", name, "--policy", policy, "--out", folder, "--episodes", "1", "--num-envs", "1"]
+        command = ["eval", *given, "--videos", "1", *(["--tasks", *tasks] if tasks else [])]
+        vla_rl(command)
+        first = (Path(folder) / "episodes.csv").read_bytes()
+        vla_rl(command)
+        assert (Path(folder) / "episodes.csv").read_bytes() == first
+        results = json.loads((Path(folder) / "results.json").read_text())
+        videos, page = list((Path(folder) / "videos").glob("*.mp4")), (Path(folder) / "report.html").read_text()
+    played = [line["task"] for line in csv.DictReader(first.decode().splitlines())]
+    assert played == list(results["tasks"]) and len(videos) == len(played), (played, videos)
+    assert all(task in page for task in played)
+    ends = sorted({cause for task in results["tasks"].values() for cause in task["causes"]})
+    return f"{len(played)} tasks of {name} played ({', '.join(ends)})"
