@@ -49,7 +49,7 @@ class Libero:
         """Task number ``seed % len(tasks)`` from its initial state ``seed // len(tasks)``, counted round."""
         task = seed % len(self._tasks)
         if self._tasks[task] != self._name:
-            self.close()
+            self._give_back()
             self._name = self._tasks[task]
             self._env = self._pool.take(self._name)
         np.random.seed(seed % 2**32)  # LIBERO draws from the global generators
@@ -78,6 +78,11 @@ class Libero:
         return self._rig.images(self._name, self._env.sim.model._model, self._env.sim.data._data)
 
     def close(self) -> None:
+        self._give_back()
+        self._pool.close()
+        self._rig.close()
+
+    def _give_back(self) -> None:
         if self._env is not None:
             self._pool.give_back(self._name, self._env)
             self._env = None
@@ -114,7 +119,7 @@ def make_in_process(
     if not len(chosen) or not all(0 <= number < len(names) for number in chosen):
         raise UserError(f"tasks={list(chosen)} are not within the {len(names)} of {suite}; give numbers from 0.")
     played = [names[number] for number in chosen]
-    rig = CameraRig(cameras, image_size, (_COLLISION_GROUP,))
+    rig = CameraRig(cameras, image_size, 2 * num_envs, (_COLLISION_GROUP,))
     pool = TaskPool(lambda name: _make_task(suite, name), 2 * num_envs)
     _check_cameras(pool, played[0], cameras)
     spec = _spec(suite, played, cameras, image_size, time_limit)

@@ -85,6 +85,7 @@ class Robosuite:
 
     def close(self) -> None:
         self._env.close()
+        self._rig.close()
 
     def _of_arm(self, arm: int) -> list[np.ndarray]:
         quaternion = np.roll(self._values[f"robot{arm}_eef_quat"], 1)  # robosuite's has its real part last
@@ -128,7 +129,7 @@ def make_in_process(
         "seed": 0,  # a generator of its own, which reset sets
         **(arguments or {}),
     }
-    rig = CameraRig(cameras, image_size, (_COLLISION_GROUP,))
+    rig = CameraRig(cameras, image_size, 1, (_COLLISION_GROUP,))
     simulators = [Robosuite(suite.make(**options), rig) for _ in range(num_envs)]
     return SideBySide(_spec(simulators[0], task, cameras, image_size, time_limit), simulators)
 

@@ -171,3 +171,8 @@ class TaskPool:
         if len(self._idle) > self._most_idle:
             _, (_, oldest) = self._idle.popitem(last=False)
             oldest.close()
+
+    def close(self) -> None:
+        """Close all that are idle; safe to call twice."""
+        while self._idle:
+            self._idle.popitem()[1][1].close()

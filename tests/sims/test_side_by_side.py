@@ -134,6 +134,8 @@ def test_a_pool_makes_what_is_missing_and_closes_what_was_idle_longest():
     pool.give_back("b", second)
     pool.give_back("a", third)
     assert first.closed and not second.closed and pool.take("a") is third and len(made) == 4
+    pool.close()
+    assert second.closed and not third.closed
 
 
 def test_sizes_and_limits_below_one_are_refused():

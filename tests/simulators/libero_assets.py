@@ -49,7 +49,7 @@ def needed() -> dict[str, set[str]]:
 
 
 def object_xml(kind: str, regions: set[str]) -> str:
-    """A box of 4 cm; its moving parts and regions are above each other."""
+    """A box of 4 cm; its moving parts and regions are in a row beside it, so that LIBERO finds room for everything."""
     moving = {**dict.fromkeys(HINGES.get(kind, ()), "hinge"), **dict.fromkeys(SLIDES.get(kind, ()), "slide")}
     parts = []
     for number, name in enumerate([*moving, *sorted(regions - set(moving))]):
@@ -57,7 +57,7 @@ def object_xml(kind: str, regions: set[str]) -> str:
             f'<joint name="{name}_joint" type="{moving[name]}" axis="0 0 1" damping="10"/>' if name in moving else ""
         )
         parts.append(
-            f'<body name="{name}_part" pos="0 0 {0.02 * number}">{joint}{_INERTIA}'
+            f'<body name="{name}_part" pos="{0.05 + 0.05 * number} 0 0">{joint}{_INERTIA}'
             f'<geom name="{name}_geom" size="0.03 0.03 0.005" rgba="0.3 0.4 0.6 1" type="box" {_VISUAL}/>'
             f'<site name="{name}" type="box" pos="0 0 0" quat="1 0 0 0" size="0.08 0.08 0.04" rgba="0 0 0 0"/></body>'
         )
@@ -67,7 +67,7 @@ def object_xml(kind: str, regions: set[str]) -> str:
         f'<geom name="solid" type="box" group="0" mass="0.1" {box}/><geom name="seen" {box} type="box" {_VISUAL}/>'
         f"{''.join(parts)}</body>"
         '<site name="bottom_site" pos="0 0 -0.02"/><site name="top_site" pos="0 0 0.02"/>'
-        '<site name="horizontal_radius_site" pos="0.02 0.02 0"/></body></worldbody></mujoco>'
+        '<site name="horizontal_radius_site" pos="0.001 0 0"/></body></worldbody></mujoco>'
     )
 
 
