@@ -29,11 +29,11 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 ALSO = {"env": "lift", "options": {"image_size": 32}}  # what the joint run plays besides them
 STILL = "tests.simulators.still:Still"
-# The suite of each simulator, a policy for it, and some of its tasks; without tasks, all.
-SUITES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "metaworld": ("metaworld-mt10", "expert", ()),
-    "robosuite": ("robosuite", STILL, ()),
-    "libero": ("libero", STILL, tuple(f"libero_{part}-0" for part in ("spatial", "object", "goal", "10"))),
+# The suite of each simulator, a policy for it, some of its tasks (without, all), and how many episodes are filmed.
+SUITES: dict[str, tuple[str, str, tuple[str, ...], int]] = {
+    "metaworld": ("metaworld-mt10", "expert", (), 1),
+    "robosuite": ("robosuite", STILL, (), 0),  # its pictures take longest
+    "libero": ("libero", STILL, tuple(f"libero_{part}-0" for part in ("spatial", "object", "goal", "10")), 1),
 }
 TRAINING = {
     "loop.iterations": 1,
@@ -73,7 +73,8 @@ def checked(name: str, options: Mapping[str, Any]) -> str:
 
 def robosuite_task(task: str) -> str:
     """A robosuite task keeps the contract, and another process plays the same episode."""
-    options = {**SMALL["robosuite"], "task": task, "robots": ["Panda"] * (2 if task.startswith("TwoArm") else 1)}
+    robots = ["Panda"] * (2 if task.startswith("TwoArm") else 1)
+    options = {**SMALL["robosuite"], "task": task, "robots": robots, "cameras": []}
     result = checked("robosuite", options)
     states = []
     for _ in range(2):
@@ -124,11 +125,11 @@ def train(name: str, options: Mapping[str, Any]) -> str:
     return "one iteration of PPO"
 
 
-def suite(name: str, policy: str, tasks: tuple[str, ...]) -> str:
+def suite(name: str, policy: str, tasks: tuple[str, ...], filmed: int) -> str:
     """An episode of every task of the suite ``name``; the same command again plays nothing and writes the same."""
     with tempfile.TemporaryDirectory() as folder:
         given = ["--suite", name, "--policy", policy, "--out", folder, "--episodes", "1", "--num-envs", "1"]
-        command = ["eval", *given, "--videos", "1", *(["--tasks", *tasks] if tasks else [])]
+        command = ["eval", *given, "--videos", str(filmed), *(["--tasks", *tasks] if tasks else [])]
         vla_rl(command)
         first = (Path(folder) / "episodes.csv").read_bytes()
         vla_rl(command)
@@ -136,7 +137,7 @@ def suite(name: str, policy: str, tasks: tuple[str, ...]) -> str:
         results = json.loads((Path(folder) / "results.json").read_text())
         videos, page = list((Path(folder) / "videos").glob("*.mp4")), (Path(folder) / "report.html").read_text()
     played = [line["task"] for line in csv.DictReader(first.decode().splitlines())]
-    assert played == list(results["tasks"]) and len(videos) == len(played), (played, videos)
+    assert played == list(results["tasks"]) and len(videos) == filmed * len(played), (played, videos)
     assert all(task in page for task in played)
     ends = sorted({cause for task in results["tasks"].values() for cause in task["causes"]})
     return f"{len(played)} tasks of {name} played ({', '.join(ends)})"
