@@ -117,7 +117,7 @@ def train(name: str, options: Mapping[str, Any]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         arguments = [text for key, value in TRAINING.items() for text in (f"--{key}", str(value))]
         env = ["--env", name, "--env.options", json.dumps(dict(options)), "--out", f"{folder}/run"]
-        vla_rl(["train", "gym.py:inverted_pendulum", *env, *arguments])
+        _run(["train", "gym.py:inverted_pendulum", *env, *arguments])
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines]
     losses = [value for line in metrics for key, value in line.items() if key.startswith("critic/")]
@@ -130,9 +130,9 @@ def suite(name: str, policy: str, tasks: tuple[str, ...], filmed: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         given = ["--suite", name, "--policy", policy, "--out", folder, "--episodes", "1", "--num-envs", "1"]
         command = ["eval", *given, "--videos", str(filmed), *(["--tasks", *tasks] if tasks else [])]
-        vla_rl(command)
+        _run(command)
         first = (Path(folder) / "episodes.csv").read_bytes()
-        vla_rl(command)
+        _run(command)
         assert (Path(folder) / "episodes.csv").read_bytes() == first
         results = json.loads((Path(folder) / "results.json").read_text())
         videos, page = list((Path(folder) / "videos").glob("*.mp4")), (Path(folder) / "report.html").read_text()
@@ -141,3 +141,13 @@ def suite(name: str, policy: str, tasks: tuple[str, ...], filmed: int) -> str:
     assert all(task in page for task in played)
     ends = sorted({cause for task in results["tasks"].values() for cause in task["causes"]})
     return f"{len(played)} tasks of {name} played ({', '.join(ends)})"
+
+
+def _run(arguments: list[str]) -> None:
+    """A command of ours; raises RuntimeError when it refuses, and what Ctrl-C raises."""
+    try:
+        vla_rl(arguments)
+    except SystemExit as ended:
+        if ended.code == 2:
+            raise RuntimeError(f"vla-rl {' '.join(arguments)} was refused") from ended
+        raise
