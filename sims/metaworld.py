@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from sims import catalog, isolated
+from sims.camera_rig import CameraRig
 from sims.isolation.env import IsolatedEnv
-from sims.side_by_side import SideBySide, TaskPool
+from sims.side_by_side import SideBySide, TaskPool, require_positive
 from vla_rl.contract.env import PRIVILEGED, Observation
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import ArraySpec, EnvSpec
@@ -44,7 +45,9 @@ _PROPRIOCEPTION = 4  # entries of its observation that are proprioception: the h
 class MetaWorld:
     """One Meta-World environment, which plays the task that a seed chooses (``sims.side_by_side.Simulator``)."""
 
-    def __init__(self, tasks: Sequence[str], rig: CameraRig, pool: TaskPool, shaped: bool, action_repeat: int) -> None:
+    def __init__(
+        self, tasks: Sequence[str], rig: MetaWorldCameras, pool: TaskPool, shaped: bool, action_repeat: int
+    ) -> None:
         self._tasks, self._rig, self._pool = tasks, rig, pool
         self._shaped, self._action_repeat = shaped, action_repeat
         self._name = ""
@@ -55,7 +58,7 @@ class MetaWorld:
         """The task is number ``seed % len(tasks)``; the scene is drawn by Meta-World itself from ``seed``."""
         task = seed % len(self._tasks)
         if self._tasks[task] != self._name:
-            self.close()
+            self._give_back()
             self._name = self._tasks[task]
             self._env = self._pool.take(self._name)
         self._env.seed(seed)
@@ -85,30 +88,30 @@ class MetaWorld:
         return self._rig.images(self._name, self._env)
 
     def close(self) -> None:
+        self._give_back()
+        self._pool.close()
+        self._rig.close()
+
+    def _give_back(self) -> None:
         if self._env is not None:
             self._pool.give_back(self._name, self._env)
             self._env = None
 
 
-class CameraRig:
-    """Pictures of all tasks; each task has one renderer."""
+class MetaWorldCameras:
+    """Upright pictures of all tasks, from cameras that can be moved."""
 
-    def __init__(self, cameras: Sequence[str], size: int, positions: Mapping[str, Sequence[float]]) -> None:
-        self._cameras, self._size, self._positions = cameras, size, positions
-        self._renderers: dict[str, Any] = {}
+    def __init__(self, rig: CameraRig, positions: Mapping[str, Sequence[float]]) -> None:
+        """``positions`` {camera: (x, y, z)} in metres are other than Meta-World's."""
+        self._rig, self._positions = rig, positions
+        self.close = rig.close
 
     def images(self, task: str, env: Any) -> dict[str, np.ndarray]:
         """{camera: uint8 [h,w,3]} of ``env``, which plays ``task``."""
-        if not self._cameras:
-            return {}
-        if task not in self._renderers:
-            from sims.mujoco.shared_renderer import SharedRenderer
-
-            self._renderers[task] = SharedRenderer(env.model, self._size, self._size)
         for camera, position in self._positions.items():
             env.model.camera(camera).pos[:] = position
         _place_cameras(env)
-        pictures = {name: self._renderers[task].render(env.model, env.data, name) for name in self._cameras}
+        pictures = self._rig.images(task, env.model, env.data)
         return {name: image[::-1, ::-1] if name in _UPSIDE_DOWN else image for name, image in pictures.items()}
 
 
@@ -169,6 +172,7 @@ def spec(
             raise UserError(
                 f"Meta-World has no camera {camera!r}, so it takes no pictures; {did_you_mean(camera, CAMERAS)}"
             )
+    require_positive(image_size=image_size)
     if min(time_limit, action_repeat) < 1 or time_limit * action_repeat > _LIMIT:
         raise UserError(
             f"time_limit={time_limit} with action_repeat={action_repeat} is not within Meta-World's 1 to {_LIMIT} "
@@ -216,10 +220,8 @@ def make_in_process(
     any of its steps.  ``privileged/observation`` is the whole observation with the goal.
     """
     found = spec(tasks, cameras, image_size, time_limit, action_repeat, camera_positions)
-    rig, pool = (
-        CameraRig(cameras, image_size, {**_POSITIONS, **(camera_positions or {})}),
-        TaskPool(_make_task, 2 * num_envs),
-    )
+    rig = MetaWorldCameras(CameraRig(cameras, image_size, 2 * num_envs), {**_POSITIONS, **(camera_positions or {})})
+    pool = TaskPool(_make_task, 2 * num_envs)
     played = [MetaWorld(found.families, rig, pool, shaped, action_repeat) for _ in range(num_envs)]
     return SideBySide(found, played)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sims import catalog
-from sims.metaworld import MT10, TASKS, CameraRig, Expert, MetaWorld, spec
+from sims.camera_rig import CameraRig
+from sims.metaworld import MT10, TASKS, Expert, MetaWorld, MetaWorldCameras, spec
 from sims.side_by_side import TaskPool
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
@@ -36,6 +37,7 @@ def test_there_are_ten_and_fifty_tasks():
         ({"tasks": []}, "names no task or one twice"),
         ({"cameras": ["corner9"]}, r"no camera 'corner9'.*did you mean 'corner'\?"),
         ({"camera_positions": {"top": (0, 0, 1)}}, r"no camera 'top'.*did you mean 'topview'\?"),
+        ({"image_size": 0}, "image_size=0 is less than 1"),
         ({"time_limit": 501}, "not within Meta-World's 1 to 500"),
         ({"time_limit": 101, "action_repeat": 5}, "not within Meta-World's 1 to 500"),
         ({"action_repeat": 0}, "not within Meta-World's 1 to 500"),
@@ -74,7 +76,13 @@ class Door:
 
 def played(action_repeat, shaped, actions):
     """Rewards and successes of so many actions."""
-    door = MetaWorld(["door-open"], CameraRig((), 64, {}), TaskPool(lambda task: Door(), 1), shaped, action_repeat)
+    door = MetaWorld(
+        ["door-open"],
+        MetaWorldCameras(CameraRig((), 64, 1), {}),
+        TaskPool(lambda task: Door(), 1),
+        shaped,
+        action_repeat,
+    )
     door.reset(0)
     return [door.act(np.zeros(4, np.float32)) for _ in range(actions)]
 

@@ -45,6 +45,17 @@ TRAINING = {
     "evaluation.test": 2,
     "evaluation.num_envs": 2,
 }
+# configs/metaworld.py in moments
+IMITATION = {"imitation.demonstrations": 2, "imitation.fit.steps": 5, "evaluation.validation": 2}
+RESIDUAL = {
+    "rl.experience.num-envs": 2,
+    "rl.algorithm.learning-starts": 16,
+    "rl.algorithm.batch": 16,
+    "rl.loop.env-steps": 64,
+    "evaluation.validation": 2,
+    "evaluation.test": 2,
+    "evaluation.num_envs": 2,
+}
 
 
 def parts_of(name: str) -> dict[str, Callable[[], str]]:
@@ -95,12 +106,6 @@ def libero_rules() -> str:
     return f"{count} tasks of {len(found['played'])} suites start; success when the object is put where it belongs"
 
 
-MORE: dict[str, dict[str, Callable[[], str]]] = {
-    "robosuite": {task: partial(robosuite_task, task) for task in INSTRUCTIONS},
-    "libero": {"rules": libero_rules},
-}
-
-
 def expert(name: str) -> str:
     """The expert, if there is one, mostly succeeds."""
     if catalog.extras(name).expert is None:
@@ -115,14 +120,21 @@ def expert(name: str) -> str:
 def train(name: str, options: Mapping[str, Any]) -> str:
     """PPO trains on it by the command line."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = [text for key, value in TRAINING.items() for text in (f"--{key}", str(value))]
         env = ["--env", name, "--env.options", json.dumps(dict(options)), "--out", f"{folder}/run"]
-        _run(["train", "gym.py:inverted_pendulum", *env, *arguments])
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    metrics = [json.loads(line) for line in lines]
-    losses = [value for line in metrics for key, value in line.items() if key.startswith("critic/")]
-    assert losses and np.isfinite(losses).all()
+        _run(["train", "gym.py:inverted_pendulum", *env, *_arguments(TRAINING)])
+        _require_losses(Path(folder) / "run")
     return "one iteration of PPO"
+
+
+def from_pixels() -> str:
+    """The expert is imitated from pixels and the policy improved."""
+    with tempfile.TemporaryDirectory() as folder:
+        _run(["train", "metaworld.py:imitate", "--out", f"{folder}/imitate", *_arguments(IMITATION)])
+        start = ["--policy", f"{folder}/imitate/checkpoints/imitation"]
+        start += ["--demonstrations", f"{folder}/imitate/demonstrations", "--out", f"{folder}/residual"]
+        _run(["train", "metaworld.py:residual_td3", *start, *_arguments(RESIDUAL)])
+        _require_losses(Path(folder) / "residual")
+    return "imitation, then residual TD3"
 
 
 def suite(name: str, policy: str, tasks: tuple[str, ...], filmed: int) -> str:
@@ -151,3 +163,20 @@ def _run(arguments: list[str]) -> None:
         if ended.code == 2:
             raise RuntimeError(f"vla-rl {' '.join(arguments)} was refused") from ended
         raise
+
+
+def _arguments(values: Mapping[str, object]) -> list[str]:
+    return [text for key, value in values.items() for text in (f"--{key}", str(value))]
+
+
+def _require_losses(run: Path) -> None:
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [value for line in metrics for key, value in line.items() if key.startswith("critic/")]
+    assert losses and np.isfinite(losses).all()
+
+
+MORE: dict[str, dict[str, Callable[[], str]]] = {
+    "metaworld": {"from pixels": from_pixels},
+    "robosuite": {task: partial(robosuite_task, task) for task in INSTRUCTIONS},
+    "libero": {"rules": libero_rules},
+}
