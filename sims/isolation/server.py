@@ -22,6 +22,9 @@ from vla_rl.contract.wire import handshake, read_message, write_message
 GREETING_S = 10.0  # to present the key
 MAX_REQUEST = 1 << 28  # bytes
 MAX_SESSIONS = 256
+# Seconds of silence before the client's machine is asked whether it is there, between two such questions, and how many.
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 3}
+_PAUSE = 0.5  # seconds after a connection that could not be accepted, as when too many files are open
 _ANSWER_S = 3600.0  # the client's deadline ends a session before; this bounds one whose client is gone unnoticed
 
 
@@ -46,14 +49,19 @@ class Server:
         self.port = int(self._listener.getsockname()[1])
         self._sessions = threading.BoundedSemaphore(MAX_SESSIONS)
         self._open: set[socket.socket] = set()
+        self._closed = False
 
     def run(self) -> None:
         """Accept connections until :meth:`close`; each has a thread and a worker process of its own."""
         while True:
             try:
                 connected, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError as error:
+                if self._closed:
+                    return
+                print(f"a connection could not be accepted: {error}", file=sys.stderr)
+                time.sleep(_PAUSE)
+                continue
             if not self._sessions.acquire(blocking=False):
                 connected.close()
                 continue
@@ -62,6 +70,7 @@ class Server:
 
     def close(self) -> None:
         """Stop listening and end every session."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -74,6 +83,7 @@ class Server:
         try:
             connected.settimeout(GREETING_S)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_silence(connected)
             encrypted = self.security.serve(connected)
             self._open.add(encrypted)
             opened.append(encrypted)
@@ -103,6 +113,14 @@ class Server:
             return False
         handshake(stream, stream, f"server of {self.name}")
         return True
+
+
+def _notice_silence(connected: socket.socket) -> None:
+    """End the connection of a client whose machine is gone without a word, within minutes, also between requests."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        if hasattr(socket, option):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _relay(stream: SocketStream, name: str, start: Callable[[], LocalWorker]) -> None:
