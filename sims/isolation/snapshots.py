@@ -14,6 +14,7 @@ from sims.isolation.supervised import Answer, Request, SupervisedWorker
 from vla_rl.contract.env import Observation, Snapshot
 from vla_rl.contract.errors import ContractError
 
+_INNER = "worker/"  # what the workers have saved
 _OWN = "isolated/"
 _KEPT = _OWN + "kept/"  # the observations of frozen environments, in snapshots that have such
 _CAUSE_BYTES = 64
@@ -32,7 +33,7 @@ class IsolatedSnapshotEnv(IsolatedEnv):
         for worker, answer in answers.items():
             places = self._places(index, worker)
             for name, part in answer.arrays.items():
-                whole = found.setdefault(name, np.zeros((index.size, *part.shape[1:]), part.dtype))
+                whole = found.setdefault(_INNER + name, np.zeros((index.size, *part.shape[1:]), part.dtype))
                 whole[places] = part
         return found | self._own(index)
 
@@ -47,7 +48,7 @@ class IsolatedSnapshotEnv(IsolatedEnv):
                 f"{f' in {sorted(missing)}' if missing else ''}, so nothing was restored; take it from an isolated "
                 "environment with the same options, and give as many env_ids as it has entries."
             )
-        inner = {name: array for name, array in arrays.items() if not name.startswith(_OWN)}
+        inner = {name.removeprefix(_INNER): array for name, array in arrays.items() if name.startswith(_INNER)}
         self._insist(self._owners(index), partial(self._restore_request, index, inner), index.tolist())
         for name in ("seed", "time", *FLAGS):
             getattr(self._book, name)[index] = arrays[_OWN + name]
