@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vla_rl.contract.env import PRIVILEGED, Observation, Observe, Snapshot, Step, VecEnv, on_host
+from vla_rl.contract.env import PRIVILEGED, AsyncSteps, Observation, Observe, Snapshot, Step, VecEnv, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.profile import loosest
 from vla_rl.contract.rows import EpisodeTracker, restore_rows, select_rows
@@ -23,7 +23,8 @@ class MultiTaskEnv:
 
     The seed chooses: ``seed % M`` is the member and ``seed // M`` the seed of its episode.  So an episode follows from
     its seed alone, in any place, and every member has ``E`` environments, of which those that are not played idle.
-    (Before its first episode an environment of a member cannot idle: it runs unseen to its end, once.)
+    (Before its first episode an environment of a member cannot idle: it runs unseen to its end, once.)  Members in
+    other processes (``AsyncSteps``) are stepped at the same time.
 
     tasks, families  those of the members, one after the other; a family is prefixed with its member's name
     images           every camera of any member; black where a member has no camera of that name
@@ -70,12 +71,8 @@ class MultiTaskEnv:
         reward, valid = np.zeros((count, horizon), np.float32), np.zeros((count, horizon), bool)
         executed, intervened = np.zeros_like(action), np.zeros((count, horizon), bool)
         frames = [[member.obs for member in self._members] for _ in range(horizon if observe == "all" else 0)]
-        running = ~self._book.done
-        for number, member in enumerate(self._members):
-            rows = np.flatnonzero((self._played == number) & running)
-            if not rows.size:
-                continue
-            step = member.step(action, rows, observe)
+        for number, rows, step in self._member_steps(action, observe):
+            member = self._members[number]
             for i, frame in enumerate(step.frames):
                 frames[i][number] = frame
             reward[rows], valid[rows] = on_host(step.reward)[rows], on_host(step.valid)[rows]
@@ -93,6 +90,16 @@ class MultiTaskEnv:
         """Close every member; safe to call twice."""
         for member in self._members:
             member.env.close()
+
+    def _member_steps(self, action: np.ndarray, observe: Observe) -> list[tuple[int, np.ndarray, Step]]:
+        """Number, rows and step of every member that is played; those in other processes compute at the same time."""
+        running = ~self._book.done
+        rows = {number: np.flatnonzero((self._played == number) & running) for number in range(len(self._members))}
+        played = [number for number in rows if rows[number].size]
+        for number in played:
+            self._members[number].begin(action, rows[number], observe)
+        played.sort(key=lambda number: self._members[number].asynchronous)  # this process computes before it waits
+        return [(number, rows[number], self._members[number].finish()) for number in played]
 
     def _observe(self) -> Observation:
         return self._joined([member.obs for member in self._members])
@@ -158,6 +165,8 @@ class _Member:
     def __init__(self, env: VecEnv) -> None:
         self.env = env
         self.obs: Observation | None = None  # None before the first reset
+        self.asynchronous = isinstance(env, AsyncSteps)
+        self._begun: tuple[np.ndarray, Observe]
         spec = env.spec.action
         low, high = (np.broadcast_to(np.asarray(bound, np.float32), spec.shape) for bound in (spec.low, spec.high))
         self._centre, self._half = (high + low) / 2, (high - low) / 2
@@ -176,11 +185,17 @@ class _Member:
         if self.obs is None:
             self.obs = self.env.reset(np.arange(self.env.num_envs), np.zeros(self.env.num_envs, np.int64))
 
-    def step(self, action: np.ndarray, rows: np.ndarray, observe: Observe) -> Step:
+    def begin(self, action: np.ndarray, rows: np.ndarray, observe: Observe) -> None:
         """Execute the joint ``action`` [E,H,D] in ``rows``; the others get the middle of the bounds."""
         own = np.zeros((*action.shape[:2], self._half.size), np.float32)
         own[rows] = action[rows][..., : self._half.size]
-        step = self.env.step(self._centre + own * self._half, observe)
+        self._begun = self._centre + own * self._half, observe
+        if isinstance(self.env, AsyncSteps):
+            self.env.step_async(*self._begun)
+
+    def finish(self) -> Step:
+        """The step that was begun."""
+        step = self.env.step_wait() if isinstance(self.env, AsyncSteps) else self.env.step(*self._begun)
         self.obs = step.obs
         return step
 

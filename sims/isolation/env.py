@@ -49,6 +49,8 @@ class IsolatedEnv:
         self.truncated_by_worker = 0
         self._book = EpisodeTracker(workers[-1].rows.stop)
         self._cause = [""] * self.num_envs
+        self._asked: dict[SupervisedWorker, Request] = {}  # those that have not answered yet
+        self._begun: tuple[int, int] | None = None  # actions and frames of a step that nobody has waited for
         # Environments for which no worker answers, as it failed or they were never reset, and their observation.
         self._frozen = np.ones(self.num_envs, bool)
         self._layout = observation_layout(self.spec)
@@ -76,16 +78,34 @@ class IsolatedEnv:
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D]; see ``VecEnv.step``."""
+        self.step_async(chunk, observe)
+        return self.step_wait()
+
+    def step_async(self, chunk: Any, observe: Observe = "last") -> None:
+        """Let the workers execute ``chunk`` [E,H,D]; see ``AsyncSteps``."""
         action = self._book.chunk(chunk, self.spec)
         horizon = action.shape[1]
         frames = horizon if observe == "all" else 0
         check = partial(self._check_step, step_layout(self.spec, horizon), frames)
-        requests = {
-            worker: Request("step", {"chunk": action[worker.rows]}, partial(check, worker.size), {"observe": observe})
-            for worker in self.workers
-            if not worker.fresh
-        }
-        answers = self._ask(requests)
+        self._send(
+            {
+                worker: Request(
+                    "step", {"chunk": action[worker.rows]}, partial(check, worker.size), {"observe": observe}
+                )
+                for worker in self.workers
+                if not worker.fresh
+            }
+        )
+        self._begun = horizon, frames
+
+    def step_wait(self) -> Step:
+        """The step that the workers were asked for; see ``AsyncSteps``."""
+        if self._begun is None:
+            raise ContractError(
+                "no step was begun, or another call gave it up, so there is none to wait for; call step_async first."
+            )
+        (horizon, frames), self._begun = self._begun, None
+        answers = self._receive()
         parts = self._per_action(answers, horizon)
         self._latch(answers)
         seen = tuple(self._observation(frame(number)) for number in range(frames))
@@ -100,31 +120,36 @@ class IsolatedEnv:
     # -- asking the workers -------------------------------------------------------------------------------------------
 
     def _ask(self, requests: Mapping[SupervisedWorker, Request], given_up: Sequence[int] = ()) -> Answers:
-        """The answers of the workers that did not fail; those of the others are frozen.
+        """The answers of the workers that did not fail; see :meth:`_receive`."""
+        self._send(requests)
+        return self._receive(given_up)
 
-        All are asked before the first one is waited for.  Nobody cares for the episodes of the rows ``given_up``.
+    def _send(self, requests: Mapping[SupervisedWorker, Request]) -> None:
+        """Ask all workers before one of them is waited for."""
+        for worker in self._asked:  # the exchange before was interrupted, and its answer may still come
+            worker.abandon()
+        self._asked, self._begun = dict(requests), None
+        for worker, request in requests.items():
+            worker.send(request)
+
+    def _receive(self, given_up: Sequence[int] = ()) -> Answers:
+        """The answers of the workers that were asked and did not fail; the environments of the others are frozen.
+
+        Nobody cares for the episodes of the rows ``given_up``.
         """
         answers: Answers = {}
-        waiting = dict(requests)
         refusal: ContractError | None = None
-        try:
-            for worker, request in requests.items():
-                worker.send(request)
-            for worker, request in requests.items():
-                try:
-                    answer = worker.receive(request)
-                except ContractError as error:
-                    refusal = error
+        for worker, request in list(self._asked.items()):
+            try:
+                answer = worker.receive(request)
+            except ContractError as error:
+                refusal = error
+            else:
+                if answer is None:
+                    self._freeze(worker, given_up)
                 else:
-                    if answer is None:
-                        self._freeze(worker, given_up)
-                    else:
-                        answers[worker] = answer
-                del waiting[worker]
-        except BaseException:
-            for worker in waiting:
-                worker.abandon()
-            raise
+                    answers[worker] = answer
+            del self._asked[worker]
         if refusal is not None:
             raise refusal
         return answers

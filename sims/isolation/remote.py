@@ -33,7 +33,8 @@ class RemoteWorker:
         """
         self.address, self._security, self._patience, self._reached = address, security, patience, reached
         self._stream: SocketStream | None = None
-        self._channel, self._words, self._failure = InMessages(), "", "was not reached"
+        self._channel, self._words = InMessages(), ""
+        self._failure = ""  # why it is of no more use: another connection would be another worker
 
     @property
     def name(self) -> str:
@@ -41,14 +42,15 @@ class RemoteWorker:
 
     def send(self, request: Mapping[str, Any], arrays: Mapping[str, np.ndarray], deadline: float) -> None:
         with self._failing():
+            self._require_sound()
             stream = self._stream or self._connect(deadline)
             stream.deadline = deadline
             write_message(stream, {**request, "arrays": self._channel.put(arrays)})
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], Arrays]:
         with self._failing():
-            if self._stream is None:
-                raise ChildError(self._failure)
+            self._require_sound()
+            assert self._stream is not None
             self._stream.deadline = deadline
             answer = read_message(self._stream)
         if isinstance(answer, dict) and "fate" in answer:
@@ -61,12 +63,16 @@ class RemoteWorker:
 
     def kill(self) -> None:
         """Close the connection: the server ends its worker then, whatever that does."""
+        self._failure = self._failure or "was closed"
         if self._stream is not None:
             self._stream.close()
-            self._stream = None
 
     def close(self) -> None:
         self.kill()
+
+    def _require_sound(self) -> None:
+        if self._failure:
+            raise ChildError(self._failure)
 
     def _connect(self, deadline: float) -> SocketStream:
         host, port = self.address
@@ -96,7 +102,8 @@ class RemoteWorker:
         try:
             yield
         except TimeoutError as error:
-            raise ChildError("did not answer in time") from error
+            self._failure = "did not answer in time"
+            raise ChildError(self._failure) from error
         except (EOFError, OSError) as error:
             reason = str(error) or "it closed the connection"
             self._failure = f"cannot be reached ({reason}; does vla-rl sims serve run there, with this key?)"

@@ -68,7 +68,8 @@ class SupervisedWorker:
         self.rows, self.fresh, self.restarts = rows, True, 0
         self.latest: Arrays = {}
         self._start, self._make, self._deadlines = start, dict(make), deadlines
-        self.failures, self._failure, self._closed = 0, "", False
+        self.failures, self._closed = 0, False
+        self._failure = ""  # why the present worker is of no more use
         self._spec: EnvSpec | None = None
         self.link = self._begin()
 
@@ -104,8 +105,10 @@ class SupervisedWorker:
                 f"the isolated environment {self._make['env']!r} was closed, so it has no {request.do!r}; make a new "
                 "one."
             )
+        if self._failure:
+            return
         self.spec()
-        self._failure, self._deadline = "", time.monotonic() + self._deadlines.answer
+        self._deadline = time.monotonic() + self._deadlines.answer
         try:
             self.link.send({"do": request.do, **request.fields}, request.arrays, self._deadline)
         except ChildError as error:
@@ -127,9 +130,9 @@ class SupervisedWorker:
         except ChildError as error:
             self._replace(str(error), request.do)
             return None
-        if f"{OBS}state" in arrays:
+        if request.do != "snapshot":
             self.latest, self.fresh = arrays, False
-        else:  # the next answer but one overwrites what arrived before
+        else:  # no observation; and the next answer but one overwrites what arrived before
             self.latest = {name: array.copy() for name, array in self.latest.items() if name.startswith(OBS)}
         if request.do == "step":
             self.failures = 0
@@ -137,6 +140,7 @@ class SupervisedWorker:
 
     def abandon(self) -> None:
         """End the worker in the middle of an exchange; it is replaced when it is used again."""
+        self._failure = "was interrupted"  # its answer may have arrived
         self.link.kill()
 
     def close(self) -> None:
@@ -158,7 +162,7 @@ class SupervisedWorker:
             raise ChildError(f"sent what is no message ({error})") from error
 
     def _begin(self) -> Link:
-        link = self._start()
+        link, self._failure = self._start(), ""
         self._making = time.monotonic() + self._deadlines.start
         with contextlib.suppress(ChildError):  # receiving its answer says why
             link.send({"do": "make", **self._make}, {}, self._making)
@@ -175,9 +179,9 @@ class SupervisedWorker:
     def _replace(self, reason: str, during: str) -> None:
         """Start another worker; raises UserError after too many in a row."""
         what = f"{self.link.name} of {self._make['env']!r} (environments {self.rows.start} to {self.rows.stop - 1})"
-        words = self.link.last_words()
         self.link.kill()
         self.link.close()
+        words = self.link.last_words()  # all of them, now that it says no more
         self.failures += 1
         last = f" Its last words:\n{words}" if words else " It said nothing."
         if self.failures >= LIMIT:

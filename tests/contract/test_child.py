@@ -118,6 +118,21 @@ def test_what_it_started_ends_with_it(child):
     assert within(lambda: gone(pid))
 
 
+@pytest.mark.parametrize("child", [SERVE + "os.kill(os.getpid(), signal.SIGSTOP)"], indirect=True)
+def test_one_that_cannot_be_killed_is_left_behind(child, monkeypatch):
+    """As by a driver that hangs in the kernel: the owner goes on."""
+    assert within(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    monkeypatch.setattr("vla_rl.contract.child._GRACE", 0.1)
+    monkeypatch.setattr(child, "kill", lambda: None)
+    closing = threading.Thread(target=child.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    left_behind = not closing.is_alive() and not gone(child.pid)
+    os.kill(child.pid, signal.SIGKILL)
+    assert left_behind and child.closed and not child.running
+    assert within(lambda: gone(child.pid))
+
+
 def test_a_process_at_work_ends_with_its_owner(monkeypatch):
     """Its owner is killed while it computes; it reads nothing meanwhile."""
     monkeypatch.setenv("PYTHONPATH", ROOT)

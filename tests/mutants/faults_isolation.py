@@ -12,9 +12,11 @@ _SNAPSHOTS, _WORKER = "sims/isolation/snapshots.py", "sims/isolation/worker.py"
 _ON_ENV, _ON_FAILURES = "tests/sims/isolation/test_isolated.py::", "tests/sims/isolation/test_failures.py::"
 _RUNNING, _ON_BREAKDOWNS = "vla_rl/experience/running.py", "tests/experience/test_breakdowns.py::"
 _ON_EXPERT, _ON_REMOTE = "tests/sims/isolation/test_expert.py::", "tests/sims/isolation/test_remote.py::"
+_NESTED = (f"{_ON_ENV}test_it_keeps_the_contract_and_equals_the_environment_here_bit_for_bit[isolated-1]",)
 _EQUAL = (f"{_ON_ENV}test_it_keeps_the_contract_and_equals_the_environment_here_bit_for_bit[counting-3]",)
 _STEP = (f"{_ON_FAILURES}test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others[killed]",)
 _RESET = (f"{_ON_FAILURES}test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated[killed]",)
+_INTERRUPTED = f"{_ON_FAILURES}test_an_environment_that_was_interrupted_goes_on_with_a_new_worker"
 _SAVED = (f"{_ON_FAILURES}test_a_snapshot_that_fails_is_taken_of_the_new_worker[killed]",)
 
 _PROCESS = (
@@ -31,6 +33,13 @@ _PROCESS = (
         'threading.Thread(target=_end_with, args=(reader.fileno(),), name="owner", daemon=True).start()',
         "pass",
         (f"{_ON_CHILD}test_a_process_at_work_ends_with_its_owner",),
+    ),
+    Fault(
+        "a child that cannot be killed is waited for",
+        _CHILD,
+        "self._process.wait(_GRACE)",
+        "self._process.wait()",
+        (f"{_ON_CHILD}test_one_that_cannot_be_killed_is_left_behind",),
     ),
     Fault(
         "what a child has started outlives it",
@@ -141,7 +150,28 @@ _OWNER = (
         _ENV,
         "worker.abandon()",
         "pass",
-        (f"{_ON_FAILURES}test_an_environment_that_was_interrupted_goes_on_with_a_new_worker",),
+        (_INTERRUPTED, f"{_ON_FAILURES}test_a_step_that_nobody_waits_for_is_given_up_by_the_next_call"),
+    ),
+    Fault(
+        "a worker that was killed answers once more",
+        _SUPERVISED,
+        'self._failure = "was interrupted"',
+        'self._failure = ""',
+        (_INTERRUPTED,),
+    ),
+    Fault(
+        "a step that was given up is waited for",
+        _ENV,
+        "self._asked, self._begun = dict(requests), None",
+        "self._asked = dict(requests)",
+        (f"{_ON_FAILURES}test_a_step_that_nobody_waits_for_is_given_up_by_the_next_call",),
+    ),
+    Fault(
+        "workers compute one after the other",
+        _ENV,
+        "worker.send(request)",
+        'worker.send(request), __import__("select").select([worker.link], [], [])',
+        (f"{_ON_ENV}test_workers_compute_at_the_same_time",),
     ),
     Fault(
         "failures add up over the whole run",
@@ -156,6 +186,13 @@ _OWNER = (
         "self.failures += 1",
         "self.failures += 0",
         (f"{_ON_FAILURES}test_a_worker_that_fails_again_and_again_ends_the_run_with_its_last_words",),
+    ),
+    Fault(
+        "a worker's last words are asked for before they were read",
+        _SUPERVISED,
+        "self.link.kill()\n        self.link.close()\n        words = self.link.last_words()",
+        "words = self.link.last_words()\n        self.link.kill()\n        self.link.close()",
+        (f"{_ON_FAILURES}test_last_words_are_reported_however_late_they_are_read",),
     ),
     Fault(
         "nobody hears a worker's last words",
@@ -205,6 +242,13 @@ _OWNER = (
         'self._frozen[index] = arrays[f"{_OWN}frozen"]',
         "self._frozen[index] = False",
         _SAVED,
+    ),
+    Fault(
+        "an isolated environment cannot save one that is isolated itself",
+        _SNAPSHOTS,
+        '_INNER = "worker/"',
+        '_INNER = ""',
+        _NESTED,
     ),
     Fault(
         "a restored episode keeps the flags of the one before",
@@ -305,6 +349,20 @@ _SOCKET = (
         "poll.register(stream.socket, select.POLLIN)",
         "pass",
         (f"{_ON_REMOTE}test_a_worker_there_that_fails_is_replaced_with_its_last_words[hung-did not answer in time]",),
+    ),
+    Fault(
+        "a client whose machine is gone is waited for for ever",
+        "sims/isolation/server.py",
+        "_notice_silence(connected)\n            encrypted",
+        "encrypted",
+        (f"{_ON_REMOTE}test_a_client_whose_machine_is_gone_is_noticed_between_requests",),
+    ),
+    Fault(
+        "a server without free files ends",
+        "sims/isolation/server.py",
+        "if self._closed:",
+        "if True:",
+        (f"{_ON_REMOTE}test_a_server_without_free_files_goes_on_later",),
     ),
     Fault(
         "a server is not told apart from somebody else's",

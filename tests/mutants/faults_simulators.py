@@ -173,8 +173,8 @@ FAULTS = (
     Fault(
         "joint actions are taken for physical ones",
         _MULTI,
-        "step = self.env.step(self._centre + own * self._half, observe)",
-        "step = self.env.step(own, observe)",
+        "self._begun = self._centre + own * self._half, observe",
+        "self._begun = own, observe",
         (_ALONE,),
     ),
     Fault(
@@ -194,9 +194,16 @@ FAULTS = (
     Fault(
         "every member is stepped for nobody",
         _MULTI,
-        "if not rows.size:",
-        "if False:",
+        "played = [number for number in rows if rows[number].size]",
+        "played = list(rows)",
         (f"{_ON_MULTI}test_members_that_are_not_played_are_not_stepped",),
+    ),
+    Fault(
+        "members in other processes are stepped one after the other",
+        _MULTI,
+        "self.env.step_async(*self._begun)",
+        'self.env.step_async(*self._begun), __import__("select").select([self.env.workers[0].link], [], [])',
+        (f"{_ON_MULTI}test_members_in_other_processes_compute_at_the_same_time",),
     ),
     Fault(
         "a joint snapshot forgets who plays what",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +95,18 @@ def test_members_that_are_not_played_are_not_stepped(env, monkeypatch):
     env.reset([1], [1])
     env.step(np.zeros((3, 1, env.spec.action_dim)))
     assert len(calls) == 1
+
+
+def test_members_in_other_processes_compute_at_the_same_time(tmp_path, monkeypatch):
+    """No step of theirs ends before both have begun, whichever is played first; the third computes here."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    options = {"env": "tests.sims.isolation.troubled:meeting", "options": {"folder": str(tmp_path), "count": 2}}
+    envs = [{"env": "isolated", "options": options}, "point_mass", {"env": "isolated", "options": options}]
+    with closing(make("multi_task", num_envs=3, envs=envs)) as env:
+        env.reset([0, 1, 2], [3, 4, 8])
+        step = env.step(np.full((3, 2, env.spec.action_dim), 0.25), observe="all")
+        assert step.valid.all() and step.obs.time.tolist() == [2, 2, 2] and step.cause == ("", "", "")
+        assert [frame.time.tolist() for frame in step.frames] == [[1, 1, 1], [2, 2, 2]]
 
 
 def test_a_snapshot_keeps_who_plays_what_and_how_episodes_ended(env):

@@ -128,7 +128,8 @@ class Child:
         self._stream.close()
         self._ending(_GRACE)
         self.kill()  # also what it has started
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel; Python reaps it when it ends
+            self._process.wait(_GRACE)
         self._tail.close()
 
     def _ending(self, patience: float = 0.0) -> os.waitid_result | None:
@@ -185,7 +186,7 @@ class _Tail:
 
     def wait(self) -> None:
         """Until the last word; not for ever, as another process may hold the stream open."""
-        self._thread.join(_GRACE / 5)
+        self._thread.join(_GRACE)
 
     def close(self) -> None:
         self.wait()

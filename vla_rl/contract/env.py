@@ -122,6 +122,21 @@ class VecEnv(Protocol):
 
 
 @runtime_checkable
+class AsyncSteps(Protocol):
+    """Environments that compute in other processes: :meth:`step_async` and :meth:`step_wait` are ``step`` in halves.
+
+    The caller can step other environments in between.  Any other call in between gives the step up, and with it the
+    episodes that were running.
+    """
+
+    def step_async(self, chunk: Array, observe: Observe = "last") -> None:
+        """Begin to execute ``chunk`` [E,H,D] and return at once; raises what ``VecEnv.step`` raises."""
+
+    def step_wait(self) -> Step:
+        """The step that :meth:`step_async` has begun."""
+
+
+@runtime_checkable
 class Snapshots(Protocol):
     """Environments that can be saved and restored in mid-episode (branching, checkpoints)."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -11,11 +13,14 @@ import numpy as np
 import pytest
 
 from sims.catalog import make
+from sims.isolation.links import LocalWorker
 from sims.isolation.supervised import LIMIT
 from sims.toy.counting import episode_length
+from tests.patience import PATIENCE
 from tests.sims.isolation.test_isolated import same_observation
 from vla_rl.contract.check import check_env
-from vla_rl.contract.errors import UserError
+from vla_rl.contract.child import _Tail
+from vla_rl.contract.errors import ContractError, UserError
 
 ROOT = str(Path(__file__).resolve().parents[3])
 TROUBLED = "tests.sims.isolation.troubled:{}"
@@ -161,6 +166,21 @@ def test_a_worker_that_fails_again_and_again_ends_the_run_with_its_last_words(tm
             env.step(chunk(env))
 
 
+def test_last_words_are_reported_however_late_they_are_read(tmp_path, monkeypatch):
+    """On a busy machine the answer is read before what was printed before it."""
+    copy = _Tail._copy
+
+    def late(tail):
+        time.sleep(0.5)
+        copy(tail)
+
+    monkeypatch.setattr(_Tail, "_copy", late)
+    with troubled(tmp_path, "step", "failing", num_envs=1) as env:
+        env.reset([0], LONG[:1])
+        with pytest.warns(UserWarning, match="the last words step"):
+            env.step(chunk(env))
+
+
 def test_failures_with_completed_steps_in_between_do_not_add_up(tmp_path):
     with troubled(tmp_path, "step", "killed", num_envs=1, seed=LONG[0], times=99) as env:
         for _ in range(LIMIT + 1):
@@ -185,10 +205,15 @@ def test_an_end_before_the_failure_stays_what_it_was(tmp_path):
         assert step.obs.time.tolist() == [3, 4]
 
 
-def test_an_environment_that_was_interrupted_goes_on_with_a_new_worker():
-    """The answer to the request that was interrupted is never taken for the answer to the next one."""
+def test_an_environment_that_was_interrupted_goes_on_with_a_new_worker(monkeypatch):
+    """The answer to the request that was interrupted is never taken for the answer to the next one.
+
+    Not even if it has arrived and the worker, which is busy or stuck, does not die at once.
+    """
+    monkeypatch.setattr(LocalWorker, "kill", lambda worker: None)
 
     def interrupt(*args):
+        assert answered(env.workers)
         raise KeyboardInterrupt
 
     env = make("isolated", num_envs=2, env="counting", workers=2)
@@ -202,6 +227,47 @@ def test_an_environment_that_was_interrupted_goes_on_with_a_new_worker():
         assert step.cause == ("worker", "worker") and step.obs.time.tolist() == [0, 0]
         env.reset([0, 1], LONG[:2])
         assert env.step(chunk(env)).obs.time.tolist() == [1, 1]
+
+
+def answered(workers):
+    """Whether all ``workers`` have answered, after waiting for them."""
+    return all(select.select([worker.link], [], [], PATIENCE)[0] for worker in workers)
+
+
+def test_a_step_that_nobody_waits_for_is_given_up_by_the_next_call():
+    with closing(make("isolated", num_envs=2, env="counting", workers=2)) as env:
+        env.reset([0, 1], LONG[:2])
+        env.step_async(chunk(env))
+        assert env.step_wait().obs.time.tolist() == [1, 1] and env.restarts == 0
+        env.step_async(chunk(env, 2))
+        assert answered(env.workers)
+        with pytest.warns(UserWarning, match="was interrupted during 'reset'"):
+            obs = env.reset([0], LONG[2:3])
+        assert obs.state[:, 0].tolist() == [LONG[2], LONG[1]] and obs.time.tolist() == [0, 1]
+        with pytest.raises(ContractError, match=r"no step was begun.*call step_async first"):
+            env.step_wait()
+        step = env.step(chunk(env))
+        assert step.obs.time.tolist() == [1, 1] and step.cause == ("", "worker") and env.restarts == 2
+
+
+def test_a_new_worker_draws_what_its_seeds_had_in_the_one_before():
+    varied = {"latency": {"low": 0, "high": 6}, "action_noise": {"low": 0, "high": 0.5}}
+    options = {"env": "point_mass", "parameters": varied}
+    with closing(make("isolated", num_envs=2, env="randomize", options=options, workers=2)) as env:
+
+        def episode():
+            first = env.reset([0, 1], [5, 6])
+            return [first, *(env.step(chunk(env, 2) / 50).obs for _ in range(3))]
+
+        whole = episode()
+        os.kill(env.workers[1].link.pid, signal.SIGKILL)
+        lost = env.step(chunk(env))
+        assert lost.cause == ("", "worker") and same_extras(lost.obs, whole[0])
+        assert all(map(same_observation, whole, episode())) and env.restarts == 1
+
+
+def same_extras(one, other):
+    return all(np.array_equal(one.extras[name], other.extras[name]) for name in one.extras)
 
 
 def test_the_contract_holds_after_a_failure():

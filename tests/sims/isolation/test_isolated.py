@@ -20,7 +20,21 @@ from vla_rl.experience.rollout import RolloutSource, SeedStream
 
 ROOT = str(Path(__file__).resolve().parents[3])
 TROUBLED = "tests.sims.isolation.troubled:{}"
-ENVS = {"counting": {}, "point_mass": {}, "lift": {"image_size": 16, "threads": 1}}
+LIFT = {"image_size": 16, "threads": 1}
+VARIED = {
+    "friction": {"low": 0.3, "high": 2.0},
+    "object_mass": {"values": [1, 3]},
+    "camera_x": {"low": -0.05, "high": 0.05},
+    "latency": {"low": 0, "high": 3},
+    "action_noise": {"low": 0, "high": 0.3},
+}
+ENVS = {
+    "counting": {},
+    "point_mass": {},
+    "lift": LIFT,
+    "randomize": {"env": "lift", "options": LIFT, "parameters": VARIED},
+    "isolated": {"env": "counting"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -139,12 +153,20 @@ def test_there_is_at_most_one_worker_for_each_environment():
         assert [worker.size for worker in env.workers] == [1, 1]
 
 
+def test_workers_compute_at_the_same_time(tmp_path):
+    """No step ends before all have begun."""
+    with isolated(TROUBLED.format("meeting"), 3, options={"folder": str(tmp_path), "count": 3}, workers=3) as env:
+        env.reset([0, 1, 2], [1, 2, 3])
+        assert env.step(np.ones((3, 1, 2))).valid.all() and env.restarts == 0
+
+
 def test_wrong_arguments_reach_no_worker():
     with isolated(workers=3) as env:
         env.reset([0, 1, 2], [1, 2, 3])
         saved = env.snapshot([0, 1])
-        changed = {name: array[:, None] if name == "time" else array for name, array in saved.items()}
-        for wrong in ({"time": saved["time"]}, changed):
+        time = "worker/time"
+        changed = {name: array[:, None] if name == time else array for name, array in saved.items()}
+        for wrong in ({time: saved[time]}, changed):
             with pytest.raises(ContractError, match="nothing was restored"):
                 env.restore([0, 1], wrong)
         assert env.step(np.ones((3, 1, 2))).obs.time.tolist() == [1, 1, 1] and env.restarts == 0

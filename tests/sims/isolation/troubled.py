@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,23 @@ def lying(num_envs: int, what: str) -> CountingEnv:
             return changes[what](super().step(chunk, observe))
 
     return Lying(num_envs)
+
+
+def meeting(num_envs: int, folder: str, count: int) -> CountingEnv:
+    """Its steps end when ``count`` processes with such an environment have begun one."""
+    here = Path(folder)
+
+    class Meeting(CountingEnv):
+        def step(self, chunk: Any, observe: Any = "last") -> Step:
+            (here / str(os.getpid())).touch()
+            end = time.monotonic() + 60  # longer than any other process needs to begin
+            while len(list(here.iterdir())) < count:
+                if time.monotonic() > end:
+                    raise RuntimeError(f"{count} processes did not compute at the same time")
+                time.sleep(0.001)
+            return super().step(chunk, observe)
+
+    return Meeting(num_envs)
 
 
 def unmade(num_envs: int) -> None:
