@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -23,9 +24,11 @@ from sims.isolation.server import Server
 from tests.auditing import AuditingPolicy
 from tests.patience import PATIENCE
 from tests.sims.isolation.test_isolated import same_observation, same_step
+from tests.worker_pids import worker_pids
 from vla_rl.contract.check import check_env, random_actions
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.wire import MAGIC, pack
+from vla_rl.contract.streams import SocketStream
+from vla_rl.contract.wire import MAGIC, handshake, pack
 from vla_rl.experience.rollout import RolloutSource, SeedStream
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,22 +116,50 @@ def within(check, seconds=30.0):
 def test_a_client_that_goes_ends_its_worker(serve):
     env = make("remote", num_envs=1, address=serve("counting"))
     env.reset([0], [0])
-    workers = children()
+    workers = worker_pids()
     assert workers
     env.workers[0].link._stream.socket.close()  # as when its machine loses power
-    assert within(lambda: not children() & workers)
+    assert within(lambda: not worker_pids() & workers)
     env.close()
 
 
-def children() -> set[int]:
-    """The worker processes of this process."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"sims.isolation.worker" in (path / "cmdline").read_bytes():
-                found.add(int(path.name))
-    return found
+def test_a_client_whose_machine_is_gone_is_noticed_between_requests(serve, monkeypatch):
+    """The system asks it for a sign of life, and ends the connection without an answer."""
+    servers = []
+    monkeypatch.setattr(server_module, "_relay", lambda stream, *_: servers.append(stream.socket) or stream.read(1))
+    address = serve("counting")
+    with socket.create_connection(address.split(":"), 10) as client:
+        client.sendall(Security().digest())
+        handshake(SocketStream(client.dup()), SocketStream(client.dup()), "test")
+        assert within(lambda: servers)
+        assert servers[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert servers[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 60
+
+
+def test_a_server_without_free_files_goes_on_later(capfd):
+    class Exhausted:
+        """A listener that fails once."""
+
+        def __init__(self, listener):
+            self.listener, self.failed = listener, False
+
+        def __getattr__(self, name):
+            return getattr(self.listener, name)
+
+        def accept(self):
+            if self.failed:
+                return self.listener.accept()
+            self.failed = True
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    with closing(Server("counting", 0)) as server:
+        server._listener = Exhausted(server._listener)
+        serving = threading.Thread(target=server.run, daemon=True)
+        serving.start()
+        with remote(f"127.0.0.1:{server.port}", num_envs=1) as env:
+            assert env.reset([0], [3]).time.tolist() == [0]
+    serving.join(PATIENCE)
+    assert not serving.is_alive() and "could not be accepted" in capfd.readouterr().err
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------------
@@ -159,7 +190,7 @@ def test_without_the_key_nothing_is_served(serve, tmp_path, secret, capfd):
     wrong = secured(tmp_path, secret, certificate=False).key if secret else ""
     with pytest.warns(UserWarning, match="cannot be reached"), pytest.raises(UserError, match="with this key"):
         make("remote", num_envs=1, address=address, key=wrong)
-    assert "without the key was refused" in capfd.readouterr().err and not children()
+    assert "without the key was refused" in capfd.readouterr().err and not worker_pids()
 
 
 def test_a_certificate_of_somebody_else_is_not_trusted(serve, tmp_path):
@@ -188,7 +219,7 @@ def test_strangers_and_oversized_messages_are_refused_and_the_server_goes_on(ser
     stranger.settimeout(PATIENCE)
     stranger.sendall(sent)
     received = b"".join(iter(lambda: stranger.recv(1 << 16), b""))  # until the server closes
-    assert len(received) < 200 and not children()
+    assert len(received) < 200 and not worker_pids()
     stranger.close()
     with remote(address, num_envs=1) as env:
         assert env.reset([0], [3]).time.tolist() == [0]
@@ -199,7 +230,7 @@ def test_a_request_that_is_too_large_ends_the_session(serve, monkeypatch):
     with remote(serve("counting"), num_envs=2) as env:
         env.reset([0, 1], [4, 6])
         assert env.step(np.ones((2, 2, 2))).valid.all()
-        saved = {**env.snapshot([0, 1]), "large": np.zeros((2, 5000))}
+        saved = {**env.snapshot([0, 1]), "worker/large": np.zeros((2, 5000))}
         with pytest.warns(UserWarning, match="cannot be reached"), pytest.raises(UserError, match="during 'restore'"):
             env.restore([0, 1], saved)
 

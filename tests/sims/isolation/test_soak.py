@@ -8,16 +8,23 @@ from pathlib import Path
 import pytest
 
 from tests.experience.makers import gaussian
-from tests.soak import Audit, soak
+from tests.soak import KINDS, Audit, Sample, is_flat, soak
 
 
-def test_workers_are_killed_and_hang_while_ppo_trains_and_nothing_is_lost(monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_are_killed_and_hang_while_ppo_trains_and_nothing_is_lost(kind, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
-    found = soak(kills=10, seed=3)
+    found = soak(kind, 10, seed=3, deadlines={"deadline_s": 5.0, "start_deadline_s": 30.0})  # on a busy machine, too
     assert found["kills"] == 10 and found["lost"] == 0, found
     # A worker that is hit while it starts truncates nothing, and one that is hit twice is replaced once.
     assert found["restarts"] >= 5 and found["truncated_by_worker"] >= 1 and found["episodes"] > 20, found
     assert found["finite"] and found["updates"] > 5
+    assert [sample["kills"] for sample in found["held"]][:: len(found["held"]) - 1] == [0, 10]
+
+
+def test_memory_and_files_that_grow_are_noticed():
+    before, grown, leaking = Sample(100, 500.0, 60), Sample(1000, 560.0, 60), Sample(1000, 500.0, 90)
+    assert is_flat([before, before]) and not is_flat([before, grown]) and not is_flat([before, leaking])
 
 
 @pytest.fixture
