@@ -133,7 +133,7 @@ class _FilmedEnv:
 
     def reset(self, env_ids: np.ndarray, seeds: np.ndarray) -> Observation:
         obs = self.env.reset(env_ids, seeds)
-        self._film(env_ids)
+        self._film(obs, env_ids)
         return obs
 
     def step(self, chunk: np.ndarray, observe: Observe = "last") -> Step:
@@ -141,14 +141,18 @@ class _FilmedEnv:
         running = np.arange(self.num_envs)
         for i in range(chunk.shape[1]):
             step = self.env.step(chunk[:, i : i + 1], observe)
-            self._film(running[on_host(step.valid)[:, 0]])
+            self._film(step.obs, running[on_host(step.valid)[:, 0]])
         return step
 
     def close(self) -> None:
         self.env.close()
 
-    def _film(self, env_ids: np.ndarray) -> None:
-        pictures = self.env.render_rows(env_ids, _CLIP_SIZE)  # type: ignore[attr-defined]
+    def _film(self, obs: Observation, env_ids: np.ndarray) -> None:
+        """Rendered for people where the environment can (not in another process), else as its first camera shows it."""
+        if hasattr(self.env, "render_rows"):
+            pictures = self.env.render_rows(env_ids, _CLIP_SIZE)
+        else:
+            pictures = on_host(next(iter(obs.images.values())))[env_ids]
         for env_id, picture in zip(env_ids, pictures, strict=True):
             self.frames[env_id].append(picture)
 
