@@ -53,6 +53,8 @@ class RandomizedEnv:
     def __init__(self, env: VecEnv, declared: Sequence[Parameter], randomization: Randomization) -> None:
         """``declared``: the parameters that the reset of ``env`` takes; raises UserError when others are described."""
         self.env, self.randomization = env, randomization
+        if hasattr(env, "render_rows"):  # pictures for videos
+            self.render_rows = env.render_rows
         self.parameters = (*declared, *ACTION_PARAMETERS)
         self.spec = randomized_spec(env.spec, declared, randomization)
         varied = [parameter.name for parameter in declared if parameter.name in randomization.distributions]
@@ -97,11 +99,6 @@ class RandomizedEnv:
             executed=np.where(as_commanded, command, step.executed),
             frames=tuple(map(self._observe, step.frames)),
         )
-
-    def render_rows(self, env_ids: Any, size: int) -> np.ndarray:
-        """Pictures of ``env_ids`` for videos, uint8 [R,size,size,3], of an environment that offers them."""
-        pictures: np.ndarray = cast(Any, self.env).render_rows(env_ids, size)
-        return pictures
 
     def close(self) -> None:
         """Close the environment."""

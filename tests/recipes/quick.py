@@ -24,6 +24,21 @@ from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.loop import LoopConfig
 
+VARIED = EnvConfig(
+    "randomize",
+    options={
+        "env": "lift",
+        "options": {"deadline": 5},
+        "parameters": {
+            "friction": {"low": 0.3, "high": 2.0},
+            "object_mass": {"values": [1, 3]},
+            "camera_x": {"low": -0.05, "high": 0.05},
+            "latency": {"low": 0, "high": 2},
+            "action_noise": {"low": 0, "high": 0.3},
+        },
+    },
+)
+
 
 def improve() -> Improve:
     """Four iterations, validated after each."""
@@ -63,6 +78,16 @@ def residual() -> Improve:
         env=EnvConfig("lift", options={"deadline": 5}),
         evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),
     )
+
+
+def randomized() -> Improve:
+    """As :func:`improve`, in episodes that differ in looks, physics, latency and action noise."""
+    return replace(improve(), env=VARIED)
+
+
+def residual_randomized() -> Improve:
+    """As :func:`residual`, in such episodes."""
+    return replace(residual(), env=VARIED)
 
 
 def mixed() -> Improve:

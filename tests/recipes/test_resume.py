@@ -66,7 +66,7 @@ def writing(out: Path) -> bool:
     return any((out / "state").glob("*.writing"))
 
 
-@pytest.mark.parametrize("recipe", ["improve", "residual", "ahead", "processes"])
+@pytest.mark.parametrize("recipe", ["improve", "residual", "ahead", "processes", "randomized", "residual_randomized"])
 def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
     main(arguments(tmp_path / "whole", recipe=recipe))
     process = start(arguments(tmp_path / "killed", recipe=recipe))

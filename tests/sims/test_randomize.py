@@ -136,6 +136,13 @@ def test_a_snapshot_takes_parameters_noise_and_late_commands_to_another_environm
         env.restore([2], {name: item for name, item in saved.items() if name != "randomize/values"})
 
 
+def test_pictures_for_videos_are_offered_where_the_environment_has_them(build):
+    env = build("randomize", num_envs=2, parameters={"camera_x": 0.03})
+    env.reset([0, 1], [1, 2])
+    assert env.render_rows([0, 1], 32).shape == (2, 32, 32, 3)
+    assert not hasattr(build("randomize", num_envs=1, env="counting"), "render_rows")
+
+
 # -- what cannot be varied ---------------------------------------------------------------------------------------------
 
 
