@@ -45,13 +45,16 @@ class Server:
         self.thread.start()
 
     def _run(self, limits: Limits, serve: Callable[[Connection], None]) -> None:
+        connection = None
         try:
             connection = accept(self.socket.accept()[0], "somebody", limits, {"/health": "well\n"})
             if connection is not None:
                 serve(connection)
-                connection.close()
         except UserError as error:
             self.ended = error
+        finally:
+            if connection is not None:
+                connection.close()
 
     def join(self, timeout: float = PATIENCE) -> Exception | None:
         self.thread.join(timeout)
