@@ -63,18 +63,24 @@ def spec_of(name: str, **options: Any) -> EnvSpec:
 
     The environment is not built if its module declares the spec; otherwise one is built and closed.
     """
-    builder = find(name)
-    check_options(name, builder, options)
-    declared = extras_of(builder).spec
+    declared = declared_spec(name, **options)
     if declared is not None:
-        spec: EnvSpec = resolve(declared)(**options)
-        return spec
-    env = builder(num_envs=1, **options)
+        return declared
+    env = find(name)(num_envs=1, **options)
     try:
         found: EnvSpec = env.spec
         return found
     finally:
         env.close()
+
+
+def declared_spec(name: str, **options: Any) -> EnvSpec | None:
+    """The spec that the module of environment ``name`` declares, without building anything; None if it does not."""
+    builder = find(name)
+    check_options(name, builder, options)
+    declared = extras_of(builder).spec
+    spec: EnvSpec | None = None if declared is None else resolve(declared)(**options)
+    return spec
 
 
 def extras(name: str, /, **options: Any) -> TaskExtras:

@@ -37,6 +37,7 @@ def test_the_expert_of_the_tabletop(capsys, tmp_path):
     [
         (("--suite", "tabletop", "--out", "x"), "--policy is missing"),
         (("--suite", "tabletop", "--policy", "expert"), "--out is missing"),
+        (("--suit", "tabletop", "--policy", "expert", "--out", "x"), "eval has no option '--suit'"),
         (("--suite", "tabeltop", "--policy", "expert", "--out", "x"), "did you mean 'tabletop'?"),
         (("--suite", "tabletop", "--polisy", "expert", "--out", "x"), "did you mean '--policy'?"),
         (("--suite", "tabletop", "--policy", "nowhere", "--out", "{}/x", "--tasks", "lift"), "has no config.json"),

@@ -53,8 +53,8 @@ _NAMES = (
     Fault(
         "a declared spec ignores the options",
         _CATALOG,
-        "spec: EnvSpec = resolve(declared)(**options)",
-        "spec: EnvSpec = resolve(declared)()",
+        "spec: EnvSpec | None = None if declared is None else resolve(declared)(**options)",
+        "spec: EnvSpec | None = None if declared is None else resolve(declared)()",
         (_SAME_SPEC,),
     ),
     Fault(

@@ -41,6 +41,20 @@ FAULTS = (
         (f"{_ON_ONE}privileged_observations_reach_those_alone_who_may_read_them",),
     ),
     Fault(
+        "a suite is begun with a policy that cannot finish it",
+        _DEPLOYED,
+        "if not all(readable.values()):",
+        "if not any(readable.values()):",
+        (f"{_ON_RUN}instructions_that_a_policy_was_not_trained_for_are_named_before_anything_is_played",),
+    ),
+    Fault(
+        "no number of episodes where a better policy has no room",
+        "vla_rl/recipes/suite_comparison.py",
+        "other = rate + difference if rate + difference <= 1 else rate - difference",
+        "other = rate + difference if rate + difference <= 1 else -1.0",
+        (f"{_ON_PAIRED}a_policy_with_no_room_above_is_compared_with_a_worse_one",),
+    ),
+    Fault(
         "the page of a run is overwritten",
         _RUN,
         "if taken:",
@@ -48,11 +62,11 @@ FAULTS = (
         (f"{_ON_RUN}the_page_of_a_run_is_not_overwritten",),
     ),
     Fault(
-        "a misspelt policy keeps its folder",
+        "an evaluation that played nothing keeps its folder",
         _RUN,
         "if not journal.episodes:  # whatever was begun here, a misspelt policy for instance, has played nothing",
         "if not path.exists():",
-        (f"{_ON_RUN}a_misspelt_policy_does_not_keep_the_folder",),
+        (f"{_ON_RUN}an_evaluation_that_played_nothing_does_not_keep_the_folder",),
     ),
     Fault(
         "episodes that a table lacks are not missed",

@@ -15,7 +15,7 @@ from vla_rl.evaluation.paired import pairs_of
 from vla_rl.evaluation.power import episodes_needed, independent_discordance
 from vla_rl.evaluation.results import EpisodeResult, write_tables
 from vla_rl.evaluation.stats import Rate, mcnemar_exact
-from vla_rl.recipes.suite_comparison import compare, read_results
+from vla_rl.recipes.suite_comparison import compare, power_table, read_results
 from vla_rl.recipes.suite_results import results_of
 from vla_rl.training.tracking import write_json
 
@@ -104,7 +104,7 @@ def test_a_folder_without_results_is_said(complaint, tmp_path):
     with pytest.raises(UserError, match="holds no finished evaluation of a suite"):
         read_results(tmp_path)
     (tmp_path / "results.json").write_text("[]")
-    assert "cannot be read" in complaint("eval", tmp_path, "--against", tmp_path)
+    assert "is damaged" in complaint("eval", tmp_path, "--against", tmp_path)
 
 
 def test_the_command_prints_a_comparison_and_the_episodes_it_takes(capsys, tmp_path):
@@ -125,12 +125,19 @@ def test_the_command_prints_a_comparison_and_the_episodes_it_takes(capsys, tmp_p
     assert "success 50%" in said and "1,606" in said and "success 95%" in said and "157" in said
 
 
+def test_a_policy_with_no_room_above_is_compared_with_a_worse_one():
+    (above,), (below,) = power_table(0.05, [0.97]), power_table(0.05, [0.92])
+    assert above[0] == 0.97 and above[1:] == below[1:], "92 and 97 % are the same pair, whichever is named"
+    assert power_table(0.6, [0.5]) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("--against", "x"), "--against compares two folders and one was named"),
         (("--power", "1.5"), "--power 1.5 is no difference of success rates"),
         (("--power", "0.05", "--level", "3"), "has no field '--level'"),
+        (("x", "--agains", "y"), "eval has no option '--agains', so nothing was evaluated; did you mean '--against'?"),
     ],
 )
 def test_what_is_missing_or_wrong_is_said(complaint, arguments, sentence):

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from sims import installations
+from tests.commands import save_untrained
 from tests.patience import PATIENCE
 from tests.recipes.quick_suite import Goal, quick, save_policy, wrong_horizon
 from tests.visual_point_mass import VisualPointMass, tiny_vla
@@ -25,6 +26,7 @@ from vla_rl.evaluation.results import EPISODES, JOURNAL, EpisodeResult, Journal,
 from vla_rl.evaluation.run import evaluate
 from vla_rl.evaluation.stats import wilson
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_results import results_of
 from vla_rl.recipes.suite_run import SuiteRun
 
@@ -207,11 +209,26 @@ def test_results_of_another_evaluation_are_not_mixed_in(policy, tmp_path, change
         change(run).run()
 
 
-def test_a_misspelt_policy_does_not_keep_the_folder(policy, undisturbed, tmp_path):
-    with pytest.raises(UserError, match="has no config"):
-        SuiteRun(quick(), f"{policy}s", tmp_path).run()
+def test_an_evaluation_that_played_nothing_does_not_keep_the_folder(policy, undisturbed, tmp_path):
+    with pytest.raises(UserError, match="has the horizon 20"):
+        SuiteRun(wrong_horizon(), policy, tmp_path).run()
     SuiteRun(quick(), policy, tmp_path).run()
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
+
+
+def test_a_misspelt_policy_leaves_nothing_behind(policy, tmp_path):
+    with pytest.raises(UserError, match="has no config"):
+        SuiteRun(quick(), f"{policy}s", tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_instructions_that_a_policy_was_not_trained_for_are_named_before_anything_is_played(tmp_path):
+    lift, out = str(save_untrained(tmp_path / "lift")), tmp_path / "out"
+    with pytest.raises(UserError, match=r"not trained for the instructions of place, push, .*: --tasks lift"):
+        SuiteRun(find_suite("tabletop"), lift, out).run()
+    assert not out.exists()
+    with pytest.raises(UserError, match="instructions of place, so it cannot play them; evaluate it on its own tasks"):
+        SuiteRun(find_suite("tabletop").of(["place"], 1, "test"), lift, out).run()
 
 
 @pytest.mark.parametrize("name", ["report.html", "journal.jsonl", "episodes.csv", "results.json"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
-from vla_rl.cli.eval_checkpoint import evaluate_checkpoint
-from vla_rl.cli.eval_compare import compare_results
-from vla_rl.cli.eval_parity import check_parity
-from vla_rl.cli.eval_suite import evaluate_suite
+from vla_rl.cli.eval_checkpoint import Evaluate, evaluate_checkpoint
+from vla_rl.cli.eval_compare import Compare, compare_results
+from vla_rl.cli.eval_parity import Parity, check_parity
+from vla_rl.cli.eval_suite import EvaluateSuite, evaluate_suite
+from vla_rl.contract.errors import UserError
 
 USAGE = """vla-rl eval CHECKPOINT|RUN [options]
 vla-rl eval --suite NAME --policy POLICY --out FOLDER
@@ -46,7 +49,10 @@ _WAYS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Do what the option that only one of the ways has asks for; without one, play a checkpoint."""
+    """Do what the option that only one of the ways has asks for; without one, play a checkpoint.
+
+    Raises UserError for an option that is none but nearly that of another way.
+    """
     given = {argument.partition("=")[0] for argument in arguments}
     if given & {"-h", "--help"}:
         print(USAGE, end="\n\n", flush=True)
@@ -54,4 +60,14 @@ def evaluate(arguments: Sequence[str]) -> None:
         if option in given:
             way(arguments)
             return
+    own, others = _options(Evaluate), _options(EvaluateSuite, Compare, Parity)
+    for option in sorted(item for item in given - own - others if item.startswith("--") and "." not in item):
+        near = difflib.get_close_matches(option, sorted(own | others), n=1)
+        if near and near[0] not in own:
+            raise UserError(f"eval has no option {option!r}, so nothing was evaluated; did you mean {near[0]!r}?")
     evaluate_checkpoint(arguments)
+
+
+def _options(*configs: type) -> set[str]:
+    """The options that set the fields of ``configs``."""
+    return {f"--{field.name.replace('_', '-')}" for config in configs for field in fields(config)}

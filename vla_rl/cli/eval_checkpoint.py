@@ -51,7 +51,10 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
     if given in (["-h"], ["--help"]):
         override(Evaluate(), given, "vla-rl eval CHECKPOINT")
     if not given or given[0].startswith("-"):
-        raise UserError("eval needs a checkpoint or run folder, for example vla-rl eval runs/demo.")
+        raise UserError(
+            "eval needs a checkpoint or run folder, for example vla-rl eval runs/demo; or --suite NAME --policy POLICY "
+            "--out FOLDER."
+        )
     checkpoint = given[0] if names_server(given[0]) else str(checkpoint_of(given[0]))
     default = Evaluate(env=env_config_of(checkpoint) or NO_ENV)
     config: Evaluate = override(default, given[1:], "vla-rl eval CHECKPOINT")

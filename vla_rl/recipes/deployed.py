@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.expert import ExpertPolicy
@@ -57,6 +58,30 @@ def deployed(name: str, env: EnvConfig, device: str = "cpu", seed: int = 0) -> I
     finally:
         if hasattr(policy, "close"):
             policy.close()
+
+
+def check_instructions(name: str, tasks: Mapping[str, EnvConfig]) -> None:
+    """Raise UserError when the checkpoint that ``name`` means cannot read the instructions of one of ``tasks``.
+
+    ``tasks`` {name: environment}.  Environments that would have to be built for it are checked when they are played.
+    """
+    if name == EXPERT or names_server(name) or names_class(name):
+        return
+    saved = read_config(checkpoint_of(name)).get("spec")
+    specs = {task: env.declared_spec() for task, env in tasks.items()} if isinstance(saved, dict) else {}
+    readable = {task: spec is None or _reads(EnvSpec.from_json(saved or {}), spec) for task, spec in specs.items()}
+    if not all(readable.values()):
+        others = [task for task, fits in readable.items() if not fits]
+        fitting = [task for task, fits in readable.items() if fits]
+        cure = f"choose from its own: --tasks {' '.join(fitting)}" if fitting else "evaluate it on its own tasks"
+        raise UserError(
+            f"{name!r} was not trained for the instructions of {', '.join(others)}, so it cannot play them; {cure}."
+        )
+
+
+def _reads(trained: EnvSpec, spec: EnvSpec) -> bool:
+    """Whether a policy for ``trained`` knows the instructions of ``spec``, whose table may have grown."""
+    return spec.tasks[: len(trained.tasks)] == trained.tasks or set(spec.tasks) <= set(trained.tasks)
 
 
 def fingerprint(name: str) -> str:

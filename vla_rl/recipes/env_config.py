@@ -64,6 +64,11 @@ class EnvConfig:
         """The spec of :meth:`make`; where the task declares it, no environment is built."""
         return sims.catalog().spec_of(self.name, **self.options)
 
+    def declared_spec(self) -> EnvSpec | None:
+        """The spec where the task declares it; None where an environment would have to be built."""
+        found: EnvSpec | None = sims.catalog().declared_spec(self.name, **self.options)
+        return found
+
     def check(self) -> None:
         """Check an environment of the user's own before training; raises ContractError about its first mistake.
 

@@ -24,13 +24,18 @@ ALL = "all"  # the row of all tasks together
 def read_results(folder: Path) -> JsonObject:
     """``results.json`` of a finished evaluation; raises UserError when there is none or it is damaged."""
     path = folder / RESULTS
+    if not path.is_file():
+        raise UserError(
+            f"{str(folder)!r} has no {RESULTS}, so it holds no finished evaluation of a suite; name the folder that "
+            "vla-rl eval --suite wrote."
+        )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {**found, "protocol": found["protocol"], "tasks": found["tasks"]}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"{str(path)!r} cannot be read ({error}), so {str(folder)!r} holds no finished evaluation of a suite; name "
-            "the folder that vla-rl eval --suite wrote."
+            f"{str(path)!r} is damaged ({error}), so its results cannot be read; run the evaluation again, which makes "
+            "it from the journal."
         ) from error
 
 
@@ -119,14 +124,16 @@ _BASES = (0.5, 0.7, 0.8, 0.9, 0.95)
 def power_table(difference: float, rates: Sequence[float] = _BASES) -> list[tuple[float, int, int]]:
     """(success, episodes if outcomes are independent, if one policy wins wherever the other does) for each rate.
 
-    The other policy has ``success + difference``; rates that leave no room for it are left out.
+    The other policy has ``success + difference``, or ``success - difference`` where that would be more than 1; rates
+    that leave no room for either are left out.
     """
     alike = episodes_needed(difference, difference)
-    return [
-        (rate, episodes_needed(difference, independent_discordance(rate, difference)), alike)
-        for rate in rates
-        if rate + difference <= 1
-    ]
+    rows = []
+    for rate in rates:
+        other = rate + difference if rate + difference <= 1 else rate - difference
+        if other >= 0:
+            rows.append((rate, episodes_needed(difference, independent_discordance(rate, other - rate)), alike))
+    return rows
 
 
 def needed_between(task: JsonObject, difference: float) -> int:

@@ -15,7 +15,7 @@ from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation.results import TABLES, EpisodeResult, Journal, write_tables
-from vla_rl.recipes.deployed import fingerprint
+from vla_rl.recipes.deployed import check_instructions, fingerprint
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
 from vla_rl.recipes.suite import Suite, differing
@@ -56,8 +56,10 @@ class SuiteRun:
     def run(self) -> JsonObject:
         """Play what is missing and write the tables, ``results.json`` and ``report.html``; returns the results.
 
-        Raises UserError when ``out`` holds the results of another suite or policy.
+        Raises UserError when ``out`` holds the results of another suite or policy, and for a checkpoint that was not
+        trained for one of the tasks.
         """
+        check_instructions(self.policy, {task.name: task.env for task in self.suite.tasks})
         with _locked(self.out):
             journal = self._journal()
             try:
