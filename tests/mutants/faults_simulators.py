@@ -11,6 +11,11 @@ _OWN = f"{_ON_INSTALL}test_one_of_the_users_own_is_made_anew_when_its_requiremen
 _SIDE, _ON_SIDE = "sims/side_by_side.py", "tests/sims/test_side_by_side.py::"
 _CONTRACT = f"{_ON_SIDE}test_it_keeps_the_contract"
 _ON_METAWORLD = "tests/sims/test_metaworld.py::"
+_RIG = "sims/camera_rig.py"
+_RENDERERS = (
+    "tests/sims/test_camera_rig.py::"
+    "test_every_task_has_its_own_picture_and_the_renderer_that_was_used_longest_ago_is_closed"
+)
 _MULTI, _ON_MULTI = "sims/multi_task.py", "tests/sims/test_multi_task.py::"
 _ALONE = f"{_ON_MULTI}test_an_episode_is_that_of_the_member_that_its_seed_chooses"
 _KEPT = f"{_ON_MULTI}test_a_snapshot_keeps_who_plays_what_and_how_episodes_ended"
@@ -246,5 +251,40 @@ FAULTS = (
         "if len(self._idle) > self._most_idle:",
         "if False:",
         (f"{_ON_SIDE}test_a_pool_makes_what_is_missing_and_closes_what_was_idle_longest",),
+    ),
+    Fault(
+        "the renderers of all tasks stay open",
+        _RIG,
+        "if len(self._renderers) >= self._most:",
+        "if False:",
+        (_RENDERERS,),
+    ),
+    Fault(
+        "the renderer that was made first is closed, however often it is used",
+        _RIG,
+        "self._renderers.move_to_end(task)",
+        "pass",
+        (_RENDERERS,),
+    ),
+    Fault(
+        "renderers stay open when their environment is closed",
+        _RIG,
+        "self._renderers.popitem()[1].close()",
+        "self._renderers.popitem()",
+        (_RENDERERS,),
+    ),
+    Fault(
+        "idle environments stay open when the others are closed",
+        _SIDE,
+        "self._idle.popitem()[1][1].close()",
+        "self._idle.popitem()",
+        (f"{_ON_SIDE}test_a_pool_makes_what_is_missing_and_closes_what_was_idle_longest",),
+    ),
+    Fault(
+        "no episode may be shorter than nothing",
+        _SIDE,
+        "if value < 1:",
+        "if value < 0:",
+        (f"{_ON_SIDE}test_sizes_and_limits_below_one_are_refused",),
     ),
 )
