@@ -31,13 +31,13 @@ def play(suite: str, count: int) -> list[str]:
 
 
 def success() -> list[list[object]]:
-    """What happens when the first object of interest is moved into the basket by hand."""
+    """What happens when the object of the goal is moved into its region by hand."""
     env = make_in_process(1, suite="libero_object", tasks=[0], cameras=[])
     env.reset([0], [0])
     found = [env.step(np.zeros((1, 1, 7)))]
     world = env._simulators[0]._env.env  # type: ignore[attr-defined]
-    thing, basket = world.obj_of_interest
-    place = world.sim.data.body_xpos[world.obj_body_id[basket]] + [0, 0, 0.05]
+    ((_, thing, region),) = world.parsed_problem["goal_state"]
+    place = world.sim.data.get_site_xpos(region)
     world.sim.data.set_joint_qpos(world.objects_dict[thing].joints[-1], [*place, 1, 0, 0, 0])
     found.append(env.step(np.zeros((1, 1, 7))))
     return [[bool(step.success[0]), step.cause[0]] for step in found]
