@@ -30,7 +30,7 @@ TABLES = {
     "libero_coffee_table_base_style": ("coffee_table", 0.41),
     "libero_floor_base_style": ("floor", 0.0),
 }
-_INERTIA = '<inertial pos="0 0 0" mass="0.1" diaginertia="0.001 0.001 0.001"/>'
+_JOINT = 'axis="0 0 1" damping="10"/><inertial pos="0 0 0" mass="0.1" diaginertia="0.001 0.001 0.001"/>'
 _VISUAL = 'group="1" contype="0" conaffinity="0" mass="0.01"'
 
 
@@ -53,11 +53,9 @@ def object_xml(kind: str, regions: set[str]) -> str:
     moving = {**dict.fromkeys(HINGES.get(kind, ()), "hinge"), **dict.fromkeys(SLIDES.get(kind, ()), "slide")}
     parts = []
     for number, name in enumerate([*moving, *sorted(regions - set(moving))]):
-        joint = (
-            f'<joint name="{name}_joint" type="{moving[name]}" axis="0 0 1" damping="10"/>' if name in moving else ""
-        )
+        joint = f'<joint name="{name}_joint" type="{moving[name]}" {_JOINT}' if name in moving else ""
         parts.append(
-            f'<body name="{name}_part" pos="{0.05 + 0.05 * number} 0 0">{joint}{_INERTIA}'
+            f'<body name="{name}_part" pos="{0.05 + 0.05 * number} 0 0">{joint}'
             f'<geom name="{name}_geom" size="0.03 0.03 0.005" rgba="0.3 0.4 0.6 1" type="box" {_VISUAL}/>'
             f'<site name="{name}" type="box" pos="0 0 0" quat="1 0 0 0" size="0.08 0.08 0.04" rgba="0 0 0 0"/></body>'
         )
