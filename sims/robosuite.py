@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,8 @@ INSTRUCTIONS = {
     "TwoArmHandover": "hand the hammer over",
     "TwoArmTransport": "carry the hammer to the other bin",
 }
+ROBOTS = ("IIWA", "Jaco", "Kinova3", "Panda", "Sawyer", "UR5e", "XArm7")
+"""Those of one arm on a fixed base."""
 _OBJECTS = PRIVILEGED + "objects"
 _COLLISION_GROUP = 0  # geoms that robosuite hides in pictures
 _FREQUENCY = 20.0  # actions per second
@@ -105,7 +107,8 @@ def make_in_process(
 ) -> SideBySide:
     """``num_envs`` robosuite environments in this process, which has to have robosuite.
 
-    task       of ``INSTRUCTIONS``; those called TwoArm need two ``robots``
+    task       of ``INSTRUCTIONS``
+    robots     one of ``ROBOTS``, or two for the tasks that are called TwoArm
     cameras    of the task ("agentview", "frontview") or of a robot ("robot0_eye_in_hand")
     shaped     whether rewards guide towards success, otherwise they are robosuite's sparse ones
     arguments  more of ``robosuite.make``, for instance {"controller_configs": {...}}
@@ -114,9 +117,9 @@ def make_in_process(
     are those of the robot's default controller at 20 per second, within -1 to 1.
     """
     require_positive(image_size=image_size, time_limit=time_limit)
-    suite = _robosuite()
     chosen = [robots] if isinstance(robots, str) else list(robots)
-    _check_task(task, chosen, suite.ALL_ROBOTS)
+    _check_task(task, chosen)
+    suite = _robosuite()
     options = {
         "env_name": task,
         "robots": chosen,
@@ -143,13 +146,16 @@ def make(num_envs: int, workers: int = 1, **options: Any) -> IsolatedEnv:
     return isolated.make(num_envs, "sims.robosuite:make_in_process", options, workers, installation="robosuite")
 
 
-def _check_task(task: str, robots: Sequence[str], known: Iterable[str]) -> None:
-    """Raise UserError for a task or robot that robosuite does not have, and for another number of robots."""
+def _check_task(task: str, robots: Sequence[str]) -> None:
+    """Raise UserError for an unknown task or robot, and for another number of robots than the task needs."""
     if task not in INSTRUCTIONS:
         raise UserError(f"robosuite has no task {task!r}, so it cannot be played; {did_you_mean(task, INSTRUCTIONS)}")
     for robot in robots:
-        if robot not in known:
-            raise UserError(f"robosuite has no robot {robot!r}, so nothing can move; {did_you_mean(robot, known)}")
+        if robot not in ROBOTS:
+            raise UserError(
+                f"{robot!r} is no robot of robosuite with one arm on a fixed base, so its state could not be read; "
+                f"{did_you_mean(robot, ROBOTS)}"
+            )
     needed = 2 if task.startswith("TwoArm") else 1
     if len(robots) != needed:
         example = {1: '"Panda"', 2: '["Panda", "Panda"]'}[needed]
@@ -161,12 +167,6 @@ def _check_task(task: str, robots: Sequence[str], known: Iterable[str]) -> None:
 
 def _spec(one: Robosuite, task: str, cameras: Sequence[str], size: int, time_limit: int) -> EnvSpec:
     env, names, infinite = one._env, one.state_names(), float("inf")
-    for robot in env.robots:
-        if len(robot.arms) != 1:
-            raise UserError(
-                f"robot {robot.name!r} has the arms {list(robot.arms)}, of which only one could be read, so it cannot "
-                'be played; choose robots of one arm, such as "Panda".'
-            )
     for camera in cameras:
         if camera not in env.sim.model.camera_names:
             known = env.sim.model.camera_names
