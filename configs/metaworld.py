@@ -19,7 +19,7 @@ from vla_rl.training.loop import LoopConfig
 
 # Four of Meta-World's steps are one control step (50 ms): each costs a picture, ten times as much as a step.
 TASK = EnvConfig("metaworld", {"tasks": ["drawer-open"], "shaped": False, "time_limit": 40, "action_repeat": 4})
-EVALUATION = EvaluationConfig(validation=96, test=256, num_envs=16)
+EVALUATION = EvaluationConfig(validation=64, test=256, num_envs=16)
 SMALL = HeadConfig(width=128)
 
 
@@ -45,7 +45,7 @@ def residual_td3() -> Improve:
         TD3Residual(ResidualConfig(head=SMALL)),
         WindowConfig(num_envs=16, decisions=16),
         ReplayConfig(gamma=0.99, n_step=5, share=0.25),
-        LoopConfig(100_000, 0, save_every=50, collapse=1.0, env_steps=20_000, validate_steps=4000),
+        LoopConfig(100_000, 0, save_every=50, collapse=1.0, env_steps=18_000, validate_steps=6000),
         algorithm,
     )
     run = "runs/imitate"
