@@ -45,6 +45,11 @@ def test_the_worst_point_is_chosen_by_one_half_and_scored_by_the_other():
     assert worst.mean == pytest.approx((1.0 + 0.5 + 0.5) / 3) and worst.points == 3
 
 
+def test_points_that_are_as_bad_are_counted():
+    bad = [point([False, False, True, False], friction=value) for value in (0.5, 2.0)]
+    assert worst_case([point([True] * 4), *bad]).ties == 1 and worst_case([point([True] * 4), bad[0]]).ties == 0
+
+
 def test_the_worst_of_many_equal_points_is_not_underestimated():
     rng = np.random.default_rng(0)
     lowest, held_out = [], []

@@ -44,9 +44,16 @@ FAULTS = (
     Fault(
         "the worst point is chosen by all episodes",
         _STATISTICS,
-        "key=lambda point: float(point.outcome[:half].mean())",
-        "key=lambda point: float(point.outcome.mean())",
+        "first = [float(point.outcome[:half].mean()) for point in points]",
+        "first = [float(point.outcome.mean()) for point in points]",
         (_HALVES, f"{_ON_STATISTICS}test_the_worst_of_many_equal_points_is_not_underestimated"),
+    ),
+    Fault(
+        "the worst point is said to be alone",
+        _STATISTICS,
+        "first.count(min(first)) - 1)",
+        "0)",
+        (f"{_ON_STATISTICS}test_points_that_are_as_bad_are_counted",),
     ),
     Fault(
         "the nominal point is played once per parameter",
@@ -75,6 +82,13 @@ FAULTS = (
         "own = [episode for episode in episodes if episode.task == task.name]",
         "own = list(episodes)",
         (_RESULTS,),
+    ),
+    Fault(
+        "the page has the videos of every point",
+        "vla_rl/recipes/perturbation.py",
+        'return [NOMINAL, _label(worst["values"].items())]',
+        "return [task.name for task in self.tasks]",
+        ("tests/recipes/test_perturbation.py::test_the_page_has_the_videos_of_the_worst_point_and_not_those_of_all",),
     ),
     Fault(
         "the page shows no curves",

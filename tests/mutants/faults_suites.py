@@ -87,7 +87,7 @@ FAULTS = (
         _RUN,
         "[journal.episodes[key] for key in self.suite.keys]",
         "list(journal.episodes.values())",
-        (f"{_ON_RUN}the_number_of_environments_changes_no_byte",),
+        (f"{_ON_RUN}the_table_is_in_the_order_of_the_suite_whatever_ended_first",),
     ),
     Fault(
         "a stopped evaluation begins again",

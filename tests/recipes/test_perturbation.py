@@ -18,7 +18,7 @@ from vla_rl.recipes.deployed import deployed_policy
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.perturbation import PerturbationSuite, perturbation_grid, perturbation_sweep
 from vla_rl.recipes.sims import parameters_of
-from vla_rl.recipes.suite import find_suite
+from vla_rl.recipes.suite import Suite, find_suite
 from vla_rl.recipes.suite_run import RESULTS, SuiteRun
 
 LIFT = EnvConfig("lift", {"cubes": 2})
@@ -106,9 +106,20 @@ def test_the_page_shows_every_curve_with_its_unit_and_the_worst_point(analyzed, 
     suite, results = analyzed
     report = Report("page")
     suite.draw(report, results)
+    results["perturbation"]["worst_case"]["ties"] = 3
+    suite.draw(report, results)
     page = report.write(tmp_path / "report.html").read_text()
+    assert "friction: friction of fingers, cubes and table" in page
     assert "friction (factor), nominal 1" in page and "latency (control steps), nominal 0" in page
     assert "<strong>friction 0.1, latency 2</strong>: success 0.0% [0.0%, 65.8%]" in page and "56.2%" in page
+    assert page.count("In the other half 3 more points were as bad.") == 1
+
+
+def test_the_page_has_the_videos_of_the_worst_point_and_not_those_of_all(analyzed):
+    suite, results = analyzed
+    assert suite.shown(results) == ["nominal", "friction=0.1,latency=2"]
+    assert suite.shown(results)[1] in [task.name for task in suite.tasks]
+    assert Suite.shown(suite, results) == [task.name for task in suite.tasks]
 
 
 def test_an_evaluation_writes_them(tmp_path):

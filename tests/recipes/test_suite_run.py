@@ -52,6 +52,15 @@ def test_the_number_of_environments_changes_no_byte(policy, undisturbed, tmp_pat
     assert (tmp_path / EPISODES).read_bytes() == undisturbed
 
 
+def test_the_table_is_in_the_order_of_the_suite_whatever_ended_first(policy, undisturbed, tmp_path):
+    run = SuiteRun(quick(), policy, tmp_path)
+    run.run()
+    lines = (tmp_path / JOURNAL).read_text().splitlines(keepends=True)
+    (tmp_path / JOURNAL).write_text("".join(reversed(lines)))
+    run.run()
+    assert (tmp_path / EPISODES).read_bytes() == undisturbed
+
+
 @pytest.mark.slow
 def test_the_number_of_processes_changes_no_byte(policy, undisturbed, tmp_path):
     run = SuiteRun(quick(), policy, tmp_path, num_envs=3, processes=3)

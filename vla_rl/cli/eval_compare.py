@@ -37,8 +37,8 @@ def _compared(folder: Path | None, other: Path) -> JsonObject:
     if folder is None:
         raise UserError("--against compares two folders and one was named; write vla-rl eval RESULTS --against OTHER.")
     found = compare(folder, other)
-    names = [found[side]["name"] for side in ("first", "second")]
-    table = Table("task", *names, "difference", "first alone", "second alone", "p", title=found["protocol"])
+    console.print(f"{found['protocol']}\n  first   {found['first']['name']}\n  second  {found['second']['name']}")
+    table = Table("task", "first", "second", "difference", "first alone", "second alone", "p")
     for name, task in found["tasks"].items():
         table.add_row(*("–" if cell is None else str(cell) for cell in row(name, task)))
     console.print(table)

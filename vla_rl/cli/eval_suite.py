@@ -54,11 +54,12 @@ def evaluate_suite(arguments: Sequence[str]) -> None:
 def print_results(results: JsonObject) -> None:
     """The score and every task, on the terminal."""
     console.print(f"{results['policy']['name']} on {results['protocol']}")
+    width = max(len(name) for name in (*results["tasks"], "all"))
     for name, task in results["tasks"].items():
         ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in task["causes"].items())
-        console.print(f"  {name:<24} {_score(task)} of {task['returns']['episodes']} ({ends})")
+        console.print(f"  {name:<{width}}  {_score(task)} of {task['returns']['episodes']} ({ends})")
     if "score" in results and len(results["tasks"]) > 1:
-        console.print(f"  {'all':<24} {_score(results['score'])} of {results['score']['episodes']}")
+        console.print(f"  {'all':<{width}}  {_score(results['score'])} of {results['score']['episodes']}")
 
 
 def _score(found: JsonObject) -> str:

@@ -53,12 +53,14 @@ class WorstCase:
     values   of the worst point by the first half of its episodes
     score    of that point in the second half, which had no part in choosing it
     mean     of the scores of all points, all episodes
+    ties     other points that were as bad in the first half
     """
 
     values: Mapping[str, float]
     score: Score
     mean: float
     points: int
+    ties: int
 
 
 def curves(points: Sequence[PerturbedEpisodes], varied: Sequence[Parameter]) -> dict[str, list[CurvePoint]]:
@@ -88,9 +90,10 @@ def worst_case(points: Sequence[PerturbedEpisodes]) -> WorstCase:
             "seeds, at least 2, at every point."
         )
     half = lengths.pop() // 2
-    worst = min(points, key=lambda point: float(point.outcome[:half].mean()))
+    first = [float(point.outcome[:half].mean()) for point in points]
+    worst = points[int(np.argmin(first))]
     mean = float(np.mean([point.score.score for point in points]))
-    return WorstCase(worst.values, _score(worst.outcome[half:]), mean, len(points))
+    return WorstCase(worst.values, _score(worst.outcome[half:]), mean, len(points), first.count(min(first)) - 1)
 
 
 def _score(outcome: np.ndarray) -> Score:

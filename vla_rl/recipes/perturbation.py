@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -55,10 +55,11 @@ class PerturbationSuite(Suite):
         if "worst_case" in found:
             worst = found["worst_case"]
             values = ", ".join(f"{name} {value:g}" for name, value in worst["values"].items()) or NOMINAL
+            ties = f"In the other half {worst['ties']} more points were as bad. " if worst["ties"] else ""
             report.section(
                 "Worst case",
                 f"Of {worst['points']} points the worst is **{values}**: {label} {_shown(worst['score'], rated)} in "
-                "the half of the seeds that had no part in choosing it. Mean of all points: "
+                f"the half of the seeds that had no part in choosing it. {ties}Mean of all points: "
                 f"{_number(worst['mean'], rated)}.",
             )
         report.section("Curves", f"The {label} while one parameter differs and all others are nominal; the same seeds.")
@@ -66,7 +67,13 @@ class PerturbationSuite(Suite):
             if items := found["curves"].get(parameter.name):
                 x, y, low, high = ([item[key] for item in items] for key in ("value", "score", "low", "high"))
                 axis = f"{parameter.name} ({parameter.unit}), nominal {parameter.nominal:g}"
-                report.curves(parameter.meaning, axis, label, [Series(label, x, y, low, high)], percent=rated)
+                title = f"{parameter.name}: {parameter.meaning}"
+                report.curves(title, axis, label, [Series(label, x, y, low, high)], percent=rated)
+
+    def shown(self, results: JsonObject) -> Sequence[str]:
+        """Nominal and the worst point: those of all points would be hundreds."""
+        worst = results["perturbation"].get("worst_case", {"values": {}})
+        return [NOMINAL, _label(worst["values"].items())]
 
     def _point(self, task: SuiteTask, episodes: Sequence[EpisodeResult]) -> PerturbedEpisodes:
         own = [episode for episode in episodes if episode.task == task.name]
@@ -116,11 +123,15 @@ def _suite(
     for point in points:
         Randomization({key: Choice((value,)) for key, value in point}).check(declared, env.name)
         options: JsonObject = {"env": env.name, "options": env.options, "parameters": dict(point)}
-        label = ",".join(f"{key}={value:g}" for key, value in point) or NOMINAL
-        tasks.append(SuiteTask(label, EnvConfig("randomize", options), horizon, success))
+        tasks.append(SuiteTask(_label(point), EnvConfig("randomize", options), horizon, success))
     named = {key for point in points for key, _ in point}
     varied = tuple(parameter for parameter in declared if parameter.name in named)
     return PerturbationSuite(name, version, tuple(tasks), episodes, varied=varied)
+
+
+def _label(point: Iterable[tuple[str, float]]) -> str:
+    """The task's name of a point."""
+    return ",".join(f"{key}={value:g}" for key, value in point) or NOMINAL
 
 
 def _shown(score: JsonObject, rated: bool) -> str:

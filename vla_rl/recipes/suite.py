@@ -14,7 +14,7 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.report import Report
+from vla_rl.evaluation.report import Bar, Report
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.recipes.config_files import config_files, load_config
 from vla_rl.recipes.env_config import EnvConfig
@@ -92,7 +92,15 @@ class Suite:
         return {}
 
     def draw(self, report: Report, results: JsonObject) -> None:
-        """Add what the page shows of ``results`` beyond the tasks: nothing here."""
+        """Add the figures of ``results`` to the page: success by task."""
+        rated = {name: task for name, task in results["tasks"].items() if "success" in task}
+        if rated:
+            bars = [Bar(name, task["success"], task["low"], task["high"]) for name, task in rated.items()]
+            report.bars("Success by task", bars)
+
+    def shown(self, results: JsonObject) -> Sequence[str]:
+        """The tasks whose videos are on the page of ``results``: all."""
+        return [task.name for task in self.tasks]
 
     def of(self, names: Sequence[str], episodes: int, seeds: str) -> Suite:
         """A part of it: the tasks ``names`` (all without), ``episodes`` each (0: as it is), on "validation" or "test".
@@ -142,7 +150,7 @@ def _target(name: str) -> str:
 
 def differing(one: JsonObject, other: JsonObject, prefix: str = "") -> str:
     """The first entry in which the JSON of two suites differs, as ``tasks.0.horizon: 60 or 80``; "" when equal."""
-    for name in dict.fromkeys([*one, *other]):
+    for name in sorted(dict.fromkeys([*one, *other]), key=lambda name: name == "class"):  # the one that says least
         a, b = (_entries(side.get(name)) for side in (one, other))
         if a != b:
             where = f"{prefix}{name}"

@@ -90,16 +90,17 @@ def _page(folder: Path, found: JsonObject) -> None:
     names = [found[side]["name"] for side in ("first", "second")]
     report = Report(f"{names[0]} against {names[1]}", f"Protocol `{found['protocol']}`, the same seeds.")
     text = (
+        f"First: `{names[0]}`. Second: `{names[1]}`.\n\n"
         "Difference: first minus second, with the 95 % interval of the paired bootstrap within tasks. p: McNemar's "
         "exact two-sided test, not corrected for the number of tasks."
     )
     report.section("Tasks", text)
-    header = ["task", names[0], names[1], "difference", "first alone", "second alone", "p"]
+    header = ["task", "first", "second", "difference", "first alone", "second alone", "p"]
     report.table(header, [row(name, task) for name, task in found["tasks"].items()])
     bars = [
         Bar(label, rate["success"], rate["low"], rate["high"], group=name)
         for name, task in found["tasks"].items()
-        for label, rate in zip(names, task["rates"], strict=False)
+        for label, rate in zip(("first", "second"), task["rates"], strict=False)
     ]
     if bars:
         report.bars("Success", bars)

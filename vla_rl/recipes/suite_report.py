@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_rl.evaluation.report import Bar, Cell, Recording, Report, Tile, percent
+from vla_rl.evaluation.report import Cell, Recording, Report, Tile, percent
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.stats import Rate
 from vla_rl.recipes.json_types import JsonObject
@@ -18,21 +18,20 @@ def write_suite_report(folder: Path, suite: Suite, results: JsonObject, episodes
     """Write the page into ``folder``; returns its path."""
     policy = results["policy"]
     report = Report(f"{policy['name']} on {suite.name}", f"Protocol `{results['protocol']}`.")
+    tasks = "1 task" if len(suite.tasks) == 1 else f"{len(suite.tasks)} tasks"
     count, seeds = suite.episodes, f"{suite.episodes} seeds from {suite.first_seed}"
     tiles = []
     if "score" in results:
-        tiles.append(Tile.of("success", Rate(**results["score"]), f"{len(suite.tasks)} tasks, {seeds} each"))
+        tiles.append(Tile.of("success", Rate(**results["score"]), f"{tasks}, {seeds} each"))
     latency = results["latency_ms"]
     tiles.append(Tile("ms per decision", latency["mean"], percent=False, note=f"at most {latency['max']:.1f}"))
     report.tiles(tiles)
+    suite.draw(report, results)
     report.section("Tasks", "95 % Wilson intervals; mean returns with 95 % intervals of the normal approximation.")
     header = ["task", "success", "mean return", "mean length", "ends"]
     report.table(header, [_row(name, task) for name, task in results["tasks"].items()], f"{count} episodes each.")
-    if rated := {name: task for name, task in results["tasks"].items() if "success" in task}:
-        bars = [Bar(name, task["success"], task["low"], task["high"]) for name, task in rated.items()]
-        report.bars("Success by task", bars)
-    suite.draw(report, results)
-    if films := [_film(folder, one) for one in episodes if one.video]:
+    shown = suite.shown(results)
+    if films := [_film(folder, one) for one in episodes if one.video and one.task in shown]:
         report.videos("Videos", films)
     report.section("Versions", ", ".join(f"{name} {version}" for name, version in results["versions"].items()))
     report.text(f"Policy: `{policy['name']}`, SHA-256 `{policy['sha256'] or 'none'}`, on {policy['device']}.")
