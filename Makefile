@@ -61,7 +61,7 @@ test-sims: install ## install the simulators that pin other packages, run all of
 mutants: install ## break what must hold, line by line, and see the tests fail
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
-soak: install ## kill and stop a thousand simulator processes while PPO trains (ten minutes)
+soak: install ## kill and stop two thousand simulator processes while PPO trains (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak
 
 bench: install ## measure speed
