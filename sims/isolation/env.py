@@ -126,7 +126,7 @@ class IsolatedEnv:
 
     def _send(self, requests: Mapping[SupervisedWorker, Request]) -> None:
         """Ask all workers before one of them is waited for."""
-        for worker in self._asked:  # the exchange before was interrupted, and its answer may still come
+        for worker in self._asked:  # the exchange before was interrupted, and answers may still come
             worker.abandon()
         self._asked, self._begun = dict(requests), None
         for worker, request in requests.items():
@@ -139,7 +139,7 @@ class IsolatedEnv:
         """
         answers: Answers = {}
         refusal: ContractError | None = None
-        for worker, request in list(self._asked.items()):
+        for worker, request in self._asked.items():
             try:
                 answer = worker.receive(request)
             except ContractError as error:
@@ -149,7 +149,7 @@ class IsolatedEnv:
                     self._freeze(worker, given_up)
                 else:
                     answers[worker] = answer
-            del self._asked[worker]
+        self._asked = {}  # not before: where one is interrupted, nobody takes what the others have answered
         if refusal is not None:
             raise refusal
         return answers

@@ -153,6 +153,13 @@ _OWNER = (
         (_INTERRUPTED, f"{_ON_FAILURES}test_a_step_that_nobody_waits_for_is_given_up_by_the_next_call"),
     ),
     Fault(
+        "an interrupted step has happened where it was answered",
+        _ENV,
+        "answers[worker] = answer",
+        "answers[worker] = answer; self._asked = {key: item for key, item in self._asked.items() if key != worker}",
+        (f"{_INTERRUPTED}[1]",),
+    ),
+    Fault(
         "a worker that was killed answers once more",
         _SUPERVISED,
         'self._failure = "was interrupted"',

@@ -93,7 +93,7 @@ def test_nothing_is_lost_doubled_or_reordered(serve):
 def test_a_worker_there_that_fails_is_replaced_with_its_last_words(trouble, said, serve, tmp_path):
     options = {"method": "step", "trouble": trouble, "folder": str(tmp_path), "times": 1}
     with remote(
-        serve(TROUBLED.format("make")), 2, options=options, deadline_s=3.0 if trouble == "hung" else 60.0
+        serve(TROUBLED.format("make")), 2, options=options, deadline_s=6.0 if trouble == "hung" else 60.0
     ) as env:
         env.reset([0, 1], [2, 3])
         with pytest.warns(UserWarning, match=said) as caught:
@@ -153,9 +153,11 @@ def test_a_server_without_free_files_goes_on_later(capfd):
             raise OSError(errno.EMFILE, "Too many open files")
 
     with closing(Server("counting", 0)) as server:
-        server._listener = Exhausted(server._listener)
+        server._listener = listener = Exhausted(server._listener)
         serving = threading.Thread(target=server.run, daemon=True)
         serving.start()
+        serving.join(1)
+        assert within(lambda: listener.failed) and serving.is_alive()
         with remote(f"127.0.0.1:{server.port}", num_envs=1) as env:
             assert env.reset([0], [3]).time.tolist() == [0]
     serving.join(PATIENCE)

@@ -102,7 +102,7 @@ def meeting(num_envs: int, folder: str, count: int) -> CountingEnv:
     class Meeting(CountingEnv):
         def step(self, chunk: Any, observe: Any = "last") -> Step:
             (here / str(os.getpid())).touch()
-            end = time.monotonic() + 60  # longer than any other process needs to begin
+            end = time.monotonic() + 20  # longer than any other process needs to begin
             while len(list(here.iterdir())) < count:
                 if time.monotonic() > end:
                     raise RuntimeError(f"{count} processes did not compute at the same time")
