@@ -81,7 +81,7 @@ FAULTS = (
         "progress counts the successes of the last batch only",
         _COLLECT,
         "sum(bool(part.success[-1]) for part in parts)",
-        "sum(bool(part.success[-1]) for part in parts[-len(batch) :])",
+        "sum(bool(part.success[-1]) for part in parts[-len(whole) :])",
         (f"{_ON_TRAJECTORIES}progress_counts_all_successes",),
     ),
     Fault(

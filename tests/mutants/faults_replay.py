@@ -29,7 +29,7 @@ _BUFFER = (
         "what follows a truncation is the next episode's first",
         _RUNNING,
         "= rollout.final_features[name][torch.from_numpy(row[truncated])].to(ends)",
-        "= rollout.features[name][torch.from_numpy(time[truncated] + 1), torch.from_numpy(env_ids[truncated])]",
+        "= rollout.features[name][steps.time[last][truncated] + 1, env_ids[truncated]]",
         (_GOLDEN, _BRUTE),
     ),
     Fault(

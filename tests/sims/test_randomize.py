@@ -89,6 +89,8 @@ def test_what_was_varied_is_nominal_again_in_the_next_episode(build):
         assert np.array_equal(mine.obs.images["front"][0], theirs.obs.images["front"][0])
         assert np.array_equal(mine.obs.extras["privileged/cubes"][0], theirs.obs.extras["privileged/cubes"][0])
     assert not np.array_equal(mine.obs.images["front"][1], theirs.obs.images["front"][1])
+    nominal = [one.reset([0, 1], [3, 4]).images["front"] for one in (env, plain)]  # after one that was not, in no row
+    assert np.array_equal(*nominal)
 
 
 def test_the_observation_records_what_was_drawn_from_the_seed(build):
@@ -121,9 +123,12 @@ def test_a_snapshot_takes_parameters_noise_and_late_commands_to_another_environm
     chunks = np.random.default_rng(2).uniform(-1, 1, (4, 3, 3, 4)).astype(np.float32)
     env.step(chunks[0])
     saved = env.snapshot([0])
+    physics = [env.env._batch.get_model(0).body_mass, env.env._batch.get_model(0).geom_friction]
     first = [env.step(chunk) for chunk in chunks[1:]]
     env.reset([0, 1, 2], [21, 22, 23])
     obs = env.restore([2], saved)
+    model = env.env._batch.get_model(2)
+    assert np.array_equal(model.body_mass, physics[0]) and np.array_equal(model.geom_friction, physics[1])
     moved = chunks.copy()
     moved[:, 2] = chunks[:, 0]
     again = [env.step(chunk) for chunk in moved[1:]]
