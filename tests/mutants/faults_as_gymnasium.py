@@ -9,6 +9,8 @@ _ON = "tests/sims/test_as_gymnasium.py::"
 _NATIVE = f"{_ON}test_native_rows_play_what_single_environments_play"
 _SCALED = f"{_ON}test_actions_are_scaled_unless_physical_ones_are_wanted"
 
+_AS_SINGLE = "tests/sims/test_as_sb3.py::test_it_gets_what_it_gets_from_single_environments"
+
 FAULTS = (
     Fault(
         "rows restart in the step after the one that Gymnasium means",
@@ -79,5 +81,33 @@ FAULTS = (
         "self._offset, self._scale = (low + high) / 2, (high - low) / 2",
         "self._offset, self._scale = (low + high) / 2, (high - low) / 4",
         (_SCALED,),
+    ),
+    Fault(
+        "Stable-Baselines3 takes the first observation of the next episode for the last",
+        "sims/as_sb3.py",
+        '{"terminal_observation": infos["final_obs"][i], ',
+        '{"terminal_observation": {name: part[i] for name, part in obs.items()}, ',
+        (_AS_SINGLE,),
+    ),
+    Fault(
+        "Stable-Baselines3 is not told of the time limit",
+        "sims/as_sb3.py",
+        '"TimeLimit.truncated": bool(truncated[i])}',
+        '"TimeLimit.truncated": False}',
+        (_AS_SINGLE,),
+    ),
+    Fault(
+        "Stable-Baselines3's seeds are not those of its first episodes",
+        "sims/as_sb3.py",
+        "obs, _ = self.env.reset(seed=seeds)",
+        "obs, _ = self.env.reset(seed=seeds and seeds[::-1])",
+        (_AS_SINGLE,),
+    ),
+    Fault(
+        "pictures that are too small are read",
+        "vla_rl/policies/image_encoder.py",
+        "if min(spec.images[name].shape[:2]) < 16:",
+        "if min(spec.images[name].shape[:2]) < 4:",
+        ("tests/policies/test_categorical.py::test_cameras_that_cannot_be_read_are_refused",),
     ),
 )
