@@ -125,6 +125,7 @@ def groups(deaths):
 def test_a_member_whose_simulator_broke_down_is_played_again():
     found, env = groups({LONG[0]: 2, LONG[1]: ATTEMPTS - 1})
     assert ATTEMPTS + 1 <= len(env.broken) == found.info["rollout/truncated_by_worker"]
+    assert LONG[1] in found.seeds[0], "members that all broke down are no uniform group"
     for column in range(found.seeds.shape[1]):
         active = found.valid[:, column].any(-1)
         length = int(episode_length(found.seeds[0, column].numpy()))
