@@ -31,7 +31,9 @@ _ANSWER_S = 3600.0  # the client's deadline ends a session before; this bounds o
 class Server:
     """Serves environment ``name`` on ``host``:``port`` until :meth:`close`.
 
-    A client says how many environments it wants and with which options, never which program runs.
+    A client says how many environments it wants and with which options, not which environment.  Options of one that
+    makes others (``isolated``, ``randomize``, ``multi_task``, ``gym``) name code, so its clients choose what runs here:
+    serve such a one to those alone who may run programs on this machine.
     """
 
     def __init__(
