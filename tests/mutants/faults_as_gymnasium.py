@@ -90,7 +90,7 @@ FAULTS = (
         (_AS_SINGLE,),
     ),
     Fault(
-        "Stable-Baselines3 is not told of the time limit",
+        "Stable-Baselines3 does not see the time limit",
         "sims/as_sb3.py",
         '"TimeLimit.truncated": bool(truncated[i])}',
         '"TimeLimit.truncated": False}',
