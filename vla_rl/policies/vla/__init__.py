@@ -1,0 +1,1 @@
+"""What vision-language-action models share: public folders, statistics, tokenizers, saving."""
