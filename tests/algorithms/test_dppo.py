@@ -78,7 +78,7 @@ def by_hand(ratios: Tensor, advantage: Tensor, **changes) -> tuple[Tensor, Tenso
     dppo = learner_of(policy, **changes)
     old, none = torch.full_like(ratios, -2.0), torch.zeros(len(ratios))
     return dppo.policy_loss(
-        _Batch({}, none, {}, old, advantage, torch.ones_like(none), none, none), Likelihood(none, none, {})
+        _Batch({}, none, {}, old, advantage, torch.ones_like(none), none, none, none), Likelihood(none, none, {})
     )
 
 
@@ -117,7 +117,7 @@ def gradient(sampler: DiffusionSampler, monkeypatch: pytest.MonkeyPatch, gamma: 
     dppo, none = learner_of(policy, gamma_denoise=gamma), torch.zeros(len(drawn.points))
     new = policy.log_prob({}, none, {"points": drawn.points})
     steps = policy.step_logprob({"points": drawn.points}, new.params).detach()
-    row = _Batch({}, none, {"points": drawn.points}, steps, drawn.advantage, torch.ones_like(none), none, none)
+    row = _Batch({}, none, {"points": drawn.points}, steps, drawn.advantage, torch.ones_like(none), none, none, none)
     (found,) = torch.autograd.grad(-dppo.policy_loss(row, new)[0], policy.theta)
     return compare(found, drawn.gradient)
 

@@ -43,7 +43,7 @@ def test_the_clipped_objective_by_hand():
     ratio, advantage = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1]), torch.tensor([3.0, 1.0, -1.0, -1.0, 2.0])
     old = torch.tensor([0.3, -2.0, 0.0, 5.0, 1.0])
     one = torch.ones_like(old)
-    row = _Batch({}, old, {}, old, advantage, one, one, advantage)
+    row = _Batch({}, old, {}, old, advantage, one, one, torch.ones(5, 1).bool(), advantage)
     loss, clipped = ppo.policy_loss(row, Likelihood(old + ratio.log(), old, {}))
     # 3 min(1.5, 1.3), min(.5, .8), min(-1.5, -1.3), min(-.5, -.8), 2 * 1.1
     assert loss.item() == pytest.approx(-(3.9 + 0.5 - 1.5 - 0.8 + 2.2) / 5)

@@ -34,7 +34,7 @@ def learner(**changes):
 @pytest.mark.parametrize(("ratio", "advantage", "objective"), [(1.5, 1.0, 1.3), (0.5, -1.0, -0.8)])
 def test_each_bound_clips_its_own_side(ratio, advantage, objective):
     old, ratio, advantage = torch.zeros(1), torch.tensor([ratio]), torch.tensor([advantage])
-    row = _Batch({}, old, {}, old, advantage, torch.ones(1), torch.zeros(1), advantage)
+    row = _Batch({}, old, {}, old, advantage, torch.ones(1), torch.zeros(1), torch.ones(1, 1).bool(), advantage)
     loss, _ = learner(clip_low=0.2, clip_high=0.3).policy_loss(row, Likelihood(ratio.log(), old, {}))
     assert loss.item() == pytest.approx(-objective)
 

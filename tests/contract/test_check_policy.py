@@ -33,10 +33,22 @@ class NoChunkAxis(GaussianPolicy):
         return replace(out, action=out.action[:, 0]), state
 
 
-class LogprobPerAction(GaussianPolicy):
+class PartsOfNoAction(GaussianPolicy):
+    parts = 2
+
     def act(self, features, state, mode, generator):
         out, state = super().act(features, state, mode, generator)
-        return replace(out, logprob=out.logprob[:, None].expand(-1, 2)), state
+        return replace(out, logprob=out.logprob[:, None].expand(-1, self.parts) / self.parts), state
+
+
+class ActsPerActionAndLearnsPerChunk(PartsOfNoAction):
+    parts = 3
+
+
+class OneLogprobForAll(GaussianPolicy):
+    def act(self, features, state, mode, generator):
+        out, state = super().act(features, state, mode, generator)
+        return replace(out, logprob=out.logprob.sum()), state
 
 
 class MeanLikelihood(GaussianPolicy):
@@ -62,7 +74,9 @@ class ReadsPrivileged(GaussianPolicy):
         (Unclipped, "action holds"),
         (NanInEvalMode, "action holds"),
         (NoChunkAxis, "action is"),
-        (LogprobPerAction, "one number per environment"),
+        (OneLogprobForAll, "one number per environment"),
+        (PartsOfNoAction, r"logprob has parts \[2\] for 3 actions"),
+        (ActsPerActionAndLearnsPerChunk, r"act gives log-probs \[8, 3\] but log_prob \[8\]"),
         (MeanLikelihood, "PPO's first ratio is not 1"),
         (ScoresClippedActions, "PPO's first ratio is not 1"),
         (ReadsPrivileged, "reads 'privileged/seed'.*could not be deployed"),

@@ -52,6 +52,7 @@ from tests.mutants import (
     faults_simulators,
     faults_staleness,
     faults_suites,
+    faults_surrogate,
     faults_tabletop,
     faults_training,
     faults_world_models,
@@ -61,6 +62,7 @@ from tests.mutants.fault import Fault
 FAULTS: tuple[Fault, ...] = (
     *faults_learning.FAULTS,
     *faults_ppo.FAULTS,
+    *faults_surrogate.FAULTS,
     *faults_dppo.FAULTS,
     *faults_world_models.FAULTS,
     *faults_environments.FAULTS,

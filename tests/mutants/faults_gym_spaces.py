@@ -137,8 +137,8 @@ FAULTS = (
     Fault(
         "the density of a chunk is that of its first entry",
         _CATEGORICAL,
-        "return log_probs.gather(-1, index[..., None]).squeeze(-1).sum(-1, dtype=torch.float64)",
-        "return log_probs.gather(-1, index[..., None]).squeeze(-1)[:, 0].double()",
+        "self.logprob(_log_density(log_probs, sample.flatten(1)))",
+        "self.logprob(_log_density(log_probs, sample.flatten(1)))[:1].expand(len(sample))",
         (f"{_ON_CATEGORICAL}test_density_entropy_and_kl_are_those_of_torch",),
     ),
     Fault(

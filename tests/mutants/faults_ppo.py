@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _PPO, _TESTS = "vla_rl/algorithms/ppo.py", "tests/algorithms/test_ppo.py::"
-_SHARED = "vla_rl/algorithms/policy_gradient.py"
+_SHARED, _SURROGATE = "vla_rl/algorithms/policy_gradient.py", "vla_rl/algorithms/surrogate.py"
 _UPDATES = "tests/algorithms/test_ppo_updates.py::"
 _ARGUMENTS = "tests/algorithms/test_ppo_arguments.py::"
 _BY_HAND = f"{_TESTS}test_the_clipped_objective_by_hand"
@@ -32,16 +32,16 @@ _LOSSES = (
     ),
     Fault(
         "the ratio inverted",
-        _PPO,
-        "(new.logprob - minibatch.logprob).exp()",
-        "(minibatch.logprob - new.logprob).exp()",
+        _SURROGATE,
+        "objective(log_ratio.exp(),",
+        "objective((-log_ratio).exp(),",
         (_BY_HAND,),
     ),
     Fault(
         "the old log-prob is that after the update",
-        _PPO,
-        "(new.logprob - minibatch.logprob).exp()",
-        "(new.logprob - new.logprob.detach()).exp()",
+        _SURROGATE,
+        "objective(log_ratio.exp(),",
+        "objective((log_ratio - log_ratio.detach()).exp(),",
         (_BY_HAND,),
     ),
     Fault(
@@ -60,9 +60,9 @@ _LOSSES = (
     ),
     Fault(
         "the objective is minimised",
-        _PPO,
-        "return -(minibatch.weight * objective).mean(),",
-        "return (minibatch.weight * objective).mean(),",
+        _SURROGATE,
+        "return -value.sum(1).mean(),",
+        "return value.sum(1).mean(),",
         (f"{_TESTS}test_the_first_gradient_is_the_policy_gradient",),
     ),
     Fault(

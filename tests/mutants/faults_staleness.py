@@ -48,22 +48,15 @@ _OBJECTIVE = (
     Fault(
         "the weight is computed and not used",
         _STALE,
-        "weight=batch.weight * importance)",
+        "weight=for_parts(batch.weight, gap) * importance)",
         "weight=batch.weight)",
         (_BY_HAND,),
     ),
     Fault(
-        "PPO leaves the weight out",
-        _PPO,
-        "-(minibatch.weight * objective).mean()",
-        "-objective.mean()",
-        (_BY_HAND,),
-    ),
-    Fault(
-        "GRPO leaves the weight out",
-        "vla_rl/algorithms/group_relative.py",
-        "-(minibatch.weight * objective).mean()",
-        "-objective.mean()",
+        "PPO and GRPO leave the weight out",
+        "vla_rl/algorithms/surrogate.py",
+        "torch.where(executed, _columns(minibatch.weight) * value, 0.0)",
+        "torch.where(executed, value, 0.0)",
         (_BY_HAND,),
     ),
     Fault(
@@ -151,7 +144,7 @@ _DENSITY = (
     Fault(
         "stale decisions count as rounding",
         _STALE,
-        "largest = max_abs(gap[~stale])",
+        "largest = max_abs(gap[~is_stale])",
         "largest = max_abs(gap)",
         (f"{_ON_STALE}test_stale_log_probs_are_no_numerical_gap",),
     ),

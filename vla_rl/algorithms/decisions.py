@@ -17,8 +17,9 @@ from vla_rl.contract.errors import ContractError
 class Decisions:
     """The usable decisions of a rollout, flattened to [B]: neither idle nor intervened nor too old.
 
-    ``age`` int [B] counts the updates between the policy that acted and the learner's; the policy's loss is the mean of
-    ``weight * l`` with ``weight`` float [B].
+    ``age`` int [B] counts the updates between the policy that acted and the learner's; ``valid`` bool [B,H] says which
+    actions were executed.  ``logprob`` is [B] or [B,G], the log-probs of G parts; the policy's loss is the mean over
+    decisions of ``weight * l``, summed over parts, with ``weight`` float [B] or [B,G] (``surrogate.py``).
     """
 
     features: dict[str, Tensor]
@@ -28,6 +29,7 @@ class Decisions:
     advantage: Tensor
     weight: Tensor
     age: Tensor
+    valid: Tensor
 
 
 B = TypeVar("B", bound=Decisions)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from vla_rl.algorithms.decisions import Decisions, flatten
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
+from vla_rl.algorithms.surrogate import surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.limits import check_limits
@@ -164,13 +165,12 @@ class GroupRelative(PolicyGradient[Decisions]):
     baseline: Baseline
 
     def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """The objective to maximise, and where it was clipped, all [B]."""
+        """The objective to maximise, and where it was clipped, in the shape of ``ratio``."""
         raise NotImplementedError
 
     def policy_loss(self, minibatch: Decisions, new: Likelihood) -> tuple[Tensor, Tensor]:
-        """The negative weighted objective, and which samples were clipped."""
-        objective, clipped = self.objective((new.logprob - minibatch.logprob).exp(), minibatch.advantage)
-        return -(minibatch.weight * objective).mean(), clipped
+        """The negative weighted objective, and the clipped share of each sample's parts."""
+        return surrogate(minibatch, new.logprob, self.objective)
 
     @torch.no_grad()
     def _make_batch(self, rollout: Rollout) -> tuple[Decisions, dict[str, float]]:
@@ -192,6 +192,7 @@ class GroupRelative(PolicyGradient[Decisions]):
             flatten(advantage.expand_as(used), used).to(rollout.logprob.dtype),
             flatten(weight.expand_as(used), used).to(rollout.logprob.dtype),
             flatten(age, used),
+            flatten(rollout.valid, used),
         )
         metrics["rollout/return"] = float(returns.mean())
         metrics["rollout/truncated"] = float(rollout.truncated.any(0).double().mean())

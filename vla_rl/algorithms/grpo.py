@@ -2,8 +2,8 @@
 
     L = - sum_i w_i sum_t min(rho_it A_i, clip(rho_it, 1-eps_low, 1+eps_high) A_i),   rho = exp(log pi - log pi_old)
 
-``i`` counts episodes and ``t`` their decisions (chunks, whose log-prob is summed first); ``A_i`` is the advantage
-within the group and ``w_i`` the weight of the episode (``group_relative.py``).
+``i`` counts episodes and ``t`` their decisions (chunks, or their actions or tokens, see ``surrogate.py``); ``A_i`` is
+the advantage within the group and ``w_i`` the weight of the episode (``group_relative.py``).
 
 Deviations from the paper: the baseline excludes the episode itself, and advantages are not divided by the std; all
 decisions have equal weight, except those after a success, which have none; the upper clip bound is wider, so that rare
@@ -69,5 +69,5 @@ class GRPO(GroupRelative):
         self.baseline = config.baseline
 
     def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """The clipped surrogate and where it was clipped, [B]."""
+        """The clipped surrogate and where it was clipped, in the shape of ``ratio``."""
         return clipped_objective(ratio, advantage, self.config.clip_low, self.config.clip_high)

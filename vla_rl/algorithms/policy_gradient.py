@@ -1,7 +1,8 @@
 """The base of PPO, GRPO and RLOO: epochs of minibatches, bounded by a KL stop and an adaptive learning rate.
 
 The log-probability is that of a whole denoising chain (equal to that of the action or a surrogate for it, see
-``policies/flow.py``).  The KL is the *exact* Gaussian KL of the chains, without sampling noise.  Decisions of older
+``policies/flow.py``), or of every action or token (``surrogate.py``).  The KL is the *exact* one of the whole chains or
+chunks, without sampling noise.  Decisions of older
 policies and log-probs that differ from the learner's own are treated as ``staleness.py`` says.
 """
 
@@ -171,7 +172,7 @@ class PolicyGradient(Generic[B]):
         raise NotImplementedError
 
     def policy_loss(self, minibatch: B, new: Likelihood) -> tuple[Tensor, Tensor]:
-        """The loss, and the clipped share of each sample [B]."""
+        """The loss, and the clipped share of each sample's parts [B]."""
         raise NotImplementedError
 
     def _in_warmup(self) -> bool:
@@ -311,7 +312,10 @@ def forget_moments(learner: Any) -> None:
 
 
 def clipped_objective(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """``min(rho A, clip(rho, 1-low, 1+high) A)`` and where ``rho`` was clipped, all [B] (arXiv 1707.06347, eq. 7)."""
+    """``min(rho A, clip(rho, 1-low, 1+high) A)`` and where ``rho`` was clipped (arXiv 1707.06347, eq. 7).
+
+    Everything has the shape of ``ratio``; ``advantage`` broadcasts with it.
+    """
     clipped = ratio.clamp(1 - low, 1 + high)
     return torch.minimum(ratio * advantage, clipped * advantage), (ratio != clipped).float()
 

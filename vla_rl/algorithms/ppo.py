@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.advantages import LambdaPer, gae, normalize
 from vla_rl.algorithms.decisions import Decisions, flatten, micro_batches, select, select_each
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective
+from vla_rl.algorithms.surrogate import surrogate
 from vla_rl.contract.batch import Reducer, Rollout
 from vla_rl.contract.limits import check_choice, check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, Observer, public
@@ -127,8 +128,9 @@ class PPO(PolicyGradient[_Batch]):
             {name: flatten(item, usable) for name, item in rollout.aux.items()},
             flatten(rollout.logprob, usable),
             flatten(normalized, usable),
-            flatten(torch.ones_like(rollout.logprob), usable),
+            flatten(torch.ones_like(usable, dtype=rollout.logprob.dtype), usable),
             flatten(age, usable),
+            flatten(rollout.valid, usable),
             flatten(returns, usable),
         )
         return batch, {**metrics, **_quality(batch.returns, flatten(value, usable))}
@@ -169,10 +171,12 @@ class PPO(PolicyGradient[_Batch]):
             yield share * part * 0.5 * (self.critic(micro.features) - micro.returns).square().mean()
 
     def policy_loss(self, minibatch: _Batch, new: Likelihood) -> tuple[Tensor, Tensor]:
-        """The negative clipped surrogate, and which samples were clipped."""
-        ratio = (new.logprob - minibatch.logprob).exp()
-        objective, clipped = clipped_objective(ratio, minibatch.advantage, self.config.clip_low, self.config.clip_high)
-        return -(minibatch.weight * objective).mean(), clipped
+        """The negative clipped surrogate, and the clipped share of each sample's parts."""
+        return surrogate(minibatch, new.logprob, self.objective)
+
+    def objective(self, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """The clipped surrogate and where it was clipped, in the shape of ``ratio``."""
+        return clipped_objective(ratio, advantage, self.config.clip_low, self.config.clip_high)
 
 
 def _quality(returns: Tensor, value: Tensor) -> dict[str, float]:

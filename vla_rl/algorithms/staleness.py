@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.decisions import B
+from vla_rl.algorithms.surrogate import for_parts, joint
 from vla_rl.contract.batch import Reducer
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
@@ -43,23 +44,28 @@ class Limits(Protocol):
 def use_proximal(batch: B, old: Likelihood, limits: Limits, reducer: Reducer) -> tuple[B, dict[str, float]]:
     """``batch`` with the log-probs of the ratios' denominators and the weights of stale decisions, and metrics.
 
-    ``old`` is the likelihood of ``batch`` under the policy at the start of the update.
+    ``old`` is the likelihood of ``batch`` under the policy at the start of the update.  Log-probs of parts are compared
+    and weighted one by one, as AReaL does for tokens.
+
+    Raises ContractError when acting and learning give different parts, or densities of one version that disagree.
     """
-    gap, stale = old.logprob - batch.logprob, batch.age > 0
-    largest = max_abs(gap[~stale])
+    _require_same_parts(batch.logprob, old.logprob)
+    gap, is_stale = old.logprob - batch.logprob, batch.age > 0
+    stale = for_parts(is_stale, gap)
+    largest = max_abs(gap[~is_stale])
     recompute = float(reducer.sum(torch.tensor(float(largest > limits.max_logprob_gap), dtype=torch.float64))) > 0
     if recompute:
-        check_density(gap[~stale], _terms(old, batch.sample), reducer)
+        check_density(joint(gap[~is_stale]), _terms(old, batch.sample), reducer)
     proximal = old.logprob if recompute else torch.where(stale, old.logprob, batch.logprob)
     importance = torch.where(stale, gap.exp().clamp(max=limits.max_importance_weight), 1.0)
     metrics = {
         "policy/logprob_gap": largest,
         "policy/logprob_recomputed": float(recompute),
-        "policy/importance_weight": float(importance[stale].mean()) if stale.any() else 1.0,
-        "rollout/stale": float(stale.double().sum()) / max(1, len(stale)),
-        "rollout/age": float(batch.age.double().sum()) / max(1, len(stale)),
+        "policy/importance_weight": float(importance[is_stale].mean()) if is_stale.any() else 1.0,
+        "rollout/stale": float(is_stale.double().sum()) / max(1, len(is_stale)),
+        "rollout/age": float(batch.age.double().sum()) / max(1, len(is_stale)),
     }
-    return replace(batch, logprob=proximal, weight=batch.weight * importance), metrics
+    return replace(batch, logprob=proximal, weight=for_parts(batch.weight, gap) * importance), metrics
 
 
 def check_density(gap: Tensor, terms: int, reducer: Reducer) -> None:
@@ -92,6 +98,14 @@ def warn_recomputed(gap: float) -> None:
         "recomputed (metric policy/logprob_recomputed); act and learn in the same precision to avoid the difference.",
         stacklevel=3,
     )
+
+
+def _require_same_parts(recorded: Tensor, present: Tensor) -> None:
+    if recorded.shape != present.shape:
+        raise ContractError(
+            f"act recorded log-probs {list(recorded.shape)} but log_prob gives {list(present.shape)}, so no ratio can "
+            "be formed; give both per chunk [B], or both for the same parts [B,G]."
+        )
 
 
 def max_abs(gap: Tensor) -> float:

@@ -20,7 +20,7 @@ class Rollout:
     sample        [T,E,H,D]            raw normalised samples; aux {name: [T,E,...]}
     executed      [T,E,H,D]            executed actions in physical units, after clipping, safety and interventions;
                                        the chosen actions where ``valid`` is False
-    logprob       float [T,E]          of ``sample``, computed by the policy that acted
+    logprob       float [T,E]          of ``sample``, computed by the policy that acted; [T,E,G] of its G parts
     reward, valid, intervened  [T,E,H] valid is False for actions that were not executed (in an idle environment: all)
     terminated, truncated, success  bool [T,E]  True only at the decision in which the episode ended
     version       int [T,E]            version of the policy that acted

@@ -184,6 +184,8 @@ def _check_logprob_gap(policy: LikelihoodPolicy, features: Features, out: Action
         if isinstance(error, ContractError):
             raise
         return f"none: {error}"
+    shapes = [list(on_host(item).shape) for item in (out.logprob, recomputed)]
+    _require(shapes[0] == shapes[1], f"act gives log-probs {shapes[0]} but log_prob {shapes[1]}")
     gap = float(np.abs(on_host(recomputed) - on_host(out.logprob)).max())
     terms = float(np.prod(out.sample.shape[1:])) * 16.0
     _require(gap <= 1e-5 * terms**0.5, f"log_prob of a fresh sample is off by {gap:.2g}, so PPO's first ratio is not 1")
@@ -196,7 +198,9 @@ def _check_out(out: ActionOut, env: VecEnv) -> None:
     bounds = replace(spec.action, shape=(horizon, *spec.action.shape))
     check_array("action", action.astype(spec.action.dtype), bounds, (env.num_envs,))
     _require(1 <= horizon <= spec.max_chunk, f"the chunk has {horizon} actions but 1..{spec.max_chunk} are possible")
-    _require(on_host(out.logprob).shape == (env.num_envs,), "logprob needs one number per environment")
+    parts = on_host(out.logprob).shape[1:]
+    _require(on_host(out.logprob).shape[:1] == (env.num_envs,), "logprob needs one number per environment")
+    _require(len(parts) < 2 and not sum(parts) % horizon, f"logprob has parts {list(parts)} for {horizon} actions")
 
 
 # -- the parts of check_env --------------------------------------------------------------------------------------------

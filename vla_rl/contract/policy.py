@@ -20,7 +20,8 @@ class ActionOut:
 
     action   [E,H,D] physical units, within the spec's bounds
     sample   [E,H,D] the raw normalised sample, never clipped
-    logprob  [E]     log-density of the whole chain that made ``sample``; zeros in mode "eval"
+    logprob  [E]     log-density of the whole chain that made ``sample``; or [E,G]: of G parts, whose sum that is,
+                     equally many for every action and in their order; zeros in mode "eval"
     aux      {name: [E,...]} further inputs of ``log_prob`` (the denoising chain; ``base_action`` in residual mode)
     policy_version  the number of weight publications so far
     """
@@ -34,7 +35,11 @@ class ActionOut:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """``logprob`` [B] (summed over steps and dimensions), ``entropy`` [B], and the parameters of the distribution."""
+    """``logprob`` as :class:`ActionOut` has it, ``entropy`` [B], and the parameters of the distribution.
+
+    ``logprob`` [B] is summed over steps and dimensions; a policy that gives its parts, [B,G], has a ratio for each in
+    PPO and GRPO.
+    """
 
     logprob: Array
     entropy: Array

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.categorical import CategoricalConfig, CategoricalPolicy
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.likelihood_parts import LogprobPer
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.statistics import RunningStatistics
 
@@ -20,11 +21,12 @@ class ActorConfig:
     depth: int = 2
     std: float = 0.5  # initial, of normalised continuous actions
     cameras: tuple[str, ...] = ()  # whose pixels the policy and its critic read
+    logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
 
     def build(self, spec: EnvSpec, proprioception: Affine | RunningStatistics) -> GaussianPolicy | CategoricalPolicy:
         """A new policy for ``spec``."""
         if spec.discrete:
-            discrete = CategoricalConfig(self.horizon, self.width, self.depth, self.cameras)
+            discrete = CategoricalConfig(self.horizon, self.width, self.depth, self.cameras, self.logprob_per)
             return CategoricalPolicy(spec, proprioception, discrete)
-        gaussian = GaussianConfig(self.horizon, self.width, self.depth, self.std, self.cameras)
+        gaussian = GaussianConfig(self.horizon, self.width, self.depth, self.std, self.cameras, self.logprob_per)
         return GaussianPolicy(spec, proprioception, gaussian)

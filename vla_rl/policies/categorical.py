@@ -12,6 +12,7 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.feed_forward import FeedForwardPolicy
+from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per
 from vla_rl.policies.noise import Generators, uniform
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.statistics import RunningStatistics
@@ -27,6 +28,10 @@ class CategoricalConfig:
     width: int = 64
     depth: int = 2
     cameras: tuple[str, ...] = ()
+    logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
+
+    def __post_init__(self) -> None:
+        check_logprob_per(self)
 
 
 class CategoricalPolicy(FeedForwardPolicy):
@@ -68,20 +73,22 @@ class CategoricalPolicy(FeedForwardPolicy):
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         """Mode "eval" draws nothing, so it needs no generator."""
         log_probs = self.log_probs(features)
-        index, logprob = log_probs.argmax(-1), log_probs.new_zeros(len(log_probs), dtype=torch.float64)
+        index = log_probs.argmax(-1)
+        logprob = self.logprob(torch.zeros_like(log_probs[..., 0]))
         if mode == "sample":
             # The largest of log-probabilities plus Gumbel noise is a sample of the distribution.
             drawn = uniform(log_probs.shape, generator, like=log_probs).clamp_min(1e-20)
             index = (log_probs - (-drawn.log()).log()).argmax(-1)
-            logprob = _log_density(log_probs, index)
+            logprob = self.logprob(_log_density(log_probs, index))
         sample = self.chunked(index)
         return ActionOut(sample + self.first, sample, logprob, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Log-probability of recorded indices, summed over the chunk in float64."""
+        """Log-probability of recorded indices, summed over the chunk in float64, or over each of its parts."""
         log_probs = self.log_probs(features)
         entropy = -(log_probs.exp() * log_probs).sum((1, 2), dtype=torch.float64)
-        return Likelihood(_log_density(log_probs, sample.flatten(1)), entropy, {"log_probs": log_probs})
+        logprob = self.logprob(_log_density(log_probs, sample.flatten(1)))
+        return Likelihood(logprob, entropy, {"log_probs": log_probs})
 
     def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
         """Exact KL(old || new) [B]."""
@@ -101,5 +108,5 @@ def _indices(spec: EnvSpec) -> tuple[Tensor, Tensor]:
 
 
 def _log_density(log_probs: Tensor, index: Tensor) -> Tensor:
-    """float64 [B] of the chosen ``index`` [B,H*D]."""
-    return log_probs.gather(-1, index[..., None]).squeeze(-1).sum(-1, dtype=torch.float64)
+    """The log-probability of the chosen ``index``, both [B,H*D]."""
+    return log_probs.gather(-1, index[..., None]).squeeze(-1)

@@ -14,6 +14,7 @@ from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.policy import Features, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.image_encoder import ImageEncoder
+from vla_rl.policies.likelihood_parts import LogprobPer, sum_per
 from vla_rl.policies.normalization import Affine, check_same_env
 from vla_rl.policies.observations import encode_inputs, hidden_layers
 from vla_rl.policies.pretrained import read_config
@@ -36,6 +37,10 @@ class FeedForwardConfig(Protocol):
 
     @property
     def cameras(self) -> tuple[str, ...]: ...
+
+    @property
+    def logprob_per(self) -> LogprobPer:
+        """Whether the likelihood is given per chunk, action or token (an entry of the chunk)."""
 
 
 class FeedForwardPolicy(nn.Module):
@@ -95,6 +100,10 @@ class FeedForwardPolicy(nn.Module):
     def chunked(self, flat: Tensor) -> Tensor:
         """[...,H*D] as [...,H,D]."""
         return flat.unflatten(-1, (self.config.horizon, self.spec.action_dim))
+
+    def logprob(self, terms: Tensor) -> Tensor:
+        """The log-prob of the chunk or of its parts, as the config says, from that of every entry [B,H*D]."""
+        return sum_per(terms, self.config.horizon, self.config.logprob_per)
 
     def observe(self, features: Features, reducer: Reducer) -> None:
         """Merge the states [B,S] of the last update into the running statistics, if there are any."""

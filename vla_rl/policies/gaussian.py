@@ -13,6 +13,7 @@ from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.feed_forward import FeedForwardPolicy
 from vla_rl.policies.flow import gaussian_kl
+from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per
 from vla_rl.policies.noise import Generators, normal
 from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.statistics import RunningStatistics
@@ -27,6 +28,10 @@ class GaussianConfig:
     depth: int = 2
     std: float = 0.5  # initial, of normalised actions
     cameras: tuple[str, ...] = ()
+    logprob_per: LogprobPer = "chunk"  # or "action", "token" (an entry): what has a ratio of its own in PPO and GRPO
+
+    def __post_init__(self) -> None:
+        check_logprob_per(self)
 
 
 class GaussianPolicy(FeedForwardPolicy):
@@ -63,18 +68,18 @@ class GaussianPolicy(FeedForwardPolicy):
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
         """Mode "eval" draws nothing, so it needs no generator."""
         sample = mean = self.mean(features)
-        logprob = mean.new_zeros(len(sample), dtype=torch.float64)
+        logprob = self.logprob(torch.zeros_like(mean))
         if mode == "sample":
             sample = mean + self.log_std.exp() * normal(mean.shape, generator, like=mean)
-            logprob = self._log_density(mean, sample)
+            logprob = self.logprob(self._log_density(mean, sample))
         sample = self.chunked(sample)
         action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
         return ActionOut(action, sample, logprob, {}, self.version), state
 
     def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Density of the raw samples, summed over the chunk; the sum is float64 so that ratios keep their precision."""
+        """Density of the raw samples, summed in float64 over the chunk, or over each of its parts."""
         mean = self.mean(features)
-        logprob = self._log_density(mean, sample.reshape(mean.shape))
+        logprob = self.logprob(self._log_density(mean, sample.reshape(mean.shape)))
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dtype=torch.float64)
         params = {"mean": mean[:, None], "std": self.log_std.exp().expand_as(mean)[:, None]}
         return Likelihood(logprob, entropy.expand(len(mean)), params)
@@ -88,5 +93,6 @@ class GaussianPolicy(FeedForwardPolicy):
         return self.outputs(features)
 
     def _log_density(self, mean: Tensor, sample: Tensor) -> Tensor:
+        """The log-density of every entry of ``sample``, all [B,H*D]."""
         terms = -0.5 * ((sample - mean) / self.log_std.exp()).square() - self.log_std
-        return (terms - 0.5 * math.log(2.0 * math.pi)).sum(-1, dtype=torch.float64)
+        return terms - 0.5 * math.log(2.0 * math.pi)
