@@ -27,6 +27,7 @@ from tests.mutants import (
     faults_lerobot,
     faults_machines,
     faults_noise,
+    faults_openvla,
     faults_packaging,
     faults_parity,
     faults_perturbation,
@@ -112,5 +113,6 @@ FAULTS: tuple[Fault, ...] = (
     *faults_suites.FAULTS,
     *faults_runs.FAULTS,
     *faults_noise.FAULTS,
+    *faults_openvla.FAULTS,
     *faults_serving.FAULTS,
 )

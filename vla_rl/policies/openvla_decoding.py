@@ -1,0 +1,117 @@
+"""How OpenVLA makes its action tokens: one after another, or all of a chunk at once.
+
+Shape letters: ``B`` batch, ``P`` positions of the prefix, ``n`` tokens that are chosen, ``D`` entries of an action,
+``K`` bins.  Both start from the prompt's last token, whose output is the first action token's distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from vla_rl.contract.limits import check_limits
+from vla_rl.policies.openvla_network import OpenVLANetwork, Prefix
+
+Choose: TypeAlias = Callable[[Tensor, int], Tensor]
+"""Bins [B,m] by logits [B,m,K] of the tokens from a given index on."""
+
+_STOP = 2  # Llama's end of sequence: it followed the actions in training, and OFT's tokens attend to what follows
+
+
+class Decoding(Protocol):
+    """``actions``: how many one decision of the model has (C); at most so many are executed."""
+
+    @property
+    def actions(self) -> int: ...
+
+    def decode(
+        self, network: OpenVLANetwork, prefix: Prefix, sizes: tuple[int, int], choose: Choose
+    ) -> tuple[Tensor, Tensor]:
+        """Bins [B,n] of the first ``n`` tokens by ``choose``, and the logits [B,n,K]; ``sizes`` is (n, D)."""
+
+    def logits(self, network: OpenVLANetwork, prefix: Prefix, bins: Tensor, entries: int) -> Tensor:
+        """The logits [B,n,K] of the first ``n`` tokens where ``bins`` [B,n] were chosen; ``entries`` is D."""
+
+
+@dataclass(frozen=True)
+class Autoregressive:
+    """Each token depends on those before it: OpenVLA (arXiv 2406.09246).  ``n`` passes with a key-value cache.
+
+    Causal attention.  Tokens of actions that are not executed are never made: those before them do not depend on them.
+    """
+
+    actions: int = 1
+
+    def __post_init__(self) -> None:
+        check_limits(self, actions=(1, 1000))
+
+    def decode(
+        self, network: OpenVLANetwork, prefix: Prefix, sizes: tuple[int, int], choose: Choose
+    ) -> tuple[Tensor, Tensor]:
+        cache, mask = network.new_cache(), prefix.mask
+        hidden = network.hidden(prefix.embeddings, _causal(mask), _positions(mask), cache)
+        bins, logits = [], []
+        for index in range(sizes[0]):
+            logits.append(network.bin_logits(hidden[:, -1:]))
+            bins.append(choose(logits[-1], index))
+            if index + 1 < sizes[0]:
+                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+                token = network.embed(network.bin_tokens(bins[-1]))
+                hidden = network.hidden(token, mask[:, None], _positions(mask)[:, -1:], cache)
+        return torch.cat(bins, 1), torch.cat(logits, 1)
+
+    def logits(self, network: OpenVLANetwork, prefix: Prefix, bins: Tensor, entries: int) -> Tensor:
+        given = network.embed(network.bin_tokens(bins[:, :-1]))
+        mask = torch.cat([prefix.mask, prefix.mask.new_ones(given.shape[:2])], 1)
+        hidden = network.hidden(torch.cat([prefix.embeddings, given], 1), _causal(mask), _positions(mask))
+        return network.bin_logits(hidden[:, -bins.shape[1] :])
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """All tokens in one pass, independent given the observation: OpenVLA-OFT (arXiv 2502.19645).
+
+    The action tokens' embeddings are zeros.  Attention is bidirectional everywhere, pictures and prompt included, as in
+    the authors' transformers (moojink/openvla-oft#27), and a stop token follows.
+    """
+
+    actions: int = 8
+
+    def __post_init__(self) -> None:
+        check_limits(self, actions=(1, 1000))
+
+    def decode(
+        self, network: OpenVLANetwork, prefix: Prefix, sizes: tuple[int, int], choose: Choose
+    ) -> tuple[Tensor, Tensor]:
+        count, entries = sizes
+        logits = self._all(network, prefix, entries)[:, :count]
+        return choose(logits, 0), logits
+
+    def logits(self, network: OpenVLANetwork, prefix: Prefix, bins: Tensor, entries: int) -> Tensor:
+        return self._all(network, prefix, entries)[:, : bins.shape[1]]
+
+    def _all(self, network: OpenVLANetwork, prefix: Prefix, entries: int) -> Tensor:
+        before, count = prefix.embeddings, self.actions * entries
+        empty = before.new_zeros(len(before), count, before.shape[-1])
+        stop = network.embed(torch.full((len(before), 1), _STOP, device=before.device))
+        mask = torch.cat([prefix.mask, prefix.mask.new_ones(len(before), count + 1)], 1)
+        sequence = torch.cat([before, empty, stop], 1)
+        attends = mask[:, None].expand(-1, mask.shape[1], -1)
+        hidden = network.hidden(sequence, attends, _positions(mask))
+        first = before.shape[1] - 1
+        return network.bin_logits(hidden[:, first : first + count])
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Positions int64 [B,S] that padding does not count in."""
+    return (mask.long().cumsum(1) - 1).clamp_min(0)
+
+
+def _causal(mask: Tensor) -> Tensor:
+    """bool [B,S,S]: what precedes and is no padding; the first token, which every row has, always counts."""
+    length = mask.shape[1]
+    return mask[:, None] & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()

@@ -1,0 +1,165 @@
+"""OpenVLA's network: DINOv2 + SigLIP, a projector and Llama, under the tensor names of the published checkpoints.
+
+Shape letters: ``B`` batch, ``N`` tokens of all pictures, ``L`` of the prompt, ``P`` of the prefix (both together),
+``n`` action tokens, ``W`` width of the language model, ``K`` tokens that stand for bins (256).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.errors import ContractError
+from vla_rl.policies.openvla_pictures import openvla_pictures
+from vla_rl.policies.openvla_vision import DINOV2, SIGLIP, Projector, VisionBackbone, ViTShape
+from vla_rl.policies.vla.transformers import transformers
+
+LLAMA_2_7B = {"vocab_size": 32064, "pad_token_id": 32000}  # text_config of openvla-7b; the rest are Llama's defaults
+
+
+@dataclass(frozen=True)
+class OpenVLAShape:
+    """The sizes from which an untrained network is built again."""
+
+    llama: Mapping[str, Any] = field(default_factory=lambda: dict(LLAMA_2_7B))  # transformers' LlamaConfig
+    dino: ViTShape = DINOV2
+    siglip: ViTShape = SIGLIP
+    bins: int = 256  # K
+    padding: int = 64  # rows of the vocabulary after its last token
+    state: int = 0  # entries of the proprioception that OFT's projector reads; 0: without one
+
+    def build(self) -> OpenVLANetwork:
+        """The untrained network."""
+        return OpenVLANetwork(self)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the language model reads before the actions, position by position.
+
+    embeddings [B,P,W]; mask bool [B,P], false at padding.  The last position holds the last token of the prompt, for
+    every row: prompts are aligned on the right, and their padding lies between the pictures and them.
+    """
+
+    embeddings: Tensor
+    mask: Tensor
+
+
+class OpenVLANetwork(nn.Module):
+    """Prismatic VLM (Karamcheti et al. 2024, arXiv 2402.07865) whose last tokens are actions (arXiv 2406.09246)."""
+
+    def __init__(self, shape: OpenVLAShape) -> None:
+        """Raises UserError where transformers is missing."""
+        super().__init__()
+        self.shape = shape
+        self.vision_backbone = VisionBackbone(shape.dino, shape.siglip)
+        self.language_model = _llama(shape.llama)
+        self.width = int(self.language_model.config.hidden_size)
+        self.projector = Projector(shape.dino.width + shape.siglip.width, self.width)
+        if shape.state:
+            self.proprio_projector = _ProprioProjector(shape.state, self.width)
+
+    # -- what is read ------------------------------------------------------------------------------------------------
+
+    def patches(self, pictures: Sequence[Tensor], crop: float) -> Tensor:
+        """[B,N,W] of uint8 pictures [B,h,w,3], camera by camera; ``crop`` is the share of their area that is seen."""
+        size = self.shape.dino.picture
+        found = [self.projector(self.vision_backbone(*openvla_pictures(item, size, crop))) for item in pictures]
+        return torch.cat(found, 1)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[...,W] of token ids."""
+        found: Tensor = self.language_model.get_input_embeddings()(tokens)
+        return found
+
+    def prefix(self, patches: Tensor, tokens: Tensor, mask: Tensor, state: Tensor | None = None) -> Prefix:
+        """Begin of sequence, pictures, the state if OFT's projector reads it, the rest of the prompt.
+
+        ``tokens`` int64 and ``mask`` bool [B,L] are padded on the right and start with the begin of sequence.
+        """
+        text, valid = _aligned_right(tokens[:, 1:], mask[:, 1:])
+        parts = [self.embed(tokens[:, :1]), patches.to(self.dtype)]
+        if self.shape.state:
+            if state is None:
+                raise ContractError("this OpenVLA reads the state, which is missing; give it the normalised state.")
+            parts.append(self.proprio_projector(state.to(self.dtype))[:, None])
+        seen = torch.cat(parts, 1)
+        everything = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
+        return Prefix(torch.cat([seen, self.embed(text)], 1), torch.cat([everything, valid], 1))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the language model's embeddings."""
+        found: torch.dtype = self.language_model.get_input_embeddings().weight.dtype
+        return found
+
+    # -- the language model ------------------------------------------------------------------------------------------
+
+    def hidden(self, embeddings: Tensor, attends: Tensor, positions: Tensor, cache: Any = None) -> Tensor:
+        """Last hidden states [B,q,W] of ``embeddings`` [B,q,W] at ``positions`` int64 [B,q].
+
+        ``attends`` bool [B,q,k]: which keys a query reads, those in ``cache`` first; the cache is extended.
+        """
+        found: Tensor = self.language_model.model(
+            inputs_embeds=embeddings,
+            attention_mask=attends[:, None],
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+        return found
+
+    def bin_logits(self, hidden: Tensor) -> Tensor:
+        """float32 [...,K] of hidden states [...,W]: the logits of the action tokens alone, in the order of the bins.
+
+        Bin ``i`` is token ``vocabulary - 1 - i``: the last tokens stand for the lowest actions.
+        """
+        weight = self.language_model.lm_head.weight[self.words - self.shape.bins : self.words]
+        return nn.functional.linear(hidden, weight).float().flip(-1)
+
+    def bin_tokens(self, index: Tensor) -> Tensor:
+        """The token ids of bins."""
+        return self.words - 1 - index
+
+    @property
+    def words(self) -> int:
+        """How many rows of the vocabulary are tokens."""
+        return int(self.language_model.config.vocab_size) - self.shape.padding
+
+    def new_cache(self) -> Any:
+        """An empty cache of keys and values."""
+        return transformers().DynamicCache(config=self.language_model.config)
+
+    def expert_parameters(self) -> dict[str, nn.Parameter]:
+        """What makes the actions: the language model.  Vision and projector are what is frozen."""
+        return {name: item for name, item in self.named_parameters() if name.startswith("language_model.")}
+
+
+class _ProprioProjector(nn.Module):
+    """OpenVLA-OFT's two layers that turn a normalised state [B,S] into one more token (arXiv 2502.19645)."""
+
+    def __init__(self, state: int, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(state, width)
+        self.fc2 = nn.Linear(width, width)
+
+    def forward(self, state: Tensor) -> Tensor:
+        found: Tensor = self.fc2(nn.functional.gelu(self.fc1(state)))
+        return found
+
+
+def _aligned_right(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [B,L] that are padded on the right, and their mask, padded on the left instead."""
+    length = tokens.shape[1]
+    source = torch.arange(length, device=tokens.device) - (length - mask.sum(1, keepdim=True))
+    return tokens.gather(1, source.clamp_min(0)), source >= 0
+
+
+def _llama(settings: Mapping[str, Any]) -> Any:
+    package = transformers()
+    known = {name: item for name, item in settings.items() if name not in ("model_type", "torch_dtype", "dtype")}
+    return package.LlamaForCausalLM(package.LlamaConfig(**known, attn_implementation="sdpa"))
