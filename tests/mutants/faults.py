@@ -56,6 +56,7 @@ from tests.mutants import (
     faults_surrogate,
     faults_tabletop,
     faults_training,
+    faults_vla,
     faults_world_models,
 )
 from tests.mutants.fault import Fault
@@ -83,6 +84,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_experience.FAULTS,
     *faults_lerobot.FAULTS,
     *faults_training.FAULTS,
+    *faults_vla.FAULTS,
     *faults_tabletop.FAULTS,
     *faults_sims.FAULTS,
     *faults_simulators.FAULTS,

@@ -105,6 +105,12 @@ class NoiseAliased(DSRL):
                 f"{type(self).__name__} needs a policy that decodes noise (SquashedLatent) but {type(policy).__name__} "
                 "does not, so values of actions could not be those of noise; choose DSRL or another algorithm."
             )
+        if policy.latent != policy.horizon * policy.spec.action_dim:
+            raise UserError(
+                f"{type(policy.base).__name__} starts from noise of {policy.latent} chosen entries but executes chunks "
+                f"of {policy.horizon} x {policy.spec.action_dim}, so critics of actions and of noise cannot share "
+                "their form; choose DSRLConfig."
+            )
         super().__init__(policy, parameters, critic, replay, config, generator)
         self.noise_critic = copy.deepcopy(critic)
         self._noise_critic_parameters = {

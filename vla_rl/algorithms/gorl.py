@@ -34,7 +34,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits, check_positive
 from vla_rl.contract.policy import Likelihood, LikelihoodPolicy, public
 from vla_rl.policies.flow import flow_matching_loss
-from vla_rl.policies.latent_noise import GaussianLatent
+from vla_rl.policies.latent_noise import GaussianLatent, PaddedFlow
 from vla_rl.policies.noise import normal, uniform
 
 _RefitData: TypeAlias = tuple[dict[str, Tensor], Tensor, Tensor, Tensor]  # features, chunks, noise, time
@@ -110,6 +110,11 @@ class GoRL(PPO):
             raise UserError(
                 f"{type(self).__name__} needs a Gaussian policy over the noise of a flow (GaussianLatent) but "
                 f"{type(policy).__name__} is not, so there is no decoder to refit; choose PPO, or wrap the flow."
+            )
+        if isinstance(policy.base, PaddedFlow):
+            raise UserError(
+                f"{type(policy.base).__name__} generates longer chunks than are executed, so its flow cannot be "
+                "refitted to executed actions; choose PPO over its noise, or DSRL."
             )
         if min(config.stages, config.iterations, config.window, config.refit.epochs) < 1:
             raise UserError(

@@ -1,6 +1,6 @@
 """Latent-noise policies: they choose the initial noise ``w`` of an imitation policy's flow.
 
-    a = clip(g(o, w), -1, 1),    g: the base's ODE from t=1 to t=0, w [B,N], N = H D, in the place of N(0, I)
+    a = clip(g(o, w), -1, 1),    g: the base's ODE from t=1 to t=0, w [B,N], in the place of N(0, I)
 
 So every typical ``w`` gives an action that the base might have chosen (Wagenmaker et al. 2025, DSRL, arXiv
 2506.15799).  No gradient passes through ``g``.  Only ``w`` is random, so its density is that of the decision, and its
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import ActionOut, CriticAction, Features, Likelihood, Mode, Policy, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import FlowSampler, VelocityField, gaussian_kl
@@ -59,11 +60,32 @@ class FlowBase(Policy, Saveable, Protocol):
     def trainable(self) -> dict[str, nn.Parameter]: ...
 
 
+@runtime_checkable
+class PaddedFlow(Protocol):
+    """A flow over longer chunks and larger actions than are executed, as those of pi0 and SmolVLA."""
+
+    @property
+    def latent_shape(self) -> tuple[int, int]:
+        """Rows and columns ``(C, A)`` of the noise that a chain starts from."""
+
+    def bounded(self, end: Tensor) -> Tensor:
+        """The executed part of a chain's end [B,CA], normalised by the bounds of the action, [B,HD] in [-1, 1]."""
+
+
 @dataclass(frozen=True)
 class LatentConfig:
-    """The network that outputs the noise."""
+    """The network that outputs the noise.
+
+    Of a flow over padded chunks only the first ``rows`` rows of noise are chosen, and the last one is repeated for the
+    others, as in DSRL's public code for pi0 (0: all rows are chosen).  With repeated rows the untrained policy is not
+    the base's: its noise is the same in all rows.
+    """
 
     head: HeadConfig = HeadConfig()
+    rows: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_limits(self, rows=(0, math.inf))
 
 
 @dataclass(frozen=True)
@@ -110,9 +132,17 @@ class LatentPolicy(HoldsFrozen):
         return self.base.config.horizon
 
     @property
+    def latent_shape(self) -> tuple[int, int]:
+        """Rows and columns of the noise that is chosen: ``(H, D)``, or the first rows of a padded flow's."""
+        if not isinstance(self.base, PaddedFlow):
+            return self.horizon, self.spec.action_dim
+        rows, columns = self.base.latent_shape
+        return min(self.config.rows or rows, rows), columns
+
+    @property
     def latent(self) -> int:
-        """``N = H D``: entries of the noise."""
-        return self.horizon * self.spec.action_dim
+        """``N``: entries of the noise that is chosen."""
+        return math.prod(self.latent_shape)
 
     @property
     def feature_sizes(self) -> dict[str, int]:
@@ -133,18 +163,23 @@ class LatentPolicy(HoldsFrozen):
 
     @torch.no_grad()
     def decode(self, features: Features, w: Tensor) -> Tensor:
-        """``clip(g(o, w), -1, 1)`` [B,N]: the normalised chunk, flattened, for noise ``w`` [B,N]."""
-        return self.base.config.sampler.deterministic(self.base.field(features), w).clamp(-1.0, 1.0)
+        """``clip(g(o, w), -1, 1)`` [B,HD]: the normalised chunk, flattened, for noise ``w`` [B,N]."""
+        field, sampler = self.base.field(features), self.base.config.sampler
+        if not isinstance(self.base, PaddedFlow):
+            return sampler.deterministic(field, w).clamp(-1.0, 1.0)
+        rows = w.unflatten(-1, self.latent_shape)
+        last = rows[:, -1:].expand(-1, self.base.latent_shape[0] - rows.shape[1], -1)
+        return self.base.bounded(sampler.deterministic(field, torch.cat([rows, last], 1).flatten(1)))
 
     def normalized(self, executed: Tensor) -> Tensor:
-        """Executed chunks [B,H,D] in the form of :meth:`decode`, [B,N]."""
+        """Executed chunks [B,H,D] in the form of :meth:`decode`, [B,HD]."""
         return self.action_scale.normalize(executed).flatten(1)
 
     def _action_out(self, features: Features, w: Tensor, logprob: Tensor) -> ActionOut:
         shape = (self.horizon, self.spec.action_dim)
         chunk = self.action_scale.unnormalize(self.decode(features, w).unflatten(-1, shape))
         action = chunk.clamp(self.action_low, self.action_high)  # rounding
-        return ActionOut(action, w.unflatten(-1, shape), logprob, {}, self.version)
+        return ActionOut(action, w.unflatten(-1, self.latent_shape), logprob, {}, self.version)
 
     @torch.no_grad()
     def calibrate(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:

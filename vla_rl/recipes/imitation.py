@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from vla_rl.contract.policy import Policy
+from vla_rl.contract.env import Observation
+from vla_rl.contract.policy import Features, Policy
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
@@ -36,6 +37,18 @@ class ImitatingPolicy(Policy, ImitationPolicy, Protocol):
     def save_pretrained(self, folder: str | Path) -> None: ...
 
 
+@runtime_checkable
+class OwnImitationFeatures(Protocol):
+    """A policy whose imitation loss reads other features than its decisions."""
+
+    def imitation_features(self, obs: Observation) -> Features:
+        """{name: [N,...]} of all recorded observations, on the host."""
+
+    @property
+    def chunk_length(self) -> int:
+        """Actions of a chunk to imitate, of which the first ``horizon`` are executed."""
+
+
 class PixelPolicy(ImitatingPolicy, PixelImitationPolicy, Protocol):
     """A policy whose perception learns as well."""
 
@@ -47,11 +60,17 @@ def imitate_policy(
     seed: int,
     folder: RunFolder | None = None,
 ) -> None:
-    """Train ``policy.trainable()`` on the demonstrations, in place; the observations are encoded once."""
-    features = encode_episodes(policy, episodes)
+    """Train ``policy.trainable()`` on the demonstrations, in place; the observations are encoded once.
+
+    A policy whose features are too large for that, or are learnt themselves, names others: ``imitation_features``.
+    """
+    if isinstance(policy, OwnImitationFeatures):
+        features = policy.imitation_features(episodes.observation())
+    else:
+        features = encode_episodes(policy, episodes)
     chunks = _chunks(policy, episodes)
     chosen = torch.as_tensor(episodes.time % config.stride == 0, device=chunks.device)
-    features, chunks = {name: item[chosen] for name, item in features.items()}, chunks[chosen]
+    features, chunks = {name: item[chosen.to(item.device)] for name, item in features.items()}, chunks[chosen]
     with bar("imitate", config.fit.steps) as update:
         report = every(_LOG_EVERY, config.fit.steps, _report(update, folder))
         with alone():
@@ -85,7 +104,8 @@ def every(
 def _chunks(policy: ImitatingPolicy, episodes: Demonstrations) -> Tensor:
     """The recorded actions from every step on, normalised, [N,H,D], where the policy's weights are."""
     weights = next(iter(policy.trainable().values()))
-    return policy.action_scale.normalize(torch.as_tensor(episodes.chunks(policy.horizon), device=weights.device))
+    length = policy.chunk_length if isinstance(policy, OwnImitationFeatures) else policy.horizon
+    return policy.action_scale.normalize(torch.as_tensor(episodes.chunks(length), device=weights.device))
 
 
 def _report(update: Callable[[int, str], None], folder: RunFolder | None) -> Callable[[int, dict[str, float]], None]:

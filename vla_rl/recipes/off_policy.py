@@ -124,7 +124,9 @@ class OffPolicyRL:
     def build_learner(self, context: RunContext, env: VecEnv, policy: Trainable) -> OffPolicyLearner:
         horizon = getattr(policy, "horizon", 1)
         replay = self.replay.build(policy, context, env.spec, horizon)
-        sizes, actions = {**policy.feature_sizes, "time": 1}, horizon * env.spec.action_dim
+        # Critics of latent noise evaluate the noise that is chosen, which may be larger than a chunk.
+        actions = getattr(policy, "latent", horizon * env.spec.action_dim)
+        sizes = {**policy.feature_sizes, "time": 1}
         critic = QEnsemble(sizes, actions, self.algorithm.num_critics, self.algorithm.critic).to(context.device)
         return self.algorithm.build(policy, policy.trainable(), critic, replay, generator(context.seed, 4))
 

@@ -1,1 +1,1 @@
-"""What vision-language-action models share: public folders, statistics, tokenizers, saving."""
+"""What the policies of vision-language-action models share: the policy around a network, public folders, tokenizers."""

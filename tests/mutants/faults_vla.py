@@ -1,0 +1,96 @@
+"""Faults in the policy around a flow VLA, and in what it keeps of an observation."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_FLOW, _FEATURES = "vla_rl/policies/vla/flow_vla.py", "vla_rl/policies/vla/features.py"
+_LATENT, _IMITATION = "vla_rl/policies/latent_noise.py", "vla_rl/recipes/imitation.py"
+_ON = "tests/policies/vla/test_flow_vla.py::"
+
+FAULTS = (
+    Fault(
+        "the chain of a VLA is cut before it is stored",
+        _FLOW,
+        'aux = {"points": chain.points,',
+        'aux = {"points": chain.points[..., :8],',
+        (f"{_ON}test_the_chain_is_padded_and_its_first_actions_are_executed",),
+    ),
+    Fault(
+        "a VLA executes its last actions",
+        _FLOW,
+        "return chunk[:, : self.horizon, : self.spec.action_dim]",
+        "return chunk[:, -self.horizon :, : self.spec.action_dim]",
+        (f"{_ON}test_the_chain_is_padded_and_its_first_actions_are_executed",),
+    ),
+    Fault(
+        "a VLA's conditions are repeated in another order than its points",
+        _FLOW,
+        "item.repeat_interleave(times, 0)",
+        "item.repeat(times, *(1 for _ in item.shape[1:]))",
+        (f"{_ON}test_acting_and_learning_agree_on_the_density",),
+    ),
+    Fault(
+        "a VLA imitates at uniform times",
+        _FLOW,
+        "uniforms ** (1 / 1.5)",
+        "uniforms",
+        (f"{_ON}test_times_of_imitation_are_beta_distributed",),
+    ),
+    Fault(
+        "imitation of a VLA leaves out the padding",
+        _FLOW,
+        "return (field(point, time).velocity - (noise - target)).square().mean()",
+        "return (field(point, time).velocity - (noise - target)).square()[..., :6].mean()",
+        (f"{_ON}test_the_imitation_loss_is_that_of_flow_matching_by_hand",),
+    ),
+    Fault(
+        "what a VLA trains is rounded to bfloat16 as well",
+        _FLOW,
+        "        if name not in trained:\n            parameter.data",
+        "        if True:\n            parameter.data",
+        (f"{_ON}test_a_frozen_model_in_bfloat16_leaves_the_expert_in_float32",),
+    ),
+    Fault(
+        "a VLA's state is not normalized",
+        _FLOW,
+        "return self.state_scale.normalize(self._tensor(obs.state).float())",
+        "return self._tensor(obs.state).float()",
+        (f"{_ON}test_the_imitation_loss_is_that_of_flow_matching_by_hand",),
+    ),
+    Fault(
+        "a learner with a kept prefix runs the model again",
+        _FEATURES,
+        "fits = prefix_bytes <= PREFIX_LIMIT and",
+        "fits = prefix_bytes > PREFIX_LIMIT and",
+        (f"{_ON}test_auto_keeps_what_is_small_and_what_training_leaves",),
+    ),
+    Fault(
+        "a kept prefix grows stale while the model is trained",
+        _FEATURES,
+        "fits = prefix_bytes <= PREFIX_LIMIT and not options.trains.reaches_prefix",
+        "fits = prefix_bytes <= PREFIX_LIMIT",
+        (f"{_ON}test_auto_keeps_what_is_small_and_what_training_leaves",),
+    ),
+    Fault(
+        "pictures are encoded under the instruction of the first task",
+        _FEATURES,
+        "self.tokens[task], self.mask[task]",
+        "self.tokens[0 * task], self.mask[0 * task]",
+        (f"{_ON}test_every_task_has_its_own_prompt",),
+    ),
+    Fault(
+        "the rows of noise that are not chosen are those of another sample",
+        _LATENT,
+        "last = rows[:, -1:].expand(",
+        "last = rows.flip(0)[:, -1:].expand(",
+        (f"{_ON}test_latent_noise_steers_it",),
+    ),
+    Fault(
+        "a VLA imitates no more actions than it executes",
+        _IMITATION,
+        "length = policy.chunk_length if isinstance(policy, OwnImitationFeatures) else policy.horizon",
+        "length = policy.horizon",
+        (f"{_ON}test_imitation_learns_the_whole_chunk",),
+    ),
+)

@@ -1,0 +1,252 @@
+"""The policy around a flow VLA: its whole padded chain has the density, little is kept, and imitation finds actions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.vla.toy_network import WIDTH, ToyNetwork, ToyShape
+from vla_rl.algorithms.dsrl import NoiseAliased, NoiseAliasedConfig
+from vla_rl.algorithms.gorl import GoRL, GoRLConfig
+from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
+from vla_rl.policies.flow_schedules import FlowNoise, FlowSde, Ode
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.flow_vla import FlowVLA
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.prompts import WordPrompts
+from vla_rl.policies.vla.trainable import TrainAll, TrainExpert
+from vla_rl.recipes.imitation import imitate_policy
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.imitation import ImitationConfig
+
+CAMERAS = ("front", None, "wrist")
+STATE, ACTION = Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), Affine((0.0, 2.0), (0.05, 1.0))
+SDE = FlowSampler(FlowSde(0.5), AllSteps(), 4)
+
+
+def made(options: VLAOptions | None = None, **changes: object) -> FlowVLA:
+    torch.manual_seed(0)
+    options = replace(options or VLAOptions(sampler=SDE), horizon=2)
+    prompts = WordPrompts(Vocabulary.from_texts(SPEC.tasks))
+    policy = FlowVLA(SPEC, ToyNetwork(ToyShape()), prompts, STATE, ACTION, CAMERAS, replace(options, **changes))
+    for parameter in policy.noise_head.parameters():  # it begins at zero
+        torch.nn.init.normal_(parameter, std=0.3)
+    return policy.eval()
+
+
+def test_it_implements_the_protocols():
+    assert isinstance(made(), LikelihoodPolicy) and isinstance(made(), ScheduledPolicy)
+
+
+@pytest.mark.parametrize("kept", ["prefix", "pictures"])
+@pytest.mark.parametrize("placement", [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()], ids=str)
+@pytest.mark.parametrize("schedule", [FlowSde(0.5), FlowNoise()], ids=str)
+def test_acting_and_learning_agree_on_the_density(schedule, placement, kept):
+    policy = made(kept=kept, sampler=FlowSampler(schedule, placement, 4)).double()
+    features = policy.encode(observations())
+    features = {name: item.double() if item.is_floating_point() else item for name, item in features.items()}
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    for rows in (slice(0, 1), slice(2, 9), slice(None)):
+        found = policy.log_prob(
+            {name: item[rows] for name, item in features.items()},
+            out.sample[rows],
+            {name: item[rows] for name, item in out.aux.items()},
+        )
+        assert (found.logprob - out.logprob[rows]).abs().max() < 1e-9
+
+
+def test_the_chain_is_padded_and_its_first_actions_are_executed():
+    policy = made()
+    out, _ = policy.act(policy.encode(observations()), {}, "sample", seeded())
+    assert out.aux["points"].shape == (16, 5, 4 * 3)
+    torch.testing.assert_close(out.sample, out.aux["points"][:, -1].unflatten(-1, (4, 3))[:, :2, :2])
+    low, high = torch.tensor([-0.1, 0.0]), torch.tensor([0.1, 5.0])
+    expected = torch.minimum(
+        torch.maximum(out.sample * torch.tensor([0.05, 1.0]) + torch.tensor([0.0, 2.0]), low), high
+    )
+    torch.testing.assert_close(out.action, expected)
+
+
+def test_the_density_counts_the_padding_as_well():
+    policy = made()
+    features = policy.encode(observations())
+    out, _ = policy.act(features, {}, "sample", seeded())
+    moved = dict(out.aux, points=out.aux["points"].clone())
+    moved["points"][:, -1, -1] += 0.5  # an entry that is not executed
+    assert (policy.log_prob(features, out.sample, moved).logprob - out.logprob).abs().min() > 0.01
+
+
+def test_a_kept_prefix_spares_the_model_and_changes_nothing():
+    kept, seen = made(kept="prefix"), made(kept="pictures")
+    a, b = kept.encode(observations()), seen.encode(observations())
+    assert {"prefix/keys", "prefix/mask"} < a.keys() and not any("picture/" in name for name in a)
+    assert {"picture/front", "picture/wrist", "task"} < b.keys() and not any("prefix/" in name for name in b)
+    one, _ = kept.act(a, {}, "sample", seeded())
+    two, _ = seen.act(b, {}, "sample", seeded())
+    torch.testing.assert_close(one.sample, two.sample)
+    assert kept.network.encoded == 1 and seen.network.encoded == 2
+    for name in ("pooled", "state"):
+        assert a[name].shape == b[name].shape == (16, kept.feature_sizes[name])
+
+
+def test_auto_keeps_what_is_small_and_what_training_leaves(monkeypatch):
+    assert type(made().kept).__name__ == "KeepPrefix"
+    monkeypatch.setattr(ToyNetwork, "prefix_bytes", lambda self, cameras, tokens: 8_000_001)
+    assert type(made().kept).__name__ == "KeepPictures"
+    monkeypatch.undo()
+    assert type(made(trains=TrainAll()).kept).__name__ == "KeepPictures"
+    with pytest.raises(UserError, match="TrainAll changes the vision-language model"):
+        made(trains=TrainAll(), kept="prefix")
+
+
+def test_what_is_trained():
+    expert, everything = made(), made(trains=TrainAll())
+    assert not any("eye" in name or "words" in name for name in expert.trainable())
+    assert {f"network.{name}" for name, _ in everything.network.named_parameters()} < everything.trainable().keys()
+    frozen = [name for name, item in expert.network.named_parameters() if not item.requires_grad]
+    assert frozen == ["eye.weight", "eye.bias", "words.weight", "mix.weight", "mix.bias"]
+    chunks, generator = torch.zeros(16, 4, 2), seeded()
+    for policy, reached in ((expert, False), (everything, True)):
+        policy.imitation_loss(policy.imitation_features(observations()), chunks, 2, generator).backward()
+        assert (policy.network.mix.weight.grad is not None) == reached
+
+
+def test_a_frozen_model_in_bfloat16_leaves_the_expert_in_float32():
+    policy = made(dtype="bfloat16")
+    assert policy.network.eye.weight.dtype is torch.bfloat16 and policy.network.enter.weight.dtype is torch.float32
+    features = policy.encode(observations())
+    assert features["prefix/keys"].dtype is torch.bfloat16 and features["pooled"].dtype is torch.float32
+    out, _ = policy.act(features, {}, "sample", seeded())
+    gap = (policy.log_prob(features, out.sample, out.aux).logprob - out.logprob).abs().max()
+    assert gap <= 1e-5 * (4 * 12) ** 0.5
+    assert made(trains=TrainAll(), dtype="bfloat16").network.eye.weight.dtype is torch.float32
+
+
+def test_the_imitation_loss_is_that_of_flow_matching_by_hand():
+    policy, obs = made(), observations(3)
+    chunks = torch.randn(3, 4, 2, generator=seeded(1))
+    loss = policy.imitation_loss(policy.imitation_features(obs), chunks, 1, seeded(2))
+    draws = seeded(2)
+    noise = torch.randn(3, 1, 12, generator=draws)
+    time = 0.001 + 0.999 * torch.rand(3, 1, generator=draws) ** (2 / 3)
+    target = torch.nn.functional.pad(chunks, (0, 1)).flatten(1)
+    point = time * noise[:, 0] + (1 - time) * target
+    features = policy.encode(obs)
+    velocity = policy.field(features)(point[:, None], time).velocity[:, 0]
+    torch.testing.assert_close(loss, (velocity - (noise[:, 0] - target)).square().mean())
+
+
+def test_times_of_imitation_are_beta_distributed():
+    seen, policy = [], made()
+    policy.network.velocity = lambda given, x, t: (
+        seen.append(t),
+        (torch.zeros_like(x), torch.zeros(*x.shape[:2], WIDTH)),
+    )[1]
+    policy.imitation_loss(policy.imitation_features(observations()), torch.zeros(16, 4, 2), 500, seeded())
+    times = (torch.cat(seen) - 0.001) / 0.999
+    law = torch.distributions.Beta(1.5, 1.0)
+    assert times.mean().item() == pytest.approx(law.mean.item(), abs=0.01)
+    assert times.var().item() == pytest.approx(law.variance.item(), abs=0.004)
+
+
+def test_evaluation_has_no_noise_but_the_first():
+    policy = made()
+    features = policy.encode(observations())
+    out, _ = policy.act(features, {}, "eval", seeded())
+    noise = torch.randn(16, 12, generator=seeded())
+    step, points = FlowSampler(Ode(), AllSteps(), 4), noise
+    torch.testing.assert_close(
+        out.sample, step.deterministic(policy.field(features), points).unflatten(-1, (4, 3))[:, :2, :2]
+    )
+    assert not out.logprob.any() and not out.aux
+
+
+@pytest.mark.parametrize("kept", ["prefix", "pictures"])
+def test_saved_and_loaded_it_decides_the_same(tmp_path, kept):
+    policy = made(kept=kept, trains=TrainExpert())
+    policy.save_pretrained(tmp_path / "policy")
+    again = load_policy(tmp_path / "policy", SPEC)
+    assert again.config == policy.config and again.cameras == policy.cameras
+    one, _ = policy.act(policy.encode(observations()), {}, "sample", seeded())
+    two, _ = again.act(again.encode(observations()), {}, "sample", seeded())
+    torch.testing.assert_close(one.action, two.action, rtol=0, atol=0)
+
+
+def test_what_does_not_fit_is_refused():
+    wider = replace(SPEC, state=replace(SPEC.state, shape=(4,)))
+    prompts = WordPrompts(Vocabulary.from_texts(SPEC.tasks))
+    with pytest.raises(ContractError, match="has states of 4 numbers but the checkpoint's statistics are of 3"):
+        FlowVLA(wider, ToyNetwork(ToyShape()), prompts, STATE, ACTION, CAMERAS, VLAOptions(horizon=2))
+    with pytest.raises(ContractError, match="set horizon from 1 to 4"):
+        FlowVLA(SPEC, ToyNetwork(ToyShape()), prompts, STATE, ACTION, CAMERAS, VLAOptions(horizon=5))
+
+
+@pytest.mark.parametrize(("rows", "chosen"), [(1, 1), (3, 3), (0, 4), (9, 4)])
+def test_latent_noise_steers_it(rows, chosen):
+    """DSRL over a flow VLA chooses the first rows of the noise; the last of them is repeated."""
+    base = made()
+    policy = GaussianLatent(base, LatentConfig(HeadConfig(8, 1), rows=rows))
+    assert policy.latent == chosen * 3
+    features = policy.encode(observations())
+    out, _ = policy.act(features, {}, "sample", seeded())
+    assert out.sample.shape == (16, chosen, 3) and out.action.shape == (16, 2, 2)
+    whole = out.sample[:, torch.arange(4).clamp(max=chosen - 1)].flatten(1)
+    end = base.sampler.deterministic(base.field(features), whole)
+    torch.testing.assert_close(out.action, base._action_out(end, out.logprob, {}).action, atol=1e-5, rtol=1e-5)
+    gap = (policy.log_prob(features, out.sample, {}).logprob - out.logprob).abs().max()
+    assert gap < 1e-5
+
+
+def test_noise_aliasing_refuses_noise_of_another_form():
+    policy = SquashedLatent(made(), SquashedLatentConfig(HeadConfig(8, 1)))
+    with pytest.raises(UserError, match="starts from noise of 3 chosen entries but executes chunks of 2 x 2"):
+        NoiseAliased(policy, policy.trainable(), None, None, NoiseAliasedConfig(), seeded())
+
+
+def test_gorl_refuses_a_flow_over_padded_chunks():
+    policy = GaussianLatent(made())
+    with pytest.raises(UserError, match="generates longer chunks than are executed"):
+        GoRL(policy, policy.trainable(), torch.nn.Identity(), GoRLConfig(), seeded(), OneProcess())
+
+
+def test_every_task_has_its_own_prompt():
+    policy, obs = made(), observations()
+    one, other = (policy.encode(replace(obs, task=np.full(16, task, np.int64))) for task in (0, 1))
+    assert (one["pooled"] - other["pooled"]).abs().amax(1).min() > 1e-3
+
+
+def test_imitation_learns_the_whole_chunk():
+    """The recipe gives chunks of the model's length, longer than what is executed, and pictures instead of prefixes."""
+    policy, rng = made(), np.random.default_rng(0)
+    rows = observations(16)
+    episodes = Demonstrations(
+        images=dict(rows.images),
+        state=np.asarray(rows.state),
+        action=rng.uniform(0, 0.1, (16, 2)).astype(np.float32),
+        task=np.zeros(16, np.int64),
+        seed=np.zeros(16, np.int64),
+        time=np.arange(16) % 8,
+        episode=np.arange(16) // 8,
+        tasks=SPEC.tasks,
+        fps=10,
+    )
+    before = policy.network.encoded
+    config = ImitationConfig(0, stride=1, fit=FitConfig(steps=200, batch=16, lr=1e-2))
+    imitate_policy(policy, episodes, config, 1)
+    assert policy.network.encoded > before  # from pictures, minibatch by minibatch
+    target = policy.action_scale.normalize(torch.as_tensor(episodes.chunks(4)))
+    policy.config = replace(policy.config, horizon=4)
+    out, _ = policy.act(policy.encode(rows), {}, "eval", seeded())
+    assert (out.sample - target).square().mean() < 0.5 * target.square().mean()

@@ -1,0 +1,92 @@
+"""What is kept of an observation for learning: the prefix of the vision-language model, or the pictures.
+
+A kept prefix spares a learner the vision-language model, in every epoch and minibatch.  But that of pi0 takes 18 MB an
+observation, and where adapters change the model there is none to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import Features
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.vla.network import FlowNetwork
+from vla_rl.policies.vla.options import VLAOptions
+
+PREFIX, PICTURE = "prefix/", "picture/"  # before the names of features
+PREFIX_LIMIT = 8_000_000  # bytes of an observation up to which "auto" keeps the prefix
+
+
+class Views:
+    """What the vision-language model sees of a batch: pictures of the checkpoint's cameras, and the prompt.
+
+    cameras  the environment's camera for each of the checkpoint's, None where it is missing
+    tokens, mask  the prompts of all tasks, int64 and bool [tasks,L]
+    """
+
+    def __init__(self, cameras: Sequence[str | None], tokens: Tensor, mask: Tensor) -> None:
+        self.cameras, self.tokens, self.mask = tuple(cameras), tokens, mask
+
+    def prefix(self, network: FlowNetwork, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The prefix of pictures uint8 ``picture/NAME`` [B,h,w,3] under the instructions ``task`` int64 [B]."""
+        pictures = [None if name is None else features[PICTURE + name] for name in self.cameras]
+        task = features["task"]
+        return network.encode(pictures, self.tokens[task], self.mask[task])
+
+
+class Kept(Protocol):
+    """What is kept."""
+
+    def features(self, network: FlowNetwork, views: Views, seen: Features) -> Features:
+        """What is kept of ``seen``: ``picture/NAME`` and ``task``; ``pooled`` [B,W] is there in any case."""
+
+    def prefix(self, network: FlowNetwork, views: Views, features: Features) -> Mapping[str, Tensor]:
+        """The prefix of what was kept."""
+
+
+class KeepPrefix:
+    """The prefix: a learner never runs the vision-language model."""
+
+    @torch.no_grad()
+    def features(self, network: FlowNetwork, views: Views, seen: Features) -> Features:
+        found = views.prefix(network, seen)
+        pooled = found.pop("pooled")
+        return {"pooled": pooled, **{PREFIX + name: item for name, item in found.items()}}
+
+    def prefix(self, network: FlowNetwork, views: Views, features: Features) -> Mapping[str, Tensor]:
+        return {name.removeprefix(PREFIX): item for name, item in features.items() if name.startswith(PREFIX)}
+
+
+class KeepPictures:
+    """The pictures: a learner runs the vision-language model again, with gradient where it is trained."""
+
+    @torch.no_grad()
+    def features(self, network: FlowNetwork, views: Views, seen: Features) -> Features:
+        return {"pooled": views.prefix(network, seen)["pooled"], **seen}
+
+    def prefix(self, network: FlowNetwork, views: Views, features: Features) -> Mapping[str, Tensor]:
+        return views.prefix(network, features)
+
+
+def picture_bytes(spec: EnvSpec, cameras: Sequence[str | None]) -> int:
+    """Bytes of an observation's pictures as the environment delivers them."""
+    return sum(torch.Size(spec.images[name].shape).numel() for name in cameras if name is not None)
+
+
+def choose(options: VLAOptions, prefix_bytes: int) -> Kept:
+    """What ``options.kept`` says; "auto" keeps a prefix of at most 8 MB that training does not change.
+
+    Raises UserError for a prefix that is to be kept although training changes it.
+    """
+    if options.kept == "prefix" and options.trains.reaches_prefix:
+        raise UserError(
+            f"{type(options.trains).__name__} changes the vision-language model, so a kept prefix would be out of "
+            'date; set kept to "pictures".'
+        )
+    fits = prefix_bytes <= PREFIX_LIMIT and not options.trains.reaches_prefix
+    return KeepPrefix() if options.kept == "prefix" or (options.kept == "auto" and fits) else KeepPictures()

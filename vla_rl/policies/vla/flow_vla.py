@@ -1,0 +1,283 @@
+"""A flow-matching vision-language-action model of any family as a policy: SmolVLA, pi0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.flow import Chain, FlowSampler, VelocityField, gaussian_kl
+from vla_rl.policies.flow_schedules import Field
+from vla_rl.policies.heads import zero_init
+from vla_rl.policies.noise import Generators, normal, uniform
+from vla_rl.policies.normalization import Affine, action_limits, check_same_env
+from vla_rl.policies.pretrained import read_config
+from vla_rl.policies.vla.features import PICTURE, KeepPictures, Views, choose
+from vla_rl.policies.vla.network import FlowNetwork
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.prompts import Prompts
+from vla_rl.pretrained import load_module, load_weights, save_folder
+
+_PICTURES = KeepPictures()
+
+
+class FlowVLA(nn.Module):
+    """The policy around a :class:`FlowNetwork`; subclasses say how a public checkpoint of their family is read.
+
+    A chain runs over the model's whole padded chunk, ``N = C A`` numbers, and so does its likelihood: it is exact for
+    what was drawn.  The first ``H`` actions and ``D`` entries of its end are ``sample``; un-normalised and clipped they
+    are executed.  Critics and heads read ``pooled`` and ``state``, never the prefix.
+    It implements ``LikelihoodPolicy``; mode "eval" is the deterministic ODE from random noise.
+    """
+
+    action_low: Tensor
+    action_high: Tensor
+    tokens: Tensor
+    token_mask: Tensor
+    network: FlowNetwork
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: FlowNetwork,
+        prompts: Prompts,
+        state_scale: Affine,
+        action_scale: Affine,
+        cameras: Sequence[str | None],
+        options: VLAOptions,
+    ) -> None:
+        """``cameras``: the environment's camera for each of the model's, None where one is missing.
+
+        Raises ContractError when state or action of ``spec`` have another size than the statistics, or more entries
+        or actions than the model.
+        """
+        super().__init__()
+        _check_sizes(spec, network, state_scale, action_scale, options.horizon)
+        self.spec, self.prompts, self.cameras = spec, prompts, tuple(cameras)
+        self.state_scale, self.action_scale, self.config = state_scale, action_scale, options
+        self.version, self.sampler, self.final_noise = 0, options.sampler, 1.0
+        self.network = network
+        self.noise_head = nn.Sequential(
+            nn.Linear(network.hidden_size, 64), nn.Tanh(), zero_init(nn.Linear(64, network.action_size))
+        )
+        self._trained = options.trains.prepare(network)
+        cast_frozen(network, self._trained, options.torch_dtype)
+        low, high = action_limits(spec)
+        tokens, mask = prompts.encode(spec.tasks)
+        for name, item in {"action_low": low, "action_high": high, "tokens": tokens, "token_mask": mask}.items():
+            self.register_buffer(name, item, persistent=False)
+        self.kept = choose(options, network.prefix_bytes(len(self.cameras), tokens.shape[1]))
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """Sizes of the features that critics and heads read, by name."""
+        return {"pooled": self.network.pooled_size, "state": self.spec.state.shape[0]}
+
+    @property
+    def horizon(self) -> int:
+        """``H``: executed actions of a chunk."""
+        return self.config.horizon
+
+    @property
+    def chunk_length(self) -> int:
+        """``C``: actions of a chunk that imitation learns."""
+        return int(self.network.chunk)
+
+    # -- the part no gradient reaches ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, obs: Observation) -> Features:
+        """``pooled`` [E,W], normalised ``state`` [E,S], ``time`` [E,1] (for critics only), and what is kept."""
+        kept = self.kept.features(self.network, self._views(), self._seen(obs))
+        time = torch.as_tensor(obs.time, device=self.action_low.device)[:, None]
+        state = self._state(obs)
+        return {**kept, "state": state, "time": time.to(state) / self.spec.time_limit}
+
+    def imitation_features(self, obs: Observation) -> Features:
+        """What :meth:`imitation_loss` reads, on the host: the prefixes of a whole dataset would fill the memory."""
+        pictures = {PICTURE + name: torch.as_tensor(obs.images[name]) for name in self.cameras if name is not None}
+        state = self.state_scale.normalize(torch.as_tensor(obs.state).float())
+        return {**pictures, "task": torch.as_tensor(obs.task).long(), "state": state}
+
+    def _seen(self, obs: Observation) -> Features:
+        pictures = {PICTURE + name: self._tensor(obs.images[name]) for name in self.cameras if name is not None}
+        return {**pictures, "task": self._tensor(obs.task).long()}
+
+    def _state(self, obs: Observation) -> Tensor:
+        return self.state_scale.normalize(self._tensor(obs.state).float())
+
+    def _views(self) -> Views:
+        return Views(self.cameras, self.tokens, self.token_mask)
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, env_ids: Array) -> State:
+        return state
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        field, count = self.field(features), len(features["state"])
+        noise = normal((count, math.prod(self.latent_shape)), generator, like=features["state"])
+        if mode == "eval":
+            flat = self.sampler.deterministic(field, noise)
+            return self._action_out(flat, flat.new_zeros(count), {}), state
+        chain, density = self.sampler.sample(field, noise, generator)
+        aux = {"points": chain.points, "noisy_steps": chain.noisy_steps}
+        return self._action_out(chain.sample, density.logprob, aux), state
+
+    def _action_out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
+        sample = self._executed(flat)
+        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
+        return ActionOut(action, sample, logprob, aux, self.version)
+
+    @property
+    def latent_shape(self) -> tuple[int, int]:
+        """``(C, A)``: rows and columns of the noise that a chain starts from, see ``PaddedFlow``."""
+        return self.network.chunk, self.network.action_size
+
+    def bounded(self, end: Tensor) -> Tensor:
+        """The executed part of a chain's end [B,N], normalised by the bounds of the action, [B,HD] in [-1, 1]."""
+        action = self.action_scale.unnormalize(self._executed(end)).clamp(self.action_low, self.action_high)
+        return Affine.from_bounds(self.spec.action).normalize(action).flatten(1)
+
+    def _executed(self, flat: Tensor) -> Tensor:
+        """The executed part [B,H,D] of padded chunks [B,N]."""
+        chunk = flat.unflatten(-1, self.latent_shape)
+        return chunk[:, : self.horizon, : self.spec.action_dim]
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def field(self, features: Features) -> VelocityField:
+        """The velocity field over padded chunks given features, differentiable in what is trained."""
+        seen = self.kept if "pooled" in features else _PICTURES
+        prefix = seen.prefix(self.network, self._views(), features)
+        state = nn.functional.pad(features["state"], (0, self.network.state_size - features["state"].shape[-1]))
+        condition = self.network.condition(prefix, state)
+
+        def velocity(x: Tensor, t: Tensor) -> Field:
+            given = condition if x.shape[1] == 1 else _repeat_each(condition, x.shape[1])
+            chunks = x.flatten(0, 1).unflatten(-1, self.latent_shape)
+            found, hidden = self.network.velocity(given, chunks, t.flatten())
+            return Field(found.reshape(x.shape), self.noise_head(hidden).reshape(x.shape))
+
+        return velocity
+
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Joint density of recorded chains, summed over noisy steps and all ``N`` entries."""
+        density = self.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
+        return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
+        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
+
+    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """Mean over padded chunks of ``(v - (eps - x_0))^2``, at times ``.001 + .999 u``, ``u ~ Beta(1.5, 1)``.
+
+        The times are those of pi0 (arXiv 2410.24164, appendix B), LeRobot and openpi: more of them near noise.
+        ``chunks`` [B,C,D] are padded with zeros, which the model learns as well.
+        """
+        target = nn.functional.pad(chunks, (0, self.network.action_size - chunks.shape[-1])).flatten(1)
+        target = target[:, None].expand(-1, draws, -1)
+        noise = normal(target.shape, generator, like=target)
+        uniforms = uniform(target.shape[:2], generator, like=target)
+        time = 0.001 + 0.999 * uniforms ** (1 / 1.5)  # the inverse of Beta(1.5, 1)'s distribution function
+        point = time[..., None] * noise + (1.0 - time[..., None]) * target
+        field = self.field({name: self._tensor(item) for name, item in features.items()})
+        return (field(point, time).velocity - (noise - target)).square().mean()
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The weights that imitation and RL train."""
+        heads = {f"noise_head.{name}": item for name, item in self.noise_head.named_parameters()}
+        return {**{f"network.{name}": item for name, item in self._trained.items()}, **heads}
+
+    def with_sampler(self, sampler: FlowSampler, final_noise: float = 1.0) -> Self:
+        """Replace the sampler; returns ``self``.  Its noise falls linearly to ``final_noise`` times itself in a run."""
+        self.config, self.final_noise = replace(self.config, sampler=sampler), final_noise
+        self.set_progress(0.0)
+        return self
+
+    def set_progress(self, progress: float) -> None:
+        """Scale the noise of ``config.sampler`` for a run of which the share ``progress`` is done."""
+        self.sampler = self.config.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json``, ``model.safetensors`` and the tokenizer in ``prompts``."""
+        config = {
+            "policy": f"{type(self).__module__}:{type(self).__qualname__}",
+            "config": to_json(self.config),
+            "shape": to_json(self.network.shape),
+            "spec": self.spec.to_json(),
+            "cameras": list(self.cameras),
+            "state_scale": to_json(self.state_scale),
+            "action_scale": to_json(self.action_scale),
+        }
+        save_folder(Path(folder), config, self.state_dict(), {"prompts": self.prompts})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> Self:
+        """Load a checkpoint of ours; with ``spec``, first check that it was trained for such an environment."""
+        saved: dict[str, Any] = read_config(Path(folder))
+        trained = EnvSpec.from_json(saved["spec"])
+        if spec is not None:
+            check_same_env(trained, spec)
+        policy = cls(
+            spec or trained,
+            from_json(saved["shape"]).build(),
+            load_module(Path(folder) / "prompts", "prompts"),
+            from_json(saved["state_scale"]),
+            from_json(saved["action_scale"]),
+            saved["cameras"],
+            from_json(saved["config"]),
+        )
+        load_weights(policy, Path(folder))
+        return policy.eval()
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.as_tensor(array, device=self.action_low.device)
+
+
+def cast_frozen(network: FlowNetwork, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
+    """Store what is not trained in ``dtype``: half of its memory in bfloat16, where a step of an optimizer is lost."""
+    for name, parameter in network.named_parameters():
+        if name not in trained:
+            parameter.data = parameter.data.to(dtype)
+
+
+def _repeat_each(condition: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:
+    """[B,...] with every sample ``times`` times in a row."""
+    return {name: item.repeat_interleave(times, 0) for name, item in condition.items()}
+
+
+def _check_sizes(spec: EnvSpec, network: FlowNetwork, state: Affine, action: Affine, horizon: int) -> None:
+    for what, size, known, room in (
+        ("state", spec.state.shape[0], len(state.offset), network.state_size),
+        ("action", spec.action_dim, len(action.offset), network.action_size),
+    ):
+        if size != known or size > room:
+            raise ContractError(
+                f"environment {spec.name!r} has {what}s of {size} numbers but the checkpoint's statistics are of "
+                f"{known} and its model takes at most {room}, so they would be misread; use the environment that it "
+                "was trained for, or imitate a dataset of this one first."
+            )
+    longest = min(network.chunk, spec.max_chunk)
+    if not 0 < horizon <= longest:
+        raise ContractError(
+            f"horizon is {horizon}, but the model's chunk has {network.chunk} actions and {spec.name!r} takes at most "
+            f"{spec.max_chunk} at once, so it cannot be executed; set horizon from 1 to {longest}."
+        )

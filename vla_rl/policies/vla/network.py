@@ -1,0 +1,62 @@
+"""What a flow-matching vision-language-action model is to a policy: a prefix, a condition, a velocity.
+
+Shape letters: ``B`` batch, ``C`` actions in the model's chunk (50), ``A`` the padded size of an action (32), ``L``
+tokens of the prompt, ``W`` numbers that sum the prefix up for critics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class FlowNetwork(Protocol):
+    """A vision-language model and its action expert; an ``nn.Module`` whose tensors have their public names.
+
+    chunk, action_size, state_size   C, A, and the padded size of a state
+    pooled_size                      W
+    hidden_size                      of the expert's last hidden states
+    """
+
+    chunk: int
+    action_size: int
+    state_size: int
+    pooled_size: int
+    hidden_size: int
+
+    @property
+    def shape(self) -> NetworkShape:
+        """The sizes from which an untrained one is built again."""
+
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
+        """The prefix {name: [B,...]}, computed once per observation: keys and values of every layer, their mask, and
+        ``pooled`` float32 [B,W], the mean of the last hidden states of its valid tokens.
+
+        ``pictures`` uint8 [B,h,w,3] of every camera, None where it is missing; ``tokens`` int64 and ``token_mask``
+        bool, both [B,L].  The prefix does not depend on the robot's state.
+        """
+
+    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
+        """All that a denoising step needs of the observation, {name: [B,...]}; ``state`` is padded, normalised."""
+
+    def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The velocity [B,C,A] at ``x`` [B,C,A] and ``t`` [B] (1: noise, 0: action) and the expert's last hidden
+        states [B,C,hidden_size], both float32.
+        """
+
+    def expert_parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained when the vision-language model is not, by public name."""
+
+    def prefix_bytes(self, cameras: int, tokens: int) -> int:
+        """Bytes per observation of what :meth:`encode` returns for so many cameras and tokens of the prompt."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+class NetworkShape(Protocol):
+    """The frozen dataclass with the sizes of a network."""
+
+    def build(self) -> FlowNetwork:
+        """The untrained network."""

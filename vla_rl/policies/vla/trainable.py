@@ -1,0 +1,51 @@
+"""Which tensors of a vision-language-action model are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
+
+from vla_rl.policies.vla.network import FlowNetwork
+
+
+class Trains(Protocol):
+    """The frozen dataclass that chooses the trained parameters of a network."""
+
+    @property
+    def reaches_prefix(self) -> bool:
+        """Whether the prefix of an observation changes while these are trained, so that none can be kept."""
+
+    def prepare(self, network: FlowNetwork) -> dict[str, nn.Parameter]:
+        """Freeze ``network`` but for these parameters; returns them by name.  Adapters are added here."""
+
+
+@dataclass(frozen=True)
+class TrainExpert:
+    """The action expert and its projections; the vision-language model is frozen (LeRobot's train_expert_only)."""
+
+    reaches_prefix = False
+
+    def prepare(self, network: FlowNetwork) -> dict[str, nn.Parameter]:
+        chosen = network.expert_parameters()
+        freeze_others(network, chosen)
+        return chosen
+
+
+@dataclass(frozen=True)
+class TrainAll:
+    """Everything, the vision-language model included."""
+
+    reaches_prefix = True
+
+    def prepare(self, network: FlowNetwork) -> dict[str, nn.Parameter]:
+        chosen = dict(network.named_parameters())
+        freeze_others(network, chosen)
+        return chosen
+
+
+def freeze_others(network: FlowNetwork, chosen: dict[str, nn.Parameter]) -> None:
+    """Let only ``chosen`` require gradients."""
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in chosen)
