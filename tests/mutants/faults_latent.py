@@ -19,7 +19,13 @@ _DSRL_RESUMED = f"{_ON_DSRL}test_a_resumed_run_is_bit_identical"
 _GORL_RESUMED = f"{_ON_GORL}test_a_run_resumed_in_the_middle_of_a_stage_is_bit_identical"
 
 _POLICIES = (
-    Fault("a decoded chunk is not clipped", _POLICY, "features), w).clamp(-1.0, 1.0)", "features), w)", (_DECODED,)),
+    Fault(
+        "a decoded chunk is not clipped",
+        _POLICY,
+        "deterministic(field, w).clamp(-1.0, 1.0)",
+        "deterministic(field, w)",
+        (_DECODED,),
+    ),
     Fault(
         "the noise is not scaled",
         _POLICY,
