@@ -12,7 +12,27 @@ from typing import Protocol
 from torch import Tensor, nn
 
 
-class FlowNetwork(Protocol):
+class VisionLanguage(Protocol):
+    """A model that reads pictures and a prompt once per observation; an ``nn.Module`` with public tensor names."""
+
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
+        """The prefix {name: [B,...]}, computed once per observation: in a flow network keys and values of every layer,
+        their mask, and ``pooled`` float32 [B,W], the mean of the last hidden states of its valid tokens.
+
+        ``pictures`` uint8 [B,h,w,3] of every camera, None where it is missing; ``tokens`` int64 and ``token_mask``
+        bool, both [B,L].  The prefix does not depend on the robot's state.
+        """
+
+    def expert_parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained when the vision-language model is not, by public name."""
+
+    def prefix_bytes(self, cameras: int, tokens: int) -> int:
+        """Bytes per observation of what :meth:`encode` returns for so many cameras and tokens of the prompt."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+class FlowNetwork(VisionLanguage, Protocol):
     """A vision-language model and its action expert; an ``nn.Module`` whose tensors have their public names.
 
     chunk, action_size, state_size   C, A, and the padded size of a state
@@ -30,14 +50,6 @@ class FlowNetwork(Protocol):
     def shape(self) -> NetworkShape:
         """The sizes from which an untrained one is built again."""
 
-    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
-        """The prefix {name: [B,...]}, computed once per observation: keys and values of every layer, their mask, and
-        ``pooled`` float32 [B,W], the mean of the last hidden states of its valid tokens.
-
-        ``pictures`` uint8 [B,h,w,3] of every camera, None where it is missing; ``tokens`` int64 and ``token_mask``
-        bool, both [B,L].  The prefix does not depend on the robot's state.
-        """
-
     def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
         """All that a denoising step needs of the observation, {name: [B,...]}; ``state`` is padded, normalised."""
 
@@ -45,14 +57,6 @@ class FlowNetwork(Protocol):
         """The velocity [B,C,A] at ``x`` [B,C,A] and ``t`` [B] (1: noise, 0: action) and the expert's last hidden
         states [B,C,hidden_size], both float32.
         """
-
-    def expert_parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained when the vision-language model is not, by public name."""
-
-    def prefix_bytes(self, cameras: int, tokens: int) -> int:
-        """Bytes per observation of what :meth:`encode` returns for so many cameras and tokens of the prompt."""
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
 class NetworkShape(Protocol):

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import nn
 
-from vla_rl.policies.vla.network import FlowNetwork
+from vla_rl.policies.vla.network import VisionLanguage
 
 
 class Trains(Protocol):
@@ -17,7 +17,7 @@ class Trains(Protocol):
     def reaches_prefix(self) -> bool:
         """Whether the prefix of an observation changes while these are trained, so that none can be kept."""
 
-    def prepare(self, network: FlowNetwork) -> dict[str, nn.Parameter]:
+    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
         """Freeze ``network`` but for these parameters; returns them by name.  Adapters are added here."""
 
 
@@ -27,7 +27,7 @@ class TrainExpert:
 
     reaches_prefix = False
 
-    def prepare(self, network: FlowNetwork) -> dict[str, nn.Parameter]:
+    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
         chosen = network.expert_parameters()
         freeze_others(network, chosen)
         return chosen
@@ -39,13 +39,13 @@ class TrainAll:
 
     reaches_prefix = True
 
-    def prepare(self, network: FlowNetwork) -> dict[str, nn.Parameter]:
+    def prepare(self, network: VisionLanguage) -> dict[str, nn.Parameter]:
         chosen = dict(network.named_parameters())
         freeze_others(network, chosen)
         return chosen
 
 
-def freeze_others(network: FlowNetwork, chosen: dict[str, nn.Parameter]) -> None:
+def freeze_others(network: VisionLanguage, chosen: dict[str, nn.Parameter]) -> None:
     """Let only ``chosen`` require gradients."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in chosen)
