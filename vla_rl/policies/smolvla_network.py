@@ -1,0 +1,272 @@
+"""SmolVLA (arXiv 2506.01844): a vision-language model with an action expert that reads its keys and values.
+
+The tensors have the names of a LeRobot folder (``model.vlm_with_expert.vlm.model...``); the arithmetic follows LeRobot
+0.4.4, against which ``tests/policies/test_smolvla_parity.py`` compares.  Where we differ:
+
+- Pictures and language do not attend to the state, the last token of the prefix.  :meth:`SmolVLANetwork.encode`
+  therefore leaves it out and is the same at every state; :meth:`SmolVLANetwork.condition` runs that one token.
+- What an expert layer reads of the prefix is projected once per condition, not in every denoising step.
+- The place of a missing camera and the padding to ``prefix_length`` are masked, so they are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.smolvla_layers import angles, attended, finished, normalized, rotated, split
+from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.vla.pictures import padded_picture
+from vla_rl.policies.vla.transformers import transformers
+
+_VLM = "model.vlm_with_expert.vlm."
+# In LeRobot's files, but no action depends on it: the language model's next-token head.
+UNUSED = (_VLM + "lm_head.weight",)
+
+
+class SmolVLANetwork(nn.Module):
+    """Implements ``FlowNetwork``.  Shapes: ``G`` heads of keys, ``d`` their size, ``M`` tokens of the prefix.
+
+    The prefix holds ``N.key`` and ``N.value`` [B,M,G,d] of every layer ``N`` of the language model, after RoPE.
+    """
+
+    model: Any  # the nn.ModuleDict of all that a LeRobot file holds
+
+    def __init__(self, shape: SmolVLAShape) -> None:
+        """Random weights; raises UserError without transformers."""
+        super().__init__()
+        self.shape = shape
+        self.chunk, self.action_size, self.state_size = shape.chunk, shape.action_size, shape.state_size
+        self.pooled_size, self.hidden_size = shape.text.width, shape.expert_width
+        vlm = nn.ModuleDict({"model": nn.ModuleDict(_build_vlm(shape))})
+        width = shape.expert_width
+        self.model = nn.ModuleDict(
+            {
+                "vlm_with_expert": nn.ModuleDict({"vlm": vlm, "lm_expert": _build_expert(shape)}),
+                "state_proj": nn.Linear(shape.state_size, shape.text.width),
+                "action_in_proj": nn.Linear(shape.action_size, width),
+                "action_out_proj": nn.Linear(width, shape.action_size),
+                "action_time_mlp_in": nn.Linear(2 * width, width),
+                "action_time_mlp_out": nn.Linear(width, width),
+            }
+        )
+
+    @property
+    def _vlm(self) -> Any:
+        return self.model["vlm_with_expert"]["vlm"]["model"]
+
+    @property
+    def _expert(self) -> Any:
+        return self.model["vlm_with_expert"]["lm_expert"]
+
+    # -- the prefix -------------------------------------------------------------------------------------------------
+
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
+        """The prefix: pictures uint8 [B,h,w,3] (None: a missing camera) and prompt ``tokens`` [B,L]; see FlowNetwork.
+
+        Also ``mask`` bool [B,M] of the tokens that count.  Raises UserError when all cameras are missing.
+        """
+        hidden, mask = self._embedded(pictures, tokens, token_mask)
+        text, size = self._vlm["text_model"], self.shape.text.head_size
+        angle = angles(mask.cumsum(1) - 1, size)
+        prefix = {"mask": mask}
+        for number, layer in enumerate(text.layers):
+            query, key, value = _projected(layer, hidden, angle, size)
+            prefix[f"{number}.key"], prefix[f"{number}.value"] = key, value
+            hidden = finished(layer, hidden, attended(query, key, value, mask[:, None]))
+        hidden = normalized(text.norm, hidden).float() * mask[..., None]
+        return {**prefix, "pooled": hidden.sum(1) / mask.sum(1, keepdim=True)}
+
+    def _embedded(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Pictures, then the prompt, as embeddings [B,M,width], and which of them count, bool [B,M].
+
+        As in LeRobot, pictures and words are scaled by the root of the width, the tokens around pictures are not, and
+        those of missing cameras come after the pictures.
+        """
+        shown = [picture for picture in pictures if picture is not None]
+        if not shown:
+            raise UserError("all cameras of this SmolVLA are missing, so it sees nothing; give it one at least.")
+        missing = min(len(pictures) - len(shown), self.shape.empty_cameras)
+        embed, batch = self._vlm["text_model"].embed_tokens, len(tokens)
+        scale = math.sqrt(self.shape.text.width)
+        start, end = (
+            embed(torch.tensor(around, dtype=torch.int64, device=tokens.device)).expand(batch, -1, -1)
+            for around in (self.shape.picture_start, self.shape.picture_end)
+        )
+        parts: list[Tensor] = []
+        for seen in self._seen(shown):
+            parts += [start, seen * scale, end]
+        parts += [start, end] * missing
+        around = torch.ones((batch, sum(part.shape[1] for part in parts)), dtype=torch.bool, device=tokens.device)
+        return torch.cat([*parts, embed(tokens) * scale], 1), torch.cat((around, token_mask), 1)
+
+    def _seen(self, pictures: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The picture tokens [B,m,width] of every camera, from one run of the vision tower."""
+        pixels = torch.cat([padded_picture(picture, self.shape.picture) for picture in pictures])
+        tower = self._vlm["vision_model"]
+        patches = tower(pixel_values=pixels.to(tower.dtype)).last_hidden_state
+        return self._vlm["connector"](patches).chunk(len(pictures))
+
+    # -- a denoising step -------------------------------------------------------------------------------------------
+
+    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
+        """Keys and values [B,M+1,G,d] for every layer of the expert, and their ``mask`` [B,M+1].
+
+        ``state`` [B,S], normalised and padded, goes as one token through the language model over the prefix.
+        """
+        text, size = self._vlm["text_model"], self.shape.text.head_size
+        exact = self.model["state_proj"].weight.dtype
+        hidden = self.model["state_proj"](state.to(exact)).to(text.embed_tokens.weight.dtype)[:, None]
+        mask = functional.pad(prefix["mask"], (0, 1), value=True)
+        angle = angles(prefix["mask"].sum(1, keepdim=True), size)
+        found = {"mask": mask}
+        for number, layer in enumerate(text.layers):
+            query, key, value = _projected(layer, hidden, angle, size)
+            key = torch.cat((prefix[f"{number}.key"], key), 1)
+            value = torch.cat((prefix[f"{number}.value"], value), 1)
+            index = self.shape.expert_layer(number)
+            if index is not None:
+                found[f"{index}.key"], found[f"{index}.value"] = self._read(number, index, key, value)
+            if number + 1 < self.shape.text.layers:
+                hidden = finished(layer, hidden, attended(query, key, value, mask[:, None]))
+        return found
+
+    def _read(self, number: int, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What layer ``index`` of the expert reads of ``key`` and ``value`` of the language model's ``number``."""
+        attention = self._expert.layers[index].self_attn
+        exact = attention.o_proj.weight.dtype
+        key, value = key.to(exact), value.to(exact)
+        if self.shape.self_attends(number):
+            return key, value
+        size = self.shape.text.head_size
+        return split(attention.k_proj, key.flatten(2), size), split(attention.v_proj, value.flatten(2), size)
+
+    def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The velocity [B,C,A] at ``x`` [B,C,A], ``t`` [B], and the expert's last hidden states [B,C,hidden_size]."""
+        hidden, size = self._actions(x, t), self.shape.text.head_size
+        mask, steps = condition["mask"], torch.arange(x.shape[1], device=x.device)
+        causal = (steps <= steps[:, None]).expand(len(x), -1, -1)
+        joint = torch.cat((mask[:, None].expand(-1, len(steps), -1), causal), 2)
+        after = angles(mask.sum(1, keepdim=True) + steps, size)
+        for number in range(self.shape.text.layers):
+            index = self.shape.expert_layer(number)
+            if index is None:
+                continue
+            layer, key, value = self._expert.layers[index], condition[f"{index}.key"], condition[f"{index}.value"]
+            if self.shape.self_attends(number):
+                query, own_key, own_value = _projected(layer, hidden, after, size)
+                attention = attended(query, torch.cat((key, own_key), 1), torch.cat((value, own_value), 1), joint)
+            else:  # the actions' positions start at 0 here
+                query = split(layer.self_attn.q_proj, normalized(layer.input_layernorm, hidden), size)
+                attention = attended(rotated(query, angles(steps[None], size)), key, value, mask[:, None])
+            hidden = finished(layer, hidden, attention)
+        hidden = normalized(self._expert.norm, hidden)
+        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        return self.model["action_out_proj"](hidden), hidden
+
+    def _actions(self, x: Tensor, t: Tensor) -> Tensor:
+        """Noisy actions [B,C,A] and the time [B] of the flow as the expert's inputs [B,C,width]."""
+        action = self.model["action_in_proj"](x.to(self.model["action_in_proj"].weight.dtype))
+        time = _sines(t, self.shape).to(action.dtype)
+        both = torch.cat((action, time[:, None].expand_as(action)), 2)
+        return self.model["action_time_mlp_out"](functional.silu(self.model["action_time_mlp_in"](both)))
+
+    # -- what the policy asks ---------------------------------------------------------------------------------------
+
+    def expert_parameters(self) -> dict[str, nn.Parameter]:
+        """The expert and the projections of state, action and time (LeRobot's train_expert_only)."""
+        return {name: item for name, item in self.named_parameters() if not name.startswith(_VLM)}
+
+    def prefix_bytes(self, cameras: int, tokens: int) -> int:
+        """Bytes of an observation's prefix with so many cameras present and tokens of the prompt."""
+        text, dtype = self.shape.text, self._vlm["text_model"].embed_tokens.weight.dtype
+        around = len(self.shape.picture_start) + len(self.shape.picture_end)
+        length = cameras * (self.shape.picture_tokens + around) + tokens
+        token = 2 * text.layers * text.key_value_heads * text.head_size * dtype.itemsize + 1
+        return length * token + 4 * self.pooled_size
+
+
+def _projected(layer: Any, hidden: Tensor, angle: Tensor, head_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value [B,L,heads,d] of a layer, the first two after RoPE."""
+    inputs, attention = normalized(layer.input_layernorm, hidden), layer.self_attn
+    query, key, value = (
+        split(projection, inputs, head_size) for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    return rotated(query, angle), rotated(key, angle), value
+
+
+def _sines(t: Tensor, shape: SmolVLAShape) -> Tensor:
+    """Sines, then cosines, float64 [B,width] of ``t`` at geometrically spaced periods.
+
+    The shortest turns 250 times while ``t`` goes from 0 to 1, hence the precision.
+    """
+    steps = torch.linspace(0.0, 1.0, shape.expert_width // 2, dtype=torch.float64, device=t.device)
+    period = shape.min_period * (shape.max_period / shape.min_period) ** steps
+    radians = 2.0 * math.pi / period * t.double()[:, None]
+    return torch.cat((radians.sin(), radians.cos()), 1)
+
+
+def _build_vlm(shape: SmolVLAShape) -> dict[str, nn.Module]:
+    """Vision tower, connector and language model of transformers' SmolVLM."""
+    package = transformers()
+    from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
+
+    vision = {
+        "hidden_size": shape.vision.width,
+        "intermediate_size": shape.vision.mlp,
+        "num_hidden_layers": shape.vision.layers,
+        "num_attention_heads": shape.vision.heads,
+        "image_size": shape.vision.image,
+        "patch_size": shape.vision.patch,
+        "layer_norm_eps": shape.vision.eps,
+    }
+    config = package.SmolVLMConfig(vision_config=vision, text_config=_text(shape), scale_factor=shape.pixel_shuffle)
+    text = package.LlamaModel(config.text_config)
+    del text.rotary_emb  # smolvla_layers.py does it
+    return {
+        "vision_model": SmolVLMVisionTransformer(config.vision_config),
+        "connector": SmolVLMConnector(config),
+        "text_model": text,
+    }
+
+
+def _build_expert(shape: SmolVLAShape) -> nn.Module:
+    """A narrow Llama; layers that attend to the prefix alone project keys and values of the language model's size."""
+    sizes = {
+        "vocab_size": 1,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "hidden_size": shape.expert_width,
+        "intermediate_size": shape.expert_mlp,
+        "num_hidden_layers": shape.expert_layers,
+    }
+    package = transformers()
+    expert = package.LlamaModel(package.LlamaConfig(**{**_text(shape), **sizes}))
+    del expert.rotary_emb
+    expert.embed_tokens = None
+    keys = shape.text.key_value_heads * shape.text.head_size
+    for number, layer in enumerate(expert.layers):
+        if not shape.self_attends(number):
+            layer.self_attn.k_proj, layer.self_attn.v_proj = (nn.Linear(keys, keys, bias=False) for _ in range(2))
+    return expert
+
+
+def _text(shape: SmolVLAShape) -> dict[str, Any]:
+    text = shape.text
+    return {
+        "model_type": "llama",
+        "vocab_size": text.vocabulary,
+        "hidden_size": text.width,
+        "intermediate_size": text.mlp,
+        "num_hidden_layers": text.layers,
+        "num_attention_heads": text.heads,
+        "num_key_value_heads": text.key_value_heads,
+        "head_dim": text.head_size,
+        "rms_norm_eps": text.eps,
+    }
