@@ -1,0 +1,252 @@
+"""pi0's network against transformers' own, in this process and by golden numbers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.golden.vla.pi0.cases import ACTION, CASES, CHUNK, PATCHES, SIDE, STATE, STEPS, TIMES, VOCABULARY, inputs
+from tests.golden.vla.weights import weight
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.flow import AllSteps, FlowSampler, flow_matching_loss
+from vla_rl.policies.flow_schedules import Field, Ode
+from vla_rl.policies.pi0_network import Gemma, Pi0Network, Pi0Shape, Siglip
+
+pytest.importorskip("transformers")
+SHAPE = Pi0Shape(
+    vision=Siglip(24, 40, 2, 2, patch_size=14, image_size=SIDE),
+    language=Gemma(32, 48, 2, 4, 1, head_dim=16, vocab_size=VOCABULARY),
+    expert_hidden_size=24,
+    expert_intermediate_size=40,
+    chunk=CHUNK,
+    action_size=ACTION,
+    state_size=STATE,
+)
+GOLDEN = np.load(Path(__file__).parents[1] / "golden/vla/pi0/expected.npz")
+PADDED = "padded prompts and a missing camera"
+
+
+@pytest.fixture
+def network() -> Pi0Network:
+    return made()
+
+
+def made() -> Pi0Network:
+    built = SHAPE.build().eval()
+    with torch.no_grad():
+        for name, item in built.named_parameters():
+            item.copy_(torch.from_numpy(weight(name, item.shape)))
+    return built
+
+
+def tensors(name: str) -> dict[str, torch.Tensor]:
+    return {key: torch.from_numpy(item) for key, item in inputs(CASES[name]).items()}
+
+
+def seen(network: Pi0Network, name: str, rows: slice = slice(None), length: int | None = None):
+    """The prefix of a case, of some of its rows, with prompts cut after ``length`` tokens."""
+    given, case = tensors(name), CASES[name]
+    pairs = zip(case.cameras, given["pictures"], strict=True)
+    pictures = [picture[rows] if there else None for there, picture in pairs]
+    return network.encode(pictures, given["tokens"][rows, :length], given["mask"][rows, :length])
+
+
+def field_of(network: Pi0Network, name: str):
+    """The velocity field that a sampler integrates, with the case's prefix and state."""
+    condition = network.condition(seen(network, name), tensors(name)["state"])
+
+    def field(x: torch.Tensor, t: torch.Tensor) -> Field:
+        found, _ = network.velocity(condition, x.reshape(-1, CHUNK, ACTION), t.flatten())
+        return Field(found.reshape(x.shape), torch.zeros(()))
+
+    return field
+
+
+@torch.no_grad()
+def outputs(name: str, network: Pi0Network) -> dict[str, torch.Tensor]:
+    given, field = tensors(name), field_of(network, name)
+    noise, shape = given["noise"].flatten(1), given["noise"].shape
+    sampler = FlowSampler(Ode(), AllSteps(), steps=STEPS)
+    velocity = [field(noise, torch.full((len(noise),), time)).velocity.reshape(shape) for time in TIMES]
+    return {
+        "sample": sampler.deterministic(field, noise).reshape(shape),
+        "velocity": torch.stack(velocity),
+        "loss": flow_matching_loss(field, given["actions"].flatten(1), noise, given["time"]).mean(),
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_samples_velocities_and_losses_are_the_golden_ones(network, name):
+    for key, found in outputs(name, network).items():
+        np.testing.assert_allclose(found, GOLDEN[f"{name}/{key}"], atol=1e-5, rtol=0, err_msg=key)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_are_those_of_the_installed_transformers(network, name):
+    from tests.golden.vla.pi0 import theirs
+
+    expected = theirs.outputs(name, theirs.model())
+    for key, found in outputs(name, network).items():
+        torch.testing.assert_close(found, expected[key], atol=1e-5, rtol=0, msg=key)
+
+
+def test_names_and_shapes_are_transformers_own_but_for_a_table_that_nothing_reads(network):
+    from tests.golden.vla.pi0 import theirs
+
+    expected = {name: item.shape for name, item in theirs.model().state_dict().items()}
+    assert expected.pop("model.dit.embed_tokens.weight")
+    assert {name: item.shape for name, item in network.state_dict().items()} == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_bfloat16_velocities_are_those_of_transformers_within_a_bound(name):
+    """Of transformers' own bfloat16 within .01, of the golden float32 within a tenth of their spread."""
+    from tests.golden.vla.pi0 import theirs
+
+    ours, reference, given = made(), theirs.model(), theirs.given(name)
+    for module in (ours, reference):
+        for item in module.parameters():
+            item.data = item.data.bfloat16()
+    given |= {key: given[key].bfloat16() for key in ("state", "noise")}
+    prefix = seen(ours, name)
+    assert prefix["keys"].dtype == torch.bfloat16 and prefix["pooled"].dtype == torch.float32
+    condition = ours.condition(prefix, given["state"])
+    for time, exact in zip(TIMES, torch.from_numpy(GOLDEN[f"{name}/velocity"]), strict=True):
+        t = torch.full((len(exact),), time)
+        with torch.no_grad():
+            found, _ = ours.velocity(condition, given["noise"], t)
+            torch.testing.assert_close(found, reference(**given, timestep=t).logits.float(), atol=0.01, rtol=0)
+        assert 0 < (found - exact).square().mean().sqrt() < 0.1 * exact.std()
+
+
+def test_a_frozen_model_in_bfloat16_leaves_the_expert_exact(network):
+    """Only the prefix is rounded: the velocity is that of a float32 network behind the same prefix."""
+    for name, item in network.named_parameters():
+        if name not in network.expert_parameters():
+            item.data = item.data.bfloat16()
+    given = tensors(PADDED)
+    prefix = seen(network, PADDED)
+    found, _ = network.velocity(network.condition(prefix, given["state"]), given["noise"], given["time"])
+    same = {name: item if item.dtype == torch.bool else item.float() for name, item in prefix.items()}
+    expected, _ = made().velocity(network.condition(same, given["state"]), given["noise"], given["time"])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert found.dtype == torch.float32
+
+
+def test_a_row_does_not_depend_on_the_other_rows(network):
+    given, row = tensors(PADDED), slice(1, 2)
+    together = network.condition(seen(network, PADDED), given["state"])
+    alone = network.condition(seen(network, PADDED, row, length=2), given["state"][row])  # without any padding
+    expected, _ = network.velocity(alone, given["noise"][row], given["time"][row])
+    found, _ = network.velocity(together, given["noise"], given["time"])
+    torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=0)
+    pooled = seen(network, PADDED)["pooled"][row]
+    torch.testing.assert_close(pooled, seen(network, PADDED, row, length=2)["pooled"], atol=1e-5, rtol=0)
+
+
+def test_what_is_under_the_padding_changes_nothing(network):
+    given, case = tensors(PADDED), CASES[PADDED]
+    pictures = [picture if there else None for there, picture in zip(case.cameras, given["pictures"], strict=True)]
+    other = torch.where(given["mask"], given["tokens"], 17)
+    found = network.encode(pictures, other, given["mask"])
+    assert torch.equal(found["pooled"], seen(network, PADDED)["pooled"])
+
+
+def test_every_picture_word_and_state_counts(network):
+    given = tensors("padded prompts")
+
+    def velocity(**changed: torch.Tensor) -> torch.Tensor:
+        now = {**given, **changed}
+        prefix = network.encode(list(now["pictures"]), now["tokens"], now["mask"])
+        return network.velocity(network.condition(prefix, now["state"]), now["noise"], now["time"])[0]
+
+    before = velocity()
+    for i in (0, 1):
+        pictures = given["pictures"].clone()
+        pictures[i] = 255 - pictures[i]
+        assert (velocity(pictures=pictures) - before).abs().amax((1, 2)).min() > 1e-3
+    for key, changed in (("tokens", given["tokens"].clamp(max=100)), ("state", -given["state"])):
+        assert (velocity(**{key: changed}) - before).abs().amax((1, 2)).min() > 1e-3
+
+
+def test_a_step_leaves_the_condition_as_it_is(network):
+    given = tensors(PADDED)
+    condition = network.condition(seen(network, PADDED), given["state"])
+    before = {name: item.clone() for name, item in condition.items()}
+    first, second = (network.velocity(condition, given["noise"], given["time"])[0] for _ in range(2))
+    assert torch.equal(first, second) and condition.keys() == before.keys()
+    assert all(torch.equal(item, condition[name]) for name, item in before.items())
+
+
+def test_pooled_is_the_mean_of_the_valid_tokens_last_hidden_states(network):
+    from tests.golden.vla.pi0 import theirs
+
+    given, model = theirs.given(PADDED), theirs.model().model
+    embedded = model.embed_prefix(given["input_ids"], given["pixel_values"], given["pixel_attention_mask"])
+    mask = given["attention_mask"]
+    hidden = model.vlm(
+        inputs_embeds=embedded,
+        attention_mask=mask,
+        position_ids=mask.cumsum(-1) - 1,
+        token_type_ids=torch.zeros_like(mask),
+    ).last_hidden_state
+    expected = torch.stack([item[valid.bool()].mean(0) for item, valid in zip(hidden, mask, strict=True)])
+    torch.testing.assert_close(seen(network, PADDED)["pooled"], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_computing_activations_again_changes_no_number(whole):
+    """Behind a stored prefix the expert alone has gradients; else everything has."""
+
+    def gradients(recompute: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        network, given = made(), tensors(PADDED)
+        network.recompute = recompute
+        with torch.set_grad_enabled(whole):
+            prefix = seen(network, PADDED)
+        found, hidden = network.velocity(network.condition(prefix, given["state"]), given["noise"], given["time"])
+        (found.square().sum() + hidden.sum()).backward()
+        return found, {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+    (found, gradient), (again, same) = gradients(False), gradients(True)
+    assert torch.equal(found, again) and gradient.keys() == same.keys()
+    assert all(torch.equal(gradient[name], same[name]) for name in gradient)
+    expert = set(made().expert_parameters())
+    reached = {name for name in gradient if name not in expert}
+    assert expert <= set(gradient) and bool(reached) == whole
+
+
+def test_activations_are_computed_again_where_that_is_asked_for(network):
+    given, calls = tensors(PADDED), []
+    with torch.no_grad():
+        condition = network.condition(seen(network, PADDED), given["state"])
+    network.model.dit.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    for network.recompute, expected in ((False, 1), (True, 2)):
+        calls.clear()
+        network.velocity(condition, given["noise"], given["time"])[0].sum().backward()
+        assert len(calls) == expected
+
+
+def test_the_prefix_has_the_bytes_that_it_says(network):
+    found = seen(network, PADDED)
+    tokens = max(CASES[PADDED].lengths)
+    assert found["keys"].shape == (3, 2, 1, 2 * PATCHES + tokens, 16)
+    assert sum(item[0].nbytes for item in found.values()) == network.prefix_bytes(2, tokens)
+
+
+def test_the_default_sizes_are_those_of_the_public_checkpoints():
+    """Without data: 3.2 billion numbers, of which 315 million are the expert's; a prefix of 816 tokens takes 30 MB."""
+    with torch.device("meta"):
+        network = Pi0Shape().build()
+    expert = sum(item.numel() for item in network.expert_parameters().values())
+    everything = sum(item.numel() for item in network.parameters())
+    assert (everything, expert, network.prefix_bytes(3, 48)) == (3_238_048_528, 314_713_120, 30_090_032)
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"transformers is not installed.*pip install 'vla-rl\[vla\]'"):
+        SHAPE.build()

@@ -1,0 +1,80 @@
+"""Pictures fitted into a square with bars beside them, as the libraries around pi0 do: each one differently.
+
+A square picture of the right size is the same in all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+_HALF = 127.5  # 0..255 to [-1, 1]
+
+
+@dataclass(frozen=True)
+class Letterbox:
+    """LeRobot's (0.4.4): bilinear without antialiasing, the picture in the middle.
+
+    Its bars are -3, not -1: it fills them before it maps [0, 1] to [-1, 1].
+    """
+
+    resample: str = "bilinear"
+    antialias: bool = False
+    before: float = 0.5  # share of the bars that is left of the picture, or above it
+    bar: float = -3.0  # value of the bars, where black is -1 and white 1
+
+    def __call__(self, picture: Tensor, side: int) -> Tensor:
+        """uint8 [B,h,w,3] -> float32 [B,3,side,side], black -1 and white 1."""
+        image = picture.permute(0, 3, 1, 2).float()
+        if image.shape[2:] != (side, side):
+            height, width = self.fitted(image.shape[2], image.shape[3], side)
+            top, left = int(self.before * (side - height)), int(self.before * (side - width))
+            bars = (left, side - width - left, top, side - height - top)
+            image = F.pad(self.resized(image, height, width), bars, value=(self.bar + 1.0) * _HALF)
+        return image / _HALF - 1.0
+
+    def fitted(self, height: int, width: int, side: int) -> tuple[int, int]:
+        """Height and width within the square."""
+        ratio = max(width / side, height / side)
+        return int(height / ratio), int(width / ratio)
+
+    def resized(self, image: Tensor, height: int, width: int) -> Tensor:
+        """[B,3,h,w] -> [B,3,height,width], both within 0..255."""
+        options: dict[str, Any] = {"mode": self.resample, "antialias": self.antialias, "align_corners": False}
+        return F.interpolate(image, size=(height, width), **options)
+
+
+@dataclass(frozen=True)
+class OpenpiLetterbox(Letterbox):
+    """openpi's resize_with_pad (its client's, by Pillow): bilinear with antialiasing, black bars.
+
+    Rows are rounded to 8 bits before columns are resized; Pillow's own weights have 8 bits too, which makes a
+    difference of one level in some pixels.
+    """
+
+    antialias: bool = True
+    bar: float = -1.0
+
+    def resized(self, image: Tensor, height: int, width: int) -> Tensor:
+        wide = super().resized(image, image.shape[2], width).clamp(0.0, 255.0).round()
+        return super().resized(wide, height, width).clamp(0.0, 255.0).round()
+
+
+@dataclass(frozen=True)
+class TransformersLetterbox(OpenpiLetterbox):
+    """transformers' PI0ImageProcessor (5.23, by torchvision): bicubic, grey bars on the right and below.
+
+    Its bars are zeros that are added after normalisation.  Its sizes are products, which rounding sometimes leaves one
+    pixel shorter than the others' quotients (1280 x 720 becomes 224 x 125, not 224 x 126).
+    """
+
+    resample: str = "bicubic"
+    before: float = 0.0
+    bar: float = 0.0
+
+    def fitted(self, height: int, width: int, side: int) -> tuple[int, int]:
+        scale = min(side / height, side / width)
+        return int(height * scale), int(width * scale)
