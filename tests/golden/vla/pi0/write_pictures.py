@@ -21,8 +21,9 @@ _LIBRARY = torch.library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-from tests.golden.vla.pi0.cases import PICTURES, SIDE, picture  # noqa: E402
 from transformers.models.pi0.image_processing_pi0 import PI0ImageProcessor  # noqa: E402
+
+from tests.golden.vla.pi0.cases import PICTURES, SIDE, picture  # noqa: E402
 
 if __name__ == "__main__":
     process = PI0ImageProcessor(size={"max_height": SIDE, "max_width": SIDE}, pad_size={"height": SIDE, "width": SIDE})
