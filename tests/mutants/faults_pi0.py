@@ -56,29 +56,29 @@ _IN_THE_NETWORK = (
     Fault(
         "pi0's state sees the actions",
         _NETWORK,
-        "    among[0, 1:] = False\n",
-        "",
+        "among[0, 1:] = False",
+        "pass",
         (_GOLDEN,),
     ),
     Fault(
         "pi0's actions are causal",
         _NETWORK,
-        "    among[0, 1:] = False\n",
-        "    among = among.tril()\n",
+        "among[0, 1:] = False",
+        "among = among.tril()",
         (_GOLDEN,),
     ),
     Fault(
         "pi0's actions do not see the state",
         _NETWORK,
-        "    among[0, 1:] = False\n",
-        "    among[0, 1:] = among[1:, 0] = False\n",
+        "among[0, 1:] = False",
+        "among[0, 1:] = among[1:, 0] = False",
         (_GOLDEN,),
     ),
     Fault(
         "pi0 forgets its prefix while activations are computed again, as transformers does",
         _NETWORK,
-        "    if past is not None:\n",
-        "    if past is not None and not torch.is_grad_enabled():\n",
+        "if past is not None:",
+        "if past is not None and not torch.is_grad_enabled():",
         (_GRADIENT, _ROUNDED),
     ),
     Fault(
@@ -140,8 +140,8 @@ _IN_THE_NETWORK = (
     Fault(
         "pi0 keeps the expert's table of words",
         _NETWORK,
-        "        self.model.dit.embed_tokens = None\n",
-        "",
+        "self.model.dit.embed_tokens = None",
+        "pass",
         (_NAMES,),
     ),
     Fault(
