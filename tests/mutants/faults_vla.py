@@ -87,6 +87,20 @@ FAULTS = (
         (f"{_ON}test_latent_noise_steers_it",),
     ),
     Fault(
+        "a VLA's pictures stay in the features of a residual",
+        "vla_rl/policies/residual.py",
+        'for name in (*self.encoder.feature_sizes, "time") if name in features}',
+        "for name in features if not name.startswith(_BASE)}",
+        (f"{_ON}test_replay_buffers_keep_no_pictures_of_a_frozen_vla",),
+    ),
+    Fault(
+        "a VLA's pictures are recorded for a head over its noise",
+        "vla_rl/experience/driver.py",
+        "return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy())",
+        "return Decision(obs, features, out, step, self.seeds.copy())",
+        (f"{_ON}test_replay_buffers_keep_no_pictures_of_a_frozen_vla",),
+    ),
+    Fault(
         "a VLA imitates no more actions than it executes",
         _IMITATION,
         "length = policy.chunk_length if isinstance(policy, OwnImitationFeatures) else policy.horizon",

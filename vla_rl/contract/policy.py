@@ -89,6 +89,14 @@ class ContextPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class SelectivePolicy(Policy, Protocol):
+    """A policy that acts on more than its learner and critics read, such as the pictures that a frozen base sees."""
+
+    def recorded(self, features: Features) -> Features:
+        """The entries of ``features`` that rollouts and replay buffers keep."""
+
+
+@runtime_checkable
 class LikelihoodPolicy(Policy, Protocol):
     """A policy whose samples have a density, as PPO and GRPO need."""
 
@@ -135,6 +143,11 @@ def encode_observation(policy: Policy, obs: Observation, state: State, generator
     shown = obs if getattr(policy, "reads_privileged", False) else obs.public()
     features = policy.encode(shown)
     return policy.context(features, state, generator) if isinstance(policy, ContextPolicy) else (features, state)
+
+
+def recorded(policy: Policy, features: Features) -> Features:
+    """What is kept of the features of a decision: all of them, unless ``policy`` is a ``SelectivePolicy``."""
+    return policy.recorded(features) if isinstance(policy, SelectivePolicy) else features
 
 
 def public(features: Features) -> Features:

@@ -23,7 +23,7 @@ import numpy as np
 from vla_rl.contract.env import Array, Observation, Observe, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import require_finite_observation, require_finite_step
-from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation
+from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation, recorded
 
 ATTEMPTS = 5  # at an episode whose simulator breaks down
 _NOT_RESET = "reset every environment before the first step"
@@ -34,7 +34,7 @@ class Decision:
     """One decision of all ``E`` environments and what came of it.
 
     obs       the observation before it
-    features  {name: [E,...]}  what the policy decided on
+    features  {name: [E,...]}  what the policy decided on, as far as it is kept (see ``SelectivePolicy``)
     out       what it chose
     step      what the environments returned
     seeds     int64 [E]        seeds of the episodes that the decision belongs to
@@ -110,14 +110,14 @@ class Driver:
         return self._features
 
     def final_features(self, env_ids: Array) -> Features:
-        """What the policy would decide on at the present observation of ``env_ids`` [R], {name: [R,...]}.
+        """What is kept of what the policy would decide on at the present observation of ``env_ids`` [R].
 
         For the last observation of a truncated episode, before its environment is reset; changes nothing.
         """
         assert self.obs is not None, _NOT_RESET
         with self._clock("time/encode_s"):
             state = {name: item[env_ids] for name, item in self.state.items()}
-            return self._encode(self.obs.select(env_ids), state)[0]
+            return recorded(self.policy, self._encode(self.obs.select(env_ids), state)[0])
 
     def step(self) -> Decision:
         """One decision of all environments; those whose episode has ended idle.
@@ -134,7 +134,7 @@ class Driver:
             step = self.env.step(to_env(out.action, self.env), observe=self.observe)
         require_finite_step(self.env, step, self.seeds)
         self.state, self.obs, self._features = state, step.obs, None
-        return Decision(obs, features, out, step, self.seeds.copy())
+        return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy())
 
     def until_done(self) -> Iterator[Decision]:
         """Decisions until the episode of every environment has ended."""

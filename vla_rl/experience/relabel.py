@@ -14,7 +14,7 @@ import torch
 
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.policy import ContextPolicy, Features, Policy
+from vla_rl.contract.policy import ContextPolicy, Features, Policy, recorded
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 
@@ -92,7 +92,7 @@ def _encode(episodes: Demonstrations, steps: list[int], policy: Policy, generato
         state = policy.reset_state(policy.initial_state(1), np.zeros(1, np.intp))
         for i, features in enumerate(found):
             found[i], state = policy.context(features, state, generator)
-    return found
+    return [recorded(policy, features) for features in found]
 
 
 def _terminated(episodes: Demonstrations, step: int) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import PRIVILEGED, WORKER, Observation, Snapshots, Step, VecEnv, on_host
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.policy import ActionOut, Features, Policy
+from vla_rl.contract.policy import ActionOut, Features, Policy, recorded
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.driver import Decision, Driver, no_seconds
 
@@ -163,7 +163,7 @@ class RolloutSource:
 
     def _deliver(self) -> Rollout:
         """The window as a rollout; the next one begins."""
-        last = self._features(self.driver.obs, self.driver.features)
+        last = self._features(self.driver.obs, recorded(self.policy, self.driver.features))
         seconds, self.driver.seconds = self.driver.seconds, no_seconds()
         window, self._window = self._window, _Window()
         return replace(_stack(window, last, self.env.spec, seconds), stream=self.stream)

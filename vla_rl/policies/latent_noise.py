@@ -155,6 +155,11 @@ class LatentPolicy(HoldsFrozen):
         """The base's features."""
         return self.base.encode(obs)
 
+    def recorded(self, features: Features) -> Features:
+        """Without what only the decoder of a padded flow reads; others are refitted or decode while learning."""
+        read = (*self.feature_sizes, "time") if isinstance(self.base, PaddedFlow) else tuple(features)
+        return {name: features[name] for name in read}
+
     def initial_state(self, num_envs: int) -> State:
         return {}
 

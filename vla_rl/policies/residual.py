@@ -125,7 +125,8 @@ class ResidualPolicy(HoldsFrozen):
         if len(empty):
             state = self._refill_queue(features, state, empty, generator)
         queue, left = state["queue"], state["left"]
-        inputs = {name: item for name, item in features.items() if not name.startswith(_BASE)}
+        # Not the rest of what an encoder returns: a replay buffer would hold a VLA's prefix for every step.
+        inputs = {name: features[name] for name in (*self.encoder.feature_sizes, "time") if name in features}
         inputs["base_action"] = queue[:, 0].clone()
         position = torch.arange(1, 1 + self.config.plan, device=left.device)
         inputs["base_plan"] = (queue[:, position] * (position < left[:, None])[..., None]).flatten(1)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from sims.catalog import make
 from tests.policies.test_tiny import SPEC, observations, seeded
 from tests.policies.vla.toy_network import WIDTH, ToyNetwork, ToyShape
 from vla_rl.algorithms.dsrl import NoiseAliased, NoiseAliasedConfig
 from vla_rl.algorithms.gorl import GoRL, GoRLConfig
 from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.rollout import RolloutSource, SeedStream
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde, Ode
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
@@ -250,3 +256,29 @@ def test_imitation_learns_the_whole_chunk():
     policy.config = replace(policy.config, horizon=4)
     out, _ = policy.act(policy.encode(rows), {}, "eval", seeded())
     assert (out.sample - target).square().mean() < 0.5 * target.square().mean()
+
+
+def lift(count: int = 2) -> VecEnv:
+    return make("lift", num_envs=count, cameras=("front",), image_size=16)
+
+
+def steered(kind: str, spec: Any) -> Any:
+    """A head over a VLA that keeps pictures."""
+    prompts = WordPrompts(Vocabulary.from_texts(spec.tasks))
+    state, action = Affine.from_bounds(spec.state), Affine.from_bounds(spec.action)
+    network = ToyShape(action_size=6, state_size=32, words=40).build()
+    base = FlowVLA(spec, network, prompts, state, action, ("front",), VLAOptions(horizon=2, kept="pictures")).eval()
+    if kind == "latent noise":
+        return SquashedLatent(base, SquashedLatentConfig(HeadConfig(8, 1)))
+    return DeterministicResidual(base, config=ResidualConfig(head=HeadConfig(8, 1)))
+
+
+@pytest.mark.parametrize("kind", ["latent noise", "residual"])
+def test_replay_buffers_keep_no_pictures_of_a_frozen_vla(kind):
+    """Heads learn from what the VLA says of an observation; the pictures would fill the replay buffer."""
+    with closing(lift()) as env:
+        policy = steered(kind, env.spec)
+        rollout = RolloutSource(env, policy, 30, SeedStream(0, 1000), seeded()).next()
+    extra = {"base_action", "base_plan"} if kind == "residual" else set()
+    assert set(rollout.features) == {"pooled", "state", "time"} | extra == set(rollout.final_features)
+    assert len(rollout.features["pooled"]) == 31
