@@ -59,8 +59,8 @@ FAULTS = (
     Fault(
         "a decision shows the observation after it",
         _DRIVER,
-        "return Decision(obs, features, out, step,",
-        "return Decision(step.obs, features, out, step,",
+        "return Decision(obs, recorded(self.policy, features), out, step,",
+        "return Decision(step.obs, recorded(self.policy, features), out, step,",
         (f"{_ON_DRIVER}a_decision_holds_its_observation_its_action_and_its_step",),
     ),
     Fault(
