@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.policies.vla.public_folders import GOLDEN, copy_golden, write
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.normalization_formulas import Modes
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "vla" / "statistics"
 MODES = ("mean_std", "min_max", "quantiles", "quantile10", "identity")
 QUANTILES = Modes("QUANTILES", "QUANTILES")
 MEAN, STD, Q01, Q99 = [0.5, -2.0], [0.25, 3.0], [0.1, -6.0], [0.9, 4.0]
@@ -23,19 +23,6 @@ MEAN, STD, Q01, Q99 = [0.5, -2.0], [0.25, 3.0], [0.1, -6.0], [0.9, 4.0]
 
 def close(found: torch.Tensor, wanted: Any, tolerance: float = 2e-6) -> None:
     torch.testing.assert_close(found, torch.as_tensor(wanted, dtype=torch.float32), rtol=tolerance, atol=tolerance)
-
-
-def write(path: Path, value: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value), encoding="utf-8")
-    return path.parent
-
-
-def copy_golden(mode: str, folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    for path in (GOLDEN / mode).iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,0 +1,114 @@
+"""Public folders are recognised and described by their config.json; cameras are matched or the mismatch is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.policies.vla.public_folders import SMOLVLA, copy_golden, write
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.policies.vla.checkpoint import is_public, match_cameras, read_public
+from vla_rl.policies.vla.normalization_formulas import Modes
+
+
+def spec(*cameras: str) -> EnvSpec:
+    images = {name: ArraySpec((8, 8, 3), "uint8", 0, 255) for name in cameras}
+    vector = ArraySpec((2,), "float32", -1.0, 1.0)
+    return EnvSpec("lab", images, vector, vector, ("lift",), 0.1, 10, 8)
+
+
+def smolvla(folder: Path, **changes: Any) -> Path:
+    write(folder / "config.json", {**SMOLVLA, **changes})
+    return folder
+
+
+def test_a_lerobot_folder_is_described_by_its_features(tmp_path: Path) -> None:
+    found = read_public(smolvla(tmp_path))
+    assert (found.family, found.cameras) == ("smolvla", ("camera1", "wrist"))
+    assert found.image_shapes == {"camera1": (256, 320), "wrist": (64, 64)}
+    assert (found.state_size, found.action_size, found.chunk, found.executed) == (3, 2, 50, 10)
+    assert found.tokenizer == "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+    assert found.modes == Modes("QUANTILES", "MIN_MAX")
+    assert found.renamed == {}
+
+
+def test_its_preprocessor_renames_cameras_and_names_the_tokenizer(tmp_path: Path) -> None:
+    copy_golden("mean_std", smolvla(tmp_path))
+    path = tmp_path / "policy_preprocessor.json"
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved["steps"].append({"registry_name": "tokenizer_processor", "config": {"tokenizer_name": "lab/tokens"}})
+    write(path, saved)
+    found = read_public(tmp_path)
+    assert (found.renamed, found.tokenizer) == ({"camera1": "front"}, "lab/tokens")
+    assert match_cameras(found, spec("wrist", "front"), {}) == ("front", "wrist")
+
+
+def test_transformers_folders(tmp_path: Path) -> None:
+    write(tmp_path / "config.json", {"model_type": "pi0", "chunk_size": 50, "max_action_dim": 32})
+    found = read_public(tmp_path)
+    assert (found.family, found.chunk, found.executed, found.action_size) == ("pi0", 50, 50, None)
+    assert found.tokenizer == "google/paligemma-3b-pt-224"
+    assert match_cameras(found, spec("top", "wrist"), {}) == ("top", "wrist")  # it names none: all, in order
+    assert match_cameras(found, spec("top", "wrist"), {"base": "wrist", "left": ""}) == ("wrist", None)
+    write(tmp_path / "config.json", {"model_type": "openvla", "norm_stats": {}})
+    found = read_public(tmp_path)
+    assert (found.family, found.cameras, found.tokenizer) == ("openvla", ("image",), "")
+    assert found.modes == Modes("QUANTILES", "QUANTILES")
+
+
+def test_ours_other_families_and_damaged_ones(tmp_path: Path) -> None:
+    assert not is_public(tmp_path)
+    write(tmp_path / "config.json", {"contract_version": 5, "policy": "a:B", "type": "smolvla"})
+    assert not is_public(tmp_path)
+    smolvla(tmp_path, type="smolvl")
+    assert is_public(tmp_path)
+    with pytest.raises(UserError, match=r"holds a 'smolvl' policy.*did you mean 'smolvla'\?"):
+        read_public(tmp_path)
+    write(tmp_path / "config.json", {name: item for name, item in SMOLVLA.items() if name != "chunk_size"})
+    with pytest.raises(UserError, match=r"config.json' lacks or mistypes 'chunk_size'.*download it again"):
+        read_public(tmp_path)
+
+
+def test_cameras_of_equal_names_and_mapped_ones_and_empty_ones(tmp_path: Path) -> None:
+    found = read_public(smolvla(tmp_path))
+    assert match_cameras(found, spec("wrist", "camera1", "side"), {}) == ("camera1", "wrist")
+    assert match_cameras(found, spec("front", "wrist"), {"camera1": "front"}) == ("front", "wrist")
+    full = {"observation.images.camera1": "front", "observation.images.wrist": ""}
+    assert match_cameras(found, spec("front"), full) == ("front", None)
+    features = {
+        **SMOLVLA["input_features"],
+        "observation.images.empty_camera_0": {"type": "VISUAL", "shape": [3, 9, 9]},
+    }
+    found = read_public(smolvla(tmp_path, input_features=features))
+    assert match_cameras(found, spec("camera1", "wrist"), {}) == ("camera1", "wrist", None)
+
+
+def test_one_camera_on_both_sides_needs_no_name(tmp_path: Path) -> None:
+    only = {"observation.image": {"type": "VISUAL", "shape": [3, 96, 96]}}
+    found = read_public(smolvla(tmp_path, input_features=only))
+    assert match_cameras(found, spec("front"), {}) == ("front",)
+    assert found.state_size is None
+
+
+@pytest.mark.parametrize(
+    ("cameras", "given", "problem"),
+    [
+        (("front", "wrist"), {}, "nothing is known for 'camera1'"),
+        (("front", "wrist"), {"camera1": "top"}, "'top' is none of them"),
+        (("front", "wrist"), {"camera9": "front"}, "'camera9' is none of them"),
+        (("front",), {"camera1": "", "wrist": ""}, "none is left"),
+    ],
+)
+def test_cameras_that_do_not_match_are_said_with_both_lists_and_the_option(
+    tmp_path: Path, cameras: tuple[str, ...], given: dict[str, str], problem: str
+) -> None:
+    found = read_public(smolvla(tmp_path))
+    with pytest.raises(UserError) as caught:
+        match_cameras(found, spec(*cameras), given)
+    text = str(caught.value)
+    assert "has the cameras camera1, wrist and" in text and f"has {', '.join(cameras)}, but {problem}" in text
+    assert '--vla.cameras, for example \'{"camera1": "front", "wrist": ""}\'' in text

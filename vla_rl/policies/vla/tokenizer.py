@@ -1,0 +1,135 @@
+"""Instructions as tokens of a public folder's tokenizer, or of the one on the Hugging Face hub that its config names.
+
+``tokenizer.json`` holds data only, and the package ``tokenizers`` reads it as the libraries did that trained these
+models; no class is looked up and no code of a folder runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.errors import UserError
+from vla_rl.pretrained import read_config, save_folder
+
+FILE = "tokenizer.json"
+_CONFIG = "prompts"  # of a saved folder: its class, as vla_rl/pretrained.py reads it
+
+
+@dataclass(frozen=True)
+class TokenizerPrompts:
+    """``Prompts`` by a tokenizer; instructions in ``known`` need none, so a saved policy acts without it.
+
+    folder    where the tokenizer is; when it is not there, ``name`` on the hub or in its cache
+    template  what is written around an instruction
+    start     the token that every prompt starts with, "" for none
+    longest   tokens that the model was trained with at most
+    """
+
+    folder: str
+    name: str = ""
+    template: str = "{}\n"
+    start: str = ""
+    longest: int = 48
+    known: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def learn(self, texts: Sequence[str]) -> TokenizerPrompts:
+        """The same with ``texts`` among ``known``."""
+        return replace(self, known={**self.known, **{text: self._tokens(text) for text in texts}})
+
+    def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [N,L], padded with 0 on the right, and their mask bool [N,L]; L is the longest of these texts.
+
+        Raises UserError when the tokenizer is missing or damaged, and for an instruction of too many tokens.
+        """
+        rows = [self._tokens(text) for text in texts]
+        length = max(map(len, rows), default=0)
+        tokens = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], dtype=torch.int64)
+        mask = torch.tensor([[True] * len(row) + [False] * (length - len(row)) for row in rows])
+        return tokens.reshape(len(rows), length), mask.reshape(len(rows), length)
+
+    def _tokens(self, text: str) -> Sequence[int]:
+        if text in self.known:
+            return self.known[text]
+        tokenizer = open_tokenizer(self.folder, self.name)
+        found: list[int] = tokenizer.encode(self.template.format(text.rstrip("\n"))).ids
+        if self.start:
+            found = _started(tokenizer, self.start, found)
+        if len(found) > self.longest:
+            raise UserError(
+                f"the instruction {text!r} has {len(found)} tokens, but the model was trained with at most "
+                f"{self.longest}, so its end would be lost; use a shorter one."
+            )
+        return found
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write where the tokenizer is and the tokens of the known instructions."""
+        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        save_folder(Path(folder), {_CONFIG: kind, "options": to_json(self)}, {})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> TokenizerPrompts:
+        """Load what :meth:`save_pretrained` wrote."""
+        saved: TokenizerPrompts = from_json(read_config(Path(folder), _CONFIG)["options"])
+        return saved
+
+
+def _started(tokenizer: Any, start: str, tokens: list[int]) -> list[int]:
+    """``tokens`` with exactly one ``start`` in front: files of the same tokenizer differ in whether they add it."""
+    first = tokenizer.token_to_id(start)
+    if first is None:
+        raise UserError(
+            f"the tokenizer has no token {start!r}, which every prompt of this model starts with, so it belongs to "
+            f"another model; copy {FILE} of the model's own."
+        )
+    return tokens if tokens[:1] == [first] else [first, *tokens]
+
+
+@lru_cache(maxsize=4)
+def open_tokenizer(folder: str, name: str) -> Any:
+    """The ``tokenizers.Tokenizer`` of ``folder``, or that of ``name`` on the hub or in its cache.
+
+    Raises UserError, naming the file and where to copy it from, when there is none, and when it is damaged.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise UserError(
+            "tokenizers is not installed, so no instruction can be read; pip install 'vla-rl[vla]'."
+        ) from error
+    path = Path(folder) / FILE
+    if not path.is_file():
+        path = _from_hub(folder, name)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises no narrower one
+        raise UserError(
+            f"{str(path)!r} is no tokenizer that can be read ({error}), so instructions cannot be encoded; download it "
+            "again (in a git checkout: `git lfs pull`)."
+        ) from error
+
+
+def _from_hub(folder: str, name: str) -> Path:
+    """The file of ``name`` in the hub's cache, downloaded where it is not there yet."""
+    if not name:
+        raise UserError(
+            f"{folder!r} has no {FILE}, so instructions cannot be encoded; copy it into the folder from where the "
+            "checkpoint was published."
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, FILE))
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{folder!r} has no {FILE} and that of {name} cannot be had ({reason}), so instructions cannot be encoded; "
+            f"copy {FILE} of {name} into the folder."
+        ) from error

@@ -1,0 +1,162 @@
+"""Weights of a downloaded folder: one safetensors file or shards, read into a module tensor by tensor.
+
+Files of pickles (``pytorch_model.bin``, ``*.pt``) are never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.vla.files import missing_file, open_tensors, read_json
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_LISTED = 4  # names in a message
+Rename = Callable[[str], str | None]
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Modules that are built inside have parameters without memory (device "meta"); their buffers are real.
+
+    A model is filled by :func:`load_public_weights` afterwards, so that it is never held twice.
+    """
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:  # the second name of a shared parameter stays the same object
+            return parameter
+        return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]  # torch uses its result
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files that hold the weights of ``folder``, in order.
+
+    Raises UserError when there are none, when a shard is missing, or when the weights are pickles.
+    """
+    if (folder / INDEX).is_file():
+        shards = sorted(set(_weight_map(folder).values()))
+        missing = [name for name in shards if not (folder / name).is_file()]
+        if missing:
+            raise UserError(
+                f"{str(folder)!r} lacks {len(missing)} of the {len(shards)} shards that its {INDEX} names "
+                f"({_some(missing)}), so weights would be undefined; download them into it."
+            )
+        return tuple(folder / name for name in shards)
+    if (folder / SINGLE).is_file():
+        return (folder / SINGLE,)
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise UserError(
+            f"the weights of {str(folder)!r} are pickles ({_some(pickles)}), which could run code, so they are not "
+            f"read; convert them to {SINGLE} (https://huggingface.co/spaces/safetensors/convert) or download that."
+        )
+    raise missing_file(folder / SINGLE)
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """{tensor: file} of the index."""
+    found = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(found, dict):
+        raise UserError(f"{str(folder / INDEX)!r} has no weight_map, so no shard can be found; download it again.")
+    return found
+
+
+def tensor_names(folder: Path) -> frozenset[str]:
+    """The names of all tensors in the weights of ``folder``."""
+    names: set[str] = set()
+    for path in weight_files(folder):
+        with open_tensors(path) as tensors:
+            names |= set(tensors.keys())
+    return frozenset(names)
+
+
+def load_public_weights(
+    module: nn.Module,
+    folder: Path,
+    rename: Rename = lambda name: name,
+    dtype: torch.dtype | None = torch.float32,
+    absent: Iterable[str] = (),
+) -> None:
+    """Fill ``module`` from the weights of ``folder``, one tensor after the other; what was there is let go.
+
+    ``rename`` maps a tensor's name in the files to that in ``module``, or to None where ``module`` does without it.
+    Floating-point tensors become ``dtype`` (None: as they are in the file).  A parameter that several modules share may
+    be in the files under any of its names.  Tensors named in ``absent`` keep what they hold if they are not in the
+    files.  Raises UserError that lists missing, superfluous and differently shaped tensors; ``module`` is then of no
+    use.
+    """
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    shared = _shared_names(module)
+    filled, extra, misshapen = set[str](), list[str](), list[str]()
+    for path in weight_files(folder):
+        with open_tensors(path) as tensors:
+            for key in tensors.keys():  # noqa: SIM118  # a file, no dict
+                name = rename(key)
+                if name is None:
+                    continue
+                shape = tuple(tensors.get_slice(key).get_shape())
+                if name not in wanted:
+                    extra.append(key)
+                elif shape != wanted[name]:
+                    misshapen.append(f"{key} {list(shape)} instead of {list(wanted[name])}")
+                else:
+                    names = shared.get(name, (name,))
+                    _put(module, names, tensors.get_tensor(key), dtype)
+                    filled |= set(names)
+    _require_complete(folder, sorted(wanted.keys() - filled - set(absent)), extra, misshapen)
+
+
+def _shared_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """All names of a parameter under each of its names."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return {name: tuple(names) for names in groups.values() for name in names}
+
+
+def _put(module: nn.Module, names: Iterable[str], tensor: Tensor, dtype: torch.dtype | None) -> None:
+    """Let the parameter or buffer called ``names`` be a copy of ``tensor``, which lies in a file."""
+    new = tensor.to(dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype, copy=True)
+    parameter: nn.Parameter | None = None
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        old = getattr(module.get_submodule(owner), last)
+        if isinstance(old, nn.Parameter):
+            parameter = nn.Parameter(new, old.requires_grad) if parameter is None else parameter
+        setattr(module.get_submodule(owner), last, new if parameter is None else parameter)
+
+
+def _require_complete(folder: Path, missing: list[str], extra: list[str], misshapen: list[str]) -> None:
+    problems = [
+        f"{len(names)} {what} ({_some(names)})"
+        for names, what in (
+            (missing, "tensors of the model are not in its files"),
+            (extra, "of its tensors have no place in the model"),
+            (misshapen, "have another shape"),
+        )
+        if names
+    ]
+    if problems:
+        raise UserError(
+            f"the weights of {str(folder)!r} do not fit the model that its config.json describes: "
+            f"{', '.join(problems)}, so some would stay undefined; download the whole folder again."
+        )
+
+
+def _some(names: list[str]) -> str:
+    """The first few of ``names`` and how many more there are."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
