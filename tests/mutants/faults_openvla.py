@@ -8,6 +8,11 @@ _VISION, _NETWORK = "vla_rl/policies/openvla_vision.py", "vla_rl/policies/openvl
 _PICTURES, _DECODING = "vla_rl/policies/openvla_pictures.py", "vla_rl/policies/openvla_decoding.py"
 _ON_NETWORK = "tests/policies/test_openvla_network.py::"
 _ON_DECODING = "tests/policies/test_openvla_decoding.py::"
+_POLICY, _ON_POLICY = "vla_rl/policies/openvla.py", "tests/policies/test_openvla.py::"
+_ENUMERATED = (f"{_ON_POLICY}test_probabilities_of_all_chunks_and_the_score_gradient_are_those_by_enumeration",)
+_DRAWN = (f"{_ON_POLICY}test_chunks_are_drawn_as_often_as_their_density_says",)
+_TORCH = (f"{_ON_POLICY}test_density_entropy_and_kl_are_those_of_torch",)
+_BINS = (f"{_ON_POLICY}test_bins_are_openvlas",)
 _FEATURES = (f"{_ON_NETWORK}test_vision_features_are_those_of_timm",)
 _NAMES = (f"{_ON_NETWORK}test_names_and_shapes_are_those_of_the_published_checkpoint",)
 _IN_TURN = (f"{_ON_DECODING}test_token_after_token_gives_what_transformers_gives_without_padding",)
@@ -46,8 +51,8 @@ _READING = (
     Fault(
         "bins count up from the first action token",
         _NETWORK,
-        ".float().flip(-1)",
-        ".float()",
+        "weight).flip(-1)",
+        "weight)",
         (*_IN_TURN, *_AT_ONCE),
     ),
     Fault(
@@ -104,4 +109,92 @@ _DECODED = (
     ),
 )
 
-FAULTS = (*_READING, *_DECODED)
+_CHOSEN = (
+    Fault(
+        "the temperature multiplies logits",
+        _POLICY,
+        "return (logits / self.config.temperature).log_softmax(-1)",
+        "return (logits * self.config.temperature).log_softmax(-1)",
+        (*_ENUMERATED, *_TORCH),
+    ),
+    Fault(
+        "acting is hotter than its likelihood says",
+        _POLICY,
+        "lambda some, first: (self._log_probs(some) + noise",
+        "lambda some, first: (self._log_probs(some) + 1.5 * noise",
+        _DRAWN,
+    ),
+    Fault(
+        "the same noise for every token",
+        _POLICY,
+        "noise[:, first : first + some.shape[1]]",
+        "noise[:, : some.shape[1]]",
+        _DRAWN,
+    ),
+    Fault(
+        "a deployed OpenVLA draws its tokens",
+        _POLICY,
+        'if mode == "sample":',
+        'if mode != "sample":',
+        (f"{_ON_POLICY}test_what_is_deployed_is_greedy_token_by_token",),
+    ),
+    Fault(
+        "as many intervals as edges",
+        _POLICY,
+        "middle = (bins.clamp_max(intervals - 1).to(self.action_low) + 0.5) * 2.0 / intervals - 1.0",
+        "middle = (bins.to(self.action_low) + 0.5) * 2.0 / (intervals + 1) - 1.0",
+        _BINS,
+    ),
+    Fault(
+        "the highest bin is an interval of its own",
+        _POLICY,
+        "bins.clamp_max(intervals - 1).to(",
+        "bins.to(",
+        _BINS,
+    ),
+    Fault("bins are rounded", _POLICY, "/ 2.0 * intervals).floor()", "/ 2.0 * intervals).round()", _BINS),
+    Fault(
+        "imitation is learnt at the temperature of exploration",
+        _POLICY,
+        "cross_entropy(logits.flatten(0, 1), bins.flatten())",
+        "cross_entropy(logits.flatten(0, 1) / self.config.temperature, bins.flatten())",
+        (f"{_ON_POLICY}test_imitation_is_the_cross_entropy_of_the_bins_and_is_learnt",),
+    ),
+    Fault(
+        "the KL of tokens goes the other way",
+        _POLICY,
+        "return (one.exp() * (one - other)).sum((1, 2))",
+        "return (other.exp() * (other - one)).sum((1, 2))",
+        _TORCH,
+    ),
+    Fault(
+        "patches are kept that training changes",
+        _POLICY,
+        "and smaller and not changed)",
+        "and smaller)",
+        (f"{_ON_POLICY}test_it_keeps_patches_or_pictures_whichever_is_smaller_and_right",),
+    ),
+    Fault(
+        "large patches are kept instead of small pictures",
+        _POLICY,
+        "smaller = size < picture_bytes(policy.spec, policy.cameras)",
+        "smaller = True",
+        (f"{_ON_POLICY}test_it_keeps_patches_or_pictures_whichever_is_smaller_and_right",),
+    ),
+    Fault(
+        "every observation has the first task's prompt",
+        _POLICY,
+        "return self.network.prefix(patches, self.tokens[task], self.token_mask[task], features",
+        "return self.network.prefix(patches, self.tokens[0 * task], self.token_mask[0 * task], features",
+        (f"{_ON_POLICY}test_every_task_has_its_own_prompt_and_every_camera_is_seen",),
+    ),
+    Fault(
+        "the state is read without its non-linearity",
+        _NETWORK,
+        "self.fc2(nn.functional.gelu(self.fc1(state.to(self.fc1.weight.dtype))))",
+        "self.fc2(self.fc1(state.to(self.fc1.weight.dtype)))",
+        (f"{_ON_POLICY}test_the_state_is_read_where_the_network_has_a_projector_for_it",),
+    ),
+)
+
+FAULTS = (*_READING, *_DECODED, *_CHOSEN)

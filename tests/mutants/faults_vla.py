@@ -46,7 +46,7 @@ FAULTS = (
     ),
     Fault(
         "what a VLA trains is rounded to bfloat16 as well",
-        _FLOW,
+        "vla_rl/policies/vla/trainable.py",
         "if name not in trained:",
         "if name:",
         (f"{_ON}test_a_frozen_model_in_bfloat16_leaves_the_expert_in_float32",),

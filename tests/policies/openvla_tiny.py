@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from vla_rl.contract.env import Observation
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.openvla import OpenVLA, OpenVLAOptions
 from vla_rl.policies.openvla_network import OpenVLANetwork, OpenVLAShape
 from vla_rl.policies.openvla_vision import ViTShape
+from vla_rl.pretrained import save_folder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vla" / "openvla"
 
@@ -59,3 +66,48 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
 def pictures() -> list[torch.Tensor]:
     """uint8 [3,h,w,3] of either camera."""
     return [torch.from_numpy(item) for item in tiny.pictures(len(tiny.PROMPTS))]
+
+
+class TaskPrompts:
+    """The golden prompts, by the tasks "0", "1" and "2"."""
+
+    def encode(self, texts: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, mask = prompts()
+        index = [int(text) for text in texts]
+        return tokens[index], mask[index]
+
+    def save_pretrained(self, folder: Any) -> None:
+        save_folder(Path(folder), {"prompts": "tests.policies.openvla_tiny:TaskPrompts"}, {})
+
+    @classmethod
+    def from_pretrained(cls, folder: Any) -> TaskPrompts:
+        return cls()
+
+
+PICTURE = ArraySpec((tiny.SIDE, tiny.SIDE, 3), "uint8", 0, 255)
+SPEC = EnvSpec(
+    name="tiny",
+    images={"front": PICTURE, "wrist": PICTURE},
+    state=ArraySpec((2,), "float32", -1, 1),
+    action=ArraySpec((tiny.ENTRIES,), "float32", (-1, 0, -2), (1, 5, 2)),
+    tasks=("0", "1", "2"),
+    control_dt=0.1,
+    time_limit=50,
+    max_chunk=8,
+)
+STATE = Affine((0.0, 0.1), (1.0, 0.5))
+ACTION = Affine((0.1, 2.0, 0.0), (0.5, 1.0, 3.0))
+
+
+def tiny_policy(options: OpenVLAOptions, cameras: tuple[str, ...] = ("front",), **changes: Any) -> OpenVLA:
+    """A policy over the tiny network; changes of its spec by name."""
+    network = tiny_network()
+    return OpenVLA(replace(SPEC, **changes), network, TaskPrompts(), STATE, ACTION, cameras, options).eval()
+
+
+def observed(count: int = 6) -> Observation:
+    """Tasks and pictures in turn."""
+    rng, index = np.random.default_rng(0), np.arange(count)
+    seen = dict(zip(("front", "wrist"), tiny.pictures(count), strict=True))
+    state = rng.uniform(-1, 1, (count, 2)).astype(np.float32)
+    return Observation(seen, state, index % 3, index)

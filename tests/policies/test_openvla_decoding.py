@@ -18,7 +18,7 @@ def greedy(logits, index):
 
 def prefixes(network, cameras, rows):
     tokens, mask = (item[rows] for item in prompts())
-    return network.prefix(network.patches([item[rows] for item in pictures()[:cameras]], 1.0), tokens, mask)
+    return network.prefix(network.patches([item[rows] for item in pictures()[:cameras]]), tokens, mask)
 
 
 @torch.no_grad()

@@ -38,12 +38,12 @@ def test_vision_features_are_those_of_timm():
     for camera, features in zip(pictures(), expected["features"], strict=True):
         found = network.vision_backbone(*openvla_pictures(camera, tiny.SIDE, 1.0))
         torch.testing.assert_close(found, features, rtol=0, atol=1e-5)
-    torch.testing.assert_close(network.patches(pictures(), 1.0), expected["projected"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(network.patches(pictures()), expected["projected"], rtol=0, atol=1e-5)
 
 
 def test_the_prefix_pads_between_pictures_and_prompt():
     network, (tokens, mask) = tiny_network(), prompts()
-    prefix = network.prefix(network.patches(pictures()[:1], 1.0), tokens, mask)
+    prefix = network.prefix(network.patches(pictures()[:1]), tokens, mask)
     assert prefix.embeddings.shape == (3, 1 + 4 + 6, 32)
     assert prefix.mask.sum(1).tolist() == [4 + len(ids) for ids in tiny.PROMPTS] and prefix.mask[:, -1].all()
     for row, ids in enumerate(tiny.PROMPTS):

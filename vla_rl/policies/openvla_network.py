@@ -18,6 +18,7 @@ from vla_rl.policies.openvla_pictures import openvla_pictures
 from vla_rl.policies.openvla_vision import DINOV2, SIGLIP, Projector, VisionBackbone, ViTShape
 from vla_rl.policies.vla.transformers import transformers
 
+VISION = ("vision_backbone.", "projector.")  # tensors that the patches depend on
 LLAMA_2_7B = {"vocab_size": 32064, "pad_token_id": 32000}  # text_config of openvla-7b; the rest are Llama's defaults
 
 
@@ -31,6 +32,7 @@ class OpenVLAShape:
     bins: int = 256  # K
     padding: int = 64  # rows of the vocabulary after its last token
     state: int = 0  # entries of the proprioception that OFT's projector reads; 0: without one
+    crop: float = 1.0  # the share of a picture's area that it sees; .9 where it was fine-tuned with random crops
 
     def build(self) -> OpenVLANetwork:
         """The untrained network."""
@@ -65,11 +67,31 @@ class OpenVLANetwork(nn.Module):
 
     # -- what is read ------------------------------------------------------------------------------------------------
 
-    def patches(self, pictures: Sequence[Tensor], crop: float) -> Tensor:
-        """[B,N,W] of uint8 pictures [B,h,w,3], camera by camera; ``crop`` is the share of their area that is seen."""
-        size = self.shape.dino.picture
-        found = [self.projector(self.vision_backbone(*openvla_pictures(item, size, crop))) for item in pictures]
+    def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
+        """``patches`` [B,N,W], and ``pooled`` float32 [B,2W] for critics: means of patches and of the prompt's tokens.
+
+        No layer of the language model is run.  Deviation: RLinf's critic reads its hidden state at the first action
+        token, which would double the cost of acting and change with every update.
+        """
+        patches = self.patches([item for item in pictures if item is not None])
+        text = (self.embed(tokens).float() * token_mask[..., None]).sum(1) / token_mask.sum(1, keepdim=True)
+        return {"patches": patches, "pooled": torch.cat([patches.float().mean(1), text], -1)}
+
+    def patches(self, pictures: Sequence[Tensor]) -> Tensor:
+        """[B,N,W] of uint8 pictures [B,h,w,3], camera by camera."""
+        size, dtype = self.shape.dino.picture, self.projector.fc1.weight.dtype
+        seen = [openvla_pictures(item, size, self.shape.crop) for item in pictures]
+        found = [self.projector(self.vision_backbone(*(item.to(dtype) for item in pair))) for pair in seen]
         return torch.cat(found, 1)
+
+    def prefix_bytes(self, cameras: int, tokens: int) -> int:
+        """Bytes per observation of the patches."""
+        return cameras * self.shape.dino.patches * self.width * self.projector.fc1.weight.element_size()
+
+    @property
+    def pooled_size(self) -> int:
+        """Entries of ``pooled``."""
+        return 2 * self.width
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[...,W] of token ids."""
@@ -86,7 +108,7 @@ class OpenVLANetwork(nn.Module):
         if self.shape.state:
             if state is None:
                 raise ContractError("this OpenVLA reads the state, which is missing; give it the normalised state.")
-            parts.append(self.proprio_projector(state.to(self.dtype))[:, None])
+            parts.append(self.proprio_projector(state).to(self.dtype)[:, None])
         seen = torch.cat(parts, 1)
         everything = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
         return Prefix(torch.cat([seen, self.embed(text)], 1), torch.cat([everything, valid], 1))
@@ -114,12 +136,13 @@ class OpenVLANetwork(nn.Module):
         return found
 
     def bin_logits(self, hidden: Tensor) -> Tensor:
-        """float32 [...,K] of hidden states [...,W]: the logits of the action tokens alone, in the order of the bins.
+        """Logits [...,K], float32 or wider, of the action tokens alone, by the bins that they stand for.
 
-        Bin ``i`` is token ``vocabulary - 1 - i``: the last tokens stand for the lowest actions.
+        ``hidden`` [...,W] are hidden states.  Bin ``i`` is token ``words - 1 - i``: the last one is the lowest action.
         """
         weight = self.language_model.lm_head.weight[self.words - self.shape.bins : self.words]
-        return nn.functional.linear(hidden, weight).float().flip(-1)
+        logits = nn.functional.linear(hidden, weight).flip(-1)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def bin_tokens(self, index: Tensor) -> Tensor:
         """The token ids of bins."""
@@ -135,8 +158,8 @@ class OpenVLANetwork(nn.Module):
         return transformers().DynamicCache(config=self.language_model.config)
 
     def expert_parameters(self) -> dict[str, nn.Parameter]:
-        """What makes the actions: the language model.  Vision and projector are what is frozen."""
-        return {name: item for name, item in self.named_parameters() if name.startswith("language_model.")}
+        """What makes the actions: the language model, and OFT's reading of the state.  Vision is what is frozen."""
+        return {name: item for name, item in self.named_parameters() if not name.startswith(VISION)}
 
 
 class _ProprioProjector(nn.Module):
@@ -148,7 +171,7 @@ class _ProprioProjector(nn.Module):
         self.fc2 = nn.Linear(width, width)
 
     def forward(self, state: Tensor) -> Tensor:
-        found: Tensor = self.fc2(nn.functional.gelu(self.fc1(state)))
+        found: Tensor = self.fc2(nn.functional.gelu(self.fc1(state.to(self.fc1.weight.dtype))))
         return found
 
 

@@ -26,6 +26,7 @@ from vla_rl.policies.vla.features import PICTURE, KeepPictures, Views, choose
 from vla_rl.policies.vla.network import FlowNetwork
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts
+from vla_rl.policies.vla.trainable import cast_frozen
 from vla_rl.pretrained import load_module, load_weights, save_folder
 
 _PICTURES = KeepPictures()
@@ -250,13 +251,6 @@ class FlowVLA(nn.Module):
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.as_tensor(array, device=self.action_low.device)
-
-
-def cast_frozen(network: FlowNetwork, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
-    """Store what is not trained in ``dtype``: half of its memory in bfloat16, where a step of an optimizer is lost."""
-    for name, parameter in network.named_parameters():
-        if name not in trained:
-            parameter.data = parameter.data.to(dtype)
 
 
 def _repeat_each(condition: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from vla_rl.policies.vla.network import VisionLanguage
@@ -49,3 +51,10 @@ def freeze_others(network: VisionLanguage, chosen: dict[str, nn.Parameter]) -> N
     """Let only ``chosen`` require gradients."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in chosen)
+
+
+def cast_frozen(network: VisionLanguage, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
+    """Store what is not trained in ``dtype``: half of its memory in bfloat16, where a step of an optimizer is lost."""
+    for name, parameter in network.named_parameters():
+        if name not in trained:
+            parameter.data = parameter.data.to(dtype)

@@ -1,0 +1,338 @@
+"""OpenVLA as a policy: exact densities of its tokens, what it keeps, what it executes, what it learns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical, kl_divergence
+
+from tests.algorithms.ppo_learners import CONFIG
+from tests.policies.openvla_tiny import SPEC, observed, tiny, tiny_policy
+from tests.toys import rollout
+from vla_rl.algorithms.group_relative import Standardised
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.ppo import PPO
+from vla_rl.contract.batch import OneProcess
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.policies.critics import ValueCritic
+from vla_rl.policies.openvla import OpenVLA, OpenVLAOptions
+from vla_rl.policies.openvla_decoding import Autoregressive, Parallel
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.vla.trainable import TrainAll, TrainExpert
+
+ROWS, D = 6, tiny.ENTRIES
+IN_TURN, AT_ONCE = OpenVLAOptions(decoding=Autoregressive(2)), OpenVLAOptions(decoding=Parallel(3), horizon=2)
+BOTH = pytest.mark.parametrize("options", [IN_TURN, AT_ONCE], ids=["autoregressive", "parallel"])
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def rows(features, index):
+    return {name: item[index] for name, item in features.items()}
+
+
+def wide(features):
+    return {name: item.double() if item.is_floating_point() else item for name, item in features.items()}
+
+
+# -- densities --------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("kept", ["prefix", "pictures"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5 * math.sqrt(2 * D)), (torch.float64, 1e-9)])
+def test_learning_sees_the_density_of_acting(options, kept, dtype, bound):
+    policy = tiny_policy(replace(options, kept=kept, temperature=1.6)).to(dtype)
+    features = wide(policy.encode(observed())) if dtype is torch.float64 else policy.encode(observed())
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    assert out.sample.shape == (ROWS, 2, D) and out.sample.dtype == torch.int64 and out.logprob.dtype == torch.float64
+    for size in (1, 4, ROWS):
+        parts = torch.arange(ROWS).split(size)
+        again = [policy.log_prob(rows(features, index), out.sample[index], {}).logprob for index in parts]
+        assert (torch.cat(again) - out.logprob).abs().max() <= bound
+
+
+@BOTH
+def test_in_bfloat16_the_first_ratios_stay_within_the_stated_bound(options):
+    """A language model in bfloat16: the log-prob of a chunk of 6 tokens is off by less than .05 a token."""
+    policy = tiny_policy(options).to(torch.bfloat16)
+    features = policy.encode(observed())
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    gap = (policy.log_prob(features, out.sample, {}).logprob - out.logprob).abs().max()
+    assert gap <= 0.05 * 2 * D
+
+
+@BOTH
+def test_density_entropy_and_kl_are_those_of_torch(options):
+    one, two = (tiny_policy(replace(options, temperature=1.3)).double() for _ in range(2))
+    with torch.no_grad():
+        two.network.language_model.lm_head.weight.mul_(1.2)
+    features = wide(one.encode(observed()))
+    out, _ = one.act(features, {}, "sample", seeded(1))
+    bins = out.sample.flatten(1)
+    raw = [p.config.decoding.logits(p.network, p._prefix(features), bins, D) for p in (one, two)]
+    laws = [Categorical(logits=item / 1.3) for item in raw]
+    found = [policy.log_prob(features, out.sample, {}) for policy in (one, two)]
+    for law, likelihood in zip(laws, found, strict=True):
+        torch.testing.assert_close(likelihood.logprob, law.log_prob(bins).sum(1))
+        torch.testing.assert_close(likelihood.entropy, law.entropy().sum(1))
+    torch.testing.assert_close(one.kl(found[0].params, found[1].params), kl_divergence(*laws).sum(1))
+    assert one.kl(found[0].params, found[0].params).abs().max() == 0
+
+
+@BOTH
+def test_parts_of_the_likelihood_sum_to_the_chunk(options):
+    whole, parts = (
+        tiny_policy(options),
+        {per: tiny_policy(replace(options, logprob_per=per)) for per in ("action", "token")},
+    )
+    features = whole.encode(observed())
+    out, _ = whole.act(features, {}, "sample", seeded(1))
+    for per, size in (("action", 2), ("token", 2 * D)):
+        acted, _ = parts[per].act(features, {}, "sample", seeded(1))
+        learnt = parts[per].log_prob(features, out.sample, {}).logprob
+        assert acted.logprob.shape == learnt.shape == (ROWS, size) and torch.equal(acted.sample, out.sample)
+        torch.testing.assert_close(learnt, acted.logprob, rtol=0, atol=1e-5)
+        torch.testing.assert_close(learnt.sum(1), out.logprob, rtol=0, atol=1e-5)
+
+
+def few_bins(options: OpenVLAOptions) -> OpenVLA:
+    """A policy with two entries of three bins: nine chunks in all, of one action."""
+    policy = tiny_policy(replace(options, horizon=1))
+    policy.network.shape = replace(policy.network.shape, bins=3)
+    policy.spec = replace(SPEC, action=replace(SPEC.action, shape=(2,), low=-1, high=1))
+    policy.action_scale = type(policy.action_scale)((0.0, 0.0), (1.0, 1.0))
+    policy.action_low, policy.action_high = -torch.ones(2), torch.ones(2)
+    return policy.double()
+
+
+CHUNKS = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+
+
+def by_hand(policy: OpenVLA, features, row: int) -> torch.Tensor:
+    """The probability of each of the nine chunks for one observation, by the whole language model without any cache."""
+    prefix, model = policy._prefix(rows(features, [row])), policy.network.language_model
+    words, found = prefix.embeddings[0][prefix.mask[0]], []
+    last = policy.network.words - 1
+    for first, second in CHUNKS.tolist():
+        if isinstance(policy.config.decoding, Autoregressive):
+            logits = model(
+                inputs_embeds=torch.cat([words, policy.network.embed(torch.tensor([last - first]))])[None]
+            ).logits
+            pair = logits[0, -2:]
+        else:
+            count = policy.config.decoding.actions * 2
+            ends = torch.cat([words, torch.zeros(count, 32), policy.network.embed(torch.tensor([2]))])[None]
+            everything = torch.zeros(1, 1, ends.shape[1], ends.shape[1], dtype=ends.dtype)
+            pair = model(inputs_embeds=ends, attention_mask=everything).logits[0, len(words) - 1 : len(words) + 1]
+        law = (pair[:, [last, last - 1, last - 2]] / policy.config.temperature).softmax(-1)
+        found.append(law[0, first] * law[1, second])
+    return torch.stack(found)
+
+
+@BOTH
+def test_probabilities_of_all_chunks_and_the_score_gradient_are_those_by_enumeration(options):
+    policy = few_bins(replace(options, temperature=0.7))
+    features, reward = wide(policy.encode(observed(2))), torch.linspace(-1, 2, 9).double() ** 2
+    weights = [
+        policy.network.language_model.lm_head.weight,
+        policy.network.language_model.model.layers[0].mlp.up_proj.weight,
+    ]
+    for row in range(2):
+        each = rows(features, [row] * 9)
+        logprob = policy.log_prob(each, CHUNKS[:, None], {}).logprob
+        expected = by_hand(policy, features, row)
+        torch.testing.assert_close(expected.sum(), torch.ones((), dtype=torch.float64))
+        torch.testing.assert_close(logprob.exp(), expected)
+        score = torch.autograd.grad((expected.detach() * reward * logprob).sum(), weights)
+        true = torch.autograd.grad((expected * reward).sum(), weights)
+        for one, other in zip(score, true, strict=True):
+            assert other.norm() > 1e-4
+            assert torch.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.999
+            assert one.norm() / other.norm() == pytest.approx(1, abs=0.02)
+
+
+@BOTH
+def test_chunks_are_drawn_as_often_as_their_density_says(options):
+    policy, count = few_bins(options), 3000
+    features = wide(policy.encode(observed(1)))
+    out, _ = policy.act(rows(features, [0] * count), {}, "sample", seeded(3))
+    shares = torch.bincount(out.sample.flatten(1) @ torch.tensor([3, 1]), minlength=9) / count
+    expected = by_hand(policy, features, 0).detach().float()
+    assert ((shares - expected).abs() <= 4 * (expected * (1 - expected) / count).sqrt() + 1e-6).all()
+
+
+# -- decisions --------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_rows_are_independent(options):
+    policy = tiny_policy(options)
+    features, generators = policy.encode(observed()), [seeded(k) for k in range(ROWS)]
+    out, _ = policy.act(features, {}, "sample", generators)
+    for index in ([4], [3, 0]):
+        some, _ = policy.act(rows(features, index), {}, "sample", [seeded(k) for k in index])
+        assert torch.equal(some.sample, out.sample[index])
+        torch.testing.assert_close(some.logprob, out.logprob[index], rtol=0, atol=1e-5)
+
+
+@BOTH
+def test_what_is_deployed_is_greedy_token_by_token(options):
+    policy = tiny_policy(options)
+    features = policy.encode(observed())
+    out, _ = policy.act(features, {}, "eval", None)
+    params = policy.log_prob(features, out.sample, {}).params
+    assert torch.equal(params["log_probs"].argmax(-1), out.sample.flatten(1)) and not out.logprob.any()
+
+
+def test_bins_are_openvlas():
+    """256 edges, 255 middles: bin i is [edge_i, edge_i+1), and the highest action is the highest bin, 255."""
+    policy, edges = tiny_policy(IN_TURN), np.linspace(-1, 1, 256)
+    values = torch.tensor([-1.5, -1.0, -0.9999, 0.0, 0.3, 0.9999, 1.0, 2.0])
+    expected = np.digitize(np.clip(values.numpy(), -1, 1), edges) - 1
+    assert policy.bins(values).tolist() == expected.tolist() and expected[-1] == 255
+    index = torch.tensor([0, 1, 127, 254, 255]).repeat(tiny.ENTRIES, 1).T
+    middles = (edges[:-1] + edges[1:]) / 2
+    normalized = torch.tensor(middles[[0, 1, 127, 254, 254]], dtype=torch.float32)
+    unbounded = replace(SPEC, action=replace(SPEC.action, low=-100, high=100))
+    wide_open = tiny_policy(IN_TURN, action=unbounded.action)
+    physical = normalized[:, None] * torch.tensor([0.5, 1.0, 3.0]) + torch.tensor([0.1, 2.0, 0.0])
+    torch.testing.assert_close(wide_open.actions(index), physical)
+    assert policy.actions(index)[0].tolist() == [pytest.approx(-0.398, abs=1e-3), pytest.approx(1.004, abs=1e-3), -2.0]
+
+
+def test_it_keeps_patches_or_pictures_whichever_is_smaller_and_right():
+    patches, pictures = tiny_policy(IN_TURN), tiny_policy(replace(IN_TURN, kept="pictures"))
+    a, b = patches.encode(observed()), pictures.encode(observed())
+    assert a.keys() == {"prefix/patches", "pooled", "task", "state", "time"}
+    assert b.keys() == {"picture/front", "pooled", "task", "state", "time"}
+    assert a["pooled"].shape == (ROWS, patches.feature_sizes["pooled"]) and torch.equal(a["pooled"], b["pooled"])
+    torch.testing.assert_close(*(p.act(f, {}, "eval", None)[0].action for p, f in ((patches, a), (pictures, b))))
+    assert patches.network.prefix_bytes(1, 7) == 4 * 32 * 4 < tiny.SIDE**2 * 3
+    small = {"front": replace(SPEC.images["front"], shape=(8, 8, 3))}  # 192 bytes
+    assert "KeepPictures" in repr(tiny_policy(IN_TURN, images=small).kept)
+    assert "KeepPictures" in repr(tiny_policy(replace(IN_TURN, trains=TrainAll())).kept)
+    with pytest.raises(UserError, match="TrainAll changes the vision model, so kept patches"):
+        tiny_policy(replace(IN_TURN, trains=TrainAll(), kept="prefix"))
+
+
+@BOTH
+def test_gradients_reach_what_is_trained(options):
+    for trains, everything in ((TrainExpert(), False), (TrainAll(), True)):
+        policy = tiny_policy(replace(options, trains=trains))
+        features = policy.encode(observed())
+        out, _ = policy.act(features, {}, "sample", seeded(1))
+        policy.log_prob(features, out.sample, {}).logprob.sum().backward()
+        reached = {name for name, item in policy.named_parameters() if item.grad is not None and item.grad.any()}
+        assert reached <= policy.trainable().keys()
+        assert any(name.startswith("network.language_model.model.layers.0.") for name in reached)
+        assert any(name.startswith("network.vision_backbone.featurizer.blocks.0.") for name in reached) == everything
+
+
+def test_every_task_has_its_own_prompt_and_every_camera_is_seen():
+    policy, obs = tiny_policy(AT_ONCE, ("front", "wrist")), observed()
+    first, _ = policy.act(policy.encode(obs), {}, "eval", None)
+    other, _ = policy.act(policy.encode(replace(obs, task=(obs.task + 1) % 3)), {}, "eval", None)
+    dark = replace(obs, images={**obs.images, "wrist": 0 * obs.images["wrist"]})
+    blind, _ = policy.act(policy.encode(dark), {}, "eval", None)
+    for changed in (other, blind):
+        assert (changed.sample != first.sample).any()
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_imitation_is_the_cross_entropy_of_the_bins_and_is_learnt(options):
+    policy = tiny_policy(replace(options, temperature=2.0))
+    features = policy.imitation_features(observed())
+    chunks = torch.rand(ROWS, policy.chunk_length, D, generator=seeded(1)) * 2 - 1
+    bins = policy.bins(chunks).flatten(1)
+    logits = policy.config.decoding.logits(policy.network, policy._prefix(features), bins, D)
+    loss = policy.imitation_loss(features, chunks, 2, seeded())
+    torch.testing.assert_close(loss, -Categorical(logits=logits).log_prob(bins).mean())
+    optimizer = torch.optim.Adam(policy.trainable().values(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        policy.imitation_loss(features, chunks, 1, seeded()).backward()
+        optimizer.step()
+    out, _ = policy.act(policy.encode(observed()), {}, "eval", None)
+    target = policy.bins(chunks)[:, : policy.horizon]
+    assert ((out.sample - target).abs() <= 1).float().mean() > 0.9
+
+
+def preferred(bins: torch.Tensor) -> torch.Tensor:
+    """The reward: how low the chunk's bins are."""
+    return 1.0 - bins.flatten(1).float().mean(1) / 255
+
+
+@BOTH
+@pytest.mark.parametrize("per", ["chunk", "action", "token"])
+def test_an_iteration_of_ppo_and_of_grpo_goes_towards_reward(options, per):
+    for grouped in (False, True):
+        policy = tiny_policy(replace(options, logprob_per=per))
+        features = policy.encode(observed(32))
+        out, _ = policy.act(features, {}, "sample", seeded(1))
+        reward = preferred(out.sample)
+        both = {name: torch.stack([item, item]) for name, item in features.items()}
+        settings = {"epochs": 2, "minibatch": 16, "lr": 3e-3, "lr_bounds": (1e-5, 1e-2), "target_kl": 1.0}
+        if grouped:
+            seeds = (torch.arange(32) // 8)[None]
+            batch = rollout(both, out, reward[None, :, None], seeds=seeds, version=torch.zeros_like(seeds))
+            config = replace(GRPOConfig(), baseline=Standardised(), **settings)
+            learner = config.build(policy, policy.trainable(), torch.nn.Identity(), seeded(), OneProcess())
+        else:
+            batch = rollout(both, out, reward[None, :, None])
+            critic = ValueCritic(policy.feature_sizes, width=16)
+            learner = PPO(policy, policy.trainable(), critic, replace(CONFIG, **settings), seeded())
+        metrics = learner.update(batch)
+        assert metrics["policy/logprob_gap"] <= 1e-5 * math.sqrt(2 * D)
+        again, _ = policy.act(features, {}, "sample", seeded(1))
+        assert preferred(again.sample).mean() > reward.mean() + 0.01
+
+
+# -- checkpoints and errors -------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_restores_the_same_policy(tmp_path):
+    policy = tiny_policy(replace(AT_ONCE, temperature=1.6, logprob_per="token"), ("front", "wrist"))
+    assert isinstance(policy, LikelihoodPolicy)
+    policy.save_pretrained(tmp_path / "saved")
+    loaded = load_policy(tmp_path / "saved", SPEC)
+    assert loaded.config == policy.config and loaded.cameras == policy.cameras
+    pair = [p.act(p.encode(observed()), {}, "sample", seeded())[0] for p in (policy, loaded)]
+    assert torch.equal(pair[0].sample, pair[1].sample) and torch.equal(pair[0].logprob, pair[1].logprob)
+
+
+def test_the_state_is_read_where_the_network_has_a_projector_for_it():
+    network = tiny_policy(AT_ONCE).network
+    assert not hasattr(network, "proprio_projector")
+    reading = type(network)(replace(network.shape, state=2)).eval()
+    assert {name for name in reading.state_dict() if "proprio" in name} == {
+        f"proprio_projector.{layer}.{kind}" for layer in ("fc1", "fc2") for kind in ("weight", "bias")
+    }
+    tokens, mask = torch.tensor([[1, 5]]), torch.ones(1, 2, dtype=torch.bool)
+    patches, state = torch.zeros(1, 4, 32), torch.ones(1, 2)
+    prefix = reading.prefix(patches, tokens, mask, state)
+    layers = reading.proprio_projector
+    expected = layers.fc2(torch.nn.functional.gelu(layers.fc1(state)))
+    torch.testing.assert_close(prefix.embeddings[:, 5], expected)
+    with pytest.raises(ContractError, match="reads the state, which is missing"):
+        reading.prefix(patches, tokens, mask)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ContractError, match="states of 4 and actions of 3 numbers but the checkpoint's"):
+        tiny_policy(IN_TURN, state=replace(SPEC.state, shape=(4,)))
+    with pytest.raises(ContractError, match=r"makes 2 actions and 'tiny' takes at most 8.*from 1 to 2"):
+        tiny_policy(replace(IN_TURN, horizon=3))
+    with pytest.raises(UserError, match="temperature is 0"):
+        OpenVLAOptions(temperature=0)
+    assert tiny_policy(replace(AT_ONCE, horizon=0)).horizon == 3

@@ -1,0 +1,285 @@
+"""OpenVLA and OpenVLA-OFT as policies over action tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.limits import check_positive
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per, sum_per
+from vla_rl.policies.noise import Generators, uniform
+from vla_rl.policies.normalization import Affine, action_limits, check_same_env
+from vla_rl.policies.openvla_decoding import Autoregressive, Decoding
+from vla_rl.policies.openvla_network import VISION, OpenVLANetwork, Prefix
+from vla_rl.policies.pretrained import read_config
+from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Kept, Views, picture_bytes
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.prompts import Prompts
+from vla_rl.policies.vla.trainable import cast_frozen
+from vla_rl.pretrained import load_module, load_weights, save_folder
+
+_PICTURES = KeepPictures()
+
+
+@dataclass(frozen=True)
+class OpenVLAOptions(VLAOptions):
+    """Choices that an OpenVLA checkpoint leaves to whoever opens it; ``sampler`` is not read.
+
+    Raises UserError for a choice that does not exist.
+    """
+
+    decoding: Decoding = Autoregressive()  # or Parallel(): OpenVLA-OFT
+    temperature: float = 1.0  # of exploration and of its likelihood alike; SimpleVLA-RL: 1.6
+    logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
+    crop: float = 1.0  # the share of a picture's area that is seen; .9 for checkpoints fine-tuned with random crops
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "temperature", "crop")
+        check_logprob_per(self)
+
+
+class OpenVLA(nn.Module):
+    """A categorical distribution over 256 bins for every entry of a chunk, made by a language model.
+
+    ``log pi(a|o) = sum_i log softmax(logits_i / T)[bin_i]``, exact for what is executed: under ``Autoregressive`` given
+    the tokens before, under ``Parallel`` independent.  The softmax is over the 256 action tokens alone, in acting and
+    in the likelihood, as in SimpleVLA-RL (arXiv 2509.09674) and RLinf-VLA; OpenVLA itself takes the best of the whole
+    vocabulary.  ``sample`` holds the bins, int64 [E,H,D]; the highest two stand for one action, as there are 255
+    intervals between OpenVLA's 256 edges.  Mode "eval" is greedy.  It implements ``LikelihoodPolicy``.
+    OpenVLA-OFT's continuous heads (L1 regression, diffusion) and its FiLM layers are not there.
+    """
+
+    action_low: Tensor
+    action_high: Tensor
+    tokens: Tensor
+    token_mask: Tensor
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: OpenVLANetwork,
+        prompts: Prompts,
+        state_scale: Affine,
+        action_scale: Affine,
+        cameras: Sequence[str],
+        options: OpenVLAOptions,
+    ) -> None:
+        """``cameras``: the environment's, in the order of the model's; ``options.horizon`` 0 executes the whole chunk.
+
+        Raises ContractError when ``spec`` has other sizes than the statistics, or more actions are to be executed than
+        the model makes.
+        """
+        super().__init__()
+        self.spec, self.prompts, self.cameras, self.config = spec, prompts, tuple(cameras), options
+        self.horizon = options.horizon or min(options.decoding.actions, spec.max_chunk)
+        self.state_scale, self.action_scale, self.network, self.version = state_scale, action_scale, network, 0
+        _check_sizes(self)
+        self.network_trained = options.trains.prepare(network)
+        cast_frozen(network, self.network_trained, options.torch_dtype)
+        low, high = action_limits(spec)
+        tokens, mask = prompts.encode(spec.tasks)
+        for name, item in {"action_low": low, "action_high": high, "tokens": tokens, "token_mask": mask}.items():
+            self.register_buffer(name, item, persistent=False)
+        self.kept = _choose_kept(self)
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """Sizes of the features that critics and heads read, by name."""
+        return {"pooled": self.network.pooled_size, "state": self.spec.state.shape[0]}
+
+    @property
+    def chunk_length(self) -> int:
+        """``C``: actions of a chunk that imitation learns."""
+        return self.config.decoding.actions
+
+    # -- the part no gradient reaches ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, obs: Observation) -> Features:
+        """``pooled``, normalised ``state`` [E,S], ``time`` [E,1] (for critics only), ``task``, and what is kept."""
+        seen = {name: item.to(self.action_low.device) for name, item in self.imitation_features(obs).items()}
+        state = seen.pop("state")
+        time = torch.as_tensor(obs.time, device=state.device)[:, None].to(state) / self.spec.time_limit
+        return {
+            **self.kept.features(self.network, self._views(), seen),
+            "task": seen["task"],
+            "state": state,
+            "time": time,
+        }
+
+    def imitation_features(self, obs: Observation) -> Features:
+        """What :meth:`imitation_loss` reads, where the observation is: pictures, task and normalised state."""
+        pictures = {PICTURE + name: torch.as_tensor(obs.images[name]) for name in self.cameras}
+        state = self.state_scale.normalize(torch.as_tensor(obs.state).float())
+        return {**pictures, "task": torch.as_tensor(obs.task).long(), "state": state}
+
+    def _views(self) -> Views:
+        return Views(self.cameras, self.tokens, self.token_mask)
+
+    def _prefix(self, features: Features) -> Prefix:
+        """What the language model reads; features without ``pooled`` are those of :meth:`imitation_features`."""
+        kept = self.kept if "pooled" in features else _PICTURES
+        patches = kept.prefix(self.network, self._views(), features)["patches"]
+        task = features["task"]
+        return self.network.prefix(patches, self.tokens[task], self.token_mask[task], features["state"])
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> State:
+        return {}
+
+    def reset_state(self, state: State, env_ids: Array) -> State:
+        return state
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        """Mode "eval" draws nothing, so it needs no generator."""
+        prefix, sizes = self._prefix(features), (self.horizon * self.spec.action_dim, self.spec.action_dim)
+        shape = (len(features["state"]), sizes[0], self.network.shape.bins)
+        # The largest of log-probabilities plus Gumbel noise is a sample of the distribution.
+        noise = torch.zeros(()).expand(shape).to(self.action_low)
+        if mode == "sample":
+            noise = -(-uniform(shape, generator, like=self.action_low).clamp_min(1e-20).log()).log()
+        bins, logits = self.config.decoding.decode(
+            self.network,
+            prefix,
+            sizes,
+            lambda some, first: (self._log_probs(some) + noise[:, first : first + some.shape[1]]).argmax(-1),
+        )
+        terms = _density(self._log_probs(logits), bins) if mode == "sample" else torch.zeros_like(logits[..., 0])
+        sample = bins.unflatten(-1, (self.horizon, self.spec.action_dim))
+        return ActionOut(self.actions(sample), sample, self._logprob(terms), {}, self.version), state
+
+    def actions(self, bins: Tensor) -> Tensor:
+        """Physical actions [...,D]: the middle of each of the ``K - 1`` equal intervals of [-1, 1], un-normalised."""
+        intervals = self.network.shape.bins - 1
+        middle = (bins.clamp_max(intervals - 1).to(self.action_low) + 0.5) * 2.0 / intervals - 1.0
+        return self.action_scale.unnormalize(middle).clamp(self.action_low, self.action_high)
+
+    def bins(self, chunks: Tensor) -> Tensor:
+        """The bins int64 of normalised actions: the intervals that they lie in, the last edge alone in a bin."""
+        intervals = self.network.shape.bins - 1
+        return ((chunks.clamp(-1.0, 1.0) + 1.0) / 2.0 * intervals).floor().long()
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
+        """Log-probability of recorded bins; the entropy is the sum of the tokens' (under ``Autoregressive`` those of
+        the conditionals along the recorded bins, an unbiased estimate of the chunk's).
+        """
+        bins = sample.flatten(1)
+        logits = self.config.decoding.logits(self.network, self._prefix(features), bins, self.spec.action_dim)
+        log_probs = self._log_probs(logits)
+        entropy = -(log_probs.exp() * log_probs).sum((1, 2), dtype=torch.float64)
+        return Likelihood(self._logprob(_density(log_probs, bins)), entropy, {"log_probs": log_probs})
+
+    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
+        """KL(old || new) [B] of the tokens, summed: exact under ``Parallel``, and under ``Autoregressive`` that of the
+        conditionals along the recorded bins, whose mean over decisions of the old policy is the chunks' exact KL.
+        """
+        one, other = old["log_probs"], new["log_probs"]
+        return (one.exp() * (one - other)).sum((1, 2))
+
+    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """Mean cross-entropy of the bins of normalised ``chunks`` [B,C,D] among the action tokens, at temperature 1.
+
+        It draws nothing.  Deviation: OpenVLA's is among the whole vocabulary and includes the stop token.
+        """
+        bins = self.bins(chunks).flatten(1)
+        logits = self.config.decoding.logits(self.network, self._prefix(features), bins, self.spec.action_dim)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), bins.flatten())
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The weights that imitation and RL train."""
+        return {f"network.{name}": item for name, item in self.network_trained.items()}
+
+    def _log_probs(self, logits: Tensor) -> Tensor:
+        return (logits / self.config.temperature).log_softmax(-1)
+
+    def _logprob(self, terms: Tensor) -> Tensor:
+        return sum_per(terms, self.horizon, self.config.logprob_per)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json``, ``model.safetensors`` and the tokenizer in ``prompts``."""
+        config = {
+            "policy": f"{type(self).__module__}:{type(self).__qualname__}",
+            "config": to_json(self.config),
+            "shape": to_json(self.network.shape),
+            "spec": self.spec.to_json(),
+            "cameras": list(self.cameras),
+            "state_scale": to_json(self.state_scale),
+            "action_scale": to_json(self.action_scale),
+        }
+        save_folder(Path(folder), config, self.state_dict(), {"prompts": self.prompts})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> Self:
+        """Load a checkpoint of ours; with ``spec``, first check that it was trained for such an environment."""
+        saved: dict[str, Any] = read_config(Path(folder))
+        trained = EnvSpec.from_json(saved["spec"])
+        if spec is not None:
+            check_same_env(trained, spec)
+        policy = cls(
+            spec or trained,
+            from_json(saved["shape"]).build(),
+            load_module(Path(folder) / "prompts", "prompts"),
+            from_json(saved["state_scale"]),
+            from_json(saved["action_scale"]),
+            saved["cameras"],
+            from_json(saved["config"]),
+        )
+        load_weights(policy, Path(folder))
+        return policy.eval()
+
+
+def _density(log_probs: Tensor, bins: Tensor) -> Tensor:
+    """The log-probability of the chosen ``bins``, both [B,n]."""
+    return log_probs.gather(-1, bins[..., None]).squeeze(-1)
+
+
+def _choose_kept(policy: OpenVLA) -> Kept:
+    """What ``options.kept`` says; "auto" keeps the patches where they are smaller than the pictures and do not change.
+
+    Raises UserError for patches that are to be kept although training changes them.
+    """
+    changed = any(name.startswith(VISION) for name in policy.network_trained)
+    if policy.config.kept == "prefix" and changed:
+        raise UserError(
+            f"{type(policy.config.trains).__name__} changes the vision model, so kept patches would be out of date; "
+            'set kept to "pictures".'
+        )
+    size = policy.network.prefix_bytes(len(policy.cameras), policy.tokens.shape[1])
+    smaller = size < picture_bytes(policy.spec, policy.cameras)
+    patches = policy.config.kept == "prefix" or (policy.config.kept == "auto" and smaller and not changed)
+    return KeepPrefix() if patches else KeepPictures()
+
+
+def _check_sizes(policy: OpenVLA) -> None:
+    spec, known = policy.spec, (len(policy.state_scale.offset), len(policy.action_scale.offset))
+    sizes = (spec.state.shape[0], spec.action_dim)
+    if sizes != known or policy.network.shape.state not in (0, sizes[0]):
+        raise ContractError(
+            f"environment {spec.name!r} has states of {sizes[0]} and actions of {sizes[1]} numbers but the "
+            f"checkpoint's statistics are of {known[0]} and {known[1]}, so they would be misread; use the environment "
+            "that it was trained for, or imitate a dataset of this one first."
+        )
+    made = policy.config.decoding.actions
+    longest = min(made, spec.max_chunk)
+    if not 0 < policy.horizon <= longest:
+        raise ContractError(
+            f"horizon is {policy.horizon}, but the model makes {made} actions and {spec.name!r} takes at most "
+            f"{spec.max_chunk} at once, so it cannot be executed; set horizon from 1 to {longest}."
+        )
