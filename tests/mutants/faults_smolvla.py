@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _NETWORK, _LAYERS = "vla_rl/policies/smolvla_network.py", "vla_rl/policies/smolvla_layers.py"
+_POLICY, _ON_POLICY = "vla_rl/policies/smolvla.py", "tests/policies/test_smolvla.py::"
 _SHAPE, _PICTURES = "vla_rl/policies/smolvla_shape.py", "vla_rl/policies/vla/pictures.py"
 _PARITY = "tests/policies/test_smolvla_parity.py::test_velocity_sample_and_loss_are_those_of_lerobot"
 _NAMES = "tests/policies/test_smolvla_parity.py::test_every_tensor_has_lerobots_name_and_shape"
@@ -167,4 +168,60 @@ FAULTS = (
         (_PARITY, f"{_ON}test_pictures_are_fitted_with_black_on_the_left_and_on_top"),
     ),
     Fault("pictures lie in [0, 1]", _PICTURES, "return pictures * 2.0 - 1.0", "return pictures", (_PARITY,)),
+    Fault(
+        "statistics among the weights are taken for tensors of the model",
+        _POLICY,
+        "return None if name in UNUSED or name.startswith(_STATISTICS) else name",
+        "return None if name in UNUSED else name",
+        (f"{_ON_POLICY}test_a_lerobot_folder_acts_as_lerobots_policy",),
+    ),
+    Fault(
+        "the next-token head has a place in the model",
+        _POLICY,
+        "return None if name in UNUSED or name.startswith(_STATISTICS) else name",
+        "return None if name.startswith(_STATISTICS) else name",
+        (f"{_ON_POLICY}test_a_lerobot_folder_acts_as_lerobots_policy",),
+    ),
+    Fault(
+        "tensors of a compiled policy are not known",
+        _POLICY,
+        'name.replace(_COMPILED, "model.", 1) if',
+        "name if",
+        (f"{_ON_POLICY}test_a_lerobot_folder_acts_as_lerobots_policy",),
+    ),
+    Fault(
+        "an Aloha's joints are taken as they are",
+        _POLICY,
+        "if config.get(name, False):",
+        "if config.get(name, False) is None:",
+        (f"{_ON_POLICY}test_what_does_not_fit_is_one_sentence",),
+    ),
+    Fault(
+        "the vision-language model beside the folder's config is not looked at",
+        _POLICY,
+        'path = folder / "vlm" / "config.json"',
+        'path = folder / "config" / "vlm.json"',
+        (f"{_ON_POLICY}test_a_lerobot_folder_acts_as_lerobots_policy",),
+    ),
+    Fault(
+        "statistics that are named are not read",
+        _POLICY,
+        "Path(chosen.statistics or place)",
+        "Path(place)",
+        (f"{_ON_POLICY}test_statistics_of_another_dataset_are_used",),
+    ),
+    Fault(
+        "more actions are executed than the environment takes",
+        _POLICY,
+        "horizon = chosen.horizon or min(checkpoint.executed, spec.max_chunk)",
+        "horizon = chosen.horizon or checkpoint.executed",
+        (f"{_ON_POLICY}test_a_lerobot_folder_acts_as_lerobots_policy",),
+    ),
+    Fault(
+        "the last word of the tasks has no embedding",
+        _POLICY,
+        "vocabulary=len(vocabulary.words) + 1",
+        "vocabulary=len(vocabulary.words)",
+        (f"{_ON_POLICY}test_it_is_a_likelihood_policy_and_small",),
+    ),
 )

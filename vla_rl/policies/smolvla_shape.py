@@ -105,17 +105,17 @@ class SmolVLAShape:
         return SmolVLANetwork(self)
 
     @classmethod
-    def small(cls, vocabulary: int, chunk: int = 10, picture: int = 64) -> SmolVLAShape:
-        """About three million parameters, to be trained from nothing on a CPU."""
+    def small(cls, state: int, action: int, chunk: int = 10, picture: int = 64) -> SmolVLAShape:
+        """About two million parameters for states and actions of these sizes, to be trained from nothing on a CPU."""
         return cls(
             vision=VisionShape(width=96, layers=3, heads=3, mlp=384, image=picture, patch=8),
-            text=TextShape(vocabulary, width=192, layers=4, heads=6, key_value_heads=2, head_size=32, mlp=512),
-            pixel_shuffle=2,
-            expert_width=144,
+            text=TextShape(1, width=144, layers=4, heads=6, key_value_heads=2, head_size=24, mlp=384),
+            pixel_shuffle=1,
+            expert_width=108,
             expert_layers=4,
             chunk=chunk,
-            action_size=8,
-            state_size=16,
+            action_size=action,
+            state_size=state,
             picture=(picture, picture),
         )
 

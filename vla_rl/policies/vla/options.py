@@ -25,6 +25,8 @@ class VLAOptions:
 
     cameras: Mapping[str, str] = field(default_factory=dict)  # checkpoint's camera: environment's; {}: equal names
     horizon: int = 0  # H, actions executed of a chunk; 0: the checkpoint's, at most the environment's longest chunk
+    statistics: str = ""  # a folder or file with the statistics of state and action; "": the checkpoint's own
+    statistics_key: str = ""  # the dataset or robot among several in there
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=10)  # K as in LeRobot and openpi
     trains: Trains = TrainExpert()
     kept: str = "auto"  # of an observation, for learning: "prefix", "pictures", or the one that features.py says

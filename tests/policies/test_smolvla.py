@@ -1,0 +1,229 @@
+"""SmolVLA as a policy: a LeRobot folder is opened as it is, and one from nothing keeps every promise of a policy."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from tests.golden.vla.smolvla.cases import CAMERAS, CASES, VLM, inputs
+from tests.golden.vla.weights import generator, weight
+from tests.policies.test_smolvla_parity import EXPECTED
+from tests.policies.test_tiny import SPEC, observations, seeded
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
+from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.smolvla import SmolVLA
+from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.imitation import ImitationConfig, imitate
+
+CASE = "padded prompts and a missing camera"
+MEAN, STD = np.linspace(-0.5, 0.5, 5), np.linspace(0.5, 2.0, 5)  # of the state
+A_MEAN, A_STD = np.linspace(0.1, 0.4, 4), np.linspace(0.3, 0.6, 4)  # of the action
+TASKS = ("lift the cube", "open it")
+
+
+def spec_of(**changes: Any) -> EnvSpec:
+    sizes = {name.rpartition(".")[2]: size for name, size in CAMERAS.items()}
+    images = {name: ArraySpec((*size, 3), "uint8", 0, 255) for name, size in sizes.items()}
+    given: dict[str, Any] = {
+        "images": images,
+        "state": ArraySpec((5,), "float32", -9.0, 9.0),
+        "action": ArraySpec((4,), "float32", -9.0, 9.0),
+        "tasks": TASKS,
+        "max_chunk": 4,
+    }
+    return EnvSpec(name="a robot", control_dt=0.1, time_limit=20, **{**given, **changes})
+
+
+def write_folder(folder: Path, compiled: bool = False, **changes: Any) -> Path:
+    """A folder as LeRobot wrote it before its processors: statistics among the weights."""
+    (folder / "vlm").mkdir(parents=True)
+    features = {name: {"type": "VISUAL", "shape": [3, *size]} for name, size in CAMERAS.items()}
+    features["observation.images.empty_camera_0"] = {"type": "VISUAL", "shape": [3, 480, 640]}
+    config = {
+        "type": "smolvla",
+        **CASES[CASE].config,
+        "input_features": {"observation.state": {"type": "STATE", "shape": [5]}, **features},
+        "output_features": {"action": {"type": "ACTION", "shape": [4]}},
+        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        **changes,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "vlm" / "config.json").write_text(json.dumps(VLM))
+    shapes = SmolVLAShape.from_lerobot(CASES[CASE].config, VLM).build().state_dict()
+    tensors = {name: torch.from_numpy(weight(name, item.shape)) for name, item in shapes.items()}
+    tensors["model.vlm_with_expert.vlm.lm_head.weight"] = torch.zeros(64, 48)
+    if compiled:
+        tensors = {name.replace("model.", "model._orig_mod.", 1): item for name, item in tensors.items()}
+    for name, numbers in (
+        ("normalize_inputs.buffer_observation_state.mean", MEAN),
+        ("normalize_inputs.buffer_observation_state.std", STD),
+        ("normalize_targets.buffer_action.mean", A_MEAN),
+        ("normalize_targets.buffer_action.std", A_STD),
+        ("unnormalize_outputs.buffer_action.mean", A_MEAN),
+        ("unnormalize_outputs.buffer_action.std", A_STD),
+    ):
+        tensors[name] = torch.from_numpy(numbers.astype(np.float32))
+    save_file(tensors, folder / "model.safetensors")
+    words = {word: index for index, word in enumerate(["?", "lift", "the", "cube", "open", "it", "\n"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split("\n", "isolated")]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("public") / "policy")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_lerobot_folder_acts_as_lerobots_policy(folder: Path, tmp_path: Path, compiled: bool) -> None:
+    """Pictures, normalized state and the sample of ten steps are those of the golden file."""
+    place = write_folder(tmp_path / "policy", compiled=True) if compiled else folder
+    policy, given = SmolVLA.from_public(place, spec_of()), inputs(CASE, generator(CASE))
+    assert policy.cameras == ("top", "wrist", None) and policy.horizon == 4
+    policy.tokens, policy.token_mask = torch.from_numpy(given["tokens"]), torch.from_numpy(given["mask"])
+    images = {name.rpartition(".")[2]: given[name] for name in CAMERAS}
+    state = (given["state"] * STD + MEAN).astype(np.float32)
+    features = policy.encode(Observation(images, state, np.arange(3), np.zeros(3, np.int64), {}))
+    with torch.no_grad():
+        end = policy.sampler.deterministic(policy.field(features), torch.from_numpy(given["noise"]).flatten(1))
+    with np.load(EXPECTED) as expected:
+        sample = expected[f"{CASE}/sample"]
+    assert np.abs(end.reshape(sample.shape).numpy() - sample).max() < 1e-4
+    out = policy._action_out(end, torch.zeros(3), {})
+    assert np.abs(out.action.numpy() - (sample[:, :4, :4] * A_STD + A_MEAN).clip(-9, 9)).max() < 1e-4
+
+
+def test_the_prompt_is_the_instruction_and_a_newline(folder: Path) -> None:
+    policy = SmolVLA.from_public(folder, spec_of())
+    assert policy.tokens.tolist() == [[1, 2, 3, 6], [4, 5, 6, 0]]
+    assert policy.token_mask.tolist() == [[True] * 4, [True] * 3 + [False]]
+
+
+def test_options_choose_cameras_chunks_and_precision(folder: Path) -> None:
+    options = VLAOptions(cameras={"top": "wrist", "wrist": ""}, horizon=2, dtype="bfloat16")
+    policy = SmolVLA.from_public(folder, spec_of(), options)
+    assert policy.cameras == ("wrist", None, None) and policy.horizon == 2
+    dtypes = {name: item.dtype for name, item in policy.network.named_parameters()}
+    frozen = {dtype for name, dtype in dtypes.items() if name.startswith("model.vlm_with_expert.vlm.")}
+    assert frozen == {torch.bfloat16} and dtypes["model.state_proj.weight"] == torch.float32
+
+
+def test_statistics_of_another_dataset_are_used(folder: Path, tmp_path: Path) -> None:
+    numbers = {"observation.state": (np.zeros(5), np.ones(5) * 3), "action": (np.ones(4), np.ones(4) * 4)}
+    saved = {name: {"mean": mean.tolist(), "std": std.tolist()} for name, (mean, std) in numbers.items()}
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "stats.json").write_text(json.dumps(saved))
+    policy = SmolVLA.from_public(folder, spec_of(), VLAOptions(statistics=str(tmp_path)))
+    assert policy.state_scale.scale == pytest.approx((3.0,) * 5) and policy.action_scale.offset == (1.0,) * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec", "message"),
+    [
+        ({"adapt_to_pi_aloha": True}, {}, "adapt_to_pi_aloha.*use a checkpoint without it"),
+        ({"n_obs_steps": 2}, {}, "n_obs_steps to 2"),
+        ({}, {"state": ArraySpec((3,), "float32", -1.0, 1.0)}, "5 state entries but the environment has 3"),
+        ({}, {"images": {"front": ArraySpec((8, 8, 3), "uint8", 0, 255)}}, "top, wrist.*has front.*--vla.cameras"),
+        ({"chunk_size": 50, "num_vlm_layers": 5}, {}, "layers.4.*not in its files|tensors of the model are not"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(tmp_path: Path, changes: Any, spec: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        SmolVLA.from_public(write_folder(tmp_path / "policy", **changes), spec_of(**spec))
+
+
+# -- from nothing -----------------------------------------------------------------------------------------------------
+
+TINY = SmolVLAShape(
+    vision=VisionShape(width=16, layers=1, heads=2, mlp=24, image=16, patch=4),
+    text=TextShape(vocabulary=1, width=24, layers=2, heads=6, key_value_heads=2, head_size=4, mlp=32),
+    pixel_shuffle=2,
+    expert_width=18,
+    expert_layers=2,
+    chunk=3,
+    action_size=3,
+    state_size=4,
+    picture=(16, 16),
+)
+
+
+def made(options: VLAOptions | None = None) -> SmolVLA:
+    torch.manual_seed(0)
+    policy = SmolVLA.new(SPEC, Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), TINY, options)
+    for parameter in [*policy.network.parameters(), *policy.noise_head.parameters()]:
+        torch.nn.init.normal_(parameter, std=0.3)
+    return policy
+
+
+def test_it_is_a_likelihood_policy_and_small() -> None:
+    policy = SmolVLA.new(SPEC, Affine((0.0,) * 3, (1.0,) * 3))
+    assert isinstance(policy, LikelihoodPolicy) and isinstance(policy, ScheduledPolicy)
+    assert sum(item.numel() for item in policy.parameters()) < 3_000_000
+    assert policy.network.shape.text.vocabulary == 1 + len({word for task in SPEC.tasks for word in task.split()})
+
+
+@pytest.mark.parametrize("kept", ["prefix", "pictures"])
+@pytest.mark.parametrize("placement", [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()], ids=str)
+@pytest.mark.parametrize("schedule", [FlowSde(0.5), FlowNoise()], ids=str)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
+def test_learning_sees_the_density_of_acting(schedule, placement, kept, dtype, bound) -> None:
+    policy = made(VLAOptions(kept=kept, sampler=FlowSampler(schedule, placement, 4))).to(dtype)
+    found = policy.encode(observations())
+    features = {name: item.to(dtype) if item.is_floating_point() else item for name, item in found.items()}
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    terms = out.aux["noisy_steps"].shape[1] * TINY.chunk * TINY.action_size
+    for rows in (slice(0, 1), slice(2, 9), slice(None)):
+        again = policy.log_prob(
+            {name: item[rows] for name, item in features.items()},
+            out.sample[rows],
+            {name: item[rows] for name, item in out.aux.items()},
+        )
+        limit = bound * math.sqrt(terms) if dtype == torch.float32 else bound
+        assert (again.logprob - out.logprob[rows]).abs().max().item() <= limit
+
+
+def test_saved_and_loaded_it_decides_the_same(tmp_path: Path, folder: Path) -> None:
+    obs = observations()
+    for policy, shown in ((made(), obs), (SmolVLA.from_public(folder, spec_of()), None)):
+        policy.save_pretrained(tmp_path / "policy")
+        again = load_policy(tmp_path / "policy")
+        assert all(torch.equal(item, again.state_dict()[name]) for name, item in policy.state_dict().items())
+        assert torch.equal(again.tokens, policy.tokens) and again.state_scale == policy.state_scale
+        if shown is not None:
+            one, two = (one.act(one.encode(shown), {}, "sample", seeded())[0].action for one in (policy, again))
+            assert torch.equal(one, two)
+
+
+def test_from_nothing_it_imitates() -> None:
+    """The velocity of chunks that follow from the state is learnt by the expert alone."""
+    policy, obs = made(VLAOptions(sampler=FlowSampler(FlowSde(0.2), AllSteps(), 4))), observations()
+    features = policy.imitation_features(obs)
+    chunks = features["state"][:, None, :2].expand(-1, 3, -1).contiguous()
+    before = _distance(policy, obs, chunks)
+    imitate(policy, features, chunks, ImitationConfig(fit=FitConfig(steps=150, batch=16, lr=5e-3)), seeded())
+    assert _distance(policy, obs, chunks) < 0.5 * before
+
+
+def _distance(policy: SmolVLA, obs: Observation, chunks: torch.Tensor) -> float:
+    sample = policy.act(policy.encode(obs), {}, "eval", seeded(3))[0].sample
+    return float((sample - chunks[:, : sample.shape[1]]).square().mean())

@@ -1,0 +1,118 @@
+"""SmolVLA (arXiv 2506.01844) as a policy: a LeRobot folder as it was downloaded, or random weights for a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.smolvla_network import UNUSED
+from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.checkpoint import match_cameras, read_public
+from vla_rl.policies.vla.dataset_statistics import read_statistics
+from vla_rl.policies.vla.files import read_json
+from vla_rl.policies.vla.flow_vla import FlowVLA
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.prompts import WordPrompts
+from vla_rl.policies.vla.tokenizer import TokenizerPrompts
+from vla_rl.policies.vla.weights import load_public_weights, without_weights
+
+# Statistics among the weights of folders from before LeRobot's processors; dataset_statistics.py reads them.
+_STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+_COMPILED = "model._orig_mod."  # how a policy that torch.compile had wrapped was saved
+# Settings under which LeRobot changes states or actions by the geometry of one robot.
+_OF_ONE_ROBOT = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha")
+
+
+class SmolVLA(FlowVLA):
+    """A SmolVLA that RL improves.  Its prompt is the instruction and a newline, as in LeRobot."""
+
+    @classmethod
+    def from_public(cls, folder: str | Path, spec: EnvSpec, options: VLAOptions | None = None) -> Self:
+        """The policy of a LeRobot folder for an environment.
+
+        A missing camera counts as LeRobot's ``empty_cameras``: it is masked.  Raises UserError, naming the key and the
+        cure, when files or tensors are missing, when cameras, state or action are not the environment's, and for
+        settings that are not supported.
+        """
+        place, chosen = Path(folder), options or VLAOptions()
+        checkpoint = read_public(place)
+        config = checkpoint.config
+        _check_supported(place, config)
+        shape = SmolVLAShape.from_lerobot(config, _vlm_config(place))
+        found = read_statistics(Path(chosen.statistics or place), checkpoint.modes, chosen.statistics_key)
+        statistics = found.cut(spec.state.shape[0], spec.action_dim)
+        if statistics.state is None:
+            raise UserError(
+                f"{statistics.source!r} has no statistics of the state, so it would be misread; name the dataset that "
+                "has them with --vla.statistics FOLDER."
+            )
+        prompts = TokenizerPrompts(str(place), checkpoint.tokenizer, longest=config.get("tokenizer_max_length", 48))
+        cameras = match_cameras(checkpoint, spec, chosen.cameras)
+        with without_weights():
+            network = shape.build()
+        load_public_weights(network, place, public_name)
+        horizon = chosen.horizon or min(checkpoint.executed, spec.max_chunk)
+        return cls(
+            spec,
+            network,
+            prompts.learn(spec.tasks),
+            statistics.state,
+            statistics.action,
+            cameras,
+            replace(chosen, horizon=horizon),
+        ).eval()
+
+    @classmethod
+    def new(
+        cls, spec: EnvSpec, state_scale: Affine, shape: SmolVLAShape | None = None, options: VLAOptions | None = None
+    ) -> Self:
+        """Random weights, drawn from torch's global generator; every word of the tasks is a token.
+
+        ``shape`` None: a small one.  Its vocabulary becomes that of the tasks; 1 and -1 stand for the bounds of an
+        action.  ``options.horizon`` 0 executes whole chunks, as far as the environment takes them.
+        """
+        vocabulary, chosen = Vocabulary.from_texts(spec.tasks), options or VLAOptions()
+        sizes = shape or SmolVLAShape.small(state=spec.state.shape[0], action=spec.action_dim)
+        sizes = replace(sizes, text=replace(sizes.text, vocabulary=len(vocabulary.words) + 1))
+        horizon = chosen.horizon or min(sizes.chunk, spec.max_chunk)
+        return cls(
+            spec,
+            sizes.build(),
+            WordPrompts(vocabulary),
+            state_scale,
+            Affine.from_bounds(spec.action),
+            tuple(sorted(spec.images)),
+            replace(chosen, horizon=horizon),
+        ).eval()
+
+
+def public_name(name: str) -> str | None:
+    """The network's name of a LeRobot tensor, None for one that no action depends on."""
+    name = name.replace(_COMPILED, "model.", 1) if name.startswith(_COMPILED) else name
+    return None if name in UNUSED or name.startswith(_STATISTICS) else name
+
+
+def _check_supported(folder: Path, config: Mapping[str, Any]) -> None:
+    for name in _OF_ONE_ROBOT:
+        if config.get(name, False):
+            raise UserError(
+                f"{str(folder / 'config.json')!r} sets {name}, which converts the joints of an Aloha robot and is not "
+                "supported, so its actions would be wrong; use a checkpoint without it."
+            )
+    if config.get("n_obs_steps", 1) != 1:
+        raise UserError(
+            f"{str(folder / 'config.json')!r} sets n_obs_steps to {config['n_obs_steps']}, but a SmolVLA sees one "
+            "observation, so it would decide on others than it was trained with; use a checkpoint with 1."
+        )
+
+
+def _vlm_config(folder: Path) -> Mapping[str, Any] | None:
+    """The configuration of the vision-language model, where someone put it into the folder."""
+    path = folder / "vlm" / "config.json"
+    return read_json(path) if path.is_file() else None
