@@ -9,6 +9,7 @@ _PICTURES, _DECODING = "vla_rl/policies/openvla_pictures.py", "vla_rl/policies/o
 _ON_NETWORK = "tests/policies/test_openvla_network.py::"
 _ON_DECODING = "tests/policies/test_openvla_decoding.py::"
 _POLICY, _ON_POLICY = "vla_rl/policies/openvla.py", "tests/policies/test_openvla.py::"
+_PUBLIC, _ON_PUBLIC = "vla_rl/policies/openvla_public.py", "tests/policies/test_openvla_public.py::"
 _ENUMERATED = (f"{_ON_POLICY}test_probabilities_of_all_chunks_and_the_score_gradient_are_those_by_enumeration",)
 _DRAWN = (f"{_ON_POLICY}test_chunks_are_drawn_as_often_as_their_density_says",)
 _TORCH = (f"{_ON_POLICY}test_density_entropy_and_kl_are_those_of_torch",)
@@ -103,8 +104,8 @@ _DECODED = (
     Fault(
         "no stop token follows parallel actions",
         _DECODING,
-        "stop = network.embed(torch.full((len(before), 1), _STOP",
-        "stop = 0.0 * network.embed(torch.full((len(before), 1), _STOP",
+        "stop = network.embed(torch.full((len(before), 1), STOP",
+        "stop = 0.0 * network.embed(torch.full((len(before), 1), STOP",
         _AT_ONCE,
     ),
 )
@@ -197,4 +198,56 @@ _CHOSEN = (
     ),
 )
 
-FAULTS = (*_READING, *_DECODED, *_CHOSEN)
+_OPENED = (
+    Fault(
+        "the empty token is not inserted before the actions",
+        _PUBLIC,
+        "return found if found[-1] == _EMPTY else [*found, _EMPTY]",
+        "return found",
+        (f"{_ON_PUBLIC}test_the_prompt_is_openvlas",),
+    ),
+    Fault(
+        "instructions keep their capitals",
+        _PUBLIC,
+        "found = list(super()._tokens(text.lower()))",
+        "found = list(super()._tokens(text))",
+        (f"{_ON_PUBLIC}test_the_prompt_is_openvlas",),
+    ),
+    Fault(
+        "tokens of a checkpoint with a continuous head are drawn",
+        _PUBLIC,
+        "    if heads:",
+        "    if not folder.exists():",
+        (f"{_ON_PUBLIC}test_what_is_missing_or_not_supported_is_named",),
+    ),
+    Fault(
+        "a letterboxed model's pictures are stretched",
+        _PUBLIC,
+        "if config.get(name, assumed) != assumed:",
+        'if name != "image_resize_strategy" and config.get(name, assumed) != assumed:',
+        (f"{_ON_PUBLIC}test_what_does_not_fit_is_named",),
+    ),
+    Fault(
+        "what an OpenVLA trains stays in bfloat16",
+        _POLICY,
+        "        to_float32(policy.trainable())",
+        "        to_float32({})",
+        (f"{_ON_PUBLIC}test_oft_sees_several_pictures_and_executes_a_part_of_its_chunk",),
+    ),
+    Fault(
+        "OFT's projector of the state stays random",
+        _POLICY,
+        "        load_proprio(network, place)",
+        "        load_proprio(shape.build(), place)",
+        (f"{_ON_PUBLIC}test_oft_reads_the_state_where_the_folder_has_its_projector",),
+    ),
+    Fault(
+        "the wanted crop is forgotten",
+        _PUBLIC,
+        "        crop=crop,",
+        "        crop=1.0,",
+        (f"{_ON_PUBLIC}test_oft_sees_several_pictures_and_executes_a_part_of_its_chunk",),
+    ),
+)
+
+FAULTS = (*_READING, *_DECODED, *_CHOSEN, *_OPENED)

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from vla_rl.contract.env import Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.openvla import OpenVLA, OpenVLAOptions
+from vla_rl.policies.openvla import OpenVLA
 from vla_rl.policies.openvla_network import OpenVLANetwork, OpenVLAShape
+from vla_rl.policies.openvla_options import OpenVLAOptions
 from vla_rl.policies.openvla_vision import ViTShape
 from vla_rl.pretrained import save_folder
 

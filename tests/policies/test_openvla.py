@@ -20,8 +20,9 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.openvla import OpenVLA, OpenVLAOptions
+from vla_rl.policies.openvla import OpenVLA
 from vla_rl.policies.openvla_decoding import Autoregressive, Parallel
+from vla_rl.policies.openvla_options import OpenVLAOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.trainable import TrainAll, TrainExpert
 

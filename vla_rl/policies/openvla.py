@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,40 +13,34 @@ from torch import Tensor, nn
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.contract.limits import check_positive
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per, sum_per
+from vla_rl.policies.likelihood_parts import sum_per
 from vla_rl.policies.noise import Generators, uniform
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
-from vla_rl.policies.openvla_decoding import Autoregressive, Decoding
-from vla_rl.policies.openvla_network import VISION, OpenVLANetwork, Prefix
+from vla_rl.policies.openvla_decoding import STOP
+from vla_rl.policies.openvla_network import VISION, OpenVLANetwork, OpenVLAShape, Prefix
+from vla_rl.policies.openvla_options import OpenVLAOptions, own_options
+from vla_rl.policies.openvla_public import (
+    OpenVLAPrompts,
+    critics_scale,
+    load_proprio,
+    proprio_names,
+    public_shape,
+    to_float32,
+)
 from vla_rl.policies.pretrained import read_config
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.checkpoint import match_cameras, read_public
+from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Kept, Views, picture_bytes
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.prompts import Prompts
+from vla_rl.policies.vla.prompts import Prompts, WordPrompts
 from vla_rl.policies.vla.trainable import cast_frozen
+from vla_rl.policies.vla.weights import load_public_weights, without_weights
 from vla_rl.pretrained import load_module, load_weights, save_folder
 
 _PICTURES = KeepPictures()
-
-
-@dataclass(frozen=True)
-class OpenVLAOptions(VLAOptions):
-    """Choices that an OpenVLA checkpoint leaves to whoever opens it; ``sampler`` is not read.
-
-    Raises UserError for a choice that does not exist.
-    """
-
-    decoding: Decoding = Autoregressive()  # or Parallel(): OpenVLA-OFT
-    temperature: float = 1.0  # of exploration and of its likelihood alike; SimpleVLA-RL: 1.6
-    logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
-    crop: float = 1.0  # the share of a picture's area that is seen; .9 for checkpoints fine-tuned with random crops
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "temperature", "crop")
-        check_logprob_per(self)
 
 
 class OpenVLA(nn.Module):
@@ -211,6 +205,49 @@ class OpenVLA(nn.Module):
         return sum_per(terms, self.horizon, self.config.logprob_per)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_public(cls, folder: str | Path, spec: EnvSpec, options: VLAOptions | None = None) -> Self:
+        """The policy of a downloaded OpenVLA folder for an environment.
+
+        ``options.cameras`` {name of your choice: environment's camera} gives OpenVLA-OFT its pictures in order; without
+        it the environment has one camera.  Options of no :class:`OpenVLAOptions` choose its defaults.  Raises
+        UserError, naming the key and the cure, for what is missing, does not fit the environment or is not supported.
+        """
+        place, chosen = Path(folder), own_options(options)
+        checkpoint = read_public(place)
+        checkpoint = replace(checkpoint, cameras=tuple(chosen.cameras) or checkpoint.cameras)
+        cameras = match_cameras(checkpoint, spec, chosen.cameras)
+        shape = public_shape(place, checkpoint.config, chosen.crop)
+        found = read_statistics(Path(chosen.statistics or place), checkpoint.modes, chosen.statistics_key)
+        found = found if shape.state else replace(found, state=critics_scale(spec))
+        statistics = found.cut(spec.state.shape[0], spec.action_dim)
+        if statistics.state is None:
+            raise UserError(
+                f"{statistics.source!r} has no statistics of the state, which this OpenVLA reads; name those of the "
+                "dataset that it was trained on with --vla.statistics FOLDER."
+            )
+        with without_weights():
+            network = shape.build()
+        load_public_weights(network, place, dtype=chosen.torch_dtype, absent=proprio_names(network))
+        load_proprio(network, place)
+        prompts = OpenVLAPrompts(str(place)).learn(spec.tasks)
+        seen = [name for name in cameras if name is not None]
+        policy = cls(spec, network, prompts, statistics.state, statistics.action, seen, chosen)
+        to_float32(policy.trainable())
+        return policy.eval()
+
+    @classmethod
+    def new(cls, spec: EnvSpec, state_scale: Affine, options: VLAOptions | None = None) -> Self:
+        """A small one with random weights, drawn from torch's global generator; every word of the tasks is a token.
+
+        1 and -1 stand for the bounds of an action.
+        """
+        vocabulary = Vocabulary.from_texts(spec.tasks)
+        network = OpenVLAShape.small(max(len(vocabulary.words), STOP) + 1).build()
+        action_scale, cameras = Affine.from_bounds(spec.action), sorted(spec.images)
+        prompts = WordPrompts(vocabulary)
+        return cls(spec, network, prompts, state_scale, action_scale, cameras, own_options(options)).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json``, ``model.safetensors`` and the tokenizer in ``prompts``."""

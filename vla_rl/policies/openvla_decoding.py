@@ -19,7 +19,7 @@ from vla_rl.policies.openvla_network import OpenVLANetwork, Prefix
 Choose: TypeAlias = Callable[[Tensor, int], Tensor]
 """Bins [B,m] by logits [B,m,K] of the tokens from a given index on."""
 
-_STOP = 2  # Llama's end of sequence: it followed the actions in training, and OFT's tokens attend to what follows
+STOP = 2  # Llama's end of sequence: it followed the actions in training, and OFT's tokens attend to what follows
 
 
 class Decoding(Protocol):
@@ -97,7 +97,7 @@ class Parallel:
     def _all(self, network: OpenVLANetwork, prefix: Prefix, entries: int) -> Tensor:
         before, count = prefix.embeddings, self.actions * entries
         empty = before.new_zeros(len(before), count, before.shape[-1])
-        stop = network.embed(torch.full((len(before), 1), _STOP, device=before.device))
+        stop = network.embed(torch.full((len(before), 1), STOP, device=before.device))
         mask = torch.cat([prefix.mask, prefix.mask.new_ones(len(before), count + 1)], 1)
         sequence = torch.cat([before, empty, stop], 1)
         attends = mask[:, None].expand(-1, mask.shape[1], -1)

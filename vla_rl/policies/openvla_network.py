@@ -7,7 +7,7 @@ Shape letters: ``B`` batch, ``N`` tokens of all pictures, ``L`` of the prompt, `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,19 @@ class OpenVLAShape:
     def build(self) -> OpenVLANetwork:
         """The untrained network."""
         return OpenVLANetwork(self)
+
+    @classmethod
+    def small(cls, words: int, width: int = 64, picture: int = 56) -> OpenVLAShape:
+        """A million parameters, for training from nothing: ``words`` tokens of prompts, then those of 256 bins."""
+        vit = ViTShape(width=48, depth=3, heads=4, hidden=96, patch=14, patches=(picture // 14) ** 2)
+        llama = {
+            "vocab_size": words + 256,
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
+        return cls(llama, replace(vit, registers=4, classes=True), vit, padding=0)
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ class OpenVLANetwork(nn.Module):
         if self.shape.state:
             if state is None:
                 raise ContractError("this OpenVLA reads the state, which is missing; give it the normalised state.")
-            parts.append(self.proprio_projector(state).to(self.dtype)[:, None])
+            parts.append(self.proprio_projector(state.clamp(-1.0, 1.0)).to(self.dtype)[:, None])
         seen = torch.cat(parts, 1)
         everything = torch.ones(seen.shape[:2], dtype=torch.bool, device=seen.device)
         return Prefix(torch.cat([seen, self.embed(text)], 1), torch.cat([everything, valid], 1))
