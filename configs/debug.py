@@ -3,7 +3,7 @@
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.tiny import TinyConfig
+from vla_rl.recipes.tiny import NewTiny
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.stages import EvaluationConfig
@@ -23,7 +23,7 @@ def small() -> Demo:
             loop=LoopConfig(6, validate_every=3, collectors=2),
         ),
         env=EnvConfig("lift", training_options={"deadline": 25}),
-        tiny=TinyConfig(width=128, blocks=2),
+        new=NewTiny(width=128, blocks=2),
         grounding=GroundingConfig(1500, FitConfig(300, batch=32, lr=2e-3)),
         imitation=ImitationConfig(120, stride=3, draws=4, fit=FitConfig(500, lr=2e-3)),
         evaluation=EvaluationConfig(validation=64, test=64, ablation=128, processes=2),

@@ -11,7 +11,7 @@ from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
-from vla_rl.policies.tiny import TinyConfig
+from vla_rl.recipes.tiny import NewTiny
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
@@ -116,7 +116,7 @@ def imitate_lift() -> Imitate:
     """A barely trained policy, from two demonstrations."""
     return Imitate(
         env=EnvConfig("lift"),
-        tiny=TinyConfig(width=32, blocks=1),
+        new=NewTiny(width=32, blocks=1),
         grounding=GroundingConfig(scenes=64, fit=FitConfig(steps=2, batch=16)),
         imitation=ImitationConfig(2, fit=FitConfig(steps=2, batch=8)),
         evaluation=EvaluationConfig(validation=4, test=4, ablation=4, num_envs=4),

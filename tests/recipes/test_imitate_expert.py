@@ -17,7 +17,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate_expert import ImitateExpert
 from vla_rl.recipes.recipe import run
 from vla_rl.recipes.stages import EvaluationConfig
-from vla_rl.recipes.tiny import TinyFromData
+from vla_rl.recipes.tiny import NewTiny
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig
 
@@ -26,7 +26,7 @@ def recipe(count: int = 2, **options: int) -> ImitateExpert:
     return ImitateExpert(
         seed=3,
         env=EnvConfig("lift", options),
-        new=TinyFromData(width=32, blocks=1),
+        new=NewTiny(width=32, blocks=1),
         imitation=ImitationConfig(count, stride=1, draws=1, fit=FitConfig(steps=3, batch=8)),
         evaluation=EvaluationConfig(validation=4, num_envs=2),
     )

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 
 from vla_rl.evaluation import seed_ranges
-from vla_rl.policies.tiny import TinyConfig
 from vla_rl.recipes import stages
 from vla_rl.recipes.demo_report import DemoReport, write_report
 from vla_rl.recipes.env_config import EnvConfig
@@ -33,7 +32,7 @@ class Demo:
     rl: RLConfig
     seed: int = 1
     env: EnvConfig = field(kw_only=True)
-    tiny: TinyConfig = field(default_factory=TinyConfig)
+    new: NewTiny = field(default_factory=NewTiny)
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -44,7 +43,7 @@ class Demo:
         """Collect, ground, imitate, improve, evaluate, report."""
         seconds: dict[str, float] = {}
         before = Imitate(
-            self.seed, self.tiny, self.grounding, self.imitation, self.evaluation, self.device, env=self.env
+            self.seed, self.new, self.grounding, self.imitation, self.evaluation, self.device, env=self.env
         )
         if self.evaluation.processes > 1:
             workers(self.evaluation.processes)  # they start meanwhile

@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.policies.tiny import TinyConfig, TinyVLA
+from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes import stages
+from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitation import imitate_policy
+from vla_rl.recipes.grounding import GroundedPolicyConfig, grounded_policy
+from vla_rl.recipes.imitation import ImitatingPolicy, imitate_policy
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.tiny import grounded_tiny
+from vla_rl.recipes.tiny import NewTiny
 from vla_rl.training.device import resolve_device
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
@@ -27,7 +29,7 @@ class Imitate:
 
     seed: int = 1
     env: EnvConfig = field(kw_only=True)
-    tiny: TinyConfig = field(default_factory=TinyConfig)
+    new: GroundedPolicyConfig = field(default_factory=NewTiny)
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -43,27 +45,28 @@ class Imitate:
         families = {name: asdict(rate) for name, rate in outcomes.families.items()}
         return {"validation": asdict(outcomes.rate), "families": families, "seconds": seconds, "seed": self.seed}
 
-    def ground(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[TinyVLA, Demonstrations]:
+    def ground(self, folder: RunFolder, seconds: dict[str, float]) -> tuple[ImitatingPolicy, Demonstrations]:
         """A policy that points at objects, and the demonstrations to imitate; a resumed run takes its own."""
         device = resolve_device(self.device)
         kept, grounded_at = folder.path / "demonstrations", folder.checkpoint("grounded")
         if folder.resumed and folder.checkpoint("imitation").exists():
-            return TinyVLA.from_pretrained(grounded_at).to(device), load_demonstrations(kept)
+            return placed(load_policy(grounded_at), device), load_demonstrations(kept)
         with clock(seconds, "collect"):
             episodes = stages.collect(self.env, self.imitation.demonstrations, self.seed)
             save_demonstrations(episodes, kept, video="never")  # every pixel, for an exact repetition
         with clock(seconds, "grounding"):
-            grounded = grounded_tiny(self.env, episodes, self.tiny, self.grounding, self.seed, device)
+            grounded = grounded_policy(self.env, episodes, self.new, self.grounding, self.seed, device)
             grounded.save_pretrained(grounded_at)
         return grounded, episodes
 
     def imitate(
-        self, grounded: TinyVLA, episodes: Demonstrations, folder: RunFolder, seconds: dict[str, float]
-    ) -> TinyVLA:
+        self, grounded: ImitatingPolicy, episodes: Demonstrations, folder: RunFolder, seconds: dict[str, float]
+    ) -> ImitatingPolicy:
         """The policy that imitates; a resumed run takes its own."""
         imitation_at = folder.checkpoint("imitation")
         if folder.resumed and imitation_at.exists():
-            return TinyVLA.from_pretrained(imitation_at).to(resolve_device(self.device))
+            imitating: ImitatingPolicy = placed(load_policy(imitation_at), resolve_device(self.device))
+            return imitating
         with clock(seconds, "imitation"):
             policy = copy.deepcopy(grounded)
             imitate_policy(policy, episodes, self.imitation, self.seed, folder)

@@ -22,7 +22,7 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import clock
-from vla_rl.recipes.tiny import TinyFromData
+from vla_rl.recipes.tiny import NewTiny
 from vla_rl.training.device import resolve_device
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig
@@ -52,7 +52,7 @@ class ImitateDataset:
     env: EnvConfig = NO_ENV  # where the policy will act
     accept: tuple[str, ...] = ()  # differences from env or policy that do no harm here: "names", "rate", "bounds"
     policy: str = ""  # a checkpoint folder, or module:Class
-    new: NewPolicyConfig = field(default_factory=TinyFromData)
+    new: NewPolicyConfig = field(default_factory=NewTiny)
     image_size: int = 0  # pictures are shrunk to so many pixels a side while learning; 0: as they were recorded
     leave_out_damaged: bool = False  # go on without episodes that cannot be read
     seed: int = 1

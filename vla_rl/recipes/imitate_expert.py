@@ -13,7 +13,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate_dataset import ImitateDataset, NewPolicyConfig
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.stages import EvaluationConfig, clock
-from vla_rl.recipes.tiny import TinyFromData
+from vla_rl.recipes.tiny import NewTiny
 from vla_rl.training.device import resolve_device
 from vla_rl.training.imitation import ImitationConfig
 from vla_rl.training.tracking import RunFolder
@@ -29,7 +29,7 @@ class ImitateExpert:
 
     seed: int = 1
     env: EnvConfig = field(kw_only=True)
-    new: NewPolicyConfig = field(default_factory=TinyFromData)
+    new: NewPolicyConfig = field(default_factory=NewTiny)
     imitation: ImitationConfig = field(default_factory=ImitationConfig)  # of as many demonstrations as are recorded
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"

@@ -6,9 +6,8 @@ labels that only a simulator has: the image position of the named object.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +24,6 @@ class GroundingConfig:
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=500, batch=64, lr=2e-3))
     cell_weight: float = 0.3  # cross-entropy of the attention with the object's cell
     position_weight: float = 3.0  # squared error of the soft-argmax position, image half-widths squared
-
-
-class GroundablePolicy(Protocol):
-    """A policy with a backbone that can be grounded."""
-
-    @property
-    def backbone(self) -> nn.Module: ...
-
-    def run_backbone(self, images: Tensor, tokens: Tensor) -> BackboneOutput: ...
 
 
 def pointing_loss(output: BackboneOutput, uv: Tensor, config: GroundingConfig) -> tuple[Tensor, dict[str, float]]:
@@ -62,20 +52,22 @@ def cell_weights(uv: Tensor, side: int) -> Tensor:
 
 
 def ground(
-    policy: GroundablePolicy,
+    backbone: nn.Module,
     images: Tensor,
-    tokens: Tensor,
+    tokens: Sequence[Tensor],
     uv: Tensor,
     config: GroundingConfig,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """Train ``policy.backbone`` on ``images`` uint8 [N,h,w,3], ``tokens`` [N,L], ``uv`` [N,P,2]; then freeze it."""
+    """Train ``backbone(images, *tokens) -> BackboneOutput`` on ``images`` uint8 [N,h,w,3], ``tokens``, each [N,L], and
+    ``uv`` [N,P,2]; then freeze it.
+    """
 
     def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
-        return pointing_loss(policy.run_backbone(images[index], tokens[index]), uv[index], config)
+        return pointing_loss(backbone(images[index], *(item[index] for item in tokens)), uv[index], config)
 
     batches = shuffled(len(images), config.fit.batch, generator)
-    policy.backbone.train()
-    fit(dict(policy.backbone.named_parameters()), loss, batches, config.fit, report)
-    policy.backbone.eval().requires_grad_(False)
+    backbone.train()
+    fit(dict(backbone.named_parameters()), loss, batches, config.fit, report)
+    backbone.eval().requires_grad_(False)
