@@ -50,7 +50,7 @@ def main(names: Sequence[str]) -> None:
         imitation = Path(folder) / "imitation"
         start = shrunk(load_config("debug.py:small"))
         recipe = shrunk(load_config("compare.py:imitate_lift"))
-        recipe = replace(recipe, tiny=start.tiny, grounding=shrunk(start.grounding), imitation=start.imitation)
+        recipe = replace(recipe, new=start.new, grounding=shrunk(start.grounding), imitation=start.imitation)
         recipe = replace(recipe, imitation=replace(recipe.imitation, demonstrations=20))
         run(recipe, str(imitation))
         report("imitation", (imitation / "checkpoints" / "imitation").glob("*.safetensors"))

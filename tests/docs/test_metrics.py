@@ -75,7 +75,7 @@ def imitation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fit = replace(recipe.imitation.fit, steps=30, batch=8)
     recipe = replace(
         recipe,
-        tiny=small.tiny,
+        new=small.new,
         grounding=replace(small.grounding, scenes=64, fit=replace(small.grounding.fit, steps=5)),
         imitation=replace(recipe.imitation, demonstrations=4, fit=fit),
     )

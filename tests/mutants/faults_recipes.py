@@ -275,9 +275,9 @@ FAULTS = (
     ),
     Fault(
         "imitation stays on the host",
-        "vla_rl/recipes/tiny.py",
-        "new_tiny(env.spec(), episodes, tiny, seed).to(device)",
-        "new_tiny(env.spec(), episodes, tiny, seed)",
+        "vla_rl/recipes/grounding.py",
+        "policy = policy.to(device)",
+        "policy = policy",
         ("tests/recipes/test_device.py::test_imitation_on_the_device_of_the_config",),
     ),
     Fault(

@@ -101,6 +101,13 @@ FAULTS = (
         (f"{_ON}test_replay_buffers_keep_no_pictures_of_a_frozen_vla",),
     ),
     Fault(
+        "a small SmolVLA is grounded with a frozen vision-language model",
+        "vla_rl/recipes/smolvla.py",
+        "vlm.requires_grad_(True)",
+        "vlm.requires_grad_(False).head.requires_grad_(True)",
+        ("tests/recipes/test_smolvla_recipe.py::test_the_vision_language_model_learns_to_point_and_the_expert_stays",),
+    ),
+    Fault(
         "a VLA imitates no more actions than it executes",
         _IMITATION,
         "length = policy.chunk_length if isinstance(policy, OwnImitationFeatures) else policy.horizon",

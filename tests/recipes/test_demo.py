@@ -57,7 +57,7 @@ def test_the_summary_says_what_it_took(summary):
     assert all(seconds > 0 for seconds in summary["seconds"].values())
     window = config.rl.experience
     decisions = config.rl.loop.iterations * window.num_envs * window.decisions
-    assert decisions < summary["env_steps"] <= decisions * config.tiny.horizon
+    assert decisions < summary["env_steps"] <= decisions * config.new.horizon
     assert summary["env_steps_at_best"] <= summary["env_steps"]
     assert 0 < summary["episodes"] <= decisions
     steps = config.imitation.fit.steps

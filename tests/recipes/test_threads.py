@@ -70,8 +70,10 @@ def test_worker_processes_compute_with_one_thread(environment, monkeypatch):
 @pytest.mark.parametrize(("module", "stage"), [(tiny, "ground"), (imitation, "imitate")])
 def test_supervised_stages_are_alone(module, stage, environment, monkeypatch, untrained):
     from vla_rl.experience.collect import collect_demonstrations
-    from vla_rl.policies.tiny import TinyConfig, TinyVLA
+    from vla_rl.policies.tiny import TinyVLA
     from vla_rl.recipes.env_config import EnvConfig
+    from vla_rl.recipes.grounding import grounded_policy
+    from vla_rl.recipes.tiny import NewTiny
     from vla_rl.training.grounding import GroundingConfig
     from vla_rl.training.imitation import ImitationConfig
 
@@ -82,7 +84,7 @@ def test_supervised_stages_are_alone(module, stage, environment, monkeypatch, un
     environment[ALONE] = "2"
     monkeypatch.setattr(module, stage, lambda *arguments: threads.append(torch.get_num_threads()))
     if module is tiny:
-        tiny.grounded_tiny(env, episodes, TinyConfig(width=32, blocks=1), GroundingConfig(scenes=4), 1)
+        grounded_policy(env, episodes, NewTiny(width=32, blocks=1), GroundingConfig(scenes=4), 1)
     else:
         imitation.imitate_policy(TinyVLA.from_pretrained(untrained()), episodes, ImitationConfig(2), 1)
     assert threads == [2]

@@ -89,7 +89,8 @@ def test_a_backbone_learns_to_point_at_what_is_named_and_is_then_frozen():
     other = policy.other.weight.detach().clone()
     config = GroundingConfig(fit=FitConfig(steps=150, batch=32, lr=5e-3))
     report = lambda step, info: errors.append(info["pointing_error"])  # noqa: E731
-    ground(policy, *scenes(300, vocabulary, 1), config, seeded(2), report)
+    images, tokens, uv = scenes(300, vocabulary, 1)
+    ground(policy.backbone, images, (tokens,), uv, config, seeded(2), report)
     images, tokens, uv = scenes(100, vocabulary, 3)
     found_uv = policy.run_backbone(images, tokens).uv
     found, swapped = (found_uv - uv).norm(dim=-1), policy.run_backbone(images, tokens.roll(1, 0)).uv

@@ -289,7 +289,7 @@ def _config(show: Console, target: str) -> None:
 
     config = load_config(target)
     show.print(_tree(target, to_json(config)))
-    if hasattr(config, "env") and hasattr(config, "tiny"):
+    if hasattr(config, "env") and hasattr(config, "new"):
         show.print(_sizes(_untrained(config)))
     if hasattr(config, "rl"):
         rl = config.rl
@@ -302,13 +302,16 @@ def _config(show: Console, target: str) -> None:
 
 
 def _untrained(config: Any) -> Any:
-    """A policy of the configured size, for counting."""
-    from vla_rl.policies.normalization import Affine
-    from vla_rl.policies.tiny import TinyVLA
-    from vla_rl.policies.tokens import Vocabulary
+    """The policy that the config trains from nothing, for counting."""
+    import numpy as np
+
+    from vla_rl.experience.demonstrations import Demonstrations
 
     spec = config.env.spec()
-    return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), Affine.from_bounds(spec.state), config.tiny)
+    state, action = (np.zeros((2, size), np.float32) for size in (spec.state.shape[0], spec.action_dim))
+    none = np.zeros(2, np.int64)
+    images = {name: np.zeros((2, *item.shape), np.uint8) for name, item in spec.images.items()}
+    return config.new.build(spec, Demonstrations(images, state, none, none, action, none, none, spec.tasks, 1.0), 0)
 
 
 # -- formatting --------------------------------------------------------------------------------------------------------

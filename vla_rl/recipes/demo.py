@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 
 from vla_rl.evaluation import seed_ranges
+from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes import stages
 from vla_rl.recipes.demo_report import DemoReport, write_report
 from vla_rl.recipes.env_config import EnvConfig
@@ -17,6 +18,7 @@ from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.perception_ablation import PerceptionAblation, ablate_perception
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.recipes.tiny import NewTiny
 from vla_rl.recipes.trainers import RLConfig
 from vla_rl.recipes.workers import workers
 from vla_rl.training.grounding import GroundingConfig
@@ -48,10 +50,12 @@ class Demo:
         if self.evaluation.processes > 1:
             workers(self.evaluation.processes)  # they start meanwhile
         grounded, episodes = before.ground(folder, seconds)
+        assert isinstance(grounded, TinyVLA)  # what NewTiny builds
         study = imitation_study(StudyConfig(self.env, self.imitation, self.evaluation, self.seed), folder)
         study.grounded(grounded, episodes)
         with shared() if self.evaluation.processes > 1 else nullcontext():
             imitation = before.imitate(grounded, episodes, folder, seconds)
+            assert isinstance(imitation, TinyVLA)
         study.imitated(imitation)
         with clock(seconds, "evaluation"):
             tests = seed_ranges.held_out(seed_ranges.TEST, self.evaluation.test)

@@ -1,0 +1,56 @@
+"""SmolVLA from nothing: random weights, grounded on labelled scenes; as small as a CPU needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.smolvla import SmolVLA
+from vla_rl.policies.smolvla_pointing import PointingVLM, scale_to_inputs
+from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.recipes.grounding import Report, Scenes
+from vla_rl.training.grounding import GroundingConfig, ground
+
+# Pictures of 64 x 64 become 4 x 4 tokens.  The vocabulary is that of the tasks.
+SMALL = SmolVLAShape(
+    vision=VisionShape(width=96, layers=3, heads=3, mlp=384, image=64, patch=8),
+    text=TextShape(1, width=192, layers=4, heads=6, key_value_heads=2, head_size=32, mlp=512),
+    pixel_shuffle=2,
+    expert_width=144,
+    expert_layers=4,
+    chunk=5,
+    action_size=4,
+    state_size=8,
+    picture=(64, 64),
+)
+
+
+@dataclass(frozen=True)
+class NewSmolVLA:
+    """A SmolVLA of random weights (a ``GroundedPolicyConfig``); the default has three million of them."""
+
+    shape: SmolVLAShape = SMALL
+    options: VLAOptions = field(default_factory=VLAOptions)
+
+    def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> SmolVLA:
+        """The policy for ``spec``, on the host; its input statistics are those of the demonstrations."""
+        torch.manual_seed(seed)  # module initialisation has no generator argument
+        state = Affine.from_data(torch.as_tensor(episodes.state))
+        policy = SmolVLA.new(spec, state, self.shape, self.options)
+        scale_to_inputs(policy.network)  # type: ignore[arg-type]  # a module
+        return policy
+
+    def ground(
+        self, policy: SmolVLA, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+    ) -> None:
+        """Train the vision-language model to point at the named object; the expert stays as it is."""
+        prompts = policy.tokens[scenes.tasks], policy.token_mask[scenes.tasks]
+        vlm = PointingVLM(policy.network)  # type: ignore[arg-type]  # a SmolVLANetwork
+        vlm.requires_grad_(True)
+        ground(vlm, scenes.images, prompts, scenes.uv, config, generator, report)
+        policy.network.train(False)  # type: ignore[attr-defined]
