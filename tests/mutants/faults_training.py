@@ -60,8 +60,8 @@ _SUPERVISED = (
     Fault(
         "the grounded backbone stays trainable",
         _GROUNDING,
-        "policy.backbone.eval().requires_grad_(False)",
-        "policy.backbone.eval()",
+        "backbone.eval().requires_grad_(False)",
+        "backbone.eval()",
         (f"{_ON_GROUNDING}test_a_backbone_learns_to_point_at_what_is_named_and_is_then_frozen",),
     ),
     Fault(
