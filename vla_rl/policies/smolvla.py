@@ -10,7 +10,6 @@ from typing import Any, Self
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.smolvla_network import UNUSED
 from vla_rl.policies.smolvla_shape import SmolVLAShape
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.checkpoint import match_cameras, read_public
@@ -20,11 +19,8 @@ from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import WordPrompts
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
-from vla_rl.policies.vla.weights import load_public_weights, without_weights
+from vla_rl.policies.vla.weights import without_weights
 
-# Statistics among the weights of folders from before LeRobot's processors; dataset_statistics.py reads them.
-_STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
-_COMPILED = "model._orig_mod."  # how a policy that torch.compile had wrapped was saved
 # Settings under which LeRobot changes states or actions by the geometry of one robot.
 _OF_ONE_ROBOT = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha")
 
@@ -56,7 +52,7 @@ class SmolVLA(FlowVLA):
         cameras = match_cameras(checkpoint, spec, chosen.cameras)
         with without_weights():
             network = shape.build()
-        load_public_weights(network, place, public_name)
+        network.load_public(place)
         horizon = chosen.horizon or min(checkpoint.executed, spec.max_chunk)
         return cls(
             spec,
@@ -90,12 +86,6 @@ class SmolVLA(FlowVLA):
             tuple(sorted(spec.images)),
             replace(chosen, horizon=horizon),
         ).eval()
-
-
-def public_name(name: str) -> str | None:
-    """The network's name of a LeRobot tensor, None for one that no action depends on."""
-    name = name.replace(_COMPILED, "model.", 1) if name.startswith(_COMPILED) else name
-    return None if name in UNUSED or name.startswith(_STATISTICS) else name
 
 
 def _check_supported(folder: Path, config: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +25,14 @@ from vla_rl.policies.smolvla_layers import angles, attended, finished, normalize
 from vla_rl.policies.smolvla_shape import SmolVLAShape
 from vla_rl.policies.vla.pictures import padded_picture
 from vla_rl.policies.vla.transformers import transformers
+from vla_rl.policies.vla.weights import load_public_weights
 
 _VLM = "model.vlm_with_expert.vlm."
 # In LeRobot's files, but no action depends on it: the language model's next-token head.
 UNUSED = (_VLM + "lm_head.weight",)
+# Statistics among the weights of folders from before LeRobot's processors; dataset_statistics.py reads them.
+_STATISTICS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
+_COMPILED = "model._orig_mod."  # how a policy that torch.compile had wrapped was saved
 
 
 class SmolVLANetwork(nn.Module):
@@ -183,6 +188,10 @@ class SmolVLANetwork(nn.Module):
         """The expert and the projections of state, action and time (LeRobot's train_expert_only)."""
         return {name: item for name, item in self.named_parameters() if not name.startswith(_VLM)}
 
+    def load_public(self, folder: Path) -> None:
+        """Fill the weights from a LeRobot folder, in its precision; raises UserError that lists what does not fit."""
+        load_public_weights(self, folder, public_name, dtype=None)
+
     def prefix_bytes(self, cameras: int, tokens: int) -> int:
         """Bytes of an observation's prefix with so many cameras present and tokens of the prompt."""
         text, dtype = self.shape.text, self._vlm["text_model"].embed_tokens.weight.dtype
@@ -190,6 +199,12 @@ class SmolVLANetwork(nn.Module):
         length = cameras * (self.shape.picture_tokens + around) + tokens
         token = 2 * text.layers * text.key_value_heads * text.head_size * dtype.itemsize + 1
         return length * token + 4 * self.pooled_size
+
+
+def public_name(name: str) -> str | None:
+    """The network's name of a LeRobot tensor, None for one that no action depends on."""
+    name = name.replace(_COMPILED, "model.", 1) if name.startswith(_COMPILED) else name
+    return None if name in UNUSED or name.startswith(_STATISTICS) else name
 
 
 def _projected(layer: Any, hidden: Tensor, angle: Tensor, head_size: int) -> tuple[Tensor, Tensor, Tensor]:
