@@ -1,4 +1,4 @@
-"""Checkpoint folders of policies."""
+"""Folders of policies: checkpoints of ours, and public ones of the families that are known."""
 
 from __future__ import annotations
 
@@ -6,14 +6,30 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl import pretrained
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.vla.checkpoint import family_class, is_public, read_public
+from vla_rl.policies.vla.options import VLAOptions
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checked ``config.json`` of a policy's folder, see ``vla_rl/pretrained.py``."""
+    """The checked ``config.json`` of a checkpoint of ours, see ``vla_rl/pretrained.py``."""
     return pretrained.read_config(folder, "policy")
 
 
-def load_policy(folder: str | Path, spec: EnvSpec | None = None) -> Any:
-    """The policy in a checkpoint folder, whichever class wrote it; with ``spec``, checked against that environment."""
-    return pretrained.load_module(folder, "policy", spec)
+def load_policy(folder: str | Path, spec: EnvSpec | None = None, options: VLAOptions | None = None) -> Any:
+    """The policy in a folder, whichever class wrote it; with ``spec``, checked against that environment.
+
+    A public folder (LeRobot's, transformers') becomes a policy for ``spec`` by ``options``; a checkpoint of ours has
+    its own.  Raises UserError for what is missing, damaged or does not fit, and for a public one without ``spec``.
+    """
+    if not is_public(Path(folder)):
+        return pretrained.load_module(folder, "policy", spec)
+    checkpoint = read_public(Path(folder))
+    if spec is None:
+        raise UserError(
+            f"the {checkpoint.family!r} checkpoint {str(folder)!r} belongs to no environment, so its inputs are "
+            "unknown; name one with --env NAME."
+        )
+    return load(family_class(checkpoint)).from_public(folder, spec, options or VLAOptions())

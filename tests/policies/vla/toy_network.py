@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from vla_rl.policies.vla.weights import load_public_weights
 
 WIDTH, CELLS = 8, 4
 
@@ -63,6 +66,9 @@ class ToyNetwork(nn.Module):
     def expert_parameters(self) -> dict[str, nn.Parameter]:
         frozen = ("eye.", "words.", "mix.")
         return {name: item for name, item in self.named_parameters() if not name.startswith(frozen)}
+
+    def load_public(self, folder: Path) -> None:
+        load_public_weights(self, folder, lambda name: name.removeprefix("model."), dtype=None)
 
     def prefix_bytes(self, cameras: int, tokens: int) -> int:
         cells = cameras * CELLS + tokens

@@ -84,6 +84,11 @@ def read_public(folder: Path) -> PublicCheckpoint:
         ) from error
 
 
+def family_class(checkpoint: PublicCheckpoint) -> str:
+    """ "module:Class" of the policies of its family."""
+    return FAMILIES[checkpoint.family]
+
+
 def _lerobot(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:
     """LeRobot: features with their shapes; the preprocessor names the tokenizer and renames cameras."""
     inputs, outputs = config["input_features"] or {}, config["output_features"] or {}

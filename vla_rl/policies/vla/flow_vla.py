@@ -26,8 +26,9 @@ from vla_rl.policies.vla.features import PICTURE, KeepPictures, Views, choose
 from vla_rl.policies.vla.network import FlowNetwork
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts
+from vla_rl.policies.vla.saving import Base, filled, load_learnt, save_learnt, saved_base
 from vla_rl.policies.vla.trainable import cast_frozen
-from vla_rl.pretrained import load_module, load_weights, save_folder
+from vla_rl.pretrained import load_module
 
 _PICTURES = KeepPictures()
 
@@ -56,15 +57,17 @@ class FlowVLA(nn.Module):
         action_scale: Affine,
         cameras: Sequence[str | None],
         options: VLAOptions,
+        base: Base | None = None,
     ) -> None:
-        """``cameras``: the environment's camera for each of the model's, None where one is missing.
+        """``cameras``: the environment's camera for each of the model's, None where one is missing; ``base``: the
+        folder that the weights of ``network`` come from.
 
         Raises ContractError when state or action of ``spec`` have another size than the statistics, or more entries
         or actions than the model.
         """
         super().__init__()
         _check_sizes(spec, network, state_scale, action_scale, options.horizon)
-        self.spec, self.prompts, self.cameras = spec, prompts, tuple(cameras)
+        self.spec, self.prompts, self.cameras, self.base = spec, prompts, tuple(cameras), base
         self.state_scale, self.action_scale, self.config = state_scale, action_scale, options
         self.version, self.sampler, self.final_noise = 0, options.sampler, 1.0
         self.network = network
@@ -218,7 +221,7 @@ class FlowVLA(nn.Module):
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` and the tokenizer in ``prompts``."""
+        """Write ``config.json``, ``model.safetensors`` and ``prompts``; on a base, only the trained weights."""
         config = {
             "policy": f"{type(self).__module__}:{type(self).__qualname__}",
             "config": to_json(self.config),
@@ -228,25 +231,29 @@ class FlowVLA(nn.Module):
             "state_scale": to_json(self.state_scale),
             "action_scale": to_json(self.action_scale),
         }
-        save_folder(Path(folder), config, self.state_dict(), {"prompts": self.prompts})
+        save_learnt(Path(folder), config, self, self.trainable(), self.base, {"prompts": self.prompts})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> Self:
-        """Load a checkpoint of ours; with ``spec``, first check that it was trained for such an environment."""
+        """Load a checkpoint of ours; with ``spec``, first check that it was trained for such an environment.
+
+        Raises UserError when the folder that it builds on is not there or has changed.
+        """
         saved: dict[str, Any] = read_config(Path(folder))
-        trained = EnvSpec.from_json(saved["spec"])
+        trained, base, shape = EnvSpec.from_json(saved["spec"]), saved_base(saved), from_json(saved["shape"])
         if spec is not None:
             check_same_env(trained, spec)
         policy = cls(
             spec or trained,
-            from_json(saved["shape"]).build(),
+            shape.build() if base is None else filled(shape, base.open(Path(folder))),
             load_module(Path(folder) / "prompts", "prompts"),
             from_json(saved["state_scale"]),
             from_json(saved["action_scale"]),
             saved["cameras"],
             from_json(saved["config"]),
+            base,
         )
-        load_weights(policy, Path(folder))
+        load_learnt(policy, Path(folder), policy.trainable(), base)
         return policy.eval()
 
     def _tensor(self, array: Array) -> Tensor:

@@ -7,6 +7,7 @@ tokens of the prompt, ``W`` numbers that sum the prefix up for critics.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -28,6 +29,9 @@ class VisionLanguage(Protocol):
 
     def prefix_bytes(self, cameras: int, tokens: int) -> int:
         """Bytes per observation of what :meth:`encode` returns for so many cameras and tokens of the prompt."""
+
+    def load_public(self, folder: Path) -> None:
+        """Fill the weights from a public folder; raises UserError that lists what is missing or does not fit."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 

@@ -56,5 +56,4 @@ def freeze_others(network: VisionLanguage, chosen: dict[str, nn.Parameter]) -> N
 def cast_frozen(network: VisionLanguage, trained: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
     """Store what is not trained in ``dtype``: half of its memory in bfloat16, where a step of an optimizer is lost."""
     for name, parameter in network.named_parameters():
-        if name not in trained:
-            parameter.data = parameter.data.to(dtype)
+        parameter.data = parameter.data.to(torch.float32 if name in trained else dtype)

@@ -90,18 +90,30 @@ def load_public_weights(
     dtype: torch.dtype | None = torch.float32,
     absent: Iterable[str] = (),
 ) -> None:
-    """Fill ``module`` from the weights of ``folder``, one tensor after the other; what was there is let go.
+    """Fill ``module`` from the weights of ``folder``, one tensor after the other.
 
     ``rename`` maps a tensor's name in the files to that in ``module``, or to None where ``module`` does without it.
-    Floating-point tensors become ``dtype`` (None: as they are in the file).  A parameter that several modules share may
-    be in the files under any of its names.  Tensors named in ``absent`` keep what they hold if they are not in the
-    files.  Raises UserError that lists missing, superfluous and differently shaped tensors; ``module`` is then of no
-    use.
+    Parameters without memory get it, in ``dtype`` (None: that of the file); others are filled in place.  A parameter
+    that several modules share may be in the files under any of its names.  Tensors named in ``absent`` keep what they
+    hold if they are not in the files.  Raises UserError that lists missing, superfluous and differently shaped tensors;
+    ``module`` is then of no use.
     """
+    fill_module(module, folder, weight_files(folder), rename, dtype, absent)
+
+
+def fill_module(
+    module: nn.Module,
+    folder: Path,
+    files: Iterable[Path],
+    rename: Rename = lambda name: name,
+    dtype: torch.dtype | None = torch.float32,
+    absent: Iterable[str] = (),
+) -> None:
+    """:func:`load_public_weights` from ``files`` of ``folder``."""
     wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     shared = _shared_names(module)
     filled, extra, misshapen = set[str](), list[str](), list[str]()
-    for path in weight_files(folder):
+    for path in files:
         with open_tensors(path) as tensors:
             for key in tensors.keys():  # noqa: SIM118  # a file, no dict
                 name = rename(key)
@@ -127,16 +139,20 @@ def _shared_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
     return {name: tuple(names) for names in groups.values() for name in names}
 
 
+@torch.no_grad()
 def _put(module: nn.Module, names: Iterable[str], tensor: Tensor, dtype: torch.dtype | None) -> None:
-    """Let the parameter or buffer called ``names`` be a copy of ``tensor``, which lies in a file."""
-    new = tensor.to(dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype, copy=True)
-    parameter: nn.Parameter | None = None
+    """Fill the parameter or buffer called ``names`` with ``tensor``, which lies in a file."""
+    new: nn.Parameter | None = None
     for name in names:
         owner, _, last = name.rpartition(".")
         old = getattr(module.get_submodule(owner), last)
-        if isinstance(old, nn.Parameter):
-            parameter = nn.Parameter(new, old.requires_grad) if parameter is None else parameter
-        setattr(module.get_submodule(owner), last, new if parameter is None else parameter)
+        if not old.is_meta:
+            old.copy_(tensor)
+            continue
+        if new is None:
+            kept = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            new = nn.Parameter(tensor.to(kept, copy=True), old.requires_grad)
+        setattr(module.get_submodule(owner), last, new)
 
 
 def _require_complete(folder: Path, missing: list[str], extra: list[str], misshapen: list[str]) -> None:

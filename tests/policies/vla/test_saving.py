@@ -1,0 +1,125 @@
+"""A checkpoint on a public folder holds what was learnt; the folder must be there and unchanged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.vla.toy_family import ToyVLA, write_folder
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.saving import fingerprint
+from vla_rl.policies.vla.trainable import TrainAll
+
+
+def opened(folder: Path, options: VLAOptions | None = None) -> ToyVLA:
+    policy = ToyVLA.from_public(write_folder(folder, SPEC), SPEC, options or VLAOptions())
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(0.1)  # it learns
+    return policy
+
+
+def decide(policy: ToyVLA) -> torch.Tensor:
+    return policy.act(policy.encode(observations()), {}, "eval", seeded())[0].action
+
+
+@pytest.mark.parametrize(
+    "options", [VLAOptions(), VLAOptions(dtype="bfloat16"), VLAOptions(trains=TrainAll())], ids=str
+)
+def test_what_was_learnt_and_the_base_are_the_policy_again(tmp_path: Path, options: VLAOptions) -> None:
+    policy = opened(tmp_path / "base", options)
+    policy.save_pretrained(tmp_path / "ours")
+    again = load_policy(tmp_path / "ours", SPEC)
+    assert torch.equal(decide(again), decide(policy)) and again.base == policy.base
+    for name, item in policy.state_dict().items():
+        assert torch.equal(again.state_dict()[name], item) and again.state_dict()[name].dtype == item.dtype
+
+
+def test_a_checkpoint_holds_the_trained_tensors_only(tmp_path: Path) -> None:
+    policy = opened(tmp_path / "base")
+    policy.save_pretrained(tmp_path / "ours")
+    saved = load_file(tmp_path / "ours" / "model.safetensors")
+    assert set(saved) == set(policy.trainable())
+    assert not any(name.startswith(("network.eye", "network.words", "network.mix")) for name in saved)
+
+
+def test_the_bytes_of_a_save_are_those_of_what_was_learnt(tmp_path: Path) -> None:
+    """A frozen part a thousand times as large adds nothing to a save."""
+    policy = opened(tmp_path / "base")
+    policy.network.words = torch.nn.Embedding(1_000_000, 8).requires_grad_(False)
+    policy.save_pretrained(tmp_path / "ours")
+    learnt = sum(item.numel() * item.element_size() for item in policy.trainable().values())
+    written = sum(path.stat().st_size for path in (tmp_path / "ours").rglob("*") if path.is_file())
+    assert learnt < written < learnt + 20_000  # names, shapes, spec and prompts
+
+
+def test_without_a_base_everything_is_saved(tmp_path: Path) -> None:
+    policy = opened(tmp_path / "base")
+    policy.base = None
+    policy.save_pretrained(tmp_path / "ours")
+    shutil.rmtree(tmp_path / "base")
+    assert torch.equal(decide(load_policy(tmp_path / "ours", SPEC)), decide(policy))
+
+
+def test_a_base_that_is_not_there_is_said_with_how_to_point_to_its_new_place(tmp_path: Path) -> None:
+    policy = opened(tmp_path / "base")
+    policy.save_pretrained(tmp_path / "ours")
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"base', which is not there.*write its new place into base.folder of .*config"):
+        load_policy(tmp_path / "ours", SPEC)
+    path = tmp_path / "ours" / "config.json"
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved["base"]["folder"] = str(tmp_path / "moved")
+    path.write_text(json.dumps(saved), encoding="utf-8")
+    assert torch.equal(decide(load_policy(tmp_path / "ours", SPEC)), decide(policy))
+
+
+def test_a_base_that_has_changed_is_refused(tmp_path: Path) -> None:
+    policy = opened(tmp_path / "base")
+    policy.save_pretrained(tmp_path / "ours")
+    (tmp_path / "base" / "README.md").write_text("a note", encoding="utf-8")
+    load_policy(tmp_path / "ours", SPEC)  # a file that the policy does not consist of
+    weights = tmp_path / "base" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.words.weight"] += 1.0
+    save_file(tensors, weights)
+    with pytest.raises(
+        UserError, match=r"are not those that .*ours' was trained on top of.*put the original files back"
+    ):
+        load_policy(tmp_path / "ours", SPEC)
+
+
+def test_the_fingerprint_sees_other_weights_sizes_names_and_configs(tmp_path: Path) -> None:
+    def folder(name: str, change: int = 0, size: int = 1_000_000, config: str = "{}", file: str = "") -> str:
+        made = tmp_path / name
+        made.mkdir()
+        (made / "config.json").write_text(config, encoding="utf-8")
+        content = np.random.default_rng(change).bytes(size)
+        index = {"weight_map": {"a": file or "model-1.safetensors"}}
+        (made / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        (made / (file or "model-1.safetensors")).write_bytes(content)
+        return fingerprint(made)
+
+    found = [folder("a"), folder("b", 1), folder("c", size=999_999), folder("d", config="[]"), folder("e", file="m")]
+    assert len(set(found)) == len(found) and folder("f") == found[0]
+
+
+def test_a_checkpoint_that_lacks_a_learnt_tensor_or_has_another_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path / "base").save_pretrained(tmp_path / "ours")
+    path = tmp_path / "ours" / "model.safetensors"
+    saved = load_file(path)
+    save_file({name: item for name, item in saved.items() if name != "network.leave.bias"}, path)
+    with pytest.raises(UserError, match=r"1 tensors of the model are not in its files \(network.leave.bias\)"):
+        load_policy(tmp_path / "ours", SPEC)
+    save_file({**saved, "network.other": torch.ones(1)}, path)
+    with pytest.raises(UserError, match=r"1 of its tensors have no place in the model \(network.other\)"):
+        load_policy(tmp_path / "ours", SPEC)
