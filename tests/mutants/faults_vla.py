@@ -47,8 +47,8 @@ FAULTS = (
     Fault(
         "what a VLA trains is rounded to bfloat16 as well",
         "vla_rl/policies/vla/trainable.py",
-        "if name not in trained:",
-        "if name:",
+        "parameter.data = parameter.data.to(torch.float32 if name in trained else dtype)",
+        "parameter.data = parameter.data.to(dtype)",
         (f"{_ON}test_a_frozen_model_in_bfloat16_leaves_the_expert_in_float32",),
     ),
     Fault(

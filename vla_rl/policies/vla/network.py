@@ -30,9 +30,6 @@ class VisionLanguage(Protocol):
     def prefix_bytes(self, cameras: int, tokens: int) -> int:
         """Bytes per observation of what :meth:`encode` returns for so many cameras and tokens of the prompt."""
 
-    def load_public(self, folder: Path) -> None:
-        """Fill the weights from a public folder; raises UserError that lists what is missing or does not fit."""
-
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
@@ -61,6 +58,9 @@ class FlowNetwork(VisionLanguage, Protocol):
         """The velocity [B,C,A] at ``x`` [B,C,A] and ``t`` [B] (1: noise, 0: action) and the expert's last hidden
         states [B,C,hidden_size], both float32.
         """
+
+    def load_public(self, folder: Path) -> None:
+        """Fill the weights from a public folder; raises UserError that lists what is missing or does not fit."""
 
 
 class NetworkShape(Protocol):

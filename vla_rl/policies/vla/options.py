@@ -24,8 +24,6 @@ class VLAOptions:
     """
 
     cameras: Mapping[str, str] = field(default_factory=dict)  # checkpoint's camera: environment's; {}: equal names
-    statistics: str = ""  # folder of the data's normalization statistics: a dataset or a checkpoint; "": its own
-    statistics_key: str = ""  # which of several datasets or robots in them (OpenVLA's unnorm_key, openpi's asset)
     horizon: int = 0  # H, actions executed of a chunk; 0: the checkpoint's, at most the environment's longest chunk
     statistics: str = ""  # a folder or file with the statistics of state and action; "": the checkpoint's own
     statistics_key: str = ""  # the dataset or robot among several in there
