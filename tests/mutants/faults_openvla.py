@@ -248,6 +248,13 @@ _OPENED = (
         "        crop=1.0,",
         (f"{_ON_PUBLIC}test_oft_sees_several_pictures_and_executes_a_part_of_its_chunk",),
     ),
+    Fault(
+        "the gripper closes where it should open",
+        _PUBLIC,
+        "    closed, opened = gripper",
+        "    opened, closed = gripper",
+        (f"{_ON_PUBLIC}test_the_gripper_opens_where_the_environment_opens_it",),
+    ),
 )
 
 FAULTS = (*_READING, *_DECODED, *_CHOSEN, *_OPENED)

@@ -176,6 +176,20 @@ def test_oft_reads_the_state_where_the_folder_has_its_projector(tmp_path):
     assert (policy.log_prob(one, bins, {}).logprob - policy.log_prob(other, bins, {}).logprob).abs().min() > 1e-4
 
 
+def test_the_gripper_opens_where_the_environment_opens_it(tmp_path):
+    """LIBERO closes at 1 and opens at -1; a checkpoint's 1 means open and 0 closed, and is not normalised."""
+    folder = published(tmp_path / "it")
+    wide = replace(ONE, action=replace(ONE.action, low=-10.0, high=10.0))
+    opened, closed = (torch.tensor([100, 100, 127 + way]) for way in (127, 0))
+    for values in ((0.0, 1.0), (1.0, -1.0), (-1.0, 1.0)):
+        policy = OpenVLA.from_public(folder, wide, OpenVLAOptions(gripper=values))
+        for bins, expected in ((closed, values[0]), (opened, values[1])):
+            assert policy.actions(bins)[-1].item() == pytest.approx(expected, abs=0.01)
+        back = policy.bins(policy.action_scale.normalize(policy.actions(opened)))
+        assert (back - opened).abs().max() <= 1
+        assert torch.equal(policy.actions(opened)[:2], policy.actions(closed)[:2])
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [

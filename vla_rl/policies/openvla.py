@@ -28,6 +28,7 @@ from vla_rl.policies.openvla_public import (
     proprio_names,
     public_shape,
     to_float32,
+    with_gripper,
 )
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.tokens import Vocabulary
@@ -233,7 +234,8 @@ class OpenVLA(nn.Module):
         load_proprio(network, place)
         prompts = OpenVLAPrompts(str(place)).learn(spec.tasks)
         seen = [name for name in cameras if name is not None]
-        policy = cls(spec, network, prompts, statistics.state, statistics.action, seen, chosen)
+        action_scale = with_gripper(statistics.action, chosen.gripper)
+        policy = cls(spec, network, prompts, statistics.state, action_scale, seen, chosen)
         to_float32(policy.trainable())
         return policy.eval()
 

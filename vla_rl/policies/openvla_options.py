@@ -21,6 +21,8 @@ class OpenVLAOptions(VLAOptions):
     temperature: float = 1.0  # of exploration and of its likelihood alike; SimpleVLA-RL: 1.6
     logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
     crop: float = 1.0  # the share of a picture's area that is seen; .9 for checkpoints fine-tuned with random crops
+    # The environment's last entry where the gripper is closed and open; 0 and 1 in OpenVLA's data.
+    gripper: tuple[float, float] = (0.0, 1.0)  # LIBERO: (1, -1), ManiSkill: (-1, 1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -127,6 +127,16 @@ def _proprio_tensors(folder: Path) -> dict[str, Tensor]:
         return {name.removeprefix("module."): tensors.get_tensor(name).to(torch.float32) for name in names}
 
 
+def with_gripper(action: Affine, gripper: tuple[float, float]) -> Affine:
+    """``action`` for an environment where the last entry is ``gripper`` (closed, open) instead of (0, 1).
+
+    OpenVLA's data have 0 and 1 in every dataset; its evaluations convert them outside the policy.
+    """
+    closed, opened = gripper
+    offset = (*action.offset[:-1], closed + (opened - closed) * action.offset[-1])
+    return Affine(offset, (*action.scale[:-1], (opened - closed) * action.scale[-1]))
+
+
 def critics_scale(spec: EnvSpec) -> Affine:
     """For critics, where the network reads no state: entries with finite bounds to [-1, 1], others as they are."""
     shape = spec.state.shape
