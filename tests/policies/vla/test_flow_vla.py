@@ -29,6 +29,7 @@ from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla import flow_vla
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import WordPrompts
@@ -154,6 +155,21 @@ def test_the_imitation_loss_is_that_of_flow_matching_by_hand():
     torch.testing.assert_close(loss, (velocity - (noise[:, 0] - target)).square().mean())
 
 
+def test_imitation_encodes_a_small_dataset_once_and_a_large_one_by_the_minibatch(monkeypatch):
+    policy, obs, chunks = made(), observations(), torch.zeros(16, 4, 2)
+    monkeypatch.setattr(flow_vla, "_PART", 6)
+    once = policy.imitation_features(obs)
+    assert policy.network.encoded == 3 and len(once["prefix/keys"]) == 16 and "picture/front" not in once
+    for name, item in policy.encode(obs).items():
+        torch.testing.assert_close(once[name], item)
+    monkeypatch.setattr(flow_vla, "_DATASET_LIMIT", 1000)
+    later = policy.imitation_features(obs)
+    assert "picture/front" in later and "prefix/keys" not in later and policy.network.encoded == 4
+    one, other = (policy.imitation_loss(item, chunks, 2, seeded()) for item in (once, later))
+    torch.testing.assert_close(one, other)
+    assert "picture/front" in made(trains=TrainAll()).imitation_features(obs)
+
+
 def test_times_of_imitation_are_beta_distributed():
     seen, policy = [], made()
     policy.network.velocity = lambda given, x, t: (
@@ -251,7 +267,7 @@ def test_imitation_learns_the_whole_chunk():
     before = policy.network.encoded
     config = ImitationConfig(0, stride=1, fit=FitConfig(steps=200, batch=16, lr=1e-2))
     imitate_policy(policy, episodes, config, 1)
-    assert policy.network.encoded > before  # from pictures, minibatch by minibatch
+    assert policy.network.encoded == before + 1  # once for all minibatches
     target = policy.action_scale.normalize(torch.as_tensor(episodes.chunks(4)))
     policy.config = replace(policy.config, horizon=4)
     out, _ = policy.act(policy.encode(rows), {}, "eval", seeded())

@@ -22,7 +22,7 @@ from vla_rl.policies.heads import zero_init
 from vla_rl.policies.noise import Generators, normal, uniform
 from vla_rl.policies.normalization import Affine, action_limits, check_same_env
 from vla_rl.policies.pretrained import read_config
-from vla_rl.policies.vla.features import PICTURE, KeepPictures, Views, choose
+from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Views, choose
 from vla_rl.policies.vla.network import FlowNetwork
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts
@@ -31,6 +31,8 @@ from vla_rl.policies.vla.trainable import cast_frozen
 from vla_rl.pretrained import load_module
 
 _PICTURES = KeepPictures()
+_DATASET_LIMIT = 2_000_000_000  # bytes of the prefixes of a dataset up to which imitation keeps them
+_PART = 64  # observations that are encoded at a time
 
 
 class FlowVLA(nn.Module):
@@ -80,7 +82,8 @@ class FlowVLA(nn.Module):
         tokens, mask = prompts.encode(spec.tasks)
         for name, item in {"action_low": low, "action_high": high, "tokens": tokens, "token_mask": mask}.items():
             self.register_buffer(name, item, persistent=False)
-        self.kept = choose(options, network.prefix_bytes(len(self.cameras), tokens.shape[1]))
+        self._prefix_bytes = network.prefix_bytes(len(self.cameras), tokens.shape[1])
+        self.kept = choose(options, self._prefix_bytes)
 
     @property
     def feature_sizes(self) -> dict[str, int]:
@@ -108,7 +111,11 @@ class FlowVLA(nn.Module):
         return {**kept, "state": state, "time": time.to(state) / self.spec.time_limit}
 
     def imitation_features(self, obs: Observation) -> Features:
-        """What :meth:`imitation_loss` reads, on the host: the prefixes of a whole dataset would fill the memory."""
+        """What :meth:`imitation_loss` reads, on the host: the kept prefixes if they fit, or the pictures."""
+        count = len(obs.state)
+        if isinstance(self.kept, KeepPrefix) and count * self._prefix_bytes <= _DATASET_LIMIT:
+            parts = [self.encode(obs.select(slice(i, i + _PART))) for i in range(0, count, _PART)]
+            return {name: torch.cat([part[name].cpu() for part in parts]) for name in parts[0]}
         pictures = {PICTURE + name: torch.as_tensor(obs.images[name]) for name in self.cameras if name is not None}
         state = self.state_scale.normalize(torch.as_tensor(obs.state).float())
         return {**pictures, "task": torch.as_tensor(obs.task).long(), "state": state}
