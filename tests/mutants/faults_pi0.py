@@ -21,8 +21,8 @@ _IN_THE_NETWORK = (
     Fault(
         "time runs the other way in pi0",
         _NETWORK,
-        "x.to(kind), t.float())",
-        "x.to(kind), 1.0 - t.float())",
+        "* t.to(dtype)[:, None]",
+        "* (1.0 - t.to(dtype))[:, None]",
         (_GOLDEN,),
     ),
     Fault(
@@ -112,22 +112,22 @@ _IN_THE_NETWORK = (
     Fault(
         "critics of pi0 read hidden states before the last norm",
         _NETWORK,
-        "hidden = language.norm(hidden).float()",
-        "hidden = hidden.float()",
+        "hidden = _exact(_normed(language.norm, hidden))",
+        "hidden = _exact(hidden)",
         (_POOLED,),
     ),
     Fault(
         "pi0 adds the state's token to the actions'",
         _NETWORK,
-        "hidden = expert.norm(hidden)[:, -self.chunk :]",
-        "hidden = expert.norm(hidden)[:, : self.chunk]",
+        "hidden = _normed(expert.norm, hidden)[:, -self.chunk :]",
+        "hidden = _normed(expert.norm, hidden)[:, : self.chunk]",
         (_GOLDEN,),
     ),
     Fault(
         "pi0's trained expert computes in the frozen model's bfloat16",
         _NETWORK,
-        "hidden = hidden.to(_dtype(expert))",
-        "hidden = hidden.to(_dtype(self.model.vlm)).to(_dtype(expert))",
+        'hidden = self.embed_suffix(condition["state"], x, t).to(_dtype(expert))',
+        'hidden = self.embed_suffix(condition["state"], x, t).to(_dtype(self.model.vlm)).to(_dtype(expert))',
         (_ROUNDED,),
     ),
     Fault(
@@ -150,6 +150,63 @@ _IN_THE_NETWORK = (
         "pair = 2 * language.num_hidden_layers",
         "pair = language.num_hidden_layers",
         (_BYTES,),
+    ),
+)
+
+_POLICY, _PUBLIC, _ON_POLICY = "vla_rl/policies/pi0.py", "vla_rl/policies/pi0_public.py", "tests/policies/test_pi0.py::"
+_LEROBOT = f"{_ON_POLICY}test_a_folder_of_lerobot_acts_as_its_policy"
+_THEIRS = f"{_ON_POLICY}test_a_folder_of_transformers_acts_as_its_model"
+_REFUSED = f"{_ON_POLICY}test_what_does_not_fit_is_one_sentence"
+
+_IN_FOLDERS = (
+    Fault(
+        "LeRobot's waves of the time are rounded as transformers' are",
+        _NETWORK,
+        'time_dtype: str = "float64"',
+        'time_dtype: str = "float32"',
+        (_LEROBOT,),
+    ),
+    Fault(
+        "pictures for transformers' pi0 are fitted as LeRobot does",
+        _PUBLIC,
+        "        pictures=TransformersLetterbox(),",
+        "        pictures=Letterbox(),",
+        (_THEIRS,),
+    ),
+    Fault(
+        "pictures for LeRobot's pi0 are fitted as openpi does",
+        _PUBLIC,
+        "        pictures=Letterbox(),",
+        "        pictures=Letterbox(bar=-1.0),",
+        (_LEROBOT,),
+    ),
+    Fault(
+        "the language model's words are those of the expert",
+        "vla_rl/policies/pi0_names.py",
+        r"_expert\.paligemma\.lm_head\.",
+        r"_expert\.gemma_expert\.lm_head\.",
+        (_LEROBOT,),
+    ),
+    Fault(
+        "a pi0 of an old LeRobot is opened",
+        _PUBLIC,
+        'if "paligemma_variant" not in config:',
+        "if False:",
+        (_REFUSED,),
+    ),
+    Fault(
+        "pi0's prompt has no <bos>",
+        _POLICY,
+        'start="<bos>",',
+        'start="",',
+        (f"{_ON_POLICY}test_the_prompt_is_bos_the_instruction_and_a_newline",),
+    ),
+    Fault(
+        "norms of pi0 round float64 to float32",
+        _NETWORK,
+        "wide = _exact(hidden)",
+        "wide = hidden.float()",
+        (f"{_ON_POLICY}test_learning_sees_the_density_of_acting",),
     ),
 )
 
@@ -197,4 +254,4 @@ _IN_PICTURES = (
 
 # Without transformers the tests of the network are skipped.
 _HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
-FAULTS: tuple[Fault, ...] = (*_IN_PICTURES, *(_IN_THE_NETWORK if _HAS_TRANSFORMERS else ()))
+FAULTS: tuple[Fault, ...] = (*_IN_PICTURES, *((*_IN_THE_NETWORK, *_IN_FOLDERS) if _HAS_TRANSFORMERS else ()))

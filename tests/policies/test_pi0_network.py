@@ -25,6 +25,7 @@ SHAPE = Pi0Shape(
     chunk=CHUNK,
     action_size=ACTION,
     state_size=STATE,
+    time_dtype="float32",
 )
 GOLDEN = np.load(Path(__file__).parents[1] / "golden/vla/pi0/expected.npz")
 PADDED = "padded prompts and a missing camera"
@@ -223,7 +224,7 @@ def test_activations_are_computed_again_where_that_is_asked_for(network):
     given, calls = tensors(PADDED), []
     with torch.no_grad():
         condition = network.condition(seen(network, PADDED), given["state"])
-    network.model.dit.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    network.model.dit.layers[0].self_attn.q_proj.register_forward_hook(lambda *_: calls.append(1))
     for network.recompute, expected in ((False, 1), (True, 2)):
         calls.clear()
         network.velocity(condition, given["noise"], given["time"])[0].sum().backward()

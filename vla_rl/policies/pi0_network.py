@@ -9,8 +9,10 @@ padded size, ``n`` layers, ``h`` key-value heads, ``d`` entries of a head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from vla_rl.policies.pi0_names import public_name
 from vla_rl.policies.vla.letterbox import Letterbox
 from vla_rl.policies.vla.transformers import transformers
+from vla_rl.policies.vla.weights import load_public_weights
 
 Pair = tuple[Tensor, Tensor]
 
@@ -65,7 +69,21 @@ class Pi0Shape:
     state_size: int = 32
     min_period: float = 4e-3
     max_period: float = 4.0
+    time_dtype: str = "float64"  # of the waves that encode the time: LeRobot's and openpi's; transformers has float32
     pictures: Letterbox = Letterbox()
+
+    @classmethod
+    def small(cls, state: int, action: int, chunk: int = 10, picture: int = 64) -> Pi0Shape:
+        """About two million parameters for states and actions of these sizes, to be trained from nothing on a CPU."""
+        return cls(
+            vision=Siglip(96, 384, num_hidden_layers=3, num_attention_heads=3, patch_size=8, image_size=picture),
+            language=Gemma(144, 384, num_hidden_layers=4, num_attention_heads=6, head_dim=24, vocab_size=1),
+            expert_hidden_size=108,
+            expert_intermediate_size=288,
+            chunk=chunk,
+            action_size=action,
+            state_size=state,
+        )
 
     def build(self) -> Pi0Network:
         """The network with random weights."""
@@ -135,7 +153,7 @@ class Pi0Network(nn.Module):
         for layer in language.layers:
             hidden, *own = self._run(_gemma_layer, layer, hidden, rotation, every, None)
             pairs.append((own[0], own[1]))
-        hidden = language.norm(hidden).float()
+        hidden = _exact(_normed(language.norm, hidden))
         pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
         keys, values = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
         return {"keys": keys, "values": values, "mask": mask, "pooled": pooled}
@@ -148,6 +166,13 @@ class Pi0Network(nn.Module):
         for layer in tower.encoder.layers:
             hidden = self._run(layer, hidden, None)
         return self.model.vlm.multi_modal_projector(tower.post_layernorm(hidden))
+
+    def load_public(self, folder: Path) -> None:
+        """Fill the weights from a folder of LeRobot or transformers, in its precision.
+
+        Raises UserError that lists what is missing or does not fit.
+        """
+        load_public_weights(self, folder, public_name, dtype=None)
 
     def prefix_bytes(self, cameras: int, tokens: int) -> int:
         """Keys and values in the dtype of the language model, the mask, and ``pooled``."""
@@ -165,16 +190,23 @@ class Pi0Network(nn.Module):
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """The state and the noisy actions behind the prefix, which stays as it is; see ``FlowNetwork``."""
-        expert, kind = self.model.dit, self.action_out_proj.weight.dtype
-        hidden = self.embed_action_time(condition["state"].to(kind), x.to(kind), t.float())
-        hidden = hidden.to(_dtype(expert))
+        expert = self.model.dit
+        hidden = self.embed_suffix(condition["state"], x, t).to(_dtype(expert))
         allowed, positions = _behind(condition["mask"], hidden.shape[1])
         rotation = expert.rotary_emb(hidden, positions)
         for i, layer in enumerate(expert.layers):
             past = condition["keys"][:, i], condition["values"][:, i]
             hidden = self._run(_gemma_layer, layer, hidden, rotation, allowed, past)[0]
-        hidden = expert.norm(hidden)[:, -self.chunk :]
-        return self.action_out_proj(hidden.to(kind)).float(), hidden.float()
+        hidden = _normed(expert.norm, hidden)[:, -self.chunk :]
+        return _exact(self.action_out_proj(hidden.to(self.action_out_proj.weight.dtype))), _exact(hidden)
+
+    def embed_suffix(self, state: Tensor, x: Tensor, t: Tensor) -> Tensor:
+        """The state [B,S] as one token, then the noisy actions ``x`` at ``t`` as one each, [B,1+C,hidden_size]."""
+        parts: Any = self.embed_action_time
+        actions = parts.action_in_proj(x.to(parts.action_in_proj.weight.dtype))
+        time = _waves(t, self.shape).to(actions.dtype)[:, None].expand_as(actions)
+        merged = parts.action_time_mlp_out(F.silu(parts.action_time_mlp_in(torch.cat([actions, time], 2))))
+        return torch.cat([parts.state_proj(state.to(actions.dtype))[:, None], merged], 1)
 
     def expert_parameters(self) -> dict[str, nn.Parameter]:
         """All but the vision-language model."""
@@ -185,6 +217,18 @@ class Pi0Network(nn.Module):
         if not (self.recompute and torch.is_grad_enabled()):
             return function(*inputs)
         return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # no layer draws numbers
+
+
+def _waves(t: Tensor, shape: Pi0Shape) -> Tensor:
+    """Sines, then cosines, of ``t`` [B] at geometrically spaced periods, [B,expert_hidden_size].
+
+    The fastest turns 250 times while ``t`` goes from 0 to 1, so in float32 its angle is 1e-4 off.
+    """
+    dtype = getattr(torch, shape.time_dtype)
+    share = torch.linspace(0.0, 1.0, shape.expert_hidden_size // 2, dtype=dtype, device=t.device)
+    period = shape.min_period * (shape.max_period / shape.min_period) ** share
+    angle = (1.0 / period * 2.0 * math.pi) * t.to(dtype)[:, None]
+    return torch.cat([angle.sin(), angle.cos()], 1)
 
 
 def _behind(mask: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -200,14 +244,14 @@ def _behind(mask: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 
 def _gemma_layer(
-    layer: nn.Module, hidden: Tensor, rotation: Pair, allowed: Tensor, past: Pair | None
+    layer: Any, hidden: Tensor, rotation: Pair, allowed: Tensor, past: Pair | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A Gemma decoder layer on ``hidden`` [B,L,W], behind the keys and values ``past`` [B,h,P,d].
 
     ``allowed`` bool [B,1,L,P+L].  Returns its output and its own keys, rotated, and values [B,h,L,d].
     """
-    attention: Any = layer.self_attn
-    inputs = layer.input_layernorm(hidden)  # type: ignore[operator]
+    attention = layer.self_attn
+    inputs = _normed(layer.input_layernorm, hidden)
     query, own_key, value = (
         project(inputs).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
         for project in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -222,7 +266,7 @@ def _gemma_layer(
         query, _shared(keys, groups), _shared(values, groups), attn_mask=allowed, scale=attention.scaling
     )
     hidden = hidden + attention.o_proj(seen.transpose(1, 2).flatten(2))
-    return hidden + layer.mlp(layer.post_attention_layernorm(hidden)), own_key, value  # type: ignore[operator]
+    return hidden + layer.mlp(_normed(layer.post_attention_layernorm, hidden)), own_key, value
 
 
 def _rotated(x: Tensor, rotation: Pair) -> Tensor:
@@ -235,6 +279,18 @@ def _rotated(x: Tensor, rotation: Pair) -> Tensor:
 def _shared(x: Tensor, groups: int) -> Tensor:
     """[B,h,L,d] seen by ``groups`` heads each, [B,h*groups,L,d]; no copy where h is 1."""
     return x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
+
+
+def _normed(norm: Any, hidden: Tensor) -> Tensor:
+    """``hidden`` through a GemmaRMSNorm, which itself would round float64 to float32."""
+    wide = _exact(hidden)
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    return (scaled * (1.0 + norm.weight.to(wide.dtype))).to(hidden.dtype)
+
+
+def _exact(x: Tensor) -> Tensor:
+    """``x`` in float32, or in float64 where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

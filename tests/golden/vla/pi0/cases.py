@@ -86,3 +86,24 @@ PICTURES = ((20, 33), (41, 30), (28, 29), (50, 50), (72, 128))  # height and wid
 def picture(size: tuple[int, int]) -> np.ndarray:
     """uint8 [1,h,w,3]: noise, the hardest to resize."""
     return generator(f"picture {size}").integers(0, 256, (1, *size, 3), dtype=np.uint8)
+
+
+# LeRobot's pi0: its heads are 8 and 16 whatever the sizes, and roots of these widths are powers of two.
+LEROBOT_CAMERAS = {"observation.images.base_0_rgb": (20, 33), "observation.images.left_wrist_0_rgb": (SIDE, SIDE)}
+LEROBOT_MISSING = "observation.images.right_wrist_0_rgb"
+LEROBOT_TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+LEROBOT_EXPERT = {"hidden_size": 16, "intermediate_size": 40}
+LEROBOT_VISION = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "projection_dim": 64}
+LEROBOT_LENGTHS = {"one row": (4,), "padded prompts": (5, 2, 7)}
+# It is lm_head.weight too, and a file holds one of them.
+LEROBOT_TIED = "model.paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+
+
+def lerobot_inputs(name: str) -> dict[str, np.ndarray]:
+    """Pictures uint8 [B,h,w,3] by camera; ``tokens``, ``mask``, ``state``, ``noise`` as in :func:`inputs`."""
+    given, batch = inputs(Case(LEROBOT_LENGTHS[name])), len(LEROBOT_LENGTHS[name])
+    draw = generator("pictures for LeRobot's pi0")
+    pictures = {
+        camera: draw.integers(0, 256, (batch, *size, 3), dtype=np.uint8) for camera, size in LEROBOT_CAMERAS.items()
+    }
+    return {**pictures, **{key: given[key] for key in ("tokens", "mask", "state", "noise")}}

@@ -1,0 +1,152 @@
+"""Writes ``lerobot.npz`` beside this file with LeRobot's own pi0.
+
+Made with lerobot 0.4.4, transformers 4.57.6, torch 2.13.0 (cpu) and numpy 2.2.6 in the environment of
+``tests/golden/lerobot/requirements.txt`` plus transformers, by
+``PYTHONPATH=. python tests/golden/vla/pi0/write_lerobot.py``.
+
+LeRobot asks for a patched transformers whose Gemma scales no embedding, whose PaliGemma divides no picture token by the
+root of the width, and whose layers never write into a cache.  The three are put right here; the first two are exact,
+for the widths' roots are powers of two.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+sys.modules["tests"] = ModuleType("tests")  # other packages may have one
+sys.modules["tests"].__path__ = [str(HERE.parents[2])]
+# torchvision's compiled part does not fit a torch without CUDA; lerobot imports it but uses nothing of it here.
+_LIBRARY = torch.library.Library("torchvision", "DEF")
+for _name in ("nms", "qnms"):
+    _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+from lerobot.configs.types import FeatureType, PolicyFeature  # noqa: E402
+from lerobot.policies.pi0 import modeling_pi0  # noqa: E402
+from lerobot.policies.pi0.configuration_pi0 import PI0Config  # noqa: E402
+from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration  # noqa: E402
+from transformers.models import siglip  # noqa: E402
+from transformers.models.gemma.modeling_gemma import GemmaModel  # noqa: E402
+
+from tests.golden.vla.pi0.cases import (  # noqa: E402
+    ACTION,
+    CHUNK,
+    LEROBOT_CAMERAS,
+    LEROBOT_EXPERT,
+    LEROBOT_LENGTHS,
+    LEROBOT_MISSING,
+    LEROBOT_TEXT,
+    LEROBOT_VISION,
+    SIDE,
+    STATE,
+    STEPS,
+    TIMES,
+    lerobot_inputs,
+)
+from tests.golden.vla.weights import weight  # noqa: E402
+
+_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16}
+
+
+def small(config: PaliGemmaConfig) -> PaliGemmaForConditionalGeneration:
+    """LeRobot's PaliGemma with the sizes of the cases."""
+    for key, value in {**LEROBOT_TEXT, **_HEADS}.items():
+        setattr(config.text_config, key, value)
+    for key, value in {**LEROBOT_VISION, "image_size": SIDE, "patch_size": 14, "num_attention_heads": 16}.items():
+        setattr(config.vision_config, key, value)
+    return PaliGemmaForConditionalGeneration(config)
+
+
+def gemma(variant: str) -> Any:
+    sizes = LEROBOT_TEXT if variant == "gemma_2b" else {**LEROBOT_TEXT, **LEROBOT_EXPERT}
+    return modeling_pi0.GemmaConfig(
+        sizes["hidden_size"], sizes["num_hidden_layers"], sizes["intermediate_size"], 8, 1, _HEADS["head_dim"]
+    )
+
+
+def patch() -> None:
+    """Put transformers right, and make the model small."""
+    found = ModuleType("transformers.models.siglip.check")
+    found.check_whether_transformers_replace_is_installed_correctly = lambda: True
+    sys.modules[found.__name__] = found
+    siglip.check = found
+    modeling_pi0.PaliGemmaForConditionalGeneration = small
+    modeling_pi0.get_gemma_config = gemma
+    forward, denoise = GemmaModel.forward, modeling_pi0.PI0Pytorch.denoise_step
+    embed = modeling_pi0.PaliGemmaWithExpertModel.embed_image
+
+    def unscaled(self: Any, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
+        return forward(self, *args, inputs_embeds=inputs_embeds / self.config.hidden_size**0.5, **kwargs)
+
+    def without_writing(self: Any, *, past_key_values: Any, **kwargs: Any) -> Any:
+        return denoise(self, past_key_values=copy.deepcopy(past_key_values), **kwargs)
+
+    def undivided(self: Any, image: torch.Tensor) -> torch.Tensor:
+        return embed(self, image) * self.paligemma.config.text_config.hidden_size**0.5
+
+    GemmaModel.forward = unscaled
+    modeling_pi0.PI0Pytorch.denoise_step = without_writing
+    modeling_pi0.PaliGemmaWithExpertModel.embed_image = undivided
+
+
+def policy() -> modeling_pi0.PI0Policy:
+    names = {**LEROBOT_CAMERAS, LEROBOT_MISSING: (SIDE, SIDE)}
+    features = {name: PolicyFeature(FeatureType.VISUAL, (3, *size)) for name, size in names.items()}
+    features["observation.state"] = PolicyFeature(FeatureType.STATE, (STATE,))
+    config = PI0Config(
+        input_features=features,
+        output_features={"action": PolicyFeature(FeatureType.ACTION, (ACTION,))},
+        chunk_size=CHUNK,
+        n_action_steps=CHUNK,
+        max_state_dim=STATE,
+        max_action_dim=ACTION,
+        image_resolution=(SIDE, SIDE),
+        device="cpu",
+    )
+    made = modeling_pi0.PI0Policy(config).eval()
+    with torch.no_grad():
+        for name, item in made.state_dict().items():
+            item.copy_(torch.from_numpy(weight(name, item.shape)))
+    return made
+
+
+@torch.no_grad()
+def outputs(name: str, of: modeling_pi0.PI0Policy) -> dict[str, np.ndarray]:
+    """``sample`` [B,C,A] from the noise, ``velocity`` [times,B,C,A] at it, ``pixels`` of the first camera."""
+    given = {key: torch.from_numpy(item) for key, item in lerobot_inputs(name).items()}
+    batch = {camera: given[camera].permute(0, 3, 1, 2).float() / 255.0 for camera in LEROBOT_CAMERAS}
+    images, present = of._preprocess_images(batch)
+
+    def end(steps: int) -> torch.Tensor:
+        seen = (images, present, given["tokens"], given["mask"], given["state"])
+        return of.model.sample_actions(*seen, noise=given["noise"], num_steps=steps)
+
+    waves, velocity = modeling_pi0.create_sinusoidal_pos_embedding, []
+    for time in TIMES:  # one step of length 1 from the noise shows the velocity there
+        modeling_pi0.create_sinusoidal_pos_embedding = functools.partial(_at, time, waves)
+        velocity.append(given["noise"] - end(1))
+    modeling_pi0.create_sinusoidal_pos_embedding = waves
+    return {"sample": end(STEPS).numpy(), "velocity": torch.stack(velocity).numpy(), "pixels": images[0].numpy()}
+
+
+def _at(time: float, waves: Any, t: torch.Tensor, *rest: Any, **kwargs: Any) -> torch.Tensor:
+    """The waves of ``time`` whatever ``t`` is."""
+    return waves(torch.full_like(t, time), *rest, **kwargs)
+
+
+if __name__ == "__main__":
+    patch()
+    network = policy()
+    shapes = sorted(f"{name} {'x'.join(map(str, item.shape))}" for name, item in network.state_dict().items())
+    made = {f"{name}/{key}": item for name in LEROBOT_LENGTHS for key, item in outputs(name, network).items()}
+    np.savez_compressed(HERE / "lerobot.npz", tensors=np.array(shapes), **made)
+    for key, item in made.items():
+        print(f"{key:30} {item.shape!s:15} std {item.std():.3f}")

@@ -1,0 +1,324 @@
+"""pi0 as a policy: public folders are opened as they are, and one from nothing keeps every promise of a policy."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.golden.vla.pi0.cases import (
+    ACTION,
+    CHUNK,
+    LEROBOT_CAMERAS,
+    LEROBOT_EXPERT,
+    LEROBOT_MISSING,
+    LEROBOT_TEXT,
+    LEROBOT_TIED,
+    LEROBOT_VISION,
+    SIDE,
+    STATE,
+    TIMES,
+    lerobot_inputs,
+)
+from tests.golden.vla.weights import weight
+from tests.policies.test_pi0_network import CASES, GOLDEN, inputs
+from tests.policies.test_tiny import SPEC, observations, seeded
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.policies import pi0_public
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
+from vla_rl.policies.flow_schedules import FlowNoise, FlowSde, Ode
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.pi0 import Pi0
+from vla_rl.policies.pi0_names import public_name
+from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.vla.letterbox import TransformersLetterbox
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.imitation import ImitationConfig, imitate
+
+pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+FOUR = FlowSampler(Ode(), AllSteps(), steps=4)
+MEAN, STD = np.linspace(-0.5, 0.5, STATE), np.linspace(0.5, 2.0, STATE)  # of the state
+A_MEAN, A_STD = np.linspace(0.1, 0.4, ACTION), np.linspace(0.3, 0.6, ACTION)  # of the action
+WORDS = ("?", "<pad>", "<bos>", "lift", "the", "cube", "open", "it", "\n")
+LEROBOT = Path(__file__).parents[1] / "golden/vla/pi0/lerobot.npz"
+
+
+def spec_of(cameras: dict[str, tuple[int, int]], **changes: Any) -> EnvSpec:
+    given: dict[str, Any] = {
+        "images": {name: ArraySpec((*size, 3), "uint8", 0, 255) for name, size in cameras.items()},
+        "state": ArraySpec((STATE,), "float32", -9.0, 9.0),
+        "action": ArraySpec((ACTION,), "float32", -9.0, 9.0),
+        "tasks": ("lift the cube", "open it"),
+        "max_chunk": 4,
+    }
+    return EnvSpec(name="a robot", control_dt=0.1, time_limit=20, **{**given, **changes})
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: item.contiguous() for name, item in tensors.items()}, folder / "model.safetensors")
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="?")
+    )
+    split = tokenizers.pre_tokenizers.Split
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split(" ", "removed"), split("\n", "isolated")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+# -- transformers -----------------------------------------------------------------------------------------------------
+
+TWO = {"front": (SIDE, SIDE), "wrist": (SIDE, SIDE)}
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What PI0ForConditionalGeneration.save_pretrained writes, with the processor's statistics and a tokenizer."""
+    from tests.golden.vla.pi0 import theirs
+
+    made = tmp_path_factory.mktemp("made")
+    theirs.model().save_pretrained(made)
+    config = json.loads((made / "config.json").read_text())
+    folder = write(tmp_path_factory.mktemp("public") / "policy", config, load_file(made / "model.safetensors"))
+    numbers = {"state_mean": MEAN, "state_std": STD, "actions_mean": A_MEAN, "actions_std": A_STD}
+    saved = {name: item.tolist() for name, item in numbers.items()}
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": "PI0Processor", **saved}))
+    return folder
+
+
+def test_a_folder_of_transformers_acts_as_its_model(theirs):
+    """Names of tensors, sizes, statistics: the sample from the golden noise is the golden one, un-normalised."""
+    name = "padded prompts"
+    policy = Pi0.from_public(theirs, spec_of(TWO), VLAOptions(sampler=FOUR))
+    given = inputs(CASES[name])
+    policy.tokens, policy.token_mask = torch.from_numpy(given["tokens"]), torch.from_numpy(given["mask"])
+    images = dict(zip(TWO, given["pictures"], strict=True))
+    end = sample_of(policy, images, given["state"], given["noise"])
+    expected = GOLDEN[f"{name}/sample"]
+    assert np.abs(end - expected).max() < 1e-4
+    assert policy.horizon == 4 and policy.network.shape.pictures == TransformersLetterbox()
+
+
+def sample_of(policy: Pi0, images: dict[str, np.ndarray], state: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """The end of the chain from ``noise``; ``state`` is normalised.  The executed action is compared on the way."""
+    batch = len(state)
+    physical = (state * STD + MEAN).astype(np.float32)
+    features = policy.encode(Observation(images, physical, np.arange(batch), np.zeros(batch, np.int64), {}))
+    with torch.no_grad():
+        end = policy.sampler.deterministic(policy.field(features), torch.from_numpy(noise).flatten(1))
+    chunk = end.reshape(batch, CHUNK, ACTION).numpy()
+    action = policy._action_out(end, torch.zeros(batch), {}).action.numpy()
+    assert np.abs(action - (chunk[:, :4] * A_STD + A_MEAN).clip(-9, 9)).max() < 1e-4
+    return chunk
+
+
+def test_the_prompt_is_bos_the_instruction_and_a_newline(theirs):
+    policy = Pi0.from_public(theirs, spec_of(TWO))
+    assert policy.tokens.tolist() == [[2, 3, 4, 5, 8], [2, 6, 7, 8, 0]]
+    assert policy.token_mask.tolist() == [[True] * 5, [True] * 4 + [False]]
+
+
+def test_names_of_every_library_mean_the_same_tensor():
+    mine = "model.vlm.language_model.layers.3.mlp.up_proj.weight"
+    theirs = "paligemma_with_expert.paligemma.model.language_model.layers.3.mlp.up_proj.weight"
+    older = "paligemma_with_expert.paligemma.language_model.model.layers.3.mlp.up_proj.weight"
+    newer = "paligemma_with_expert.paligemma.model.language_model.model.layers.3.mlp.up_proj.weight"
+    for name in (mine, theirs, older, newer, f"model.{theirs}", f"model.{older}"):
+        assert public_name(name) == mine
+    eye = "paligemma_with_expert.paligemma.model.vision_tower.vision_model.post_layernorm.bias"
+    assert public_name(eye) == "model.vlm.vision_tower.post_layernorm.bias"
+    assert public_name("model.state_proj.bias") == "embed_action_time.state_proj.bias"
+    assert public_name("model.action_out_proj.bias") == "action_out_proj.bias"
+    words = "model.paligemma_with_expert.paligemma.lm_head.weight"
+    assert public_name(words) == "model.vlm.language_model.embed_tokens.weight"
+    assert public_name("model.paligemma_with_expert.gemma_expert.lm_head.weight") is None
+
+
+def test_options_choose_cameras_chunks_and_precision(theirs):
+    options = VLAOptions(cameras={"front": "wrist", "other": ""}, horizon=2, dtype="bfloat16")
+    policy = Pi0.from_public(theirs, spec_of(TWO), options)
+    assert policy.cameras == ("wrist", None) and policy.horizon == 2
+    dtypes = {name: item.dtype for name, item in policy.network.named_parameters()}
+    assert {dtype for name, dtype in dtypes.items() if name.startswith("model.vlm.")} == {torch.bfloat16}
+    assert {dtype for name, dtype in dtypes.items() if not name.startswith("model.vlm.")} == {torch.float32}
+
+
+# -- LeRobot ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_variants(monkeypatch):
+    """Sizes that LeRobot's config.json has no words for."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16}
+    monkeypatch.setitem(pi0_public.VARIANTS, "gemma_2b", Gemma(**LEROBOT_TEXT, **heads))
+    monkeypatch.setitem(pi0_public.VARIANTS, "gemma_300m", Gemma(**{**LEROBOT_TEXT, **LEROBOT_EXPERT}, **heads))
+    sizes = {name: value for name, value in LEROBOT_VISION.items() if name != "projection_dim"}
+    monkeypatch.setattr(pi0_public, "SO400M", Siglip(**sizes, num_attention_heads=16, patch_size=14))
+
+
+def write_lerobot(folder: Path, left_out: str = "", **changes: Any) -> Path:
+    """A folder as LeRobot writes it: tensors by the golden list, statistics with the processors."""
+    cameras = {**LEROBOT_CAMERAS, LEROBOT_MISSING: (SIDE, SIDE)}
+    features = {name: {"type": "VISUAL", "shape": [3, *size]} for name, size in cameras.items()}
+    config = {
+        "type": "pi0",
+        "input_features": {**features, "observation.state": {"type": "STATE", "shape": [STATE]}},
+        "output_features": {"action": {"type": "ACTION", "shape": [ACTION]}},
+        "normalization_mapping": {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+        "paligemma_variant": "gemma_2b",
+        "action_expert_variant": "gemma_300m",
+        "chunk_size": CHUNK,
+        "n_action_steps": CHUNK,
+        "max_state_dim": STATE,
+        "max_action_dim": ACTION,
+        "min_period": 4e-3,
+        "max_period": 4.0,
+        "image_resolution": [SIDE, SIDE],
+        "tokenizer_max_length": 48,
+        **changes,
+    }
+    listed = [line.split() for line in np.load(LEROBOT)["tensors"]]
+    absent = (left_out, LEROBOT_TIED)  # of two tied tensors safetensors keeps one
+    shapes = {name: [int(size) for size in shape.split("x")] for name, shape in listed if name not in absent}
+    place = write(folder, config, {name: torch.from_numpy(weight(name, shape)) for name, shape in shapes.items()})
+    stats = {"observation.state": {"mean": MEAN, "std": STD}, "action": {"mean": A_MEAN, "std": A_STD}}
+    saved = {name: {key: item.tolist() for key, item in numbers.items()} for name, numbers in stats.items()}
+    (place / "meta").mkdir()
+    (place / "meta" / "stats.json").write_text(json.dumps(saved))
+    return place
+
+
+@pytest.mark.parametrize("name", ["one row", "padded prompts"])
+def test_a_folder_of_lerobot_acts_as_its_policy(tmp_path, small_variants, name):
+    """From pictures of another shape, a missing camera and prompts of different length to velocities and sample."""
+    seen = {camera.rpartition(".")[2]: size for camera, size in LEROBOT_CAMERAS.items()}
+    options = VLAOptions(sampler=FOUR, cameras={LEROBOT_MISSING: ""})
+    policy, given = Pi0.from_public(write_lerobot(tmp_path / "policy"), spec_of(seen), options), lerobot_inputs(name)
+    policy.tokens, policy.token_mask = torch.from_numpy(given["tokens"]), torch.from_numpy(given["mask"])
+    images = {camera.rpartition(".")[2]: given[camera] for camera in LEROBOT_CAMERAS}
+    expected = np.load(LEROBOT)
+    first = policy.network.shape.pictures(torch.from_numpy(given["observation.images.base_0_rgb"]), SIDE)
+    np.testing.assert_allclose(first, expected[f"{name}/pixels"], atol=1e-5)
+    tensors = {key: torch.from_numpy(item) for key, item in given.items()}
+    with torch.no_grad():
+        pictures = [tensors[camera] for camera in LEROBOT_CAMERAS]
+        prefix = policy.network.encode([*pictures, None], tensors["tokens"], tensors["mask"])
+        condition = policy.network.condition(prefix, tensors["state"])
+        for time, velocity in zip(TIMES, expected[f"{name}/velocity"], strict=True):
+            t = torch.full((len(velocity),), time)
+            found, _ = policy.network.velocity(condition, tensors["noise"], t)
+            assert np.abs(found.numpy() - velocity).max() < 1e-4
+    end = sample_of(policy, images, given["state"], given["noise"])
+    assert np.abs(end - expected[f"{name}/sample"]).max() < 5e-4  # the state was rounded in physical units
+
+
+def test_what_does_not_fit_is_one_sentence(tmp_path, small_variants):
+    cameras = {camera.rpartition(".")[2]: size for camera, size in LEROBOT_CAMERAS.items()}
+    fits, options = spec_of(cameras), VLAOptions(cameras={LEROBOT_MISSING: ""})
+
+    def refused(message: str, spec: EnvSpec = fits, chosen: VLAOptions = options, left_out: str = "", **changes: Any):
+        place = write_lerobot(tmp_path / f"policy{len(list(tmp_path.iterdir()))}", left_out, **changes)
+        with pytest.raises(UserError, match=message):
+            Pi0.from_public(place, spec, chosen)
+
+    refused("names the variant 'gemma_3b'.*did you mean 'gemma_2b'", paligemma_variant="gemma_3b")
+    refused("nothing is known for 'right_wrist_0_rgb'", chosen=VLAOptions())
+    refused("1 tensors of the model are not in its files.*state_proj.bias", left_out="model.state_proj.bias")
+    small = spec_of(cameras, state=ArraySpec((3,), "float32", -1.0, 1.0))
+    refused("6 state entries but the environment has 3", small)
+    refused("have another shape.*action_out_proj", max_action_dim=ACTION + 1)
+    with pytest.raises(UserError, match=r"a LeRobot before 0\.4"):
+        pi0_public.shape_of(tmp_path, {"type": "pi0", "chunk_size": CHUNK})
+
+
+# -- from nothing -----------------------------------------------------------------------------------------------------
+
+TINY = Pi0Shape(
+    vision=Siglip(16, 24, 1, 2, patch_size=8, image_size=16),
+    language=Gemma(24, 32, 2, 4, 1, head_dim=8, vocab_size=1),
+    expert_hidden_size=16,
+    expert_intermediate_size=24,
+    chunk=3,
+    action_size=3,
+    state_size=4,
+)
+
+
+def made(options: VLAOptions | None = None) -> Pi0:
+    torch.manual_seed(0)
+    policy = Pi0.new(SPEC, Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), TINY, options)
+    for parameter in [*policy.network.parameters(), *policy.noise_head.parameters()]:
+        torch.nn.init.normal_(parameter, std=0.3)
+    return policy
+
+
+def test_it_is_a_likelihood_policy_and_small():
+    policy = Pi0.new(SPEC, Affine((0.0,) * 3, (1.0,) * 3))
+    assert isinstance(policy, LikelihoodPolicy) and isinstance(policy, ScheduledPolicy)
+    assert sum(item.numel() for item in policy.parameters()) < 3_000_000
+    assert policy.feature_sizes == {"pooled": policy.network.pooled_size, "state": 3}
+
+
+@pytest.mark.parametrize("kept", ["prefix", "pictures"])
+@pytest.mark.parametrize("placement", [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()], ids=str)
+@pytest.mark.parametrize("schedule", [FlowSde(0.5), FlowNoise()], ids=str)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
+def test_learning_sees_the_density_of_acting(schedule, placement, kept, dtype, bound):
+    """The density is that of the whole padded chain, whichever rows are asked together."""
+    policy = made(VLAOptions(kept=kept, sampler=FlowSampler(schedule, placement, 4))).to(dtype)
+    found = policy.encode(observations())
+    features = {name: item.to(dtype) if item.is_floating_point() else item for name, item in found.items()}
+    out, _ = policy.act(features, {}, "sample", seeded(1))
+    terms = out.aux["noisy_steps"].shape[1] * TINY.chunk * TINY.action_size
+    assert out.aux["points"].shape == (16, 5, TINY.chunk * TINY.action_size)
+    for rows in (slice(0, 1), slice(2, 9), slice(None)):
+        again = policy.log_prob(
+            {name: item[rows] for name, item in features.items()},
+            out.sample[rows],
+            {name: item[rows] for name, item in out.aux.items()},
+        )
+        limit = bound * math.sqrt(terms) if dtype == torch.float32 else bound
+        assert (again.logprob - out.logprob[rows]).abs().max().item() <= limit
+
+
+def test_saved_and_loaded_it_decides_the_same(tmp_path, theirs):
+    for policy in (made(), Pi0.from_public(theirs, spec_of(TWO))):
+        policy.save_pretrained(tmp_path / "policy")
+        again = load_policy(tmp_path / "policy")
+        assert all(torch.equal(item, again.state_dict()[name]) for name, item in policy.state_dict().items())
+        assert torch.equal(again.tokens, policy.tokens) and again.state_scale == policy.state_scale
+        assert again.network.shape == policy.network.shape
+    made().save_pretrained(tmp_path / "policy")
+    both, obs = (made(), load_policy(tmp_path / "policy")), observations()
+    one, two = (item.act(item.encode(obs), {}, "sample", seeded())[0].action for item in both)
+    assert torch.equal(one, two)
+
+
+def test_from_nothing_it_imitates():
+    """The velocity of chunks that follow from the state is learnt by the expert alone."""
+    policy, obs = made(), observations()
+    features = policy.imitation_features(obs)
+    chunks = features["state"][:, None, :2].expand(-1, 3, -1).contiguous()
+    before = distance(policy, obs, chunks)
+    frozen = {name: item.clone() for name, item in policy.network.model.vlm.state_dict().items()}
+    imitate(policy, features, chunks, ImitationConfig(fit=FitConfig(steps=150, batch=16, lr=5e-3)), seeded())
+    assert distance(policy, obs, chunks) < 0.5 * before
+    assert all(torch.equal(item, frozen[name]) for name, item in policy.network.model.vlm.state_dict().items())
+
+
+def distance(policy: Pi0, obs: Observation, chunks: torch.Tensor) -> float:
+    sample = policy.act(policy.encode(obs), {}, "eval", seeded(3))[0].sample
+    return float((sample - chunks[:, : sample.shape[1]]).square().mean())

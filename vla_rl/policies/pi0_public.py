@@ -1,0 +1,75 @@
+"""Sizes of public pi0 checkpoints, LeRobot's and transformers', and how each of them takes pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
+from vla_rl.policies.vla.letterbox import Letterbox, TransformersLetterbox
+from vla_rl.policies.vla.transformers import transformers
+
+VARIANTS = {"gemma_2b": Gemma(), "gemma_300m": Gemma(hidden_size=1024, intermediate_size=4096)}
+SO400M = Siglip()  # the only vision tower that openpi has
+
+
+def shape_of(folder: Path, config: Mapping[str, Any]) -> Pi0Shape:
+    """The sizes of the network in a public folder with this ``config.json``.
+
+    Raises UserError for a LeRobot folder that was written before 0.4: that model saw other pictures.
+    """
+    if config.get("model_type") == "pi0":
+        return _of_transformers(config)
+    if "paligemma_variant" not in config:
+        raise UserError(
+            f"{str(folder)!r} holds a pi0 of a LeRobot before 0.4, which prepared pictures in another way, so it would "
+            "act wrongly; take a checkpoint of LeRobot 0.4 or later, such as lerobot/pi0_base."
+        )
+    return _of_variants(folder, config)
+
+
+def _of_transformers(config: Mapping[str, Any]) -> Pi0Shape:
+    full = transformers().PI0Config(**{key: item for key, item in config.items() if key != "model_type"})
+    text, vision, expert = full.vlm_config.text_config, full.vlm_config.vision_config, full.dit_config
+    return Pi0Shape(
+        vision=Siglip(**{item.name: getattr(vision, item.name) for item in fields(Siglip)}),
+        language=Gemma(**{item.name: getattr(text, item.name) for item in fields(Gemma)}),
+        expert_hidden_size=expert.hidden_size,
+        expert_intermediate_size=expert.intermediate_size,
+        chunk=full.chunk_size,
+        action_size=full.max_action_dim,
+        state_size=full.max_state_dim,
+        min_period=full.min_period,
+        max_period=full.max_period,
+        time_dtype="float32",
+        pictures=TransformersLetterbox(),
+    )
+
+
+def _of_variants(folder: Path, config: Mapping[str, Any]) -> Pi0Shape:
+    """LeRobot's configuration names variants of openpi's."""
+    language, expert = (_variant(folder, config[f"{part}_variant"]) for part in ("paligemma", "action_expert"))
+    return Pi0Shape(
+        vision=replace(SO400M, image_size=config["image_resolution"][0]),
+        language=language,
+        expert_hidden_size=expert.hidden_size,
+        expert_intermediate_size=expert.intermediate_size,
+        chunk=config["chunk_size"],
+        action_size=config["max_action_dim"],
+        state_size=config["max_state_dim"],
+        min_period=config["min_period"],
+        max_period=config["max_period"],
+        pictures=Letterbox(),
+    )
+
+
+def _variant(folder: Path, name: str) -> Gemma:
+    if name not in VARIANTS:
+        raise UserError(
+            f"config.json of {str(folder)!r} names the variant {name!r}, whose sizes are not known, so the model "
+            f"cannot be built; {did_you_mean(name, VARIANTS)}"
+        )
+    return VARIANTS[name]
