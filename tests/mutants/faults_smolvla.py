@@ -199,22 +199,8 @@ FAULTS = (
     Fault(
         "the vision-language model beside the folder's config is not looked at",
         _POLICY,
-        'path = folder / "vlm" / "config.json"',
-        'path = folder / "config" / "vlm.json"',
-        (f"{_ON_POLICY}test_a_lerobot_folder_acts_as_lerobots_policy",),
-    ),
-    Fault(
-        "statistics that are named are not read",
-        _POLICY,
-        "Path(chosen.statistics or place)",
-        "Path(place)",
-        (f"{_ON_POLICY}test_statistics_of_another_dataset_are_used",),
-    ),
-    Fault(
-        "more actions are executed than the environment takes",
-        _POLICY,
-        "horizon = chosen.horizon or min(checkpoint.executed, spec.max_chunk)",
-        "horizon = chosen.horizon or checkpoint.executed",
+        'checkpoint.folder / "vlm" / "config.json"',
+        'checkpoint.folder / "config" / "vlm.json"',
         (f"{_ON_POLICY}test_a_lerobot_folder_acts_as_lerobots_policy",),
     ),
     Fault(
@@ -223,5 +209,19 @@ FAULTS = (
         "vocabulary=len(vocabulary.words) + 1",
         "vocabulary=len(vocabulary.words)",
         (f"{_ON_POLICY}test_it_is_a_likelihood_policy_and_small",),
+    ),
+    Fault(
+        "actions that are not executed are denoised",
+        _NETWORK,
+        "        return horizon",
+        "        return self.chunk",
+        (f"{_ON_POLICY}test_a_lerobot_folder_acts_as_lerobots_policy",),
+    ),
+    Fault(
+        "a chain holds the executed actions alone where all see each other",
+        "vla_rl/policies/vla/flow_vla.py",
+        "return self.network.denoised(self.horizon), self.network.action_size",
+        "return self.horizon, self.network.action_size",
+        ("tests/policies/vla/test_flow_vla.py::test_the_chain_is_padded_and_its_first_actions_are_executed",),
     ),
 )

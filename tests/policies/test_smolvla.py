@@ -105,12 +105,14 @@ def test_a_lerobot_folder_acts_as_lerobots_policy(folder: Path, tmp_path: Path, 
     state = (given["state"] * STD + MEAN).astype(np.float32)
     features = policy.encode(Observation(images, state, np.arange(3), np.zeros(3, np.int64), {}))
     with torch.no_grad():
-        end = policy.sampler.deterministic(policy.field(features), torch.from_numpy(given["noise"]).flatten(1))
+        noise = torch.from_numpy(given["noise"])[:, :4]  # what is not executed is not computed
+        end = policy.sampler.deterministic(policy.field(features), noise.flatten(1))
     with np.load(EXPECTED) as expected:
-        sample = expected[f"{CASE}/sample"]
+        sample = expected[f"{CASE}/sample"][:, :4]
+    assert policy.latent_shape == (4, 7) and policy.chunk_length == 6
     assert np.abs(end.reshape(sample.shape).numpy() - sample).max() < 1e-4
     out = policy._action_out(end, torch.zeros(3), {})
-    assert np.abs(out.action.numpy() - (sample[:, :4, :4] * A_STD + A_MEAN).clip(-9, 9)).max() < 1e-4
+    assert np.abs(out.action.numpy() - (sample[..., :4] * A_STD + A_MEAN).clip(-9, 9)).max() < 1e-4
 
 
 def test_the_prompt_is_the_instruction_and_a_newline(folder: Path) -> None:

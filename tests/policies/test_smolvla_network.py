@@ -99,7 +99,10 @@ def test_an_action_sees_those_before_it_alone(network: SmolVLANetwork) -> None:
     changed.x[:, 3] += 1.0
     with torch.no_grad():
         difference = (given.velocity(network) - changed.velocity(network)).abs().amax((0, 2))
+        condition = network.condition(given.prefix(network), given.state)
+        first, _ = network.velocity(condition, given.x[:, : network.denoised(2)], given.t)
     assert difference[:3].max() == 0.0 and difference[3:].min() > 1e-3
+    assert first.shape == (3, 2, 3) and (first - given.velocity(network)[:, :2]).abs().max() < 1e-12
 
 
 def test_everything_seen_matters(network: SmolVLANetwork) -> None:

@@ -208,6 +208,10 @@ class Pi0Network(nn.Module):
         merged = parts.action_time_mlp_out(F.silu(parts.action_time_mlp_in(torch.cat([actions, time], 2))))
         return torch.cat([parts.state_proj(state.to(actions.dtype))[:, None], merged], 1)
 
+    def denoised(self, horizon: int) -> int:
+        """``C``: all actions of a chunk see each other."""
+        return self.chunk
+
     def expert_parameters(self) -> dict[str, nn.Parameter]:
         """All but the vision-language model."""
         return {name: item for name, item in self.named_parameters() if not name.startswith("model.vlm.")}

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.smolvla_shape import SmolVLAShape
 from vla_rl.policies.tokens import Vocabulary
-from vla_rl.policies.vla.checkpoint import match_cameras, read_public
-from vla_rl.policies.vla.dataset_statistics import read_statistics
+from vla_rl.policies.vla.checkpoint import PublicCheckpoint
 from vla_rl.policies.vla.files import read_json
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import WordPrompts
+from vla_rl.policies.vla.public import flow_from_public
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
-from vla_rl.policies.vla.weights import without_weights
 
 # Settings under which LeRobot changes states or actions by the geometry of one robot.
 _OF_ONE_ROBOT = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha")
@@ -36,33 +34,7 @@ class SmolVLA(FlowVLA):
         cure, when files or tensors are missing, when cameras, state or action are not the environment's, and for
         settings that are not supported.
         """
-        place, chosen = Path(folder), options or VLAOptions()
-        checkpoint = read_public(place)
-        config = checkpoint.config
-        _check_supported(place, config)
-        shape = SmolVLAShape.from_lerobot(config, _vlm_config(place))
-        found = read_statistics(Path(chosen.statistics or place), checkpoint.modes, chosen.statistics_key)
-        statistics = found.cut(spec.state.shape[0], spec.action_dim)
-        if statistics.state is None:
-            raise UserError(
-                f"{statistics.source!r} has no statistics of the state, so it would be misread; name the dataset that "
-                "has them with --vla.statistics FOLDER."
-            )
-        prompts = TokenizerPrompts(str(place), checkpoint.tokenizer, longest=config.get("tokenizer_max_length", 48))
-        cameras = match_cameras(checkpoint, spec, chosen.cameras)
-        with without_weights():
-            network = shape.build()
-        network.load_public(place)
-        horizon = chosen.horizon or min(checkpoint.executed, spec.max_chunk)
-        return cls(
-            spec,
-            network,
-            prompts.learn(spec.tasks),
-            statistics.state,
-            statistics.action,
-            cameras,
-            replace(chosen, horizon=horizon),
-        ).eval()
+        return flow_from_public(cls, folder, spec, options or VLAOptions(), _shape, _prompts)
 
     @classmethod
     def new(
@@ -88,21 +60,23 @@ class SmolVLA(FlowVLA):
         ).eval()
 
 
-def _check_supported(folder: Path, config: Mapping[str, Any]) -> None:
+def _shape(checkpoint: PublicCheckpoint) -> SmolVLAShape:
+    """The network that ``config.json`` describes, with the language model's config from ``vlm`` if it is there."""
+    config, path = checkpoint.config, checkpoint.folder / "vlm" / "config.json"
     for name in _OF_ONE_ROBOT:
         if config.get(name, False):
             raise UserError(
-                f"{str(folder / 'config.json')!r} sets {name}, which converts the joints of an Aloha robot and is not "
-                "supported, so its actions would be wrong; use a checkpoint without it."
+                f"{str(checkpoint.folder / 'config.json')!r} sets {name}, which converts the joints of an Aloha robot "
+                "and is not supported, so its actions would be wrong; use a checkpoint without it."
             )
     if config.get("n_obs_steps", 1) != 1:
         raise UserError(
-            f"{str(folder / 'config.json')!r} sets n_obs_steps to {config['n_obs_steps']}, but a SmolVLA sees one "
-            "observation, so it would decide on others than it was trained with; use a checkpoint with 1."
+            f"{str(checkpoint.folder / 'config.json')!r} sets n_obs_steps to {config['n_obs_steps']}, but a SmolVLA "
+            "sees one observation, so it would decide on others than it was trained with; use a checkpoint with 1."
         )
+    return SmolVLAShape.from_lerobot(config, read_json(path) if path.is_file() else None)
 
 
-def _vlm_config(folder: Path) -> Mapping[str, Any] | None:
-    """The configuration of the vision-language model, where someone put it into the folder."""
-    path = folder / "vlm" / "config.json"
-    return read_json(path) if path.is_file() else None
+def _prompts(checkpoint: PublicCheckpoint) -> TokenizerPrompts:
+    longest = checkpoint.config.get("tokenizer_max_length", 48)
+    return TokenizerPrompts(str(checkpoint.folder), checkpoint.tokenizer, longest=longest)

@@ -153,7 +153,10 @@ class SmolVLANetwork(nn.Module):
         return split(attention.k_proj, key.flatten(2), size), split(attention.v_proj, value.flatten(2), size)
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The velocity [B,C,A] at ``x`` [B,C,A], ``t`` [B], and the expert's last hidden states [B,C,hidden_size]."""
+        """The velocity [B,R,A] at ``x`` [B,R,A], ``t`` [B], and the expert's last hidden states [B,R,hidden_size].
+
+        ``R`` may be less than C: no action depends on those after it.
+        """
         hidden, size = self._actions(x, t), self.shape.text.head_size
         mask, steps = condition["mask"], torch.arange(x.shape[1], device=x.device)
         causal = (steps <= steps[:, None]).expand(len(x), -1, -1)
@@ -176,11 +179,15 @@ class SmolVLANetwork(nn.Module):
         return self.model["action_out_proj"](hidden), hidden
 
     def _actions(self, x: Tensor, t: Tensor) -> Tensor:
-        """Noisy actions [B,C,A] and the time [B] of the flow as the expert's inputs [B,C,width]."""
+        """Noisy actions [B,R,A] and the time [B] of the flow as the expert's inputs [B,R,width]."""
         action = self.model["action_in_proj"](x.to(self.model["action_in_proj"].weight.dtype))
         time = _sines(t, self.shape).to(action.dtype)
         both = torch.cat((action, time[:, None].expand_as(action)), 2)
         return self.model["action_time_mlp_out"](functional.silu(self.model["action_time_mlp_in"](both)))
+
+    def denoised(self, horizon: int) -> int:
+        """``horizon``: actions see only those before them, so a chain of these alone is the same."""
+        return horizon
 
     # -- what the policy asks ---------------------------------------------------------------------------------------
 

@@ -63,6 +63,9 @@ class ToyNetwork(nn.Module):
         hidden = torch.tanh(query + scores.softmax(-1) @ keys)
         return self.leave(hidden), hidden
 
+    def denoised(self, horizon: int) -> int:
+        return self.chunk
+
     def expert_parameters(self) -> dict[str, nn.Parameter]:
         frozen = ("eye.", "words.", "mix.")
         return {name: item for name, item in self.named_parameters() if not name.startswith(frozen)}

@@ -38,9 +38,10 @@ _PART = 64  # observations that are encoded at a time
 class FlowVLA(nn.Module):
     """The policy around a :class:`FlowNetwork`; subclasses say how a public checkpoint of their family is read.
 
-    A chain runs over the model's whole padded chunk, ``N = C A`` numbers, and so does its likelihood: it is exact for
-    what was drawn.  The first ``H`` actions and ``D`` entries of its end are ``sample``; un-normalised and clipped they
-    are executed.  Critics and heads read ``pooled`` and ``state``, never the prefix.
+    A chain runs over padded actions, ``N = R A`` numbers, and so does its likelihood: it is exact for what was drawn.
+    ``R`` is the model's whole chunk, or ``H`` where no action depends on later ones.  The first ``H`` actions and ``D``
+    entries of its end are ``sample``; un-normalised and clipped they are executed.  Critics and heads read ``pooled``
+    and ``state``, never the prefix.
     It implements ``LikelihoodPolicy``; mode "eval" is the deterministic ODE from random noise.
     """
 
@@ -156,8 +157,8 @@ class FlowVLA(nn.Module):
 
     @property
     def latent_shape(self) -> tuple[int, int]:
-        """``(C, A)``: rows and columns of the noise that a chain starts from, see ``PaddedFlow``."""
-        return self.network.chunk, self.network.action_size
+        """``(R, A)``: rows and columns of the noise that a chain starts from, see ``PaddedFlow``."""
+        return self.network.denoised(self.horizon), self.network.action_size
 
     def bounded(self, end: Tensor) -> Tensor:
         """The executed part of a chain's end [B,N], normalised by the bounds of the action, [B,HD] in [-1, 1]."""
@@ -180,7 +181,7 @@ class FlowVLA(nn.Module):
 
         def velocity(x: Tensor, t: Tensor) -> Field:
             given = condition if x.shape[1] == 1 else _repeat_each(condition, x.shape[1])
-            chunks = x.flatten(0, 1).unflatten(-1, self.latent_shape)
+            chunks = x.flatten(0, 1).unflatten(-1, (-1, self.network.action_size))
             found, hidden = self.network.velocity(given, chunks, t.flatten())
             return Field(found.reshape(x.shape), self.noise_head(hidden).reshape(x.shape))
 

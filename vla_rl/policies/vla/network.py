@@ -47,6 +47,12 @@ class FlowNetwork(VisionLanguage, Protocol):
     pooled_size: int
     hidden_size: int
 
+    def denoised(self, horizon: int) -> int:
+        """How many actions of the chunk a chain has to hold so that its first ``horizon`` are the whole chunk's.
+
+        All ``C`` where actions see each other; ``horizon`` where each sees only those before it.
+        """
+
     @property
     def shape(self) -> NetworkShape:
         """The sizes from which an untrained one is built again."""
@@ -55,8 +61,8 @@ class FlowNetwork(VisionLanguage, Protocol):
         """All that a denoising step needs of the observation, {name: [B,...]}; ``state`` is padded, normalised."""
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The velocity [B,C,A] at ``x`` [B,C,A] and ``t`` [B] (1: noise, 0: action) and the expert's last hidden
-        states [B,C,hidden_size], both float32.
+        """The velocity [B,R,A] at ``x`` [B,R,A] and ``t`` [B] (1: noise, 0: action) and the expert's last hidden
+        states [B,R,hidden_size], both float32; ``R`` is :meth:`denoised` or ``C``.
         """
 
     def load_public(self, folder: Path) -> None:
