@@ -133,7 +133,7 @@ _IN_THE_NETWORK = (
     Fault(
         "pi0's activations are kept although they should be computed again",
         _NETWORK,
-        "if not (self.recompute and torch.is_grad_enabled()):",
+        "if not (self.gradient_checkpointing and torch.is_grad_enabled()):",
         "if True:",
         (_AGAIN,),
     ),
@@ -159,6 +159,20 @@ _THEIRS = f"{_ON_POLICY}test_a_folder_of_transformers_acts_as_its_model"
 _REFUSED = f"{_ON_POLICY}test_what_does_not_fit_is_one_sentence"
 
 _IN_FOLDERS = (
+    Fault(
+        "the choice of gradient checkpointing is not passed on",
+        "vla_rl/policies/vla/trainable.py",
+        "network.gradient_checkpointing = wanted",
+        "network.gradient_checkpointing = False",
+        (f"{_ON_POLICY}test_gradient_checkpointing_changes_no_number",),
+    ),
+    Fault(
+        "gradient checkpointing is asked of a network that has none, in silence",
+        "vla_rl/policies/vla/trainable.py",
+        "    elif wanted:",
+        "    elif wanted is None:",
+        (f"{_ON_POLICY}test_a_network_that_cannot_compute_activations_again_says_so",),
+    ),
     Fault(
         "LeRobot's waves of the time are rounded as transformers' are",
         _NETWORK,

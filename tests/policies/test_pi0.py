@@ -29,6 +29,7 @@ from tests.golden.vla.pi0.cases import (
 from tests.golden.vla.weights import weight
 from tests.policies.test_pi0_network import CASES, GOLDEN, inputs
 from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.vla.toy_network import ToyNetwork, ToyShape
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
@@ -43,6 +44,7 @@ from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.letterbox import TransformersLetterbox
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.trainable import TrainAll, TrainExpert, Trains, checkpoint_gradients
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate
 
@@ -322,3 +324,26 @@ def test_from_nothing_it_imitates():
 def distance(policy: Pi0, obs: Observation, chunks: torch.Tensor) -> float:
     sample = policy.act(policy.encode(obs), {}, "eval", seeded(3))[0].sample
     return float((sample - chunks[:, : sample.shape[1]]).square().mean())
+
+
+def test_gradient_checkpointing_changes_no_number():
+    """Nor any gradient, of the expert behind a kept prefix and of everything in front of it."""
+
+    def gradients(again: bool, trains: Trains) -> dict[str, torch.Tensor]:
+        sampler = FlowSampler(FlowSde(0.5), AllSteps(), 3)
+        policy = made(VLAOptions(sampler=sampler, trains=trains, gradient_checkpointing=again))
+        assert policy.network.gradient_checkpointing == again
+        features = policy.encode(observations())
+        out, _ = policy.act(features, {}, "sample", seeded())
+        policy.log_prob(features, out.sample, out.aux).logprob.sum().backward()
+        return {name: item.grad for name, item in policy.named_parameters() if item.grad is not None}
+
+    for trains, reached in ((TrainExpert(), False), (TrainAll(), True)):
+        kept, again = gradients(False, trains), gradients(True, trains)
+        assert kept.keys() == again.keys() and all(torch.equal(item, again[name]) for name, item in kept.items())
+        assert any(name.startswith("network.model.vlm.vision_tower.") for name in kept) == reached
+
+
+def test_a_network_that_cannot_compute_activations_again_says_so():
+    with pytest.raises(UserError, match=r"ToyNetwork cannot compute activations again.*lower micro_batch"):
+        checkpoint_gradients(ToyNetwork(ToyShape()), True)

@@ -205,7 +205,7 @@ def test_computing_activations_again_changes_no_number(whole):
 
     def gradients(recompute: bool) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         network, given = made(), tensors(PADDED)
-        network.recompute = recompute
+        network.gradient_checkpointing = recompute
         with torch.set_grad_enabled(whole):
             prefix = seen(network, PADDED)
         found, hidden = network.velocity(network.condition(prefix, given["state"]), given["noise"], given["time"])
@@ -225,7 +225,7 @@ def test_activations_are_computed_again_where_that_is_asked_for(network):
     with torch.no_grad():
         condition = network.condition(seen(network, PADDED), given["state"])
     network.model.dit.layers[0].self_attn.q_proj.register_forward_hook(lambda *_: calls.append(1))
-    for network.recompute, expected in ((False, 1), (True, 2)):
+    for network.gradient_checkpointing, expected in ((False, 1), (True, 2)):
         calls.clear()
         network.velocity(condition, given["noise"], given["time"])[0].sum().backward()
         assert len(calls) == expected

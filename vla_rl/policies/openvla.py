@@ -37,7 +37,7 @@ from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Kept, Views, picture_bytes
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts, WordPrompts
-from vla_rl.policies.vla.trainable import cast_frozen
+from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
 from vla_rl.policies.vla.weights import load_public_weights, without_weights
 from vla_rl.pretrained import load_module, load_weights, save_folder
 
@@ -82,6 +82,7 @@ class OpenVLA(nn.Module):
         _check_sizes(self)
         self.network_trained = options.trains.prepare(network)
         cast_frozen(network, self.network_trained, options.torch_dtype)
+        checkpoint_gradients(network, options.gradient_checkpointing)
         low, high = action_limits(spec)
         tokens, mask = prompts.encode(spec.tasks)
         for name, item in {"action_low": low, "action_high": high, "tokens": tokens, "token_mask": mask}.items():

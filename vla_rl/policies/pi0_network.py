@@ -114,8 +114,8 @@ class Pi0Shape:
 class Pi0Network(nn.Module):
     """A :class:`~vla_rl.policies.vla.network.FlowNetwork` with the tensor names of PI0ForConditionalGeneration.
 
-    Without the expert's table of words (263M numbers), which nothing reads.  ``recompute``: whether the activations of
-    a layer are computed again in the backward pass instead of kept (gradient checkpointing); it changes no number.
+    Without the expert's table of words (263M numbers), which nothing reads.  ``gradient_checkpointing``: whether the
+    activations of a layer are computed again in the backward pass instead of kept; it changes no number.
     Layers compute in the dtype of their weights; velocities, chains and ``pooled`` are float32.
     """
 
@@ -123,7 +123,7 @@ class Pi0Network(nn.Module):
         """Raises UserError without transformers."""
         super().__init__()
         full = transformers().PI0ForConditionalGeneration(shape.config())
-        self.shape, self.recompute = shape, False
+        self.shape, self.gradient_checkpointing = shape, False
         self.chunk, self.action_size, self.state_size = shape.chunk, shape.action_size, shape.state_size
         self.pooled_size, self.hidden_size = shape.language.hidden_size, shape.expert_hidden_size
         self.model, self.embed_action_time, self.action_out_proj = (
@@ -218,7 +218,7 @@ class Pi0Network(nn.Module):
 
     def _run(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """``function(*inputs)``, its activations kept or computed again."""
-        if not (self.recompute and torch.is_grad_enabled()):
+        if not (self.gradient_checkpointing and torch.is_grad_enabled()):
             return function(*inputs)
         return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # no layer draws numbers
 

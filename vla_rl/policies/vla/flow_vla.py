@@ -27,7 +27,7 @@ from vla_rl.policies.vla.network import FlowNetwork
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts
 from vla_rl.policies.vla.saving import Base, filled, load_learnt, save_learnt, saved_base
-from vla_rl.policies.vla.trainable import cast_frozen
+from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
 from vla_rl.pretrained import load_module
 
 _PICTURES = KeepPictures()
@@ -79,6 +79,7 @@ class FlowVLA(nn.Module):
         )
         self._trained = options.trains.prepare(network)
         cast_frozen(network, self._trained, options.torch_dtype)
+        checkpoint_gradients(network, options.gradient_checkpointing)
         low, high = action_limits(spec)
         tokens, mask = prompts.encode(spec.tasks)
         for name, item in {"action_low": low, "action_high": high, "tokens": tokens, "token_mask": mask}.items():

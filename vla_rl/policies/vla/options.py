@@ -31,6 +31,7 @@ class VLAOptions:
     trains: Trains = TrainExpert()
     kept: str = "auto"  # of an observation, for learning: "prefix", "pictures", or the one that features.py says
     dtype: str = "float32"  # of the frozen vision-language model: or "bfloat16"; what is trained is float32
+    gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, more time
 
     def __post_init__(self) -> None:
         check_limits(self, horizon=(0, math.inf))

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla.network import VisionLanguage
 
 
@@ -57,3 +58,17 @@ def cast_frozen(network: VisionLanguage, trained: Mapping[str, nn.Parameter], dt
     """Store what is not trained in ``dtype``: half of its memory in bfloat16, where a step of an optimizer is lost."""
     for name, parameter in network.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if name in trained else dtype)
+
+
+def checkpoint_gradients(network: VisionLanguage, wanted: bool) -> None:
+    """Let ``network`` compute activations again in the backward pass; raises UserError for one that does not know how.
+
+    Networks that do have the attribute ``gradient_checkpointing``.
+    """
+    if hasattr(network, "gradient_checkpointing"):
+        network.gradient_checkpointing = wanted
+    elif wanted:
+        raise UserError(
+            f"{type(network).__name__} cannot compute activations again in the backward pass, so gradient "
+            "checkpointing would save nothing; set gradient_checkpointing to False and lower micro_batch instead."
+        )
