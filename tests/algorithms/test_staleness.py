@@ -16,7 +16,7 @@ from tests.algorithms.test_grpo import learner as grpo_learner
 from tests.algorithms.test_grpo import play
 from tests.toys import FlowToy, TwoProcesses, bandit
 from vla_rl.algorithms.dppo import DPPO, DPPOConfig
-from vla_rl.algorithms.staleness import check_density
+from vla_rl.algorithms.staleness import check_density, rounding_terms
 from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
@@ -123,12 +123,22 @@ def test_a_log_prob_that_is_not_the_density_is_refused(change):
 
 @pytest.mark.parametrize("terms", [8, 80, 6400])
 def test_rounding_to_bfloat16_passes_whatever_the_size_of_the_action(terms):
+    each = torch.full((500,), float(terms))
     for case in range(20):
         gap = 0.011 * terms**0.5 * torch.randn(500, generator=seeded(case))
-        check_density(gap, terms, OneProcess())
-    check_density(torch.full((1,), 0.02), terms, OneProcess())
+        check_density(gap, each, OneProcess())
+    check_density(torch.full((1,), 0.02), each[:1], OneProcess())
     with pytest.raises(ContractError, match="in 1 of 500 decisions"):
-        check_density(torch.cat([gap[:499], torch.tensor([1.1 * 8 * 0.011 * terms**0.5])]), terms, OneProcess())
+        check_density(torch.cat([gap[:499], torch.tensor([1.1 * 8 * 0.011 * terms**0.5])]), each, OneProcess())
+
+
+def test_a_term_with_little_noise_rounds_like_several():
+    """The error of a mean weighs the more, the less noise it is divided by: std .1 like four of std .2 or more."""
+    params = {"mean": torch.zeros(1, 2, 3), "std": torch.tensor([[[0.1], [0.6]]])}
+    assert rounding_terms(Likelihood(torch.zeros(1), torch.zeros(1), params), torch.zeros(1, 3)).tolist() == [
+        pytest.approx(3 * 4 + 3)
+    ]
+    assert rounding_terms(Likelihood(torch.zeros(1), torch.zeros(1), {}), torch.zeros(1, 4, 2)).tolist() == [8]
 
 
 @pytest.mark.parametrize("sampler", [SDE, FlowSampler(FlowNoise(0.08, 0.3), AllSteps(), 4)], ids=["sde", "noise"])

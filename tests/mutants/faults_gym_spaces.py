@@ -139,7 +139,9 @@ FAULTS = (
         _CATEGORICAL,
         "self.logprob(_log_density(log_probs, sample.flatten(1)))",
         "self.logprob(_log_density(log_probs, sample.flatten(1)))[:1].expand(len(sample))",
-        (f"{_ON_CATEGORICAL}test_density_entropy_and_kl_are_those_of_torch",),
+        (
+            "tests/policies/test_likelihoods.py::test_densities_entropies_and_kl_are_those_of_torch_and_sum_to_the_joint",
+        ),
     ),
     Fault(
         "actions count from 0 wherever the space starts",
@@ -160,7 +162,9 @@ FAULTS = (
         _CATEGORICAL,
         "return (one.exp() * (one - other)).sum((1, 2))",
         "return (other.exp() * (other - one)).sum((1, 2))",
-        (f"{_ON_CATEGORICAL}test_density_entropy_and_kl_are_those_of_torch",),
+        (
+            "tests/policies/test_likelihoods.py::test_densities_entropies_and_kl_are_those_of_torch_and_sum_to_the_joint",
+        ),
     ),
     Fault(
         "a critic of pixels is blind",

@@ -137,9 +137,16 @@ _DENSITY = (
     Fault(
         "the bound of rounding does not grow with the action",
         _STALE,
-        "bound = 8.0 * BF16_ERROR * math.sqrt(terms)",
+        "bound = 8.0 * BF16_ERROR * terms.double().sqrt()",
         "bound = 8.0 * BF16_ERROR * math.sqrt(8)",
         (_BFLOAT16,),
+    ),
+    Fault(
+        "rounding does not depend on how little noise divides it",
+        _STALE,
+        "each = each * (NOISY / likelihood",
+        "each = each + 0 * (NOISY / likelihood",
+        (f"{_ON_STALE}test_a_term_with_little_noise_rounds_like_several",),
     ),
     Fault(
         "stale decisions count as rounding",

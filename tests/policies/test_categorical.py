@@ -48,38 +48,6 @@ def observed(brightness: int = 100) -> Observation:
     return Observation({"eye": image}, state, np.zeros(BATCH, np.int64), np.arange(BATCH))
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_learning_sees_the_density_of_acting(dtype, bound):
-    policy = made(cameras=("eye",)).to(dtype)
-    kept = policy.encode(observed())
-    out, _ = policy.act(kept, {}, "sample", seeded(1))
-    assert out.sample.dtype == torch.int64 and out.logprob.dtype == torch.float64
-    for size in (1, 7, BATCH):
-        parts = torch.arange(BATCH).split(size)
-        again = [policy.log_prob({n: v[i] for n, v in kept.items()}, out.sample[i], {}).logprob for i in parts]
-        assert (torch.cat(again) - out.logprob).abs().max() <= bound
-
-
-def test_density_entropy_and_kl_are_those_of_torch():
-    one, two = made().double(), made().double()
-    with torch.no_grad():
-        two.network[-1].bias.add_(torch.randn(len(two.network[-1].bias), generator=seeded(3), dtype=torch.float64))
-    kept = one.encode(observed())
-    out, _ = one.act(kept, {}, "sample", seeded(1))
-    densities = [policy.log_prob(kept, out.sample, {}) for policy in (one, two)]
-    expected, kl = torch.zeros(BATCH, dtype=torch.float64), torch.zeros(BATCH, dtype=torch.float64)
-    entropy = torch.zeros(BATCH, dtype=torch.float64)
-    for entry, count in enumerate(COUNTS * 2):
-        own = [torch.distributions.Categorical(logits=p.log_probs(kept)[:, entry, :count]) for p in (one, two)]
-        expected += own[0].log_prob(out.sample.flatten(1)[:, entry])
-        entropy += own[0].entropy()
-        kl += torch.distributions.kl_divergence(*own)
-    torch.testing.assert_close(densities[0].logprob, expected)
-    torch.testing.assert_close(densities[0].entropy, entropy)
-    torch.testing.assert_close(one.kl(densities[0].params, densities[1].params), kl)
-    assert one.kl(densities[0].params, densities[0].params).abs().max() == 0
-
-
 def test_samples_are_as_likely_as_declared_and_never_impossible():
     policy = made(horizon=1)
     kept = {"state": torch.full((40_000, 2), 0.5)}

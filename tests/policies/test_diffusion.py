@@ -116,44 +116,11 @@ def test_less_noise_scales_what_is_ours_to_choose():
 
 
 @pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_learning_sees_the_density_of_acting(sampler, dtype, bound):
-    """Ratio 1 before the first update, at minibatch 1, 7 and full, jointly and step by step."""
-    policy = made(sampler).to(dtype)
-    kept = {name: value.to(dtype) for name, value in features(policy).items()}
-    out, _ = policy.act(kept, {}, "sample", seeded(1))
-    limit = bound * math.sqrt(sampler.fine_tuned * TERMS) if dtype == torch.float32 else bound
-    assert out.aux["points"].shape == (BATCH, sampler.fine_tuned + 1, TERMS) and out.aux["points"].dtype == dtype
-    assert torch.equal(out.sample.flatten(1), out.aux["points"][:, -1]) and out.logprob.abs().max() > 0.1
-    for size in (1, 7, BATCH):
-        for index in torch.arange(BATCH).split(size):
-            part, aux = {name: value[index] for name, value in kept.items()}, {"points": out.aux["points"][index]}
-            recomputed = policy.log_prob(part, out.sample[index], aux)
-            assert (recomputed.logprob - out.logprob[index]).abs().max() <= limit
-            steps = policy.step_logprob(aux, recomputed.params)
-            assert steps.shape == (len(index), sampler.fine_tuned)
-            torch.testing.assert_close(steps.sum(1), recomputed.logprob, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("sampler", POLICIES.values(), ids=POLICIES)
-def test_density_entropy_and_kl_are_those_of_torch(sampler):
-    policy = made(sampler).double()
-    kept = {name: value.double() for name, value in features(policy).items()}
-    out, _ = policy.act(kept, {}, "sample", seeded(1))
-    old = policy.log_prob(kept, out.sample, out.aux)
-    before = {name: value.detach() for name, value in old.params.items()}
-    with torch.no_grad():
-        policy.heads["late"].leave[1].bias.add_(0.1)
-    new = policy.log_prob(kept, out.sample, out.aux)
-    normals = [torch.distributions.Normal(d.params["mean"], d.params["std"]) for d in (old, new)]
-    for density, normal in zip((old, new), normals, strict=True):
-        expected = normal.log_prob(out.aux["points"][:, 1:])
-        torch.testing.assert_close(policy.step_logprob(out.aux, density.params), expected.sum(2))
-        torch.testing.assert_close(density.logprob, expected.sum((1, 2)))
-        torch.testing.assert_close(density.entropy, normal.entropy().sum((1, 2)))
-    divergence = policy.kl(before, new.params)
-    torch.testing.assert_close(divergence, torch.distributions.kl_divergence(*normals).sum((1, 2)))
-    assert divergence.min() > 1e-4 and policy.kl(before, before).abs().max() == 0
+def test_the_fine_tuned_steps_are_recorded_and_the_sample_is_their_end(sampler):
+    policy = made(sampler)
+    out, _ = policy.act(features(policy), {}, "sample", seeded(1))
+    assert out.aux["points"].shape == (BATCH, sampler.fine_tuned + 1, TERMS)
+    assert torch.equal(out.sample.flatten(1), out.aux["points"][:, -1])
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -35,35 +34,6 @@ def made(horizon: int = 3, std: float = 1.5) -> GaussianPolicy:
 
 def features(policy):
     return policy.encode(ENV.reset(np.arange(BATCH), np.arange(BATCH)))
-
-
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_learning_sees_the_density_of_acting(dtype, bound):
-    policy = made().to(dtype)
-    kept = features(policy)
-    out, _ = policy.act(kept, {}, "sample", seeded(1))
-    limit = bound * (math.sqrt(6) if dtype == torch.float32 else 1)
-    assert out.sample.dtype == dtype and out.logprob.dtype == torch.float64
-    for size in (1, 7, BATCH):
-        parts = torch.arange(BATCH).split(size)
-        recomputed = [policy.log_prob({"state": kept["state"][i]}, out.sample[i], {}).logprob for i in parts]
-        assert (torch.cat(recomputed) - out.logprob).abs().max() <= limit
-
-
-def test_density_entropy_and_kl_are_those_of_torch():
-    one, two = made().double(), made(std=0.7).double()
-    with torch.no_grad():
-        two.network[-1].bias.add_(0.3)
-    kept = features(one)
-    out, _ = one.act(kept, {}, "sample", seeded(1))
-    found = [policy.log_prob(kept, out.sample, {}) for policy in (one, two)]
-    normals = [torch.distributions.Normal(policy.mean(kept), policy.log_std.exp()) for policy in (one, two)]
-    for policy, density, normal in zip((one, two), found, normals, strict=True):
-        torch.testing.assert_close(density.logprob, normal.log_prob(out.sample.flatten(1)).sum(1))
-        torch.testing.assert_close(density.entropy, normal.entropy().sum(1))
-        assert policy.kl(density.params, density.params).abs().max() == 0
-    expected = torch.distributions.kl_divergence(*normals).sum(1)
-    torch.testing.assert_close(one.kl(found[0].params, found[1].params), expected)
 
 
 def test_samples_have_the_declared_mean_and_std_and_are_not_clipped():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.distributions import Normal, TanhTransform, TransformedDistribution, kl_divergence
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from tests.latent import ToyBase, seeded
 from tests.policies.test_tiny import HORIZON, SPEC, made, observations
@@ -83,31 +83,6 @@ def test_the_gaussian_begins_as_the_imitation_policy():
     out, _ = policy.act(features, {}, "sample", seeded(1))
     base, _ = policy.base.act(features, {}, "eval", seeded(1))  # draws the same noise
     torch.testing.assert_close(out.action, base.action)
-
-
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_ratio_is_one_before_the_first_update(dtype, bound):
-    policy = gaussian(dtype)
-    features = {name: item.to(dtype) for name, item in made().encode(observations()).items()}
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    assert out.sample.dtype == dtype and out.logprob.dtype == torch.float64
-    for size in (1, 7, 16):
-        part = {name: item[:size] for name, item in features.items()}
-        gap = policy.log_prob(part, out.sample[:size], {}).logprob - out.logprob[:size]
-        assert gap.abs().max() <= bound * math.sqrt(N)
-
-
-def test_gaussian_density_entropy_and_kl_equal_torch():
-    policy = gaussian(torch.float64)
-    features = {name: item.double() for name, item in made().encode(observations()).items()}
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    found = policy.log_prob(features, out.sample, {})
-    law = Normal(*policy.actor(features))
-    torch.testing.assert_close(found.logprob, law.log_prob(out.sample.flatten(1)).sum(-1))
-    torch.testing.assert_close(found.entropy, law.entropy().sum(-1))
-    other = {"mean": found.params["mean"] + 0.3, "std": 1.5 * found.params["std"]}
-    expected = kl_divergence(law, Normal(other["mean"][:, 0], other["std"][:, 0])).sum(-1)
-    torch.testing.assert_close(policy.kl(found.params, other), expected)
 
 
 def test_deployed_is_the_mean_without_any_chance():

@@ -227,22 +227,6 @@ def test_the_noise_is_an_ornstein_uhlenbeck_process():
     assert not quiet.action.any() and after["noise"] is state["noise"]
 
 
-def test_the_gaussian_density_is_that_of_torch():
-    policy, other = (made(GaussianResidual, biased_base(), spec=POINT, std=std).double() for std in (0.5, 1.5))
-    features = {name: torch.randn(50, size, generator=seeded(size)) for name, size in policy.feature_sizes.items()}
-    out, _ = policy.act(features, policy.initial_state(50), "sample", seeded())
-    dists, found = [], []
-    for item in (policy, other):
-        mean, std = item.delta(features)
-        dists.append(torch.distributions.Normal(mean, std))
-        found.append(item.log_prob(features, out.sample, {}))
-        torch.testing.assert_close(found[-1].logprob, dists[-1].log_prob(out.sample[:, 0]).sum(1))
-        torch.testing.assert_close(found[-1].entropy, dists[-1].entropy().sum(1))
-    expected = torch.distributions.kl_divergence(*dists).sum(1)
-    torch.testing.assert_close(policy.kl(found[0].params, found[1].params), expected)
-    assert torch.equal(out.logprob, found[0].logprob) and expected.min() > 0
-
-
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_learning_sees_the_density_of_acting(dtype, bound):
     """Through rollout and PPO, which standardises the residual's inputs before it computes densities."""

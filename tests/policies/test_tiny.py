@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from dataclasses import replace
 
@@ -68,41 +67,6 @@ def outputs(policy: TinyVLA, obs: Observation) -> torch.Tensor:
 # -- densities --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noisy_steps", NOISE_PLACEMENTS, ids=name)
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=name)
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_learning_sees_the_density_of_acting(schedule, noisy_steps, dtype, bound):
-    """Ratio 1 before the first update, at minibatch 1, 7 and full, through all of ``act`` and ``log_prob``."""
-    policy = made(FlowSampler(schedule, noisy_steps, 4)).to(dtype)
-    features = {key: value.to(dtype) for key, value in policy.encode(observations()).items()}
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    terms = out.aux["noisy_steps"].shape[1] * HORIZON * SPEC.action_dim
-    limit = bound * math.sqrt(terms) if dtype == torch.float32 else bound
-    assert out.aux["points"].dtype == dtype and torch.equal(out.sample.flatten(1), out.aux["points"][:, -1])
-    assert out.logprob.abs().max() > 0.1
-    for size in (1, 7, BATCH):
-        parts = torch.arange(BATCH).split(size)
-        recomputed = [_likelihood(policy, features, out, part).logprob for part in parts]
-        assert (torch.cat(recomputed) - out.logprob).abs().max().item() <= limit
-
-
-def _likelihood(policy, features, out, index):
-    part = {key: value[index] for key, value in features.items()}
-    return policy.log_prob(part, out.sample[index], {key: value[index] for key, value in out.aux.items()})
-
-
-def test_kl_of_the_same_weights_is_zero_and_of_others_is_not():
-    policy = made(FlowSampler(FlowSde(0.5), AllSteps(), 4))
-    features = policy.encode(observations())
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    old = policy.log_prob(features, out.sample, out.aux)
-    params = {key: value.detach() for key, value in old.params.items()}
-    assert policy.kl(params, old.params).abs().max() < 1e-6
-    with torch.no_grad():
-        policy.connector[0].weight.mul_(1.5)
-    assert policy.kl(params, policy.log_prob(features, out.sample, out.aux).params).min() > 1e-4
-
-
 def test_gradients_reach_all_but_the_backbone():
     policy = made(FlowSampler(FlowNoise(), AllSteps(), 4))
     policy.backbone.requires_grad_(False)
@@ -158,13 +122,6 @@ def test_the_clock_is_kept_for_critics_and_not_read():
     later = replace(plain, time=np.full(BATCH, 20))
     assert torch.equal(outputs(policy, later), outputs(policy, plain))
     assert (policy.encode(later)["time"] == 1).all()
-
-
-def test_a_row_does_not_depend_on_its_neighbours():
-    policy, obs = made(), observations()
-    whole, part = policy.encode(obs), policy.encode(obs.select(np.array([3, 1])))
-    for key in whole:
-        torch.testing.assert_close(part[key], whole[key][[3, 1]], rtol=1e-5, atol=1e-6)
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------

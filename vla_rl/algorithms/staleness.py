@@ -27,7 +27,8 @@ from vla_rl.contract.batch import Reducer
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
 
-BF16_ERROR = 0.011  # std of a log-ratio per sqrt(Gaussian term), bfloat16 acting against float32 learning
+BF16_ERROR = 0.011  # std of a log-ratio per sqrt(term), bfloat16 acting against float32 learning
+NOISY = 0.2  # std of a Gaussian term at which that holds; with less noise, the same error of its mean weighs more
 SYSTEMATIC = 0.1  # nats of mean gap that rounding, which has no preferred sign, does not reach
 
 
@@ -55,7 +56,7 @@ def use_proximal(batch: B, old: Likelihood, limits: Limits, reducer: Reducer) ->
     largest = max_abs(gap[~is_stale])
     recompute = float(reducer.sum(torch.tensor(float(largest > limits.max_logprob_gap), dtype=torch.float64))) > 0
     if recompute:
-        check_density(joint(gap[~is_stale]), _terms(old, batch.sample), reducer)
+        check_density(joint(gap[~is_stale]), rounding_terms(old, batch.sample)[~is_stale], reducer)
     proximal = old.logprob if recompute else torch.where(stale, old.logprob, batch.logprob)
     importance = torch.where(stale, gap.exp().clamp(max=limits.max_importance_weight), 1.0)
     metrics = {
@@ -68,26 +69,26 @@ def use_proximal(batch: B, old: Likelihood, limits: Limits, reducer: Reducer) ->
     return replace(batch, logprob=proximal, weight=for_parts(batch.weight, gap) * importance), metrics
 
 
-def check_density(gap: Tensor, terms: int, reducer: Reducer) -> None:
+def check_density(gap: Tensor, terms: Tensor, reducer: Reducer) -> None:
     """Raise ContractError when rounding cannot explain ``gap`` [B] between two log-densities of one policy version.
 
-    Rounding to bfloat16 gives a log-density of ``terms`` Gaussian terms an error of about ``0.011 sqrt(terms)``,
-    without a preferred sign.  Beyond eight times that, or with a mean that is too large for the spread, ``log_prob`` is
-    not the density that ``act`` samples from.
+    Rounding to bfloat16 gives a log-density an error of about ``0.011 sqrt(terms)``, with ``terms`` float [B] of
+    :func:`rounding_terms`, without a preferred sign.  Beyond eight times that, or with a mean that is too large for the
+    spread, ``log_prob`` is not the density that ``act`` samples from.
     """
-    bound = 8.0 * BF16_ERROR * math.sqrt(terms)
+    bound = 8.0 * BF16_ERROR * terms.double().sqrt()
     values = gap.double()
-    parts = [values.sum(), values.square().sum(), torch.tensor(float(len(gap))), (values.abs() > bound).sum()]
-    total, squares, count, beyond = reducer.sum(torch.stack([part.double().cpu() for part in parts])).tolist()
+    parts = [values.sum(), values.square().sum(), torch.tensor(len(gap)), (values.abs() > bound).sum(), terms.sum()]
+    total, squares, count, beyond, expected = reducer.sum(torch.stack([part.double().cpu() for part in parts])).tolist()
     mean = total / max(count, 1.0)
-    variance = max(squares / max(count, 1.0) - mean**2, BF16_ERROR**2 * terms)
+    variance = max(squares / max(count, 1.0) - mean**2, BF16_ERROR**2 * expected / max(count, 1.0))
     systematic = SYSTEMATIC + variance + 4.0 * math.sqrt(variance / max(count, 1.0))
     if not (beyond or abs(mean) > systematic):
         return
     raise ContractError(
         f"log_prob differs from the log-prob that act recorded with the same weights by {mean:.3g} on average, and by "
-        f"more than {bound:.3g} in {int(beyond)} of {int(count)} decisions, which rounding cannot explain, so every "
-        "ratio would be wrong; make the policy's log_prob the density that act samples from."
+        f"more than 8 times what bfloat16 rounds in {int(beyond)} of {int(count)} decisions, which rounding cannot "
+        "explain, so every ratio would be wrong; make the policy's log_prob the density that act samples from."
     )
 
 
@@ -113,6 +114,12 @@ def max_abs(gap: Tensor) -> float:
     return float(gap.abs().max()) if len(gap) else 0.0
 
 
-def _terms(old: Likelihood, sample: Tensor) -> int:
-    """The number of Gaussian terms in one log-density."""
-    return int(old.params.get("mean", sample)[0].numel())
+def rounding_terms(likelihood: Likelihood, sample: Tensor) -> Tensor:
+    """float64 [B]: how many terms with a std of ``NOISY`` round as much as the log-density of each decision.
+
+    That is the number of its terms where the std is not smaller, or where they are no Gaussians (tokens).
+    """
+    each = torch.ones_like(likelihood.params.get("mean", sample), dtype=torch.float64)
+    if "std" in likelihood.params:
+        each = each * (NOISY / likelihood.params["std"].detach().double()).square().clamp(min=1.0)
+    return each.flatten(1).sum(1)

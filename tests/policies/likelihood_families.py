@@ -1,0 +1,175 @@
+"""Every policy with a likelihood x every sampler, small and with random weights, for ``test_likelihoods.py``.
+
+A new family is one line of :data:`FAMILIES`: how to make it, and whether its density is that of what it samples.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, Normal
+
+from tests.policies import test_categorical, test_diffusion, test_latent_noise, test_tiny
+from tests.policies.test_tiny import NOISE_PLACEMENTS, SCHEDULES
+from tests.residuals import POINT, SMALL, StateEncoder, biased_base
+from tests.token_toys import PARTS, token_policy
+from vla_rl.contract.env import Observation
+from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, encode_observation
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
+from vla_rl.policies.likelihood_parts import LogprobPer
+from vla_rl.policies.residual import GaussianResidual
+
+BATCH = 16
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Family:
+    """``make`` gives equal weights at every call; without ``exact`` a part of the chain is kept as it was sampled."""
+
+    make: Callable[[], Any]
+    exact: bool = True
+
+
+def gaussian(logprob_per: LogprobPer) -> GaussianPolicy:
+    torch.manual_seed(0)
+    policy = GaussianPolicy(test_tiny.SPEC, config=GaussianConfig(3, width=16, logprob_per=logprob_per))
+    torch.nn.init.normal_(policy.last.weight, std=0.5)
+    torch.nn.init.normal_(policy.log_std, std=0.3)
+    return policy
+
+
+def residual() -> GaussianResidual:
+    torch.manual_seed(1)
+    policy = GaussianResidual(biased_base(), StateEncoder(POINT), SMALL)
+    torch.nn.init.normal_(policy.delta.last.weight, std=0.2)
+    return policy
+
+
+FAMILIES: dict[str, Family] = {
+    **{f"gaussian per {per}": Family(partial(gaussian, per)) for per in PARTS},
+    **{f"categorical per {per}": Family(partial(token_policy, per, 0.5)) for per in PARTS},
+    "categorical with unequal counts": Family(test_categorical.made),
+    **{
+        f"flow {type(schedule).__name__} {type(placement).__name__}": Family(
+            partial(test_tiny.made, FlowSampler(schedule, placement, 4)),
+            exact=type(placement) in (AllSteps, LastStepFromNoise),
+        )
+        for schedule in SCHEDULES
+        for placement in NOISE_PLACEMENTS
+    },
+    **{
+        f"diffusion {name}": Family(partial(test_diffusion.made, item))
+        for name, item in test_diffusion.POLICIES.items()
+    },
+    "latent noise": Family(test_latent_noise.gaussian),
+    "residual": Family(residual),
+}
+
+
+# -- decisions --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A policy, and what it decided for ``BATCH`` observations."""
+
+    policy: Any
+    features: Features
+    out: ActionOut
+
+    def log_prob(self, index: Any = slice(None), policy: LikelihoodPolicy | None = None) -> Likelihood:
+        """The likelihood of the decisions at ``index`` under ``policy``, or the one that made them."""
+        features, aux = ({name: item[index] for name, item in part.items()} for part in (self.features, self.out.aux))
+        return (policy or self.policy).log_prob(features, self.out.sample[index], aux)
+
+
+def observed(spec: EnvSpec, count: int = BATCH, seed: int = 0) -> Observation:
+    """Random observations within the bounds of ``spec``."""
+    rng = np.random.default_rng(seed)
+    low, high = (
+        np.clip(np.broadcast_to(bound, spec.state.shape), -1, 1) for bound in (spec.state.low, spec.state.high)
+    )
+    images = {name: rng.integers(0, 256, (count, *item.shape), np.uint8) for name, item in spec.images.items()}
+    state = rng.uniform(low, high, (count, *spec.state.shape)).astype(np.float32)
+    return Observation(images, state, rng.integers(0, len(spec.tasks), count), rng.integers(0, spec.time_limit, count))
+
+
+def in_dtype(features: Features, dtype: torch.dtype) -> Features:
+    """``features`` with all that is floating point in ``dtype``."""
+    return {name: item.to(dtype) if item.is_floating_point() else item for name, item in features.items()}
+
+
+def encoded(policy: Any, obs: Observation, dtype: torch.dtype) -> tuple[Features, Any]:
+    """Features of ``obs`` in ``dtype``, and the policy's state, at the beginning of episodes."""
+    count = len(obs.state)
+    state = policy.reset_state(policy.initial_state(count), np.arange(count))
+    features, state = encode_observation(policy, obs, state, seeded(7))
+    return in_dtype(features, dtype), state
+
+
+@cache
+def recorded(name: str, dtype: torch.dtype = torch.float64, copies: int = 1) -> Recorded:
+    """``copies`` decisions of the family ``name`` for each of ``BATCH`` observations; do not change it."""
+    policy = FAMILIES[name].make()
+    for part in (policy, getattr(policy, "base", None)):  # a frozen base is not a module of its policy
+        if isinstance(part, torch.nn.Module):
+            part.to(dtype)
+    features, state = encoded(policy, observed(policy.spec), dtype)
+    features, state = (
+        {key: item.repeat_interleave(copies, 0) for key, item in part.items()} for part in (features, state)
+    )
+    out, _ = policy.act(features, state, "sample", seeded(1))
+    return Recorded(policy, features, out)
+
+
+def moved(found: Recorded, spread: float) -> Any:
+    """A copy of the policy with random changes of its weights, such that log-ratios have a std of about ``spread``."""
+    before, step = found.log_prob().logprob.detach(), 1e-5
+    near = (found.log_prob(policy=_shifted(found.policy, step)).logprob.detach() - before).flatten(
+        1 if before.ndim > 1 else 0
+    )
+    change = near.sum(1) if near.ndim > 1 else near
+    return _shifted(found.policy, step * spread / float(change.std()))
+
+
+def _shifted(policy: Any, step: float) -> Any:
+    policy, generator = copy.deepcopy(policy), seeded(3)
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            if parameter.requires_grad:
+                parameter += step * torch.randn(parameter.shape, generator=generator).to(parameter)
+    return policy
+
+
+# -- the same by torch ------------------------------------------------------------------------------------------------
+
+
+def law(params: Mapping[str, Tensor]) -> Distribution:
+    """The distribution of every entry, [B,N], or of every entry of every denoising step, [B,K',N]."""
+    if "log_probs" in params:
+        return Categorical(logits=params["log_probs"])
+    return Normal(params["mean"], params["std"])
+
+
+def outcome(out: ActionOut, params: Mapping[str, Tensor]) -> Tensor:
+    """What was drawn from :func:`law`."""
+    if "log_probs" in params:
+        return out.sample.flatten(1)
+    if "points" not in out.aux:
+        return out.sample.flatten(1)[:, None]
+    points, count = out.aux["points"], params["mean"].shape[1]
+    steps = out.aux.get("noisy_steps", torch.arange(count).expand(len(points), -1))
+    return points.gather(1, 1 + steps[..., None].expand(-1, -1, points.shape[-1]))
