@@ -6,6 +6,7 @@ A new family is one line of :data:`FAMILIES`: how to make it, and whether its de
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,17 +17,32 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Normal
 
-from tests.policies import test_categorical, test_diffusion, test_latent_noise, test_tiny
-from tests.policies.test_tiny import NOISE_PLACEMENTS, SCHEDULES
+from tests.policies import (
+    test_categorical,
+    test_diffusion,
+    test_latent_noise,
+    test_pi0_network,
+    test_smolvla_network,
+    test_tiny,
+)
+from tests.policies.test_tiny import NOISE_PLACEMENTS, SCHEDULES, SPEC
+from tests.policies.vla.test_flow_vla import ACTION, CAMERAS, STATE
+from tests.policies.vla.toy_network import ToyShape
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.token_toys import PARTS, token_policy
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, encode_observation
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise
+from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.likelihood_parts import LogprobPer
 from vla_rl.policies.residual import GaussianResidual
+from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.flow_vla import FlowVLA
+from vla_rl.policies.vla.network import FlowNetwork
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.prompts import WordPrompts
 
 BATCH = 16
 
@@ -45,10 +61,29 @@ class Family:
 
 def gaussian(logprob_per: LogprobPer) -> GaussianPolicy:
     torch.manual_seed(0)
-    policy = GaussianPolicy(test_tiny.SPEC, config=GaussianConfig(3, width=16, logprob_per=logprob_per))
+    policy = GaussianPolicy(SPEC, config=GaussianConfig(3, width=16, logprob_per=logprob_per))
     torch.nn.init.normal_(policy.last.weight, std=0.5)
     torch.nn.init.normal_(policy.log_std, std=0.3)
     return policy
+
+
+def random_network(shape: Any) -> FlowNetwork:
+    """A network of ``shape``, whose own initialization hardly attends to anything, with larger weights."""
+    torch.manual_seed(0)
+    network: FlowNetwork = shape.build()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) / (parameter[0].numel() if parameter.ndim > 1 else 100) ** 0.5)
+    return network
+
+
+def flow_vla(build: Callable[[], FlowNetwork], kept: str, sampler: FlowSampler) -> FlowVLA:
+    torch.manual_seed(0)
+    prompts, options = WordPrompts(Vocabulary.from_texts(SPEC.tasks)), VLAOptions(horizon=2, kept=kept, sampler=sampler)
+    policy = FlowVLA(SPEC, build(), prompts, STATE, ACTION, CAMERAS, options)
+    for parameter in policy.noise_head.parameters():  # it begins at zero
+        torch.nn.init.normal_(parameter, std=0.3)
+    return policy.eval()
 
 
 def residual() -> GaussianResidual:
@@ -57,6 +92,17 @@ def residual() -> GaussianResidual:
     torch.nn.init.normal_(policy.delta.last.weight, std=0.2)
     return policy
 
+
+FLOW_NETWORKS: dict[str, Callable[[], FlowNetwork]] = {
+    "toy": ToyShape().build,
+    "SmolVLA": partial(random_network, test_smolvla_network.SHAPE),
+    "pi0": partial(random_network, test_pi0_network.SHAPE),
+}
+VLA_CHOICES = [
+    ("prefix", FlowSampler(FlowSde(0.5), AllSteps(), 3)),
+    ("pictures", FlowSampler(FlowNoise(), AllSteps(), 3)),
+    ("prefix", FlowSampler(FlowSde(0.5), LastStepFromNoise(), 3)),
+]
 
 FAMILIES: dict[str, Family] = {
     **{f"gaussian per {per}": Family(partial(gaussian, per)) for per in PARTS},
@@ -76,6 +122,12 @@ FAMILIES: dict[str, Family] = {
     },
     "latent noise": Family(test_latent_noise.gaussian),
     "residual": Family(residual),
+    **{
+        f"{name} VLA, {kept} kept, {sampler.schedule} {sampler.placement}": Family(
+            partial(flow_vla, build, kept, sampler)
+        )
+        for (name, build), (kept, sampler) in itertools.product(FLOW_NETWORKS.items(), VLA_CHOICES)
+    },
 }
 
 
