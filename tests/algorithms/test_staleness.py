@@ -133,10 +133,10 @@ def test_rounding_to_bfloat16_passes_whatever_the_size_of_the_action(terms):
 
 
 def test_a_term_with_little_noise_rounds_like_several():
-    """The error of a mean weighs the more, the less noise it is divided by: std .1 like four of std .2 or more."""
-    params = {"mean": torch.zeros(1, 2, 3), "std": torch.tensor([[[0.1], [0.6]]])}
+    """What rounds a mean is divided by the std: a term of std .1 is like four of std .2, with a mean of 3 like 36."""
+    params = {"mean": torch.tensor([[[0.0, 1.0, -3.0], [0.0, 1.0, -3.0]]]), "std": torch.tensor([[[0.1], [0.6]]])}
     assert rounding_terms(Likelihood(torch.zeros(1), torch.zeros(1), params), torch.zeros(1, 3)).tolist() == [
-        pytest.approx(3 * 4 + 3)
+        pytest.approx(4 + 4 + 36 + 3)
     ]
     assert rounding_terms(Likelihood(torch.zeros(1), torch.zeros(1), {}), torch.zeros(1, 4, 2)).tolist() == [8]
 

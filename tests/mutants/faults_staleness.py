@@ -144,8 +144,8 @@ _DENSITY = (
     Fault(
         "rounding does not depend on how little noise divides it",
         _STALE,
-        "each = each * (NOISY / likelihood",
-        "each = each + 0 * (NOISY / likelihood",
+        "(NOISY * mean.abs().clamp(min=1.0) / std).square()",
+        "torch.ones_like(mean / std).square()",
         (f"{_ON_STALE}test_a_term_with_little_noise_rounds_like_several",),
     ),
     Fault(

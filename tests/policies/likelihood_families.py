@@ -21,13 +21,12 @@ from tests.policies import (
     test_categorical,
     test_diffusion,
     test_latent_noise,
-    test_pi0_network,
     test_smolvla_network,
     test_tiny,
 )
+from tests.policies.openvla_tiny import tiny_policy
 from tests.policies.test_tiny import NOISE_PLACEMENTS, SCHEDULES, SPEC
-from tests.policies.vla.test_flow_vla import ACTION, CAMERAS, STATE
-from tests.policies.vla.toy_network import ToyShape
+from tests.policies.vla import test_flow_vla
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.token_toys import PARTS, token_policy
 from vla_rl.contract.env import Observation
@@ -37,12 +36,12 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.likelihood_parts import LogprobPer
+from vla_rl.policies.openvla import OpenVLA, OpenVLAOptions
+from vla_rl.policies.openvla_decoding import Autoregressive, Decoding, Parallel
 from vla_rl.policies.residual import GaussianResidual
-from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.smolvla import SmolVLA
 from vla_rl.policies.vla.flow_vla import FlowVLA
-from vla_rl.policies.vla.network import FlowNetwork
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.prompts import WordPrompts
 
 BATCH = 16
 
@@ -53,10 +52,14 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Family:
-    """``make`` gives equal weights at every call; without ``exact`` a part of the chain is kept as it was sampled."""
+    """``make`` gives equal weights at every call; without ``exact`` a part of the chain is kept as it was sampled.
+
+    ``copies``: decisions per observation where means are estimated.
+    """
 
     make: Callable[[], Any]
     exact: bool = True
+    copies: int = 64
 
 
 def gaussian(logprob_per: LogprobPer) -> GaussianPolicy:
@@ -67,23 +70,19 @@ def gaussian(logprob_per: LogprobPer) -> GaussianPolicy:
     return policy
 
 
-def random_network(shape: Any) -> FlowNetwork:
-    """A network of ``shape``, whose own initialization hardly attends to anything, with larger weights."""
+def flow_vla(new: Callable[[VLAOptions], FlowVLA], kept: str, sampler: FlowSampler) -> FlowVLA:
+    """With larger weights: with those of an initialization, hardly anything is attended to."""
     torch.manual_seed(0)
-    network: FlowNetwork = shape.build()
+    policy = new(VLAOptions(horizon=2, kept=kept, sampler=sampler))
     with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter) / (parameter[0].numel() if parameter.ndim > 1 else 100) ** 0.5)
-    return network
-
-
-def flow_vla(build: Callable[[], FlowNetwork], kept: str, sampler: FlowSampler) -> FlowVLA:
-    torch.manual_seed(0)
-    prompts, options = WordPrompts(Vocabulary.from_texts(SPEC.tasks)), VLAOptions(horizon=2, kept=kept, sampler=sampler)
-    policy = FlowVLA(SPEC, build(), prompts, STATE, ACTION, CAMERAS, options)
-    for parameter in policy.noise_head.parameters():  # it begins at zero
-        torch.nn.init.normal_(parameter, std=0.3)
+        for parameter in policy.parameters():
+            fan_in = parameter[0].numel() if parameter.ndim > 1 else 100
+            parameter.add_(torch.randn_like(parameter), alpha=0.5 / fan_in**0.5)
     return policy.eval()
+
+
+def open_vla(decoding: Decoding, logprob_per: LogprobPer) -> OpenVLA:
+    return tiny_policy(OpenVLAOptions(decoding=decoding, horizon=2, temperature=1.6, logprob_per=logprob_per))
 
 
 def residual() -> GaussianResidual:
@@ -93,10 +92,9 @@ def residual() -> GaussianResidual:
     return policy
 
 
-FLOW_NETWORKS: dict[str, Callable[[], FlowNetwork]] = {
-    "toy": ToyShape().build,
-    "SmolVLA": partial(random_network, test_smolvla_network.SHAPE),
-    "pi0": partial(random_network, test_pi0_network.SHAPE),
+FLOW_VLAS: dict[str, tuple[Callable[[VLAOptions], FlowVLA], int]] = {
+    "toy": (test_flow_vla.made, 64),
+    "SmolVLA": (lambda options: SmolVLA.new(SPEC, test_flow_vla.STATE, test_smolvla_network.SHAPE, options), 8),
 }
 VLA_CHOICES = [
     ("prefix", FlowSampler(FlowSde(0.5), AllSteps(), 3)),
@@ -123,11 +121,13 @@ FAMILIES: dict[str, Family] = {
     "latent noise": Family(test_latent_noise.gaussian),
     "residual": Family(residual),
     **{
-        f"{name} VLA, {kept} kept, {sampler.schedule} {sampler.placement}": Family(
-            partial(flow_vla, build, kept, sampler)
+        f"{name} with {kept}, {sampler.schedule} {sampler.placement}": Family(
+            partial(flow_vla, new, kept, sampler), copies=copies
         )
-        for (name, build), (kept, sampler) in itertools.product(FLOW_NETWORKS.items(), VLA_CHOICES)
+        for (name, (new, copies)), (kept, sampler) in itertools.product(FLOW_VLAS.items(), VLA_CHOICES)
     },
+    "OpenVLA in turn": Family(partial(open_vla, Autoregressive(2), "token"), copies=8),
+    "OpenVLA at once": Family(partial(open_vla, Parallel(3), "action"), copies=8),
 }
 
 
@@ -173,13 +173,14 @@ def encoded(policy: Any, obs: Observation, dtype: torch.dtype) -> tuple[Features
 
 
 @cache
-def recorded(name: str, dtype: torch.dtype = torch.float64, copies: int = 1) -> Recorded:
-    """``copies`` decisions of the family ``name`` for each of ``BATCH`` observations; do not change it."""
+def recorded(name: str, dtype: torch.dtype = torch.float64, many: bool = False) -> Recorded:
+    """A decision of the family ``name`` for each of ``BATCH`` observations, or ``copies``; do not change it."""
     policy = FAMILIES[name].make()
     for part in (policy, getattr(policy, "base", None)):  # a frozen base is not a module of its policy
         if isinstance(part, torch.nn.Module):
             part.to(dtype)
     features, state = encoded(policy, observed(policy.spec), dtype)
+    copies = FAMILIES[name].copies if many else 1
     features, state = (
         {key: item.repeat_interleave(copies, 0) for key, item in part.items()} for part in (features, state)
     )

@@ -34,7 +34,6 @@ from vla_rl.contract.batch import OneProcess
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 EXACT = pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.exact])
 LIKELIHOOD = ("act", "log_prob", "kl")
-MANY = 64  # decisions per observation where means are estimated
 
 
 def terms(params) -> int:
@@ -69,8 +68,10 @@ def test_every_ratio_is_one_before_the_first_update(name, dtype, bound):
 
 @EVERY
 def test_acting_in_bfloat16_is_within_the_stated_bound(name):
-    """``8 * .011 * sqrt(terms)`` for every decision (a term with a std below .2 counts as several), and no systematic
-    error: what ``staleness.check_density`` lets pass."""
+    """``8 * .011 * sqrt(terms)`` for every decision, where a Gaussian with a std below .2 counts as several terms.
+
+    Nor is there a systematic error: ``check_density`` lets it pass.
+    """
     found = recorded(name, torch.float32)
     features, state = encoded(found.policy, observed(found.policy.spec), torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -125,7 +126,7 @@ def is_zero(values: Tensor) -> bool:
 @EVERY
 def test_samples_have_the_density_that_is_declared(name):
     """The mean log-prob is minus the entropy, and the mean ratio to any other policy is 1."""
-    found = recorded(name, copies=MANY)
+    found = recorded(name, many=True)
     with torch.no_grad():
         old = found.log_prob()
         new = found.log_prob(policy=moved(found, 0.5))
@@ -137,8 +138,8 @@ def test_samples_have_the_density_that_is_declared(name):
 @EXACT
 def test_reweighting_by_the_ratio_gives_the_new_policys_expectation(name):
     """Hence the score gradient is the true one: it is the limit for a small change of the weights."""
-    found = recorded(name, copies=MANY)
-    policy = moved(found, 0.5)
+    found = recorded(name, many=True)
+    policy = moved(found, 0.7)
     state = policy.reset_state(policy.initial_state(len(found.out.sample)), np.arange(len(found.out.sample)))
     fresh = type(found)(policy, found.features, policy.act(found.features, state, "sample", seeded(2))[0])
 

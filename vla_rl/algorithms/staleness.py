@@ -28,7 +28,7 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Likelihood
 
 BF16_ERROR = 0.011  # std of a log-ratio per sqrt(term), bfloat16 acting against float32 learning
-NOISY = 0.2  # std of a Gaussian term at which that holds; with less noise, the same error of its mean weighs more
+NOISY = 0.2  # std of a Gaussian term with a mean within [-1, 1] down to which that holds
 SYSTEMATIC = 0.1  # nats of mean gap that rounding, which has no preferred sign, does not reach
 
 
@@ -117,9 +117,10 @@ def max_abs(gap: Tensor) -> float:
 def rounding_terms(likelihood: Likelihood, sample: Tensor) -> Tensor:
     """float64 [B]: how many terms with a std of ``NOISY`` round as much as the log-density of each decision.
 
-    That is the number of its terms where the std is not smaller, or where they are no Gaussians (tokens).
+    That is the number of its terms, but the rounding of a mean is divided by the std, so a term with less noise or with
+    a larger mean counts as several.  Tokens count as one each.
     """
-    each = torch.ones_like(likelihood.params.get("mean", sample), dtype=torch.float64)
-    if "std" in likelihood.params:
-        each = each * (NOISY / likelihood.params["std"].detach().double()).square().clamp(min=1.0)
-    return each.flatten(1).sum(1)
+    if "std" not in likelihood.params or "mean" not in likelihood.params:
+        return torch.ones_like(sample, dtype=torch.float64).flatten(1).sum(1)
+    mean, std = (likelihood.params[name].detach().double() for name in ("mean", "std"))
+    return (NOISY * mean.abs().clamp(min=1.0) / std).square().clamp(min=1.0).flatten(1).sum(1)
