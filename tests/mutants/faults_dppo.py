@@ -8,8 +8,10 @@ _STEPS, _POLICY = "vla_rl/policies/diffusion_steps.py", "vla_rl/policies/diffusi
 _DPPO = "vla_rl/algorithms/dppo.py"
 _ON, _ON_DPPO = "tests/policies/test_diffusion.py::", "tests/algorithms/test_dppo.py::"
 _DIFFUSERS = f"{_ON}test_chains_are_those_of_diffusers"
-_TORCH = "tests/policies/test_likelihoods.py::test_densities_entropies_and_kl_are_those_of_torch_and_sum_to_the_joint"
-_DENSITY = "tests/policies/test_likelihoods.py::test_every_ratio_is_one_before_the_first_update"
+_TORCH = "tests/policies/test_likelihoods.py::test_densities_entropies_and_kl_are_those_of_torch[diffusion ddim]"
+_DENSITY = (
+    "tests/policies/test_likelihoods.py::test_every_ratio_is_one_before_the_first_update[fp64-diffusion ddim, last two]"
+)
 _DEPLOYED = f"{_ON}test_what_is_deployed_is_ddim_without_noise_or_ddpm_without_floor"
 _LOSS = f"{_ON}test_the_loss_is_that_of_the_cosine_schedule_by_hand"
 _HAND = f"{_ON_DPPO}test_the_clipped_objective_by_hand"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
+_LAWS = "tests/policies/test_likelihoods.py"
+_LAW = f"{_LAWS}::test_densities_entropies_and_kl_are_those_of_torch[categorical per chunk]"
 _SPACES, _ROWS, _BOOK = "sims/gym_spaces.py", "sims/gym_rows.py", "vla_rl/contract/rows.py"
 _CATEGORICAL, _ON_CATEGORICAL = "vla_rl/policies/categorical.py", "tests/policies/test_categorical.py::"
 _ON_SPACES, _ON_VECTOR = "tests/sims/test_gym_spaces.py::", "tests/sims/test_gym_vector.py::"
@@ -139,9 +141,7 @@ FAULTS = (
         _CATEGORICAL,
         "self.logprob(_log_density(log_probs, sample.flatten(1)))",
         "self.logprob(_log_density(log_probs, sample.flatten(1)))[:1].expand(len(sample))",
-        (
-            "tests/policies/test_likelihoods.py::test_densities_entropies_and_kl_are_those_of_torch_and_sum_to_the_joint",
-        ),
+        (_LAW,),
     ),
     Fault(
         "actions count from 0 wherever the space starts",
@@ -162,9 +162,7 @@ FAULTS = (
         _CATEGORICAL,
         "return (one.exp() * (one - other)).sum((1, 2))",
         "return (other.exp() * (other - one)).sum((1, 2))",
-        (
-            "tests/policies/test_likelihoods.py::test_densities_entropies_and_kl_are_those_of_torch_and_sum_to_the_joint",
-        ),
+        (_LAW,),
     ),
     Fault(
         "a critic of pixels is blind",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
+_LAWS = "tests/policies/test_likelihoods.py"
+_LAW = f"{_LAWS}::test_densities_entropies_and_kl_are_those_of_torch[gaussian per chunk]"
 _SURROGATE, _PARTS = "vla_rl/algorithms/surrogate.py", "vla_rl/policies/likelihood_parts.py"
 _STALE, _CHECK = "vla_rl/algorithms/staleness.py", "vla_rl/contract/check.py"
 _TESTS = "tests/algorithms/test_surrogate.py::"
@@ -86,7 +88,7 @@ FAULTS = (
         "return terms.mean(-1, dtype=torch.float64)",
         (
             _OF_TORCH,
-            "tests/policies/test_likelihoods.py::test_densities_entropies_and_kl_are_those_of_torch_and_sum_to_the_joint",
+            _LAW,
         ),
     ),
     Fault(

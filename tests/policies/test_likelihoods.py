@@ -84,7 +84,7 @@ def test_acting_in_bfloat16_is_within_the_stated_bound(name):
 
 
 @EVERY
-def test_densities_entropies_and_kl_are_those_of_torch_and_sum_to_the_joint(name):
+def test_densities_entropies_and_kl_are_those_of_torch(name):
     found = recorded(name)
     old, new = found.log_prob(), found.log_prob(policy=moved(found, 0.5))
     laws = [law(item.params) for item in (old, new)]
