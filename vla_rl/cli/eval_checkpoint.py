@@ -19,6 +19,8 @@ from vla_rl.evaluation.report import percent
 from vla_rl.evaluation.run import Outcomes, evaluate
 from vla_rl.evaluation.stats import MeanReturn
 from vla_rl.evaluation.trace import TraceRecorder
+from vla_rl.policies.pretrained import default_options
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import bar, console
@@ -43,6 +45,7 @@ class Evaluate:
     device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
     trace: str = ""  # write every decision there, see docs/commands.md
     env: EnvConfig = NO_ENV
+    vla: VLAOptions = VLAOptions()  # how a public folder is opened; a checkpoint of ours has its own
 
 
 def evaluate_checkpoint(arguments: Sequence[str]) -> None:
@@ -56,7 +59,7 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
             "--out FOLDER."
         )
     checkpoint = given[0] if names_server(given[0]) else str(checkpoint_of(given[0]))
-    default = Evaluate(env=env_config_of(checkpoint) or NO_ENV)
+    default = Evaluate(env=env_config_of(checkpoint) or NO_ENV, vla=default_options(checkpoint))
     config: Evaluate = override(default, given[1:], "vla-rl eval CHECKPOINT")
     ranges = {"validation": seed_ranges.VALIDATION, "test": seed_ranges.TEST}
     if config.seeds not in ranges:
@@ -66,7 +69,7 @@ def evaluate_checkpoint(arguments: Sequence[str]) -> None:
             f"{config.episodes} episodes in {config.num_envs} environments measure nothing; give both at least 1."
         )
     seeds = seed_ranges.held_out(ranges[config.seeds], config.episodes)
-    with deployed(checkpoint, config.env.required("eval"), config.device) as policy:
+    with deployed(checkpoint, config.env.required("eval"), config.device, options=config.vla) as policy:
         outcomes = _play(config, policy, seeds)
     ends = ", ".join(f"{cause.replace('_', ' ')} {count}" for cause, count in Counter(outcomes.cause).most_common())
     earned = MeanReturn.of(outcomes.returns)

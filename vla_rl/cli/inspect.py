@@ -199,6 +199,10 @@ def _folder(show: Console, folder: Path) -> None:
         show.print(_tree(f"{folder}: summary", summary) if summary else f"{folder} has no summary yet.")
         found = sorted(str(path.parent) for path in folder.glob("checkpoints/*/config.json"))
         show.print(_table("checkpoints", ("vla-rl inspect ...",), [(path,) for path in found]))
+    elif {"type", "model_type"} & config.keys():
+        from vla_rl.cli.inspect_public import describe_public
+
+        show.print(_table(f"{folder}: a public checkpoint", ("", ""), describe_public(folder)))
     else:
         raise UserError(
             f"{str(folder)!r} has neither config.json nor summary.json, so it is no checkpoint and no run; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_origin, get_type_hints
 
 import tyro
@@ -43,7 +43,7 @@ def _registry() -> constructors.ConstructorRegistry:
 
     @registry.primitive_rule
     def of_json(info: constructors.PrimitiveTypeInfo) -> constructors.PrimitiveConstructorSpec[Any] | None:
-        if get_origin(info.type) is not dict:
+        if get_origin(info.type) not in (dict, Mapping):
             return None
         return constructors.PrimitiveConstructorSpec(1, "JSON", _read_json, _is_dict, lambda value: [json.dumps(value)])
 

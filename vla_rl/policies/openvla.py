@@ -59,6 +59,7 @@ class OpenVLA(nn.Module):
     action_high: Tensor
     tokens: Tensor
     token_mask: Tensor
+    options_class = OpenVLAOptions
 
     def __init__(
         self,

@@ -30,6 +30,14 @@ def load_policy(folder: str | Path, spec: EnvSpec | None = None, options: VLAOpt
     if spec is None:
         raise UserError(
             f"the {checkpoint.family!r} checkpoint {str(folder)!r} belongs to no environment, so its inputs are "
-            "unknown; name one with --env NAME."
+            "unknown; name one with --env NAME, or use a checkpoint that was trained from it."
         )
     return load(family_class(checkpoint)).from_public(folder, spec, options or VLAOptions())
+
+
+def default_options(folder: str | Path) -> VLAOptions:
+    """The options that a public folder's family has; the general ones for anything else."""
+    if not is_public(Path(folder)):
+        return VLAOptions()
+    made: VLAOptions = load(family_class(read_public(Path(folder)))).options_class()
+    return made

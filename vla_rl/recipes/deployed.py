@@ -16,6 +16,8 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.expert import ExpertPolicy
 from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.renumbered import Renumbered
+from vla_rl.policies.vla.checkpoint import is_public
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy, remote_policy
@@ -26,13 +28,15 @@ from vla_rl.training.device import resolve_device
 EXPERT = "expert"
 
 
-def deployed_policy(name: str, env: EnvConfig, device: str = "cpu", seed: int = 0) -> Policy:
+def deployed_policy(
+    name: str, env: EnvConfig, device: str = "cpu", seed: int = 0, options: VLAOptions | None = None
+) -> Policy:
     """The policy that ``name`` means in ``env``, with its weights on ``device`` (see ``resolve_device``).
 
-    ``name`` is a checkpoint folder; a run folder (its best checkpoint); "module:Class", called with the environment's
-    spec after torch was seeded with ``seed``; "expert", the task's scripted expert; or the address of a policy server
-    (``vla_rl/serving/address.py``).  Raises UserError when it or the device does not exist, and ContractError when it
-    does not fit the environment.
+    ``name`` is a checkpoint folder; a public folder, opened by ``options``; a run folder (its best checkpoint);
+    "module:Class", called with the environment's spec after torch was seeded with ``seed``; "expert", the task's
+    scripted expert; or the address of a policy server (``vla_rl/serving/address.py``).  Raises UserError when it or the
+    device does not exist, and ContractError when it does not fit the environment.
     """
     if name == EXPERT:
         return ExpertPolicy(env.make_expert().act, horizon=1)
@@ -43,6 +47,8 @@ def deployed_policy(name: str, env: EnvConfig, device: str = "cpu", seed: int = 
     policy: Policy
     if names_class(name):
         policy = placed(new_policy(name, spec, {}, seed), where)
+    elif is_public(Path(name)):
+        policy = placed(load_policy(name, spec, options), where)
     else:
         policy = _checkpoint(checkpoint_of(name), spec, where)
     check_if_foreign(policy, env, seed, needs=())
@@ -50,9 +56,11 @@ def deployed_policy(name: str, env: EnvConfig, device: str = "cpu", seed: int = 
 
 
 @contextmanager
-def deployed(name: str, env: EnvConfig, device: str = "cpu", seed: int = 0) -> Iterator[Policy]:
+def deployed(
+    name: str, env: EnvConfig, device: str = "cpu", seed: int = 0, options: VLAOptions | None = None
+) -> Iterator[Policy]:
     """:func:`deployed_policy` for a block, after which the connections of one behind a server are closed."""
-    policy = deployed_policy(name, env, device, seed)
+    policy = deployed_policy(name, env, device, seed, options)
     try:
         yield policy
     finally:
@@ -65,8 +73,8 @@ def check_instructions(name: str, tasks: Mapping[str, EnvConfig]) -> None:
 
     ``tasks`` {name: environment}.  Environments that would have to be built for it are checked when they are played.
     """
-    if name == EXPERT or names_server(name) or names_class(name):
-        return
+    if name == EXPERT or names_server(name) or names_class(name) or is_public(Path(name)):
+        return  # a public one reads any instruction
     saved = read_config(checkpoint_of(name)).get("spec")
     specs = {task: env.declared_spec() for task, env in tasks.items()} if isinstance(saved, dict) else {}
     readable = {task: spec is None or _reads(EnvSpec.from_json(saved or {}), spec) for task, spec in specs.items()}

@@ -14,6 +14,8 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.vla.checkpoint import is_public
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.dataset_spec import require_fit, shrink, spec_of
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
@@ -40,9 +42,9 @@ class NewPolicyConfig(Protocol):
 class ImitateDataset:
     """Imitate the episodes of a LeRobotDataset v3.0 folder: the checkpoint "imitation".
 
-    With ``policy``, a checkpoint or "module:Class", what its ``trainable`` says learns, and perception that is frozen
-    stays as it is.  Without, ``new`` is built and learns everything, perception included if it can; that takes many
-    more episodes.
+    With ``policy``, a checkpoint, a public folder or "module:Class", what its ``trainable`` says learns, and perception
+    that is frozen stays as it is.  Without, ``new`` is built and learns everything, perception included if it can; that
+    takes many more episodes.
 
     The policy acts in the environment ``env`` if one is named: it takes bounds, cameras, names and tasks from there,
     and the dataset must fit.  Otherwise they are those of the data, and the policy belongs to no environment yet.
@@ -51,7 +53,7 @@ class ImitateDataset:
     dataset: str = ""
     env: EnvConfig = NO_ENV  # where the policy will act
     accept: tuple[str, ...] = ()  # differences from env or policy that do no harm here: "names", "rate", "bounds"
-    policy: str = ""  # a checkpoint folder, or module:Class
+    policy: str = ""  # a checkpoint folder, a public one, or module:Class
     new: NewPolicyConfig = field(default_factory=NewTiny)
     image_size: int = 0  # pictures are shrunk to so many pixels a side while learning; 0: as they were recorded
     leave_out_damaged: bool = False  # go on without episodes that cannot be read
@@ -61,6 +63,7 @@ class ImitateDataset:
     )
     device: str = "cpu"  # where the policy learns: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+    vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
 
     def __post_init__(self) -> None:
         """Raises UserError for a negative size of pictures."""
@@ -93,7 +96,7 @@ class ImitateDataset:
     def _train(self, episodes: Demonstrations, folder: RunFolder) -> ImitatingPolicy:
         name, device = Path(self.dataset).name, resolve_device(self.device)
         spec = self.env.spec() if self.env.name else None
-        if spec is None and (not self.policy or names_class(self.policy)):
+        if spec is None and (not self.policy or names_class(self.policy) or is_public(Path(self.policy))):
             spec = spec_of(episodes, name)
         if spec is not None:
             episodes = require_fit(spec, episodes, f"the environment {spec.name!r}", self.accept)
@@ -105,7 +108,7 @@ class ImitateDataset:
                 return policy
         else:
             made = new_policy(self.policy, spec, {}, self.seed) if spec and names_class(self.policy) else None
-            policy = placed(_require_imitating(made or load_policy(self.policy, spec), self.policy), device)
+            policy = placed(_require_imitating(made or load_policy(self.policy, spec, self.vla), self.policy), device)
             self._check(policy)
             episodes = require_fit(policy.spec, episodes, repr(self.policy), self.accept)
         imitate_policy(policy, episodes, self.imitation, self.seed, folder)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import RunContext, StartPolicy, placed
 from vla_rl.recipes.env_config import EnvConfig
@@ -30,12 +31,13 @@ class Improve:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "cpu"  # where policy, critic, learner and replay compute: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+    vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Train and evaluate.  The starting policy is kept in the run folder, so that the run can be resumed."""
         start = folder.checkpoint("start")
         name = start if folder.resumed and start.exists() else self.policy
-        policy = start_policy(name, self.env, self.seed)
+        policy = start_policy(name, self.env, self.seed, self.vla)
         if policy is not None and not start.exists():
             policy.save_pretrained(start)
         return self.improve(policy, folder, {})[1]

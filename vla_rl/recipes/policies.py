@@ -21,6 +21,7 @@ from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedL
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.context import RunContext, StartPolicy, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitation import imitate_policy
@@ -32,10 +33,13 @@ if TYPE_CHECKING:
     from vla_rl.serving.remote import RemotePolicy
 
 
-def start_policy(name: str | Path, env_config: EnvConfig, seed: int) -> StartPolicy | None:
+def start_policy(
+    name: str | Path, env_config: EnvConfig, seed: int, options: VLAOptions | None = None
+) -> StartPolicy | None:
     """The policy that a run in ``env_config`` starts from; None for "".
 
-    ``name`` is a checkpoint folder, of whichever class, or ``module:Class``: a new policy ``Class(spec)``.
+    ``name`` is a checkpoint folder, of whichever class; a public folder, opened by ``options``; or ``module:Class``: a
+    new policy ``Class(spec)``.
     Raises UserError or ContractError when it does not exist, is a policy server, was trained for another environment,
     or is somebody else's and breaks the contract.
     """
@@ -47,7 +51,8 @@ def start_policy(name: str | Path, env_config: EnvConfig, seed: int) -> StartPol
             f"the policy behind {str(name)!r} has no weights here, so it cannot be trained; evaluate it, or let a "
             "residual of your own config correct it (vla_rl/serving/remote.py)."
         )
-    policy: StartPolicy = new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(name, spec)
+    policy: StartPolicy
+    policy = new_policy(str(name), spec, {}, seed) if names_class(name) else load_policy(name, spec, options)
     check_if_foreign(policy, env_config, seed, ("save_pretrained",))
     return policy
 

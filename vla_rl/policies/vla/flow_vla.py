@@ -50,6 +50,7 @@ class FlowVLA(nn.Module):
     tokens: Tensor
     token_mask: Tensor
     network: FlowNetwork
+    options_class = VLAOptions
 
     def __init__(
         self,

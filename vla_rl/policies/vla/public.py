@@ -62,13 +62,14 @@ def flow_from_public(
     does not fit the environment; the tokenizer is read before the weights, which take longest.
     """
     opened = open_public(Path(folder), spec, options)
+    sizes = shape(opened.checkpoint)
     if opened.state is None:
         raise UserError(
             f"the statistics for {str(folder)!r} have none of a state, which the model reads, so it would be misread; "
             "name others with --vla.statistics FOLDER."
         )
     known = prompts(opened.checkpoint).learn(spec.tasks)
-    network = filled(shape(opened.checkpoint), Path(folder))
+    network = filled(sizes, Path(folder))
     base = Base.of(Path(folder))
     made = kind(spec, network, known, opened.state, opened.action, opened.cameras, opened.options, base)
     made.eval()

@@ -5,6 +5,7 @@ Files of pickles (``pytorch_model.bin``, ``*.pt``) are never read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,13 +75,15 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return found
 
 
-def tensor_names(folder: Path) -> frozenset[str]:
-    """The names of all tensors in the weights of ``folder``."""
-    names: set[str] = set()
+def tensor_sizes(folder: Path) -> dict[str, tuple[str, int]]:
+    """{tensor: (dtype as safetensors names it, how many numbers)} of the weights of ``folder``; none is read."""
+    sizes = {}
     for path in weight_files(folder):
         with open_tensors(path) as tensors:
-            names |= set(tensors.keys())
-    return frozenset(names)
+            for name in tensors.keys():  # noqa: SIM118  # a file, no dict
+                found = tensors.get_slice(name)
+                sizes[name] = (str(found.get_dtype()), math.prod(found.get_shape()))
+    return sizes
 
 
 def load_public_weights(

@@ -10,6 +10,7 @@ from vla_rl.contract.policy import Policy
 from vla_rl.evaluation import seed_ranges
 from vla_rl.evaluation.run import Outcomes
 from vla_rl.evaluation.stats import mcnemar_exact, paired_bootstrap
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes import stages
 from vla_rl.recipes.context import RunContext, StartPolicy, placed
 from vla_rl.recipes.env_config import EnvConfig
@@ -36,12 +37,13 @@ class Imagine:
 
     rl: TrainerConfig
     plan: Plan
-    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder of any policy class, or module:Class
+    policy: str = "runs/demo/checkpoints/imitation"  # a checkpoint folder, a public one, or module:Class
     seed: int = 1
     env: EnvConfig = field(kw_only=True)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     device: str = "cpu"  # of policy, critic, learner, replay and world model: "cpu", "cuda", "cuda:1", "auto"
     tracking: tuple[str, ...] = ()  # "tensorboard", "wandb"
+    vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own
 
     def run(self, folder: RunFolder) -> JsonObject:
         """Leave the checkpoints "start", "first", "world" and "best"; an interrupted run goes on."""
@@ -88,7 +90,7 @@ class Imagine:
     def _start(self, folder: RunFolder) -> StartPolicy:
         """The policy that the run starts from, kept as the checkpoint "start"; raises UserError without one."""
         kept = folder.checkpoint("start")
-        policy = start_policy(kept if kept.exists() else self.policy, self.env, self.seed)
+        policy = start_policy(kept if kept.exists() else self.policy, self.env, self.seed, self.vla)
         if policy is None:
             raise UserError(
                 "imagination collects episodes with a policy and none was given, so there is nothing to train a world "
