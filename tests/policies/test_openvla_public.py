@@ -239,7 +239,7 @@ def test_critics_read_bounded_entries_on_one_scale():
 
 def test_a_new_one_learns_from_nothing():
     torch.manual_seed(0)
-    policy = OpenVLA.new(SPEC, critics_scale(SPEC), OpenVLAOptions(decoding=Parallel(2)))
+    policy = OpenVLA.new(SPEC, critics_scale(SPEC), options=OpenVLAOptions(decoding=Parallel(2)))
     assert sum(item.numel() for item in policy.parameters()) < 1e6 and policy.cameras == ("front", "wrist")
     features = policy.encode(observed())
     out, _ = policy.act(features, {}, "sample", torch.Generator().manual_seed(0))

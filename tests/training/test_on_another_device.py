@@ -6,6 +6,7 @@ Policy, critic, learner and replay buffer are on it; the environment and all gen
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,16 @@ from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.openvla import OpenVLA
+from vla_rl.policies.openvla_network import OpenVLAShape
+from vla_rl.policies.openvla_options import OpenVLAOptions
+from vla_rl.policies.openvla_vision import ViTShape
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.policies.statistics import RunningStatistics
+from vla_rl.policies.vla.trainable import TrainAll
 from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate
@@ -69,6 +76,7 @@ ON_POLICY: dict[str, tuple[Callable[[], Any], Any, Any]] = {
         PPOConfig(minibatch=12, critic_warmup=0),
         WINDOW,
     ),
+    "ppo of tokens": (lambda: tokens(), PPOConfig(epochs=1, minibatch=20, critic_warmup=0), WINDOW),
     "grpo": (lambda: flow(FlowSde(0.5), AllSteps()), GRPOConfig(minibatch=8), GROUPS),
     "rloo": (lambda: flow(FlowSde(0.5), AllSteps()), RLOOConfig(minibatch=8), GROUPS),
     "dppo": (
@@ -109,6 +117,15 @@ OFF_POLICY: dict[str, tuple[Callable[[], Any], Any]] = {
 
 def flow(schedule, placement):
     return tiny_vla(SPEC, sampler=FlowSampler(schedule, placement, 3))
+
+
+def tokens() -> OpenVLA:
+    vit = ViTShape(width=8, depth=2, heads=1, hidden=8, patch=4, patches=4)
+    small = OpenVLAShape.small(width=8)
+    llama = {**small.llama, "num_hidden_layers": 1, "num_attention_heads": 1}
+    shape = replace(small, llama=llama, dino=replace(vit, registers=1, classes=True), siglip=vit)
+    options = OpenVLAOptions(kept="pictures", trains=TrainAll(), logprob_per="token")
+    return OpenVLA.new(SPEC, Affine((0.0, 0.0), (1.0, 1.0)), shape, options)
 
 
 def squashed() -> SquashedPolicy:

@@ -81,9 +81,10 @@ class OpenVLA(nn.Module):
         self.horizon = options.horizon or min(options.decoding.actions, spec.max_chunk)
         self.state_scale, self.action_scale, self.network, self.version = state_scale, action_scale, network, 0
         _check_sizes(self)
-        self.network_trained = options.trains.prepare(network)
-        cast_frozen(network, self.network_trained, options.torch_dtype)
+        trained = options.trains.prepare(network)
+        cast_frozen(network, trained, options.torch_dtype)
         checkpoint_gradients(network, options.gradient_checkpointing)
+        self.trained_names = frozenset(trained)  # of the network; moving a module may make new parameters
         low, high = action_limits(spec)
         tokens, mask = prompts.encode(spec.tasks)
         for name, item in {"action_low": low, "action_high": high, "tokens": tokens, "token_mask": mask}.items():
@@ -199,7 +200,8 @@ class OpenVLA(nn.Module):
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights that imitation and RL train."""
-        return {f"network.{name}": item for name, item in self.network_trained.items()}
+        every = self.network.named_parameters()
+        return {f"network.{name}": item for name, item in every if name in self.trained_names}
 
     def _log_probs(self, logits: Tensor) -> Tensor:
         return (logits / self.config.temperature).log_softmax(-1)
@@ -242,16 +244,22 @@ class OpenVLA(nn.Module):
         return policy.eval()
 
     @classmethod
-    def new(cls, spec: EnvSpec, state_scale: Affine, options: VLAOptions | None = None) -> Self:
-        """A small one with random weights, drawn from torch's global generator; every word of the tasks is a token.
+    def new(
+        cls,
+        spec: EnvSpec,
+        state_scale: Affine,
+        shape: OpenVLAShape | None = None,
+        options: VLAOptions | None = None,
+    ) -> Self:
+        """Random weights, drawn from torch's global generator; every word of the tasks is a token.
 
-        1 and -1 stand for the bounds of an action.
+        ``shape`` None: a small one.  1 and -1 stand for the bounds of an action.
         """
         vocabulary = Vocabulary.from_texts(spec.tasks)
-        network = OpenVLAShape.small(max(len(vocabulary.words), STOP) + 1).build()
+        sizes = (shape or OpenVLAShape.small()).with_words(max(len(vocabulary.words), STOP) + 1)
         action_scale, cameras = Affine.from_bounds(spec.action), sorted(spec.images)
         prompts = WordPrompts(vocabulary)
-        return cls(spec, network, prompts, state_scale, action_scale, cameras, own_options(options)).eval()
+        return cls(spec, sizes.build(), prompts, state_scale, action_scale, cameras, own_options(options)).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``config.json``, ``model.safetensors`` and the tokenizer in ``prompts``."""
@@ -296,7 +304,7 @@ def _choose_kept(policy: OpenVLA) -> Kept:
 
     Raises UserError for patches that are to be kept although training changes them.
     """
-    changed = any(name.startswith(VISION) for name in policy.network_trained)
+    changed = any(name.startswith(VISION) for name in policy.trained_names)
     if policy.config.kept == "prefix" and changed:
         raise UserError(
             f"{type(policy.config.trains).__name__} changes the vision model, so kept patches would be out of date; "

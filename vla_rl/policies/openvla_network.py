@@ -39,17 +39,21 @@ class OpenVLAShape:
         return OpenVLANetwork(self)
 
     @classmethod
-    def small(cls, words: int, width: int = 64, picture: int = 56) -> OpenVLAShape:
-        """A million parameters, for training from nothing: ``words`` tokens of prompts, then those of 256 bins."""
+    def small(cls, width: int = 64, picture: int = 56) -> OpenVLAShape:
+        """A few hundred thousand parameters, for training from nothing; without words."""
         vit = ViTShape(width=48, depth=3, heads=4, hidden=96, patch=14, patches=(picture // 14) ** 2)
         llama = {
-            "vocab_size": words + 256,
+            "vocab_size": 256,
             "hidden_size": width,
             "intermediate_size": 2 * width,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
         }
         return cls(llama, replace(vit, registers=4, classes=True), vit, padding=0)
+
+    def with_words(self, count: int) -> OpenVLAShape:
+        """The same with ``count`` tokens before those of the bins."""
+        return replace(self, llama={**self.llama, "vocab_size": count + self.bins + self.padding})
 
 
 @dataclass(frozen=True)
