@@ -220,7 +220,7 @@ _IN_FOLDERS = (
         _NETWORK,
         "wide = _exact(hidden)",
         "wide = hidden.float()",
-        (f"{_ON_POLICY}test_learning_sees_the_density_of_acting",),
+        (f"{_ON}test_in_float64_nothing_is_rounded_to_less",),
     ),
 )
 

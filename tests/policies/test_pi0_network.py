@@ -174,6 +174,29 @@ def test_every_picture_word_and_state_counts(network):
         assert (velocity(**{key: changed}) - before).abs().amax((1, 2)).min() > 1e-3
 
 
+def test_in_float64_nothing_is_rounded_to_less(network):
+    """A small step changes the velocity by what the gradient says, to more digits than float32 has."""
+    network.double()
+    given = {key: item.double() if item.is_floating_point() else item for key, item in tensors(PADDED).items()}
+    with torch.no_grad():
+        condition = network.condition(seen(network, PADDED), given["state"])
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return network.velocity(condition, x, given["time"])[0].square().sum()
+
+    step, x = 1e-5 * given["actions"], given["noise"].requires_grad_()
+    (gradient,) = torch.autograd.grad(total(x), x)
+    with torch.no_grad():
+        change = total(x + step) - total(x - step)
+    assert change.item() == pytest.approx(2.0 * (gradient * step).sum().item(), rel=1e-6)
+
+
+def test_without_any_camera_it_says_so(network):
+    given = tensors("padded prompts")
+    with pytest.raises(UserError, match="all cameras of this pi0 are missing"):
+        network.encode([None, None], given["tokens"], given["mask"])
+
+
 def test_a_step_leaves_the_condition_as_it_is(network):
     given = tensors(PADDED)
     condition = network.condition(seen(network, PADDED), given["state"])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from vla_rl.contract.errors import UserError
 from vla_rl.policies.pi0_names import public_name
 from vla_rl.policies.vla.letterbox import Letterbox
 from vla_rl.policies.vla.transformers import transformers
@@ -139,12 +140,11 @@ class Pi0Network(nn.Module):
         """``keys`` (rotated) and ``values`` [B,n,h,P,d], ``mask`` bool [B,P] of the valid tokens, ``pooled`` [B,W].
 
         A missing camera has no tokens; elsewhere they are masked, which gives the same numbers, for positions count
-        valid tokens only.
+        valid tokens only.  Raises UserError when all cameras are missing.
         """
-        views = [self.embed_picture(item) for item in pictures if item is not None]
         language = self.model.vlm.language_model
         words = language.embed_tokens(tokens)
-        hidden = torch.cat([*(item.to(words.dtype) for item in views), words], 1)
+        hidden = torch.cat([*self.embed_pictures([item for item in pictures if item is not None]), words], 1)
         seen = token_mask.new_ones(len(tokens), hidden.shape[1] - tokens.shape[1])
         mask = torch.cat([seen, token_mask], 1)
         every = mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)  # all valid tokens see each other
@@ -158,14 +158,15 @@ class Pi0Network(nn.Module):
         keys, values = (torch.stack(items, 1) for items in zip(*pairs, strict=True))
         return {"keys": keys, "values": values, "mask": mask, "pooled": pooled}
 
-    def embed_picture(self, picture: Tensor) -> Tensor:
-        """Tokens [B,256,W] of a picture uint8 [B,h,w,3]."""
-        tower = self.model.vlm.vision_tower
-        pixels = self.shape.pictures(picture, self.shape.vision.image_size)
-        hidden = tower.embeddings(pixels)
+    def embed_pictures(self, pictures: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Tokens [B,256,W] of each picture uint8 [B,h,w,3], from one run of the vision tower."""
+        if not pictures:
+            raise UserError("all cameras of this pi0 are missing, so it sees nothing; give it one at least.")
+        tower, side = self.model.vlm.vision_tower, self.shape.vision.image_size
+        hidden = tower.embeddings(torch.cat([self.shape.pictures(item, side) for item in pictures]))
         for layer in tower.encoder.layers:
             hidden = self._run(layer, hidden, None)
-        return self.model.vlm.multi_modal_projector(tower.post_layernorm(hidden))
+        return self.model.vlm.multi_modal_projector(tower.post_layernorm(hidden)).chunk(len(pictures))
 
     def load_public(self, folder: Path) -> None:
         """Fill the weights from a folder of LeRobot or transformers, in its precision.
