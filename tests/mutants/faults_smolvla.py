@@ -25,6 +25,13 @@ FAULTS = (
         (_PARITY, f"{_ON}test_an_action_sees_those_before_it_alone"),
     ),
     Fault(
+        "actions of a point see those of another",
+        _NETWORK,
+        " & (point == point[:, None])",
+        "",
+        (f"{_ON}test_points_of_a_sample_do_not_see_each_other",),
+    ),
+    Fault(
         "pictures are not scaled by the root of the width",
         _NETWORK,
         "parts += [start, seen * scale, end]",

@@ -25,7 +25,7 @@ FAULTS = (
     ),
     Fault(
         "a VLA's conditions are repeated in another order than its points",
-        _FLOW,
+        "vla_rl/policies/vla/network.py",
         "item.repeat_interleave(times, 0)",
         "item.repeat(times, *(1 for _ in item.shape[1:]))",
         (f"{_ON}test_acting_and_learning_agree_on_the_density",),

@@ -105,6 +105,19 @@ def test_an_action_sees_those_before_it_alone(network: SmolVLANetwork) -> None:
     assert first.shape == (3, 2, 3) and (first - given.velocity(network)[:, :2]).abs().max() < 1e-12
 
 
+def test_points_of_a_sample_do_not_see_each_other(network: SmolVLANetwork) -> None:
+    """Several points of a chain at once are what they are one by one."""
+    given = Given()
+    x, t = torch.stack((given.x, 2.0 - given.x), 1), torch.stack((given.t, 1.0 - given.t), 1)
+    with torch.no_grad():
+        condition = network.condition(given.prefix(network), given.state)
+        together = network.velocity(condition, x.flatten(0, 1), t.flatten())
+        for index in range(2):
+            alone = network.velocity(condition, x[:, index], t[:, index])
+            for found, wanted in zip(together, alone, strict=True):
+                assert (found.unflatten(0, (3, 2))[:, index] - wanted).abs().max() < 1e-12
+
+
 def test_everything_seen_matters(network: SmolVLANetwork) -> None:
     """Each of the cameras, the order of words, the state, the noise and the time change every row's velocity."""
     found = []

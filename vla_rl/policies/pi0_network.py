@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.pi0_names import public_name
 from vla_rl.policies.vla.letterbox import Letterbox
+from vla_rl.policies.vla.network import repeat_each
 from vla_rl.policies.vla.transformers import transformers
 from vla_rl.policies.vla.weights import load_public_weights
 
@@ -191,7 +192,7 @@ class Pi0Network(nn.Module):
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """The state and the noisy actions behind the prefix, which stays as it is; see ``FlowNetwork``."""
-        expert = self.model.dit
+        expert, condition = self.model.dit, repeat_each(condition, len(x) // len(condition["mask"]))
         hidden = self.embed_suffix(condition["state"], x, t).to(_dtype(expert))
         allowed, positions = _behind(condition["mask"], hidden.shape[1])
         rotation = expert.rotary_emb(hidden, positions)

@@ -153,14 +153,18 @@ class SmolVLANetwork(nn.Module):
         return split(attention.k_proj, key.flatten(2), size), split(attention.v_proj, value.flatten(2), size)
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The velocity [B,R,A] at ``x`` [B,R,A], ``t`` [B], and the expert's last hidden states [B,R,hidden_size].
+        """The velocity [Bk,R,A] at ``x`` [Bk,R,A], ``t`` [Bk], and the expert's last hidden states [Bk,R,hidden_size].
 
-        ``R`` may be less than C: no action depends on those after it.
+        ``R`` may be less than C: no action depends on those after it.  The ``k`` points of a sample are further queries
+        to its keys, which are not copied for them.
         """
-        hidden, size = self._actions(x, t), self.shape.text.head_size
-        mask, steps = condition["mask"], torch.arange(x.shape[1], device=x.device)
-        causal = (steps <= steps[:, None]).expand(len(x), -1, -1)
-        joint = torch.cat((mask[:, None].expand(-1, len(steps), -1), causal), 2)
+        mask, size, length = condition["mask"], self.shape.text.head_size, x.shape[1]
+        points = len(x) // len(mask)
+        hidden = self._actions(x, t).unflatten(0, (-1, points)).flatten(1, 2)
+        steps = torch.arange(length, device=x.device).repeat(points)
+        point = torch.arange(points, device=x.device).repeat_interleave(length)
+        causal = (steps <= steps[:, None]) & (point == point[:, None])
+        joint = torch.cat((mask[:, None].expand(-1, len(steps), -1), causal.expand(len(mask), -1, -1)), 2)
         after = angles(mask.sum(1, keepdim=True) + steps, size)
         for number in range(self.shape.text.layers):
             index = self.shape.expert_layer(number)
@@ -174,7 +178,7 @@ class SmolVLANetwork(nn.Module):
                 query = split(layer.self_attn.q_proj, normalized(layer.input_layernorm, hidden), size)
                 attention = attended(rotated(query, angles(steps[None], size)), key, value, mask[:, None])
             hidden = finished(layer, hidden, attention)
-        hidden = normalized(self._expert.norm, hidden)
+        hidden = normalized(self._expert.norm, hidden).unflatten(1, (points, length)).flatten(0, 1)
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         return self.model["action_out_proj"](hidden), hidden
 

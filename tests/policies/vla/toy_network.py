@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vla_rl.policies.vla.network import repeat_each
 from vla_rl.policies.vla.weights import load_public_weights
 
 WIDTH, CELLS = 8, 4
@@ -57,6 +58,7 @@ class ToyNetwork(nn.Module):
         return {"keys": prefix["keys"], "mask": prefix["mask"], "state": self.state(state)}
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        condition = repeat_each(condition, len(x) // len(condition["mask"]))
         query = self.enter(torch.cat([x, t[:, None, None].expand(-1, self.chunk, 1)], -1)) + condition["state"][:, None]
         keys = condition["keys"].to(query)
         scores = (query @ keys.transpose(1, 2)).masked_fill(~condition["mask"][:, None], -1e9)

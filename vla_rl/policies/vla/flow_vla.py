@@ -182,9 +182,8 @@ class FlowVLA(nn.Module):
         condition = self.network.condition(prefix, state)
 
         def velocity(x: Tensor, t: Tensor) -> Field:
-            given = condition if x.shape[1] == 1 else _repeat_each(condition, x.shape[1])
             chunks = x.flatten(0, 1).unflatten(-1, (-1, self.network.action_size))
-            found, hidden = self.network.velocity(given, chunks, t.flatten())
+            found, hidden = self.network.velocity(condition, chunks, t.flatten())
             return Field(found.reshape(x.shape), self.noise_head(hidden).reshape(x.shape))
 
         return velocity
@@ -268,11 +267,6 @@ class FlowVLA(nn.Module):
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.as_tensor(array, device=self.action_low.device)
-
-
-def _repeat_each(condition: Mapping[str, Tensor], times: int) -> dict[str, Tensor]:
-    """[B,...] with every sample ``times`` times in a row."""
-    return {name: item.repeat_interleave(times, 0) for name, item in condition.items()}
 
 
 def _check_sizes(spec: EnvSpec, network: FlowNetwork, state: Affine, action: Affine, horizon: int) -> None:

@@ -61,8 +61,10 @@ class FlowNetwork(VisionLanguage, Protocol):
         """All that a denoising step needs of the observation, {name: [B,...]}; ``state`` is padded, normalised."""
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The velocity [B,R,A] at ``x`` [B,R,A] and ``t`` [B] (1: noise, 0: action) and the expert's last hidden
-        states [B,R,hidden_size], both float32; ``R`` is :meth:`denoised` or ``C``.
+        """The velocity [Bk,R,A] at ``x`` [Bk,R,A] and ``t`` [Bk] (1: noise, 0: action) and the expert's last hidden
+        states [Bk,R,hidden_size], both float32; ``R`` is :meth:`denoised` or ``C``.
+
+        ``k`` is 1 or more points for each of the ``B`` samples of ``condition``, those of a sample in a row.
         """
 
     def load_public(self, folder: Path) -> None:
@@ -74,3 +76,8 @@ class NetworkShape(Protocol):
 
     def build(self) -> FlowNetwork:
         """The untrained network."""
+
+
+def repeat_each(condition: Mapping[str, Tensor], times: int) -> Mapping[str, Tensor]:
+    """[B,...] with every sample ``times`` times in a row: for a network that cannot share what its points read."""
+    return condition if times == 1 else {name: item.repeat_interleave(times, 0) for name, item in condition.items()}
