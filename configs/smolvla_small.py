@@ -1,0 +1,71 @@
+"""A SmolVLA of three million random weights on two CPU cores: what configs/smolvla.py does with a downloaded one.
+
+It learns to point at named objects on labelled scenes, imitates, and improves by the same code as the published model.
+"""
+
+from vla_rl.algorithms.residual_td3 import ResidualTD3Config
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.flow import FlowSampler, LastStep
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.heads import HeadConfig
+from vla_rl.policies.residual import ResidualConfig
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.off_policy import OffPolicyRL, ReplayConfig
+from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.smolvla import NewSmolVLA
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.trainers import RLConfig
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.grounding import GroundingConfig
+from vla_rl.training.imitation import ImitationConfig
+from vla_rl.training.loop import LoopConfig
+
+ENV = EnvConfig("lift", training_options={"deadline": 25})  # as in the demo
+SAMPLER = FlowSampler(FlowSde(0.6), LastStep(), 4)
+EVALUATION = EvaluationConfig(validation=256, test=512)
+SMALL = HeadConfig(width=128)
+
+
+def imitate() -> Imitate:
+    """A hundred demonstrations, from which the action expert alone learns."""
+    return Imitate(
+        env=ENV,
+        new=NewSmolVLA(options=VLAOptions(horizon=5, sampler=SAMPLER)),
+        grounding=GroundingConfig(scenes=6000, fit=FitConfig(steps=800, batch=64, lr=1e-3)),
+        imitation=ImitationConfig(100, stride=1, fit=FitConfig(steps=1500, batch=64, lr=1e-3)),
+        evaluation=EVALUATION,
+    )
+
+
+def ppo() -> Improve:
+    """The demo's PPO, from the checkpoint ``--policy``; the vision-language model is frozen."""
+    return Improve(
+        RLConfig(SAMPLER, WindowConfig(128, 5), loop=LoopConfig(iterations=100, validate_every=20)),
+        policy="runs/imitate/checkpoints/imitation",
+        env=ENV,
+        evaluation=EVALUATION,
+    )
+
+
+def residual_td3() -> Improve:
+    """A small correction at every control step, over the checkpoint ``--policy`` and its ``--demonstrations``."""
+    algorithm = ResidualTD3Config(
+        learning_starts=6000,
+        critic_warmup=1500,
+        num_critics=4,
+        critic=SMALL,
+        lr=1e-4,
+        tau=0.01,
+        value_bounds=(0.0, 1.0),
+    )
+    trainer = OffPolicyRL(
+        TD3Residual(ResidualConfig(head=SMALL)),
+        replay=ReplayConfig(gamma=0.98, n_step=5, share=0.25),
+        loop=LoopConfig(100_000, 0, save_every=50, collapse=1.0, env_steps=50_000, validate_steps=10_000),
+        algorithm=algorithm,
+    )
+    run = "runs/imitate"
+    return Improve(trainer, f"{run}/checkpoints/imitation", f"{run}/demonstrations", env=ENV, evaluation=EVALUATION)
