@@ -43,7 +43,7 @@ def imitate() -> Imitate:
 def ppo() -> Improve:
     """The demo's PPO, from the checkpoint ``--policy``; the vision-language model is frozen."""
     return Improve(
-        RLConfig(SAMPLER, WindowConfig(128, 5), loop=LoopConfig(iterations=100, validate_every=20)),
+        RLConfig(SAMPLER, WindowConfig(128, 5), loop=LoopConfig(iterations=150, validate_every=30)),
         policy="runs/imitate/checkpoints/imitation",
         env=ENV,
         evaluation=EVALUATION,

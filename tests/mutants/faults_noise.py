@@ -65,7 +65,7 @@ FAULTS = (
     ),
     Fault(
         "the noise of a flow does not fall",
-        "vla_rl/policies/tiny.py",
+        "vla_rl/policies/flow_policy.py",
         "self.config.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress)",
         "self.config.sampler.scaled(self.final_noise**0)",
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _GAUSSIAN, _TINY = "vla_rl/policies/gaussian.py", "vla_rl/policies/tiny.py"
+_FLOW_POLICY = "vla_rl/policies/flow_policy.py"
 _WIRE, _CONFIG, _CHECK = "vla_rl/contract/wire.py", "vla_rl/contract/config.py", "vla_rl/contract/check.py"
 _ON_GAUSSIAN, _ON_TINY = "tests/policies/test_gaussian.py::", "tests/policies/test_tiny.py::"
 _ON_WIRE, _ON_CHECK = "tests/contract/test_wire.py::", "tests/contract/test_check.py::"
@@ -19,21 +20,21 @@ _POLICIES = (
     ),
     Fault(
         "what is deployed is noisy",
-        _TINY,
+        _FLOW_POLICY,
         'if mode == "eval":',
         'if mode == "never":',
         (f"{_ON_TINY}test_what_is_deployed_is_the_ode_and_has_no_density",),
     ),
     Fault(
         "the sample is not the chain's last point",
-        _TINY,
-        "chain.points[:, -1], density.logprob,",
-        "chain.points[:, 0], density.logprob,",
+        _FLOW_POLICY,
+        "self._action_out(chain.sample, density.logprob, aux)",
+        "self._action_out(chain.points[:, 0], density.logprob, aux)",
         ("tests/policies/test_recorded_chain.py::test_the_sample_is_the_end_of_the_chain",),
     ),
     Fault(
         "actions leave their bounds",
-        _TINY,
+        _FLOW_POLICY,
         "self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)",
         "self.action_scale.unnormalize(sample)",
         (f"{_ON_TINY}test_samples_are_raw_and_actions_physical_and_within_bounds",),

@@ -5,22 +5,23 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _FLOW, _FEATURES = "vla_rl/policies/vla/flow_vla.py", "vla_rl/policies/vla/features.py"
+_FLOW_POLICY = "vla_rl/policies/flow_policy.py"
 _LATENT, _IMITATION = "vla_rl/policies/latent_noise.py", "vla_rl/recipes/imitation.py"
 _ON = "tests/policies/vla/test_flow_vla.py::"
 
 FAULTS = (
     Fault(
         "the chain of a VLA is cut before it is stored",
-        _FLOW,
+        _FLOW_POLICY,
         'aux = {"points": chain.points,',
         'aux = {"points": chain.points[..., :8],',
         (f"{_ON}test_the_chain_is_padded_and_its_first_actions_are_executed",),
     ),
     Fault(
         "a VLA executes its last actions",
-        _FLOW,
-        "return chunk[:, : self.horizon, : self.spec.action_dim]",
-        "return chunk[:, -self.horizon :, : self.spec.action_dim]",
+        _FLOW_POLICY,
+        "[:, : self.horizon, : self.spec.action_dim]",
+        "[:, -self.horizon :, : self.spec.action_dim]",
         (f"{_ON}test_the_chain_is_padded_and_its_first_actions_are_executed",),
     ),
     Fault(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Array, Observation
-from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
+from vla_rl.contract.env import Observation
+from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.backbone import BackboneOutput, PointingBackbone
 from vla_rl.policies.expert import FlowExpert
-from vla_rl.policies.flow import AllSteps, Chain, FlowSampler, VelocityField, gaussian_kl, imitation_loss
+from vla_rl.policies.flow import AllSteps, FlowSampler, VelocityField, imitation_loss
+from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.flow_schedules import Field, Ode
-from vla_rl.policies.noise import Generators, normal
-from vla_rl.policies.normalization import Affine, action_limits, check_same_env
+from vla_rl.policies.normalization import Affine, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.pretrained import load_weights, save_folder
@@ -37,7 +36,7 @@ class TinyConfig:
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=4)
 
 
-class TinyVLA(nn.Module):
+class TinyVLA(FlowPolicy):
     """A small VLA with a frozen pointing backbone and a trainable connector and flow expert.
 
     ``encode`` runs the backbone once per observation; ``act`` and ``log_prob`` take its features.
@@ -45,15 +44,12 @@ class TinyVLA(nn.Module):
     always the deterministic ODE from random noise.  It implements ``LikelihoodPolicy``.
     """
 
-    action_low: Tensor
-    action_high: Tensor
+    config: TinyConfig
     tokens: Tensor
 
     def __init__(self, spec: EnvSpec, vocabulary: Vocabulary, proprioception: Affine, config: TinyConfig) -> None:
-        super().__init__()
-        self.spec, self.vocabulary, self.proprioception, self.config = spec, vocabulary, proprioception, config
-        self.action_scale = Affine.from_bounds(spec.action)
-        self.version, self.sampler, self.final_noise = 0, config.sampler, 1.0
+        super().__init__(spec, Affine.from_bounds(spec.action), config)
+        self.vocabulary, self.proprioception = vocabulary, proprioception
         self.backbone = PointingBackbone(len(vocabulary.words), config.queries, max_words=vocabulary.length)
         self.connector = nn.Sequential(
             nn.Linear(sum(self.feature_sizes.values()), 256),
@@ -62,20 +58,12 @@ class TinyVLA(nn.Module):
             nn.LayerNorm(config.condition),
         )
         self.expert = FlowExpert(config.horizon * spec.action_dim, config.condition, config.width, config.blocks)
-        low, high = action_limits(spec)
-        self.register_buffer("action_low", low, persistent=False)
-        self.register_buffer("action_high", high, persistent=False)
         self.register_buffer("tokens", vocabulary.encode(spec.tasks), persistent=False)
 
     @property
     def feature_sizes(self) -> dict[str, int]:
         """Sizes of the features of :meth:`encode` that this policy and other heads act on, by name."""
         return {"image_features": self.backbone.features * len(self.spec.images), "state": self.spec.state.shape[0]}
-
-    @property
-    def horizon(self) -> int:
-        """``H``: actions in a chunk."""
-        return self.config.horizon
 
     # -- the part no gradient reaches ------------------------------------------------------------------------------
 
@@ -99,50 +87,12 @@ class TinyVLA(nn.Module):
         """The backbone on ``images`` uint8 [B,h,w,3] under instructions ``tokens`` [B,L]."""
         return self.backbone(images, tokens)
 
-    # -- acting -----------------------------------------------------------------------------------------------------
-
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Array) -> State:
-        return state
-
-    @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
-        field = self.field(features)
-        num_envs = features["state"].shape[0]
-        shape = (num_envs, self.config.horizon * self.spec.action_dim)
-        noise = normal(shape, generator, like=self.expert.enter.weight)
-        if mode == "eval":
-            sample = self.sampler.deterministic(field, noise)
-            out = self._action_out(sample, sample.new_zeros(num_envs), {})
-        else:
-            chain, density = self.sampler.sample(field, noise, generator)
-            out = self._action_out(
-                chain.points[:, -1], density.logprob, {"points": chain.points, "noisy_steps": chain.noisy_steps}
-            )
-        return out, state
-
-    def _action_out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
-        sample = flat.unflatten(-1, (self.config.horizon, self.spec.action_dim))
-        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
-        return ActionOut(action, sample, logprob, aux, self.version)
-
     # -- learning ---------------------------------------------------------------------------------------------------
 
     def field(self, features: Features) -> VelocityField:
         """The velocity field given features, differentiable in connector and expert."""
         condition = self.connector(torch.cat([features["image_features"], features["state"]], -1))
         return lambda x, t: Field(*self.expert(condition, x, t))
-
-    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Joint density of recorded chains, summed over noisy steps and dimensions; ``sample`` is their last point."""
-        density = self.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
-        return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
-
-    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
-        """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
-        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
     def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """Conditional flow matching with uniform times (Lipman et al. 2022, arXiv 2210.02747)."""
@@ -151,16 +101,6 @@ class TinyVLA(nn.Module):
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights that imitation and RL train; the backbone stays frozen after grounding."""
         return {name: p for name, p in self.named_parameters() if not name.startswith("backbone.")}
-
-    def with_sampler(self, sampler: FlowSampler, final_noise: float = 1.0) -> TinyVLA:
-        """Replace the sampler; returns ``self``.  Its noise falls linearly to ``final_noise`` times itself in a run."""
-        self.config, self.final_noise = replace(self.config, sampler=sampler), final_noise
-        self.set_progress(0.0)
-        return self
-
-    def set_progress(self, progress: float) -> None:
-        """Scale the noise of ``config.sampler`` for a run of which the share ``progress`` is done."""
-        self.sampler = self.config.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -190,6 +130,3 @@ class TinyVLA(nn.Module):
         )
         load_weights(policy, Path(folder))
         return policy.eval()
-
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.as_tensor(array, device=self.action_low.device)

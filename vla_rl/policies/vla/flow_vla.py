@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.contract.config import from_json, to_json
-from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError
-from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
+from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.flow import Chain, FlowSampler, VelocityField, gaussian_kl
+from vla_rl.policies.flow import VelocityField
+from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.flow_schedules import Field
 from vla_rl.policies.heads import zero_init
-from vla_rl.policies.noise import Generators, normal, uniform
-from vla_rl.policies.normalization import Affine, action_limits, check_same_env
+from vla_rl.policies.noise import normal, uniform
+from vla_rl.policies.normalization import Affine, check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Views, choose
 from vla_rl.policies.vla.network import FlowNetwork
@@ -35,18 +34,15 @@ _DATASET_LIMIT = 2_000_000_000  # bytes of the prefixes of a dataset up to which
 _PART = 64  # observations that are encoded at a time
 
 
-class FlowVLA(nn.Module):
+class FlowVLA(FlowPolicy):
     """The policy around a :class:`FlowNetwork`; subclasses say how a public checkpoint of their family is read.
 
     A chain runs over padded actions, ``N = R A`` numbers, and so does its likelihood: it is exact for what was drawn.
-    ``R`` is the model's whole chunk, or ``H`` where no action depends on later ones.  The first ``H`` actions and ``D``
-    entries of its end are ``sample``; un-normalised and clipped they are executed.  Critics and heads read ``pooled``
+    ``R`` is the model's whole chunk, or ``H`` where no action depends on later ones.  Critics and heads read ``pooled``
     and ``state``, never the prefix.
-    It implements ``LikelihoodPolicy``; mode "eval" is the deterministic ODE from random noise.
     """
 
-    action_low: Tensor
-    action_high: Tensor
+    config: VLAOptions
     tokens: Tensor
     token_mask: Tensor
     network: FlowNetwork
@@ -69,11 +65,9 @@ class FlowVLA(nn.Module):
         Raises ContractError when state or action of ``spec`` have another size than the statistics, or more entries
         or actions than the model.
         """
-        super().__init__()
         _check_sizes(spec, network, state_scale, action_scale, options.horizon)
-        self.spec, self.prompts, self.cameras, self.base = spec, prompts, tuple(cameras), base
-        self.state_scale, self.action_scale, self.config = state_scale, action_scale, options
-        self.version, self.sampler, self.final_noise = 0, options.sampler, 1.0
+        super().__init__(spec, action_scale, options)
+        self.prompts, self.cameras, self.state_scale, self.base = prompts, tuple(cameras), state_scale, base
         self.network = network
         self.noise_head = nn.Sequential(
             nn.Linear(network.hidden_size, 64), nn.Tanh(), zero_init(nn.Linear(64, network.action_size))
@@ -81,10 +75,9 @@ class FlowVLA(nn.Module):
         self._trained = options.trains.prepare(network)
         cast_frozen(network, self._trained, options.torch_dtype)
         checkpoint_gradients(network, options.gradient_checkpointing)
-        low, high = action_limits(spec)
         tokens, mask = prompts.encode(spec.tasks)
-        for name, item in {"action_low": low, "action_high": high, "tokens": tokens, "token_mask": mask}.items():
-            self.register_buffer(name, item, persistent=False)
+        self.register_buffer("tokens", tokens, persistent=False)
+        self.register_buffer("token_mask", mask, persistent=False)
         self._prefix_bytes = network.prefix_bytes(len(self.cameras), tokens.shape[1])
         self.kept = choose(options, self._prefix_bytes)
 
@@ -92,11 +85,6 @@ class FlowVLA(nn.Module):
     def feature_sizes(self) -> dict[str, int]:
         """Sizes of the features that critics and heads read, by name."""
         return {"pooled": self.network.pooled_size, "state": self.spec.state.shape[0]}
-
-    @property
-    def horizon(self) -> int:
-        """``H``: executed actions of a chunk."""
-        return self.config.horizon
 
     @property
     def chunk_length(self) -> int:
@@ -135,28 +123,6 @@ class FlowVLA(nn.Module):
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
-    def initial_state(self, num_envs: int) -> State:
-        return {}
-
-    def reset_state(self, state: State, env_ids: Array) -> State:
-        return state
-
-    @torch.no_grad()
-    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
-        field, count = self.field(features), len(features["state"])
-        noise = normal((count, math.prod(self.latent_shape)), generator, like=features["state"])
-        if mode == "eval":
-            flat = self.sampler.deterministic(field, noise)
-            return self._action_out(flat, flat.new_zeros(count), {}), state
-        chain, density = self.sampler.sample(field, noise, generator)
-        aux = {"points": chain.points, "noisy_steps": chain.noisy_steps}
-        return self._action_out(chain.sample, density.logprob, aux), state
-
-    def _action_out(self, flat: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
-        sample = self._executed(flat)
-        action = self.action_scale.unnormalize(sample).clamp(self.action_low, self.action_high)
-        return ActionOut(action, sample, logprob, aux, self.version)
-
     @property
     def latent_shape(self) -> tuple[int, int]:
         """``(R, A)``: rows and columns of the noise that a chain starts from, see ``PaddedFlow``."""
@@ -164,13 +130,7 @@ class FlowVLA(nn.Module):
 
     def bounded(self, end: Tensor) -> Tensor:
         """The executed part of a chain's end [B,N], normalised by the bounds of the action, [B,HD] in [-1, 1]."""
-        action = self.action_scale.unnormalize(self._executed(end)).clamp(self.action_low, self.action_high)
-        return Affine.from_bounds(self.spec.action).normalize(action).flatten(1)
-
-    def _executed(self, flat: Tensor) -> Tensor:
-        """The executed part [B,H,D] of padded chunks [B,N]."""
-        chunk = flat.unflatten(-1, self.latent_shape)
-        return chunk[:, : self.horizon, : self.spec.action_dim]
+        return Affine.from_bounds(self.spec.action).normalize(self._bounded(self._executed(end))).flatten(1)
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
@@ -187,15 +147,6 @@ class FlowVLA(nn.Module):
             return Field(found.reshape(x.shape), self.noise_head(hidden).reshape(x.shape))
 
         return velocity
-
-    def log_prob(self, features: Features, sample: Tensor, aux: Mapping[str, Tensor]) -> Likelihood:
-        """Joint density of recorded chains, summed over noisy steps and all ``N`` entries."""
-        density = self.sampler.log_prob(self.field(features), Chain(aux["points"], aux["noisy_steps"]))
-        return Likelihood(density.logprob, density.entropy, {"mean": density.mean, "std": density.std})
-
-    def kl(self, old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Tensor:
-        """Exact KL of the chains, an upper bound of that of the actions (data processing)."""
-        return gaussian_kl(old["mean"], old["std"], new["mean"], new["std"])
 
     def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """Mean over padded chunks of ``(v - (eps - x_0))^2``, at times ``.001 + .999 u``, ``u ~ Beta(1.5, 1)``.
@@ -216,16 +167,6 @@ class FlowVLA(nn.Module):
         """The weights that imitation and RL train."""
         heads = {f"noise_head.{name}": item for name, item in self.noise_head.named_parameters()}
         return {**{f"network.{name}": item for name, item in self._trained.items()}, **heads}
-
-    def with_sampler(self, sampler: FlowSampler, final_noise: float = 1.0) -> Self:
-        """Replace the sampler; returns ``self``.  Its noise falls linearly to ``final_noise`` times itself in a run."""
-        self.config, self.final_noise = replace(self.config, sampler=sampler), final_noise
-        self.set_progress(0.0)
-        return self
-
-    def set_progress(self, progress: float) -> None:
-        """Scale the noise of ``config.sampler`` for a run of which the share ``progress`` is done."""
-        self.sampler = self.config.sampler.scaled(1.0 + (self.final_noise - 1.0) * progress)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -264,9 +205,6 @@ class FlowVLA(nn.Module):
         )
         load_learnt(policy, Path(folder), policy.trainable(), base)
         return policy.eval()
-
-    def _tensor(self, array: Array) -> Tensor:
-        return torch.as_tensor(array, device=self.action_low.device)
 
 
 def _check_sizes(spec: EnvSpec, network: FlowNetwork, state: Affine, action: Affine, horizon: int) -> None:
