@@ -36,14 +36,14 @@ _FAULTS = (
     Fault(
         "what the expert has beside its layers stays as it is",
         _LORA,
-        "if _ADAPTER in name or (name in expert and _LAYERS not in name)",
+        "if _ADAPTER in name or (name in expert and not any(part in name for part in (_LAYERS, *_VOCABULARY)))",
         "if _ADAPTER in name",
         (_TRAINED,),
     ),
     Fault(
         "the adapted weights are trained too",
         _LORA,
-        "if _ADAPTER in name or (name in expert and _LAYERS not in name)",
+        "if _ADAPTER in name or (name in expert and not any(part in name for part in (_LAYERS, *_VOCABULARY)))",
         "if _ADAPTER in name or name in expert",
         (_TRAINED,),
     ),

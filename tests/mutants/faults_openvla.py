@@ -52,8 +52,8 @@ _READING = (
     Fault(
         "bins count up from the first action token",
         _NETWORK,
-        "weight).flip(-1)",
-        "weight)",
+        "weight.to(dtype)).flip(-1)",
+        "weight.to(dtype))",
         (*_IN_TURN, *_AT_ONCE),
     ),
     Fault(
@@ -236,10 +236,31 @@ _OPENED = (
     ),
     Fault(
         "OFT's projector of the state stays random",
-        _POLICY,
-        "        load_proprio(network, place)",
-        "        load_proprio(shape.build(), place)",
+        _PUBLIC,
+        "        network.proprio_projector.load_state_dict(_proprio_tensors(folder), assign=True)",
+        "        network.proprio_projector.to_empty(device='cpu')",
         (f"{_ON_PUBLIC}test_oft_reads_the_state_where_the_folder_has_its_projector",),
+    ),
+    Fault(
+        "every checkpoint of an OpenVLA holds its base",
+        _POLICY,
+        "self, self.trainable(), self.base, {",
+        "self, self.state_dict(), self.base, {",
+        (f"{_ON_PUBLIC}test_a_checkpoint_on_a_base_holds_what_was_learnt",),
+    ),
+    Fault(
+        "LoRA trains OpenVLA's vocabulary as well",
+        "vla_rl/policies/vla/lora.py",
+        "for part in (_LAYERS, *_VOCABULARY))",
+        "for part in (_LAYERS,))",
+        (f"{_ON_PUBLIC}test_a_checkpoint_on_a_base_holds_what_was_learnt",),
+    ),
+    Fault(
+        "an OpenVLA's activations are kept although they should be computed again",
+        _NETWORK,
+        "self.language_model.train(torch.is_grad_enabled() and cache is None)",
+        "self.language_model.train(False)",
+        (f"{_ON_POLICY}test_gradient_checkpointing_computes_layers_again_and_changes_no_number",),
     ),
     Fault(
         "the wanted crop is forgotten",

@@ -237,6 +237,24 @@ def test_gradients_reach_what_is_trained(options):
         assert any(name.startswith("network.vision_backbone.featurizer.blocks.0.") for name in reached) == everything
 
 
+@BOTH
+def test_gradient_checkpointing_computes_layers_again_and_changes_no_number(options):
+    found = {}
+    for again in (False, True):
+        policy, runs = tiny_policy(replace(options, gradient_checkpointing=again)), []
+        assert policy.network.gradient_checkpointing == again
+        layer = policy.network.language_model.model.layers[0]
+        layer.mlp.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        features = policy.encode(observed())
+        out, _ = policy.act(features, {}, "sample", seeded(1))
+        runs.clear()
+        policy.log_prob(features, out.sample, {}).logprob.sum().backward()
+        found[again] = out.sample, layer.mlp.up_proj.weight.grad
+        assert len(runs) == 1 + again
+    for one, other in zip(found[False], found[True], strict=True):
+        assert torch.equal(one, other)
+
+
 def test_every_task_has_its_own_prompt_and_every_camera_is_seen():
     policy, obs = tiny_policy(AT_ONCE, ("front", "wrist")), observed()
     first, _ = policy.act(policy.encode(obs), {}, "eval", None)

@@ -20,7 +20,9 @@ from vla_rl.policies.openvla_decoding import Autoregressive, Parallel
 from vla_rl.policies.openvla_options import OpenVLAOptions
 from vla_rl.policies.openvla_public import OpenVLAPrompts, critics_scale
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.trainable import TrainExpert
 
 EMPTY = 29871
 WORDS = [
@@ -134,6 +136,41 @@ def test_a_folder_is_opened_as_it_is(tmp_path):
     policy.save_pretrained(tmp_path / "ours")
     again = load_policy(tmp_path / "ours", ONE)
     assert torch.equal(again.act(features, {}, "eval", None)[0].sample, out.sample)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_on_a_base_holds_what_was_learnt(tmp_path, dtype):
+    """LoRA in the language model's layers: patches stay as they are, so they can be kept; the vocabulary stays too."""
+    folder, spec = published(tmp_path / "it"), ONE
+    options = OpenVLAOptions(decoding=Parallel(2), trains=TrainLoRA(rank=2), dtype=dtype, kept="prefix")
+    policy = OpenVLA.from_public(folder, spec, options)
+    adapters = {name for name in policy.trainable() if ".lora_" in name}
+    assert len(adapters) == 2 * 7 * 2 and policy.trainable().keys() - adapters == {
+        "network.language_model.model.norm.weight"
+    }
+    features = policy.encode(replace(observed(), task=observed().task % 2))
+    before, _ = policy.act(features, {}, "sample", torch.Generator().manual_seed(0))
+    frozen = OpenVLA.from_public(folder, spec, replace(options, trains=TrainExpert(), dtype="float32"))
+    if dtype == "float32":
+        unchanged, _ = frozen.act(features, {}, "sample", torch.Generator().manual_seed(0))
+        assert torch.equal(before.sample, unchanged.sample), "adapters start at nothing"
+    policy.log_prob(features, before.sample, {}).logprob.sum().backward()
+    with torch.no_grad():
+        for item in policy.trainable().values():
+            item -= 0.05 * item.grad.sign()
+    after, _ = policy.act(features, {}, "sample", torch.Generator().manual_seed(0))
+    gap = (policy.log_prob(features, after.sample, {}).logprob - after.logprob).abs().max()
+    assert not torch.equal(after.logprob, before.logprob) and gap <= 1e-5 * 6**0.5
+    policy.save_pretrained(tmp_path / "ours")
+    assert load_file(tmp_path / "ours" / "model.safetensors").keys() == policy.trainable().keys()
+    again = load_policy(tmp_path / "ours", spec)
+    same, _ = again.act(
+        again.encode(replace(observed(), task=observed().task % 2)), {}, "sample", torch.Generator().manual_seed(0)
+    )
+    assert torch.equal(same.sample, after.sample) and torch.equal(same.logprob, after.logprob)
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "changed": True}))
+    with pytest.raises(UserError, match=r"are not those that .* was trained on"):
+        load_policy(tmp_path / "ours", spec)
 
 
 def test_its_patches_are_those_of_timm(tmp_path):

@@ -24,8 +24,7 @@ from vla_rl.policies.openvla_options import OpenVLAOptions, own_options
 from vla_rl.policies.openvla_public import (
     OpenVLAPrompts,
     critics_scale,
-    load_proprio,
-    proprio_names,
+    filled_network,
     public_shape,
     to_float32,
     with_gripper,
@@ -37,9 +36,9 @@ from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Kept, Views, picture_bytes
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts, WordPrompts
+from vla_rl.policies.vla.saving import Base, load_learnt, save_learnt, saved_base
 from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
-from vla_rl.policies.vla.weights import load_public_weights, without_weights
-from vla_rl.pretrained import load_module, load_weights, save_folder
+from vla_rl.pretrained import load_module
 
 _PICTURES = KeepPictures()
 
@@ -70,9 +69,11 @@ class OpenVLA(nn.Module):
         action_scale: Affine,
         cameras: Sequence[str],
         options: OpenVLAOptions,
+        base: Base | None = None,
     ) -> None:
         """``cameras``: the environment's, in the order of the model's; ``options.horizon`` 0 executes the whole chunk.
 
+        ``base``: the public folder that the frozen weights are in; checkpoints then hold the trained ones alone.
         Raises ContractError when ``spec`` has other sizes than the statistics, or more actions are to be executed than
         the model makes.
         """
@@ -80,6 +81,7 @@ class OpenVLA(nn.Module):
         self.spec, self.prompts, self.cameras, self.config = spec, prompts, tuple(cameras), options
         self.horizon = options.horizon or min(options.decoding.actions, spec.max_chunk)
         self.state_scale, self.action_scale, self.network, self.version = state_scale, action_scale, network, 0
+        self.base = base
         _check_sizes(self)
         trained = options.trains.prepare(network)
         cast_frozen(network, trained, options.torch_dtype)
@@ -232,14 +234,11 @@ class OpenVLA(nn.Module):
                 f"{statistics.source!r} has no statistics of the state, which this OpenVLA reads; name those of the "
                 "dataset that it was trained on with --vla.statistics FOLDER."
             )
-        with without_weights():
-            network = shape.build()
-        load_public_weights(network, place, dtype=chosen.torch_dtype, absent=proprio_names(network))
-        load_proprio(network, place)
         prompts = OpenVLAPrompts(str(place)).learn(spec.tasks)
+        network = filled_network(shape, place, chosen.torch_dtype)
         seen = [name for name in cameras if name is not None]
         action_scale = with_gripper(statistics.action, chosen.gripper)
-        policy = cls(spec, network, prompts, statistics.state, action_scale, seen, chosen)
+        policy = cls(spec, network, prompts, statistics.state, action_scale, seen, chosen, Base.of(place))
         to_float32(policy.trainable())
         return policy.eval()
 
@@ -262,7 +261,7 @@ class OpenVLA(nn.Module):
         return cls(spec, sizes.build(), prompts, state_scale, action_scale, cameras, own_options(options)).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` and the tokenizer in ``prompts``."""
+        """Write ``config.json``, ``model.safetensors`` and ``prompts``; on a base, only the trained weights."""
         config = {
             "policy": f"{type(self).__module__}:{type(self).__qualname__}",
             "config": to_json(self.config),
@@ -272,25 +271,27 @@ class OpenVLA(nn.Module):
             "state_scale": to_json(self.state_scale),
             "action_scale": to_json(self.action_scale),
         }
-        save_folder(Path(folder), config, self.state_dict(), {"prompts": self.prompts})
+        save_learnt(Path(folder), config, self, self.trainable(), self.base, {"prompts": self.prompts})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> Self:
         """Load a checkpoint of ours; with ``spec``, first check that it was trained for such an environment."""
         saved: dict[str, Any] = read_config(Path(folder))
-        trained = EnvSpec.from_json(saved["spec"])
+        trained, base, shape = EnvSpec.from_json(saved["spec"]), saved_base(saved), from_json(saved["shape"])
+        options: OpenVLAOptions = from_json(saved["config"])
         if spec is not None:
             check_same_env(trained, spec)
         policy = cls(
             spec or trained,
-            from_json(saved["shape"]).build(),
+            shape.build() if base is None else filled_network(shape, base.open(Path(folder)), options.torch_dtype),
             load_module(Path(folder) / "prompts", "prompts"),
             from_json(saved["state_scale"]),
             from_json(saved["action_scale"]),
             saved["cameras"],
-            from_json(saved["config"]),
+            options,
+            base,
         )
-        load_weights(policy, Path(folder))
+        load_learnt(policy, Path(folder), policy.trainable(), base)
         return policy.eval()
 
 

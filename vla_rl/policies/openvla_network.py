@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vla_rl.contract.errors import ContractError
 from vla_rl.policies.openvla_pictures import openvla_pictures
@@ -143,6 +145,8 @@ class OpenVLANetwork(nn.Module):
 
         ``attends`` bool [B,q,k]: which keys a query reads, those in ``cache`` first; the cache is extended.
         """
+        if self.gradient_checkpointing:  # transformers does it in training mode alone; nothing else depends on the mode
+            self.language_model.train(torch.is_grad_enabled() and cache is None)
         found: Tensor = self.language_model.model(
             inputs_embeds=embeddings,
             attention_mask=attends[:, None],
@@ -158,8 +162,8 @@ class OpenVLANetwork(nn.Module):
         ``hidden`` [...,W] are hidden states.  Bin ``i`` is token ``words - 1 - i``: the last one is the lowest action.
         """
         weight = self.language_model.lm_head.weight[self.words - self.shape.bins : self.words]
-        logits = nn.functional.linear(hidden, weight).flip(-1)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        return nn.functional.linear(hidden.to(dtype), weight.to(dtype)).flip(-1)
 
     def bin_tokens(self, index: Tensor) -> Tensor:
         """The token ids of bins."""
@@ -169,6 +173,17 @@ class OpenVLANetwork(nn.Module):
     def words(self) -> int:
         """How many rows of the vocabulary are tokens."""
         return int(self.language_model.config.vocab_size) - self.shape.padding
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether a learner computes the activations of the language model's layers again in its backward pass."""
+        return bool(self.language_model.model.layers[0].gradient_checkpointing)
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, wanted: bool) -> None:
+        for layer in self.language_model.model.layers:
+            layer.gradient_checkpointing = wanted
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
     def new_cache(self) -> Any:
         """An empty cache of keys and values."""

@@ -18,7 +18,7 @@ from vla_rl.policies.openvla_network import OpenVLANetwork, OpenVLAShape
 from vla_rl.policies.openvla_vision import ViTShape
 from vla_rl.policies.vla.files import open_tensors
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
-from vla_rl.policies.vla.weights import weight_files
+from vla_rl.policies.vla.weights import load_public_weights, weight_files, without_weights
 
 _EMPTY = 29871  # Llama's token of a lone word boundary; in training it stood between the colon and the first action
 _HEADS = {"vit_large_patch14_reg4_dinov2.lvd142m": 16, "vit_so400m_patch14_siglip_224": 16}
@@ -97,15 +97,18 @@ def proprio_size(folder: Path) -> int:
     return tensors["fc1.weight"].shape[1] if tensors else 0
 
 
-def proprio_names(network: OpenVLANetwork) -> list[str]:
-    """Tensors of ``network`` that have a file of their own."""
-    return [name for name in network.state_dict() if name.startswith(f"{_PROPRIO}.")]
+def filled_network(shape: OpenVLAShape, folder: Path, dtype: torch.dtype) -> OpenVLANetwork:
+    """The network of ``shape`` with the weights of ``folder`` in ``dtype``; it is never in memory twice.
 
-
-def load_proprio(network: OpenVLANetwork, folder: Path) -> None:
-    """Fill the projector of the state from its own file, if ``network`` has one."""
-    if network.shape.state:
+    OFT's projector of the state, if there is one, is in a file of its own and stays float32.
+    """
+    with without_weights():
+        network = shape.build()
+    own = [name for name in network.state_dict() if name.startswith(f"{_PROPRIO}.")]
+    load_public_weights(network, folder, dtype=dtype, absent=own)
+    if own:
         network.proprio_projector.load_state_dict(_proprio_tensors(folder), assign=True)
+    return network
 
 
 def _proprio_tensors(folder: Path) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from vla_rl.policies.vla.network import VisionLanguage
 from vla_rl.policies.vla.trainable import freeze_others
 
 _LAYERS, _ADAPTER = ".layers.", ".lora_"  # in names of parameters
+_VOCABULARY = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class TrainLoRA:
     within       "expert", or "all": the layers of the vision-language model as well, so that no prefix can be kept
 
     What the expert has beside its layers (projections of state, action and time, the last norm) is small and trained as
-    it is.  There is no dropout: with it, the density of an action would not be the one that it was drawn from.
+    it is, but for a vocabulary (OpenVLA's has 260 million numbers), which stays.  There is no dropout: with it, the
+    density of an action would not be the one that it was drawn from.
     Raises UserError for a number without a meaning.
     """
 
@@ -59,7 +61,7 @@ class TrainLoRA:
         chosen = {
             name: item
             for name, item in network.named_parameters()
-            if _ADAPTER in name or (name in expert and _LAYERS not in name)
+            if _ADAPTER in name or (name in expert and not any(part in name for part in (_LAYERS, *_VOCABULARY)))
         }
         freeze_others(network, chosen)
         return chosen
