@@ -26,7 +26,6 @@ from vla_rl.policies.openvla_public import (
     critics_scale,
     filled_network,
     public_shape,
-    to_float32,
     with_gripper,
 )
 from vla_rl.policies.pretrained import read_config
@@ -238,9 +237,8 @@ class OpenVLA(nn.Module):
         network = filled_network(shape, place, chosen.torch_dtype)
         seen = [name for name in cameras if name is not None]
         action_scale = with_gripper(statistics.action, chosen.gripper)
-        policy = cls(spec, network, prompts, statistics.state, action_scale, seen, chosen, Base.of(place))
-        to_float32(policy.trainable())
-        return policy.eval()
+        base = Base.of(place)
+        return cls(spec, network, prompts, statistics.state, action_scale, seen, chosen, base).eval()
 
     @classmethod
     def new(

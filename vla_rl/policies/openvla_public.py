@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
@@ -45,6 +45,8 @@ class OpenVLAPrompts(TokenizerPrompts):
     longest: int = 2048
 
     def _tokens(self, text: str) -> list[int]:
+        if text in self.known:
+            return list(self.known[text])
         found = list(super()._tokens(text.lower()))
         return found if found[-1] == _EMPTY else [*found, _EMPTY]
 
@@ -148,9 +150,3 @@ def critics_scale(spec: EnvSpec) -> Affine:
     offset, scale = np.zeros(shape), np.ones(shape)
     offset[bounded], scale[bounded] = (low + high)[bounded] / 2, (high - low)[bounded] / 2
     return Affine(tuple(offset.tolist()), tuple(scale.tolist()))
-
-
-def to_float32(parameters: Mapping[str, nn.Parameter]) -> None:
-    """What is trained takes steps that bfloat16 would lose."""
-    for parameter in parameters.values():
-        parameter.data = parameter.data.float()
