@@ -162,6 +162,13 @@ _CHOSEN = (
         (f"{_ON_POLICY}test_imitation_is_the_cross_entropy_of_the_bins_and_is_learnt",),
     ),
     Fault(
+        "an OpenVLA's dataset stays where its weights are not",
+        _POLICY,
+        "seen = {name: item.to(chunks.device) for name, item in features.items()}",
+        "seen = dict(features)",
+        (f"{_ON_POLICY}test_imitation_takes_a_dataset_on_the_host_to_the_weights",),
+    ),
+    Fault(
         "the KL of tokens goes the other way",
         _POLICY,
         "return (one.exp() * (one - other)).sum((1, 2))",

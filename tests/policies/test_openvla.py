@@ -11,6 +11,7 @@ import torch
 from torch.distributions import Categorical, kl_divergence
 
 from tests.algorithms.ppo_learners import CONFIG
+from tests.elsewhere import elsewhere
 from tests.policies.openvla_tiny import SPEC, observed, tiny, tiny_policy
 from tests.toys import rollout
 from vla_rl.algorithms.group_relative import Standardised
@@ -285,6 +286,17 @@ def test_imitation_is_the_cross_entropy_of_the_bins_and_is_learnt(options):
     out, _ = policy.act(policy.encode(observed()), {}, "eval", None)
     target = policy.bins(chunks)[:, : policy.horizon]
     assert ((out.sample - target).abs() <= 1).float().mean() > 0.9
+
+
+def test_imitation_takes_a_dataset_on_the_host_to_the_weights():
+    chunks = torch.rand(ROWS, 2, D, generator=seeded(1)) * 2 - 1
+    here, there = tiny_policy(IN_TURN), tiny_policy(IN_TURN)
+    expected = here.imitation_loss(here.imitation_features(observed()), chunks, 1, seeded())
+    with elsewhere() as device:
+        there.to(device)
+        found = there.imitation_loss(there.imitation_features(observed()), chunks.to(device), 1, seeded())
+        assert found.device == device
+        torch.testing.assert_close(found.cpu(), expected)
 
 
 def preferred(bins: torch.Tensor) -> torch.Tensor:

@@ -195,8 +195,9 @@ class OpenVLA(nn.Module):
 
         It draws nothing.  Deviation: OpenVLA's is among the whole vocabulary and includes the stop token.
         """
+        seen = {name: item.to(chunks.device) for name, item in features.items()}
         bins = self.bins(chunks).flatten(1)
-        logits = self.config.decoding.logits(self.network, self._prefix(features), bins, self.spec.action_dim)
+        logits = self.config.decoding.logits(self.network, self._prefix(seen), bins, self.spec.action_dim)
         return nn.functional.cross_entropy(logits.flatten(0, 1), bins.flatten())
 
     def trainable(self) -> dict[str, nn.Parameter]:
