@@ -1,15 +1,20 @@
-"""Faults in opening folders that people downloaded: statistics."""
+"""Faults in opening folders that people downloaded, and in what is saved on top of them."""
 
 from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
 _FORMULAS, _STATISTICS = "vla_rl/policies/vla/normalization_formulas.py", "vla_rl/policies/vla/dataset_statistics.py"
-_FILES = "vla_rl/policies/vla/files.py"
+_FILES, _WEIGHTS = "vla_rl/policies/vla/files.py", "vla_rl/policies/vla/weights.py"
+_CHECKPOINT, _TOKENIZER = "vla_rl/policies/vla/checkpoint.py", "vla_rl/policies/vla/tokenizer.py"
+_SAVING, _PUBLIC = "vla_rl/policies/vla/saving.py", "vla_rl/policies/vla/public.py"
+_ON_WEIGHTS, _ON_CHECKPOINT = "tests/policies/vla/test_weights.py::", "tests/policies/vla/test_checkpoint.py::"
+_ON_TOKENIZER, _ON_SAVING = "tests/policies/vla/test_tokenizer.py::", "tests/policies/vla/test_saving.py::"
+_ON_PUBLIC, _ON_COMMANDS = "tests/policies/vla/test_public.py::", "tests/recipes/test_public_folders.py::"
 _ON_STATISTICS = "tests/policies/vla/test_dataset_statistics.py::"
 _LEROBOT = f"{_ON_STATISTICS}test_lerobot_processors_give_lerobots_numbers"
 
-FAULTS: tuple[Fault, ...] = (
+_STATISTICAL = (
     Fault(
         "quantiles are read as minimum and maximum",
         _FORMULAS,
@@ -98,3 +103,167 @@ FAULTS: tuple[Fault, ...] = (
         (f"{_ON_STATISTICS}test_damaged_files_and_git_lfs_pointers",),
     ),
 )
+
+_WEIGHTED = (
+    Fault(
+        "a model is built with its weights before they are read",
+        _WEIGHTS,
+        'return nn.Parameter(parameter.to("meta"), parameter.requires_grad)',
+        "return parameter",
+        (f"{_ON_WEIGHTS}test_a_module_without_weights_has_real_buffers_and_shares_what_it_shared",),
+    ),
+    Fault(
+        "a shared parameter is filled under one of its names",
+        _WEIGHTS,
+        "names = shared.get(name, (name,))",
+        "names = (name,)",
+        (f"{_ON_WEIGHTS}test_one_file_and_shards_fill_a_module",),
+    ),
+    Fault(
+        "tensors that have no place are dropped",
+        _WEIGHTS,
+        "extra.append(key)",
+        "continue",
+        (f"{_ON_WEIGHTS}test_missing_extra_and_misshapen_tensors_are_listed",),
+    ),
+    Fault(
+        "tensors that are missing stay undefined",
+        _WEIGHTS,
+        "_require_complete(folder, sorted(wanted.keys() - filled - set(absent)), extra, misshapen)",
+        "_require_complete(folder, [], extra, misshapen)",
+        (
+            f"{_ON_WEIGHTS}test_what_may_be_absent_keeps_what_it_holds",
+            f"{_ON_PUBLIC}test_what_is_missing_is_one_sentence_with_its_key_and_cure",
+        ),
+    ),
+    Fault(
+        "a missing shard is found while loading",
+        _WEIGHTS,
+        "missing = [name for name in shards if not (folder / name).is_file()]",
+        "missing = []",
+        (f"{_ON_WEIGHTS}test_a_missing_or_damaged_shard_is_named",),
+    ),
+    Fault(
+        "weights take the precision of the file",
+        _WEIGHTS,
+        "kept = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype",
+        "kept = tensor.dtype",
+        (f"{_ON_WEIGHTS}test_names_are_mapped_and_left_out_and_numbers_converted",),
+    ),
+)
+
+_OPENED = (
+    Fault(
+        "a checkpoint of ours with a type is taken for a public one",
+        _CHECKPOINT,
+        'and "contract_version" not in saved and',
+        "and",
+        (f"{_ON_CHECKPOINT}test_ours_other_families_and_damaged_ones",),
+    ),
+    Fault(
+        "cameras are matched by their order",
+        _CHECKPOINT,
+        "elif len(names) == len(spec.images) == 1:",
+        "elif spec.images:",
+        (f"{_ON_CHECKPOINT}test_cameras_that_do_not_match_are_said_with_both_lists_and_the_option",),
+    ),
+    Fault(
+        "what the data called a camera is ignored",
+        _CHECKPOINT,
+        "same = next((item for item in (name, checkpoint.renamed.get(name)) if item in spec.images), None)",
+        "same = name if name in spec.images else None",
+        (f"{_ON_CHECKPOINT}test_its_preprocessor_renames_cameras_and_names_the_tokenizer",),
+    ),
+    Fault(
+        "an unknown camera in --vla.cameras is ignored",
+        _CHECKPOINT,
+        "unknown = [name for name in chosen if name not in names]",
+        "unknown = []",
+        (f"{_ON_CHECKPOINT}test_cameras_that_do_not_match_are_said_with_both_lists_and_the_option",),
+    ),
+    Fault(
+        "padding of a prompt counts",
+        _TOKENIZER,
+        "mask = torch.tensor([[True] * len(row) + [False] * (length - len(row)) for row in rows])",
+        "mask = torch.tensor([[True] * length for row in rows])",
+        (f"{_ON_TOKENIZER}test_prompts_are_padded_on_the_right_with_a_mask",),
+    ),
+    Fault(
+        "a prompt starts twice",
+        _TOKENIZER,
+        "return tokens if tokens[:1] == [first] else [first, *tokens]",
+        "return [first, *tokens]",
+        (f"{_ON_TOKENIZER}test_every_prompt_starts_with_one_start_token",),
+    ),
+    Fault(
+        "the end of a long instruction is cut",
+        _TOKENIZER,
+        "if len(found) > self.longest:",
+        "if False:",
+        (f"{_ON_TOKENIZER}test_an_instruction_of_too_many_tokens_is_refused",),
+    ),
+    Fault(
+        "statistics that were named are not read",
+        _PUBLIC,
+        "place = Path(options.statistics) if options.statistics else folder",
+        "place = folder",
+        (f"{_ON_PUBLIC}test_options_choose_horizon_cameras_and_statistics",),
+    ),
+    Fault(
+        "a run forgets how its folder was to be opened",
+        "vla_rl/recipes/improve.py",
+        "start_policy(name, self.env, self.seed, self.vla)",
+        "start_policy(name, self.env, self.seed)",
+        (f"{_ON_COMMANDS}test_a_command_trains_a_downloaded_folder",),
+    ),
+    Fault(
+        "imitation forgets how its folder was to be opened",
+        "vla_rl/recipes/imitate_dataset.py",
+        "load_policy(self.policy, spec, self.vla)",
+        "load_policy(self.policy, spec)",
+        (f"{_ON_COMMANDS}test_a_dataset_is_imitated_without_an_environment",),
+    ),
+    Fault(
+        "an evaluation forgets how a folder was to be opened",
+        "vla_rl/recipes/deployed.py",
+        "policy = placed(load_policy(name, spec, options), where)",
+        "policy = placed(load_policy(name, spec), where)",
+        (f"{_ON_COMMANDS}test_a_downloaded_folder_is_evaluated_as_it_is",),
+    ),
+)
+
+_SAVED = (
+    Fault(
+        "a checkpoint on a base holds the whole model",
+        _SAVING,
+        "tensors = {name: item for name, item in tensors.items() if name in learnt}",
+        "tensors = dict(tensors)",
+        (
+            f"{_ON_SAVING}test_a_checkpoint_holds_the_trained_tensors_only",
+            f"{_ON_SAVING}test_the_bytes_of_a_save_are_those_of_what_was_learnt",
+        ),
+    ),
+    Fault(
+        "a changed base is loaded",
+        _SAVING,
+        "if fingerprint(folder) != self.fingerprint:",
+        "if False:",
+        (f"{_ON_SAVING}test_a_base_that_has_changed_is_refused",),
+    ),
+    Fault(
+        "the fingerprint is that of the header",
+        _SAVING,
+        "file.seek(i * max(0, size - _SAMPLE) // (_SAMPLES - 1))",
+        "file.seek(0)",
+        (f"{_ON_SAVING}test_the_fingerprint_sees_a_change_at_the_end",),
+    ),
+    Fault(
+        "learnt tensors may be absent from a checkpoint",
+        _SAVING,
+        "absent = () if base is None else everything - set(learnt)",
+        "absent = () if base is None else everything",
+        (f"{_ON_SAVING}test_a_checkpoint_that_lacks_a_learnt_tensor_or_has_another_is_refused",),
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (*_STATISTICAL, *_WEIGHTED, *_OPENED, *_SAVED)

@@ -104,13 +104,28 @@ def test_the_fingerprint_sees_other_weights_sizes_names_and_configs(tmp_path: Pa
         made.mkdir()
         (made / "config.json").write_text(config, encoding="utf-8")
         content = np.random.default_rng(change).bytes(size)
-        index = {"weight_map": {"a": file or "model-1.safetensors"}}
-        (made / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-        (made / (file or "model-1.safetensors")).write_bytes(content)
+        (made / (file or "model.safetensors")).write_bytes(content)
         return fingerprint(made)
 
-    found = [folder("a"), folder("b", 1), folder("c", size=999_999), folder("d", config="[]"), folder("e", file="m")]
+    found = [
+        folder("a"),
+        folder("b", 1),
+        folder("c", size=999_999),
+        folder("d", config="[]"),
+        folder("e", file="m.safetensors"),
+    ]
     assert len(set(found)) == len(found) and folder("f") == found[0]
+
+
+def test_the_fingerprint_sees_a_change_at_the_end(tmp_path: Path) -> None:
+    """Another policy of the same architecture has the same header."""
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    found = []
+    for value in (0.0, 1.0):
+        tensors = {"a": torch.zeros(100_000), "b": torch.full((100_000,), value)}
+        save_file(tensors, tmp_path / "model.safetensors")
+        found.append(fingerprint(tmp_path))
+    assert found[0] != found[1]
 
 
 def test_a_checkpoint_that_lacks_a_learnt_tensor_or_has_another_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla.checkpoint import CONFIG
 from vla_rl.policies.vla.network import FlowNetwork, NetworkShape
-from vla_rl.policies.vla.weights import fill_module, weight_files, without_weights
+from vla_rl.policies.vla.weights import fill_module, without_weights
 from vla_rl.pretrained import WEIGHTS, Saveable, save_folder
 
 _BASE = "base"  # entry of a saved config
@@ -53,13 +53,13 @@ class Base:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 of ``config.json`` and of the weight files' names, sizes, and 64 kB of each, spread over the file.
+    """SHA-256 of ``config.json`` and of the names, sizes and 64 kB of every safetensors file, spread over the file.
 
     So it takes milliseconds for 14 GB and notices another file, a truncated one and other weights: these differ
     everywhere.  It is no protection against somebody who wants to deceive.
     """
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
-    for path in weight_files(folder):
+    for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
