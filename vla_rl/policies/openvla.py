@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.likelihood_parts import sum_per
 from vla_rl.policies.noise import Generators, uniform
-from vla_rl.policies.normalization import Affine, action_limits, check_same_env
+from vla_rl.policies.normalization import Affine, action_limits
 from vla_rl.policies.openvla_decoding import STOP
 from vla_rl.policies.openvla_network import VISION, OpenVLANetwork, OpenVLAShape, Prefix
 from vla_rl.policies.openvla_options import OpenVLAOptions, own_options
@@ -28,21 +27,20 @@ from vla_rl.policies.openvla_public import (
     public_shape,
     with_gripper,
 )
-from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.checkpoint import match_cameras, read_public
 from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Kept, Views, picture_bytes
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts, WordPrompts
-from vla_rl.policies.vla.saving import Base, load_learnt, save_learnt, saved_base
+from vla_rl.policies.vla.saved_vla import SavedVLA
+from vla_rl.policies.vla.saving import Base
 from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
-from vla_rl.pretrained import load_module
 
 _PICTURES = KeepPictures()
 
 
-class OpenVLA(nn.Module):
+class OpenVLA(SavedVLA):
     """A categorical distribution over 256 bins for every entry of a chunk, made by a language model.
 
     ``log pi(a|o) = sum_i log softmax(logits_i / T)[bin_i]``, exact for what is executed: under ``Autoregressive`` given
@@ -53,6 +51,7 @@ class OpenVLA(nn.Module):
     OpenVLA-OFT's continuous heads (L1 regression, diffusion) and its FiLM layers are not there.
     """
 
+    cameras: tuple[str, ...]  # none is missing
     action_low: Tensor
     action_high: Tensor
     tokens: Tensor
@@ -259,39 +258,10 @@ class OpenVLA(nn.Module):
         prompts = WordPrompts(vocabulary)
         return cls(spec, sizes.build(), prompts, state_scale, action_scale, cameras, own_options(options)).eval()
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` and ``prompts``; on a base, only the trained weights."""
-        config = {
-            "policy": f"{type(self).__module__}:{type(self).__qualname__}",
-            "config": to_json(self.config),
-            "shape": to_json(self.network.shape),
-            "spec": self.spec.to_json(),
-            "cameras": list(self.cameras),
-            "state_scale": to_json(self.state_scale),
-            "action_scale": to_json(self.action_scale),
-        }
-        save_learnt(Path(folder), config, self, self.trainable(), self.base, {"prompts": self.prompts})
-
     @classmethod
-    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> Self:
-        """Load a checkpoint of ours; with ``spec``, first check that it was trained for such an environment."""
-        saved: dict[str, Any] = read_config(Path(folder))
-        trained, base, shape = EnvSpec.from_json(saved["spec"]), saved_base(saved), from_json(saved["shape"])
-        options: OpenVLAOptions = from_json(saved["config"])
-        if spec is not None:
-            check_same_env(trained, spec)
-        policy = cls(
-            spec or trained,
-            shape.build() if base is None else filled_network(shape, base.open(Path(folder)), options.torch_dtype),
-            load_module(Path(folder) / "prompts", "prompts"),
-            from_json(saved["state_scale"]),
-            from_json(saved["action_scale"]),
-            saved["cameras"],
-            options,
-            base,
-        )
-        load_learnt(policy, Path(folder), policy.trainable(), base)
-        return policy.eval()
+    def filled_network(cls, shape: OpenVLAShape, folder: Path, options: VLAOptions) -> OpenVLANetwork:
+        """The network of a public ``folder``, read in the dtype of the options."""
+        return filled_network(shape, folder, options.torch_dtype)
 
 
 def _density(log_probs: Tensor, bins: Tensor) -> Tensor:

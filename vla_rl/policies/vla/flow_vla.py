@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import ContractError
 from vla_rl.contract.policy import Features
@@ -19,22 +16,21 @@ from vla_rl.policies.flow_policy import FlowPolicy
 from vla_rl.policies.flow_schedules import Field
 from vla_rl.policies.heads import zero_init
 from vla_rl.policies.noise import normal, uniform
-from vla_rl.policies.normalization import Affine, check_same_env
-from vla_rl.policies.pretrained import read_config
+from vla_rl.policies.normalization import Affine
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Views, choose
 from vla_rl.policies.vla.network import FlowNetwork
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts
-from vla_rl.policies.vla.saving import Base, filled, load_learnt, save_learnt, saved_base
+from vla_rl.policies.vla.saved_vla import SavedVLA
+from vla_rl.policies.vla.saving import Base
 from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
-from vla_rl.pretrained import load_module
 
 _PICTURES = KeepPictures()
 _DATASET_LIMIT = 2_000_000_000  # bytes of the prefixes of a dataset up to which imitation keeps them
 _PART = 64  # observations that are encoded at a time
 
 
-class FlowVLA(FlowPolicy):
+class FlowVLA(SavedVLA, FlowPolicy):
     """The policy around a :class:`FlowNetwork`; subclasses say how a public checkpoint of their family is read.
 
     A chain runs over padded actions, ``N = R A`` numbers, and so does its likelihood: it is exact for what was drawn.
@@ -167,44 +163,6 @@ class FlowVLA(FlowPolicy):
         """The weights that imitation and RL train."""
         heads = {f"noise_head.{name}": item for name, item in self.noise_head.named_parameters()}
         return {**{f"network.{name}": item for name, item in self._trained.items()}, **heads}
-
-    # -- checkpoints ------------------------------------------------------------------------------------------------
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``config.json``, ``model.safetensors`` and ``prompts``; on a base, only the trained weights."""
-        config = {
-            "policy": f"{type(self).__module__}:{type(self).__qualname__}",
-            "config": to_json(self.config),
-            "shape": to_json(self.network.shape),
-            "spec": self.spec.to_json(),
-            "cameras": list(self.cameras),
-            "state_scale": to_json(self.state_scale),
-            "action_scale": to_json(self.action_scale),
-        }
-        save_learnt(Path(folder), config, self, self.trainable(), self.base, {"prompts": self.prompts})
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> Self:
-        """Load a checkpoint of ours; with ``spec``, first check that it was trained for such an environment.
-
-        Raises UserError when the folder that it builds on is not there or has changed.
-        """
-        saved: dict[str, Any] = read_config(Path(folder))
-        trained, base, shape = EnvSpec.from_json(saved["spec"]), saved_base(saved), from_json(saved["shape"])
-        if spec is not None:
-            check_same_env(trained, spec)
-        policy = cls(
-            spec or trained,
-            shape.build() if base is None else filled(shape, base.open(Path(folder))),
-            load_module(Path(folder) / "prompts", "prompts"),
-            from_json(saved["state_scale"]),
-            from_json(saved["action_scale"]),
-            saved["cameras"],
-            from_json(saved["config"]),
-            base,
-        )
-        load_learnt(policy, Path(folder), policy.trainable(), base)
-        return policy.eval()
 
 
 def _check_sizes(spec: EnvSpec, network: FlowNetwork, state: Affine, action: Affine, horizon: int) -> None:
