@@ -250,7 +250,7 @@ _OPENED = (
     ),
     Fault(
         "every checkpoint of an OpenVLA holds its base",
-        _POLICY,
+        "vla_rl/policies/vla/saved_vla.py",
         "self, self.trainable(), self.base, {",
         "self, self.state_dict(), self.base, {",
         (f"{_ON_PUBLIC}test_a_checkpoint_on_a_base_holds_what_was_learnt",),
