@@ -19,6 +19,7 @@ from sims.toy import point_mass
 from tests.docs.conftest import ROOT
 from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.patience import PATIENCE
+from tests.policies.vla.tiny_folders import smolvla
 from tests.serving.served import Benchmark, echo_policy, homewards, serving
 from vla_rl.cli.main import main
 from vla_rl.policies.function import FunctionPolicy
@@ -96,6 +97,22 @@ def test_an_address_is_evaluated_like_a_checkpoint(capsys, caplog, tmp_path):
     assert said.count("connected") == said.count("left") == 4 + 3 and len(said) == 14, "all said goodbye"
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["policy"]["name"] == address and results["score"]["success"] == 1.0
+
+
+def test_a_downloaded_folder_is_served_for_the_environment_that_is_named(tmp_path, monkeypatch):
+    env, found = make("lift", num_envs=1), []
+    seen = SingleObservation.of(env.reset([0], [7]), 0, env.spec)
+    folder = smolvla(tmp_path / "folder", env.spec)
+    env.close()
+
+    def answer_once(server):
+        found.append((server.served.policy.horizon, server.served.begin({}).act(seen).shape))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PolicyServer, "serve_forever", answer_once)
+    with pytest.raises(SystemExit):
+        main(["serve-policy", str(folder), "--env", "lift", "--vla.horizon", "3", "--port", "0"])
+    assert found == [(3, (4,))]
 
 
 @pytest.mark.parametrize(

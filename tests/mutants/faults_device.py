@@ -45,8 +45,8 @@ FAULTS = (
     Fault(
         "a served policy stays on the host",
         "vla_rl/cli/serve_policy.py",
-        "placed(load_policy(checkpoint), resolve_device(config.device))",
-        "placed(load_policy(checkpoint), resolve_device())",
+        "placed(load_policy(checkpoint, spec, config.vla), resolve_device(config.device))",
+        "placed(load_policy(checkpoint, spec, config.vla), resolve_device())",
         ("tests/cli/test_serve_policy.py::test_a_policy_is_served_from_the_device_of_the_command",),
     ),
     Fault(

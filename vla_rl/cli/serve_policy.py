@@ -11,8 +11,10 @@ from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
-from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.pretrained import default_options, load_policy
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.context import placed
+from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
@@ -27,7 +29,8 @@ from vla_rl.training.device import resolve_device
 class ServePolicy:
     """Serve a policy to the benchmarks of the vla-eval harness on this machine, until Ctrl-C.
 
-    Of a run, its checkpoint "best" is served.
+    Of a run, its checkpoint "best" is served.  A downloaded folder belongs to no environment: --env names the one
+    whose cameras, state, action and instructions the benchmark has.
     """
 
     protocol: Literal["vla-eval"] = "vla-eval"
@@ -37,6 +40,8 @@ class ServePolicy:
     device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
     max_connections: int = 256  # benchmarks that ask at the same time
     limits: Limits = Limits()
+    env: EnvConfig = NO_ENV  # what a downloaded folder is opened for; a checkpoint of ours knows its own
+    vla: VLAOptions = VLAOptions()  # how a downloaded folder is opened; a checkpoint of ours has its own
 
     def __post_init__(self) -> None:
         """Raises UserError for numbers without meaning."""
@@ -50,9 +55,12 @@ def serve_policy(arguments: Sequence[str]) -> None:
         override(ServePolicy(), given, "vla-rl serve-policy CHECKPOINT")
     if not given or given[0].startswith("-"):
         raise UserError("serve-policy needs a checkpoint or run folder, for example vla-rl serve-policy runs/demo.")
-    config: ServePolicy = override(ServePolicy(), given[1:], "vla-rl serve-policy CHECKPOINT")
     checkpoint = checkpoint_of(given[0])
-    served = ServedPolicy(placed(load_policy(checkpoint), resolve_device(config.device)), config.seed)
+    default = ServePolicy(vla=default_options(checkpoint))
+    config: ServePolicy = override(default, given[1:], "vla-rl serve-policy CHECKPOINT")
+    spec = config.env.spec() if config.env.name else None
+    policy = placed(load_policy(checkpoint, spec, config.vla), resolve_device(config.device))
+    served = ServedPolicy(policy, config.seed)
     layout = load(config.layout) if config.layout else read_observation
     _print_log()
     with (
