@@ -61,6 +61,7 @@ from tests.mutants import (
     faults_tabletop,
     faults_training,
     faults_vla,
+    faults_vla_configs,
     faults_world_models,
 )
 from tests.mutants.fault import Fault
@@ -92,6 +93,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_lerobot.FAULTS,
     *faults_training.FAULTS,
     *faults_vla.FAULTS,
+    *faults_vla_configs.FAULTS,
     *faults_tabletop.FAULTS,
     *faults_sims.FAULTS,
     *faults_simulators.FAULTS,

@@ -1,0 +1,139 @@
+"""The configs of downloaded models, by the command that a user types, with tiny folders in the public formats."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sims.catalog import declared_spec, spec_of
+from tests.policies.vla.tiny_folders import MAKERS
+from vla_rl.cli.main import main
+from vla_rl.cli.override import override
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.vla.tokenizer import open_tokenizer
+from vla_rl.recipes.config_files import functions_of, load_config
+from vla_rl.training.tracking import RunFolder
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+ROOT = Path(__file__).parents[2]
+LIFT = ["--env", "lift", "--env.options", '{"deadline": 10}']
+METHODS = ("ppo", "grpo", "residual_td3", "dsrl")
+FAMILIES = {"smolvla": METHODS, "pi0": METHODS, "openvla_oft": METHODS[:3]}
+# As sims/libero.py declares it, which reads the instructions from LIBERO's package.
+LIBERO = EnvSpec(
+    name="libero",
+    images={name: ArraySpec((256, 256, 3), "uint8", 0, 255) for name in ("agentview", "robot0_eye_in_hand")},
+    state=ArraySpec((8,), "float32", -math.inf, math.inf),
+    action=ArraySpec((7,), "float32", -1.0, 1.0),
+    tasks=("pick up the soup and put it in the basket",),
+    control_dt=0.05,
+    time_limit=280,
+    max_chunk=50,
+)
+# An iteration in moments: what a user with little memory makes smaller, and more of it.
+FEW = {"evaluation.validation": 2, "evaluation.test": 2, "evaluation.num-envs": 2, "rl.experience.num-envs": 2}
+OFF_POLICY = {
+    "rl.experience.decisions": 2,
+    "rl.algorithm.learning-starts": 4,
+    "rl.algorithm.batch": 4,
+    "rl.algorithm.utd-ratio": 0.5,
+    "rl.algorithm.critic.width": 16,
+}
+SMALLER: dict[str, dict[str, Any]] = {
+    "ppo": {"rl.experience.decisions": 2, "rl.algorithm.minibatch": 4, "rl.algorithm.critic-warmup": 1},
+    "grpo": {f"rl.experience.{name}": n for name, n in {"groups": 1, "size": 2, "ahead": 0, "limit": 1}.items()},
+    "residual_td3": {**OFF_POLICY, "rl.algorithm.critic-warmup": 0, "rl.policy.residual.head.width": 16},
+    "dsrl": {**OFF_POLICY, "rl.policy.latent.head.width": 16},
+}
+
+
+def options(given: dict[str, Any]) -> list[str]:
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """A downloaded folder of every family for the tabletop."""
+    open_tokenizer.cache_clear()
+    yield {name: make(tmp_path_factory.mktemp(name) / "folder", spec_of("lift")) for name, make in MAKERS.items()}
+    open_tokenizer.cache_clear()
+
+
+def state(run: Path, step: int) -> str:
+    """SHA-256 of all tensors of a saved state: weights, optimizers, environments, generators."""
+    return hashlib.sha256((run / "state" / f"{step:08d}" / "tensors.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(("family", "method"), [(family, method) for family in FAMILIES for method in FAMILIES[family]])
+def test_a_downloaded_folder_is_improved_evaluated_and_resumed(folders, tmp_path, capsys, monkeypatch, family, method):
+    """A run that is killed after its first iteration goes on from there and ends with the same state, bit for bit."""
+    whole, killed, save = tmp_path / "whole", tmp_path / "killed", RunFolder.save_state
+
+    def save_and_copy(self: RunFolder, step: int, content: dict[str, Any]) -> None:
+        save(self, step, content)
+        if step == 1 and self.path == whole:
+            shutil.copytree(whole, killed)
+
+    monkeypatch.setattr(RunFolder, "save_state", save_and_copy)
+    given = {**FEW, **SMALLER[method], "rl.loop.iterations": 2, "rl.loop.save-every": 1, "out": whole}
+    main(["train", f"{family}.py:{method}", "--policy", str(folders[family]), *LIFT, *options(given)])
+    assert json.loads((whole / "summary.json").read_text())["rl"]["episodes"] == 2
+    main(["train", "--resume", str(killed)])
+    assert state(whole, 2) == state(killed, 2)
+    capsys.readouterr()
+    main(["eval", str(killed), "--episodes", "2", "--num-envs", "2"])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_recorded_dataset_is_imitated(folders, tmp_path, capsys, family):
+    data, run, few = tmp_path / "data", tmp_path / "run", {"imitation.fit.steps": 2, "imitation.fit.batch": 4}
+    main(["collect", "--env", "lift", "--count", "2", "--out", str(data)])
+    given = {"policy": folders[family], "dataset": data, "env": "lift", **few, "out": run}
+    main(["train", f"{family}.py:imitate", *options(given)])
+    learnt = load_policy(run / "checkpoints" / "imitation")
+    assert learnt.config == load_config(f"{family}.py:ppo").vla
+    capsys.readouterr()
+    main(["eval", str(run), "--episodes", "2", "--num-envs", "2", *LIFT])
+    assert json.loads(capsys.readouterr().out)["episodes"] == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_folder_it_says_what_to_name(complaint, tmp_path, family):
+    for function in functions_of(ROOT / "configs" / f"{family}.py"):
+        given = {"dataset": ROOT / "tests/golden/lerobot/dataset"} if function == "imitate" else {"env": "lift"}
+        said = complaint("train", f"{family}.py:{function}", *options({**given, "out": tmp_path / "run"}))
+        assert "add --policy" in said
+
+
+@pytest.mark.parametrize("env", ["lift", "place", "push", "mixed", "metaworld", "libero"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_config_is_built_for_every_environment(tmp_path, family, env):
+    """And a folder that was made for its state, action and cameras is opened by the config's options."""
+    made = functions_of(ROOT / "configs" / f"{family}.py")
+    assert set(made) == {"imitate", *FAMILIES[family]}
+    recipes = [override(load_config(f"{family}.py:{name}"), ["--env", env], "test") for name in made]
+    assert all(recipe.env.name == env and not recipe.env.training_options for recipe in recipes)
+    spec = declared_spec(env) or LIBERO
+    folder, opened = MAKERS[family](tmp_path / "folder", spec), load_config(f"{family}.py:ppo").vla
+    if family == "openvla_oft":  # its one camera has no name of a simulator's
+        opened = replace(opened, cameras={"image": next(iter(spec.images))})
+    assert load_policy(folder, spec, opened).horizon == (8 if family == "openvla_oft" else 5)
+
+
+def test_a_folder_is_served_and_played_in_a_suite_as_it_is(folders, tmp_path, complaint, capsys):
+    folder = str(folders["smolvla"])
+    assert "belongs to no environment" in complaint("serve-policy", folder)
+    few = ["--episodes", "1", "--num-envs", "2", "--videos", "0", "--tasks", "lift"]
+    main(["eval", "--suite", "tabletop", "--policy", folder, "--out", str(tmp_path / "results"), *few])
+    assert json.loads((tmp_path / "results" / "results.json").read_text())["policy"]["name"] == folder
