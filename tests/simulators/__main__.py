@@ -1,6 +1,7 @@
 """``python -m tests.simulators [NAME ...]``: install simulators, run them and print what is missing.
 
-Each is checked by ``check_env``, its expert plays, PPO trains on it for an iteration, and its suite is played;
+Each is checked by ``check_env``, its expert plays, PPO trains on it for an iteration, also from tiny folders in the
+formats of downloaded models, and its suite is played;
 Meta-World's expert is imitated from pixels and the policy improved; at the end one PPO trains on all of them at once.
 LIBERO is run with boxes for objects where its assets are not there.  Exits with 1 when something that could run went
 wrong; what is missing is a row of the table.

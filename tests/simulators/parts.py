@@ -15,6 +15,7 @@ import numpy as np
 
 from sims import catalog
 from sims.robosuite import INSTRUCTIONS
+from tests.policies.vla.tiny_folders import MAKERS
 from tests.simulators import libero_boxes
 from vla_rl.cli.main import main as vla_rl
 from vla_rl.contract.check import check_env
@@ -45,6 +46,16 @@ TRAINING = {
     "evaluation.test": 2,
     "evaluation.num_envs": 2,
 }
+# PPO of configs/smolvla.py, pi0.py and openvla_oft.py in moments
+DOWNLOADED = {
+    "rl.loop.iterations": 1,
+    "rl.experience.num-envs": 2,
+    "rl.experience.decisions": 2,
+    "rl.algorithm.minibatch": 4,
+    "evaluation.validation": 2,
+    "evaluation.test": 2,
+    "evaluation.num_envs": 2,
+}
 # configs/metaworld.py in moments
 IMITATION = {"imitation.demonstrations": 2, "imitation.fit.steps": 5, "evaluation.validation": 2}
 RESIDUAL = {
@@ -64,6 +75,7 @@ def parts_of(name: str) -> dict[str, Callable[[], str]]:
         "check_env": partial(checked, name, {**SMALL[name], "workers": 2}),
         "expert": partial(expert, name),
         "training": partial(train, name, SMALL[name]),
+        "downloaded models": partial(downloaded, name),
         "suite": partial(suite, *SUITES[name]),
     }
     return parts | MORE.get(name, {})
@@ -124,6 +136,18 @@ def train(name: str, options: Mapping[str, Any]) -> str:
         _run(["train", "gym.py:inverted_pendulum", *env, *_arguments(TRAINING)])
         _require_losses(Path(folder) / "run")
     return "one iteration of PPO"
+
+
+def downloaded(name: str) -> str:
+    """PPO trains a tiny folder in the public format of every family, by its config."""
+    spec = catalog.spec_of(name, **SMALL[name])
+    for family, make in MAKERS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            env = ["--env", name, "--env.options", json.dumps(SMALL[name]), "--out", f"{folder}/run"]
+            policy = ["--policy", str(make(Path(folder) / "policy", spec))]
+            _run(["train", f"{family}.py:ppo", *policy, *env, *_arguments(DOWNLOADED)])
+            _require_losses(Path(folder) / "run")
+    return f"one iteration of PPO of {', '.join(MAKERS)} with tiny random weights"
 
 
 def from_pixels() -> str:
