@@ -12,9 +12,9 @@ from vla_rl.policies.smolvla_network import SmolVLANetwork
 class PointingVLM(nn.Module):
     """The vision-language model with heads that point, from the values that its last layer lets an action expert read.
 
-    One head reads those of every picture token: how likely the object is there, and where within the token's cell.  The
-    other reads the mean of the prompt's, so that an expert need not find the right cell.  They are thrown away after
-    grounding, which trains only the vision-language model, on pictures of one camera.
+    One head reads those of every picture token: how likely the object is there, and where within the token's cell.
+    Another reads the mean of the prompt's, so that an expert need not find the right cell, and a third ``pooled``, for
+    critics.  They are thrown away after grounding, which trains only the vision-language model, on one camera.
     """
 
     def __init__(self, network: SmolVLANetwork) -> None:
@@ -23,18 +23,20 @@ class PointingVLM(nn.Module):
         self.vlm, self._network = network.model["vlm_with_expert"]["vlm"], (network,)
         self.cells = nn.Linear(text.key_value_heads * text.head_size, 3).to(device)
         self.words = nn.Linear(text.key_value_heads * text.head_size, 2).to(device)
+        self.pooled = nn.Linear(network.pooled_size, 2).to(device)
         self._last, self._side = f"{text.layers - 1}.value", round(network.shape.picture_tokens**0.5)
 
     def forward(self, images: Tensor, tokens: Tensor, token_mask: Tensor) -> BackboneOutput:
-        """Where ``images`` uint8 [B,h,w,3] show what the prompts ``tokens``, ``token_mask`` [B,L] name: two queries."""
-        values = self._network[0].encode([images], tokens, token_mask)[self._last].flatten(2)
+        """Where ``images`` uint8 [B,h,w,3] show what the prompts ``tokens``, ``token_mask`` [B,L] name: 3 queries."""
+        prefix = self._network[0].encode([images], tokens, token_mask)
+        values = prefix[self._last].flatten(2)
         logits, offset = self.cells(values[:, : self._side**2]).split((1, 2), -1)
         places = cell_centres(self._side, self._side, like=offset) + torch.tanh(offset) / self._side
         logits = logits.transpose(1, 2)
         weight = token_mask[..., None].to(values)
         words = (values[:, -tokens.shape[1] :] * weight).sum(1) / weight.sum(1)
-        uv = torch.cat([logits.softmax(-1) @ places, self.words(words)[:, None]], 1)
-        return BackboneOutput(words, uv, logits.expand(-1, 2, -1))
+        uv = torch.stack([(logits.softmax(-1) @ places)[:, 0], self.words(words), self.pooled(prefix["pooled"])], 1)
+        return BackboneOutput(words, uv, logits.expand(-1, 3, -1))
 
 
 @torch.no_grad()
