@@ -17,7 +17,23 @@ _ROUNDED = f"{_ON}test_a_frozen_model_in_bfloat16_leaves_the_expert_exact"
 _BYTES = f"{_ON}test_the_prefix_has_the_bytes_that_it_says"
 _GRADIENT = f"{_ON}test_computing_activations_again_changes_no_number"
 
+_POINTS = f"{_ON}test_points_of_a_chain_share_their_observations_keys_and_do_not_see_each_other"
+
 _IN_THE_NETWORK = (
+    Fault(
+        "points of pi0's chain see each other",
+        _NETWORK,
+        "(point == point[:, None]) & ",
+        "(point >= 0) & ",
+        (_POINTS,),
+    ),
+    Fault(
+        "points of pi0's chain take turns over the observations",
+        _NETWORK,
+        "unflatten(0, (-1, points)).flatten(1, 2)",
+        "unflatten(0, (points, -1)).transpose(0, 1).flatten(1, 2)",
+        (_POINTS,),
+    ),
     Fault(
         "time runs the other way in pi0",
         _NETWORK,
@@ -35,15 +51,15 @@ _IN_THE_NETWORK = (
     Fault(
         "pi0's actions see the padding of the prompt",
         _NETWORK,
-        "prefix = mask[:, None, :].expand(-1, length, -1)",
-        "prefix = torch.ones_like(mask)[:, None, :].expand(-1, length, -1)",
+        "prefix = mask[:, None, :].expand(-1, len(token), -1)",
+        "prefix = torch.ones_like(mask)[:, None, :].expand(-1, len(token), -1)",
         (_GOLDEN, _ALONE),
     ),
     Fault(
         "positions of pi0's actions count the padding",
         _NETWORK,
-        "mask.sum(1, keepdim=True) + torch.arange",
-        "mask.shape[1] + torch.zeros_like(mask.sum(1, keepdim=True)) + torch.arange",
+        "mask.sum(1, keepdim=True) + token",
+        "mask.shape[1] + torch.zeros_like(mask.sum(1, keepdim=True)) + token",
         (_GOLDEN, _ALONE),
     ),
     Fault(
@@ -56,22 +72,22 @@ _IN_THE_NETWORK = (
     Fault(
         "pi0's state sees the actions",
         _NETWORK,
-        "among[0, 1:] = False",
-        "pass",
+        "((token == 0) | (token[:, None] > 0))",
+        "(token >= 0)",
         (_GOLDEN,),
     ),
     Fault(
         "pi0's actions are causal",
         _NETWORK,
-        "among[0, 1:] = False",
-        "among = among.tril()",
+        "((token == 0) | (token[:, None] > 0))",
+        "(token <= token[:, None])",
         (_GOLDEN,),
     ),
     Fault(
         "pi0's actions do not see the state",
         _NETWORK,
-        "among[0, 1:] = False",
-        "among[0, 1:] = among[1:, 0] = False",
+        "((token == 0) | (token[:, None] > 0))",
+        "((token == 0) == (token[:, None] == 0))",
         (_GOLDEN,),
     ),
     Fault(
@@ -119,15 +135,15 @@ _IN_THE_NETWORK = (
     Fault(
         "pi0 adds the state's token to the actions'",
         _NETWORK,
-        "hidden = _normed(expert.norm, hidden)[:, -self.chunk :]",
-        "hidden = _normed(expert.norm, hidden)[:, : self.chunk]",
+        ".flatten(0, 1)[:, -self.chunk :]",
+        ".flatten(0, 1)[:, : self.chunk]",
         (_GOLDEN,),
     ),
     Fault(
         "pi0's trained expert computes in the frozen model's bfloat16",
         _NETWORK,
-        'hidden = self.embed_suffix(condition["state"], x, t).to(_dtype(expert))',
-        'hidden = self.embed_suffix(condition["state"], x, t).to(_dtype(self.model.vlm)).to(_dtype(expert))',
+        "hidden = suffix.to(_dtype(expert))",
+        "hidden = suffix.to(_dtype(self.model.vlm)).to(_dtype(expert))",
         (_ROUNDED,),
     ),
     Fault(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.golden.vla.pi0.cases import ACTION, CASES, CHUNK, PATCHES, SIDE, STATE, STEPS, TIMES, VOCABULARY, inputs
 from tests.golden.vla.weights import weight
@@ -204,6 +205,20 @@ def test_a_step_leaves_the_condition_as_it_is(network):
     first, second = (network.velocity(condition, given["noise"], given["time"])[0] for _ in range(2))
     assert torch.equal(first, second) and condition.keys() == before.keys()
     assert all(torch.equal(item, condition[name]) for name, item in before.items())
+
+
+def test_points_of_a_chain_share_their_observations_keys_and_do_not_see_each_other(network, monkeypatch):
+    given, shapes, attend = tensors(PADDED), [], F.scaled_dot_product_attention
+    condition = network.condition(seen(network, PADDED), given["state"])
+    x, t = torch.stack([given["noise"], given["actions"], -given["noise"]], 1), torch.tensor([0.9, 0.5, 0.2])
+    alone = [network.velocity(condition, x[:, i], t[i].expand(3)) for i in range(3)]
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: shapes.append(a[1].shape) or attend(*a, **k))
+    together = network.velocity(condition, x.flatten(0, 1), t.repeat(3))
+    for i, expected in enumerate(alone):
+        for found, part in zip(together, expected, strict=True):
+            torch.testing.assert_close(found.unflatten(0, (3, 3))[:, i], part, atol=1e-5, rtol=0)
+    prefix = condition["mask"].shape[1]
+    assert {(shape[0], shape[2]) for shape in shapes} == {(3, prefix + 3 * (1 + CHUNK))}  # one prefix a row, three rows
 
 
 def test_pooled_is_the_mean_of_the_valid_tokens_last_hidden_states(network):

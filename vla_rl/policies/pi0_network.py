@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.pi0_names import public_name
 from vla_rl.policies.vla.letterbox import Letterbox
-from vla_rl.policies.vla.network import repeat_each
 from vla_rl.policies.vla.transformers import transformers
 from vla_rl.policies.vla.weights import load_public_weights
 
@@ -191,15 +190,20 @@ class Pi0Network(nn.Module):
         return {"keys": prefix["keys"], "values": prefix["values"], "mask": prefix["mask"], "state": state}
 
     def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The state and the noisy actions behind the prefix, which stays as it is; see ``FlowNetwork``."""
-        expert, condition = self.model.dit, repeat_each(condition, len(x) // len(condition["mask"]))
-        hidden = self.embed_suffix(condition["state"], x, t).to(_dtype(expert))
-        allowed, positions = _behind(condition["mask"], hidden.shape[1])
+        """The state and the noisy actions behind the prefix, which stays as it is; see ``FlowNetwork``.
+
+        The points of a sample are further queries to its prefix, which is not copied for them.
+        """
+        expert, mask = self.model.dit, condition["mask"]
+        points = len(x) // len(mask)
+        suffix = self.embed_suffix(condition["state"].repeat_interleave(points, 0), x, t)
+        hidden = suffix.to(_dtype(expert)).unflatten(0, (-1, points)).flatten(1, 2)
+        allowed, positions = _behind(mask, points, suffix.shape[1])
         rotation = expert.rotary_emb(hidden, positions)
         for i, layer in enumerate(expert.layers):
             past = condition["keys"][:, i], condition["values"][:, i]
             hidden = self._run(_gemma_layer, layer, hidden, rotation, allowed, past)[0]
-        hidden = _normed(expert.norm, hidden)[:, -self.chunk :]
+        hidden = _normed(expert.norm, hidden).unflatten(1, (points, -1)).flatten(0, 1)[:, -self.chunk :]
         return _exact(self.action_out_proj(hidden.to(self.action_out_proj.weight.dtype))), _exact(hidden)
 
     def embed_suffix(self, state: Tensor, x: Tensor, t: Tensor) -> Tensor:
@@ -237,16 +241,18 @@ def _waves(t: Tensor, shape: Pi0Shape) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], 1)
 
 
-def _behind(mask: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """What ``length`` tokens behind a prefix see, bool [B,1,length,P+length], and their positions [B,length].
+def _behind(mask: Tensor, points: int, length: int) -> tuple[Tensor, Tensor]:
+    """What ``points`` times ``length`` tokens behind a prefix see, bool [B,1,kL,P+kL], and their positions [B,kL].
 
-    All see the valid prefix.  The first, the state, sees itself but no action; actions see the state and each other.
+    All see the valid prefix, and no token of another point.  The first of a point, the state, sees itself but no
+    action; actions see the state and each other.
     """
-    among = mask.new_ones(length, length)
-    among[0, 1:] = False
-    prefix = mask[:, None, :].expand(-1, length, -1)
+    token = torch.arange(length, device=mask.device).repeat(points)
+    point = torch.arange(points, device=mask.device).repeat_interleave(length)
+    among = (point == point[:, None]) & ((token == 0) | (token[:, None] > 0))
+    prefix = mask[:, None, :].expand(-1, len(token), -1)
     allowed = torch.cat([prefix, among.expand(len(mask), -1, -1)], 2)
-    return allowed[:, None], mask.sum(1, keepdim=True) + torch.arange(length, device=mask.device)
+    return allowed[:, None], mask.sum(1, keepdim=True) + token
 
 
 def _gemma_layer(
