@@ -110,7 +110,7 @@ def test_a_folder_of_transformers_acts_as_its_model(theirs):
     images = dict(zip(TWO, given["pictures"], strict=True))
     end = sample_of(policy, images, given["state"], given["noise"])
     expected = GOLDEN[f"{name}/sample"]
-    assert np.abs(end - expected).max() < 1e-4
+    assert np.abs(end - expected).max() < 5e-4
     assert policy.horizon == 4 and policy.network.shape.pictures == TransformersLetterbox()
 
 
@@ -222,7 +222,7 @@ def test_a_folder_of_lerobot_acts_as_its_policy(tmp_path, small_variants, name):
         for time, velocity in zip(TIMES, expected[f"{name}/velocity"], strict=True):
             t = torch.full((len(velocity),), time)
             found, _ = policy.network.velocity(condition, tensors["noise"], t)
-            assert np.abs(found.numpy() - velocity).max() < 1e-4
+            assert np.abs(found.numpy() - velocity).max() < 1e-4  # LeRobot's own sums, on another processor
     end = sample_of(policy, images, given["state"], given["noise"])
     assert np.abs(end - expected[f"{name}/sample"]).max() < 5e-4  # the state was rounded in physical units
 

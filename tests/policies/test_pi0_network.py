@@ -83,12 +83,14 @@ def outputs(name: str, network: Pi0Network) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_samples_velocities_and_losses_are_the_golden_ones(network, name):
+    """Within 5e-4: the kernels of another processor round differently, by 1e-4 in a sample."""
     for key, found in outputs(name, network).items():
-        np.testing.assert_allclose(found, GOLDEN[f"{name}/{key}"], atol=1e-5, rtol=0, err_msg=key)
+        np.testing.assert_allclose(found, GOLDEN[f"{name}/{key}"], atol=5e-4, rtol=0, err_msg=key)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_they_are_those_of_the_installed_transformers(network, name):
+    """Within 1e-5, on the same processor."""
     from tests.golden.vla.pi0 import theirs
 
     expected = theirs.outputs(name, theirs.model())

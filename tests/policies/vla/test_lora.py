@@ -10,7 +10,7 @@ import torch
 
 from tests.policies.test_tiny import SPEC, observations, seeded
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow import AllSteps, FlowSampler, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pi0 import Pi0
@@ -96,7 +96,9 @@ def test_a_kept_prefix_does_not_go_with_adapters_in_front_of_it():
 
 
 def test_frozen_weights_in_bfloat16_leave_adapters_in_float32():
+    """One noisy step: then learning runs the expert on as many queries as acting did, and rounds as it did."""
     policy = made("pi0", TrainLoRA(rank=2), dtype="bfloat16")
+    policy.with_sampler(FlowSampler(FlowSde(0.5), OneRandomStep(), 3))
     trained = policy.trainable()
     dtypes = {name: item.dtype for name, item in policy.named_parameters() if name.startswith("network.")}
     assert {item for name, item in dtypes.items() if name in trained} == {torch.float32}
