@@ -38,6 +38,8 @@ from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.likelihood_parts import LogprobPer
 from vla_rl.policies.openvla import OpenVLA, OpenVLAOptions
 from vla_rl.policies.openvla_decoding import Autoregressive, Decoding, Parallel
+from vla_rl.policies.pi0 import Pi0
+from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.residual import GaussianResidual
 from vla_rl.policies.smolvla import SmolVLA
 from vla_rl.policies.vla.flow_vla import FlowVLA
@@ -92,9 +94,19 @@ def residual() -> GaussianResidual:
     return policy
 
 
+PI0 = Pi0Shape(
+    vision=Siglip(24, 40, 2, 2, patch_size=14, image_size=28),
+    language=Gemma(32, 48, 2, 4, 1, head_dim=16, vocab_size=1),
+    expert_hidden_size=24,
+    expert_intermediate_size=40,
+    chunk=4,
+    action_size=3,
+    state_size=4,
+)
 FLOW_VLAS: dict[str, tuple[Callable[[VLAOptions], FlowVLA], int]] = {
     "toy": (test_flow_vla.made, 64),
-    "SmolVLA": (lambda options: SmolVLA.new(SPEC, test_flow_vla.STATE, test_smolvla_network.SHAPE, options), 8),
+    "SmolVLA": (lambda options: SmolVLA.new(SPEC, test_flow_vla.STATE, test_smolvla_network.SHAPE, options), 16),
+    "pi0": (lambda options: Pi0.new(SPEC, test_flow_vla.STATE, PI0, options), 16),
 }
 VLA_CHOICES = [
     ("prefix", FlowSampler(FlowSde(0.5), AllSteps(), 3)),
@@ -126,8 +138,8 @@ FAMILIES: dict[str, Family] = {
         )
         for (name, (new, copies)), (kept, sampler) in itertools.product(FLOW_VLAS.items(), VLA_CHOICES)
     },
-    "OpenVLA in turn": Family(partial(open_vla, Autoregressive(2), "token"), copies=8),
-    "OpenVLA at once": Family(partial(open_vla, Parallel(3), "action"), copies=8),
+    "OpenVLA in turn": Family(partial(open_vla, Autoregressive(2), "token"), copies=16),
+    "OpenVLA at once": Family(partial(open_vla, Parallel(3), "action"), copies=16),
 }
 
 
