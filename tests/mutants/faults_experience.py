@@ -41,8 +41,8 @@ _ROLLOUTS = (
     Fault(
         "a decision is paired with the observation after it",
         _ROLLOUT,
-        "[*window.features, last]",
-        "[last, *window.features]",
+        "held[len(self.decisions)] = features[name]",
+        "held[len(self.decisions) - 1] = features[name]",
         (_NUMBERS,),
     ),
     Fault("a decision has its successor's seed", _DRIVER, "step, self.seeds.copy())", "step, self.seeds)", (_NUMBERS,)),

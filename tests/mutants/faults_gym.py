@@ -125,8 +125,8 @@ FAULTS = (
     Fault(
         "learning gives the policy all observations",
         _SHARED,
-        "new = self.policy.log_prob(public(micro.features), micro.sample, micro.aux)",
-        "new = self.policy.log_prob(micro.features, micro.sample, micro.aux)",
+        "new = self.policy.log_prob(public(dict(micro.features)), micro.sample, micro.aux)",
+        "new = self.policy.log_prob(dict(micro.features), micro.sample, micro.aux)",
         (_SHOWN,),
     ),
     Fault(

@@ -22,7 +22,7 @@ class Decisions:
     decisions of ``weight * l``, summed over parts, with ``weight`` float [B] or [B,G] (``surrogate.py``).
     """
 
-    features: dict[str, Tensor]
+    features: Mapping[str, Tensor]
     sample: Tensor
     aux: Mapping[str, Tensor]
     logprob: Tensor
@@ -33,6 +33,35 @@ class Decisions:
 
 
 B = TypeVar("B", bound=Decisions)
+
+
+class Gathered(Mapping[str, Tensor]):
+    """Entries of a rollout's features {name: [T+1,E,...]}, as {name: [B,...]} when read: ``step`` and ``env`` int [B].
+
+    Features are most of a learner's memory, so an entry is copied when a network reads it, and then for a micro-batch.
+    """
+
+    def __init__(self, features: Mapping[str, Tensor], step: Tensor, env: Tensor) -> None:
+        self._features, self._step, self._env = features, step, env
+
+    @classmethod
+    def where(cls, features: Mapping[str, Tensor], mask: Tensor) -> Gathered:
+        """The features where ``mask`` [T,E], in the order of :func:`flatten`."""
+        env, step = mask.T.nonzero(as_tuple=True)
+        return cls(features, step, env)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._features[name][self._step, self._env]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def select(self, index: Tensor) -> Gathered:
+        """Those of the decisions at ``index``, without a copy."""
+        return Gathered(self._features, self._step[index], self._env[index])
 
 
 def ages(rollout: Rollout, version: int) -> Tensor:
@@ -62,10 +91,13 @@ def flatten(item: Tensor, mask: Tensor) -> Tensor:
 def select(batch: B, index: Tensor) -> B:
     """The decisions at ``index``, in its order."""
     parts: dict[str, Any] = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    parts = {
-        name: select_each(item, index) if isinstance(item, Mapping) else item[index] for name, item in parts.items()
-    }
-    return replace(batch, **parts)
+    return replace(batch, **{name: _selected(item, index) for name, item in parts.items()})
+
+
+def _selected(item: Any, index: Tensor) -> Any:
+    if isinstance(item, Gathered):
+        return item.select(index)
+    return select_each(item, index) if isinstance(item, Mapping) else item[index]
 
 
 def select_each(items: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.decisions import Decisions, flatten
+from vla_rl.algorithms.decisions import Decisions, Gathered, flatten
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig
 from vla_rl.algorithms.surrogate import surrogate
 from vla_rl.contract.batch import TRUNCATION_RETURN, Reducer, Rollout
@@ -185,7 +185,7 @@ class GroupRelative(PolicyGradient[Decisions]):
         used = usable & (advantage != 0)
         weight = weight * self._sum(float(used.sum()))
         batch = Decisions(
-            {name: flatten(item[:-1], used) for name, item in rollout.features.items()},
+            Gathered.where(rollout.features, used),
             flatten(rollout.sample, used),
             {name: flatten(item, used) for name, item in rollout.aux.items()},
             flatten(rollout.logprob, used),

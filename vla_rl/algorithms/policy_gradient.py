@@ -194,7 +194,7 @@ class PolicyGradient(Generic[B]):
         parts = []
         for index, _ in list(micro_batches(len(batch.logprob), self.config.micro_batch)) or [(None, 1.0)]:
             part = batch if index is None else select(batch, index)
-            parts.append(self.policy.log_prob(public(part.features), part.sample, part.aux))
+            parts.append(self.policy.log_prob(public(dict(part.features)), part.sample, part.aux))
         old = parts[0] if len(parts) == 1 else _joined(parts)
         metrics["policy/entropy"] = float(old.entropy.mean())
         if "std" in old.params:
@@ -261,7 +261,7 @@ class PolicyGradient(Generic[B]):
         """The losses of the micro-batches; appends the share of each in KL, clip fraction and loss to ``stats``."""
         for index, part in micro_batches(len(minibatch.logprob), self.config.micro_batch):
             micro = minibatch if index is None else select(minibatch, index)
-            new = self.policy.log_prob(public(micro.features), micro.sample, micro.aux)
+            new = self.policy.log_prob(public(dict(micro.features)), micro.sample, micro.aux)
             kl = self.policy.kl(old if index is None else select_each(old, index), new.params).mean()
             loss, clipped = self.policy_loss(micro, new)
             weight = share * part

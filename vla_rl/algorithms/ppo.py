@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.advantages import LambdaPer, gae, normalize
-from vla_rl.algorithms.decisions import Decisions, flatten, micro_batches, select, select_each
+from vla_rl.algorithms.decisions import Decisions, Gathered, flatten, micro_batches, select, select_each
 from vla_rl.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, clipped_objective
 from vla_rl.algorithms.surrogate import surrogate
 from vla_rl.contract.batch import Reducer, Rollout
@@ -123,7 +123,7 @@ class PPO(PolicyGradient[_Batch]):
         usable, age = self._usable(rollout, metrics)
         normalized = normalize(advantage, usable, self.reducer)
         batch = _Batch(
-            {name: flatten(item[:-1], usable) for name, item in rollout.features.items()},
+            Gathered.where(rollout.features, usable),
             flatten(rollout.sample, usable),
             {name: flatten(item, usable) for name, item in rollout.aux.items()},
             flatten(rollout.logprob, usable),

@@ -134,7 +134,7 @@ class Observer(Protocol):
     acting and the last ratio.
     """
 
-    def observe(self, features: Features, reducer: Reducer) -> None:
+    def observe(self, features: Mapping[str, Array], reducer: Reducer) -> None:
         """Update the statistics by {name: [B,...]} of all processes that ``reducer`` sums over."""
 
 

@@ -58,12 +58,23 @@ class WindowConfig:
 
 @dataclass
 class _Window:
-    """What has been collected towards the next rollout."""
+    """What has been collected towards the next rollout.
+
+    ``features`` {name: [T+1,E,...]}, privileged extras included, are written where the rollout will hold them: those of
+    a vision-language-action model are most of a learner's memory.
+    """
 
     decisions: list[Decision] = field(default_factory=list)
-    features: list[Features] = field(default_factory=list)  # of each decision, privileged extras included
+    features: dict[str, Tensor] = field(default_factory=dict)
     final_index: list[tuple[int, int]] = field(default_factory=list)
     final_features: list[Features] = field(default_factory=list)
+
+    def keep(self, features: Features, length: int) -> None:
+        """Write ``features`` {name: [E,...]} of the present observation, one of ``length``."""
+        if not self.features:
+            self.features = {name: item.new_empty((length, *item.shape)) for name, item in features.items()}
+        for name, held in self.features.items():
+            held[len(self.decisions)] = features[name]
 
 
 class RolloutSource:
@@ -152,8 +163,8 @@ class RolloutSource:
 
     def _decide(self, window: _Window) -> None:
         decision = self.driver.step()
-        window.features.append(self._features(decision.obs, decision.features))
-        window.decisions.append(replace(decision, step=to_policy_device(decision)).without_pictures())
+        window.keep(self._features(decision.obs, decision.features), self.decisions + 1)
+        window.decisions.append(replace(decision, step=to_policy_device(decision), features={}).without_pictures())
         truncated = np.flatnonzero(on_host(decision.step.truncated))
         if len(truncated):
             final = self.driver.final_features(truncated)
@@ -164,9 +175,10 @@ class RolloutSource:
     def _deliver(self) -> Rollout:
         """The window as a rollout; the next one begins."""
         last = self._features(self.driver.obs, recorded(self.policy, self.driver.features))
+        self._window.keep(last, self.decisions + 1)
         seconds, self.driver.seconds = self.driver.seconds, no_seconds()
         window, self._window = self._window, _Window()
-        return replace(_stack(window, last, self.env.spec, seconds), stream=self.stream)
+        return replace(_stack(window, self.env.spec, seconds), stream=self.stream)
 
     def _features(self, obs: Observation | None, features: Features) -> Features:
         """``features`` of ``obs`` with the privileged extras that critics read."""
@@ -210,7 +222,7 @@ def to_tensor(array: Any) -> Tensor:
     return torch.as_tensor(array)
 
 
-def _stack(window: _Window, last: Features, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollout:
+def _stack(window: _Window, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollout:
     decisions, device = window.decisions, window.decisions[0].out.sample.device
     steps, outs = [decision.step for decision in decisions], [decision.out for decision in decisions]
 
@@ -229,7 +241,7 @@ def _stack(window: _Window, last: Features, spec: EnvSpec, seconds: Mapping[str,
         **({"rollout/truncated_by_worker": lost} if lost else {}),
     }
     return Rollout(
-        features=stack_dicts([*window.features, last]),
+        features=window.features,
         sample=torch.stack([out.sample for out in outs]),
         executed=torch.stack([executed_or_chosen(step, out) for step, out in zip(steps, outs, strict=True)]),
         aux=stack_dicts([out.aux for out in outs]),
@@ -242,7 +254,7 @@ def _stack(window: _Window, last: Features, spec: EnvSpec, seconds: Mapping[str,
         success=success,
         version=torch.tensor([[out.policy_version] * len(valid[0]) for out in outs], device=device),
         final_index=torch.tensor(window.final_index, dtype=torch.long, device=device).reshape(-1, 2),
-        final_features=_concatenate(window.final_features, last),
+        final_features=_concatenate(window.final_features, window.features),
         seeds=torch.stack([torch.from_numpy(decision.seeds) for decision in decisions]).to(device),
         info=info,
         task=torch.stack([to_tensor(decision.obs.task) for decision in decisions]).to(device),
@@ -270,7 +282,8 @@ def stack_dicts(items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
-def _concatenate(items: list[Features], like: Features) -> dict[str, Tensor]:
+def _concatenate(items: list[Features], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """{name: [F,...]} of ``items`` {name: [R,...]}; none of them are of the shapes of ``like`` {name: [T+1,E,...]}."""
     if not items:
-        return {name: value[:0] for name, value in like.items()}
+        return {name: value.new_empty((0, *value.shape[2:])) for name, value in like.items()}
     return {name: torch.cat([item[name] for item in items]) for name in like}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, Self, cast
 
@@ -105,7 +106,7 @@ class FeedForwardPolicy(nn.Module):
         """The log-prob of the chunk or of its parts, as the config says, from that of every entry [B,H*D]."""
         return sum_per(terms, self.config.horizon, self.config.logprob_per)
 
-    def observe(self, features: Features, reducer: Reducer) -> None:
+    def observe(self, features: Mapping[str, Tensor], reducer: Reducer) -> None:
         """Merge the states [B,S] of the last update into the running statistics, if there are any."""
         self.standardize.observe(features["state"], reducer)
 
