@@ -1,0 +1,117 @@
+"""Running code for its shapes alone: floats have no memory and no values, on torch's device "meta"."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+META = torch.device("meta")
+_KNOWN = (torch.bool, torch.int32, torch.int64)  # dtypes of masks, indices and counters; uint8 is pixels
+_INDEXING = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Code whose tensors are on "meta" runs to its end within the block, and nothing large is computed.
+
+    Booleans and integers that follow from values keep theirs, so that masks select, episodes end and counters count as
+    they would.  All floats are 0, and so are pixels.
+    """
+    with _Shapes(), _HostFirst():
+        yield
+
+
+class _HostFirst(TorchFunctionMode):
+    """Makes tensors of Python's numbers on the host and moves them, so that their values are seen."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func not in (torch.tensor, torch.as_tensor) or isinstance(args[0], Tensor):
+            return func(*args, **kwargs)
+        device = kwargs.pop("device", None) or torch.get_default_device()
+        return func(*args, **kwargs, device="cpu").to(device)
+
+
+class _Shapes(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: dict[int, Tensor] = {}  # of the storages on "meta", flat, on the host
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "equal"):
+            return func(*map(self._value, args))
+        if name == "_to_copy" and args[0].is_meta and kwargs.get("device", META) != META:
+            return func(self._value(args[0]), **kwargs)
+        if name == "copy_" and args[1].is_meta and not args[0].is_meta:
+            return func(args[0], self._value(args[1]))
+        if name in _INDEXING:
+            args = (args[0], self._positions(args[1]), *args[2:])
+        elif torch.Tag.dynamic_output_shape in func.tags and any(_is_meta(item) for item in args):
+            return tree_map(self._moved, func(*tree_map(self._value, args), **kwargs))
+        out = func(*args, **kwargs)
+        outs = tree_leaves(out)
+        if any(_is_known(item) for item in outs):
+            given, named = tree_map(self._value, (args, kwargs))
+            for item, value in zip(outs, tree_leaves(func(*given, **named)), strict=True):  # in place where func is
+                self._remember(item, value)
+        return out
+
+    def _positions(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """``indices`` with positions instead of masks on "meta"."""
+        found: list[Tensor | None] = []
+        for index in indices:
+            if index is not None and index.is_meta and index.dtype == torch.bool:
+                found += [self._moved(item) for item in self._value(index).nonzero(as_tuple=True)]
+            else:
+                found.append(index)
+        return found
+
+    def _value(self, item: Any) -> Any:
+        """What a tensor on "meta" holds, in the memory that all its views share, or zeros; anything else as it is."""
+        if not _is_meta(item):
+            return torch.device("cpu") if item == META else item
+        flat = self._values.get(item.untyped_storage()._cdata)
+        if flat is None or flat.dtype != item.dtype:
+            return torch.zeros((), dtype=item.dtype).expand(item.shape)
+        return flat.as_strided(item.size(), item.stride(), item.storage_offset())
+
+    def _moved(self, value: Any) -> Any:
+        """``value`` on "meta", if it is a tensor."""
+        if not isinstance(value, Tensor):
+            return value
+        tensor = torch.empty_like(value, device=META)
+        self._remember(tensor, value)
+        return tensor
+
+    def _remember(self, tensor: Any, value: Any) -> None:
+        """Note that ``tensor`` holds ``value``, unless it is a view of what is noted already."""
+        if not _is_known(tensor):
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._values:
+            flat = torch.zeros(storage.nbytes() // tensor.dtype.itemsize, dtype=tensor.dtype)
+            flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
+            self._values[key] = flat
+            weakref.finalize(storage, self._values.pop, key)
+
+
+def _is_meta(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.is_meta
+
+
+def _is_known(item: Any) -> bool:
+    return _is_meta(item) and item.dtype in _KNOWN
