@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vla_rl.contract import CONTRACT_VERSION
@@ -18,6 +19,9 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+_DTYPES |= {"BOOL": torch.bool}
 
 
 class Saveable(Protocol):
@@ -108,7 +112,8 @@ def load_weights(module: nn.Module, folder: Path) -> None:
     """Fill ``module`` from ``folder``; raises UserError for a missing, damaged or differently shaped file."""
     path = folder / WEIGHTS
     try:
-        tensors = load_file(path)
+        with safe_open(path, "pt") as file:
+            tensors = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118  # a file, no dict
     except FileNotFoundError as error:
         raise UserError(f"{str(folder)!r} has no {WEIGHTS}, so it is incomplete; copy the checkpoint again.") from error
     except (SafetensorError, OSError) as error:
@@ -123,6 +128,18 @@ def load_weights(module: nn.Module, folder: Path) -> None:
                 "would leave weights undefined; copy both files of the checkpoint again."
             )
     module.load_state_dict(tensors)
+
+
+def read_tensor(file: Any, name: str) -> Tensor:
+    """The tensor ``name`` of an open safetensors file; where torch's default device is "meta", only its header is read.
+
+    So a policy of any size is built for its shapes alone (``vla_rl/recipes/memory.py``).
+    """
+    if torch.get_default_device().type != "meta":
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
+    header = file.get_slice(name)
+    return torch.empty(header.get_shape(), dtype=_DTYPES[header.get_dtype()])
 
 
 def load_module(folder: str | Path, kind: str, *given: Any) -> Any:

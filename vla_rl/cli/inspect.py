@@ -18,12 +18,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
-from rich.tree import Tree
 
+from vla_rl.cli.inspect_config import inspect_config
+from vla_rl.cli.tables import sizes, table, tree
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.check import Checked, check_env, check_policy
-from vla_rl.contract.config import to_json
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import ArraySpec, EnvSpec
@@ -36,8 +35,8 @@ PACKAGES |= {"torch": "train", "safetensors": "train", "mujoco": "mujoco", "gymn
 PACKAGES |= {"av": "report", "pillow": "report", "tensorboard": "tracking", "wandb": "tracking"}
 _NUM_ENVS = 4
 _USAGE = (
-    "vla-rl inspect [ENVIRONMENT | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | FILE.py:function]; without "
-    "one: this installation"
+    "vla-rl inspect [ENVIRONMENT | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | FILE.py:function "
+    "[--field value ...]]; without one: this installation"
 )
 
 
@@ -46,13 +45,17 @@ def main(arguments: Sequence[str]) -> None:
     if any(argument in ("-h", "--help") for argument in arguments):
         print(_USAGE)
         return
-    if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
+    target, given = (arguments[0], arguments[1:]) if arguments else (None, ())
+    if (given and not _is_config(str(target))) or str(target).startswith("-"):
         raise UserError(f"inspect takes one target, not {' '.join(arguments)!r}; write {_USAGE}.")
-    inspect(arguments[0] if arguments else None)
+    inspect(target, given=given)
 
 
-def inspect(target: str | None, console: Console | None = None) -> None:
-    """Print what ``target`` is (None: this installation) on ``console``; raises UserError when something is wrong."""
+def inspect(target: str | None, console: Console | None = None, given: Sequence[str] = ()) -> None:
+    """Print what ``target`` is (None: this installation) on ``console``; raises UserError when something is wrong.
+
+    ``given``: fields of a config, as for ``vla-rl train``.
+    """
     show = console or Console(highlight=False)
     try:
         if target is None:
@@ -61,8 +64,8 @@ def inspect(target: str | None, console: Console | None = None) -> None:
             _environment(show, target)
         elif Path(target).is_dir():
             _folder(show, Path(target))
-        elif target.rpartition(":")[0].endswith(".py") or target.endswith(".py"):
-            _config(show, target)
+        elif _is_config(target):
+            inspect_config(show, target, given)
         elif ":" in target:
             _environment(show, target)
         else:
@@ -75,15 +78,19 @@ def inspect(target: str | None, console: Console | None = None) -> None:
         raise UserError(f"{target!r} needs {package}, which is {_missing(package)}.") from error
 
 
+def _is_config(target: str) -> bool:
+    return target.rpartition(":")[0].endswith(".py") or target.endswith(".py")
+
+
 # -- the installation --------------------------------------------------------------------------------------------------
 
 
 def _installation(show: Console) -> None:
     versions = [("python", platform.python_version())] + [(name, _version(name)) for name in PACKAGES]
-    show.print(_table("installed", ("package", "version"), [*versions, ("contract", str(CONTRACT_VERSION))]))
-    show.print(_table("devices", ("device", ""), _devices()))
-    show.print(_table("renderers", ("OpenGL", ""), _renderers()))
-    show.print(_table("environments", ("name", "what it is"), [(name, _about(name)) for name in sorted(_catalog())]))
+    show.print(table("installed", ("package", "version"), [*versions, ("contract", str(CONTRACT_VERSION))]))
+    show.print(table("devices", ("device", ""), _devices()))
+    show.print(table("renderers", ("OpenGL", ""), _renderers()))
+    show.print(table("environments", ("name", "what it is"), [(name, _about(name)) for name in sorted(_catalog())]))
 
 
 def _version(package: str) -> str:
@@ -145,9 +152,9 @@ def _spec(show: Console, spec: EnvSpec) -> None:
     arrays = {f"image {name}": item for name, item in spec.images.items()}
     arrays |= {"state": spec.state, "action": spec.action, **spec.extras}
     rows = [(name, *_array(item)) for name, item in arrays.items()]
-    show.print(_table(f"{spec.name}: what it delivers", ("", "shape", "range", "unit", "frame"), rows))
+    show.print(table(f"{spec.name}: what it delivers", ("", "shape", "range", "unit", "frame"), rows))
     for name in ("state", "action"):
-        show.print(_table(f"entries of {name}", ("name", "range", "unit"), _entries(arrays[name])))
+        show.print(table(f"entries of {name}", ("name", "range", "unit"), _entries(arrays[name])))
     limit = f"{spec.time_limit} control steps of {spec.control_dt:g} s; chunks of up to {spec.max_chunk}"
     facts = [
         ("tasks", "\n".join(spec.tasks)),
@@ -155,7 +162,7 @@ def _spec(show: Console, spec: EnvSpec) -> None:
         ("success", spec.success or "none: compare returns"),
     ]
     facts += [("device", spec.device), ("snapshots", "yes" if spec.can_snapshot else "no"), ("profile", spec.profile)]
-    show.print(_table("episodes", ("", ""), facts))
+    show.print(table("episodes", ("", ""), facts))
 
 
 def _parameters(name: str) -> Table:
@@ -163,7 +170,7 @@ def _parameters(name: str) -> Table:
         (one.name, f"{one.nominal:g}", f"{one.low:g} .. {one.high:g}", one.unit, one.meaning)
         for one in sims.parameters_of(name)
     ]
-    return _table("what --env randomize can vary in it", ("parameter", "nominal", "range", "unit", ""), rows)
+    return table("what --env randomize can vary in it", ("parameter", "nominal", "range", "unit", ""), rows)
 
 
 def _array(spec: ArraySpec) -> tuple[str, str, str, str]:
@@ -196,13 +203,13 @@ def _folder(show: Console, folder: Path) -> None:
     elif "reward" in config and not run:
         _reward(show, folder)
     elif summary or run:
-        show.print(_tree(f"{folder}: summary", summary) if summary else f"{folder} has no summary yet.")
+        show.print(tree(f"{folder}: summary", summary) if summary else f"{folder} has no summary yet.")
         found = sorted(str(path.parent) for path in folder.glob("checkpoints/*/config.json"))
-        show.print(_table("checkpoints", ("vla-rl inspect ...",), [(path,) for path in found]))
+        show.print(table("checkpoints", ("vla-rl inspect ...",), [(path,) for path in found]))
     elif {"type", "model_type"} & config.keys():
         from vla_rl.cli.inspect_public import describe_public
 
-        show.print(_table(f"{folder}: a public checkpoint", ("", ""), describe_public(folder)))
+        show.print(table(f"{folder}: a public checkpoint", ("", ""), describe_public(folder)))
     else:
         raise UserError(
             f"{str(folder)!r} has neither config.json nor summary.json, so it is no checkpoint and no run; "
@@ -226,10 +233,10 @@ def _checkpoint(show: Console, folder: Path) -> None:
     env_config = env_config_of(folder)
     policy = load_policy(folder)
     show.print(f"{folder}: {saved['policy']}, contract {saved['contract_version']}", soft_wrap=True)
-    show.print(_sizes(policy))
-    show.print(_tree("config", _mapping(saved, "config")))
+    show.print(sizes(policy))
+    show.print(tree("config", _mapping(saved, "config")))
     if words := _mapping(saved, "vocabulary").get("words"):
-        show.print(_table("vocabulary", ("words",), [(" ".join(words),)]))
+        show.print(table("vocabulary", ("words",), [(" ".join(words),)]))
     spec = EnvSpec.from_json(saved["spec"])
     _spec(show, spec)
     if env_config is not None:
@@ -255,8 +262,8 @@ def _reward(show: Console, folder: Path) -> None:
 
     saved = read_config(folder, "reward")
     show.print(f"{folder}: {saved['reward']}, contract {saved['contract_version']}", soft_wrap=True)
-    show.print(_sizes(load_module(folder, "reward")))
-    show.print(_tree("made with", {name: item for name, item in saved.items() if name != "reward"}))
+    show.print(sizes(load_module(folder, "reward")))
+    show.print(tree("made with", {name: item for name, item in saved.items() if name != "reward"}))
 
 
 def _try(folder: Path, spec: EnvSpec, kind: Any) -> list[Checked]:
@@ -275,76 +282,5 @@ def _play(folder: Path, kind: Any, env: VecEnv) -> list[Checked]:
         return check_policy(kind.from_pretrained(folder, env.spec), env, torch.Generator().manual_seed(0))
 
 
-def _sizes(policy: Any) -> Table:
-    """Parameters per module, and how many of them are trained; none for what is no network."""
-    trained = {id(item) for item in policy.trainable().values()} if hasattr(policy, "trainable") else None
-    rows = []
-    for name, module in [*policy.named_children(), ("all", policy)] if hasattr(policy, "named_children") else []:
-        sizes = [(item.numel(), trained is None or id(item) in trained) for item in module.parameters()]
-        rows.append((name, f"{sum(n for n, _ in sizes):,}", f"{sum(n for n, learns in sizes if learns):,}"))
-    return _table(f"{type(policy).__name__}: parameters", ("module", "number", "trained"), rows)
-
-
-# -- a config ----------------------------------------------------------------------------------------------------------
-
-
-def _config(show: Console, target: str) -> None:
-    from vla_rl.recipes.config_files import load_config
-
-    config = load_config(target)
-    show.print(_tree(target, to_json(config)))
-    if hasattr(config, "env") and hasattr(config, "new"):
-        show.print(_sizes(_untrained(config)))
-    if hasattr(config, "rl"):
-        rl = config.rl
-        facts = [
-            ("one rollout", f"{rl.experience}"),
-            ("algorithm", type(rl.algorithm).__name__.removesuffix("Config")),
-            ("whole run", f"{rl.loop.iterations} iterations"),
-        ]
-        show.print(_table("sizes", ("", ""), facts))
-
-
-def _untrained(config: Any) -> Any:
-    """The policy that the config trains from nothing, for counting."""
-    import numpy as np
-
-    from vla_rl.experience.demonstrations import Demonstrations
-
-    spec = config.env.spec()
-    state, action = (np.zeros((2, size), np.float32) for size in (spec.state.shape[0], spec.action_dim))
-    none = np.zeros(2, np.int64)
-    images = {name: np.zeros((2, *item.shape), np.uint8) for name, item in spec.images.items()}
-    return config.new.build(spec, Demonstrations(images, state, none, none, action, none, none, spec.tasks, 1.0), 0)
-
-
-# -- formatting --------------------------------------------------------------------------------------------------------
-
-
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table of plain text: square brackets are no markup in it."""
-    table = Table(*columns, title=Text(title, "bold"), title_justify="left", show_header=any(columns))
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
-
-
 def _checked(title: str, found: Iterable[Checked]) -> Table:
-    return _table(title, ("check", "result"), [(item.name, item.result) for item in found])
-
-
-def _tree(name: str, value: Mapping[str, Any]) -> Tree:
-    """Nested settings or results, one per line."""
-    tree = Tree(Text(name, "bold"))
-    for key, item in value.items():
-        if isinstance(item, Mapping) and {"success", "low", "high", "episodes"} <= set(item):
-            interval = f"[{100 * item['low']:.1f}, {100 * item['high']:.1f}]"
-            tree.add(Text(f"{key}: {item['success']:.1%} {interval} of {item['episodes']} episodes"))
-        elif isinstance(item, Mapping) and item:
-            kind = str(item.get("class", "")).rpartition(":")[2]
-            tree.add(
-                _tree(f"{key}: {kind}" if kind else key, {name: part for name, part in item.items() if name != "class"})
-            )
-        else:
-            tree.add(Text(f"{key}: {item:.4g}" if isinstance(item, float) else f"{key}: {item}"))
-    return tree
+    return table(title, ("check", "result"), [(item.name, item.result) for item in found])

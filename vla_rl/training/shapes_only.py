@@ -1,4 +1,4 @@
-"""Running code for its shapes alone: floats have no memory and no values, on torch's device "meta"."""
+"""Running code for its shapes alone, on torch's device "meta": nothing large takes memory or is computed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 META = torch.device("meta")
 _KNOWN = (torch.bool, torch.int32, torch.int64)  # dtypes of masks, indices and counters; uint8 is pixels
+_FEW = 65536  # floats in a tensor whose values are kept
 _INDEXING = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_")
 
 
@@ -22,8 +23,8 @@ _INDEXING = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_im
 def shapes_only() -> Iterator[None]:
     """Code whose tensors are on "meta" runs to its end within the block, and nothing large is computed.
 
-    Booleans and integers that follow from values keep theirs, so that masks select, episodes end and counters count as
-    they would.  All floats are 0, and so are pixels.
+    Booleans and integers keep their values, so that masks select, episodes end and counters count as they would; so do
+    the few floats that follow from known ones, such as rewards.  All others are taken for 0, and so are pixels.
     """
     with _Shapes(), _HostFirst():
         yield
@@ -63,11 +64,21 @@ class _Shapes(TorchDispatchMode):
             return tree_map(self._moved, func(*tree_map(self._value, args), **kwargs))
         out = func(*args, **kwargs)
         outs = tree_leaves(out)
-        if any(_is_known(item) for item in outs):
+        if any(_is_meta(item) and self._keeps(item, args) for item in outs):
             given, named = tree_map(self._value, (args, kwargs))
             for item, value in zip(outs, tree_leaves(func(*given, **named)), strict=True):  # in place where func is
-                self._remember(item, value)
+                if _is_meta(item):
+                    self._remember(item, value)
         return out
+
+    def _keeps(self, out: Tensor, args: Sequence[Any]) -> bool:
+        """Whether the value of ``out``, computed from ``args``, is kept."""
+        given = [item for item in tree_leaves(args) if isinstance(item, Tensor)]
+        few = out.is_floating_point() and out.numel() <= _FEW and bool(given)
+        return out.dtype in _KNOWN or (few and all(map(self._is_known, given)))
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return not tensor.is_meta or tensor.untyped_storage()._cdata in self._values
 
     def _positions(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
         """``indices`` with positions instead of masks on "meta"."""
@@ -96,22 +107,16 @@ class _Shapes(TorchDispatchMode):
         self._remember(tensor, value)
         return tensor
 
-    def _remember(self, tensor: Any, value: Any) -> None:
+    def _remember(self, tensor: Tensor, value: Tensor) -> None:
         """Note that ``tensor`` holds ``value``, unless it is a view of what is noted already."""
-        if not _is_known(tensor):
-            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._values:
-            flat = torch.zeros(storage.nbytes() // tensor.dtype.itemsize, dtype=tensor.dtype)
-            flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
-            self._values[key] = flat
+            self._values[key] = torch.zeros(storage.nbytes() // tensor.dtype.itemsize, dtype=tensor.dtype)
+            if value.any():  # untouched zeros take no memory
+                self._value(tensor).copy_(value)
             weakref.finalize(storage, self._values.pop, key)
 
 
 def _is_meta(item: Any) -> bool:
     return isinstance(item, Tensor) and item.is_meta
-
-
-def _is_known(item: Any) -> bool:
-    return _is_meta(item) and item.dtype in _KNOWN

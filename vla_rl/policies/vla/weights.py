@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla.files import missing_file, open_tensors, read_json
+from vla_rl.pretrained import read_tensor
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -129,7 +130,7 @@ def fill_module(
                     misshapen.append(f"{key} {list(shape)} instead of {list(wanted[name])}")
                 else:
                     names = shared.get(name, (name,))
-                    _put(module, names, tensors.get_tensor(key), dtype)
+                    _put(module, names, read_tensor(tensors, key), dtype)
                     filled |= set(names)
     _require_complete(folder, sorted(wanted.keys() - filled - set(absent)), extra, misshapen)
 

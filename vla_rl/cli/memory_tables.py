@@ -1,0 +1,82 @@
+"""What ``vla-rl inspect`` prints about the memory of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.table import Table
+
+from vla_rl.cli.tables import table
+from vla_rl.recipes.memory import MemoryEstimate
+
+_WHAT = {
+    "build": "the networks are made",
+    "collect": "the policy acts in num_envs environments",
+    "learn": "advantages, micro-batches with their graphs, optimizer steps",
+    "validate": "the policy acts in evaluation.num_envs environments",
+}
+
+
+def memory_tables(found: MemoryEstimate) -> Iterator[Table]:
+    """What lasts, what each phase takes on top, what a decision takes, and what is kept of an observation."""
+    weights = sum(found.weights.values())
+    rows = [(f"weights in {dtype}", megabytes(size)) for dtype, size in sorted(found.weights.items())]
+    rows += [
+        ("of them trained by RL", f"{megabytes(found.trained)} ({found.trained / max(1, weights):.1%})"),
+        ("gradients", megabytes(found.gradients)),
+        ("state of the optimizers", megabytes(found.optimizer)),
+        ("replay buffer, when it is full", megabytes(found.replay)),
+    ]
+    rows += [("replay buffer on the disk", megabytes(found.on_disk))] if found.on_disk else []
+    yield table("memory that lasts", ("", "MB"), rows)
+    phases = [
+        (name, megabytes(phase.before), megabytes(phase.peak - phase.before), megabytes(phase.peak), _WHAT[name])
+        for name, phase in found.phases.items()
+    ]
+    phases.append(("peak", "", "", megabytes(found.peak), "the largest of them"))
+    yield table("memory of a run, estimated", ("phase", "before it", "on top", "MB in all", ""), phases)
+    each = [(f"observation: {name}", f"{size:,}") for name, size in found.observation.items()]
+    each += [(f"decision: {name}", f"{size:,}") for name, size in found.decision.items()]
+    yield table(f"bytes in a rollout, {megabytes(found.rollout)} MB", ("of each", "bytes"), each)
+    yield from _kept(found.policy)
+
+
+def memory_note(found: MemoryEstimate) -> str:
+    """What the estimate leaves out."""
+    unseen = "" if found.learnt else "The policy did not learn in the iterations that were tried, so more is possible. "
+    return (
+        f"{unseen}Not counted: simulators, Python and torch (about 300 MB), what single operations take while they "
+        "compute, the allocator's gaps, and other processes (loop.collectors, evaluation.processes), each of which "
+        "has a policy of its own."
+    )
+
+
+def megabytes(size: int) -> str:
+    """``size`` bytes in MB of 1,000,000 bytes."""
+    return f"{size / 1e6:,.1f}"
+
+
+def _kept(policy: Any) -> Iterator[Table]:
+    """For each vision-language-action model inside ``policy``, both that it could keep of an observation."""
+    from vla_rl.policies.vla.features import PREFIX_LIMIT, KeepPrefix, picture_bytes
+
+    for module in policy.modules() if hasattr(policy, "modules") else ():
+        if not hasattr(module, "kept"):
+            continue
+        prefix = module.network.prefix_bytes(len(module.cameras), module.tokens.shape[1])
+        options = module.config
+        if options.kept != "auto":
+            why = f'because kept is "{options.kept}"'
+        elif options.trains.reaches_prefix:
+            why = f"because {type(options.trains).__name__} changes the prefix"
+        else:
+            smaller = "at most" if prefix <= PREFIX_LIMIT else "more than"
+            why = f"because a prefix is {smaller} {PREFIX_LIMIT:,} bytes"
+        chosen = ("prefix", "pictures")[not isinstance(module.kept, KeepPrefix)]
+        rows = [("prefix", f"{prefix:,}"), ("pictures", f"{picture_bytes(module.spec, module.cameras):,}")]
+        yield table(
+            "what could be kept of an observation",
+            ("", "bytes", ""),
+            [(*row, f"chosen, {why}" if row[0] == chosen else "") for row in rows],
+        )

@@ -1,0 +1,236 @@
+"""How much memory a training run takes, before it is spent.
+
+The run itself is played: its own policy, source, learner, loop and evaluator, for as many iterations as it takes until
+the policy has learnt, on torch's device "meta" (``training/shapes_only.py``) in environments of zeros.  All tensors
+that are alive at once are counted; no formula has to be kept up to date.  What is not counted: the simulators, Python
+and torch themselves, what an operation takes while it computes, and the allocator's gaps.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from vla_rl.contract.batch import OneProcess, Rollout
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.recipes.context import RunContext, StartPolicy
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.shapes_env import ShapesEnvs
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.trainers import TrainerConfig
+from vla_rl.recipes.training_setup import TrainingSetup, build
+from vla_rl.training.live_bytes import LiveBytes, bytes_of
+from vla_rl.training.loop import Loop
+from vla_rl.training.shapes_only import META, shapes_only
+
+_ITERATIONS = 64  # at most, until the policy has learnt
+_STEPS = 2  # of the policy's optimizer: in the second one, its state and the old gradients are there
+_AT_ONCE = {"critic_warmup": 0, "learning_starts": 1}  # of algorithms that let the policy wait
+BUILD, COLLECT, LEARN, VALIDATE = "build", "collect", "learn", "validate"
+
+
+@dataclass
+class Phase:
+    """The bytes that are there before a phase begins, and the most while it runs."""
+
+    before: int = 0
+    peak: int = 0
+
+    def note(self, before: int, peak: int) -> None:
+        """One more time that the phase ran; the one with the highest peak counts."""
+        if peak > self.peak:
+            self.before, self.peak = before, peak
+
+
+@dataclass
+class MemoryEstimate:
+    """Bytes of a run.
+
+    policy        the policy, without memory
+    phases        by name, see :class:`Phase`
+    weights       of all networks, by dtype: policy, critics, their targets
+    trained       of the weights that the policy's optimizer changes
+    gradients, optimizer, replay, rollout  what lasts from one phase to the next
+    on_disk       of the replay buffer, which are then not in ``replay`` and ``phases``
+    observation, decision  {name: bytes} of one in a rollout: features, and what was chosen
+    learnt        whether the policy was seen to learn
+    """
+
+    policy: Any = None
+    phases: dict[str, Phase] = field(default_factory=dict)
+    weights: Counter[str] = field(default_factory=Counter)
+    trained: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    replay: int = 0
+    on_disk: int = 0
+    rollout: int = 0
+    observation: dict[str, int] = field(default_factory=dict)
+    decision: dict[str, int] = field(default_factory=dict)
+    learnt: bool = False
+
+    @property
+    def peak(self) -> int:
+        """The most that is alive at once."""
+        return max(phase.peak for phase in self.phases.values())
+
+
+class _Learnt(Exception):  # noqa: N818  # it ends the played run and is no error
+    """The policy has taken its steps."""
+
+
+def estimate(
+    trainer: TrainerConfig,
+    env: EnvConfig,
+    evaluation: EvaluationConfig,
+    start: Callable[[EnvSpec], StartPolicy | None],
+    demonstrations: str = "",
+    seed: int = 1,
+    device: str = "cpu",
+) -> MemoryEstimate:
+    """The memory of a run of ``trainer`` on ``device``, from the policy ``start(spec)``.
+
+    Raises what building the parts of the run raises.
+    """
+    envs = ShapesEnvs(env.spec(), env.with_options(**env.training_options).spec())
+    found, (trainer, on_disk) = MemoryEstimate(), _alone(trainer)
+    with shapes_only(), LiveBytes() as live, _as_on(device):
+        with torch.device(META):
+            context = RunContext(envs, start(envs.spec()), seed, OneProcess(), demonstrations, META)
+            with live.watch(_phase(found, BUILD).note):
+                setup = build(trainer, context)
+        with closing(setup), closing(replace(evaluation, processes=1).evaluator(envs)) as evaluator:
+
+            def validate() -> Any:
+                with live.watch(_phase(found, VALIDATE).note):
+                    return evaluator.evaluate(setup.policy, range(evaluation.num_envs), seed).score
+
+            found.policy = setup.policy
+            _play(found, live, trainer, setup, validate)
+            validate()
+            _count(found, setup, on_disk)
+    return found
+
+
+def _alone(trainer: Any) -> tuple[Any, bool]:
+    """``trainer`` as it learns at once, in one process, its replay buffer in memory; whether that would be on disk."""
+    known = {item.name for item in fields(trainer.algorithm)}
+    at_once = {name: value for name, value in _AT_ONCE.items() if name in known}
+    trainer = replace(trainer, algorithm=replace(trainer.algorithm, **at_once))
+    trainer = replace(trainer, loop=replace(trainer.loop, iterations=_ITERATIONS, env_steps=0, validate_every=0))
+    trainer = replace(trainer, loop=replace(trainer.loop, collectors=1, rollouts_ahead=0, validate_steps=0))
+    on_disk = bool(getattr(getattr(trainer, "replay", None), "folder", ""))
+    return (replace(trainer, replay=replace(trainer.replay, folder="")) if on_disk else trainer), on_disk
+
+
+@contextmanager
+def _as_on(device: str) -> Iterator[None]:
+    """Optimizers on "meta" take the kernels that they take on ``device``, which need different amounts of memory."""
+    on_host = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    foreach, fused = [] if on_host else [META.type], [META.type]
+    optimizers = "torch.optim.optimizer."
+    with (
+        mock.patch(optimizers + "_get_foreach_kernels_supported_devices", lambda: ["cuda", *foreach]),
+        mock.patch(optimizers + "_get_fused_kernels_supported_devices", lambda: ["cpu", "cuda", *fused]),
+    ):
+        yield
+
+
+def _phase(found: MemoryEstimate, name: str) -> Phase:
+    return found.phases.setdefault(name, Phase())
+
+
+def _play(
+    found: MemoryEstimate, live: LiveBytes, trainer: TrainerConfig, setup: TrainingSetup, validate: Callable[[], Any]
+) -> None:
+    """Run the loop of ``setup`` until the policy has learnt."""
+    policy = {id(item) for item in setup.policy.trainable().values()}
+    taken = Counter[int]()
+
+    def count(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        if any(id(item) in policy for group in optimizer.param_groups for item in group["params"]):
+            taken[id(optimizer)] += 1
+            if taken[id(optimizer)] == _STEPS:
+                raise _Learnt
+
+    collect, learn = setup.source.next, setup.learner.update
+
+    def next_rollout() -> Rollout:
+        with live.watch(_phase(found, COLLECT).note):
+            rollout = collect()
+        _measure(found, rollout)
+        return rollout
+
+    def update(rollout: Rollout) -> dict[str, float]:
+        with live.watch(_phase(found, LEARN).note):
+            return learn(rollout)
+
+    handle = register_optimizer_step_post_hook(count)
+    try:
+        with mock.patch.object(setup.source, "next", next_rollout), mock.patch.object(setup.learner, "update", update):
+            Loop(setup.source, setup.learner, setup.store, validate, trainer.loop).run()
+    except _Learnt as learnt:
+        found.learnt = True
+        traceback.clear_frames(learnt.__traceback__)  # what they hold is not alive at the next validation
+    finally:
+        handle.remove()
+
+
+def _measure(found: MemoryEstimate, rollout: Rollout) -> None:
+    """Note the sizes of ``rollout``, of an observation and of a decision."""
+    tensors: dict[str, Tensor] = {}
+    for item in fields(rollout):
+        value = getattr(rollout, item.name)
+        nested = value if isinstance(value, Mapping) else {item.name: value}
+        tensors |= {f"{item.name} {name}": part for name, part in nested.items() if isinstance(part, Tensor)}
+    found.rollout = max(found.rollout, bytes_of(tensors.values()))
+    found.observation = {name: _each(item) for name, item in rollout.features.items()}
+    chosen = {"sample": rollout.sample, **rollout.aux, "executed": rollout.executed}
+    found.decision = {name: _each(item) for name, item in chosen.items()}
+
+
+def _each(item: Tensor) -> int:
+    """The bytes of an entry of ``item`` [T,E,...]."""
+    return item[0, 0].numel() * item.element_size()
+
+
+def _count(found: MemoryEstimate, setup: TrainingSetup, on_disk: bool) -> None:
+    """Note what lasts; a replay buffer on the disk is not in memory."""
+    learner, policy = setup.learner, setup.policy
+    networks = [item for item in (policy, *vars(learner).values()) if isinstance(item, nn.Module)]
+    optimizers = [item for item in vars(learner).values() if isinstance(item, torch.optim.Optimizer)]
+    weights = list(_distinct(item for network in networks for item in (*network.parameters(), *network.buffers())))
+    for item in weights:
+        found.weights[str(item.dtype).removeprefix("torch.")] += bytes_of([item])
+    found.trained = bytes_of(item for item in policy.trainable().values() if item.requires_grad)
+    found.gradients = bytes_of(item.grad for item in weights if item.grad is not None)
+    states = [item for optimizer in optimizers for state in optimizer.state.values() for item in state.values()]
+    found.optimizer = bytes_of(item for item in states if isinstance(item, Tensor))
+    buffer = getattr(learner, "replay", None)
+    parts = getattr(buffer, "parts", {"online": buffer})
+    columns = {name: bytes_of(getattr(part, "columns", {}).values()) for name, part in parts.items()}
+    found.replay = sum(columns.values())
+    if on_disk:
+        found.on_disk = columns["online"]
+        found.replay -= found.on_disk
+        for name in (COLLECT, LEARN, VALIDATE):
+            found.phases[name] = Phase(*(max(0, n - found.on_disk) for n in vars(found.phases[name]).values()))
+
+
+def _distinct(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """``tensors`` without those whose storage came before."""
+    seen: set[int] = set()
+    for item in tensors:
+        key = item.untyped_storage()._cdata
+        if key not in seen:
+            seen.add(key)
+            yield item
