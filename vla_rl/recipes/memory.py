@@ -9,6 +9,7 @@ and torch themselves, what an operation takes while it computes, and the allocat
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -30,12 +31,12 @@ from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
 from vla_rl.training.live_bytes import LiveBytes, bytes_of
 from vla_rl.training.loop import Loop
+from vla_rl.training.out_of_memory import BUILD, COLLECT, LEARN, VALIDATE
 from vla_rl.training.shapes_only import META, shapes_only
 
 _ITERATIONS = 64  # at most, until the policy has learnt
 _STEPS = 2  # of the policy's optimizer: in the second one, its state and the old gradients are there
 _AT_ONCE = {"critic_warmup": 0, "learning_starts": 1}  # of algorithms that let the policy wait
-BUILD, COLLECT, LEARN, VALIDATE = "build", "collect", "learn", "validate"
 
 
 @dataclass
@@ -84,7 +85,7 @@ class MemoryEstimate:
         return max(phase.peak for phase in self.phases.values())
 
 
-class _Learnt(Exception):  # noqa: N818  # it ends the played run and is no error
+class _Learnt(Exception):
     """The policy has taken its steps."""
 
 
@@ -103,7 +104,8 @@ def estimate(
     """
     envs = ShapesEnvs(env.spec(), env.with_options(**env.training_options).spec())
     found, (trainer, on_disk) = MemoryEstimate(), _alone(trainer)
-    with shapes_only(), LiveBytes() as live, _as_on(device):
+    with warnings.catch_warnings(), shapes_only(), LiveBytes() as live, _as_on(device):
+        warnings.simplefilter("ignore")  # about values, which are not those of the run
         with torch.device(META):
             context = RunContext(envs, start(envs.spec()), seed, OneProcess(), demonstrations, META)
             with live.watch(_phase(found, BUILD).note):
@@ -116,6 +118,8 @@ def estimate(
 
             found.policy = setup.policy
             _play(found, live, trainer, setup, validate)
+            with live.watch(_phase(found, COLLECT).note):  # again, now that the optimizer's state is there
+                setup.source.next()
             validate()
             _count(found, setup, on_disk)
     return found

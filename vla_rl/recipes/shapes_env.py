@@ -48,6 +48,7 @@ class ShapesEnv:
         done, good = self.time >= self.limit, np.arange(self.num_envs) % 2 == 0
         reward = np.zeros((self.num_envs, width), np.float32)
         reward[(done & good)[:, None] & (np.arange(width) == left - 1)] = 1.0
+        causes = np.where(done, np.where(good, "success", "time_limit"), "")
         obs = self._observation()
         return Step(
             obs,
@@ -55,7 +56,7 @@ class ShapesEnv:
             valid,
             terminated=done & good,
             truncated=done & ~good,
-            cause=["" if not over else "success" if won else "time_limit" for over, won in zip(done, good, strict=True)],
+            cause=causes.tolist(),
             success=done & good,
             executed=np.zeros((self.num_envs, width, *self.spec.action.shape), self.spec.action.dtype),
             intervened=np.zeros((self.num_envs, width), bool),

@@ -20,11 +20,13 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.evaluators import Evaluator, new_evaluator
+from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
 from vla_rl.training.loop import BestWeights, Loop
+from vla_rl.training.out_of_memory import BUILD, LEARN, phase_of_memory
 from vla_rl.training.tracking import RunFolder
 
 
@@ -81,6 +83,7 @@ def improve(
 
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
     ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.
+    Raises UserError when memory runs out, with what to change.
     """
 
     def check(policy: Trainable) -> None:
@@ -88,9 +91,14 @@ def improve(
             with closing(context.env.make(2)) as env:
                 check_policy_quickly(policy, env, generator(context.seed, 0))
 
+    def checked_setup() -> TrainingSetup:
+        with phase_of_memory(BUILD):
+            return build(trainer, context, check)
+
     with (
+        naming_knobs(trainer, evaluation, context.base),
         closing(evaluation.evaluator(context.env)) as validation,
-        closing(build(trainer, context, check)) as setup,
+        closing(checked_setup()) as setup,
     ):
         return _train(trainer, context, evaluation, folder, validation, setup)
 
@@ -107,7 +115,8 @@ def _train(
     policy, held_out = setup.policy, seed_ranges.held_out(seed_ranges.VALIDATION, evaluation.validation)
     by_family: dict[str, float] = {}
     saved = folder.load_state("rl") if folder.resumed else None
-    pretrained = saved is None and trainer.pretrain(setup.learner)
+    with phase_of_memory(LEARN):
+        pretrained = saved is None and trainer.pretrain(setup.learner)
 
     def validate() -> Rate | MeanReturn:
         outcomes = validation.evaluate(policy, held_out, seed)

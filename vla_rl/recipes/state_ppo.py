@@ -29,6 +29,7 @@ from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.memory_knobs import naming_knobs
 from vla_rl.recipes.progress import bar, console
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
@@ -119,7 +120,7 @@ class StateBased:
                 self.loop,
                 on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             )
-            with clock(seconds, "rl"):
+            with clock(seconds, "rl"), naming_knobs(self, self.evaluation):
                 best = _train(loop, folder, group)
             with clock(seconds, "evaluation"):
                 found = self.evaluate(held, policy, seed_ranges.TEST, self.evaluation.test)

@@ -19,6 +19,7 @@ from vla_rl.contract.batch import ExperienceSource, Learner, PolicyStore, Reduce
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import LikelihoodPolicy
+from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE, phase_of_memory
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class Loop:
     ``on_best(iteration)`` saves the present weights as the best ones.  ``report(iteration, metrics)`` is called after
     every iteration, then ``save(iteration)``, which may call :meth:`state_dict`.
 
+    Out of memory is an OutOfMemoryError that names the phase (``out_of_memory.py``).
     The share of the run that is done is published with the weights, for policies whose exploration changes with it.
     When a ``RenewableSource`` has renewed its environment, the best weights are validated in it again.
     """
@@ -212,9 +214,11 @@ class Loop:
         return {"learner": self.learner, "source": self.source, "store": self.store}
 
     def _iterate(self) -> dict[str, float]:
-        rollout = self.source.next()
+        with phase_of_memory(COLLECT):
+            rollout = self.source.next()
         start = time.perf_counter()
-        metrics = self.learner.update(rollout)
+        with phase_of_memory(LEARN):
+            metrics = self.learner.update(rollout)
         metrics["time/learn_s"] = time.perf_counter() - start
         self.iteration += 1
         self.env_steps += rollout.info["env/steps"]
@@ -231,7 +235,8 @@ class Loop:
         present = BestWeights()
         present.offer(0.0, self.iteration, self.learner.parameters)
         self._restore_and_publish(self.best)
-        self.best.score = self.validate().score
+        with phase_of_memory(VALIDATE):
+            self.best.score = self.validate().score
         self._restore_and_publish(present)
 
     def _restore_and_publish(self, kept: BestWeights) -> None:
@@ -250,7 +255,8 @@ class Loop:
     def _validate(self) -> dict[str, float]:
         if self.validate is None:
             return {}
-        found, self.validated_at = self.validate(), self.env_steps
+        with phase_of_memory(VALIDATE):
+            found, self.validated_at = self.validate(), self.env_steps
         collapsed = found.score < self.best.score - self.config.collapse
         if self.best.offer(found.score, self.iteration, self.learner.parameters):
             if isinstance(self.learner, CanRollBack):

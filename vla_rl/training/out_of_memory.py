@@ -13,7 +13,8 @@ from vla_rl.contract.errors import UserError
 BUILD, COLLECT, LEARN, VALIDATE = "build", "collect", "learn", "validate"  # the phases of a run
 # What torch's allocator on the host and C++ say, as RuntimeError.
 _ON_HOST = ("DefaultCPUAllocator: can't allocate memory", "not enough memory: you tried to allocate", "std::bad_alloc")
-_ASKED = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate) ([\d.]+ ?(?:bytes|[KMGT]iB))")
+_ELSEWHERE = (*_ON_HOST, "OutOfMemoryError:", "MemoryError")  # in a worker process, whose error comes as its text
+_ASKED = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate) ([\d.]+ (?:bytes|[KMGT]iB))")
 
 
 class OutOfMemoryError(UserError):
@@ -35,6 +36,10 @@ def phase_of_memory(phase: str) -> Iterator[None]:
         yield
     except OutOfMemoryError:
         raise  # of a phase within this one
+    except UserError as error:
+        if not any(text in str(error) for text in _ELSEWHERE):
+            raise
+        raise OutOfMemoryError(phase, _asked(error), "another process of the run") from error
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(phase, _asked(error), "the device") from error
     except MemoryError as error:
