@@ -24,6 +24,7 @@ EXPECTED = {
     "ppo_vs_rsl_rl": 1,
     "imagined_vs_simulator": 2,
     "wan_frames": 2,
+    "memory_estimate": 3,
 }
 
 

@@ -24,6 +24,7 @@ from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
 from tests.benchmarks.isolation import isolated_vs_inprocess
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.measure import Row
+from tests.benchmarks.memory import memory_estimate
 from tests.benchmarks.rendering import render_vs_mujoco
 from tests.benchmarks.replay import replay_add
 from tests.benchmarks.state_ppo import ppo_vs_rsl_rl
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         ppo_vs_rsl_rl,
         imagined_vs_simulator,
         wan_frames,
+        memory_estimate,
     )
 }
 RESULTS = Path("runs/bench/results.json")

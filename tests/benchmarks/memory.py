@@ -41,7 +41,7 @@ from vla_rl.recipes.training_setup import build
 from vla_rl.training.live_bytes import LiveBytes
 from vla_rl.training.loop import Loop, LoopConfig
 
-ENV = EnvConfig("lift", training_options={"deadline": 25})
+ENV = EnvConfig("lift", options={"deadline": 10})
 LOOP = LoopConfig(iterations=2, validate_every=0)
 
 
@@ -56,8 +56,8 @@ class Case:
 
 def cases(quick: bool) -> dict[str, Case]:
     """A small VLA under PPO, off-policy with a replay buffer, and a SmolVLA with stored prefixes under PPO."""
-    envs, decisions, capacity, width = (4, 2, 2000, 64) if quick else (128, 5, 400_000, 2048)
-    evaluation = EvaluationConfig(num_envs=min(envs, 64))
+    envs, decisions, capacity, width = (4, 2, 2000, 64) if quick else (128, 5, 250_000, 1792)
+    evaluation = EvaluationConfig(num_envs=min(envs, 16))
     window, sampler = WindowConfig(num_envs=envs, decisions=decisions), FlowSampler(FlowSde(0.5), LastStep(), 4)
     ppo = PPOConfig(epochs=2, minibatch=envs * decisions // 2, critic_warmup=0)
     on_policy = RLConfig(sampler, window, loop=LOOP, algorithm=ppo)

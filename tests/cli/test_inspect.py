@@ -17,13 +17,15 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
+from vla_rl.policies.smolvla import SmolVLA
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
+from vla_rl.policies.vla.options import VLAOptions
 
 
-def text(target: str | None) -> str:
+def text(target: str | None, *given: str) -> str:
     console = Console(record=True, width=120, file=io.StringIO())
-    inspect(target, console)
+    inspect(target, console, given)
     return console.export_text()
 
 
@@ -149,6 +151,38 @@ def test_a_config_is_resolved_and_measured():
     assert "128 environments x 5 decisions = 640" in printed
     assert any(row[0] == "all" for row in lines(printed))
     assert "gamma" in printed
+
+
+_SMALL = ("--rl.experience.num-envs", "4", "--rl.experience.decisions", "2", "--evaluation.num-envs", "4")
+
+
+def test_a_config_shows_the_memory_of_a_run_from_its_checkpoint(checkpoint):
+    folder, policy = checkpoint()
+    rows = lines(text("demo.py:last_step", "--policy", str(folder), *_SMALL))
+    phases = {row[0]: float(row[3].replace(",", "")) for row in rows if len(row) == 5 and row[3][:1].isdigit()}
+    assert set(phases) == {"build", "validate", "collect", "learn", "peak"}
+    assert phases["peak"] == max(phases.values()) > 0
+    weights = sum(item.numel() for item in policy.parameters())
+    assert ["all", f"{weights:,}", f"{sum(p.numel() for p in policy.trainable().values()):,}"] in rows
+    named = {row[0] for row in rows}
+    assert {"gradients", "state of the optimizers", "observation: image_features", "decision: points"} <= named
+
+
+def test_without_a_policy_the_memory_is_not_estimated(tmp_path):
+    printed = text("demo.py:last_step", "--policy", str(tmp_path / "none"))
+    assert "No estimate of the memory:" in printed and "has no config.json" in printed.replace("\n", " ")
+
+
+def test_a_vla_shows_both_that_it_could_keep_and_what_was_chosen(tmp_path):
+    env = make("lift", num_envs=1)
+    spec = env.spec
+    env.close()
+    policy = SmolVLA.new(spec, Affine.from_bounds(spec.state), None, VLAOptions(horizon=5, kept="pictures"))
+    policy.save_pretrained(tmp_path / "vla")
+    rows = lines(text("demo.py:last_step", "--policy", str(tmp_path / "vla"), *_SMALL))
+    prefix = policy.network.prefix_bytes(1, policy.tokens.shape[1])
+    assert ["prefix", f"{prefix:,}", ""] in rows
+    assert ["pictures", f"{64 * 64 * 3:,}", 'chosen, because kept is "pictures"'] in rows
 
 
 def test_unknown_targets_get_help(tmp_path):

@@ -14,7 +14,7 @@ BUILD, COLLECT, LEARN, VALIDATE = "build", "collect", "learn", "validate"  # the
 # What torch's allocator on the host and C++ say, as RuntimeError.
 _ON_HOST = ("DefaultCPUAllocator: can't allocate memory", "not enough memory: you tried to allocate", "std::bad_alloc")
 _ELSEWHERE = (*_ON_HOST, "OutOfMemoryError:", "MemoryError")  # in a worker process, whose error comes as its text
-_ASKED = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate) ([\d.]+ (?:bytes|[KMGT]iB))")
+_ASKED = re.compile(r"(?:[Tt]ried to allocate|Unable to allocate) ([\d.]+ (?:bytes|[KMGTPE]iB))")
 
 
 class OutOfMemoryError(UserError):

@@ -1,0 +1,125 @@
+"""The memory of a run is known before it is spent, and is what the run then takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from tests.benchmarks.memory import ENV, Case, cases, live_peak, made_envs
+from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.groups import GroupConfig
+from vla_rl.policies.pretrained import load_policy
+from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.memory import MemoryEstimate, estimate
+from vla_rl.recipes.memory_of import memory_of
+from vla_rl.recipes.policies import StartFrom
+from vla_rl.recipes.trainers import OnPolicyRL
+from vla_rl.training.out_of_memory import COLLECT, LEARN, VALIDATE
+from vla_rl.training.shapes_only import META
+
+CASES = cases(quick=True)
+
+
+def of(case: Case, **options) -> MemoryEstimate:
+    return estimate(case.trainer, ENV, case.evaluation, case.start, **options)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_estimate_is_what_the_run_takes(name):
+    with made_envs(CASES[name]) as envs:
+        live = live_peak(CASES[name], envs)
+    found = of(CASES[name])
+    assert found.learnt and found.peak == pytest.approx(live, rel=0.1)
+
+
+def test_what_lasts_is_what_it_should_be():
+    found, policy = of(CASES["tiny_ppo"]), CASES["tiny_ppo"].start(ENV.spec())
+    trained = sum(item.numel() for item in policy.trainable().values())
+    assert found.trained == 4 * trained
+    assert found.gradients > 4 * trained and found.optimizer == pytest.approx(2 * found.gradients, rel=1e-3)
+    assert all(item.is_meta for item in found.policy.parameters())
+    assert found.decision["points"] == 4 * 5 * 20 and found.observation["state"] == 4 * 8  # K + 1 points of H x D
+    assert found.rollout > 4 * 2 * sum(found.decision.values())
+
+
+def test_smaller_micro_batches_and_rollouts_take_less():
+    case = CASES["tiny_ppo"]
+    wide = replace(case.trainer, experience=replace(case.trainer.experience, num_envs=512))
+    small = replace(wide, algorithm=replace(wide.algorithm, minibatch=512, micro_batch=16))
+    wide = replace(wide, algorithm=replace(wide.algorithm, minibatch=512))
+    most, less, least = (of(replace(case, trainer=trainer)) for trainer in (wide, small, case.trainer))
+    assert less.phases[LEARN].peak < 0.7 * most.phases[LEARN].peak
+    assert least.phases[COLLECT].peak < 0.5 * less.phases[COLLECT].peak
+
+
+def test_a_replay_buffer_on_the_disk_takes_no_memory(tmp_path):
+    case = CASES["residual_td3"]
+    there = replace(case.trainer, replay=replace(case.trainer.replay, folder=str(tmp_path / "replay")))
+    inside, outside = of(case), of(replace(case, trainer=there))
+    assert outside.replay == 0 and outside.on_disk == inside.replay > 1_000_000
+    for name in (COLLECT, LEARN, VALIDATE):
+        assert outside.phases[name].peak <= inside.phases[name].peak
+    assert not (tmp_path / "replay").exists()
+
+
+def test_groups_of_whole_episodes_are_learnt_from():
+    trainer = replace(CASES["tiny_ppo"].trainer, experience=GroupConfig(groups=2, size=4), algorithm=GRPOConfig())
+    found = of(replace(CASES["tiny_ppo"], trainer=trainer))
+    assert found.learnt and found.phases[LEARN].peak > found.phases[LEARN].before
+
+
+class Headers:
+    """An open safetensors file whose tensors cannot be read."""
+
+    def __init__(self, path, framework) -> None:
+        self._file = safe_open(path, framework)
+
+    def __enter__(self) -> Headers:
+        return self
+
+    def __exit__(self, *given) -> None:
+        pass
+
+    def keys(self) -> list[str]:
+        return list(self._file.keys())
+
+    def get_slice(self, name):
+        return self._file.get_slice(name)
+
+
+def test_the_weights_of_a_checkpoint_are_not_read(tmp_path, monkeypatch):
+    """Their headers are: a file whose shapes do not fit is refused as ever."""
+    case = CASES["tiny_ppo"]
+    case.start(ENV.spec()).save_pretrained(tmp_path / "policy")
+    monkeypatch.setattr("vla_rl.pretrained.safe_open", Headers)
+    config = Improve(case.trainer, str(tmp_path / "policy"), env=ENV, evaluation=case.evaluation)
+    assert memory_of(config).peak == of(case).peak
+    with torch.device(META):
+        policy = load_policy(tmp_path / "policy")
+    assert all(item.is_meta for item in policy.parameters())
+    tensors = {name: torch.zeros(1) for name in policy.state_dict()}
+    save_file(tensors, tmp_path / "policy" / "model.safetensors")
+    with pytest.raises(UserError, match="does not fit the model"):
+        memory_of(config)
+
+
+class NeedsValues(torch.nn.Module):
+    """A policy that asks numpy for its weights."""
+
+    def __init__(self, spec) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.scale = self.weight.detach().numpy().max()
+
+
+def test_what_cannot_be_estimated_is_said():
+    trainer = OnPolicyRL(StartFrom())
+    with pytest.raises(UserError, match="needs values where only shapes are there"):
+        memory_of(Improve(trainer, f"{__name__}:NeedsValues", env=ENV))
+    with pytest.raises(UserError, match="a dict does more than improve a policy"):
+        memory_of({})
