@@ -30,7 +30,7 @@ from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
 from vla_rl.training.live_bytes import LiveBytes, bytes_of
-from vla_rl.training.loop import Loop
+from vla_rl.training.loop import CanRollBack, EvaluationResult, Loop
 from vla_rl.training.out_of_memory import BUILD, COLLECT, LEARN, VALIDATE
 from vla_rl.training.shapes_only import META, shapes_only
 
@@ -112,15 +112,16 @@ def estimate(
                 setup = build(trainer, context)
         with closing(setup), closing(replace(evaluation, processes=1).evaluator(envs)) as evaluator:
 
-            def validate() -> Any:
+            def validate() -> EvaluationResult:
                 with live.watch(_phase(found, VALIDATE).note):
                     return evaluator.evaluate(setup.policy, range(evaluation.num_envs), seed).score
 
             found.policy = setup.policy
-            _play(found, live, trainer, setup, validate)
+            loop = _play(found, live, trainer, setup, validate)
             with live.watch(_phase(found, COLLECT).note):  # again, now that the optimizer's state is there
                 setup.source.next()
-            validate()
+            with live.watch(_phase(found, VALIDATE).note):
+                _keep_better(loop, validate())
             _count(found, setup, on_disk)
     return found
 
@@ -154,9 +155,13 @@ def _phase(found: MemoryEstimate, name: str) -> Phase:
 
 
 def _play(
-    found: MemoryEstimate, live: LiveBytes, trainer: TrainerConfig, setup: TrainingSetup, validate: Callable[[], Any]
-) -> None:
-    """Run the loop of ``setup`` until the policy has learnt."""
+    found: MemoryEstimate,
+    live: LiveBytes,
+    trainer: TrainerConfig,
+    setup: TrainingSetup,
+    validate: Callable[[], EvaluationResult],
+) -> Loop:
+    """Run the loop of ``setup`` until the policy has learnt; returns the loop."""
     policy = {id(item) for item in setup.policy.trainable().values()}
     taken = Counter[int]()
 
@@ -178,15 +183,24 @@ def _play(
         with live.watch(_phase(found, LEARN).note):
             return learn(rollout)
 
+    loop = Loop(setup.source, setup.learner, setup.store, validate, trainer.loop)
     handle = register_optimizer_step_post_hook(count)
     try:
         with mock.patch.object(setup.source, "next", next_rollout), mock.patch.object(setup.learner, "update", update):
-            Loop(setup.source, setup.learner, setup.store, validate, trainer.loop).run()
+            loop.run()
     except _Learnt as learnt:
         found.learnt = True
         traceback.clear_frames(learnt.__traceback__)  # what they hold is not alive at the next validation
     finally:
         handle.remove()
+    return loop
+
+
+def _keep_better(loop: Loop, result: EvaluationResult) -> None:
+    """Copy weights that validated better, as the loop does while it still holds the earlier copies."""
+    loop.best.offer(max(result.score, loop.best.score), loop.iteration, loop.learner.parameters)
+    if isinstance(loop.learner, CanRollBack):
+        loop.best.learner = loop.learner.best_state()
 
 
 def _measure(found: MemoryEstimate, rollout: Rollout) -> None:
