@@ -47,14 +47,13 @@ def test_what_lasts_is_what_it_should_be():
     assert found.rollout > 4 * 2 * sum(found.decision.values())
 
 
-def test_smaller_micro_batches_and_rollouts_take_less():
-    case = CASES["tiny_ppo"]
-    wide = replace(case.trainer, experience=replace(case.trainer.experience, num_envs=512))
-    small = replace(wide, algorithm=replace(wide.algorithm, minibatch=512, micro_batch=16))
-    wide = replace(wide, algorithm=replace(wide.algorithm, minibatch=512))
-    most, less, least = (of(replace(case, trainer=trainer)) for trainer in (wide, small, case.trainer))
-    assert less.phases[LEARN].peak < 0.7 * most.phases[LEARN].peak
-    assert least.phases[COLLECT].peak < 0.5 * less.phases[COLLECT].peak
+def test_smaller_micro_batches_take_less():
+    case = CASES["smolvla_prefix"]
+    trainer = replace(case.trainer, experience=replace(case.trainer.experience, num_envs=16))
+    whole = replace(trainer, algorithm=replace(trainer.algorithm, minibatch=32))
+    parts = replace(whole, algorithm=replace(whole.algorithm, micro_batch=2))
+    most, least = (of(replace(case, trainer=trainer)).phases[LEARN].peak for trainer in (whole, parts))
+    assert least < 0.9 * most
 
 
 def test_a_replay_buffer_on_the_disk_takes_no_memory(tmp_path):
@@ -68,7 +67,9 @@ def test_a_replay_buffer_on_the_disk_takes_no_memory(tmp_path):
 
 
 def test_groups_of_whole_episodes_are_learnt_from():
-    trainer = replace(CASES["tiny_ppo"].trainer, experience=GroupConfig(groups=2, size=4), algorithm=GRPOConfig())
+    trainer = replace(
+        CASES["tiny_ppo"].trainer, experience=GroupConfig(groups=2, size=4, ahead=0), algorithm=GRPOConfig()
+    )
     found = of(replace(CASES["tiny_ppo"], trainer=trainer))
     assert found.learnt and found.phases[LEARN].peak > found.phases[LEARN].before
 

@@ -37,7 +37,7 @@ def memory_of(config: Any) -> MemoryEstimate:
         return estimate(
             config.rl, config.env, config.evaluation, start, improve.demonstrations, config.seed, config.device
         )
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # what torch raises where a tensor has no memory
         raise UserError(
             f"a part of the run needs values where only shapes are there ({str(error).splitlines()[0]}), so its memory "
             "is not known beforehand; watch a short run instead (--rl.loop.iterations 3)."
