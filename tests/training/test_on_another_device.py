@@ -50,8 +50,11 @@ from vla_rl.policies.openvla_options import OpenVLAOptions
 from vla_rl.policies.openvla_vision import ViTShape
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
+from vla_rl.policies.smolvla import SmolVLA
+from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.policies.statistics import RunningStatistics
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.trainable import TrainAll
 from vla_rl.training.checkpoint import latest_state, save_state
 from vla_rl.training.fit import FitConfig
@@ -74,6 +77,12 @@ ON_POLICY: dict[str, tuple[Callable[[], Any], Any, Any]] = {
     "ppo of a state": (
         lambda: GaussianPolicy(SPEC, RunningStatistics(2), GaussianConfig(2, 8, 1)),
         PPOConfig(minibatch=12, critic_warmup=0),
+        WINDOW,
+    ),
+    "ppo of a VLA's prefix": (lambda: smolvla("prefix"), PPOConfig(epochs=1, minibatch=20, critic_warmup=0), WINDOW),
+    "ppo of a VLA's pictures": (
+        lambda: smolvla("pictures"),
+        PPOConfig(epochs=1, minibatch=20, critic_warmup=0),
         WINDOW,
     ),
     "ppo of tokens": (lambda: tokens(), PPOConfig(epochs=1, minibatch=20, critic_warmup=0), WINDOW),
@@ -117,6 +126,22 @@ OFF_POLICY: dict[str, tuple[Callable[[], Any], Any]] = {
 
 def flow(schedule, placement):
     return tiny_vla(SPEC, sampler=FlowSampler(schedule, placement, 3))
+
+
+def smolvla(kept: str) -> SmolVLA:
+    shape = SmolVLAShape(
+        vision=VisionShape(width=8, layers=1, heads=1, mlp=8, image=8, patch=4),
+        text=TextShape(1, width=8, layers=2, heads=2, key_value_heads=1, head_size=4, mlp=8),
+        pixel_shuffle=1,
+        expert_width=8,
+        expert_layers=2,
+        chunk=2,
+        action_size=2,
+        state_size=2,
+        picture=(8, 8),
+    )
+    options = VLAOptions(kept=kept, sampler=FlowSampler(FlowNoise(), AllSteps(), 3))
+    return SmolVLA.new(SPEC, Affine((0.0, 0.0), (1.0, 1.0)), shape, options)
 
 
 def tokens() -> OpenVLA:

@@ -68,8 +68,9 @@ class FlowVLA(SavedVLA, FlowPolicy):
         self.noise_head = nn.Sequential(
             nn.Linear(network.hidden_size, 64), nn.Tanh(), zero_init(nn.Linear(64, network.action_size))
         )
-        self._trained = options.trains.prepare(network)
-        cast_frozen(network, self._trained, options.torch_dtype)
+        trained = options.trains.prepare(network)
+        cast_frozen(network, trained, options.torch_dtype)
+        self._trained = tuple(trained)  # names: a move to a device may replace parameters
         checkpoint_gradients(network, options.gradient_checkpointing)
         tokens, mask = prompts.encode(spec.tasks)
         self.register_buffer("tokens", tokens, persistent=False)
@@ -140,7 +141,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
         def velocity(x: Tensor, t: Tensor) -> Field:
             chunks = x.flatten(0, 1).unflatten(-1, (-1, self.network.action_size))
             found, hidden = self.network.velocity(condition, chunks, t.flatten())
-            return Field(found.reshape(x.shape), self.noise_head(hidden).reshape(x.shape))
+            return Field(found.reshape(x.shape), self.noise_head(hidden.to(self.action_low)).reshape(x.shape))
 
         return velocity
 
@@ -162,7 +163,8 @@ class FlowVLA(SavedVLA, FlowPolicy):
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights that imitation and RL train."""
         heads = {f"noise_head.{name}": item for name, item in self.noise_head.named_parameters()}
-        return {**{f"network.{name}": item for name, item in self._trained.items()}, **heads}
+        named = dict(self.network.named_parameters())
+        return {**{f"network.{name}": named[name] for name in self._trained}, **heads}
 
 
 def _check_sizes(spec: EnvSpec, network: FlowNetwork, state: Affine, action: Affine, horizon: int) -> None:
