@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 import time
 
 import pytest
 import torch
 
+from tests.benchmarks import gpu, vla_inference, vla_sizes
 from tests.benchmarks.__main__ import BENCHMARKS, main
 from tests.benchmarks.imagination import PUBLISHED, call, random_call, wan
 from tests.benchmarks.measure import Contender, Row, interleave
+from tests.benchmarks.vla_inference import INSTALL
 
 EXPECTED = {
     "env_vs_async": 1,
@@ -25,10 +29,15 @@ EXPECTED = {
     "imagined_vs_simulator": 2,
     "wan_frames": 2,
     "memory_estimate": 3,
+    "prefix_stored_vs_recomputed": 2,
 }
 
 
-@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_every_benchmark_is_tested():
+    assert EXPECTED.keys() | {"inference_vs_lerobot"} == BENCHMARKS.keys()  # which has tests of its own below
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_every_benchmark_measures_something(name):
     rows = BENCHMARKS[name](quick=True)
     assert len(rows) == EXPECTED[name]
@@ -129,3 +138,80 @@ def test_without_a_gpu_the_large_model_is_said_to_be_missing(monkeypatch, capsys
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["wan_frames"]) == []
     assert "wan_frames: not measured, it needs a GPU" in capsys.readouterr().out
+
+
+# Decides on the other side: zeros for every action.
+ZEROS = """
+import sys, numpy as np
+from pathlib import Path
+print("ready", flush=True)
+for path in map(Path, iter(lambda: sys.stdin.readline().strip(), "")):
+    np.save(path.with_suffix(".npy"), np.zeros((len(np.load(path)["state"]), 10, 7)))
+    print("done", flush=True)
+"""
+
+
+def test_two_sides_that_decide_differently_are_not_compared():
+    with pytest.raises(AssertionError, match="the two decide differently"):
+        vla_inference.rows((sys.executable, "-c", ZEROS), ("tiny",), 1)
+
+
+def test_a_decision_of_ours_takes_turns_with_one_of_another_process(monkeypatch):
+    monkeypatch.setattr(vla_inference, "_gap", lambda contenders, path: 0.0)
+    found = vla_inference.rows((sys.executable, "-c", ZEROS), ("tiny",), 1)
+    assert [row.name for row in found] == ["inference_vs_lerobot_tiny_1", "inference_vs_lerobot_tiny_8"]
+    assert all(row.ours > 0 and row.ratio == pytest.approx(row.ours / row.other) for row in found)
+
+
+def test_a_side_that_ends_is_said():
+    with pytest.raises(AssertionError, match="the other side ended"):
+        vla_inference.rows((sys.executable, "-c", "pass"), ("tiny",), 1)
+
+
+def test_without_lerobot_its_row_says_how_to_install_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(vla_inference, "PACKAGES", tmp_path / "nowhere")
+    assert main(["inference_vs_lerobot"]) == []
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"inference_vs_lerobot: not run: LeRobot is not in .cache/lerobot; install it once with {INSTALL}" in said
+
+
+def test_the_sizes_are_those_that_are_said():
+    count = sum(item.numel() for item in vla_sizes.QUARTER.build().parameters())
+    assert count == pytest.approx(25.5e6, rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_gpu_script_runs_to_its_end_without_one(tmp_path):
+    report = gpu.main(["--small", "--device", "cpu", "--out", str(tmp_path)])
+    assert [line.note for line in report.lines if line.value is None] == []
+    assert len(report.lines) == 2 * (2 + 2 + 2 + 2) + 2
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert len(written["lines"]) == len(report.lines) and {"device", "date", "torch"} < written["about"].keys()
+    assert (tmp_path / "gpu.md").read_text().count("\n| ") == len(report.lines) + 1
+    ratios = {line.what: line.value for line in report.lines if "log ratio" in line.what}
+    assert all(value <= 1e-5 * math.sqrt(4 * 80) for what, value in ratios.items() if "float32" in what)
+
+
+def test_a_part_that_fails_or_is_too_slow_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
+    def fails(plan: gpu.Plan, report: gpu.Report) -> None:
+        raise RuntimeError("no kernel | for this")
+
+    def works(plan: gpu.Plan, report: gpu.Report) -> None:
+        report.add(gpu.Line("works", 1.0, "ms"))
+
+    parts = [("one", 9.0, fails), ("two", 0.2, lambda plan, report: endless(True)), ("three", 9.0, works)]
+    monkeypatch.setattr(gpu, "parts_of", lambda plan: parts)
+    report = gpu.main(["--small", "--device", "cpu", "--out", str(tmp_path)])
+    notes = ["failed: RuntimeError: no kernel / for this", "not finished after 0 s", ""]
+    assert [line.note for line in report.lines] == notes
+    monkeypatch.setattr(gpu, "WHOLE", 0.0)
+    assert {line.note for line in gpu.main(["--small", "--device", "cpu", "--out", str(tmp_path)]).lines} == {
+        "no time was left"
+    }
+
+
+def test_without_a_gpu_the_gpu_script_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu.main([])
+    assert "torch sees no GPU, so nothing can run on 'cuda'; try --small --device cpu." in capsys.readouterr().err

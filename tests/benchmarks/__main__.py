@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,11 +20,13 @@ from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env
 from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
 from tests.benchmarks.isolation import isolated_vs_inprocess
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
-from tests.benchmarks.measure import Row
+from tests.benchmarks.measure import NotRun, OverBudget, Row, at_most
 from tests.benchmarks.memory import memory_estimate
 from tests.benchmarks.rendering import render_vs_mujoco
 from tests.benchmarks.replay import replay_add
 from tests.benchmarks.state_ppo import ppo_vs_rsl_rl
+from tests.benchmarks.vla_inference import inference_vs_lerobot
+from tests.benchmarks.vla_learning import prefix_stored_vs_recomputed
 from vla_rl.contract.errors import did_you_mean
 from vla_rl.training.tracking import write_json
 
@@ -46,16 +45,14 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         imagined_vs_simulator,
         wan_frames,
         memory_estimate,
+        prefix_stored_vs_recomputed,
+        inference_vs_lerobot,
     )
 }
 RESULTS = Path("runs/bench/results.json")
 
 
 BUDGET = 240.0  # seconds for one benchmark
-
-
-class OverBudget(Exception):
-    """A benchmark took longer than its budget."""
 
 
 def main(names: Sequence[str], quick: bool = False, results: Path = RESULTS, budget: float = BUDGET) -> list[Row]:
@@ -95,8 +92,10 @@ INTERRUPTED = "interrupted"
 def _measure(name: str, quick: bool, budget: float, missing: dict[str, str]) -> list[Row]:
     """The rows of one benchmark; without any, ``missing[name]`` says why."""
     try:
-        with _at_most(budget):
+        with at_most(budget):
             found = BENCHMARKS[name](quick)
+    except NotRun as reason:
+        missing[name] = str(reason)
     except OverBudget:
         missing[name] = f"not finished after {budget:g} s"
     except KeyboardInterrupt:
@@ -106,25 +105,6 @@ def _measure(name: str, quick: bool, budget: float, missing: dict[str, str]) -> 
             missing[name] = "not measured, it needs a GPU"
         return found
     return []
-
-
-@contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Raise OverBudget in the main thread when the block takes longer."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise OverBudget
-
-    before = signal.signal(signal.SIGUSR1, stop)
-    main_thread = threading.main_thread().ident or 0
-    timer = threading.Timer(seconds, lambda: signal.pthread_kill(main_thread, signal.SIGUSR1))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        signal.signal(signal.SIGUSR1, before)
 
 
 def _print(console: Console, name: str, rows: Sequence[Row], missing: dict[str, str]) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
 COMMAND = "OMP_NUM_THREADS=1 python -m tests.benchmarks"
+
+
+class NotRun(Exception):
+    """Something that a benchmark needs is not there; the text says what, and how it is had."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +67,26 @@ def time_row(name: str, group: str, seconds: tuple[float, float], **detail: Any)
     """A row in milliseconds."""
     ours, other = (1e3 * value for value in seconds)
     return Row(name, ours, other, other / ours, "ms", f"{COMMAND} {group}", detail)
+
+
+class OverBudget(Exception):
+    """A benchmark took longer than its budget."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise OverBudget in the main thread when the block takes longer."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise OverBudget
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    main_thread = threading.main_thread().ident or 0
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(main_thread, signal.SIGUSR1))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)

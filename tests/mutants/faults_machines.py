@@ -107,7 +107,7 @@ FAULTS = (
     ),
     Fault(
         "a benchmark has no budget",
-        "tests/benchmarks/__main__.py",
+        "tests/benchmarks/measure.py",
         "timer = threading.Timer(seconds,",
         "timer = threading.Timer(1e6 * seconds,",
         (_WRITTEN,),

@@ -58,14 +58,14 @@ FAULTS = (
     Fault(
         "the position of an action counts masked tokens",
         _NETWORK,
-        "after = angles(mask.sum(1, keepdim=True) + steps, size)",
-        "after = angles((mask.shape[1] + steps)[None], size)",
+        "angles(mask.sum(1, keepdim=True) + steps, size)",
+        "angles((mask.shape[1] + steps)[None], size)",
         (_PARITY, _PADDING),
     ),
     Fault(
         "actions that attend to the prefix alone keep their later positions",
         _NETWORK,
-        "rotated(query, angles(steps[None], size))",
+        "rotated(query, alone)",
         "rotated(query, after)",
         (_PARITY,),
     ),

@@ -42,6 +42,10 @@ class FlowPolicy(nn.Module):
         """The velocity field given features, differentiable in what is trained."""
         raise NotImplementedError
 
+    def acting_field(self, features: Features) -> VelocityField:
+        """The same without gradient: it may be computed in another way."""
+        return self.field(features)
+
     @property
     def horizon(self) -> int:
         """``H``: actions in a chunk."""
@@ -63,7 +67,7 @@ class FlowPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
-        field, count = self.field(features), len(features["state"])
+        field, count = self.acting_field(features), len(features["state"])
         noise = normal((count, math.prod(self.latent_shape)), generator, like=self.action_low)
         if mode == "eval":
             end = self.sampler.deterministic(field, noise)

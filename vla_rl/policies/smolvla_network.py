@@ -42,6 +42,8 @@ class SmolVLANetwork(nn.Module):
     """
 
     model: Any  # the nn.ModuleDict of all that a LeRobot file holds
+    picture_start: Tensor
+    picture_end: Tensor
 
     def __init__(self, shape: SmolVLAShape) -> None:
         """Random weights; raises UserError without transformers."""
@@ -49,6 +51,8 @@ class SmolVLANetwork(nn.Module):
         self.shape = shape
         self.chunk, self.action_size, self.state_size = shape.chunk, shape.action_size, shape.state_size
         self.pooled_size, self.hidden_size = shape.text.width, shape.expert_width
+        for name, around in {"picture_start": shape.picture_start, "picture_end": shape.picture_end}.items():
+            self.register_buffer(name, torch.tensor(around, dtype=torch.int64), persistent=False)
         vlm = nn.ModuleDict({"model": nn.ModuleDict(_build_vlm(shape))})
         width = shape.expert_width
         self.model = nn.ModuleDict(
@@ -100,10 +104,7 @@ class SmolVLANetwork(nn.Module):
         missing = min(len(pictures) - len(shown), self.shape.empty_cameras)
         embed, batch = self._vlm["text_model"].embed_tokens, len(tokens)
         scale = math.sqrt(self.shape.text.width)
-        start, end = (
-            embed(torch.tensor(around, dtype=torch.int64, device=tokens.device)).expand(batch, -1, -1)
-            for around in (self.shape.picture_start, self.shape.picture_end)
-        )
+        start, end = (embed(around).expand(batch, -1, -1) for around in (self.picture_start, self.picture_end))
         parts: list[Tensor] = []
         for seen in self._seen(shown):
             parts += [start, seen * scale, end]
@@ -115,8 +116,8 @@ class SmolVLANetwork(nn.Module):
         """The picture tokens [B,m,width] of every camera, from one run of the vision tower."""
         pixels = torch.cat([padded_picture(picture, self.shape.picture) for picture in pictures])
         tower = self._vlm["vision_model"]
-        patches = tower(pixel_values=pixels.to(tower.dtype)).last_hidden_state
-        return self._vlm["connector"](patches).chunk(len(pictures))
+        hidden = tower.encoder(inputs_embeds=_patches(tower.embeddings, pixels.to(tower.dtype)), attention_mask=None)
+        return self._vlm["connector"](tower.post_layernorm(hidden.last_hidden_state)).chunk(len(pictures))
 
     # -- a denoising step -------------------------------------------------------------------------------------------
 
@@ -165,7 +166,7 @@ class SmolVLANetwork(nn.Module):
         point = torch.arange(points, device=x.device).repeat_interleave(length)
         causal = (steps <= steps[:, None]) & (point == point[:, None])
         joint = torch.cat((mask[:, None].expand(-1, len(steps), -1), causal.expand(len(mask), -1, -1)), 2)
-        after = angles(mask.sum(1, keepdim=True) + steps, size)
+        alone, after = angles(steps[None], size), angles(mask.sum(1, keepdim=True) + steps, size)
         for number in range(self.shape.text.layers):
             index = self.shape.expert_layer(number)
             if index is None:
@@ -176,7 +177,7 @@ class SmolVLANetwork(nn.Module):
                 attention = attended(query, torch.cat((key, own_key), 1), torch.cat((value, own_value), 1), joint)
             else:  # the actions' positions start at 0 here
                 query = split(layer.self_attn.q_proj, normalized(layer.input_layernorm, hidden), size)
-                attention = attended(rotated(query, angles(steps[None], size)), key, value, mask[:, None])
+                attention = attended(rotated(query, alone), key, value, mask[:, None])
             hidden = finished(layer, hidden, attention)
         hidden = normalized(self._expert.norm, hidden).unflatten(1, (points, length)).flatten(0, 1)
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
@@ -216,6 +217,23 @@ def public_name(name: str) -> str | None:
     """The network's name of a LeRobot tensor, None for one that no action depends on."""
     name = name.replace(_COMPILED, "model.", 1) if name.startswith(_COMPILED) else name
     return None if name in UNUSED or name.startswith(_STATISTICS) else name
+
+
+def _patches(embeddings: Any, pixels: Tensor) -> Tensor:
+    """Embeddings [B,patches,width] of whole pictures; where they have another size, with the nearest learnt positions.
+
+    As transformers' SmolVLMVisionEmbeddings does it, without its mask, which is made on the host.
+    """
+    patches, side = embeddings.patch_embedding(pixels), embeddings.num_patches_per_side
+    edges = torch.arange(1 / side, 1.0, 1 / side, device=pixels.device)
+    row, column = (
+        torch.bucketize(
+            (torch.arange(count, device=pixels.device) * (1.0 / count)).clamp(max=1 - 1e-6), edges, right=True
+        )
+        for count in patches.shape[2:]
+    )
+    places = row[:, None] * side + column
+    return patches.flatten(2).transpose(1, 2) + embeddings.position_embedding(places.flatten())
 
 
 def _projected(layer: Any, hidden: Tensor, angle: Tensor, head_size: int) -> tuple[Tensor, Tensor, Tensor]:

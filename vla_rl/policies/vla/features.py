@@ -15,7 +15,7 @@ from torch import Tensor
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Features
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.vla.network import VisionLanguage
+from vla_rl.policies.vla.network import Encoder
 from vla_rl.policies.vla.options import VLAOptions
 
 PREFIX, PICTURE = "prefix/", "picture/"  # before the names of features
@@ -32,7 +32,7 @@ class Views:
     def __init__(self, cameras: Sequence[str | None], tokens: Tensor, mask: Tensor) -> None:
         self.cameras, self.tokens, self.mask = tuple(cameras), tokens, mask
 
-    def prefix(self, network: VisionLanguage, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def prefix(self, network: Encoder, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The prefix of pictures uint8 ``picture/NAME`` [B,h,w,3] under the instructions ``task`` int64 [B]."""
         pictures = [None if name is None else features[PICTURE + name] for name in self.cameras]
         task = features["task"]
@@ -42,10 +42,10 @@ class Views:
 class Kept(Protocol):
     """What is kept."""
 
-    def features(self, network: VisionLanguage, views: Views, seen: Features) -> Features:
+    def features(self, network: Encoder, views: Views, seen: Features) -> Features:
         """What is kept of ``seen``: ``picture/NAME`` and ``task``; ``pooled`` [B,W] is there in any case."""
 
-    def prefix(self, network: VisionLanguage, views: Views, features: Features) -> Mapping[str, Tensor]:
+    def prefix(self, network: Encoder, views: Views, features: Features) -> Mapping[str, Tensor]:
         """The prefix of what was kept."""
 
 
@@ -53,12 +53,12 @@ class KeepPrefix:
     """The prefix: a learner never runs the vision-language model."""
 
     @torch.no_grad()
-    def features(self, network: VisionLanguage, views: Views, seen: Features) -> Features:
+    def features(self, network: Encoder, views: Views, seen: Features) -> Features:
         found = views.prefix(network, seen)
         pooled = found.pop("pooled")
         return {"pooled": pooled, **{PREFIX + name: item for name, item in found.items()}}
 
-    def prefix(self, network: VisionLanguage, views: Views, features: Features) -> Mapping[str, Tensor]:
+    def prefix(self, network: Encoder, views: Views, features: Features) -> Mapping[str, Tensor]:
         return {name.removeprefix(PREFIX): item for name, item in features.items() if name.startswith(PREFIX)}
 
 
@@ -66,10 +66,10 @@ class KeepPictures:
     """The pictures: a learner runs the vision-language model again, with gradient where it is trained."""
 
     @torch.no_grad()
-    def features(self, network: VisionLanguage, views: Views, seen: Features) -> Features:
+    def features(self, network: Encoder, views: Views, seen: Features) -> Features:
         return {"pooled": views.prefix(network, seen)["pooled"], **seen}
 
-    def prefix(self, network: VisionLanguage, views: Views, features: Features) -> Mapping[str, Tensor]:
+    def prefix(self, network: Encoder, views: Views, features: Features) -> Mapping[str, Tensor]:
         return views.prefix(network, features)
 
 

@@ -18,7 +18,7 @@ from vla_rl.policies.heads import zero_init
 from vla_rl.policies.noise import normal, uniform
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Views, choose
-from vla_rl.policies.vla.network import FlowNetwork
+from vla_rl.policies.vla.network import Acting, FlowNetwork
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import Prompts
 from vla_rl.policies.vla.saved_vla import SavedVLA
@@ -75,6 +75,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
         tokens, mask = prompts.encode(spec.tasks)
         self.register_buffer("tokens", tokens, persistent=False)
         self.register_buffer("token_mask", mask, persistent=False)
+        self._acting = options.inference.prepare(network)
         self._prefix_bytes = network.prefix_bytes(len(self.cameras), tokens.shape[1])
         self.kept = choose(options, self._prefix_bytes)
 
@@ -93,7 +94,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
     @torch.no_grad()
     def encode(self, obs: Observation) -> Features:
         """``pooled`` [E,W], normalised ``state`` [E,S], ``time`` [E,1] (for critics only), and what is kept."""
-        kept = self.kept.features(self.network, self._views(), self._seen(obs))
+        kept = self.kept.features(self._acting, self._views(), self._seen(obs))
         time = torch.as_tensor(obs.time, device=self.action_low.device)[:, None]
         state = self._state(obs)
         return {**kept, "state": state, "time": time.to(state) / self.spec.time_limit}
@@ -133,14 +134,20 @@ class FlowVLA(SavedVLA, FlowPolicy):
 
     def field(self, features: Features) -> VelocityField:
         """The velocity field over padded chunks given features, differentiable in what is trained."""
+        return self._field(features, self.network)
+
+    def acting_field(self, features: Features) -> VelocityField:
+        return self._field(features, self._acting)
+
+    def _field(self, features: Features, network: Acting) -> VelocityField:
         seen = self.kept if "pooled" in features else _PICTURES
-        prefix = seen.prefix(self.network, self._views(), features)
+        prefix = seen.prefix(network, self._views(), features)
         state = nn.functional.pad(features["state"], (0, self.network.state_size - features["state"].shape[-1]))
-        condition = self.network.condition(prefix, state)
+        condition = network.condition(prefix, state)
 
         def velocity(x: Tensor, t: Tensor) -> Field:
             chunks = x.flatten(0, 1).unflatten(-1, (-1, self.network.action_size))
-            found, hidden = self.network.velocity(condition, chunks, t.flatten())
+            found, hidden = network.velocity(condition, chunks, t.flatten())
             return Field(found.reshape(x.shape), self.noise_head(hidden.to(self.action_low)).reshape(x.shape))
 
         return velocity

@@ -13,8 +13,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 
-class VisionLanguage(Protocol):
-    """A model that reads pictures and a prompt once per observation; an ``nn.Module`` with public tensor names."""
+class Encoder(Protocol):
+    """What reads pictures and a prompt."""
 
     def encode(self, pictures: Sequence[Tensor | None], tokens: Tensor, token_mask: Tensor) -> dict[str, Tensor]:
         """The prefix {name: [B,...]}, computed once per observation: in a flow network keys and values of every layer,
@@ -23,6 +23,10 @@ class VisionLanguage(Protocol):
         ``pictures`` uint8 [B,h,w,3] of every camera, None where it is missing; ``tokens`` int64 and ``token_mask``
         bool, both [B,L].  The prefix does not depend on the robot's state.
         """
+
+
+class VisionLanguage(Encoder, Protocol):
+    """A model that reads pictures and a prompt once per observation; an ``nn.Module`` with public tensor names."""
 
     def expert_parameters(self) -> dict[str, nn.Parameter]:
         """What is trained when the vision-language model is not, by public name."""
@@ -33,7 +37,21 @@ class VisionLanguage(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
-class FlowNetwork(VisionLanguage, Protocol):
+class Acting(Encoder, Protocol):
+    """What a decision runs; see ``inference.py``."""
+
+    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
+        """All that a denoising step needs of the observation, {name: [B,...]}; ``state`` is padded, normalised."""
+
+    def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The velocity [Bk,R,A] at ``x`` [Bk,R,A] and ``t`` [Bk] (1: noise, 0: action) and the expert's last hidden
+        states [Bk,R,hidden_size], both float32; ``R`` is :meth:`denoised` or ``C``.
+
+        ``k`` is 1 or more points for each of the ``B`` samples of ``condition``, those of a sample in a row.
+        """
+
+
+class FlowNetwork(VisionLanguage, Acting, Protocol):
     """A vision-language model and its action expert; an ``nn.Module`` whose tensors have their public names.
 
     chunk, action_size, state_size   C, A, and the padded size of a state
@@ -56,16 +74,6 @@ class FlowNetwork(VisionLanguage, Protocol):
     @property
     def shape(self) -> NetworkShape:
         """The sizes from which an untrained one is built again."""
-
-    def condition(self, prefix: Mapping[str, Tensor], state: Tensor) -> dict[str, Tensor]:
-        """All that a denoising step needs of the observation, {name: [B,...]}; ``state`` is padded, normalised."""
-
-    def velocity(self, condition: Mapping[str, Tensor], x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The velocity [Bk,R,A] at ``x`` [Bk,R,A] and ``t`` [Bk] (1: noise, 0: action) and the expert's last hidden
-        states [Bk,R,hidden_size], both float32; ``R`` is :meth:`denoised` or ``C``.
-
-        ``k`` is 1 or more points for each of the ``B`` samples of ``condition``, those of a sample in a row.
-        """
 
     def load_public(self, folder: Path) -> None:
         """Fill the weights from a public folder; raises UserError that lists what is missing or does not fit."""

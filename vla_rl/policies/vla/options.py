@@ -11,6 +11,7 @@ import torch
 from vla_rl.contract.limits import check_choice, check_limits
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.vla.inference import Eager, Inference
 from vla_rl.policies.vla.trainable import TrainExpert, Trains
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -30,6 +31,7 @@ class VLAOptions:
     sampler: FlowSampler = FlowSampler(Ode(), AllSteps(), steps=10)  # K as in LeRobot and openpi
     trains: Trains = TrainExpert()
     kept: str = "auto"  # of an observation, for learning: "prefix", "pictures", or the one that features.py says
+    inference: Inference = Eager()  # how the network runs when it acts: or Compiled(), CudaGraph()
     dtype: str = "float32"  # of the frozen vision-language model: or "bfloat16"; what is trained is float32
     gradient_checkpointing: bool = False  # compute activations again in the backward pass: less memory, more time
 

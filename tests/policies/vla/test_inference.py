@@ -1,0 +1,180 @@
+"""How a flow VLA runs when it acts changes no number but by rounding: compiled, or recorded and replayed."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.benchmarks.gpu import TINY_PI0
+from tests.benchmarks.vla_sizes import TINY, Scene, policy_of
+from tests.policies.test_tiny import seeded
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.errors import UserError
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.policies.vla.flow_vla import FlowVLA
+from vla_rl.policies.vla.inference import Compiled, CudaGraph, Graphs, Inference, Operations
+from vla_rl.policies.vla.options import VLAOptions
+
+SCENE = Scene(side=32, words=6)
+SDE = FlowSampler(FlowSde(0.5), AllSteps(), 4)
+
+
+def policy(inference: Inference | None = None, shape: Any = TINY) -> FlowVLA:
+    options = VLAOptions(sampler=SDE, kept="prefix")
+    made = policy_of(
+        shape, SCENE, options if inference is None else VLAOptions(**{**vars(options), "inference": inference})
+    )
+    with torch.no_grad():
+        for parameter in made.network.parameters():  # a network of Hugging Face's small weights does next to nothing
+            if parameter.dim() > 1:
+                parameter.mul_(3.0)
+    return made
+
+
+def sample(acting: FlowVLA, count: int = 3, seed: int = 0) -> torch.Tensor:
+    out, _ = acting.act(acting.encode(SCENE.observe(count, seed)), {}, "sample", seeded(1))
+    return out.sample
+
+
+class Tape:
+    """Stands for CUDA: a replay computes again from where the inputs lie and writes to where the outputs lie."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def __call__(self, call: Any) -> Any:
+        self.recorded += 1
+        outputs = {name: item.clone() for name, item in call().items()}
+
+        def replay() -> None:
+            for name, item in call().items():
+                outputs[name].copy_(item)
+
+        return replay, outputs
+
+
+def taped(shape: Any = TINY) -> tuple[FlowVLA, Tape]:
+    made, tape = policy(shape=shape), Tape()
+    made._acting = Graphs(made.network, Operations(made.network), tape)
+    return made, tape
+
+
+@pytest.mark.parametrize("shape", [TINY, TINY_PI0], ids=["smolvla", "pi0"])
+def test_what_is_recorded_once_is_right_for_every_observation_step_and_batch(shape):
+    plain, (graphs, tape) = policy(shape=shape), taped(shape)
+    for count, seed in ((3, 0), (3, 1), (1, 2), (3, 3), (1, 0)):
+        torch.testing.assert_close(sample(graphs, count, seed), sample(plain, count, seed))
+    assert tape.recorded == 3 * 2  # three calls, two batch sizes
+
+
+def test_an_input_that_changes_in_place_is_copied_again():
+    plain, (graphs, _) = policy(), taped()
+    features = [item.encode(SCENE.observe(2)) for item in (plain, graphs)]
+    for change in (0.0, 0.7):
+        for item in features:
+            item["state"] += change
+            item["prefix/0.key"] += change
+        one, two = (
+            item.act(given, {}, "eval", seeded())[0].sample
+            for item, given in zip((plain, graphs), features, strict=True)
+        )
+        torch.testing.assert_close(one, two)
+
+
+def test_what_was_returned_stays_when_the_next_observation_comes():
+    graphs, _ = taped()
+    features = graphs.encode(SCENE.observe(2))
+    before = {name: item.clone() for name, item in features.items()}
+    graphs.encode(SCENE.observe(2, seed=1))
+    assert all(torch.equal(item, before[name]) for name, item in features.items())
+
+
+def test_weights_that_lie_elsewhere_are_recorded_again_and_those_that_learn_are_not():
+    graphs, tape = taped()
+    before = sample(graphs)
+    with torch.no_grad():
+        graphs.network.model["action_out_proj"].weight.add_(0.1)
+    assert not torch.allclose(sample(graphs), before, atol=1e-2) and tape.recorded == 3
+    graphs.network.model["action_out_proj"].weight.data = torch.zeros_like(
+        graphs.network.model["action_out_proj"].weight
+    )
+    plain = policy()
+    plain.load_state_dict(graphs.state_dict())
+    torch.testing.assert_close(sample(graphs), sample(plain))
+    assert tape.recorded == 6
+
+
+def test_old_shapes_make_room_for_new_ones():
+    graphs, tape = taped()
+    for count in (*range(1, 10), 9, 1):
+        sample(graphs, count)
+    assert tape.recorded == 3 * 10 and len(graphs._acting._recorded) == 3 * 8
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_copy_of_a_policy_runs_its_own_network(compiled):
+    first = policy(Compiled("eager")) if compiled else taped()[0]
+    expected, second = sample(first), copy.deepcopy(first)
+    with torch.no_grad():
+        second.network.model["action_out_proj"].weight.zero_()
+    assert not torch.allclose(sample(second), expected, atol=1e-2)
+    torch.testing.assert_close(sample(first), expected)
+
+
+def close(compiled: FlowVLA) -> None:
+    plain = policy()
+    features = compiled.encode(SCENE.observe(8))
+    out, _ = compiled.act(features, {}, "sample", seeded(1))
+    torch.testing.assert_close(out.sample, sample(plain, 8), atol=1e-5, rtol=1e-5)
+    again = compiled.log_prob(features, out.sample, out.aux).logprob
+    assert (again - out.logprob).abs().max() <= 1e-5 * math.sqrt(4 * math.prod(compiled.latent_shape))
+
+
+def test_a_compiled_policy_acts_alike_and_learning_sees_its_density():
+    close(policy(Compiled("aot_eager")))
+
+
+@pytest.mark.full
+def test_a_policy_compiled_to_machine_code_acts_alike():
+    close(policy(Compiled()))
+
+
+def test_a_cuda_graph_without_a_gpu_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"torch sees no GPU.*set inference to Eager\(\) or Compiled\(\)"):
+        sample(policy(CudaGraph()))
+
+
+def test_a_checkpoint_says_how_it_runs():
+    options = VLAOptions(inference=CudaGraph(Compiled()))
+    assert from_json(to_json(options)) == options
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses whatever lies on the host, for a graph can neither read it nor wait for it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = [item for item in tree_leaves(out) if isinstance(item, torch.Tensor)]
+        assert all(item.is_meta for item in made), f"{func} makes a tensor on the host"
+        return out
+
+
+@pytest.mark.parametrize("shape", [TINY, TINY_PI0], ids=["smolvla", "pi0"])
+def test_nothing_that_is_recorded_waits_for_the_host(shape):
+    """On the device "meta", which has no values to wait for."""
+    with torch.device("meta"):
+        network = shape.build().eval().requires_grad_(False)
+        pictures = [torch.zeros(2, 48, 64, 3, dtype=torch.uint8) for _ in range(2)]
+        tokens, mask = torch.zeros(2, 6, dtype=torch.int64), torch.ones(2, 6, dtype=torch.bool)
+        state, x, t = torch.zeros(2, shape.state_size), torch.zeros(2, shape.chunk, shape.action_size), torch.ones(2)
+    with OneDevice():
+        condition = network.condition(network.encode([*pictures, None], tokens, mask), state)
+        assert network.velocity(condition, x, t)[0].shape == x.shape
