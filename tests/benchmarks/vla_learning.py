@@ -26,7 +26,7 @@ GROUP = "prefix_stored_vs_recomputed"
 def prefix_stored_vs_recomputed(quick: bool = False) -> list[Row]:
     """A SmolVLA in the published proportions, chains of 4 steps, two cameras, the same decisions on both sides."""
     shape, scene, repeats = (TINY, Scene(side=32, words=4), 1) if quick else (QUARTER, Scene(), 2)
-    decisions, num_envs = (2, 2) if quick else (4, 2)
+    decisions, num_envs = 2, 2
     found = []
     for name, placement in PLACEMENTS.items():
         policy = policy_of(shape, scene, VLAOptions(sampler=FlowSampler(FlowSde(0.5), placement, 4)))
