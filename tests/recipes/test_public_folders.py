@@ -12,10 +12,13 @@ import pytest
 from rich.console import Console
 
 from tests.policies.vla.toy_family import TARGET, write_folder
+from tests.recipes.quick_suite import quick
+from tests.visual_point_mass import VisualPointMass
 from vla_rl.cli.inspect import inspect
 from vla_rl.cli.main import main
 from vla_rl.cli.override import override
 from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.errors import UserError
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.openvla_options import OpenVLAOptions
 from vla_rl.policies.pretrained import default_options, load_policy
@@ -25,6 +28,7 @@ from vla_rl.policies.vla.tokenizer import open_tokenizer
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.dataset_spec import spec_of
 from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.suite_run import SuiteRun
 
 QUICK = str(Path(__file__).with_name("quick.py")) + ":improve"
 DATASET = Path(__file__).parents[1] / "golden" / "lerobot" / "dataset"
@@ -87,6 +91,19 @@ def test_a_dataset_is_imitated_without_an_environment(tmp_path: Path) -> None:
     assert learnt.spec.tasks == episodes.tasks and learnt.base.folder == str(folder)
     saved = json.loads((DATASET / "meta" / "stats.json").read_text())
     assert learnt.action_scale.offset == tuple(saved["action"]["mean"])
+
+
+def test_a_suite_plays_a_downloaded_folder_and_its_options_are_part_of_what_was_played(tmp_path: Path) -> None:
+    spec = VisualPointMass(1).spec
+    cameras = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 8, 8]} for name in ("near", "far")}
+    state = {"observation.state": {"type": "STATE", "shape": list(spec.state.shape)}}
+    folder = write_folder(tmp_path / "folder", spec, input_features={**state, **cameras})
+    options = VLAOptions(cameras={"near": "top", "far": ""}, horizon=2)
+    run = SuiteRun(quick(), str(folder), tmp_path / "out", num_envs=2, videos=0, vla=options)
+    results = run.run()
+    assert results["policy"]["sha256"] and results["policy"]["vla"] == to_json(options)
+    with pytest.raises(UserError, match="holds the episodes of another evaluation"):
+        replace(run, vla=replace(options, horizon=1)).run()
 
 
 def test_what_does_not_fit_is_one_sentence_and_status_2(downloaded: Path, tmp_path: Path, complaint: Any) -> None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.cli.override import override
+from vla_rl.cli.train import take_option
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation.report import percent
 from vla_rl.evaluation.stats import MeanReturn, Rate
+from vla_rl.policies.pretrained import default_options
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.suite import find_suite
@@ -33,11 +36,13 @@ class EvaluateSuite:
     processes: int = 1
     videos: int = 2  # episodes of each task
     device: str = "cpu"  # where the policy computes: "cpu", "cuda", "cuda:1", "auto"
+    vla: VLAOptions = VLAOptions()  # how a public folder is opened; a checkpoint of ours has its own
 
 
 def evaluate_suite(arguments: Sequence[str]) -> None:
     """Evaluate, print a table, say where the files are."""
-    config: EvaluateSuite = override(EvaluateSuite(), arguments, "vla-rl eval")
+    named = take_option(list(arguments), "--policy", "")[0]
+    config: EvaluateSuite = override(EvaluateSuite(vla=default_options(named)), arguments, "vla-rl eval")
     for name in ("suite", "policy", "out"):
         if not getattr(config, name):
             raise UserError(
@@ -46,7 +51,7 @@ def evaluate_suite(arguments: Sequence[str]) -> None:
             )
     suite = find_suite(config.suite).of(config.tasks, config.episodes, config.seeds)
     counts = config.num_envs, config.processes, config.videos
-    run = SuiteRun(suite, config.policy, Path(config.out), *counts, config.device)
+    run = SuiteRun(suite, config.policy, Path(config.out), *counts, config.device, config.vla)
     print_results(run.run())
     console.print(f"{config.out}: report.html, results.json, episodes.csv, latency.csv")
 

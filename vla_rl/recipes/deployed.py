@@ -18,6 +18,7 @@ from vla_rl.policies.pretrained import load_policy, read_config
 from vla_rl.policies.renumbered import Renumbered
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.policies.vla.saving import fingerprint as base_fingerprint
 from vla_rl.recipes.context import placed
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy, remote_policy
@@ -96,6 +97,8 @@ def fingerprint(name: str) -> str:
     """SHA-256 of the files of the checkpoint that ``name`` means; "" for what is no folder."""
     if not Path(name).is_dir():
         return ""
+    if is_public(Path(name)):
+        return base_fingerprint(Path(name))  # all bytes of 14 GB would take minutes
     digest, folder = hashlib.sha256(), checkpoint_of(name)
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode())

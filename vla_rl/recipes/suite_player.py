@@ -17,6 +17,7 @@ from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.run import Episode, play
 from vla_rl.evaluation.video import SUFFIX_OF, Clip
 from vla_rl.experience.driver import Decision
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.deployed import deployed
 from vla_rl.recipes.suite import SuiteTask
 
@@ -35,6 +36,7 @@ class Block:
     noise_seed: int
     out: str  # the results' folder
     device: str = "cpu"  # where the policy computes
+    vla: VLAOptions = VLAOptions()  # how a public folder is opened
 
     def play(self, report: Callable[[EpisodeResult], None]) -> None:
         """Play all of them; ``report`` gets each episode when it has ended and its video is on the disk.
@@ -43,7 +45,7 @@ class Block:
         """
         count = min(self.num_envs, max(len(self.filmed), len(self.seeds)))
         with (
-            deployed(self.policy, self.task.env, self.device) as policy,
+            deployed(self.policy, self.task.env, self.device, options=self.vla) as policy,
             closing(self.task.env.make(count)) as env,
         ):
             self.task.check(env.spec)

@@ -15,6 +15,8 @@ from vla_rl.contract.config import to_json
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.evaluation.results import TABLES, EpisodeResult, Journal, write_tables
+from vla_rl.policies.vla.checkpoint import is_public
+from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.deployed import check_instructions, fingerprint
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.progress import bar
@@ -38,6 +40,7 @@ class SuiteRun:
     ``num_envs`` environments run side by side in each of ``processes`` worker processes (1: in this one).  The first
     ``videos`` seeds of every task are recorded.  Neither ``num_envs`` nor ``processes`` changes a result.  The policy
     computes on ``device`` (see ``resolve_device``); its kind is part of the identity, as other kinds round differently.
+    ``vla`` says how a public folder is opened, and is part of its identity.
     """
 
     suite: Suite
@@ -47,6 +50,7 @@ class SuiteRun:
     processes: int = 1
     videos: int = 2
     device: str = "cpu"
+    vla: VLAOptions = VLAOptions()
 
     def __post_init__(self) -> None:
         """Raises UserError for counts with which nothing would be played, and for a device that does not exist."""
@@ -88,7 +92,8 @@ class SuiteRun:
                 own = missing[part::parts]
                 first, rest = (tuple(seed for seed in own if (seed in filmed) is wanted) for wanted in (True, False))
                 if own:
-                    blocks.append(Block(task, self.policy, first, rest, self.num_envs, noise_seed, out, self.device))
+                    where = (self.num_envs, noise_seed, out, self.device)
+                    blocks.append(Block(task, self.policy, first, rest, *where, self.vla))
         return blocks
 
     def _play(self, journal: Journal) -> None:
@@ -111,7 +116,9 @@ class SuiteRun:
             _here(blocks, note) if self.processes == 1 else _in_processes(blocks, self.processes, note)
 
     def _identity(self) -> JsonObject:
-        return {"name": self.policy, "sha256": fingerprint(self.policy), "device": resolve_device(self.device).type}
+        options = {"vla": to_json(self.vla)} if is_public(Path(self.policy)) else {}
+        found = {"name": self.policy, "sha256": fingerprint(self.policy), **options}
+        return {**found, "device": resolve_device(self.device).type}
 
     def _journal(self) -> Journal:
         """The episodes that this evaluation has played in the folder, which is marked as its own.
