@@ -24,8 +24,8 @@ FAULTS = (
     Fault(
         "a suite's policy stays on the host",
         "vla_rl/recipes/suite_player.py",
-        "deployed(self.policy, self.task.env, self.device)",
-        "deployed(self.policy, self.task.env)",
+        "deployed(self.policy, self.task.env, self.device, options=self.vla)",
+        "deployed(self.policy, self.task.env, options=self.vla)",
         (f"{_ON_RECIPES}test_a_suite_on_the_device_of_the_command",),
     ),
     Fault(
