@@ -3,6 +3,7 @@
 It learns to point at named objects on labelled scenes, imitates, and improves by the same code as the published model.
 """
 
+from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
@@ -43,7 +44,12 @@ def imitate() -> Imitate:
 def ppo() -> Improve:
     """The demo's PPO, from the checkpoint ``--policy``; the vision-language model is frozen."""
     return Improve(
-        RLConfig(SAMPLER, WindowConfig(128, 5), loop=LoopConfig(iterations=150, validate_every=30)),
+        RLConfig(
+            SAMPLER,
+            WindowConfig(128, 5),
+            loop=LoopConfig(iterations=200, validate_every=25),
+            algorithm=PPOConfig(target_kl=0.1),
+        ),
         policy="runs/imitate/checkpoints/imitation",
         env=ENV,
         evaluation=EVALUATION,
