@@ -68,7 +68,7 @@ def test_a_replay_buffer_on_the_disk_takes_no_memory(tmp_path):
 
 def test_groups_of_whole_episodes_are_learnt_from():
     trainer = replace(
-        CASES["tiny_ppo"].trainer, experience=GroupConfig(groups=2, size=4, ahead=0), algorithm=GRPOConfig()
+        CASES["tiny_ppo"].trainer, experience=GroupConfig(groups=2, size=4, ahead=0, num_envs=8), algorithm=GRPOConfig()
     )
     found = of(replace(CASES["tiny_ppo"], trainer=trainer))
     assert found.learnt and found.phases[LEARN].peak > found.phases[LEARN].before

@@ -27,6 +27,7 @@ def test_small_floats_of_known_numbers_are_known_and_others_are_zero():
     with shapes_only():
         reward = torch.as_tensor(np.array([1.0, 3.0], np.float32), device=META)
         assert float(reward.mean()) == 2.0 and (reward > 1.5).tolist() == [False, True]
+        assert torch.where(reward > 1.5, reward, 0.0).tolist() == [0.0, 3.0]
         unknown = torch.empty(2, device=META).uniform_() * reward
         assert float(unknown.sum()) == 0.0 and unknown.isfinite().all()
         assert not (unknown != unknown).any()

@@ -64,17 +64,17 @@ class _Shapes(TorchDispatchMode):
             return tree_map(self._moved, func(*tree_map(self._value, args), **kwargs))
         out = func(*args, **kwargs)
         outs = tree_leaves(out)
-        if any(_is_meta(item) and self._keeps(item, args) for item in outs):
+        if any(_is_meta(item) and self._keeps(item, args, name) for item in outs):
             given, named = tree_map(self._value, (args, kwargs))
             for item, value in zip(outs, tree_leaves(func(*given, **named)), strict=True):  # in place where func is
                 if _is_meta(item):
                     self._remember(item, value)
         return out
 
-    def _keeps(self, out: Tensor, args: Sequence[Any]) -> bool:
-        """Whether the value of ``out``, computed from ``args``, is kept."""
+    def _keeps(self, out: Tensor, args: Sequence[Any], name: str) -> bool:
+        """Whether the value of ``out``, computed from ``args`` by the operation ``name``, is kept."""
         given = [item for item in tree_leaves(args) if isinstance(item, Tensor)]
-        few = out.is_floating_point() and out.numel() <= _FEW and bool(given)
+        few = out.is_floating_point() and out.numel() <= _FEW and "empty" not in name  # which has no values yet
         return out.dtype in _KNOWN or (few and all(map(self._is_known, given)))
 
     def _is_known(self, tensor: Tensor) -> bool:
