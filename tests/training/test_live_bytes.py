@@ -23,15 +23,16 @@ def test_views_count_once_and_what_is_freed_counts_no_more():
 
 
 def test_what_came_before_counts_from_its_first_use():
-    weight, array = torch.zeros(500), np.zeros(250, np.float32)
+    weight, other, array = torch.zeros(500), torch.zeros(300), np.zeros(250, np.float32)
     with LiveBytes() as live:
         assert live.now == 0
         shared = torch.as_tensor(array)
         product = weight[:250] * shared
         assert live.now == 4 * (500 + 250 + 250)
         del product, shared
-        live.add([weight])
         assert live.now == 4 * 500
+        float(other.sum())  # which is read, and no part of the result
+        assert live.now == 4 * (500 + 300)
 
 
 def test_activations_are_alive_until_the_backward_pass():
