@@ -60,6 +60,8 @@ def test_a_folder_that_is_no_checkpoint_is_said(complaint, tmp_path):
     assert "has no config.json, so it is not a checkpoint" in complaint("eval", tmp_path, "--env", "lift")
     assert "has no config.json" in complaint("eval", tmp_path / "nowhere", "--env", "lift")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "holds a 'llama' policy, which vla-rl cannot open" in complaint("eval", tmp_path, "--env", "lift")
+    (tmp_path / "config.json").write_text("{}")
     assert "was not written by vla-rl" in complaint("eval", tmp_path, "--env", "lift")
 
 

@@ -62,7 +62,7 @@ FAULTS = (
     ),
     Fault(
         "inspect marks what a VLA does not keep",
-        "vla_rl/cli/memory_tables.py",
+        "vla_rl/recipes/memory_tables.py",
         '("prefix", "pictures")[not isinstance',
         '("pictures", "prefix")[not isinstance',
         (f"{_ON_INSPECT}test_a_vla_shows_both_that_it_could_keep_and_what_was_chosen",),

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from vla_rl.cli.inspect_config import inspect_config
-from vla_rl.cli.tables import sizes, table, tree
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.check import Checked, check_env, check_policy
 from vla_rl.contract.env import VecEnv
@@ -28,6 +27,7 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.recipes import sims
 from vla_rl.recipes.saved import env_config_of
+from vla_rl.recipes.tables import sizes, table, tree
 
 # Distribution -> the extra of vla-rl that brings it; "" for what comes always.
 PACKAGES = dict.fromkeys(("numpy", "msgpack", "tyro", "rich"), "")
@@ -207,7 +207,7 @@ def _folder(show: Console, folder: Path) -> None:
         found = sorted(str(path.parent) for path in folder.glob("checkpoints/*/config.json"))
         show.print(table("checkpoints", ("vla-rl inspect ...",), [(path,) for path in found]))
     elif {"type", "model_type"} & config.keys():
-        from vla_rl.cli.inspect_public import describe_public
+        from vla_rl.recipes.inspect_public import describe_public
 
         show.print(table(f"{folder}: a public checkpoint", ("", ""), describe_public(folder)))
     else:

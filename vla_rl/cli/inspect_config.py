@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from vla_rl.cli.override import override
-from vla_rl.cli.tables import sizes, table, tree
 from vla_rl.contract.config import to_json
-from vla_rl.contract.errors import UserError
+from vla_rl.recipes.tables import sizes, table, tree
 
 
 def inspect_config(show: Console, target: str, given: Sequence[str] = ()) -> None:
@@ -37,19 +36,6 @@ def _run(show: Console, config: Any) -> None:
         ("whole run", f"{rl.loop.iterations} iterations"),
     ]
     show.print(table("sizes", ("", ""), facts))
-    _memory(show, config)
+    from vla_rl.recipes.memory_tables import show_memory
 
-
-def _memory(show: Console, config: Any) -> None:
-    from vla_rl.cli.memory_tables import memory_note, memory_tables
-    from vla_rl.recipes.memory_of import memory_of
-
-    try:
-        found = memory_of(config)
-    except UserError as error:
-        show.print(f"No estimate of the memory: {error}", soft_wrap=True)
-        return
-    show.print(sizes(found.policy))
-    for item in memory_tables(found):
-        show.print(item)
-    show.print(memory_note(found), soft_wrap=True)
+    show_memory(show, config)

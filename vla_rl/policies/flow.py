@@ -276,7 +276,7 @@ class FlowSampler:
     def _coefficients(self, like: Tensor) -> Tensor:
         """``t, w0, w1, std`` of the schedule's K steps followed by those of the ODE, [4,2K]; one copy per device."""
         key = (like.dtype, like.device)
-        if key not in self._copies:
+        if key not in self._copies or like.device.type == "meta":  # those belong to one estimate of memory
             pairs = zip(self.table.columns(), Ode().table(self.steps).columns(), strict=True)
             self._copies[key] = torch.tensor([noisy + ode for noisy, ode in pairs], dtype=like.dtype).to(like.device)
         return self._copies[key]

@@ -55,10 +55,16 @@ class Affine:
         return normalized * scale + offset
 
 
-@lru_cache(maxsize=256)
 def _constants(affine: Affine, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Offset and scale [N], made once per device."""
+    """Offset and scale [N], made once per device; on "meta" every time, since such tensors belong to one estimate."""
+    return _make_constants(affine, dtype, device) if device.type == "meta" else _kept_constants(affine, dtype, device)
+
+
+def _make_constants(affine: Affine, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor(affine.offset, dtype=dtype).to(device), torch.tensor(affine.scale, dtype=dtype).to(device)
+
+
+_kept_constants = lru_cache(maxsize=256)(_make_constants)
 
 
 def check_same_env(trained: EnvSpec, given: EnvSpec) -> None:

@@ -148,5 +148,6 @@ def critics_scale(spec: EnvSpec) -> Affine:
     low, high = (np.broadcast_to(np.asarray(bound, dtype=float), shape) for bound in (spec.state.low, spec.state.high))
     bounded = np.isfinite(low) & np.isfinite(high) & (low < high)
     offset, scale = np.zeros(shape), np.ones(shape)
-    offset[bounded], scale[bounded] = (low + high)[bounded] / 2, (high - low)[bounded] / 2
+    low, high = low[bounded], high[bounded]
+    offset[bounded], scale[bounded] = (low + high) / 2, (high - low) / 2
     return Affine(tuple(offset.tolist()), tuple(scale.tolist()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -43,9 +43,9 @@ class GroundedPolicyConfig(Protocol):
         """The policy for ``spec``, on the host; ``episodes`` give statistics of its inputs."""
 
     def ground(
-        self, policy: Any, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+        self, policy: object, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
     ) -> None:
-        """Train the perception of what :meth:`build` returned; ``report(step, metrics)`` after every step."""
+        """Train the perception of what :meth:`build` returned; ``report(step, metrics)`` is called after every step."""
 
 
 def grounded_policy(

@@ -66,7 +66,7 @@ class MemoryEstimate:
     learnt        whether the policy was seen to learn
     """
 
-    policy: Any = None
+    policy: object = None
     phases: dict[str, Phase] = field(default_factory=dict)
     weights: Counter[str] = field(default_factory=Counter)
     trained: int = 0
@@ -126,8 +126,9 @@ def estimate(
     return found
 
 
-def _alone(trainer: Any) -> tuple[Any, bool]:
-    """``trainer`` as it learns at once, in one process, its replay buffer in memory; whether that would be on disk."""
+def _alone(given: TrainerConfig) -> tuple[TrainerConfig, bool]:
+    """``given`` as it learns at once, in one process, its replay buffer in memory; whether that would be on disk."""
+    trainer: Any = given  # a dataclass with an algorithm
     known = {item.name for item in fields(trainer.algorithm)}
     at_once = {name: value for name, value in _AT_ONCE.items() if name in known}
     trainer = replace(trainer, algorithm=replace(trainer.algorithm, **at_once))
@@ -165,7 +166,7 @@ def _play(
     policy = {id(item) for item in setup.policy.trainable().values()}
     taken = Counter[int]()
 
-    def count(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+    def count(optimizer: torch.optim.Optimizer, *given: object) -> None:
         if any(id(item) in policy for group in optimizer.param_groups for item in group["params"]):
             taken[id(optimizer)] += 1
             if taken[id(optimizer)] == _STEPS:

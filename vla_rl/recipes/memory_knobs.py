@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.vla.features import KeepPrefix
 from vla_rl.policies.vla.options import VLAOptions
@@ -18,7 +20,7 @@ Knob = tuple[tuple[str, ...], str, str]  # the phases in which it helps, what to
 
 
 @contextmanager
-def naming_knobs(trainer: Any, evaluation: Any, policy: Any = None) -> Iterator[None]:
+def naming_knobs(trainer: object, evaluation: object, policy: object = None) -> Iterator[None]:
     """Complete an OutOfMemoryError by the fields of this run that take less memory, those that cost least first.
 
     trainer     has ``algorithm`` and ``experience``, and perhaps ``replay``
@@ -37,10 +39,13 @@ def naming_knobs(trainer: Any, evaluation: Any, policy: Any = None) -> Iterator[
         ) from error
 
 
-def _knobs(trainer: Any, evaluation: Any, policy: Any) -> Iterator[Knob]:
+def _knobs(of_trainer: object, of_evaluation: object, policy: object) -> Iterator[Knob]:
     """All that this run has, from "the same result, slower" to "less is learnt"."""
+    trainer: Any = of_trainer
+    evaluation: Any = of_evaluation
     algorithm, experience, replay = trainer.algorithm, trainer.experience, getattr(trainer, "replay", None)
-    vlas = [item.config for item in _modules(policy) if isinstance(getattr(item, "config", None), VLAOptions)]
+    configs = [getattr(item, "config", None) for item in _modules(policy)]
+    vlas = [item for item in configs if isinstance(item, VLAOptions)]
     if getattr(algorithm, "micro_batch", 1) != 1:
         now = f"now {algorithm.micro_batch or f'whole minibatches of {algorithm.minibatch}'}"
         yield (LEARN,), "a smaller algorithm.micro_batch", f"{now}; the same gradient"
@@ -66,5 +71,5 @@ def _knobs(trainer: Any, evaluation: Any, policy: Any) -> Iterator[Knob]:
         yield _ALL, "trains=TrainExpert() or TrainLoRA() of the policy's options", "less of the model learns"
 
 
-def _modules(policy: Any) -> list[Any]:
-    return list(policy.modules()) if hasattr(policy, "modules") else []
+def _modules(policy: object) -> list[nn.Module]:
+    return list(policy.modules()) if isinstance(policy, nn.Module) else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -13,12 +13,13 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.context import StartPolicy
 from vla_rl.recipes.demo import Demo
 from vla_rl.recipes.imitate_dataset import NewPolicyConfig
+from vla_rl.recipes.imitation import ImitatingPolicy
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.memory import MemoryEstimate, estimate
 from vla_rl.recipes.policies import names_class, new_policy
 
 
-def memory_of(config: Any) -> MemoryEstimate:
+def memory_of(config: object) -> MemoryEstimate:
     """The memory of the reinforcement learning of ``config``, an ``Improve`` or ``Demo``.
 
     Raises UserError for another config, and when a part of the run cannot be built without values.
@@ -31,7 +32,7 @@ def memory_of(config: Any) -> MemoryEstimate:
     improve = config if isinstance(config, Improve) else Improve(config.rl, "", env=config.env)
 
     def start(spec: EnvSpec) -> StartPolicy | None:
-        return untrained(config.new, spec) if isinstance(config, Demo) else _start(improve, spec)
+        return cast(StartPolicy, untrained(config.new, spec)) if isinstance(config, Demo) else _start(improve, spec)
 
     try:
         return estimate(
@@ -53,7 +54,7 @@ def _start(config: Improve, spec: EnvSpec) -> StartPolicy | None:
     return cast(StartPolicy, load_policy(config.policy, spec))
 
 
-def untrained(new: NewPolicyConfig, spec: EnvSpec) -> Any:
+def untrained(new: NewPolicyConfig, spec: EnvSpec) -> ImitatingPolicy:
     """The policy that ``new`` makes, for its sizes."""
     state, action = (np.zeros((2, size), np.float32) for size in (spec.state.shape[0], spec.action_dim))
     none = np.zeros(2, np.int64)

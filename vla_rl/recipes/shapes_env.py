@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -75,5 +74,5 @@ class ShapesEnv:
             self._zeros(self.spec.extras),
         )
 
-    def _zeros(self, arrays: Mapping[str, ArraySpec]) -> dict[str, Any]:
+    def _zeros(self, arrays: Mapping[str, ArraySpec]) -> dict[str, Array]:
         return {name: np.zeros((self.num_envs, *item.shape), item.dtype) for name, item in arrays.items()}

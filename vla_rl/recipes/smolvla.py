@@ -46,9 +46,10 @@ class NewSmolVLA:
         return policy
 
     def ground(
-        self, policy: SmolVLA, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+        self, policy: object, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
     ) -> None:
         """Train the vision-language model to point at the named object; the expert stays as it is."""
+        assert isinstance(policy, SmolVLA)
         prompts = policy.tokens[scenes.tasks], policy.token_mask[scenes.tasks]
         vlm = PointingVLM(policy.network)  # type: ignore[arg-type]  # a SmolVLANetwork
         vlm.requires_grad_(True)

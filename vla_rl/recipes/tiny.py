@@ -27,7 +27,8 @@ class NewTiny(TinyConfig):
         return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), state, config)
 
     def ground(
-        self, policy: TinyVLA, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
+        self, policy: object, scenes: Scenes, config: GroundingConfig, generator: torch.Generator, report: Report
     ) -> None:
         """Train the backbone to point at the named object."""
+        assert isinstance(policy, TinyVLA)
         ground(policy.backbone, scenes.images, (policy.tokens[scenes.tasks],), scenes.uv, config, generator, report)

@@ -18,7 +18,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     return made
 
 
-def tree(name: str, value: Mapping[str, Any]) -> Tree:
+def tree(name: str, value: Mapping[str, object]) -> Tree:
     """Nested settings or results, one per line."""
     made = Tree(Text(name, "bold"))
     for key, item in value.items():
@@ -35,8 +35,9 @@ def tree(name: str, value: Mapping[str, Any]) -> Tree:
     return made
 
 
-def sizes(policy: Any) -> Table:
+def sizes(of: object) -> Table:
     """Parameters per module, and how many of them are trained; none for what is no network."""
+    policy: Any = of
     trained = {id(item) for item in policy.trainable().values()} if hasattr(policy, "trainable") else None
     rows = []
     for name, module in [*policy.named_children(), ("all", policy)] if hasattr(policy, "named_children") else []:

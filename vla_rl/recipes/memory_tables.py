@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
+from torch import nn
 
-from vla_rl.cli.tables import table
+from vla_rl.contract.errors import UserError
 from vla_rl.recipes.memory import MemoryEstimate
+from vla_rl.recipes.memory_of import memory_of
+from vla_rl.recipes.tables import sizes, table
 
 _WHAT = {
     "build": "the networks are made",
@@ -57,11 +61,12 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f}"
 
 
-def _kept(policy: Any) -> Iterator[Table]:
+def _kept(policy: object) -> Iterator[Table]:
     """For each vision-language-action model inside ``policy``, both that it could keep of an observation."""
     from vla_rl.policies.vla.features import PREFIX_LIMIT, KeepPrefix, picture_bytes
 
-    for module in policy.modules() if hasattr(policy, "modules") else ():
+    module: Any
+    for module in policy.modules() if isinstance(policy, nn.Module) else ():
         if not hasattr(module, "kept"):
             continue
         prefix = module.network.prefix_bytes(len(module.cameras), module.tokens.shape[1])
@@ -80,3 +85,16 @@ def _kept(policy: Any) -> Iterator[Table]:
             ("", "bytes", ""),
             [(*row, f"chosen, {why}" if row[0] == chosen else "") for row in rows],
         )
+
+
+def show_memory(show: Console, config: object) -> None:
+    """Print what a run of ``config`` takes, or in one sentence why that is not known."""
+    try:
+        found = memory_of(config)
+    except UserError as error:
+        show.print(f"No estimate of the memory: {error}", soft_wrap=True)
+        return
+    show.print(sizes(found.policy))
+    for item in memory_tables(found):
+        show.print(item)
+    show.print(memory_note(found), soft_wrap=True)
