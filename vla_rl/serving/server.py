@@ -11,6 +11,7 @@ import logging
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ Layout = Callable[[Mapping[str, Any]], SingleObservation]
 log = logging.getLogger("vla_rl.serving")
 _LIMITS = Limits()
 _PAGES = {"/health": '{"status": "ok"}\n'}
+_FAREWELL = 1.0  # seconds that open connections have in all when the server is closed
 
 
 class PolicyServer(socketserver.ThreadingTCPServer):
@@ -49,6 +51,7 @@ class PolicyServer(socketserver.ThreadingTCPServer):
     ) -> None:
         self.served, self.layout, self.limits = served, layout, limits
         self._places = threading.BoundedSemaphore(max_connections)
+        self._answering: set[threading.Thread] = set()
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
@@ -69,9 +72,20 @@ class PolicyServer(socketserver.ThreadingTCPServer):
         log.warning("refused a connection from %s: as many as allowed are open", client_address)
         return False
 
+    def server_close(self) -> None:
+        """Stop listening, and wait a second for those that are being answered.
+
+        Python would otherwise end while their threads compute, which aborts it in torch's code.
+        """
+        super().server_close()
+        until = time.monotonic() + _FAREWELL
+        for thread in tuple(self._answering):
+            thread.join(max(0.0, until - time.monotonic()))
+
     def answer(self, sock: socket.socket, peer: str) -> None:
         """Serve one connection until it ends."""
         connection: Connection | None = None
+        self._answering.add(threading.current_thread())
         try:
             connection = accept(sock, peer, self.limits, _PAGES)
             if connection is not None:
@@ -85,6 +99,7 @@ class PolicyServer(socketserver.ThreadingTCPServer):
             if connection is not None:
                 connection.close()
             self._places.release()
+            self._answering.discard(threading.current_thread())
 
 
 class _Handler(socketserver.BaseRequestHandler):
