@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import library
 
 sys.path[0] = str(Path(__file__).parents[1] / "golden" / "vla")  # not this folder, whose names other packages may have
 # torchvision's compiled part does not fit a torch without CUDA; lerobot imports it but uses nothing of it here.
-_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+_LIBRARY = library.Library("torchvision", "FRAGMENT")
 for _name in ("nms", "qnms"):
     _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import library
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import tiny  # noqa: E402
 
-_SHIM = torch.library.Library("torchvision", "DEF")
+_SHIM = library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _SHIM.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 import timm  # noqa: E402

@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import library
 
 HERE = Path(__file__).parent
 sys.modules["tests"] = ModuleType("tests")  # other packages may have one
 sys.modules["tests"].__path__ = [str(HERE.parents[2])]
 # torchvision's compiled part does not fit a torch without CUDA; lerobot imports it but uses nothing of it here.
-_LIBRARY = torch.library.Library("torchvision", "DEF")
+_LIBRARY = library.Library("torchvision", "DEF")
 for _name in ("nms", "qnms"):
     _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

@@ -12,10 +12,11 @@ import shutil
 from pathlib import Path
 
 import torch
+from torch import library
 
 # torchvision's compiled operators do not load beside the CPU build of torch; importing it needs these declared.
 for name in ("nms", "qnms"):
-    torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature  # noqa: E402
 from lerobot.processor import (  # noqa: E402
