@@ -94,7 +94,7 @@ class Plan:
         """Public sizes, or tiny ones; CUDA graphs only where there is CUDA."""
         ways = {name: way for name, way in WAYS.items() if device != "cpu" or not isinstance(way, CudaGraph)}
         if small:
-            ways = {name: Compiled("aot_eager") if way == Compiled() else way for name, way in ways.items()}
+            ways = {name: Compiled("eager") if way == Compiled() else way for name, way in ways.items()}
             families = (Family("SmolVLA", TINY, 10.0), Family("pi0", TINY_PI0, 12.0))
             return cls(device, families, Scene(side=32, words=6), ways, (2, 3), 2, 2, 2)
         families = (Family("SmolVLA", SmolVLAShape(), 10.0), Family("pi0", Pi0Shape(), 12.0))

@@ -85,9 +85,12 @@ def _smolvla(spec: EnvSpec) -> SmolVLA:
 
 
 def memory_estimate(quick: bool = False) -> list[Row]:
-    """The estimated peak against the growth of a process that trains, in MB; the live tensors of such a run beside."""
-    rows = []
-    for name, case in cases(quick).items():
+    """The estimated peak against the growth of a process that trains, in MB; the live tensors of such a run beside.
+
+    ``quick``: of the first case alone.
+    """
+    rows, known = [], cases(quick)
+    for name, case in list(known.items())[: 1 if quick else None]:
         with made_envs(case) as envs:
             live = live_peak(case, envs)
         found = estimate(case.trainer, ENV, case.evaluation, case.start).peak

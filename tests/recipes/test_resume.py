@@ -66,7 +66,13 @@ def writing(out: Path) -> bool:
     return any((out / "state").glob("*.writing"))
 
 
-@pytest.mark.parametrize("recipe", ["improve", "residual", "ahead", "processes", "randomized", "residual_randomized"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("improve", "residual", "ahead", "processes", "residual_randomized"),
+        pytest.param("randomized", marks=pytest.mark.full),
+    ],
+)
 def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
     main(arguments(tmp_path / "whole", recipe=recipe))
     process = start(arguments(tmp_path / "killed", recipe=recipe))

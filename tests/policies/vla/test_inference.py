@@ -138,7 +138,7 @@ def close(compiled: FlowVLA) -> None:
 
 
 def test_a_compiled_policy_acts_alike_and_learning_sees_its_density():
-    close(policy(Compiled("aot_eager")))
+    close(policy(Compiled("eager")))
 
 
 @pytest.mark.full
