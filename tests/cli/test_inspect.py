@@ -180,7 +180,7 @@ def test_a_vla_shows_both_that_it_could_keep_and_what_was_chosen(tmp_path):
     policy = SmolVLA.new(spec, Affine.from_bounds(spec.state), None, VLAOptions(horizon=5, kept="pictures"))
     policy.save_pretrained(tmp_path / "vla")
     rows = lines(text("demo.py:last_step", "--policy", str(tmp_path / "vla"), *_SMALL))
-    prefix = policy.network.prefix_bytes(1, policy.tokens.shape[1])
+    prefix = policy.network.prefix_bytes(("front",), policy.tokens.shape[1])
     assert ["prefix", f"{prefix:,}"] in rows
     assert ["pictures", f"{64 * 64 * 3:,}", 'chosen, because kept is "pictures"'] in rows
 

@@ -212,9 +212,9 @@ FAULTS = (
     ),
     Fault(
         "the last word of the tasks has no embedding",
-        _POLICY,
-        "vocabulary=len(vocabulary.words) + 1",
-        "vocabulary=len(vocabulary.words)",
+        "vla_rl/policies/vla/flow_vla.py",
+        "sizes.with_words(len(vocabulary.words) + 1)",
+        "sizes.with_words(len(vocabulary.words))",
         (f"{_ON_POLICY}test_it_is_a_likelihood_policy_and_small",),
     ),
     Fault(

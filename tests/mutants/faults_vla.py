@@ -8,6 +8,9 @@ _FLOW, _FEATURES = "vla_rl/policies/vla/flow_vla.py", "vla_rl/policies/vla/featu
 _FLOW_POLICY = "vla_rl/policies/flow_policy.py"
 _LATENT, _IMITATION = "vla_rl/policies/latent_noise.py", "vla_rl/recipes/imitation.py"
 _ON = "tests/policies/vla/test_flow_vla.py::"
+_ONCE = f"{_ON}test_acting_on_pictures_encodes_them_once_and_again_where_anything_changed"
+_LEARNER = f"{_ON}test_a_learner_encodes_with_gradient_and_holds_no_prefix_of_acting"
+_OPENVLA = "tests/policies/test_openvla.py::test_it_keeps_patches_or_pictures_whichever_is_smaller_and_right"
 
 FAULTS = (
     Fault(
@@ -58,6 +61,62 @@ FAULTS = (
         "return self.state_scale.normalize(self._tensor(obs.state).float())",
         "return self._tensor(obs.state).float()",
         (f"{_ON}test_the_imitation_loss_is_that_of_flow_matching_by_hand",),
+    ),
+    Fault(
+        "acting on pictures encodes them twice",
+        _FEATURES,
+        "return last.prefix",
+        "return views.prefix(network, features)",
+        (_ONCE, f"{_ON}test_a_kept_prefix_spares_the_model_and_changes_nothing", _OPENVLA),
+    ),
+    Fault(
+        "a decision is made on what older weights saw",
+        _FEATURES,
+        "return same and self.stamp == views.stamp()",
+        "return same",
+        (_ONCE,),
+    ),
+    Fault(
+        "a decision is made on other pictures than are given",
+        _FEATURES,
+        "same = all(features.get(name) is item for name, item in self.features.items())",
+        'same = features.get("pooled") is self.features["pooled"]',
+        (_ONCE,),
+    ),
+    Fault(
+        "what was acted on stays in memory",
+        _FEATURES,
+        "last, self._last = self._last, None",
+        "last = self._last",
+        (_ONCE, _LEARNER),
+    ),
+    Fault(
+        "a copy of a policy acts on what the first one saw",
+        _FEATURES,
+        "return KeepPictures()  # the copy will see other observations",
+        "return self",
+        (_ONCE,),
+    ),
+    Fault(
+        "a learner gets a prefix without gradient",
+        _FEATURES,
+        "if last is not None and not torch.is_grad_enabled() and last.serves(views, features):",
+        "if last is not None and last.serves(views, features):",
+        (_LEARNER,),
+    ),
+    Fault(
+        "missing cameras count among the bytes of pi0's prefix",
+        "vla_rl/policies/pi0_network.py",
+        "shown = sum(name is not None for name in cameras)",
+        "shown = len(cameras)",
+        ("tests/policies/test_pi0_network.py::test_the_prefix_has_the_bytes_that_it_says",),
+    ),
+    Fault(
+        "what is around a missing camera does not count among the bytes of SmolVLA's prefix",
+        "vla_rl/policies/smolvla_network.py",
+        "missing = min(len(cameras) - shown, self.shape.empty_cameras)",
+        "missing = 0",
+        ("tests/policies/test_smolvla_network.py::test_a_missing_camera_takes_what_is_around_its_place_alone",),
     ),
     Fault(
         "a learner with a kept prefix runs the model again",

@@ -216,8 +216,13 @@ def test_it_keeps_patches_or_pictures_whichever_is_smaller_and_right():
     assert a.keys() == {"prefix/patches", "pooled", "task", "state", "time"}
     assert b.keys() == {"picture/front", "pooled", "task", "state", "time"}
     assert a["pooled"].shape == (ROWS, patches.feature_sizes["pooled"]) and torch.equal(a["pooled"], b["pooled"])
+    calls: list[int] = []
+    pictures.network.vision_backbone.register_forward_hook(lambda *_: calls.append(1))
     torch.testing.assert_close(*(p.act(f, {}, "eval", None)[0].action for p, f in ((patches, a), (pictures, b))))
-    assert patches.network.prefix_bytes(1, 7) == 4 * 32 * 4 < tiny.SIDE**2 * 3
+    assert not calls, "what was encoded is acted on"
+    assert torch.equal(pictures.act(b, {}, "eval", None)[0].action, pictures.act(b, {}, "eval", None)[0].action)
+    assert len(calls) == 2, "a decision takes it away"
+    assert patches.network.prefix_bytes(("front",), 7) == 4 * 32 * 4 < tiny.SIDE**2 * 3
     small = {"front": replace(SPEC.images["front"], shape=(8, 8, 3))}  # 192 bytes
     assert "KeepPictures" in repr(tiny_policy(IN_TURN, images=small).kept)
     assert "KeepPictures" in repr(tiny_policy(replace(IN_TURN, trains=TrainAll())).kept)

@@ -275,7 +275,7 @@ def test_the_prefix_has_the_bytes_that_it_says(network):
     found = seen(network, PADDED)
     tokens = max(CASES[PADDED].lengths)
     assert found["keys"].shape == (3, 2, 1, 2 * PATCHES + tokens, 16)
-    assert sum(item[0].nbytes for item in found.values()) == network.prefix_bytes(2, tokens)
+    assert sum(item[0].nbytes for item in found.values()) == network.prefix_bytes(("a", None, "b"), tokens)
 
 
 def test_the_default_sizes_are_those_of_the_public_checkpoints():
@@ -284,7 +284,7 @@ def test_the_default_sizes_are_those_of_the_public_checkpoints():
         network = Pi0Shape().build()
     expert = sum(item.numel() for item in network.expert_parameters().values())
     everything = sum(item.numel() for item in network.parameters())
-    assert (everything, expert, network.prefix_bytes(3, 48)) == (3_238_048_528, 314_713_120, 30_090_032)
+    assert (everything, expert, network.prefix_bytes(("a", "b", "c"), 48)) == (3_238_048_528, 314_713_120, 30_090_032)
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -184,8 +186,18 @@ def test_gradients_reach_exactly_what_requires_them(network: SmolVLANetwork) -> 
 
 def test_the_bytes_of_a_prefix_are_those_that_are_told(network: SmolVLANetwork) -> None:
     prefix = Given().prefix(network)
-    assert sum(item.nbytes for item in prefix.values()) == 3 * network.prefix_bytes(2, 4)
+    assert sum(item.nbytes for item in prefix.values()) == 3 * network.prefix_bytes(("a", "b"), 4)
     assert all(len(item) == 3 for item in prefix.values()) and prefix["pooled"].dtype == torch.float32
+
+
+def test_a_missing_camera_takes_what_is_around_its_place_alone() -> None:
+    around = replace(SHAPE, picture_start=(1, 2), picture_end=(3,))
+    for empty, expected in ((0, 0), (1, 1), (5, 2)):
+        network, given = replace(around, empty_cameras=empty).build(), Given()
+        given.pictures = [given.pictures[0], None, None]
+        prefix, told = given.prefix(network), network.prefix_bytes(("a", None, None), 4)
+        assert sum(item[0].nbytes for item in prefix.values()) == told
+        assert prefix["mask"].shape[1] == SHAPE.picture_tokens + 3 + 3 * expected + 4
 
 
 def test_single_precision_is_close_to_double(network: SmolVLANetwork) -> None:

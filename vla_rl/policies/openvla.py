@@ -37,7 +37,7 @@ from vla_rl.policies.vla.saved_vla import SavedVLA
 from vla_rl.policies.vla.saving import Base
 from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
 
-_PICTURES = KeepPictures()
+_PICTURES = KeepPictures()  # of imitation, which encodes nothing beforehand
 
 
 class OpenVLA(SavedVLA):
@@ -123,7 +123,9 @@ class OpenVLA(SavedVLA):
         return {**pictures, "task": torch.as_tensor(obs.task).long(), "state": state}
 
     def _views(self) -> Views:
-        return Views(self.cameras, self.tokens, self.token_mask)
+        every = self.network.named_parameters()
+        learnt = [item for name, item in every if name in self.trained_names and name.startswith(VISION)]
+        return Views(self.cameras, self.tokens, self.token_mask, learnt)
 
     def _prefix(self, features: Features) -> Prefix:
         """What the language model reads; features without ``pooled`` are those of :meth:`imitation_features`."""
@@ -280,7 +282,7 @@ def _choose_kept(policy: OpenVLA) -> Kept:
             f"{type(policy.config.trains).__name__} changes the vision model, so kept patches would be out of date; "
             'set kept to "pictures".'
         )
-    size = policy.network.prefix_bytes(len(policy.cameras), policy.tokens.shape[1])
+    size = policy.network.prefix_bytes(policy.cameras, policy.tokens.shape[1])
     smaller = size < picture_bytes(policy.spec, policy.cameras)
     patches = policy.config.kept == "prefix" or (policy.config.kept == "auto" and smaller and not changed)
     return KeepPrefix() if patches else KeepPictures()

@@ -103,9 +103,10 @@ class OpenVLANetwork(nn.Module):
         found = [self.projector(self.vision_backbone(*(item.to(dtype) for item in pair))) for pair in seen]
         return torch.cat(found, 1)
 
-    def prefix_bytes(self, cameras: int, tokens: int) -> int:
+    def prefix_bytes(self, cameras: Sequence[str | None], tokens: int) -> int:
         """Bytes per observation of the patches."""
-        return cameras * self.shape.dino.patches * self.width * self.projector.fc1.weight.element_size()
+        shown = sum(name is not None for name in cameras)
+        return shown * self.shape.dino.patches * self.width * self.projector.fc1.weight.element_size()
 
     @property
     def pooled_size(self) -> int:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pi0_network import Pi0Shape
 from vla_rl.policies.pi0_public import shape_of
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.prompts import WordPrompts
 from vla_rl.policies.vla.public import flow_from_public
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
 
@@ -24,6 +20,8 @@ class Pi0(FlowVLA):
     The robot's state is a token behind the prefix, so the prefix depends on pictures and prompt alone.  pi0.5, whose
     state is written into the prompt as words, is not this class: transformers 5.23 has no model for it.
     """
+
+    shape_class = Pi0Shape
 
     @classmethod
     def from_public(cls, folder: str | Path, spec: EnvSpec, options: VLAOptions | None = None) -> Self:
@@ -46,25 +44,3 @@ class Pi0(FlowVLA):
                 longest=public.config.get("tokenizer_max_length", 48),
             ),
         )
-
-    @classmethod
-    def new(
-        cls, spec: EnvSpec, state_scale: Affine, shape: Pi0Shape | None = None, options: VLAOptions | None = None
-    ) -> Self:
-        """Random weights, drawn from torch's global generator; every word of the tasks is a token.
-
-        ``shape`` None: a small one.  Its vocabulary becomes that of the tasks; 1 and -1 stand for the bounds of an
-        action.  ``options.horizon`` 0 executes whole chunks, as far as the environment takes them.
-        """
-        vocabulary, chosen = Vocabulary.from_texts(spec.tasks), options or VLAOptions()
-        sizes = shape or Pi0Shape.small(state=spec.state.shape[0], action=spec.action_dim)
-        sizes = replace(sizes, language=replace(sizes.language, vocab_size=len(vocabulary.words) + 1))
-        return cls(
-            spec,
-            sizes.build(),
-            WordPrompts(vocabulary),
-            state_scale,
-            Affine.from_bounds(spec.action),
-            tuple(sorted(spec.images)),
-            replace(chosen, horizon=chosen.horizon or min(sizes.chunk, spec.max_chunk)),
-        ).eval()

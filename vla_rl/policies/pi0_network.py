@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,10 @@ class Pi0Shape:
             action_size=action,
             state_size=state,
         )
+
+    def with_words(self, count: int) -> Pi0Shape:
+        """The same with ``count`` tokens in the vocabulary."""
+        return replace(self, language=replace(self.language, vocab_size=count))
 
     def build(self) -> Pi0Network:
         """The network with random weights."""
@@ -175,10 +179,11 @@ class Pi0Network(nn.Module):
         """
         load_public_weights(self, folder, public_name, dtype=None)
 
-    def prefix_bytes(self, cameras: int, tokens: int) -> int:
+    def prefix_bytes(self, cameras: Sequence[str | None], tokens: int) -> int:
         """Keys and values in the dtype of the language model, the mask, and ``pooled``."""
         language, vision = self.shape.language, self.shape.vision
-        length = cameras * (vision.image_size // vision.patch_size) ** 2 + tokens
+        shown = sum(name is not None for name in cameras)
+        length = shown * (vision.image_size // vision.patch_size) ** 2 + tokens
         pair = 2 * language.num_hidden_layers * language.num_key_value_heads * language.head_dim
         width = self.model.vlm.language_model.embed_tokens.weight.element_size()
         return length * (pair * width + 1) + 4 * self.pooled_size

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.normalization import Affine
 from vla_rl.policies.smolvla_shape import SmolVLAShape
-from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.checkpoint import PublicCheckpoint
 from vla_rl.policies.vla.files import read_json
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.prompts import WordPrompts
 from vla_rl.policies.vla.public import flow_from_public
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
 
@@ -26,6 +22,8 @@ _OF_ONE_ROBOT = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha")
 class SmolVLA(FlowVLA):
     """A SmolVLA that RL improves.  Its prompt is the instruction and a newline, as in LeRobot."""
 
+    shape_class = SmolVLAShape
+
     @classmethod
     def from_public(cls, folder: str | Path, spec: EnvSpec, options: VLAOptions | None = None) -> Self:
         """The policy of a LeRobot folder for an environment.
@@ -35,29 +33,6 @@ class SmolVLA(FlowVLA):
         settings that are not supported.
         """
         return flow_from_public(cls, folder, spec, options or VLAOptions(), _shape, _prompts)
-
-    @classmethod
-    def new(
-        cls, spec: EnvSpec, state_scale: Affine, shape: SmolVLAShape | None = None, options: VLAOptions | None = None
-    ) -> Self:
-        """Random weights, drawn from torch's global generator; every word of the tasks is a token.
-
-        ``shape`` None: a small one.  Its vocabulary becomes that of the tasks; 1 and -1 stand for the bounds of an
-        action.  ``options.horizon`` 0 executes whole chunks, as far as the environment takes them.
-        """
-        vocabulary, chosen = Vocabulary.from_texts(spec.tasks), options or VLAOptions()
-        sizes = shape or SmolVLAShape.small(state=spec.state.shape[0], action=spec.action_dim)
-        sizes = replace(sizes, text=replace(sizes.text, vocabulary=len(vocabulary.words) + 1))
-        horizon = chosen.horizon or min(sizes.chunk, spec.max_chunk)
-        return cls(
-            spec,
-            sizes.build(),
-            WordPrompts(vocabulary),
-            state_scale,
-            Affine.from_bounds(spec.action),
-            tuple(sorted(spec.images)),
-            replace(chosen, horizon=horizon),
-        ).eval()
 
 
 def _shape(checkpoint: PublicCheckpoint) -> SmolVLAShape:

@@ -204,11 +204,13 @@ class SmolVLANetwork(nn.Module):
         """Fill the weights from a LeRobot folder, in its precision; raises UserError that lists what does not fit."""
         load_public_weights(self, folder, public_name, dtype=None)
 
-    def prefix_bytes(self, cameras: int, tokens: int) -> int:
-        """Bytes of an observation's prefix with so many cameras present and tokens of the prompt."""
+    def prefix_bytes(self, cameras: Sequence[str | None], tokens: int) -> int:
+        """Keys, values and mask of pictures and prompt, and ``pooled``; of a missing camera, what is around it."""
         text, dtype = self.shape.text, self._vlm["text_model"].embed_tokens.weight.dtype
         around = len(self.shape.picture_start) + len(self.shape.picture_end)
-        length = cameras * (self.shape.picture_tokens + around) + tokens
+        shown = sum(name is not None for name in cameras)
+        missing = min(len(cameras) - shown, self.shape.empty_cameras)
+        length = shown * (self.shape.picture_tokens + around) + missing * around + tokens
         token = 2 * text.layers * text.key_value_heads * text.head_size * dtype.itemsize + 1
         return length * token + 4 * self.pooled_size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.contract.errors import UserError
@@ -97,6 +97,10 @@ class SmolVLAShape:
         """Tokens of a picture of the size for which positions are learnt."""
         side = (self.picture[0] if self.picture else self.vision.image) // self.vision.patch
         return (side // self.pixel_shuffle) ** 2
+
+    def with_words(self, count: int) -> SmolVLAShape:
+        """The same with ``count`` tokens in the vocabulary."""
+        return replace(self, text=replace(self.text, vocabulary=count))
 
     def build(self) -> SmolVLANetwork:
         """An untrained network; raises UserError without transformers."""

@@ -69,7 +69,7 @@ def _kept(policy: object) -> Iterator[Table]:
     for module in policy.modules() if isinstance(policy, nn.Module) else ():
         if not hasattr(module, "kept"):
             continue
-        prefix = module.network.prefix_bytes(len(module.cameras), module.tokens.shape[1])
+        prefix = module.network.prefix_bytes(module.cameras, module.tokens.shape[1])
         options = module.config
         if options.kept != "auto":
             why = f'because kept is "{options.kept}"'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, ResidualConfig
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla import flow_vla
+from vla_rl.policies.vla.features import KeepPictures
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.prompts import WordPrompts
@@ -103,9 +105,50 @@ def test_a_kept_prefix_spares_the_model_and_changes_nothing():
     one, _ = kept.act(a, {}, "sample", seeded())
     two, _ = seen.act(b, {}, "sample", seeded())
     torch.testing.assert_close(one.sample, two.sample)
+    assert kept.network.encoded == seen.network.encoded == 1, "what was encoded is acted on"
+    assert (kept.log_prob(a, one.sample, one.aux).logprob - one.logprob).abs().max() < 1e-4
+    assert (seen.log_prob(b, two.sample, two.aux).logprob - two.logprob).abs().max() < 1e-4
     assert kept.network.encoded == 1 and seen.network.encoded == 2
     for name in ("pooled", "state"):
         assert a[name].shape == b[name].shape == (16, kept.feature_sizes[name])
+
+
+def encodings(policy: FlowVLA, features: Any) -> int:
+    """How often the network encodes for a decision on ``features``, which is that of a policy that never did."""
+    before, fresh = policy.network.encoded, copy.deepcopy(policy)
+    expected, _ = fresh.act(features, {}, "sample", seeded())
+    assert fresh.network.encoded == before + 1, "a copy remembers nothing"
+    out, _ = policy.act(features, {}, "sample", seeded())
+    torch.testing.assert_close(out.sample, expected.sample, rtol=0, atol=0)
+    return policy.network.encoded - before
+
+
+def test_acting_on_pictures_encodes_them_once_and_again_where_anything_changed():
+    policy = made(kept="pictures", trains=TrainAll())
+    assert encodings(policy, policy.encode(observations())) == 0
+    features = policy.encode(observations())
+    assert encodings(policy, features) == 0 and encodings(policy, features) == 1, "taken away by the decision"
+    black = {**policy.encode(observations()), "picture/front": torch.zeros_like(features["picture/front"])}
+    assert encodings(policy, black) == 1
+    first = policy.encode(observations())
+    policy.encode(observations(3))
+    assert encodings(policy, first) == 1
+    features = policy.encode(observations())
+    with torch.no_grad():
+        policy.network.mix.weight.mul_(1.5)
+    assert encodings(policy, features) == 1, "a learner has changed the model"
+    features = policy.encode(observations())
+    policy.network.mix.weight.data = policy.network.mix.weight.data * 1.5
+    assert encodings(policy, features) == 1, "other weights are there"
+
+
+def test_a_learner_encodes_with_gradient_and_holds_no_prefix_of_acting():
+    policy = made(kept="pictures", trains=TrainAll())
+    features = policy.encode(observations())
+    kept = policy.kept
+    assert isinstance(kept, KeepPictures) and kept._last is not None
+    policy.field(features)(torch.zeros(16, 1, 12), torch.zeros(16, 1)).velocity.sum().backward()
+    assert policy.network.mix.weight.grad is not None and kept._last is None
 
 
 def test_auto_keeps_what_is_small_and_what_training_leaves(monkeypatch):

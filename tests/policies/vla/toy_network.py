@@ -75,6 +75,6 @@ class ToyNetwork(nn.Module):
     def load_public(self, folder: Path) -> None:
         load_public_weights(self, folder, lambda name: name.removeprefix("model."), dtype=None)
 
-    def prefix_bytes(self, cameras: int, tokens: int) -> int:
-        cells = cameras * CELLS + tokens
+    def prefix_bytes(self, cameras: Sequence[str | None], tokens: int) -> int:
+        cells = len(cameras) * CELLS + tokens  # those of missing ones are masked
         return cells * (WIDTH * self.eye.weight.element_size() + 1)

@@ -7,7 +7,8 @@ observation, and where adapters change the model there is none to keep.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,16 +28,23 @@ class Views:
 
     cameras  the environment's camera for each of the checkpoint's, None where it is missing
     tokens, mask  the prompts of all tasks, int64 and bool [tasks,L]
+    learnt   the weights that training changes and a prefix depends on
     """
 
-    def __init__(self, cameras: Sequence[str | None], tokens: Tensor, mask: Tensor) -> None:
-        self.cameras, self.tokens, self.mask = tuple(cameras), tokens, mask
+    def __init__(
+        self, cameras: Sequence[str | None], tokens: Tensor, mask: Tensor, learnt: Sequence[Tensor] = ()
+    ) -> None:
+        self.cameras, self.tokens, self.mask, self.learnt = tuple(cameras), tokens, mask, tuple(learnt)
 
     def prefix(self, network: Encoder, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The prefix of pictures uint8 ``picture/NAME`` [B,h,w,3] under the instructions ``task`` int64 [B]."""
         pictures = [None if name is None else features[PICTURE + name] for name in self.cameras]
         task = features["task"]
         return network.encode(pictures, self.tokens[task], self.mask[task])
+
+    def stamp(self) -> tuple[tuple[int, int], ...]:
+        """Another one whenever ``learnt`` has changed, in place or by other tensors."""
+        return tuple((item.data_ptr(), item._version) for item in self.learnt)
 
 
 class Kept(Protocol):
@@ -62,14 +70,44 @@ class KeepPrefix:
         return {name.removeprefix(PREFIX): item for name, item in features.items() if name.startswith(PREFIX)}
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """The ``prefix`` of ``features``, by weights of that ``stamp``."""
+
+    features: Features
+    prefix: Mapping[str, Tensor]
+    stamp: tuple[tuple[int, int], ...]
+
+    def serves(self, views: Views, features: Features) -> bool:
+        """Whether it is the prefix of ``features``: of the very same tensors, by weights that have not changed."""
+        same = all(features.get(name) is item for name, item in self.features.items())
+        return same and self.stamp == views.stamp()
+
+
 class KeepPictures:
-    """The pictures: a learner runs the vision-language model again, with gradient where it is trained."""
+    """The pictures: a learner runs the vision-language model again, with gradient where it is trained.
+
+    Acting does not: the prefix that ``pooled`` was made of waits here for the decision on it, which takes it away.  Any
+    other features take it away as well, so that it fills no memory while a learner learns.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Encoded | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeepPictures:
+        return KeepPictures()  # the copy will see other observations
 
     @torch.no_grad()
     def features(self, network: Encoder, views: Views, seen: Features) -> Features:
-        return {"pooled": views.prefix(network, seen)["pooled"], **seen}
+        prefix = views.prefix(network, seen)
+        features = {"pooled": prefix["pooled"], **seen}
+        self._last = _Encoded(features, prefix, views.stamp())
+        return dict(features)
 
     def prefix(self, network: Encoder, views: Views, features: Features) -> Mapping[str, Tensor]:
+        last, self._last = self._last, None
+        if last is not None and not torch.is_grad_enabled() and last.serves(views, features):
+            return last.prefix
         return views.prefix(network, features)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +19,16 @@ from vla_rl.policies.flow_schedules import Field
 from vla_rl.policies.heads import zero_init
 from vla_rl.policies.noise import normal, uniform
 from vla_rl.policies.normalization import Affine
+from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.features import PICTURE, KeepPictures, KeepPrefix, Views, choose
-from vla_rl.policies.vla.network import Acting, FlowNetwork
+from vla_rl.policies.vla.network import Acting, FlowNetwork, NewShape
 from vla_rl.policies.vla.options import VLAOptions
-from vla_rl.policies.vla.prompts import Prompts
+from vla_rl.policies.vla.prompts import Prompts, WordPrompts
 from vla_rl.policies.vla.saved_vla import SavedVLA
 from vla_rl.policies.vla.saving import Base
 from vla_rl.policies.vla.trainable import cast_frozen, checkpoint_gradients
 
-_PICTURES = KeepPictures()
+_PICTURES = KeepPictures()  # of imitation, which encodes nothing beforehand
 _DATASET_LIMIT = 2_000_000_000  # bytes of the prefixes of a dataset up to which imitation keeps them
 _PART = 64  # observations that are encoded at a time
 
@@ -43,6 +46,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
     token_mask: Tensor
     network: FlowNetwork
     options_class = VLAOptions
+    shape_class: ClassVar[type[NewShape]]  # of a family
 
     def __init__(
         self,
@@ -76,8 +80,25 @@ class FlowVLA(SavedVLA, FlowPolicy):
         self.register_buffer("tokens", tokens, persistent=False)
         self.register_buffer("token_mask", mask, persistent=False)
         self._acting = options.inference.prepare(network)
-        self._prefix_bytes = network.prefix_bytes(len(self.cameras), tokens.shape[1])
+        self._prefix_bytes = network.prefix_bytes(self.cameras, tokens.shape[1])
         self.kept = choose(options, self._prefix_bytes)
+
+    @classmethod
+    def new(
+        cls, spec: EnvSpec, state_scale: Affine, shape: NewShape | None = None, options: VLAOptions | None = None
+    ) -> Self:
+        """Random weights, drawn from torch's global generator; every word of the tasks is a token.
+
+        ``shape`` None: a small one.  Its vocabulary becomes that of the tasks; 1 and -1 stand for the bounds of an
+        action.  ``options.horizon`` 0 executes whole chunks, as far as the environment takes them.
+        """
+        vocabulary, chosen = Vocabulary.from_texts(spec.tasks), options or VLAOptions()
+        sizes = shape or cls.shape_class.small(state=spec.state.shape[0], action=spec.action_dim)
+        network = sizes.with_words(len(vocabulary.words) + 1).build()
+        horizon = chosen.horizon or min(network.chunk, spec.max_chunk)
+        scales = state_scale, Affine.from_bounds(spec.action)
+        cameras, whole = tuple(sorted(spec.images)), replace(chosen, horizon=horizon)
+        return cls(spec, network, WordPrompts(vocabulary), *scales, cameras, whole).eval()
 
     @property
     def feature_sizes(self) -> dict[str, int]:
@@ -117,7 +138,9 @@ class FlowVLA(SavedVLA, FlowPolicy):
         return self.state_scale.normalize(self._tensor(obs.state).float())
 
     def _views(self) -> Views:
-        return Views(self.cameras, self.tokens, self.token_mask)
+        named = dict(self.network.named_parameters()) if self.config.trains.reaches_prefix else {}
+        learnt = [named[name] for name in self._trained] if named else []
+        return Views(self.cameras, self.tokens, self.token_mask, learnt)
 
     # -- acting -----------------------------------------------------------------------------------------------------
 

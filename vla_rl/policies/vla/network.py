@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor, nn
 
@@ -31,8 +31,10 @@ class VisionLanguage(Encoder, Protocol):
     def expert_parameters(self) -> dict[str, nn.Parameter]:
         """What is trained when the vision-language model is not, by public name."""
 
-    def prefix_bytes(self, cameras: int, tokens: int) -> int:
-        """Bytes per observation of what :meth:`encode` returns for so many cameras and tokens of the prompt."""
+    def prefix_bytes(self, cameras: Sequence[str | None], tokens: int) -> int:
+        """Bytes per observation of what :meth:`encode` returns for these cameras, None where one is missing, and so
+        many tokens of the prompt.
+        """
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
@@ -84,6 +86,17 @@ class NetworkShape(Protocol):
 
     def build(self) -> FlowNetwork:
         """The untrained network."""
+
+
+class NewShape(NetworkShape, Protocol):
+    """The same of a family of which there are small ones, to be trained from nothing."""
+
+    @classmethod
+    def small(cls, state: int, action: int) -> Self:
+        """For states and actions of these sizes."""
+
+    def with_words(self, count: int) -> Self:
+        """The same with ``count`` tokens in the vocabulary."""
 
 
 def repeat_each(condition: Mapping[str, Tensor], times: int) -> Mapping[str, Tensor]:
