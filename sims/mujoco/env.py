@@ -61,6 +61,11 @@ class MujocoEnv:
     def num_envs(self) -> int:
         return self._num_envs
 
+    @property
+    def task(self) -> Task:
+        """What is simulated: the model, its scenes and rules."""
+        return self._task
+
     def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
         index = self._book.index(env_ids)

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from array_api_compat import array_namespace, device
 
+from sims.mujoco.arrays import Constant
 from sims.mujoco.scene import (
     CUBE_EDGE,
     CUBES_QPOS,
@@ -17,9 +19,9 @@ from sims.mujoco.scene import (
     WORKSPACE_HIGH,
     WORKSPACE_LOW,
     build_model,
-    cube_addresses,
 )
 from sims.mujoco.task import Episode, TaskState
+from vla_rl.contract.env import Array
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec
 
@@ -40,7 +42,8 @@ MOST_DISPLACEMENT = 0.03  # metres per control step and axis
 HOLD_STEPS = 5  # consecutive control steps after which a condition counts
 LIFT_HEIGHT = 0.06  # metres, of a cube's centre above the table
 _AWAY = np.array([0.0, -1.2])  # metres; unused cubes of an episode lie there, behind the camera
-_PALETTE = np.array([*((*rgb, 1.0) for rgb in COLOURS.values()), (0.13, 0.13, 0.16, 1.0), (0, 0, 0, 0)], np.float32)
+_PALETTE = Constant([*((*rgb, 1.0) for rgb in COLOURS.values()), (0.13, 0.13, 0.16, 1.0), (0, 0, 0, 0)], np.float32)
+_LOW, _HIGH = Constant(WORKSPACE_LOW), Constant(WORKSPACE_HIGH)
 
 Instruct = Literal["target", "distractor"]
 
@@ -63,7 +66,6 @@ class Tabletop:
         self.movable: tuple[int, ...] = tuple(self.model.body(f"cube{i}").id for i in range(cubes))
         self.surfaces: tuple[int, ...] = (self.model.geom("table").id, self.model.geom("mat").id)
         self._cubes, self._marks = cubes, marks
-        self._cube_xyz = cube_addresses(cubes)[:, None] + np.arange(3)
         low, high, gap = tuple(WORKSPACE_LOW.tolist()), tuple(WORKSPACE_HIGH.tolist()), 2 * FINGER_OPEN
         around = 0.02  # metres by which the gantry may overshoot its target or be pushed off it
         self.state = ArraySpec(
@@ -75,10 +77,7 @@ class Tabletop:
             frame="table",
             names=("x", "y", "z", "opening", "target_x", "target_y", "target_z", "target_opening"),
         )
-        self._state_low, self._state_high = (
-            np.asarray(self.state.low, np.float32),
-            np.asarray(self.state.high, np.float32),
-        )
+        self._state_low, self._state_high = (Constant(x, np.float32) for x in (self.state.low, self.state.high))
         bound, names = (MOST_DISPLACEMENT,) * 3 + (1.0,), ("dx", "dy", "dz", "grip")
         lowest = tuple(-b for b in bound)
         self.action = ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names)
@@ -120,42 +119,59 @@ class Tabletop:
         qpos[GANTRY_QPOS] = ctrl[:3] = np.clip(moved, WORKSPACE_LOW, WORKSPACE_HIGH)
         return replace(episode, qpos=qpos, ctrl=ctrl, task_state=task_state)
 
-    def control(self, ctrl: np.ndarray, action: np.ndarray) -> np.ndarray:
+    def control(self, ctrl: Array, action: Array) -> Array:
         """Move the position target by ``action``'s displacement and close the fingers where its grip is positive."""
-        after = np.empty_like(ctrl)
-        after[:, :3] = np.minimum(np.maximum(ctrl[:, :3] + action[:, :3], WORKSPACE_LOW), WORKSPACE_HIGH)
-        after[:, 3] = np.where(action[:, 3] > 0, 0.0, FINGER_OPEN)
-        return after
+        xp = array_namespace(ctrl)
+        target = xp.minimum(xp.maximum(ctrl[:, :3] + action[:, :3], _LOW.beside(ctrl)), _HIGH.beside(ctrl))
+        open_ = xp.full((ctrl.shape[0], 1), FINGER_OPEN, dtype=target.dtype, device=device(ctrl))
+        return xp.concat([target, xp.where(action[:, 3:] > 0, xp.zeros_like(open_), open_)], axis=1)
 
-    def proprioception(self, qpos: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
+    def proprioception(self, qpos: Array, ctrl: Array) -> Array:
         """float32 [R,8]: pinch point and opening, then their commanded values; metres."""
-        state = np.empty((len(qpos), 8), np.float32)
-        state[:, :3], state[:, 3] = qpos[:, GANTRY_QPOS], qpos[:, FINGER_QPOS].sum(axis=1)
-        state[:, 4:7], state[:, 7] = ctrl[:, :3], 2 * ctrl[:, 3]
-        clipped: np.ndarray = np.minimum(np.maximum(state, self._state_low), self._state_high)
-        return clipped
+        xp = array_namespace(qpos)
+        opening = xp.sum(qpos[:, FINGER_QPOS], axis=1, keepdims=True)
+        state = xp.concat([qpos[:, GANTRY_QPOS], opening, ctrl[:, :3], 2 * ctrl[:, 3:4]], axis=1)
+        low, high = self._state_low.beside(qpos), self._state_high.beside(qpos)
+        return xp.minimum(xp.maximum(xp.astype(state, xp.float32), low), high)
 
-    def cubes(self, qpos: np.ndarray) -> np.ndarray:
+    def cubes(self, qpos: Array) -> Array:
         """Centres of all cubes, float32 [R,cubes,3] metres."""
-        return np.minimum(np.maximum(qpos[:, self._cube_xyz], -10), 10).astype(np.float32)
+        xp = array_namespace(qpos)
+        return xp.astype(xp.clip(self.centres(qpos), -10, 10), xp.float32)
 
-    def colours(self, task_state: TaskState) -> np.ndarray:
+    def centres(self, qpos: Array) -> Array:
+        """[R,cubes,3]: centres of all cubes as the simulator has them, metres."""
+        poses = qpos[:, CUBES_QPOS : CUBES_QPOS + 7 * self._cubes]
+        return array_namespace(qpos).reshape(poses, (qpos.shape[0], self._cubes, 7))[..., :3]
+
+    def colours(self, task_state: TaskState) -> Array:
         """float32 [R,cubes+marks,4] RGBA."""
         parts = [task_state[name] for name in ("colour", "mark_colour") if name in task_state]
-        rgba: np.ndarray = _PALETTE[np.concatenate(parts, axis=1)]
-        return rgba
+        xp = array_namespace(*parts)
+        return _PALETTE.beside(parts[0])[xp.astype(xp.concat(parts, axis=1), xp.int64)]
 
-    def mark_positions(self, task_state: TaskState) -> np.ndarray:
+    def mark_positions(self, task_state: TaskState) -> Array:
         """float64 [R,marks,3]: positions of the marks, metres."""
+        colour = task_state["colour"]
+        xp = array_namespace(colour)
         if not self._marks:
-            return np.empty((len(task_state["colour"]), 0, 3))
+            return xp.empty((colour.shape[0], 0, 3), dtype=xp.float64, device=device(colour))
         xy = task_state["mark_xy"]
-        return np.concatenate([xy, np.full((*xy.shape[:2], 1), 0.001)], axis=2)
+        height = xp.full((*xy.shape[:2], 1), 0.001, dtype=xy.dtype, device=device(xy))
+        return xp.concat([xy, height], axis=2)
 
 
-def count_consecutive(condition: np.ndarray, before: np.ndarray) -> np.ndarray:
+def count_consecutive(condition: Array, before: Array) -> Array:
     """int16: consecutive control steps with ``condition``, given ``before`` up to the previous step."""
-    return np.where(condition, before + 1, 0).astype(np.int16)
+    xp = array_namespace(condition)
+    return xp.astype(xp.where(condition, before + 1, xp.zeros_like(before)), xp.int16)
+
+
+def count_steps(task_state: TaskState, deadline: int | None) -> tuple[Array, Array]:
+    """int16 [R]: control steps with this one, and bool [R]: whether an unfinished episode is too late now."""
+    xp = array_namespace(task_state["steps"])
+    steps = xp.astype(task_state["steps"] + 1, xp.int16)
+    return steps, (steps >= deadline if deadline else xp.zeros_like(steps, dtype=xp.bool))
 
 
 def write_cube_poses(qpos: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray) -> None:

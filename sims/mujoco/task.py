@@ -9,14 +9,15 @@ from typing import Protocol
 import mujoco
 import numpy as np
 
+from vla_rl.contract.env import Array
 from vla_rl.contract.spec import ArraySpec
 
-TaskState = dict[str, np.ndarray]
+TaskState = dict[str, Array]
 
 
 @dataclass(frozen=True)
 class Episode:
-    """The initial state of one episode: ``qpos`` [nq], ``ctrl`` [nu] and ``task_state`` {name: [...]}."""
+    """The initial state of one episode, in numpy: ``qpos`` [nq], ``ctrl`` [nu] and ``task_state`` {name: [...]}."""
 
     qpos: np.ndarray
     ctrl: np.ndarray
@@ -33,14 +34,18 @@ class TaskResult:
     task_state   after this step
     """
 
-    reward: np.ndarray
-    success: np.ndarray
-    failure: np.ndarray
+    reward: Array
+    success: Array
+    failure: Array
     task_state: TaskState
 
 
 class Task(Protocol):
-    """A task over one MuJoCo model.  Methods work on ``R`` environments at once; only ``sample_episode`` is random."""
+    """A task over one MuJoCo model.
+
+    Only ``sample_episode`` is random; it and ``vary_poses`` work on one environment, on the host.  The other methods
+    work on ``R`` environments at once, whose arrays are of numpy or of torch (``arrays.py``): on a GPU they stay there.
+    """
 
     name: str
     model: mujoco.MjModel
@@ -64,23 +69,23 @@ class Task(Protocol):
     def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
         """``episode`` with the poses that the parameters ``values`` (``parameters.py``) say."""
 
-    def control(self, ctrl: np.ndarray, action: np.ndarray) -> np.ndarray:
+    def control(self, ctrl: Array, action: Array) -> Array:
         """The actuator targets [R,nu] after ``action`` [R,D], which is within bounds."""
 
-    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
+    def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Apply the rules to ``qpos`` [R,nq] after a control step."""
 
-    def proprioception(self, qpos: np.ndarray, ctrl: np.ndarray) -> np.ndarray:
+    def proprioception(self, qpos: Array, ctrl: Array) -> Array:
         """float32 [R,S]."""
 
-    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """{name: [R,...]} as declared in ``extras``."""
 
-    def instruction(self, task_state: TaskState) -> np.ndarray:
+    def instruction(self, task_state: TaskState) -> Array:
         """int64 [R]: index into ``texts``."""
 
-    def colours(self, task_state: TaskState) -> np.ndarray:
+    def colours(self, task_state: TaskState) -> Array:
         """float32 [R,painted,4]: RGBA of the painted geoms."""
 
-    def mark_positions(self, task_state: TaskState) -> np.ndarray:
+    def mark_positions(self, task_state: TaskState) -> Array:
         """float64 [R,placed,3]: positions of the placed geoms, metres."""

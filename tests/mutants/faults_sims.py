@@ -16,15 +16,15 @@ FAULTS = (
     Fault(
         "success takes one held step more",
         _LIFT,
-        "long_enough = held >= HOLD_STEPS",
-        "long_enough = held > HOLD_STEPS",
+        "long_enough, named = held >= HOLD_STEPS",
+        "long_enough, named = held > HOLD_STEPS",
         (f"{_ON_LIFT}test_success_takes_five_held_steps_in_a_row",),
     ),
     Fault(
         "steps held before a fall still count",
         _TABLETOP,
-        "np.where(condition, before + 1, 0)",
-        "np.where(condition, before + 1, before)",
+        "xp.where(condition, before + 1, xp.zeros_like(before))",
+        "xp.where(condition, before + 1, before)",
         (f"{_ON_LIFT}test_success_takes_five_held_steps_in_a_row",),
     ),
     Fault(

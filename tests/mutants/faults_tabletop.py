@@ -25,15 +25,15 @@ FAULTS = (
     Fault(
         "any plate will do",
         _PLACE,
-        'success = long_enough[index, task_state["plate"]]',
-        "success = long_enough.any(axis=1)",
+        'success = pick(long_enough, task_state["plate"])',
+        "success = xp.any(long_enough, axis=1)",
         (f"{_ON}test_another_plate_or_another_cube_is_a_failure",),
     ),
     Fault(
         "lifting the named cube is a failure",
         _PLACE,
-        'np.arange(self._cubes) != task_state["named"][:, None]',
-        'np.arange(self._cubes) >= task_state["named"][:, None] - 9',
+        'count(self._cubes, qpos) != task_state["named"][:, None]',
+        'count(self._cubes, qpos) >= task_state["named"][:, None] - 9',
         (f"{_ON}test_lifting_the_other_cube_is_a_failure_and_the_named_one_is_not",),
     ),
     Fault(
@@ -53,8 +53,8 @@ FAULTS = (
     Fault(
         "pushing may lift",
         _PUSH,
-        "cube[:, 2] >= LIFT_HEIGHT, late], [-1, 0, 1]",
-        "cube[:, 2] >= LIFT_HEIGHT, late], [-1, -1, 1]",
+        "(cube[:, 2] >= LIFT_HEIGHT, 0)",
+        "(cube[:, 2] >= LIFT_HEIGHT, -1)",
         (f"{_ON}test_pushing_is_not_lifting",),
     ),
     Fault(
@@ -67,9 +67,23 @@ FAULTS = (
     Fault(
         "causes of failure are mixed up",
         _MIXED,
-        "failure[index] = causes[result.failure]",
-        "failure[index] = result.failure",
+        "cause.beside(qpos)[xp.astype(result.failure, xp.int64)]",
+        "result.failure",
         (f"{_ON}test_a_mixture_is_the_task_it_plays",),
+    ),
+    Fault(
+        "a constant of the rules stays on the host",
+        "sims/mujoco/arrays.py",
+        "if isinstance(array, np.ndarray):",
+        "if array is not None:",
+        ("tests/sims/test_arrays.py::test_tools_of_rules",),
+    ),
+    Fault(
+        "the last case that holds counts",
+        "sims/mujoco/arrays.py",
+        "in reversed(cases):",
+        "in cases:",
+        ("tests/sims/test_arrays.py::test_tools_of_rules",),
     ),
     Fault(
         "the goal is where the cube is",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sims.mujoco.scene import FINGER_OPEN
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import Observation, on_host
 
 TRAVEL_HEIGHT = 0.075  # metres of the pinch point: the fingertips pass above standing cubes
 GRASP_HEIGHT = 0.018
@@ -34,8 +34,8 @@ class Situation:
     @classmethod
     def from_observation(cls, obs: Observation) -> Situation:
         """From an observation with ``privileged/target`` and, in tasks that have one, ``privileged/goal``."""
-        state, cube = obs.state.astype(np.float64), obs.extras["privileged/target"].astype(np.float64)
-        goal = obs.extras.get("privileged/goal", cube).astype(np.float64)
+        state, cube = (on_host(item).astype(np.float64) for item in (obs.state, obs.extras["privileged/target"]))
+        goal = on_host(obs.extras.get("privileged/goal", cube)).astype(np.float64)
         return cls(state[:, :3], state[:, 3], state[:, 4:7], state[:, 7] < FINGER_OPEN, cube, goal)
 
     @property

@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
+from sims.mujoco.arrays import count, first_case, pick
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.parameters import parameters
 from sims.mujoco.tabletop import (
@@ -26,10 +28,11 @@ from sims.mujoco.tabletop import (
     Tabletop,
     check_variant,
     count_consecutive,
+    count_steps,
     scatter,
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.contract.task import declare_task
 
@@ -86,36 +89,44 @@ class LiftTask(Tabletop):
         task_state["named"][...] = other if self._instruct == "distractor" else task_state["seeded"]
         return Episode(qpos, ctrl, task_state)
 
-    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
+    def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Count the control steps that every cube was up, and end the episode when one was up for long enough."""
-        up = qpos[:, self._cube_xyz[:, 2]] >= LIFT_HEIGHT
+        xp = array_namespace(qpos)
+        up = self.centres(qpos)[..., 2] >= LIFT_HEIGHT
         held = count_consecutive(up, task_state["held"])
-        long_enough = held >= HOLD_STEPS
-        named = np.arange(self._cubes) == task_state["named"][:, None]
-        success = (long_enough & named).any(axis=1)
-        wrong = (long_enough & ~named).any(axis=1) & ~success
-        steps = (task_state["steps"] + 1).astype(np.int16)
-        late = (steps >= self._deadline) & ~success if self._deadline else np.zeros_like(success)
-        failure = np.where(wrong, np.int8(0), np.where(late, np.int8(1), np.int8(-1)))
-        return TaskResult(success.astype(np.float32), success, failure, {**task_state, "held": held, "steps": steps})
+        long_enough, named = held >= HOLD_STEPS, self._named(task_state)
+        success = xp.any(long_enough & named, axis=1)
+        wrong = xp.any(long_enough & ~named, axis=1)
+        steps, late = count_steps(task_state, self._deadline)
+        failure = first_case([(success, -1), (wrong, 0), (late, 1)])
+        reward = xp.astype(success, xp.float32)
+        return TaskResult(reward, success, failure, {**task_state, "held": held, "steps": steps})
 
-    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Cube positions (metres), and which colours were lifted and chosen by the seed."""
-        cubes, index = self.cubes(qpos), np.arange(len(qpos))
+        xp, cubes = array_namespace(qpos), self.cubes(qpos)
         # The named cube first: where two are lifted at once, it is the one that counts.
-        lasting = (task_state["held"] >= HOLD_STEPS) * (1 + (np.arange(self._cubes) == task_state["named"][:, None]))
-        lifted = task_state["colour"][index, lasting.argmax(axis=1)].astype(np.int64)
+        lasting = (task_state["held"] >= HOLD_STEPS) * (1 + xp.astype(self._named(task_state), xp.int8))
+        lifted = xp.astype(pick(task_state["colour"], xp.argmax(lasting, axis=1)), xp.int64)
         return {
-            "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
-            "privileged/target": cubes[index, task_state["named"]],
-            "privileged/lifted": np.where(lasting.any(axis=1), lifted, -1),
-            "privileged/seeded": np.maximum(task_state["colour"][index, task_state["seeded"]], 0).astype(np.int64),
+            "privileged/cubes": xp.reshape(cubes, (qpos.shape[0], 3 * self._cubes)),
+            "privileged/target": pick(cubes, task_state["named"]),
+            "privileged/lifted": xp.where(xp.any(lasting > 0, axis=1), lifted, xp.full_like(lifted, -1)),
+            "privileged/seeded": self._colour(task_state, "seeded"),
         }
 
-    def instruction(self, task_state: TaskState) -> np.ndarray:
+    def instruction(self, task_state: TaskState) -> Array:
         """int64 [R]: the colour that the instruction names."""
-        colour: np.ndarray = task_state["colour"][np.arange(len(task_state["named"])), task_state["named"]]
-        return np.maximum(colour, 0).astype(np.int64)
+        return self._colour(task_state, "named")
+
+    def _named(self, task_state: TaskState) -> Array:
+        """bool [R,cubes]: which cube the instruction names."""
+        return count(self._cubes, task_state["named"]) == task_state["named"][:, None]
+
+    def _colour(self, task_state: TaskState, which: str) -> Array:
+        """int64 [R]: the colour of the cube with the number ``task_state[which]``; 0 before the first reset."""
+        xp = array_namespace(task_state["colour"])
+        return xp.astype(xp.clip(pick(task_state["colour"], task_state[which]), min=0), xp.int64)
 
 
 _OPTIONS = ("cubes", "colours", "instruct", "deadline")

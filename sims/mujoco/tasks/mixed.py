@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
+from sims.mujoco.arrays import Constant, cases_of
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.parameters import parameters
 from sims.mujoco.tabletop import Tabletop
@@ -22,7 +24,7 @@ from sims.mujoco.tasks.place import PLATES, PlaceTask
 from sims.mujoco.tasks.place_expert import PlaceExpert
 from sims.mujoco.tasks.push import PushTask
 from sims.mujoco.tasks.push_expert import PushExpert
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import Array, Observation, on_host
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
@@ -57,6 +59,8 @@ class MixedTask(Tabletop):
         self.task_state: TaskState = {"which": np.zeros((), np.int8), **self.scene_state()}
         for task in self.tasks:
             self.task_state |= {f"{task.name}/{name}": v for name, v in task.task_state.items() if name not in _SHARED}
+        causes = [[*(self.failures.index(cause) for cause in task.failures), -1] for task in self.tasks]
+        self._causes = [Constant(numbers, np.int8) for numbers in causes]  # of each task's failures and of none
         self._first_text = {task.name: self.families.index(task.name) for task in self.tasks}
         self.extras = {
             "privileged/cubes": replace(self.place, shape=(CUBES * 3,), names=()),
@@ -73,45 +77,36 @@ class MixedTask(Tabletop):
         task_state["which"][...] = which
         return replace(episode, task_state=task_state | _prefixed(task, episode.task_state))
 
-    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
+    def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Every environment by the rules of its task."""
-        reward, success = np.zeros(len(qpos), np.float32), np.zeros(len(qpos), bool)
-        failure, after = np.full(len(qpos), -1, np.int8), {name: value.copy() for name, value in task_state.items()}
-        for task, index in self._played(task_state):
-            result = task.evaluate(qpos[index], _own(task, task_state, index))
-            reward[index], success[index] = result.reward, result.success
-            causes = np.array([*(self.failures.index(cause) for cause in task.failures), -1], np.int8)
-            failure[index] = causes[result.failure]
+        xp, which = array_namespace(qpos), task_state["which"]
+        results = [task.evaluate(qpos, _own(task, task_state)) for task in self.tasks]
+        causes = zip(self._causes, results, strict=True)
+        failure = [cause.beside(qpos)[xp.astype(result.failure, xp.int64)] for cause, result in causes]
+        after = dict(task_state)  # the tasks leave the entries that they share as they are
+        for number, (task, result) in enumerate(zip(self.tasks, results, strict=True)):
             for name, value in _prefixed(task, result.task_state).items():
-                after[name][index] = value
-        return TaskResult(reward, success, failure, after)
+                if name not in _SHARED:
+                    after[name] = cases_of(which == number, (task_state[name], value))
+        reward, success = ([getattr(result, name) for result in results] for name in ("reward", "success"))
+        return TaskResult(cases_of(which, reward), cases_of(which, success), cases_of(which, failure), after)
 
-    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Positions of the cubes, of the named cube and of its goal (in lift: the cube itself), metres."""
-        found = {name: np.zeros((len(qpos), *spec.shape), np.float32) for name, spec in self.extras.items()}
-        for task, index in self._played(task_state):
-            extras = task.observe_extras(qpos[index], _own(task, task_state, index))
+        found = [task.observe_extras(qpos, _own(task, task_state)) for task in self.tasks]
+        for extras in found:
             extras.setdefault("privileged/goal", extras["privileged/target"])
-            for name, value in found.items():
-                value[index] = extras[name]
-        return found
+        return {name: cases_of(task_state["which"], [extras[name] for extras in found]) for name in self.extras}
 
-    def instruction(self, task_state: TaskState) -> np.ndarray:
+    def instruction(self, task_state: TaskState) -> Array:
         """int64 [R]: index into the concatenated texts of all tasks."""
-        text = np.zeros(len(task_state["which"]), np.int64)
-        for task, index in self._played(task_state):
-            text[index] = self._first_text[task.name] + task.instruction(_own(task, task_state, index))
-        return text
-
-    def _played(self, task_state: TaskState) -> list[tuple[Any, np.ndarray]]:
-        """The active tasks with the indices of their environments."""
-        played = [(task, np.flatnonzero(task_state["which"] == i)) for i, task in enumerate(self.tasks)]
-        return [(task, index) for task, index in played if index.size]
+        texts = [self._first_text[task.name] + task.instruction(_own(task, task_state)) for task in self.tasks]
+        return cases_of(task_state["which"], texts)
 
 
-def _own(task: Any, task_state: TaskState, index: np.ndarray) -> TaskState:
-    """The entries of ``task_state`` that belong to ``task``, under their own names, at ``index``."""
-    return {name: task_state[name if name in _SHARED else f"{task.name}/{name}"][index] for name in task.task_state}
+def _own(task: Any, task_state: TaskState) -> TaskState:
+    """The entries of ``task_state`` that belong to ``task``, under their own names."""
+    return {name: task_state[name if name in _SHARED else f"{task.name}/{name}"] for name in task.task_state}
 
 
 def _prefixed(task: Any, task_state: TaskState) -> TaskState:
@@ -130,7 +125,8 @@ class MixedExpert:
     def act(self, obs: Observation) -> np.ndarray:
         """The next actions, float32 [E,H,4]."""
         actions = np.stack([expert.act(obs) for expert in self._experts])
-        chosen: np.ndarray = actions[self._which[obs.task], np.arange(len(obs.task))]
+        task = on_host(obs.task)
+        chosen: np.ndarray = actions[self._which[task], np.arange(len(task))]
         return chosen
 
 

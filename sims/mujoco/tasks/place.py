@@ -13,7 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
+from sims.mujoco.arrays import count, first_case, pick
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.parameters import parameters
 from sims.mujoco.scene import CUBE_EDGE, FINGER_QPOS, MARK_RADIUS
@@ -26,9 +28,11 @@ from sims.mujoco.tabletop import (
     Tabletop,
     check_variant,
     count_consecutive,
+    count_steps,
     scatter,
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState
+from vla_rl.contract.env import Array
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
 
@@ -88,40 +92,39 @@ class PlaceTask(Tabletop):
         task_state["named"][...] = 1 - seeded if self._instruct == "distractor" else seeded
         return Episode(qpos, ctrl, task_state)
 
-    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
+    def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Count for how long the named cube has been resting on each plate, and other cubes have been up."""
-        index = np.arange(len(qpos))
-        cubes = qpos[:, self._cube_xyz]
-        named = cubes[index, task_state["named"]]
-        near = np.linalg.norm(named[:, None, :2] - task_state["mark_xy"], axis=2) <= NEAR
-        let_go = qpos[:, FINGER_QPOS].sum(axis=1) >= RELEASED
+        xp, cubes = array_namespace(qpos), self.centres(qpos)
+        named = pick(cubes, task_state["named"])
+        near = xp.linalg.vector_norm(named[:, None, :2] - task_state["mark_xy"], axis=2) <= NEAR
+        let_go = xp.sum(qpos[:, FINGER_QPOS], axis=1) >= RELEASED
         placed = count_consecutive(near & (let_go & (named[:, 2] <= RESTING))[:, None], task_state["placed"])
         held = count_consecutive(cubes[..., 2] >= LIFT_HEIGHT, task_state["held"])
         long_enough = placed >= HOLD_STEPS
-        success = long_enough[index, task_state["plate"]]
-        other_cube = (held >= HOLD_STEPS) & (np.arange(self._cubes) != task_state["named"][:, None])
-        steps = (task_state["steps"] + 1).astype(np.int16)
-        late = (steps >= self._deadline) if self._deadline else np.zeros_like(success)
-        cases = [success, other_cube.any(axis=1), long_enough.any(axis=1), late]
-        failure = np.select(cases, [-1, 0, 1, 2], -1).astype(np.int8)
+        success = pick(long_enough, task_state["plate"])
+        other_cube = (held >= HOLD_STEPS) & (count(self._cubes, qpos) != task_state["named"][:, None])
+        steps, late = count_steps(task_state, self._deadline)
+        wrong_object, wrong_plate = xp.any(other_cube, axis=1), xp.any(long_enough, axis=1)
+        failure = first_case([(success, -1), (wrong_object, 0), (wrong_plate, 1), (late, 2)])
         after = {**task_state, "held": held, "placed": placed, "steps": steps}
-        return TaskResult(success.astype(np.float32), success, failure, after)
+        return TaskResult(xp.astype(success, xp.float32), success, failure, after)
 
-    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Positions of the cubes, the named cube and the named plate, metres."""
-        cubes, index = self.cubes(qpos), np.arange(len(qpos))
+        xp, cubes = array_namespace(qpos), self.cubes(qpos)
+        goal = pick(self.mark_positions(task_state), task_state["plate"])
         return {
-            "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
-            "privileged/target": cubes[index, task_state["named"]],
-            "privileged/goal": self.mark_positions(task_state)[index, task_state["plate"]].astype(np.float32),
+            "privileged/cubes": xp.reshape(cubes, (qpos.shape[0], 3 * self._cubes)),
+            "privileged/target": pick(cubes, task_state["named"]),
+            "privileged/goal": xp.astype(goal, xp.float32),
         }
 
-    def instruction(self, task_state: TaskState) -> np.ndarray:
-        """int64 [R]: index of the text that names this cube and this plate."""
-        index = np.arange(len(task_state["named"]))
-        cube = task_state["colour"][index, task_state["named"]].astype(np.int64)
-        plate = task_state["mark_colour"][index, task_state["plate"]].astype(np.int64)
-        return np.maximum(cube * len(self._names) + plate, 0)
+    def instruction(self, task_state: TaskState) -> Array:
+        """int64 [R]: index of the text that names this cube and this plate; 0 before the first reset."""
+        xp = array_namespace(task_state["colour"])
+        cube = xp.astype(pick(task_state["colour"], task_state["named"]), xp.int64)
+        plate = xp.astype(pick(task_state["mark_colour"], task_state["plate"]), xp.int64)
+        return xp.clip(cube * len(self._names) + plate, min=0)
 
 
 _OPTIONS = ("cubes", "colours", "instruct", "deadline")

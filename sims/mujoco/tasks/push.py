@@ -11,12 +11,23 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
+from sims.mujoco.arrays import first_case
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.parameters import parameters
-from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, LIFT_HEIGHT, TARGET_COLOUR, Tabletop, count_consecutive
+from sims.mujoco.tabletop import (
+    COLOURS,
+    HOLD_STEPS,
+    LIFT_HEIGHT,
+    TARGET_COLOUR,
+    Tabletop,
+    count_consecutive,
+    count_steps,
+)
 from sims.mujoco.task import Episode, TaskResult, TaskState
 from sims.mujoco.tasks.place import NEAR, RESTING
+from vla_rl.contract.env import Array
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
@@ -66,31 +77,30 @@ class PushTask(Tabletop):
         task_state["mark_colour"][0], task_state["mark_xy"][0] = TARGET_COLOUR, target
         return Episode(qpos, ctrl, task_state)
 
-    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
+    def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
         """Count for how long the cube has been resting at the target."""
-        cube = qpos[:, self._cube_xyz[0]]
-        near = np.linalg.norm(cube[:, :2] - task_state["mark_xy"][:, 0], axis=1) <= NEAR
+        xp, cube = array_namespace(qpos), self.centres(qpos)[:, 0]
+        near = xp.linalg.vector_norm(cube[:, :2] - task_state["mark_xy"][:, 0], axis=1) <= NEAR
         at_target = count_consecutive(near & (cube[:, 2] <= RESTING), task_state["at_target"])
         success = at_target >= HOLD_STEPS
-        steps = (task_state["steps"] + 1).astype(np.int16)
-        late = (steps >= self._deadline) if self._deadline else np.zeros_like(success)
-        failure = np.select([success, cube[:, 2] >= LIFT_HEIGHT, late], [-1, 0, 1], -1).astype(np.int8)
-        return TaskResult(
-            success.astype(np.float32), success, failure, {**task_state, "at_target": at_target, "steps": steps}
-        )
+        steps, late = count_steps(task_state, self._deadline)
+        failure = first_case([(success, -1), (cube[:, 2] >= LIFT_HEIGHT, 0), (late, 1)])
+        after = {**task_state, "at_target": at_target, "steps": steps}
+        return TaskResult(xp.astype(success, xp.float32), success, failure, after)
 
-    def observe_extras(self, qpos: np.ndarray, task_state: TaskState) -> dict[str, np.ndarray]:
+    def observe_extras(self, qpos: Array, task_state: TaskState) -> dict[str, Array]:
         """Positions of the cubes, the cube to push and the target, metres."""
-        cubes = self.cubes(qpos)
+        xp, cubes = array_namespace(qpos), self.cubes(qpos)
         return {
-            "privileged/cubes": cubes.reshape(len(qpos), 3 * self._cubes),
+            "privileged/cubes": xp.reshape(cubes, (qpos.shape[0], 3 * self._cubes)),
             "privileged/target": cubes[:, 0],
-            "privileged/goal": self.mark_positions(task_state)[:, 0].astype(np.float32),
+            "privileged/goal": xp.astype(self.mark_positions(task_state)[:, 0], xp.float32),
         }
 
-    def instruction(self, task_state: TaskState) -> np.ndarray:
+    def instruction(self, task_state: TaskState) -> Array:
         """int64 [R]: zeros, there is one text."""
-        return np.zeros(len(task_state["steps"]), np.int64)
+        xp = array_namespace(task_state["steps"])
+        return xp.zeros_like(task_state["steps"], dtype=xp.int64)
 
 
 _OPTIONS = ("cubes", "marks", "deadline")
