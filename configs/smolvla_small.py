@@ -1,4 +1,4 @@
-"""A SmolVLA of three million random weights on two CPU cores: what configs/smolvla.py does with a downloaded one.
+"""A SmolVLA of two million random weights on two CPU cores: what configs/smolvla.py does with a downloaded one.
 
 It learns to point at named objects on labelled scenes, imitates, and improves by the same code as the published model.
 """
@@ -35,7 +35,7 @@ def imitate() -> Imitate:
     return Imitate(
         env=ENV,
         new=NewSmolVLA(options=VLAOptions(horizon=5, sampler=SAMPLER)),
-        grounding=GroundingConfig(scenes=6000, fit=FitConfig(steps=800, batch=64, lr=1e-3)),
+        grounding=GroundingConfig(scenes=12000, fit=FitConfig(steps=1200, batch=64, lr=1e-3)),
         imitation=ImitationConfig(100, stride=1, fit=FitConfig(steps=1500, batch=64, lr=1e-3)),
         evaluation=EVALUATION,
     )

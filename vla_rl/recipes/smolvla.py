@@ -11,30 +11,17 @@ from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.smolvla import SmolVLA
 from vla_rl.policies.smolvla_pointing import PointingVLM, scale_to_inputs
-from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
+from vla_rl.policies.smolvla_shape import SmolVLAShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.grounding import Report, Scenes
 from vla_rl.training.grounding import GroundingConfig, ground
 
-# Pictures of 64 x 64 become 4 x 4 tokens.  The vocabulary is that of the tasks.
-SMALL = SmolVLAShape(
-    vision=VisionShape(width=96, layers=3, heads=3, mlp=384, image=64, patch=8),
-    text=TextShape(1, width=192, layers=4, heads=6, key_value_heads=2, head_size=32, mlp=512),
-    pixel_shuffle=2,
-    expert_width=144,
-    expert_layers=4,
-    chunk=5,
-    action_size=4,
-    state_size=8,
-    picture=(64, 64),
-)
-
 
 @dataclass(frozen=True)
 class NewSmolVLA:
-    """A SmolVLA of random weights (a ``GroundedPolicyConfig``); the default has three million of them."""
+    """A SmolVLA of random weights (a ``GroundedPolicyConfig``); without a ``shape`` about two million of them."""
 
-    shape: SmolVLAShape = SMALL
+    shape: SmolVLAShape | None = None
     options: VLAOptions = field(default_factory=VLAOptions)
 
     def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> SmolVLA:

@@ -89,11 +89,12 @@ class FlowVLA(SavedVLA, FlowPolicy):
     ) -> Self:
         """Random weights, drawn from torch's global generator; every word of the tasks is a token.
 
-        ``shape`` None: a small one.  Its vocabulary becomes that of the tasks; 1 and -1 stand for the bounds of an
-        action.  ``options.horizon`` 0 executes whole chunks, as far as the environment takes them.
+        ``shape`` None: a small one that predicts the chunks it executes.  Its vocabulary becomes that of the tasks; 1
+        and -1 stand for the bounds of an action.  ``options.horizon`` 0 executes whole chunks, as far as the
+        environment takes them.
         """
         vocabulary, chosen = Vocabulary.from_texts(spec.tasks), options or VLAOptions()
-        sizes = shape or cls.shape_class.small(state=spec.state.shape[0], action=spec.action_dim)
+        sizes = shape or cls.shape_class.small(spec.state.shape[0], spec.action_dim, chunk=chosen.horizon or 10)
         network = sizes.with_words(len(vocabulary.words) + 1).build()
         horizon = chosen.horizon or min(network.chunk, spec.max_chunk)
         scales = state_scale, Affine.from_bounds(spec.action)

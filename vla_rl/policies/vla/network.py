@@ -92,8 +92,8 @@ class NewShape(NetworkShape, Protocol):
     """The same of a family of which there are small ones, to be trained from nothing."""
 
     @classmethod
-    def small(cls, state: int, action: int) -> Self:
-        """For states and actions of these sizes."""
+    def small(cls, state: int, action: int, chunk: int = 10) -> Self:
+        """For states and actions of these sizes, and chunks of so many actions."""
 
     def with_words(self, count: int) -> Self:
         """The same with ``count`` tokens in the vocabulary."""
