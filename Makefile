@@ -8,6 +8,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # More threads than cores slow small networks down tenfold.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two processes, a file in one of them; in our order, which begins with the slow files (tests/conftest.py).
+SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo study compare imagine imagine-study test test-plain test-full test-sims mutants soak bench docs wheel lint types clean
@@ -44,16 +46,16 @@ imagine-study: install ## the same without one part at a time (an hour and a hal
 	$(BIN)/vla-rl imagine study
 
 test: lint types ## everything that must hold before a merge (five minutes on two cores)
-	$(PYTEST) -n 2 --dist loadfile --durations 10
+	$(PYTEST) $(SHARED) --durations 10
 
 # The numerical folders again with the instructions that every 64-bit Intel and AMD processor has, whose kernels round
 # differently.  Commands, simulators, files and pages do the same on all processors.
 NUMERICAL := $(addprefix tests/,algorithms policies training world_models rewards evaluation)
 test-plain: install ## the numerical tests as on a plainer processor (three minutes)
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) -n 2 --dist loadfile --durations 5 $(NUMERICAL)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) $(SHARED) --durations 5 $(NUMERICAL)
 
 test-full: lint types ## the tests that take minutes as well
-	$(PYTEST) -n 2 --dist loadfile --durations 10 -m ''
+	$(PYTEST) $(SHARED) --durations 10 -m ''
 
 test-sims: install ## install the simulators that pin other packages, run all of them, and print a table
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulators

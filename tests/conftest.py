@@ -64,6 +64,12 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
         item.stash[_WATCH].join()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a slow test come first: at the end, no worker waits long for another's file."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test whose processes took too much CPU time."""

@@ -25,7 +25,7 @@ ALL = list(commands())
 _TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 # What belongs to the reader's shell.
 _SHELL = {"git", "cd", ".", "diff", "pip", "cp", "ls", "mkdir", "export"}
-_CHEAP = [("vla-rl", "inspect"), ("vla-rl", "inspect", "lift"), ("vla-rl", "inspect", "configs/demo.py:demo")]
+_CHEAP = ("vla-rl inspect", "vla-rl inspect lift", "vla-rl inspect configs/demo.py:demo")
 
 
 class _Parsed(BaseException):
@@ -103,11 +103,13 @@ def _known(command: Command) -> bool:
     return first in {"vla-rl", "torchrun", *_SHELL}
 
 
-@pytest.mark.parametrize("words", _CHEAP, ids=" ".join)
-def test_cheap_commands_run(words, tmp_path):
-    assert any(one.words == words for one in ALL) or words[-1].endswith(":demo")
+def test_cheap_commands_run(tmp_path):
+    """In one process, outside the repository."""
+    known = {" ".join(one.words) for one in ALL}
+    assert [command for command in _CHEAP if command not in known] in ([], [_CHEAP[-1]])
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    run = [sys.executable, "-m", "vla_rl.cli", *words[1:]]
+    code = "import sys; from vla_rl.cli import main; [main(given.split()[1:]) for given in sys.argv[1:]]"
+    run = [sys.executable, "-c", code, *_CHEAP]
     done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
 

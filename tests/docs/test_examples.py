@@ -112,9 +112,11 @@ def outside(tmp_path):
     for name in ("own_config.py", "noisy_policy.py", "ball_env.py"):
         shutil.copy(ROOT / "docs/examples" / name, tmp_path)
 
-    def vla_rl(*arguments: str) -> str:
+    def vla_rl(*commands: str) -> str:
+        """What the commands print, in one process."""
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "vla_rl.cli", *arguments]
+        code = "import sys; from vla_rl.cli import main; [main(given.split()) for given in sys.argv[1:]]"
+        command = [sys.executable, "-P", "-c", code, *commands]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -124,18 +126,22 @@ def outside(tmp_path):
 
 @pytest.mark.slow
 def test_the_example_s_config_trains_its_policy(outside, tmp_path):
-    outside("train", "own_config.py:point_mass", "--rl.loop.iterations", "40")
+    outside("train own_config.py:point_mass --rl.loop.iterations 40")
     summary = json.loads((tmp_path / "runs/point_mass/summary.json").read_text())
     assert summary["rl"]["success"] > 0.9
-    assert json.loads(outside("eval", "runs/point_mass", "--episodes", "64").splitlines()[-1])["success"] > 0.9
-    assert "noisy_policy:LinearGaussian" in outside("inspect", "runs/point_mass/checkpoints/best")
+    printed = outside("eval runs/point_mass --episodes 64", "inspect runs/point_mass/checkpoints/best")
+    assert json.loads(next(line for line in printed.splitlines() if line.startswith("{")))["success"] > 0.9
+    assert "noisy_policy:LinearGaussian" in printed
 
 
 @pytest.mark.slow
 def test_the_ball_is_recorded_imitated_and_evaluated_by_commands_alone(outside, tmp_path):
-    assert "stop the ball at the mark" in outside("inspect", "ball_env:make")
-    outside("collect", "--env", "ball_env:make", "--count", "10", "--out", "runs/ball")
-    short = ("--imitation.fit.steps", "20", "--new.width", "32", "--new.blocks", "1")
-    outside("train", "imitate.py:from_dataset", "--dataset", "runs/ball", "--env", "ball_env:make", *short)
-    found = outside("eval", "runs/from_dataset", "--episodes", "8")
-    assert json.loads(found.splitlines()[-1])["episodes"] == 8
+    short = "--imitation.fit.steps 20 --new.width 32 --new.blocks 1"
+    printed = outside(
+        "inspect ball_env:make",
+        "collect --env ball_env:make --count 10 --out runs/ball",
+        f"train imitate.py:from_dataset --dataset runs/ball --env ball_env:make {short}",
+        "eval runs/from_dataset --episodes 8",
+    )
+    assert "stop the ball at the mark" in printed
+    assert json.loads(printed.splitlines()[-1])["episodes"] == 8

@@ -117,7 +117,11 @@ def test_the_page_on_imitation_explains_what_is_logged(imitation):
 
 @pytest.mark.slow
 def test_imagination_logs_what_its_algorithm_logs_in_a_simulator(imitation, tmp_path):
-    run(imagined(load_config("imagine.py:lift"), imitation), str(tmp_path))
+    config = imagined(load_config("imagine.py:lift"), imitation)
+    collect = replace(config.plan.collect, policy_episodes=3, epsilon_random_episodes=1, calibration=1, held_out=1)
+    evaluation = replace(config.evaluation, validation=2, test=2, num_envs=2)
+    config = replace(config, plan=replace(config.plan, collect=collect), evaluation=evaluation)
+    run(replace(config, rl=replace(config.rl, loop=replace(config.rl.loop, iterations=2))), str(tmp_path))
     assert logged(tmp_path, "rl") - explained("ppo") - explained("index") == explained("imagination")
 
 

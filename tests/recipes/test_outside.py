@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,15 @@ from tests.patience import PATIENCE
 
 FILES = Path(__file__).parent / "outside"
 REPOSITORY = Path(__file__).resolve().parents[2]
-# The console script, which unlike ``python -m`` does not look for modules in the working folder by itself.
-VLA_RL = [sys.executable, "-P", "-c", "from vla_rl.cli import main; main()"]
+# As the console script, which unlike ``python -m`` does not look for modules in the working folder by itself.
+COMMANDS = """
+import json, sys
+from vla_rl.cli import main
+for arguments in json.loads(sys.argv[1]):
+    for stream in (sys.stdout, sys.stderr):
+        print("\f", file=stream, flush=True)
+    main(arguments)
+"""
 
 
 @pytest.fixture
@@ -28,18 +36,20 @@ def outside(tmp_path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *commands: Sequence[str]) -> subprocess.Popen[str]:
+    """A process in ``folder`` that runs ``vla-rl`` with each of these arguments in turn."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*VLA_RL, *arguments], cwd=folder, env=environment, text=True, **pipes)
+    program = [sys.executable, "-P", "-c", COMMANDS, json.dumps(commands)]
+    return subprocess.Popen(program, cwd=folder, env=environment, text=True, **pipes)
 
 
-def vla_rl(folder: Path, *arguments: str) -> str:
-    """What the command prints; it must succeed."""
-    process = start(folder, *arguments)
+def vla_rl(folder: Path, *commands: Sequence[str]) -> list[str]:
+    """What each of the commands prints, in one process; they must succeed."""
+    process = start(folder, *commands)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
-    return out + err
+    return [one + other for one, other in zip(out.split("\f")[1:], err.split("\f")[1:], strict=True)]
 
 
 def result(printed: str) -> dict[str, float]:
@@ -69,24 +79,25 @@ def code_lines(path: Path) -> list[str]:
 def test_a_policy_an_environment_and_a_config_of_ones_own(outside):
     """Trained, killed, resumed, inspected and evaluated."""
     run = outside / "runs" / "built"
-    kill_after(start(outside, "train", "mine.py:built"), run / "state" / "00000002")
+    kill_after(start(outside, ("train", "mine.py:built")), run / "state" / "00000002")
     (outside / "mine.py").unlink()  # the run has its own copy
-    assert f"done: {run.relative_to(outside)}" in vla_rl(outside, "train", "--resume", "runs/built")
+    assert f"done: {run.relative_to(outside)}" in vla_rl(outside, ("train", "--resume", "runs/built"))[0]
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rl"]["success"] > 0.9 and summary["env_steps"] == 40 * 16 * 8
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(41)), "no iteration is lost or doubled"
     assert "StraightConfig" in (run / "config.json").read_text()
-    assert "best" in vla_rl(outside, "inspect", "runs/built")
-    assert "act" in vla_rl(outside, "inspect", "runs/built/checkpoints/best")
-    assert "determinism" in vla_rl(outside, "inspect", "rail:make")
-    played = result(vla_rl(outside, "eval", "runs/built", "--episodes", "16"))
+    targets = ("runs/built", "runs/built/checkpoints/best", "rail:make")
+    evaluate = ("eval", "runs/built", "--episodes", "16")
+    printed = vla_rl(outside, evaluate, *(("inspect", target) for target in targets))
+    assert all(word in found for word, found in zip(("best", "act", "determinism"), printed[1:], strict=True))
+    played = result(printed[0])
     assert played["success"] > 0.9 and played["episodes"] == 16
 
 
 def test_a_policy_that_is_named_on_the_command_line(outside):
     arguments = ("--rl.loop.iterations", "2", "--env", "rail:make", "--env.options", '{"time_limit": 5}')
-    vla_rl(outside, "train", "mine.py:named", *arguments, "--out", "run")
+    vla_rl(outside, ("train", "mine.py:named", *arguments, "--out", "run"))
     kept = json.loads((outside / "run" / "checkpoints" / "start" / "config.json").read_text())
     assert kept["policy"] == "straight:Straight" and kept["spec"]["time_limit"] == 5
 
@@ -94,16 +105,17 @@ def test_a_policy_that_is_named_on_the_command_line(outside):
 def test_a_recorded_folder_becomes_a_policy_that_is_improved_in_its_environment(outside):
     """Recorded by ``collect``, imitated in the environment's own bounds, improved by residual TD3, evaluated."""
     lift = ("--env", "lift", "--env.options", '{"image_size": 32, "deadline": 20}')
-    vla_rl(outside, "collect", *lift, "--count", "2", "--out", "recorded")
+    collect = ("collect", *lift, "--count", "2", "--out", "recorded")
     small = ("--new.width", "32", "--new.blocks", "1", "--imitation.fit.steps", "3", "--imitation.fit.batch", "8")
-    vla_rl(outside, "train", "imitate.py:from_dataset", "--dataset", "recorded", *lift, *small, "--out", "imitated")
-    imitated = json.loads((outside / "imitated" / "checkpoints" / "imitation" / "config.json").read_text())
-    assert imitated["spec"]["name"] == "lift" and len(imitated["spec"]["tasks"]) > 2, "the environment's own tasks"
+    imitate = ("train", "imitate.py:from_dataset", "--dataset", "recorded", *lift, *small, "--out", "imitated")
     learning = ("--rl.loop.iterations", "2", "--rl.algorithm.learning-starts", "16", "--rl.loop.validate-every", "1")
     learning += ("--rl.experience.num-envs", "2", "--rl.experience.decisions", "8", "--rl.replay.capacity", "200")
     counts = ("--evaluation.validation", "2", "--evaluation.test", "2", "--evaluation.num-envs", "2")
     given = ("--policy", "imitated/checkpoints/imitation", "--demonstrations", "recorded")
-    vla_rl(outside, "train", "compare.py:residual_td3", *given, *lift, *learning, *counts, "--out", "improved")
+    improve = ("train", "compare.py:residual_td3", *given, *lift, *learning, *counts, "--out", "improved")
+    play = ("eval", "improved", "--episodes", "2", "--num-envs", "2")
+    played = result(vla_rl(outside, collect, imitate, improve, play)[-1])
+    imitated = json.loads((outside / "imitated" / "checkpoints" / "imitation" / "config.json").read_text())
+    assert imitated["spec"]["name"] == "lift" and len(imitated["spec"]["tasks"]) > 2, "the environment's own tasks"
     assert json.loads((outside / "improved" / "summary.json").read_text())["env_steps"] == 2 * 2 * 8
-    played = result(vla_rl(outside, "eval", "improved", "--episodes", "2", "--num-envs", "2"))
     assert played["episodes"] == 2

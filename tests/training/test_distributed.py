@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.commands import save_untrained
 from tests.patience import PATIENCE
 from tests.toys import FlowToy, bandit
 from tests.training.sharing import learn, seeded
@@ -44,12 +45,7 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path):
 
 def test_a_whole_run_in_two_processes(tmp_path):
     """Same weights in both, summed counters, half of the environments in each."""
-    make = (
-        "import sys; from tests.commands import save_untrained; from pathlib import Path; "
-        "save_untrained(Path(sys.argv[1]))"
-    )
-    policy, out = tmp_path / "untrained", tmp_path / "run"
-    subprocess.run([sys.executable, "-c", make, str(policy)], cwd=ROOT, check=True)
+    policy, out = save_untrained(tmp_path / "untrained"), tmp_path / "run"
     learning = ["--rl.loop.iterations", "3", "--rl.algorithm.critic-warmup", "0"]
     config = str(ROOT / "tests" / "recipes" / "quick.py") + ":improve"
     done = torchrun("-m", "vla_rl.cli", "train", config, "--policy", str(policy), "--out", str(out), *learning)

@@ -20,7 +20,7 @@ from world_models.uncertainty import disagreement
 
 FRAMES = 3
 FIT = WorldModelFit(
-    *(FitConfig(*numbers) for numbers in ((300, 128, 4e-3), (100, 128, 4e-3), (300, 32, 4e-3), (200, 64, 2e-3)))
+    *(FitConfig(*numbers) for numbers in ((300, 128, 4e-3), (100, 128, 4e-3), (200, 32, 4e-3), (200, 64, 2e-3)))
 )
 
 
