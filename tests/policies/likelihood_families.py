@@ -21,11 +21,11 @@ from tests.policies import (
     test_categorical,
     test_diffusion,
     test_latent_noise,
-    test_smolvla_network,
     test_tiny,
 )
 from tests.policies.openvla_tiny import tiny_policy
 from tests.policies.test_tiny import NOISE_PLACEMENTS, SCHEDULES, SPEC
+from tests.policies.tiny_vlas import PI0, SMOLVLA, STATE
 from tests.policies.vla import test_flow_vla
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.token_toys import PARTS, token_policy
@@ -39,7 +39,6 @@ from vla_rl.policies.likelihood_parts import LogprobPer
 from vla_rl.policies.openvla import OpenVLA, OpenVLAOptions
 from vla_rl.policies.openvla_decoding import Autoregressive, Decoding, Parallel
 from vla_rl.policies.pi0 import Pi0
-from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.residual import GaussianResidual
 from vla_rl.policies.smolvla import SmolVLA
 from vla_rl.policies.vla.flow_vla import FlowVLA
@@ -94,19 +93,10 @@ def residual() -> GaussianResidual:
     return policy
 
 
-PI0 = Pi0Shape(
-    vision=Siglip(24, 40, 2, 2, patch_size=14, image_size=28),
-    language=Gemma(32, 48, 2, 4, 1, head_dim=16, vocab_size=1),
-    expert_hidden_size=24,
-    expert_intermediate_size=40,
-    chunk=4,
-    action_size=3,
-    state_size=4,
-)
 FLOW_VLAS: dict[str, tuple[Callable[[VLAOptions], FlowVLA], int]] = {
     "toy": (test_flow_vla.made, 64),
-    "SmolVLA": (lambda options: SmolVLA.new(SPEC, test_flow_vla.STATE, test_smolvla_network.SHAPE, options), 16),
-    "pi0": (lambda options: Pi0.new(SPEC, test_flow_vla.STATE, PI0, options), 16),
+    "SmolVLA": (lambda options: SmolVLA.new(SPEC, STATE, SMOLVLA, options), 16),
+    "pi0": (lambda options: Pi0.new(SPEC, STATE, PI0, options), 16),
 }
 VLA_CHOICES = [
     ("prefix", FlowSampler(FlowSde(0.5), AllSteps(), 3)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,19 @@ from tests.golden.vla.pi0.cases import (
 from tests.golden.vla.weights import weight
 from tests.policies.test_pi0_network import CASES, GOLDEN, inputs
 from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies import pi0_public
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowNoise, FlowSde, Ode
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import FlowSde, Ode
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pi0 import Pi0
 from vla_rl.policies.pi0_names import public_name
-from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
+from vla_rl.policies.pi0_network import Gemma, Siglip
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.letterbox import TransformersLetterbox
 from vla_rl.policies.vla.options import VLAOptions
@@ -248,23 +249,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, small_variants):
 
 # -- from nothing -----------------------------------------------------------------------------------------------------
 
-TINY = Pi0Shape(
-    vision=Siglip(16, 24, 1, 2, patch_size=8, image_size=16),
-    language=Gemma(24, 32, 2, 4, 1, head_dim=8, vocab_size=1),
-    expert_hidden_size=16,
-    expert_intermediate_size=24,
-    chunk=3,
-    action_size=3,
-    state_size=4,
-)
-
-
-def made(options: VLAOptions | None = None) -> Pi0:
-    torch.manual_seed(0)
-    policy = Pi0.new(SPEC, Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), TINY, options)
-    for parameter in [*policy.network.parameters(), *policy.noise_head.parameters()]:
-        torch.nn.init.normal_(parameter, std=0.3)
-    return policy
+made = partial(tiny_vla, Pi0)
 
 
 def test_it_is_a_likelihood_policy_and_small():
@@ -275,25 +260,10 @@ def test_it_is_a_likelihood_policy_and_small():
 
 
 @pytest.mark.parametrize("kept", ["prefix", "pictures"])
-@pytest.mark.parametrize("placement", [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()], ids=str)
-@pytest.mark.parametrize("schedule", [FlowSde(0.5), FlowNoise()], ids=str)
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_learning_sees_the_density_of_acting(schedule, placement, kept, dtype, bound):
-    """The density is that of the whole padded chain, whichever rows are asked together."""
-    policy = made(VLAOptions(kept=kept, sampler=FlowSampler(schedule, placement, 4))).to(dtype)
-    found = policy.encode(observations())
-    features = {name: item.to(dtype) if item.is_floating_point() else item for name, item in found.items()}
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    terms = out.aux["noisy_steps"].shape[1] * TINY.chunk * TINY.action_size
-    assert out.aux["points"].shape == (16, 5, TINY.chunk * TINY.action_size)
-    for rows in (slice(0, 1), slice(2, 9), slice(None)):
-        again = policy.log_prob(
-            {name: item[rows] for name, item in features.items()},
-            out.sample[rows],
-            {name: item[rows] for name, item in out.aux.items()},
-        )
-        limit = bound * math.sqrt(terms) if dtype == torch.float32 else bound
-        assert (again.logprob - out.logprob[rows]).abs().max().item() <= limit
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_learning_sees_the_density_of_acting(sampler, kept, dtype):
+    learning_sees_the_density_of_acting(made(VLAOptions(kept=kept, sampler=sampler)), dtype)
 
 
 def test_saved_and_loaded_it_decides_the_same(tmp_path, theirs):

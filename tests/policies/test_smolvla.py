@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,17 @@ from tests.golden.vla.smolvla.cases import CAMERAS, CASES, VLM, inputs
 from tests.golden.vla.weights import generator, weight
 from tests.policies.test_smolvla_parity import EXPECTED
 from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
-from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla import SmolVLA
-from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
+from vla_rl.policies.smolvla_shape import SmolVLAShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate
@@ -156,25 +157,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path, changes: Any, spec: A
 
 # -- from nothing -----------------------------------------------------------------------------------------------------
 
-TINY = SmolVLAShape(
-    vision=VisionShape(width=16, layers=1, heads=2, mlp=24, image=16, patch=4),
-    text=TextShape(vocabulary=1, width=24, layers=2, heads=6, key_value_heads=2, head_size=4, mlp=32),
-    pixel_shuffle=2,
-    expert_width=18,
-    expert_layers=2,
-    chunk=3,
-    action_size=3,
-    state_size=4,
-    picture=(16, 16),
-)
-
-
-def made(options: VLAOptions | None = None) -> SmolVLA:
-    torch.manual_seed(0)
-    policy = SmolVLA.new(SPEC, Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0)), TINY, options)
-    for parameter in [*policy.network.parameters(), *policy.noise_head.parameters()]:
-        torch.nn.init.normal_(parameter, std=0.3)
-    return policy
+made = partial(tiny_vla, SmolVLA)
 
 
 def test_it_is_a_likelihood_policy_and_small() -> None:
@@ -185,23 +168,10 @@ def test_it_is_a_likelihood_policy_and_small() -> None:
 
 
 @pytest.mark.parametrize("kept", ["prefix", "pictures"])
-@pytest.mark.parametrize("placement", [AllSteps(), OneRandomStep(), LastStep(), LastStepFromNoise()], ids=str)
-@pytest.mark.parametrize("schedule", [FlowSde(0.5), FlowNoise()], ids=str)
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_learning_sees_the_density_of_acting(schedule, placement, kept, dtype, bound) -> None:
-    policy = made(VLAOptions(kept=kept, sampler=FlowSampler(schedule, placement, 4))).to(dtype)
-    found = policy.encode(observations())
-    features = {name: item.to(dtype) if item.is_floating_point() else item for name, item in found.items()}
-    out, _ = policy.act(features, {}, "sample", seeded(1))
-    terms = out.aux["noisy_steps"].shape[1] * TINY.chunk * TINY.action_size
-    for rows in (slice(0, 1), slice(2, 9), slice(None)):
-        again = policy.log_prob(
-            {name: item[rows] for name, item in features.items()},
-            out.sample[rows],
-            {name: item[rows] for name, item in out.aux.items()},
-        )
-        limit = bound * math.sqrt(terms) if dtype == torch.float32 else bound
-        assert (again.logprob - out.logprob[rows]).abs().max().item() <= limit
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_learning_sees_the_density_of_acting(sampler, kept, dtype) -> None:
+    learning_sees_the_density_of_acting(made(VLAOptions(kept=kept, sampler=sampler)), dtype)
 
 
 def test_saved_and_loaded_it_decides_the_same(tmp_path: Path, folder: Path) -> None:

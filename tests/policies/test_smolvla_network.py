@@ -8,22 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.policies.tiny_vlas import SMOLVLA
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.smolvla_network import SmolVLANetwork
-from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
+from vla_rl.policies.smolvla_shape import SmolVLAShape
 from vla_rl.policies.vla.pictures import padded_picture
 
-SHAPE = SmolVLAShape(
-    vision=VisionShape(width=16, layers=1, heads=2, mlp=24, image=16, patch=4),
-    text=TextShape(vocabulary=20, width=24, layers=4, heads=6, key_value_heads=2, head_size=4, mlp=32),
-    pixel_shuffle=2,
-    expert_width=18,
-    expert_layers=4,
-    chunk=5,
-    action_size=3,
-    state_size=4,
-    picture=(16, 16),
-)
+SHAPE = replace(SMOLVLA, text=replace(SMOLVLA.text, vocabulary=20, layers=4), expert_layers=4, chunk=5)
 VLM = "model.vlm_with_expert.vlm."
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.elsewhere import elsewhere
+from tests.policies.tiny_vlas import SMOLVLA
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.algorithms.cal_ql import CalQLConfig
 from vla_rl.algorithms.dppo import DPPOConfig
@@ -51,7 +52,6 @@ from vla_rl.policies.openvla_vision import ViTShape
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
 from vla_rl.policies.smolvla import SmolVLA
-from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.policies.vla.options import VLAOptions
@@ -129,19 +129,8 @@ def flow(schedule, placement):
 
 
 def smolvla(kept: str) -> SmolVLA:
-    shape = SmolVLAShape(
-        vision=VisionShape(width=8, layers=1, heads=1, mlp=8, image=8, patch=4),
-        text=TextShape(1, width=8, layers=2, heads=2, key_value_heads=1, head_size=4, mlp=8),
-        pixel_shuffle=1,
-        expert_width=8,
-        expert_layers=2,
-        chunk=2,
-        action_size=2,
-        state_size=2,
-        picture=(8, 8),
-    )
     options = VLAOptions(kept=kept, sampler=FlowSampler(FlowNoise(), AllSteps(), 3))
-    return SmolVLA.new(SPEC, Affine((0.0, 0.0), (1.0, 1.0)), shape, options)
+    return SmolVLA.new(SPEC, Affine((0.0, 0.0), (1.0, 1.0)), SMOLVLA, options)
 
 
 def tokens() -> OpenVLA:

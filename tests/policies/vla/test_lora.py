@@ -9,36 +9,24 @@ import pytest
 import torch
 
 from tests.policies.test_tiny import SPEC, observations, seeded
+from tests.policies.tiny_vlas import PI0, SMOLVLA, STATE
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.flow import AllSteps, FlowSampler, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pi0 import Pi0
-from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.smolvla import SmolVLA
-from vla_rl.policies.smolvla_shape import SmolVLAShape
 from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.policies.vla.options import VLAOptions
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
-STATE = Affine((0.1, 0.0, -0.1), (0.5, 1.0, 2.0))
 SDE = FlowSampler(FlowSde(0.5), AllSteps(), 3)
-PI0 = Pi0Shape(
-    vision=Siglip(16, 24, 1, 2, patch_size=8, image_size=16),
-    language=Gemma(24, 32, 2, 4, 1, head_dim=8, vocab_size=1),
-    expert_hidden_size=16,
-    expert_intermediate_size=24,
-    chunk=3,
-    action_size=3,
-    state_size=4,
-)
 FAMILIES = {
     "pi0": (Pi0, PI0, "model.dit.layers.1.mlp.up_proj", "model.vlm.language_model.layers.1.mlp.up_proj"),
     "smolvla": (
         SmolVLA,
-        SmolVLAShape.small(state=3, action=2, chunk=3, picture=16),
+        SMOLVLA,
         "model.vlm_with_expert.lm_expert.layers.1.mlp.up_proj",
         "model.vlm_with_expert.vlm.model.text_model.layers.1.mlp.up_proj",
     ),
