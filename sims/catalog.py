@@ -31,6 +31,7 @@ CATALOG: dict[str, str] = {
     "randomize": "sims.randomize:make",
     "robosuite": "sims.robosuite:make",
     "remote": "sims.remote:make",
+    "warp": "sims.warp.make:make",
     "counting": "sims.toy.counting:make",
     "point_mass": "sims.toy.point_mass:make",
 }
@@ -121,7 +122,8 @@ def swapped_options(name: str, /, **options: Any) -> Mapping[str, Any]:
     """Options of ``name`` for an instruction that names another object; raises UserError if it declares none."""
     if extras_of(find(name)).wraps:
         inner, inner_options = _wrapped(name, options)
-        return {"options": {**inner_options, **swapped_options(inner, **inner_options)}}
+        swapped = swapped_options(inner, **inner_options)
+        return {"options": {**inner_options, **swapped}} if _takes_a_dict(name) else swapped
     declared = extras(name).swapped_options
     if declared is None:
         raise _undeclared(name, "swapped instruction", "following the instruction cannot be tested", "swapped_options")
@@ -139,8 +141,17 @@ def claims(name: str, /, **options: Any) -> Callable[..., Any]:
 
 def _wrapped(name: str, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Name and options of the environment that ``name`` with ``options`` wraps."""
-    default = inspect.signature(find(name)).parameters["env"].default
-    return options.get("env", default), options.get("options") or {}
+    own = inspect.signature(find(name)).parameters
+    inner = options.get("env", own["env"].default)
+    if _takes_a_dict(name):
+        return inner, options.get("options") or {}
+    return inner, {option: value for option, value in options.items() if option not in own}
+
+
+def _takes_a_dict(name: str) -> bool:
+    """Whether ``name`` takes the options of the environment that it wraps as the one option ``options``."""
+    parameter = inspect.signature(find(name)).parameters["options"]
+    return parameter.kind is not parameter.VAR_KEYWORD
 
 
 def _undeclared(name: str, what: str, consequence: str, argument: str) -> UserError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,12 @@ from sims.mujoco.tasks.mixed import MixedExpert
 from sims.mujoco.tasks.place_expert import PlaceExpert
 from sims.mujoco.tasks.push_expert import PushExpert
 from sims.toy.counting import CountingEnv
-from tests.catalog_options import IN_AN_INSTALLATION, entries_that_run_here, needed_options
+from tests.catalog_options import (
+    IN_AN_INSTALLATION,
+    WITH_TESTS_OF_THEIR_OWN,
+    entries_that_run_here,
+    needed_options,
+)
 from tests.simulators.parts import SMALL, SUITES
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
@@ -30,8 +36,10 @@ def test_every_entry_can_be_called(name):
 
 
 def test_every_entry_is_checked_by_name():
-    """Those that run here by ``sims/test_conformance.py``, the others by ``make test-sims``."""
-    assert set(entries_that_run_here()) | set(IN_AN_INSTALLATION) == set(CATALOG)
+    """Those that run here by ``sims/test_conformance.py`` or a file of their own, the others by ``make test-sims``."""
+    assert {*entries_that_run_here(), *IN_AN_INSTALLATION, *WITH_TESTS_OF_THEIR_OWN} == set(CATALOG)
+    for file in WITH_TESTS_OF_THEIR_OWN.values():
+        assert "test_conformance" in Path(file).read_text(encoding="utf-8")
     assert set(IN_AN_INSTALLATION) == set(installations.SHIPPED) == set(SMALL) == set(SUITES)
 
 

@@ -57,6 +57,7 @@ TORCH_FREE = (
     "sims.robosuite",
     "sims.side_by_side",
     "sims.toy",
+    "sims.warp.make",
 )
 PICKLES = (
     "pickle",

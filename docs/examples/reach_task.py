@@ -7,7 +7,8 @@ Put this file into ``sims/mujoco/tasks/`` and one line into ``CATALOG`` in ``sim
 ``vla-rl inspect reach`` then checks that it keeps the contract, and the whole demo runs in it: in a copy of
 ``configs/demo.py`` say ``EnvConfig("reach")``.  (In a folder of your own it is ``reach_task:make``, without that line.)
 The scene, state, actions and privileged extras are those of lift; a task with a scene of its own implements
-``sims.mujoco.task.Task``.
+``sims.mujoco.task.Task``.  Rules that are functions of ``array_namespace(qpos)``, as here, also run on a GPU:
+``vla-rl inspect warp --env.options '{"env": "reach_task:make", "device": "cuda"}'``.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
+from sims.mujoco.arrays import Constant, first_case, pick
 from sims.mujoco.env import MujocoEnv, make_env
-from sims.mujoco.scene import GANTRY_QPOS, cube_addresses
+from sims.mujoco.scene import GANTRY_QPOS
 from sims.mujoco.tabletop import COLOURS, HOLD_STEPS, MOST_DISPLACEMENT
 from sims.mujoco.task import TaskResult, TaskState
 from sims.mujoco.tasks.lift import LiftTask
-from vla_rl.contract.env import Observation
+from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.task import declare_task
 
-HOVER = np.array([0.0, 0.0, 0.08])  # metres from a cube's centre to the goal of the pinch point
+HOVER = Constant([0.0, 0.0, 0.08])  # metres from a cube's centre to the goal of the pinch point
 NEAR = 0.015  # metres
 
 
@@ -41,15 +44,15 @@ class ReachTask(LiftTask):
     def __init__(self, cubes: int = 4, colours: int = 4, instruct: Any = "target") -> None:
         super().__init__(cubes, colours, instruct)
         self.texts = tuple(f"reach for the {name} cube" for name in list(COLOURS)[:colours])
-        self._cubes_xyz = cube_addresses(cubes)[:, None] + np.arange(3)
 
-    def evaluate(self, qpos: np.ndarray, task_state: TaskState) -> TaskResult:
-        goals = qpos[:, self._cubes_xyz] + HOVER
-        reached = np.linalg.norm(goals - qpos[:, None, GANTRY_QPOS], axis=-1) < NEAR
-        success = reached[np.arange(len(qpos)), task_state["named"]]
-        held = np.where(reached, HOLD_STEPS, 0).astype(np.int16)
-        nothing_failed = np.full(len(qpos), -1, np.int8)
-        return TaskResult(success.astype(np.float32), success, nothing_failed, {**task_state, "held": held})
+    def evaluate(self, qpos: Array, task_state: TaskState) -> TaskResult:
+        xp = array_namespace(qpos)  # numpy, or torch
+        goals = self.centres(qpos) + HOVER.beside(qpos)
+        reached = xp.linalg.vector_norm(goals - qpos[:, None, GANTRY_QPOS], axis=-1) < NEAR
+        success = pick(reached, task_state["named"])
+        held = xp.astype(reached, xp.int16) * HOLD_STEPS
+        nothing_failed = first_case([(success, -1)])
+        return TaskResult(xp.astype(success, xp.float32), success, nothing_failed, {**task_state, "held": held})
 
 
 class ReachExpert:
@@ -60,7 +63,8 @@ class ReachExpert:
 
     def act(self, obs: Observation) -> np.ndarray:
         """float32 [E,H,4]: towards the goal above the named cube, the gripper open."""
-        left = obs.extras["privileged/target"] + HOVER - obs.state[:, 4:7]  # from the target position of the gantry
+        goal = obs.extras["privileged/target"] + HOVER.value
+        left = goal - obs.state[:, 4:7]  # from the target position of the gantry
         move = np.clip(left, -MOST_DISPLACEMENT, MOST_DISPLACEMENT)
         action = np.column_stack([move, np.full(len(move), -1.0)]).astype(np.float32)
         return np.repeat(action[:, None], self._horizon, axis=1)

@@ -27,6 +27,7 @@ from tests.benchmarks.replay import replay_add
 from tests.benchmarks.state_ppo import ppo_vs_rsl_rl
 from tests.benchmarks.vla_inference import inference_vs_lerobot
 from tests.benchmarks.vla_learning import prefix_stored_vs_recomputed
+from tests.benchmarks.warp import warp_vs_alone
 from vla_rl.contract.errors import did_you_mean
 from vla_rl.training.tracking import write_json
 
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         memory_estimate,
         prefix_stored_vs_recomputed,
         inference_vs_lerobot,
+        warp_vs_alone,
     )
 }
 RESULTS = Path("runs/bench/results.json")

@@ -65,6 +65,7 @@ from tests.mutants import (
     faults_training,
     faults_vla,
     faults_vla_configs,
+    faults_warp,
     faults_world_models,
 )
 from tests.mutants.fault import Fault
@@ -101,6 +102,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_memory.FAULTS,
     *faults_inference.FAULTS,
     *faults_tabletop.FAULTS,
+    *faults_warp.FAULTS,
     *faults_sims.FAULTS,
     *faults_simulators.FAULTS,
     *faults_evaluation.FAULTS,

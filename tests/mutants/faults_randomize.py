@@ -292,15 +292,15 @@ FAULTS = (
     Fault(
         "a wrapped environment's expert is that of the default",
         _CATALOG,
-        'return options.get("env", default), options.get("options") or {}',
-        'return default, options.get("options") or {}',
+        'inner = options.get("env", own["env"].default)',
+        'inner = own["env"].default',
         (_WRAPPED,),
     ),
     Fault(
         "a swapped instruction loses the other options",
         _CATALOG,
-        'return {"options": {**inner_options, **swapped_options(inner, **inner_options)}}',
-        'return {"options": {**swapped_options(inner, **inner_options)}}',
+        'return {"options": {**inner_options, **swapped}}',
+        'return {"options": {**swapped}}',
         (_WRAPPED,),
     ),
     Fault(

@@ -27,8 +27,9 @@ class TaskExtras:
     spec             ``spec(**options) -> EnvSpec`` of what ``make`` builds with these options, without building it
     parameters       ``parameters(**options) -> (Parameter, ...)``: what may differ between episodes; ``reset`` then
                      takes their values (``VariableEnv``)
-    wraps            ``make`` takes the name of another environment as ``env`` and its options as ``options``; expert
-                     (without one of its own), scenes, swapped instruction and claims are those of that one
+    wraps            ``make`` takes the name of another environment as ``env`` and its options as ``options`` or
+                     ``**options``; expert (without one of its own), scenes, swapped instruction and claims are those
+                     of that one
     """
 
     expert: Named | None = None

@@ -1,0 +1,176 @@
+"""Environments of one task of the tabletop on MuJoCo-Warp.
+
+Scenes, rules, actions and instructions are those of ``sims.mujoco``: an episode of a seed begins equally in both, and
+as long as nothing touches it goes on equally within float32.  Physics, rules and pictures are computed on one device
+for all environments at once; ended ones are put back after every control step, so they stay as they are.  Seeds, clocks
+and ends are kept on the host.  A decision moves two things between host and device: its actions, which are checked
+before anything moves, and the causes of ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sims.mujoco.task import Task
+from sims.warp.cameras import Cameras
+from sims.warp.worlds import Worlds
+from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
+from vla_rl.contract.spec import EnvSpec
+
+
+class WarpEnv:
+    """``E`` environments of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
+
+    On "cpu" observations are numpy arrays, elsewhere tensors of that device.  Worlds whose state is not finite, or
+    whose contacts found no room, are put back and end with the cause "diverged".
+    """
+
+    def __init__(self, task: Task, spec: EnvSpec, num_envs: int) -> None:
+        """``spec``: that of ``task`` on MuJoCo, with the device on which to simulate."""
+        if num_envs < 1:
+            raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
+        self.spec, self._task = spec, task
+        self._size = max((image.shape[0] for image in spec.images.values()), default=0)  # of pictures, in pixels
+        pixels = sum(image.shape[0] * image.shape[1] for image in spec.images.values())
+        self._worlds = Worlds(task.model, num_envs, spec.device, task.substeps, pixels)
+        self._device = self._worlds.device
+        self._book = EpisodeTracker(num_envs, task.failures)
+        self._cameras: dict[tuple[tuple[str, ...], int], Cameras] = {}  # by their names and the size of pictures
+        self._task_state = {name: self._tensor(np.stack([value] * num_envs)) for name, value in task.task_state.items()}
+
+    @property
+    def num_envs(self) -> int:
+        return self._book.num_envs
+
+    @property
+    def task(self) -> Task:
+        """What is simulated: the model, its scenes and rules."""
+        return self._task
+
+    def reset(self, env_ids: Any, seeds: Any) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VecEnv.reset``."""
+        index = self._book.index(on_host(env_ids))
+        seed = self._book.seeds(index, on_host(seeds))
+        if index.size:
+            episodes = [self._task.sample_episode(np.random.Generator(np.random.PCG64(int(value)))) for value in seed]
+            rows = self._tensor(index)
+            qpos, ctrl = (np.stack([getattr(item, name) for item in episodes]) for name in ("qpos", "ctrl"))
+            self._worlds.begin(rows, self._tensor(qpos), self._tensor(ctrl))
+            for name, value in self._task_state.items():
+                value[rows] = self._tensor(np.stack([item.task_state[name] for item in episodes])).to(value.dtype)
+        self._book.begin(index, seed)
+        return self._observe(self._tensor(self._book.time))
+
+    def step(self, chunk: Any, observe: Observe = "last") -> Step:
+        """Execute ``chunk`` [E,H,D] in metres and grip sign; see ``VecEnv.step``."""
+        action = self._book.chunk(on_host(chunk), self.spec)
+        targets, running = self._tensor(action), self._tensor(~self._book.done)
+        time = self._tensor(self._book.time)
+        rewards, causes, frames = [], [], []
+        for i in range(action.shape[1]):
+            time = time + running
+            reward, cause = self._advance(targets[:, i], running, time)
+            running = running & (cause == 0)
+            rewards.append(reward)
+            causes.append(cause)
+            if observe == "all":
+                frames.append(self._observe(time))
+        obs = frames[-1] if frames else self._observe(time)
+        valid = self._end(on_host(torch.stack(causes, 1)))
+        return self._book.step(obs, torch.stack(rewards, 1), valid, action, frames).mapped(self._output)
+
+    def snapshot(self, env_ids: Any) -> Snapshot:
+        """Everything the future of ``env_ids`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""
+        index = self._book.index(on_host(env_ids))
+        self._book.require_started(index)
+        return select_rows(self._arrays(), index)
+
+    def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
+        """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
+        restore_rows(self._arrays(), self._book.index(on_host(env_ids)), snapshot)
+        return self._observe(self._tensor(self._book.time))
+
+    def render_rows(self, env_ids: Any, size: int, camera: str = "front") -> np.ndarray:
+        """Pictures of the current state of ``env_ids`` for videos: uint8 [R,size,size,3]."""
+        index = self._book.index(on_host(env_ids))
+        return on_host(self._pictures((camera,), size)[camera])[index]
+
+    def close(self) -> None:
+        """Nothing is held beyond this object."""
+
+    # -- one control step -------------------------------------------------------------------------------------------
+
+    def _advance(self, action: Tensor, running: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """One control step of the ``running`` (bool [E]) worlds: rewards [E], and codes of causes of ends int8 [E]."""
+        worlds, task = self._worlds, self._task
+        if self._device.type == "cpu" and not running.any():  # a GPU would have to be waited for to be asked
+            return torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.int8)
+        before = tuple(item.clone() for item in worlds.state())
+        worlds.ctrl.copy_(task.control(worlds.ctrl, action))
+        worlds.step()
+        sound = worlds.sound()
+        worlds.put_back(before, ~(running & sound))
+        result = task.evaluate(worlds.qpos, self._task_state)
+        for name, value in result.task_state.items():
+            old = self._task_state[name]
+            if value is not old:
+                old.copy_(torch.where(running.reshape(-1, *(1,) * (old.ndim - 1)), value, old))
+        cause = torch.where(time >= task.time_limit, TIME_LIMIT, 0)
+        cause = torch.where(result.failure >= 0, FAILURES + result.failure, cause)
+        cause = torch.where(sound, torch.where(result.success, SUCCESS, cause), DIVERGED)
+        reward = torch.where(running & sound, result.reward, 0.0)
+        return reward, torch.where(running, cause, 0).to(torch.int8)
+
+    def _end(self, causes: np.ndarray) -> np.ndarray:
+        """Latch the ends among ``causes`` int8 [E,H] and count the clocks; returns bool [E,H]: what was executed."""
+        ended = np.cumsum(causes != 0, axis=1)
+        valid = ~self._book.done[:, None] & (ended - (causes != 0) == 0)
+        self._book.time += valid.sum(axis=1)
+        index = np.flatnonzero(ended[:, -1])
+        cause = causes[index].max(axis=1)
+        self._book.end(index, cause == SUCCESS, cause)
+        return valid
+
+    # -- observations and snapshots ---------------------------------------------------------------------------------
+
+    def _observe(self, time: Tensor) -> Observation:
+        task, qpos, ctrl = self._task, self._worlds.qpos, self._worlds.ctrl
+        extras = task.observe_extras(qpos, self._task_state)
+        images = self._pictures(tuple(self.spec.images), self._size) if self.spec.images else {}
+        return Observation(
+            {name: self._output(image) for name, image in images.items()},
+            self._output(task.proprioception(qpos, ctrl)),
+            self._output(task.instruction(self._task_state)),
+            self._output(time.clone()),
+            {name: self._output(item) for name, item in extras.items()},
+        )
+
+    def _pictures(self, names: tuple[str, ...], size: int) -> dict[str, Tensor]:
+        """{camera: uint8 [E,size,size,3]} of the present state."""
+        task = self._task
+        if (names, size) not in self._cameras:
+            self._cameras[names, size] = Cameras(self._worlds, names, size, task.painted, task.placed)
+        rgba, positions = task.colours(self._task_state), task.mark_positions(self._task_state)
+        return self._cameras[names, size].pictures(rgba, positions)
+
+    def _arrays(self) -> dict[str, Any]:
+        names = ("qpos", "qvel", "qacc_warmstart", "ctrl")
+        arrays = {f"physics/{name}": getattr(self._worlds, name) for name in names}
+        arrays |= {f"task_state/{name}": item for name, item in self._task_state.items()}
+        return self._book.arrays() | {name: self._output(item) for name, item in arrays.items()}
+
+    def _tensor(self, item: np.ndarray) -> Tensor:
+        """A copy of ``item`` on the device."""
+        return torch.tensor(item, device=self._device)
+
+    def _output(self, item: Any) -> Any:
+        """``item`` as the contract has it: an array on the host, which shares its memory, a tensor elsewhere."""
+        if self._device.type == "cpu":
+            return item.numpy() if isinstance(item, Tensor) else item
+        return torch.as_tensor(item, device=self._device)

@@ -1,0 +1,178 @@
+"""The tabletop on MuJoCo-Warp.  Its kernels are compiled once per machine, so all that runs them is in this file."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from sims import catalog
+from sims.catalog import make, spec_of
+from sims.mujoco.tabletop import HOLD_STEPS
+from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.warp.memory import free_bytes
+from tests.benchmarks.warp import warp_vs_alone
+from tests.sims import test_conformance
+from tests.simulators.warp_experts import HORIZONS, compare
+from vla_rl.contract.errors import UserError
+
+ENVS = np.arange(3)
+CHECKS = [item for name, item in vars(test_conformance).items() if name.startswith("test_")]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Three environments of the task of three kinds, on Warp and on MuJoCo."""
+    options = {"image_size": 24, "cameras": ("front", "top")}
+    pair = make("warp", num_envs=3, env="mixed", **options), make("mixed", num_envs=3, **options)
+    yield pair
+    for env in pair:
+        env.close()
+
+
+@pytest.fixture(scope="module")
+def lift():
+    return make("warp", num_envs=3, render=False, deadline=25)
+
+
+@pytest.fixture
+def env(lift):
+    """As if it were new; a new one would be recorded anew."""
+    lift._book.seed[:] = -1
+    return lift
+
+
+@pytest.mark.timeout(240)  # the kernels are compiled here
+@pytest.mark.parametrize("check", CHECKS)
+def test_it_keeps_the_contract(env, check):
+    check(env)
+
+
+def test_the_spec_is_that_of_the_task_and_needs_no_environment(lift):
+    options = {"render": False, "deadline": 25}
+    ours, theirs = spec_of("warp", **options), spec_of("lift", **options)
+    assert ours == lift.spec == theirs
+    assert spec_of("warp", device="cuda").device == "cuda" and spec_of("warp", device="cuda").profile == "tolerant"
+    assert isinstance(catalog.expert("warp", 1), LiftExpert)
+    assert catalog.swapped_options("warp", device="cuda", **options) == {"instruct": "distractor"}
+
+
+def test_an_episode_begins_as_on_mujoco_and_stays_within_1e_4_until_something_is_touched(pair):
+    ours, theirs = pair
+    seeds = np.array([4, 5, 1])
+    a, b = ours.reset(ENVS, seeds), theirs.reset(ENVS, seeds)
+    assert np.array_equal(a.task, b.task) and len({ours.spec.family(task) for task in a.task}) > 1
+    assert np.allclose(a.state, b.state, atol=1e-6)
+    rng = np.random.default_rng(0)
+    for horizon in (10,) * 5:
+        chunk = rng.uniform(-0.03, 0.03, (3, horizon, 4)).astype(np.float32)
+        chunk[..., 2] = np.abs(chunk[..., 2])  # up, where nothing is
+        one, other = ours.step(chunk), theirs.step(chunk)
+        assert one.valid.all() and np.array_equal(one.executed, other.executed)
+        assert np.allclose(one.obs.state, other.obs.state, atol=1e-4, rtol=0)
+        for name, extra in other.obs.extras.items():
+            assert np.allclose(one.obs.extras[name], extra, atol=1e-4, rtol=0), name
+
+
+def test_pictures_show_what_mujoco_shows(pair):
+    ours, theirs = pair
+    for seeds in (ENVS, ENVS + 3):
+        a, b = ours.reset(ENVS, seeds), theirs.reset(ENVS, seeds)
+        for camera in ("front", "top"):
+            apart = np.abs(a.images[camera].astype(int) - b.images[camera].astype(int))
+            assert apart.mean() < 2 and (apart.max(-1) > 40).mean() < 0.02, camera
+    assert ours.render_rows([2, 0], 32, "side").shape == (2, 32, 32, 3)
+
+
+def test_the_expert_lifts_the_same_cubes_at_the_same_time(lift):
+    theirs = make("lift", num_envs=3, render=False, deadline=25)
+    ends = []
+    for env in (lift, theirs):
+        obs, expert = env.reset(ENVS, np.array([11, 12, 14])), LiftExpert()
+        for _ in range(5):
+            step = env.step(expert.act(obs))
+            obs = step.obs
+        assert step.success.all() and step.cause == ("success",) * 3 and np.array_equal(step.success, step.terminated)
+        ends.append(step)
+    assert np.abs(ends[0].obs.time - ends[1].obs.time).max() <= 1
+    assert np.allclose(ends[0].obs.extras["privileged/target"], ends[1].obs.extras["privileged/target"], atol=5e-3)
+    still = lift.step(np.full((3, 1, 4), 0.03, np.float32))
+    assert np.array_equal(still.obs.state, ends[0].obs.state) and not still.valid.any() and not still.reward.any()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("task", HORIZONS)
+def test_experts_succeed_as_often_as_on_mujoco_within_three_points(task):
+    on_mujoco, on_warp = compare(task, 300)
+    assert abs(on_mujoco.mean() - on_warp.mean()) <= 0.03
+
+
+def test_a_world_that_diverges_or_finds_no_room_for_contacts_ends_alone(lift, monkeypatch):
+    before = lift.reset(ENVS, ENVS)
+    saved = lift.snapshot([0])
+    saved["physics/qvel"][0, 0] = np.inf
+    saved["task_state/held"][0, :] = HOLD_STEPS  # would be a success
+    lift.restore([0], saved)
+    step = lift.step(np.zeros((3, 2, 4), np.float32))
+    assert step.cause == ("diverged", "", "") and step.truncated.tolist() == [True, False, False]
+    assert step.valid.sum(1).tolist() == [1, 2, 2] and not step.reward.any() and not step.success.any()
+    assert np.array_equal(step.obs.state[0], before.state[0])
+    worlds, simulate = lift._worlds, lift._worlds.step
+
+    def without_room():
+        simulate()
+        worlds._overflow[1] = 1
+
+    monkeypatch.setattr(worlds, "step", without_room)
+    assert lift.step(np.zeros((3, 1, 4), np.float32)).cause == ("diverged", "diverged", "")
+
+
+# -- what cannot be made -----------------------------------------------------------------------------------------------
+
+
+def test_options_are_those_of_the_task():
+    with pytest.raises(UserError, match=r"'lift' has no option 'image_sise'.*did you mean 'image_size'"):
+        make("warp", num_envs=1, image_sise=32)
+
+
+def test_only_tasks_of_the_tabletop_have_a_model_for_warp():
+    with pytest.raises(UserError, match=r"'counting' has no MuJoCo model.*give lift, place"):
+        make("warp", num_envs=1, env="counting")
+    with pytest.raises(UserError, match="num_envs=0 leaves nothing"):
+        make("warp", num_envs=0, render=False)
+
+
+def test_without_a_driver_the_cure_is_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"no NVIDIA driver.*nvidia-smi"):
+        make("warp", num_envs=1, render=False, device="cuda")
+    for device in ("meta", "gpu"):
+        with pytest.raises(UserError, match=f"{device}.*give 'cpu' or 'cuda'"):
+            make("warp", num_envs=1, render=False, device=device)
+
+
+def test_without_the_package_the_command_is_told(monkeypatch):
+    for name in [name for name in sys.modules if name in ("sims.warp.env", "sims.warp.worlds", "sims.warp.cameras")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mujoco_warp", None)
+    with pytest.raises(UserError, match=r"mujoco_warp is not installed.*pip install 'vla-rl\[warp\]'"):
+        make("warp", num_envs=1, render=False)
+
+
+def test_too_many_environments_are_refused_before_anything_is_made(monkeypatch):
+    monkeypatch.setattr("sims.warp.memory.free_bytes", lambda device: 10**8)
+    with pytest.raises(UserError, match=r"100000 environments of 0\.\d+ MB each do not fit the 0\.1 GB.*; \d+ fit"):
+        make("warp", num_envs=100_000, render=False)
+    assert 0 < free_bytes(torch.device("cpu")) < 10**14
+
+
+def test_a_parameter_that_it_cannot_vary_is_refused():
+    with pytest.raises(UserError, match="environment 'warp' cannot vary 'object_mass'"):
+        make("randomize", num_envs=1, env="warp", parameters={"object_mass": 2.0})
+
+
+def test_its_benchmark_measures_something():
+    rows = warp_vs_alone(quick=True)
+    assert [row.detail["envs"] for row in rows] == [2, 2] and all(row.ours > 0 and row.other for row in rows)
