@@ -30,8 +30,8 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.contract.env import Observation
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
-from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.inference import Compiled, CudaGraph, Eager, Inference
 from vla_rl.policies.vla.options import VLAOptions

@@ -24,7 +24,7 @@ import torch
 from tests.benchmarks.measure import Contender, NotRun, Row, interleave, rate_row
 from tests.benchmarks.vla_sizes import QUARTER, TINY, Scene, parameters_of, policy_of
 from tests.golden.vla.weights import weight
-from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 

@@ -15,7 +15,7 @@ from vla_rl.contract.batch import Rollout
 from vla_rl.contract.env import Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
+from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions

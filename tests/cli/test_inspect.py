@@ -17,7 +17,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.smolvla import SmolVLA
+from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.tiny import TinyConfig, TinyVLA
 from vla_rl.policies.tokens import Vocabulary
 from vla_rl.policies.vla.options import VLAOptions

@@ -6,12 +6,33 @@ import pytest
 
 from sims.catalog import CATALOG
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.contract.load import load
+from vla_rl.contract.load import MOVED, load
 
 
 def test_a_string_loads_the_object_it_names():
     assert load("sims.catalog:CATALOG") is CATALOG
     assert load("vla_rl.contract.load:load") is load
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("openvla:OpenVLA", "openvla.policy"),
+        ("openvla_decoding:Parallel", "openvla.decoding"),
+        ("openvla_network:OpenVLAShape", "openvla.network"),
+        ("openvla_options:OpenVLAOptions", "openvla.options"),
+        ("openvla_public:OpenVLAPrompts", "openvla.public"),
+        ("openvla_vision:ViTShape", "openvla.vision"),
+        ("pi0:Pi0", "pi0.policy"),
+        ("pi0_network:Gemma", "pi0.network"),
+        ("smolvla:SmolVLA", "smolvla.policy"),
+        ("smolvla_shape:TextShape", "smolvla.shape"),
+    ],
+)
+def test_what_checkpoints_name_is_found_where_it_is_now(old, new):
+    found = load(f"vla_rl.policies.{old}")
+    assert (found.__module__, found.__qualname__) == (f"vla_rl.policies.{new}", old.partition(":")[2])
+    assert len(MOVED) == 10
 
 
 @pytest.mark.parametrize("target", ["sims.catalog", "sims.catalog:", ":make", "", ":"])

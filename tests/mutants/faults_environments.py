@@ -51,6 +51,13 @@ _NAMES = (
         (f"{_ON_CATALOG}test_the_working_folder_hides_no_installed_package",),
     ),
     Fault(
+        "classes that older checkpoints name are not found where they are now",
+        _LOAD,
+        "module_name = MOVED.get(module_name, module_name)",
+        "module_name = MOVED.get(target, module_name)",
+        ("tests/contract/test_load.py::test_what_checkpoints_name_is_found_where_it_is_now",),
+    ),
+    Fault(
         "a declared spec ignores the options",
         _CATALOG,
         "spec: EnvSpec | None = None if declared is None else resolve(declared)(**options)",

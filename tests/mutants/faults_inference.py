@@ -82,7 +82,7 @@ FAULTS = (
     ),
     Fault(
         "SmolVLA's vision tower makes a mask on the host, which no graph can read",
-        "vla_rl/policies/smolvla_network.py",
+        "vla_rl/policies/smolvla/network.py",
         "edges = torch.arange(1 / side, 1.0, 1 / side, device=pixels.device)",
         'edges = torch.arange(1 / side, 1.0, 1 / side, device="cpu").to(pixels.device)',
         (f"{_ON}test_nothing_that_is_recorded_waits_for_the_host",),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_VISION, _NETWORK = "vla_rl/policies/openvla_vision.py", "vla_rl/policies/openvla_network.py"
-_PICTURES, _DECODING = "vla_rl/policies/openvla_pictures.py", "vla_rl/policies/openvla_decoding.py"
-_ON_NETWORK = "tests/policies/test_openvla_network.py::"
-_ON_DECODING = "tests/policies/test_openvla_decoding.py::"
-_POLICY, _ON_POLICY = "vla_rl/policies/openvla.py", "tests/policies/test_openvla.py::"
-_PUBLIC, _ON_PUBLIC = "vla_rl/policies/openvla_public.py", "tests/policies/test_openvla_public.py::"
+_VISION, _NETWORK = "vla_rl/policies/openvla/vision.py", "vla_rl/policies/openvla/network.py"
+_PICTURES, _DECODING = "vla_rl/policies/openvla/pictures.py", "vla_rl/policies/openvla/decoding.py"
+_ON_NETWORK = "tests/policies/openvla/test_network.py::"
+_ON_DECODING = "tests/policies/openvla/test_decoding.py::"
+_POLICY, _ON_POLICY = "vla_rl/policies/openvla/policy.py", "tests/policies/openvla/test_policy.py::"
+_PUBLIC, _ON_PUBLIC = "vla_rl/policies/openvla/public.py", "tests/policies/openvla/test_public.py::"
 _ENUMERATED = (f"{_ON_POLICY}test_probabilities_of_all_chunks_and_the_score_gradient_are_those_by_enumeration",)
 _DRAWN = (f"{_ON_POLICY}test_chunks_are_drawn_as_often_as_their_density_says",)
 _TORCH = (f"{_ON_POLICY}test_density_entropy_and_kl_are_those_of_torch",)

@@ -6,8 +6,8 @@ import importlib.util
 
 from tests.mutants.fault import Fault
 
-_NETWORK, _LETTERBOX = "vla_rl/policies/pi0_network.py", "vla_rl/policies/vla/letterbox.py"
-_ON = "tests/policies/test_pi0_network.py::"
+_NETWORK, _LETTERBOX = "vla_rl/policies/pi0/network.py", "vla_rl/policies/vla/letterbox.py"
+_ON = "tests/policies/pi0/test_network.py::"
 _GOLDEN = f"{_ON}test_samples_velocities_and_losses_are_the_golden_ones"
 _ALONE = f"{_ON}test_a_row_does_not_depend_on_the_other_rows"
 _AGAIN = f"{_ON}test_activations_are_computed_again_where_that_is_asked_for"
@@ -169,7 +169,11 @@ _IN_THE_NETWORK = (
     ),
 )
 
-_POLICY, _PUBLIC, _ON_POLICY = "vla_rl/policies/pi0.py", "vla_rl/policies/pi0_public.py", "tests/policies/test_pi0.py::"
+_POLICY, _PUBLIC, _ON_POLICY = (
+    "vla_rl/policies/pi0/policy.py",
+    "vla_rl/policies/pi0/public.py",
+    "tests/policies/pi0/test_policy.py::",
+)
 _LEROBOT = f"{_ON_POLICY}test_a_folder_of_lerobot_acts_as_its_policy"
 _THEIRS = f"{_ON_POLICY}test_a_folder_of_transformers_acts_as_its_model"
 _REFUSED = f"{_ON_POLICY}test_what_does_not_fit_is_one_sentence"
@@ -212,7 +216,7 @@ _IN_FOLDERS = (
     ),
     Fault(
         "the language model's words are those of the expert",
-        "vla_rl/policies/pi0_names.py",
+        "vla_rl/policies/pi0/names.py",
         r"_expert\.paligemma\.lm_head\.",
         r"_expert\.gemma_expert\.lm_head\.",
         (_LEROBOT,),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_NETWORK, _LAYERS = "vla_rl/policies/smolvla_network.py", "vla_rl/policies/smolvla_layers.py"
-_POLICY, _ON_POLICY = "vla_rl/policies/smolvla.py", "tests/policies/test_smolvla.py::"
-_SHAPE, _PICTURES = "vla_rl/policies/smolvla_shape.py", "vla_rl/policies/vla/pictures.py"
-_PARITY = "tests/policies/test_smolvla_parity.py::test_velocity_sample_and_loss_are_those_of_lerobot"
-_NAMES = "tests/policies/test_smolvla_parity.py::test_every_tensor_has_lerobots_name_and_shape"
-_ON = "tests/policies/test_smolvla_network.py::"
+_NETWORK, _LAYERS = "vla_rl/policies/smolvla/network.py", "vla_rl/policies/smolvla/layers.py"
+_POLICY, _ON_POLICY = "vla_rl/policies/smolvla/policy.py", "tests/policies/smolvla/test_policy.py::"
+_SHAPE, _PICTURES = "vla_rl/policies/smolvla/shape.py", "vla_rl/policies/vla/pictures.py"
+_PARITY = "tests/policies/smolvla/test_parity.py::test_velocity_sample_and_loss_are_those_of_lerobot"
+_NAMES = "tests/policies/smolvla/test_parity.py::test_every_tensor_has_lerobots_name_and_shape"
+_ON = "tests/policies/smolvla/test_network.py::"
 _SIZES, _PADDING = f"{_ON}test_the_published_sizes", f"{_ON}test_padding_of_prompts_changes_nothing"
 _FOLDER, _REACHED = (
     f"{_ON}test_a_lerobot_folder_says_the_sizes",

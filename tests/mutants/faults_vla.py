@@ -10,7 +10,7 @@ _LATENT, _IMITATION = "vla_rl/policies/latent_noise.py", "vla_rl/recipes/imitati
 _ON = "tests/policies/vla/test_flow_vla.py::"
 _ONCE = f"{_ON}test_acting_on_pictures_encodes_them_once_and_again_where_anything_changed"
 _LEARNER = f"{_ON}test_a_learner_encodes_with_gradient_and_holds_no_prefix_of_acting"
-_OPENVLA = "tests/policies/test_openvla.py::test_it_keeps_patches_or_pictures_whichever_is_smaller_and_right"
+_OPENVLA = "tests/policies/openvla/test_policy.py::test_it_keeps_patches_or_pictures_whichever_is_smaller_and_right"
 
 FAULTS = (
     Fault(
@@ -106,17 +106,17 @@ FAULTS = (
     ),
     Fault(
         "missing cameras count among the bytes of pi0's prefix",
-        "vla_rl/policies/pi0_network.py",
+        "vla_rl/policies/pi0/network.py",
         "shown = sum(name is not None for name in cameras)",
         "shown = len(cameras)",
-        ("tests/policies/test_pi0_network.py::test_the_prefix_has_the_bytes_that_it_says",),
+        ("tests/policies/pi0/test_network.py::test_the_prefix_has_the_bytes_that_it_says",),
     ),
     Fault(
         "what is around a missing camera does not count among the bytes of SmolVLA's prefix",
-        "vla_rl/policies/smolvla_network.py",
+        "vla_rl/policies/smolvla/network.py",
         "missing = min(len(cameras) - shown, self.shape.empty_cameras)",
         "missing = 0",
-        ("tests/policies/test_smolvla_network.py::test_a_missing_camera_takes_what_is_around_its_place_alone",),
+        ("tests/policies/smolvla/test_network.py::test_a_missing_camera_takes_what_is_around_its_place_alone",),
     ),
     Fault(
         "a learner with a kept prefix runs the model again",

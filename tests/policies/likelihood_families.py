@@ -23,10 +23,10 @@ from tests.policies import (
     test_latent_noise,
     test_tiny,
 )
-from tests.policies.openvla_tiny import tiny_policy
+from tests.policies.openvla.tiny import tiny_policy
 from tests.policies.test_tiny import NOISE_PLACEMENTS, SCHEDULES, SPEC
-from tests.policies.tiny_vlas import PI0, SMOLVLA, STATE
 from tests.policies.vla import test_flow_vla
+from tests.policies.vla.tiny_vlas import PI0, SMOLVLA, STATE
 from tests.residuals import POINT, SMALL, StateEncoder, biased_base
 from tests.token_toys import PARTS, token_policy
 from vla_rl.contract.env import Observation
@@ -36,11 +36,11 @@ from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.likelihood_parts import LogprobPer
-from vla_rl.policies.openvla import OpenVLA, OpenVLAOptions
-from vla_rl.policies.openvla_decoding import Autoregressive, Decoding, Parallel
-from vla_rl.policies.pi0 import Pi0
+from vla_rl.policies.openvla.decoding import Autoregressive, Decoding, Parallel
+from vla_rl.policies.openvla.policy import OpenVLA, OpenVLAOptions
+from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.residual import GaussianResidual
-from vla_rl.policies.smolvla import SmolVLA
+from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 

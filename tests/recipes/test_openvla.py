@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.policies.test_openvla_public import published
+from tests.policies.openvla.test_public import published
 from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import WindowConfig
-from vla_rl.policies.openvla_decoding import Autoregressive, Parallel
-from vla_rl.policies.openvla_options import OpenVLAOptions
+from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
+from vla_rl.policies.openvla.options import OpenVLAOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.recipes.env_config import EnvConfig

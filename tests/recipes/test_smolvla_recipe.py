@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from vla_rl.experience.collect import collect_demonstrations
-from vla_rl.policies.smolvla import SmolVLA
-from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
+from vla_rl.policies.smolvla.policy import SmolVLA
+from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.grounding import grounded_policy

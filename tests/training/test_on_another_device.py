@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.elsewhere import elsewhere
-from tests.policies.tiny_vlas import SMOLVLA
+from tests.policies.vla.tiny_vlas import SMOLVLA
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.algorithms.cal_ql import CalQLConfig
 from vla_rl.algorithms.dppo import DPPOConfig
@@ -45,13 +45,13 @@ from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.latent_noise import GaussianLatent, LatentConfig, SquashedLatent, SquashedLatentConfig
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.openvla import OpenVLA
-from vla_rl.policies.openvla_network import OpenVLAShape
-from vla_rl.policies.openvla_options import OpenVLAOptions
-from vla_rl.policies.openvla_vision import ViTShape
+from vla_rl.policies.openvla.network import OpenVLAShape
+from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.policy import OpenVLA
+from vla_rl.policies.openvla.vision import ViTShape
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.residual import DeterministicResidual, GaussianResidual, ResidualConfig
-from vla_rl.policies.smolvla import SmolVLA
+from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.squashed import SquashedConfig, SquashedPolicy
 from vla_rl.policies.statistics import RunningStatistics
 from vla_rl.policies.vla.options import VLAOptions

@@ -9,9 +9,28 @@ from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
 
+# Where the modules are now whose classes older checkpoints name.
+MOVED = {
+    f"vla_rl.policies.{old}": f"vla_rl.policies.{new}"
+    for old, new in {
+        "openvla": "openvla.policy",
+        "openvla_decoding": "openvla.decoding",
+        "openvla_network": "openvla.network",
+        "openvla_options": "openvla.options",
+        "openvla_public": "openvla.public",
+        "openvla_vision": "openvla.vision",
+        "pi0": "pi0.policy",
+        "pi0_network": "pi0.network",
+        "smolvla": "smolvla.policy",
+        "smolvla_shape": "smolvla.shape",
+    }.items()
+}
+
 
 def load(target: str) -> Any:
     """Import ``"package.module:name"``, also from the working folder, where installed packages come first.
+
+    Modules in :data:`MOVED` are found by their old names.
 
     Raises UserError when the string has no colon or the module has no such name; a missing module raises its own
     ImportError, which names the package that is not installed.
@@ -22,6 +41,7 @@ def load(target: str) -> Any:
             f"{target!r} has no module and name, so it cannot be loaded; write it as 'package.module:function'."
         )
     _search_working_folder()
+    module_name = MOVED.get(module_name, module_name)
     module = importlib.import_module(module_name)
     if not hasattr(module, name):
         public = [item for item in vars(module) if not item.startswith("_")]

@@ -9,9 +9,9 @@ import torch
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.smolvla import SmolVLA
-from vla_rl.policies.smolvla_pointing import PointingVLM, scale_to_inputs
-from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.smolvla.pointing import PointingVLM, scale_to_inputs
+from vla_rl.policies.smolvla.policy import SmolVLA
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.recipes.grounding import Report, Scenes
 from vla_rl.training.grounding import GroundingConfig, ground

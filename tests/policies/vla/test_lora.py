@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.policies.test_tiny import SPEC, observations, seeded
-from tests.policies.tiny_vlas import PI0, SMOLVLA, STATE
+from tests.policies.vla.tiny_vlas import PI0, SMOLVLA, STATE
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.flow import AllSteps, FlowSampler, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowSde
-from vla_rl.policies.pi0 import Pi0
+from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.smolvla import SmolVLA
+from vla_rl.policies.smolvla.policy import SmolVLA
 from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.policies.vla.options import VLAOptions
 

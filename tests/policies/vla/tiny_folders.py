@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.golden.vla.smolvla.cases import VLM
 from tests.golden.vla.weights import weight
-from tests.policies.openvla_tiny import tiny, tiny_shape
+from tests.policies.openvla.tiny import tiny, tiny_shape
 from tests.policies.vla.public_folders import write
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.pi0_public import shape_of
-from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.pi0.public import shape_of
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.network import NetworkShape
 
 CHUNK, ROOM = 20, 2  # actions of a flow's chunk; entries of its state and action that no environment here has

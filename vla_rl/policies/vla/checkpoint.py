@@ -21,9 +21,9 @@ from vla_rl.policies.vla.normalization_formulas import Modes
 CONFIG = "config.json"
 # The class of a family, by what config.json says.  It has ``from_public(folder, spec, options)``.
 FAMILIES = {
-    "smolvla": "vla_rl.policies.smolvla:SmolVLA",
-    "pi0": "vla_rl.policies.pi0:Pi0",
-    "openvla": "vla_rl.policies.openvla:OpenVLA",
+    "smolvla": "vla_rl.policies.smolvla.policy:SmolVLA",
+    "pi0": "vla_rl.policies.pi0.policy:Pi0",
+    "openvla": "vla_rl.policies.openvla.policy:OpenVLA",
 }
 _PALIGEMMA = "google/paligemma-3b-pt-224"  # pi0's tokenizer
 _PREPROCESSOR = "policy_preprocessor.json"

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.pi0_names import public_name
+from vla_rl.policies.pi0.names import public_name
 from vla_rl.policies.vla.letterbox import Letterbox
 from vla_rl.policies.vla.transformers import transformers
 from vla_rl.policies.vla.weights import load_public_weights

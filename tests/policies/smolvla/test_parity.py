@@ -13,10 +13,10 @@ from tests.golden.vla.smolvla.cases import CAMERAS, CASES, FENCE, TIMES, VLM, in
 from tests.golden.vla.weights import generator, weight
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import Field, Ode
-from vla_rl.policies.smolvla_network import UNUSED, SmolVLANetwork
-from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.smolvla.network import UNUSED, SmolVLANetwork
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 
-EXPECTED = Path(__file__).parents[1] / "golden" / "vla" / "smolvla" / "expected.npz"
+EXPECTED = Path(__file__).parents[2] / "golden" / "vla" / "smolvla" / "expected.npz"
 EXACT = [name for name, case in CASES.items() if not case.bfloat16]
 
 

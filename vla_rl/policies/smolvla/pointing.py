@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.policies.backbone import BackboneOutput, cell_centres
-from vla_rl.policies.smolvla_network import SmolVLANetwork
+from vla_rl.policies.smolvla.network import SmolVLANetwork
 
 
 class PointingVLM(nn.Module):

@@ -11,7 +11,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 
 if TYPE_CHECKING:
-    from vla_rl.policies.smolvla_network import SmolVLANetwork
+    from vla_rl.policies.smolvla.network import SmolVLANetwork
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class SmolVLAShape:
 
     def build(self) -> SmolVLANetwork:
         """An untrained network; raises UserError without transformers."""
-        from vla_rl.policies.smolvla_network import SmolVLANetwork
+        from vla_rl.policies.smolvla.network import SmolVLANetwork
 
         return SmolVLANetwork(self)
 

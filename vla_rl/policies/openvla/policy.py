@@ -17,10 +17,10 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.likelihood_parts import sum_per
 from vla_rl.policies.noise import Generators, uniform
 from vla_rl.policies.normalization import Affine, action_limits
-from vla_rl.policies.openvla_decoding import STOP
-from vla_rl.policies.openvla_network import VISION, OpenVLANetwork, OpenVLAShape, Prefix
-from vla_rl.policies.openvla_options import OpenVLAOptions, own_options
-from vla_rl.policies.openvla_public import (
+from vla_rl.policies.openvla.decoding import STOP
+from vla_rl.policies.openvla.network import VISION, OpenVLANetwork, OpenVLAShape, Prefix
+from vla_rl.policies.openvla.options import OpenVLAOptions, own_options
+from vla_rl.policies.openvla.public import (
     OpenVLAPrompts,
     critics_scale,
     filled_network,

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from vla_rl.contract.env import Observation
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.openvla import OpenVLA
-from vla_rl.policies.openvla_network import OpenVLANetwork, OpenVLAShape
-from vla_rl.policies.openvla_options import OpenVLAOptions
-from vla_rl.policies.openvla_vision import ViTShape
+from vla_rl.policies.openvla.network import OpenVLANetwork, OpenVLAShape
+from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.policy import OpenVLA
+from vla_rl.policies.openvla.vision import ViTShape
 from vla_rl.pretrained import save_folder
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "vla" / "openvla"
+GOLDEN = Path(__file__).parents[2] / "golden" / "vla" / "openvla"
 
 
 def _script(name: str) -> Any:
@@ -78,7 +78,7 @@ class TaskPrompts:
         return tokens[index], mask[index]
 
     def save_pretrained(self, folder: Any) -> None:
-        save_folder(Path(folder), {"prompts": "tests.policies.openvla_tiny:TaskPrompts"}, {})
+        save_folder(Path(folder), {"prompts": "tests.policies.openvla.tiny:TaskPrompts"}, {})
 
     @classmethod
     def from_pretrained(cls, folder: Any) -> TaskPrompts:

@@ -7,7 +7,7 @@ from typing import Self
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.checkpoint import PublicCheckpoint
 from vla_rl.policies.vla.files import read_json
 from vla_rl.policies.vla.flow_vla import FlowVLA

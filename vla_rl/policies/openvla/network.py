@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vla_rl.contract.errors import ContractError
-from vla_rl.policies.openvla_pictures import openvla_pictures
-from vla_rl.policies.openvla_vision import DINOV2, SIGLIP, Projector, VisionBackbone, ViTShape
+from vla_rl.policies.openvla.pictures import openvla_pictures
+from vla_rl.policies.openvla.vision import DINOV2, SIGLIP, Projector, VisionBackbone, ViTShape
 from vla_rl.policies.vla.transformers import transformers
 
 VISION = ("vision_backbone.", "projector.")  # tensors that the patches depend on

@@ -14,8 +14,8 @@ from torch import Tensor
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.openvla_network import OpenVLANetwork, OpenVLAShape
-from vla_rl.policies.openvla_vision import ViTShape
+from vla_rl.policies.openvla.network import OpenVLANetwork, OpenVLAShape
+from vla_rl.policies.openvla.vision import ViTShape
 from vla_rl.policies.vla.files import open_tensors
 from vla_rl.policies.vla.tokenizer import TokenizerPrompts
 from vla_rl.policies.vla.weights import load_public_weights, weight_files, without_weights

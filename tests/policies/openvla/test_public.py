@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.policies.openvla_tiny import SPEC, golden_outputs, observed, tiny, tiny_shape
+from tests.policies.openvla.tiny import SPEC, golden_outputs, observed, tiny, tiny_shape
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.openvla import OpenVLA
-from vla_rl.policies.openvla_decoding import Autoregressive, Parallel
-from vla_rl.policies.openvla_options import OpenVLAOptions
-from vla_rl.policies.openvla_public import OpenVLAPrompts, critics_scale
+from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
+from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.policy import OpenVLA
+from vla_rl.policies.openvla.public import OpenVLAPrompts, critics_scale
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.lora import TrainLoRA
 from vla_rl.policies.vla.options import VLAOptions

@@ -1,6 +1,6 @@
 """The smallest SmolVLA and pi0 of random weights, for ``test_tiny.SPEC`` and environments no larger.
 
-OpenVLA's is in ``openvla_tiny.py``, and a network that is no public family's in ``vla/toy_network.py``.
+OpenVLA's is in ``openvla/tiny.py``, and a network that is no public family's in ``toy_network.py``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tests.policies.test_tiny import SPEC, observations, seeded
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStep, LastStepFromNoise, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.pi0 import Pi0
-from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
-from vla_rl.policies.smolvla import SmolVLA
-from vla_rl.policies.smolvla_shape import SmolVLAShape, TextShape, VisionShape
+from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
+from vla_rl.policies.pi0.policy import Pi0
+from vla_rl.policies.smolvla.policy import SmolVLA
+from vla_rl.policies.smolvla.shape import SmolVLAShape, TextShape, VisionShape
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 

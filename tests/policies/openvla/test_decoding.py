@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.policies.openvla_tiny import golden_outputs, pictures, prompts, tiny, tiny_network
+from tests.policies.openvla.tiny import golden_outputs, pictures, prompts, tiny, tiny_network
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.openvla_decoding import Autoregressive, Parallel
+from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
 
 ROWS, D = len(tiny.PROMPTS), tiny.ENTRIES
 

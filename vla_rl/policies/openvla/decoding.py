@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.contract.limits import check_limits
-from vla_rl.policies.openvla_network import OpenVLANetwork, Prefix
+from vla_rl.policies.openvla.network import OpenVLANetwork, Prefix
 
 Choose: TypeAlias = Callable[[Tensor, int], Tensor]
 """Bins [B,m] by logits [B,m,K] of the tokens from a given index on."""

@@ -1,7 +1,7 @@
 """SmolVLA (arXiv 2506.01844): a vision-language model with an action expert that reads its keys and values.
 
 The tensors have the names of a LeRobot folder (``model.vlm_with_expert.vlm.model...``); the arithmetic follows LeRobot
-0.4.4, against which ``tests/policies/test_smolvla_parity.py`` compares.  Where we differ:
+0.4.4, against which ``tests/policies/smolvla/test_parity.py`` compares.  Where we differ:
 
 - Pictures and language do not attend to the state, the last token of the prefix.  :meth:`SmolVLANetwork.encode`
   therefore leaves it out and is the same at every state; :meth:`SmolVLANetwork.condition` runs that one token.
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.smolvla_layers import angles, attended, finished, normalized, rotated, split
-from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.smolvla.layers import angles, attended, finished, normalized, rotated, split
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.pictures import padded_picture
 from vla_rl.policies.vla.transformers import transformers
 from vla_rl.policies.vla.weights import load_public_weights
@@ -274,7 +274,7 @@ def _build_vlm(shape: SmolVLAShape) -> dict[str, nn.Module]:
     }
     config = package.SmolVLMConfig(vision_config=vision, text_config=_text(shape), scale_factor=shape.pixel_shuffle)
     text = package.LlamaModel(config.text_config)
-    del text.rotary_emb  # smolvla_layers.py does it
+    del text.rotary_emb  # layers.py does it
     return {
         "vision_model": SmolVLMVisionTransformer(config.vision_config),
         "connector": SmolVLMConnector(config),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.contract.errors import UserError, did_you_mean
-from vla_rl.policies.pi0_network import Gemma, Pi0Shape, Siglip
+from vla_rl.policies.pi0.network import Gemma, Pi0Shape, Siglip
 from vla_rl.policies.vla.letterbox import Letterbox, TransformersLetterbox
 from vla_rl.policies.vla.transformers import transformers
 

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.golden.vla.smolvla.cases import CAMERAS, CASES, VLM, inputs
 from tests.golden.vla.weights import generator, weight
-from tests.policies.test_smolvla_parity import EXPECTED
+from tests.policies.smolvla.test_parity import EXPECTED
 from tests.policies.test_tiny import SPEC, observations, seeded
-from tests.policies.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
+from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
@@ -26,8 +26,8 @@ from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.normalization import Affine
 from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.smolvla import SmolVLA
-from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.smolvla.policy import SmolVLA
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.imitation import ImitationConfig, imitate

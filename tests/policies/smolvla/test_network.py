@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.policies.tiny_vlas import SMOLVLA
+from tests.policies.vla.tiny_vlas import SMOLVLA
 from vla_rl.contract.errors import UserError
-from vla_rl.policies.smolvla_network import SmolVLANetwork
-from vla_rl.policies.smolvla_shape import SmolVLAShape
+from vla_rl.policies.smolvla.network import SmolVLANetwork
+from vla_rl.policies.smolvla.shape import SmolVLAShape
 from vla_rl.policies.vla.pictures import padded_picture
 
 SHAPE = replace(SMOLVLA, text=replace(SMOLVLA.text, vocabulary=20, layers=4), expert_layers=4, chunk=5)

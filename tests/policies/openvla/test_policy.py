@@ -12,7 +12,7 @@ from torch.distributions import Categorical, kl_divergence
 
 from tests.algorithms.ppo_learners import CONFIG
 from tests.elsewhere import elsewhere
-from tests.policies.openvla_tiny import SPEC, observed, tiny, tiny_policy
+from tests.policies.openvla.tiny import SPEC, observed, tiny, tiny_policy
 from tests.toys import rollout
 from vla_rl.algorithms.group_relative import Standardised
 from vla_rl.algorithms.grpo import GRPOConfig
@@ -21,9 +21,9 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.policies.critics import ValueCritic
-from vla_rl.policies.openvla import OpenVLA
-from vla_rl.policies.openvla_decoding import Autoregressive, Parallel
-from vla_rl.policies.openvla_options import OpenVLAOptions
+from vla_rl.policies.openvla.decoding import Autoregressive, Parallel
+from vla_rl.policies.openvla.options import OpenVLAOptions
+from vla_rl.policies.openvla.policy import OpenVLA
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.trainable import TrainAll, TrainExpert
 

@@ -27,21 +27,21 @@ from tests.golden.vla.pi0.cases import (
     lerobot_inputs,
 )
 from tests.golden.vla.weights import weight
-from tests.policies.test_pi0_network import CASES, GOLDEN, inputs
+from tests.policies.pi0.test_network import CASES, GOLDEN, inputs
 from tests.policies.test_tiny import SPEC, observations, seeded
-from tests.policies.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
+from tests.policies.vla.tiny_vlas import SAMPLERS, learning_sees_the_density_of_acting, tiny_vla
 from tests.policies.vla.toy_network import ToyNetwork, ToyShape
 from vla_rl.contract.env import Observation
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import LikelihoodPolicy, ScheduledPolicy
 from vla_rl.contract.spec import ArraySpec, EnvSpec
-from vla_rl.policies import pi0_public
 from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import FlowSde, Ode
 from vla_rl.policies.normalization import Affine
-from vla_rl.policies.pi0 import Pi0
-from vla_rl.policies.pi0_names import public_name
-from vla_rl.policies.pi0_network import Gemma, Siglip
+from vla_rl.policies.pi0 import public as pi0_public
+from vla_rl.policies.pi0.names import public_name
+from vla_rl.policies.pi0.network import Gemma, Siglip
+from vla_rl.policies.pi0.policy import Pi0
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.letterbox import TransformersLetterbox
 from vla_rl.policies.vla.options import VLAOptions
@@ -55,7 +55,7 @@ FOUR = FlowSampler(Ode(), AllSteps(), steps=4)
 MEAN, STD = np.linspace(-0.5, 0.5, STATE), np.linspace(0.5, 2.0, STATE)  # of the state
 A_MEAN, A_STD = np.linspace(0.1, 0.4, ACTION), np.linspace(0.3, 0.6, ACTION)  # of the action
 WORDS = ("?", "<pad>", "<bos>", "lift", "the", "cube", "open", "it", "\n")
-LEROBOT = Path(__file__).parents[1] / "golden/vla/pi0/lerobot.npz"
+LEROBOT = Path(__file__).parents[2] / "golden/vla/pi0/lerobot.npz"
 
 
 def spec_of(cameras: dict[str, tuple[int, int]], **changes: Any) -> EnvSpec:

@@ -15,7 +15,7 @@ from tests.golden.vla.weights import weight
 from vla_rl.contract.errors import UserError
 from vla_rl.policies.flow import AllSteps, FlowSampler, flow_matching_loss
 from vla_rl.policies.flow_schedules import Field, Ode
-from vla_rl.policies.pi0_network import Gemma, Pi0Network, Pi0Shape, Siglip
+from vla_rl.policies.pi0.network import Gemma, Pi0Network, Pi0Shape, Siglip
 
 pytest.importorskip("transformers")
 SHAPE = Pi0Shape(
@@ -28,7 +28,7 @@ SHAPE = Pi0Shape(
     state_size=STATE,
     time_dtype="float32",
 )
-GOLDEN = np.load(Path(__file__).parents[1] / "golden/vla/pi0/expected.npz")
+GOLDEN = np.load(Path(__file__).parents[2] / "golden/vla/pi0/expected.npz")
 PADDED = "padded prompts and a missing camera"
 
 

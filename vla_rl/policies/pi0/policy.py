@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Self
 
 from vla_rl.contract.spec import EnvSpec
-from vla_rl.policies.pi0_network import Pi0Shape
-from vla_rl.policies.pi0_public import shape_of
+from vla_rl.policies.pi0.network import Pi0Shape
+from vla_rl.policies.pi0.public import shape_of
 from vla_rl.policies.vla.flow_vla import FlowVLA
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.public import flow_from_public

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from vla_rl.contract.limits import check_positive
 from vla_rl.policies.likelihood_parts import LogprobPer, check_logprob_per
-from vla_rl.policies.openvla_decoding import Autoregressive, Decoding
+from vla_rl.policies.openvla.decoding import Autoregressive, Decoding
 from vla_rl.policies.vla.options import VLAOptions
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.policies.openvla_tiny import GOLDEN, golden_outputs, pictures, prompts, tiny, tiny_network, tiny_shape
-from vla_rl.policies.openvla_network import OpenVLAShape
-from vla_rl.policies.openvla_pictures import openvla_pictures
-from vla_rl.policies.openvla_vision import DINOV2, SIGLIP, ViTShape
+from tests.policies.openvla.tiny import GOLDEN, golden_outputs, pictures, prompts, tiny, tiny_network, tiny_shape
+from vla_rl.policies.openvla.network import OpenVLAShape
+from vla_rl.policies.openvla.pictures import openvla_pictures
+from vla_rl.policies.openvla.vision import DINOV2, SIGLIP, ViTShape
 
 
 def published() -> dict[str, tuple[int, ...]]:

@@ -1,0 +1,1 @@
+"""OpenVLA and OpenVLA-OFT: action tokens of a language model."""

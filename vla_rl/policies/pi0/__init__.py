@@ -1,0 +1,1 @@
+"""pi0: a flow expert beside PaliGemma."""

@@ -1,0 +1,1 @@
+"""SmolVLA: a flow expert beside SmolVLM."""
