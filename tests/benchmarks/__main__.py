@@ -22,6 +22,7 @@ from tests.benchmarks.isolation import isolated_vs_inprocess
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.measure import NotRun, OverBudget, Row, at_most
 from tests.benchmarks.memory import memory_estimate
+from tests.benchmarks.overlap import overlap_vs_plain
 from tests.benchmarks.rendering import render_vs_mujoco
 from tests.benchmarks.replay import replay_add
 from tests.benchmarks.state_ppo import ppo_vs_rsl_rl
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         env_vs_async_nested,
         env_vs_rollout,
         isolated_vs_inprocess,
+        overlap_vs_plain,
         render_vs_mujoco,
         update_stored_vs_recomputed,
         iteration_parts,

@@ -116,6 +116,14 @@ def test_nothing_is_lost_doubled_or_reordered(sources, ahead):
         assert rollout.info["rollout/episodes"] == float((rollout.terminated | rollout.truncated).sum())
 
 
+def test_the_learner_s_waiting_is_its_own_and_collecting_is_beside():
+    source = counting(2, 0)
+    info = source.next().info
+    source.close()
+    assert info["time/wait_s"] > 0 and info["collector/env_s"] > 0 and info["collector/act_s"] > 0
+    assert info["time/env_s"] == info["time/encode_s"] == info["time/act_s"] == info["collector/wait_s"] == 0
+
+
 def test_threads_give_what_one_source_gives_when_the_learner_is_waited_for():
     """Depth 0 with one source changes nothing, weights published between two rollouts included."""
     plain = gaussian("point_mass", 3, 4, 1, seed=7)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
 
 from sims.catalog import make
-from sims.toy.counting import episode_length
+from sims.toy.counting import CountingEnv, episode_length
 from tests.auditing import AuditingPolicy
 from vla_rl.contract.env import Observation, on_host
 from vla_rl.contract.errors import NonFiniteError
@@ -140,7 +142,31 @@ def test_seconds_are_those_of_each_part():
     seconds.append(dict(driver.seconds))
     names = list(driver.seconds)
     assert sum(seconds[0][name] > 0 for name in names) == 1, "only the environment has done something"
-    assert all(seconds[1][name] > seconds[0][name] for name in names)
+    assert [name for name in names if seconds[1][name] == seconds[0][name]] == ["time/wait_s"]
+
+
+def test_an_environment_elsewhere_begins_before_it_is_waited_for():
+    """A decision in halves is one decision, and the seconds of waiting are counted apart."""
+
+    class Elsewhere(CountingEnv):
+        asked = None
+
+        def step_async(self, chunk, observe="last"):
+            self.asked = chunk, observe
+
+        def step_wait(self):
+            time.sleep(0.01)
+            return self.step(*self.asked)
+
+    driver = Driver(Elsewhere(3), AuditingPolicy(4), None)
+    before = driver.start(SEEDS)
+    driver.begin()
+    assert driver.begun and driver.env.asked is not None and driver.obs is before and not before.time.any()
+    decision = driver.finish()
+    assert not driver.begun and decision.obs is before and driver.seconds["time/wait_s"] >= 0.01
+    assert decision.step.obs.time.tolist() == [min(4, int(n)) for n in episode_length(np.array(SEEDS))]
+    with pytest.raises(AssertionError, match="begin a decision"):
+        driver.finish()
 
 
 def test_the_action_of_an_expert_is_its_sample():

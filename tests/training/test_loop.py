@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -53,8 +54,8 @@ class Fake:
         return Rate(next(self.rates), 0.1, 0.9, 100)
 
 
-def run(rates, **config):
-    fake, reports, kept = Fake(rates), {}, []
+def run(rates, kind=Fake, **config):
+    fake, reports, kept = kind(rates), {}, []
     loop = Loop(
         fake,
         fake,
@@ -205,9 +206,35 @@ def test_a_loop_goes_on_with_its_best_weights_and_its_counters():
     assert (halves[1].best.score, halves[1].best.iteration) == (0.8, 1) == (whole.best.score, whole.best.iteration)
     assert halves[1].fake.parameters["w"].tolist() == whole.final and halves[1].fake.version == whole.fake.version
     for i, metrics in whole.reports.items():
-        assert (
-            halves[1].reports[i] == {**metrics, "time/learn_s": halves[1].reports[i].get("time/learn_s", 0)} or i == 0
-        )
+        assert without_seconds(halves[1].reports[i]) == without_seconds(metrics) or i == 0
+
+
+def without_seconds(metrics):
+    return {name: value for name, value in metrics.items() if not name.endswith("_s")}
+
+
+def test_the_seconds_of_an_iteration_are_those_of_its_parts():
+    """Simulation and inference are the source's; an iteration is all of it, validation included."""
+
+    class Slow(Fake):
+        def next(self):
+            time.sleep(0.02)
+            return super().next()
+
+        def update(self, rollout):
+            time.sleep(0.01)
+            return super().update(rollout)
+
+        def validate(self):
+            time.sleep(0.03)
+            return super().validate()
+
+    found = run([0.1, 0.2], Slow, iterations=2, validate_every=2)
+    first, second = found.reports[1], found.reports[2]
+    assert "time/validate_s" not in first and second["time/validate_s"] >= 0.03
+    assert first["time/learn_s"] >= 0.01 and 0.03 <= first["time/iteration_s"] < second["time/iteration_s"]
+    assert second["time/iteration_s"] >= 0.02 + second["time/learn_s"] + second["time/validate_s"]
+    assert "time/iteration_s" not in found.reports[0] and found.reports[0]["time/validate_s"] >= 0.03
 
 
 def test_a_part_that_cannot_save_its_state_is_named():

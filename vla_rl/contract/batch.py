@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -136,6 +137,21 @@ class RenewableSource(Protocol):
 
     def renew(self, progress: float) -> bool:
         """Called before every iteration with the share of the run that is done; returns whether anything changed."""
+
+
+@runtime_checkable
+class LendingSource(Protocol):
+    """A source whose environments others may play in between two rollouts, for instance to validate."""
+
+    def next(self) -> Rollout:
+        """The next rollout."""
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Somebody else resets and steps the environments meanwhile, with seeds of his own.
+
+        Afterwards episodes go on where they were, bit for bit.  Those of environments without snapshots are broken off:
+        the next rollout begins new ones, with the next seeds.
+        """
 
 
 @runtime_checkable

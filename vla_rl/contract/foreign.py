@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -116,14 +118,19 @@ def require_finite_observation(env: VecEnv, obs: Observation, seeds: np.ndarray)
 
 
 def require_finite_step(env: VecEnv, step: Step, seeds: np.ndarray) -> None:
-    """Raise ContractError, naming environment, id, seed and time step, if a reward or observation is not finite."""
+    """Raise ContractError, naming environment, id, seed and time step, if a reward or observation is not finite.
+
+    The host waits for a device once, and once more for every array only to name the offender.
+    """
+    finite = [_finite(array).all() for array in (step.reward, step.obs.state, *step.obs.extras.values())]
+    if bool(reduce(and_, finite)):
+        return
     _require_finite(env, "reward", step.reward, step.obs, seeds)
     require_finite_observation(env, step.obs, seeds)
 
 
 def _require_finite(env: VecEnv, name: str, array: Any, obs: Observation, seeds: np.ndarray) -> None:
-    values = array if hasattr(array, "isfinite") else np.asarray(array)  # tensors are reduced where they are
-    finite = values.isfinite() if hasattr(values, "isfinite") else _finite(values)
+    finite = _finite(array)
     if bool(finite.all()):
         return
     env_id = int(np.argwhere(~on_host(finite))[0][0])
@@ -134,7 +141,11 @@ def _require_finite(env: VecEnv, name: str, array: Any, obs: Observation, seeds:
     )
 
 
-def _finite(values: np.ndarray) -> np.ndarray:
+def _finite(array: Any) -> Any:
+    """bool like ``array``; of a tensor where the tensor is."""
+    if hasattr(array, "isfinite"):
+        return array.isfinite()
+    values = np.asarray(array)
     return np.isfinite(values) if values.dtype.kind == "f" else np.ones(values.shape, bool)
 
 

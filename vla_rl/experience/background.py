@@ -11,6 +11,7 @@ results, bit for bit, and every decision but those of the first rollout is one v
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -22,6 +23,7 @@ from vla_rl.contract.batch import ExperienceSource, Resumable, Rollout
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.columns import side_by_side, to_state
+from vla_rl.experience.driver import no_seconds
 
 T = TypeVar("T")
 
@@ -57,14 +59,20 @@ class BackgroundSource:
         self._closed = False
 
     def next(self) -> Rollout:
-        """The next rollout; seconds in its ``info`` are the sources' mean, all other entries their sum."""
+        """The next rollout; counters in its ``info`` are the sources' sums.
+
+        The sources' seconds are their mean and called ``collector/``: they passed beside the caller, whose own
+        ``time/wait_s`` says how long it waited.
+        """
+        start = time.perf_counter()
         self._launch()
         self._wait()
         rollouts = [pending.result() for pending in self._pending if pending is not None]
         self._pending = [None] * len(self.sources)
         if self.rollouts_ahead:
             self._launch()
-        return side_by_side(rollouts, _total(rollouts))
+        seconds = no_seconds() | {"time/wait_s": time.perf_counter() - start}
+        return side_by_side(rollouts, _total(rollouts) | seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """The rollouts that are being collected, when complete, and the sources' states (see ``Resumable``)."""
@@ -144,4 +152,7 @@ def _finished(state: dict[str, Any] | None) -> Future[Rollout] | None:
 def _total(rollouts: Sequence[Rollout]) -> dict[str, float]:
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.info)
     sums = {name: sum(rollout.info.get(name, 0.0) for rollout in rollouts) for name in names}
-    return {name: value / len(rollouts) if name.endswith("_s") else value for name, value in sums.items()}
+    return {
+        name.replace("time/", "collector/"): value / len(rollouts) if name.endswith("_s") else value
+        for name, value in sums.items()
+    }

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vla_rl.contract.env import Array, Observation, Observe, Step, VecEnv, on_host, to_env
+from vla_rl.contract.env import Array, AsyncSteps, Observation, Observe, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import require_finite_observation, require_finite_step
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation, recorded
@@ -56,11 +56,21 @@ def _bare(obs: Observation) -> Observation:
     return replace(obs, images={}, extras={})
 
 
+class _Begun(NamedTuple):
+    """A decision that the environment has not executed yet, and the policy's state after it."""
+
+    obs: Observation
+    features: Features
+    out: ActionOut
+    state: State
+
+
 class Driver:
     """Steps ``env`` with ``policy``; both belong to the driver meanwhile.
 
     ``view`` changes what the policy sees (black images, for instance).  ``seconds`` adds up the wall time of
-    environment, encoder and policy until somebody sets it back.
+    environment, encoder and policy, and of waiting for the policy's device and for an environment that computes
+    elsewhere (``AsyncSteps``), until somebody sets it back.
     """
 
     def __init__(
@@ -79,6 +89,8 @@ class Driver:
         self.seeds = np.zeros(env.num_envs, np.int64)
         self.seconds = no_seconds()
         self._features: Features | None = None
+        self._elsewhere = env if isinstance(env, AsyncSteps) else None
+        self._begun: _Begun | None = None
 
     def start(self, seeds: Sequence[int] | np.ndarray) -> Observation:
         """Reset every environment, number ``i`` with ``seeds[i]``; those beyond ``seeds`` repeat the last one."""
@@ -125,13 +137,40 @@ class Driver:
         Raises NonFiniteError when the policy chose a NaN: nothing has moved then, and the next call decides again on
         the same observation.
         """
+        self.begin()
+        return self.finish()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a decision has begun that :meth:`finish` has not ended."""
+        return self._begun is not None
+
+    def begin(self) -> None:
+        """The first half of :meth:`step`: the policy decides, and an environment elsewhere begins to execute it.
+
+        Until :meth:`finish` the driver must not be asked for anything else.
+        """
         features, obs = self.features, self.obs
         assert obs is not None, _NOT_RESET
         with self._clock("time/act_s"):
             out, state = self.policy.act(features, self.state, self.mode, self.generator)
+        with self._clock("time/sync_s"):  # the host reads the actions, so here it waits for the policy's device
             require_finite(out)
-        with self._clock("time/env_s"):
-            step = self.env.step(to_env(out.action, self.env), observe=self.observe)
+        if self._elsewhere is not None:
+            with self._clock("time/env_s"):
+                self._elsewhere.step_async(to_env(out.action, self.env), observe=self.observe)
+        self._begun = _Begun(obs, features, out, state)
+
+    def finish(self) -> Decision:
+        """The decision that :meth:`begin` has begun, when it is executed."""
+        assert self._begun is not None, "begin a decision before it is finished"
+        (obs, features, out, state), self._begun = self._begun, None  # a step that fails is given up
+        if self._elsewhere is not None:
+            with self._clock("time/wait_s"):
+                step = self._elsewhere.step_wait()
+        else:
+            with self._clock("time/env_s"):
+                step = self.env.step(to_env(out.action, self.env), observe=self.observe)
         require_finite_step(self.env, step, self.seeds)
         self.state, self.obs, self._features = state, step.obs, None
         return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy())
@@ -143,6 +182,11 @@ class Driver:
             yield decision
             if on_host(decision.step.done).all():
                 return
+
+    def forget(self) -> None:
+        """Break all episodes off: each environment must be reset before the next step."""
+        self.obs, self._features, self._begun = None, None, None
+        self.state = self.policy.initial_state(self.env.num_envs)
 
     def restore(self, obs: Observation, features: Features, state: State, seeds: np.ndarray) -> None:
         """Go on from a saved state: ``features`` were encoded from ``obs`` already."""
@@ -159,8 +203,8 @@ class Driver:
 
 
 def no_seconds() -> dict[str, float]:
-    """Wall time of environment, encoder and policy, all 0."""
-    return {"time/env_s": 0.0, "time/encode_s": 0.0, "time/act_s": 0.0}
+    """The wall times of a driver, all 0."""
+    return dict.fromkeys(("time/env_s", "time/encode_s", "time/act_s", "time/sync_s", "time/wait_s"), 0.0)
 
 
 def require_finite(out: ActionOut) -> None:

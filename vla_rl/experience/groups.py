@@ -16,6 +16,8 @@ initial state, the context frames and the model's noise: members differ by the p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,6 +196,12 @@ class GroupSource:
             spare = np.setdiff1d(np.arange(self.env.num_envs), env_ids)
             env_ids, seeds = np.append(env_ids, spare), np.append(seeds, np.full(len(spare), seeds[0]))
         self.driver.reset(env_ids, seeds)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Somebody else plays in the environments meanwhile; see ``LendingSource``.  No episode is running here."""
+        yield
+        self.driver.forget()
 
     # -- playing ----------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Policy, recorded
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.driver import Decision, Driver, no_seconds
+
+if TYPE_CHECKING:
+    from vla_rl.experience.overlap import OverlappedSource
 
 
 class SeedStream(Iterator[int]):
@@ -38,6 +42,7 @@ class WindowConfig:
     num_envs: int = 128
     decisions: int = 5  # per environment and rollout
     privileged: tuple[str, ...] = ()  # "privileged/..." extras that are kept for critics
+    overlap: bool = False  # half of the environments simulate while the policy computes for the other half
 
     def __str__(self) -> str:
         return f"{self.num_envs} environments x {self.decisions} decisions = {self.num_envs * self.decisions:,}"
@@ -51,19 +56,30 @@ class WindowConfig:
             )
         return replace(self, num_envs=self.num_envs // parts)
 
-    def build(self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator) -> RolloutSource:
+    def build(
+        self, env: VecEnv, policy: Policy, seeds: SeedStream, generator: torch.Generator
+    ) -> RolloutSource | OverlappedSource:
         """The source with these numbers."""
-        return RolloutSource(env, policy, self.decisions, seeds, generator, self.privileged)
+        from vla_rl.experience.overlap import OverlappedSource  # which is built from sources of this file
+
+        kind = OverlappedSource if self.overlap else RolloutSource
+        return kind(env, policy, self.decisions, seeds, generator, self.privileged)
+
+
+def empty(features: Features, length: int) -> dict[str, Tensor]:
+    """Memory for features like ``features`` {name: [E,...]}, ``length`` times."""
+    return {name: item.new_empty((length, *item.shape)) for name, item in features.items()}
 
 
 @dataclass
-class _Window:
+class Window:
     """What has been collected towards the next rollout.
 
     ``features`` {name: [T+1,E,...]}, privileged extras included, are written where the rollout will hold them: those of
-    a vision-language-action model are most of a learner's memory.
+    a vision-language-action model are most of a learner's memory.  ``place`` makes that memory.
     """
 
+    place: Callable[[Features, int], dict[str, Tensor]] = empty
     decisions: list[Decision] = field(default_factory=list)
     features: dict[str, Tensor] = field(default_factory=dict)
     final_index: list[tuple[int, int]] = field(default_factory=list)
@@ -72,7 +88,7 @@ class _Window:
     def keep(self, features: Features, length: int) -> None:
         """Write ``features`` {name: [E,...]} of the present observation, one of ``length``."""
         if not self.features:
-            self.features = {name: item.new_empty((length, *item.shape)) for name, item in features.items()}
+            self.features = self.place(features, length)
         for name, held in self.features.items():
             held[len(self.decisions)] = features[name]
 
@@ -103,7 +119,7 @@ class RolloutSource:
         self.seeds, self.generator, self.privileged = seeds, generator, tuple(privileged)
         self.stream = stream
         self.driver = Driver(env, policy, generator)
-        self._window = _Window()
+        self._window = self._new_window()
 
     @property
     def policy(self) -> Policy:
@@ -118,26 +134,28 @@ class RolloutSource:
         """Close the environment."""
         self.env.close()
 
+    def _new_window(self) -> Window:
+        return Window()
+
     def next(self) -> Rollout:
         """Collect one window.
 
         Raises NonFiniteError when the policy chose a NaN: that decision moved nothing and the earlier ones are kept, so
         a next call with repaired weights continues the window.
         """
-        if self.driver.obs is None:
-            self._reset(np.arange(self.env.num_envs))
+        self.start()
         while len(self._window.decisions) < self.decisions:
-            self._decide(self._window)
-        return self._deliver()
+            self._keep(self.driver.step(), self._window)
+        return self.deliver()
 
     def state_dict(self) -> dict[str, Any]:
         """Seeds, generator, environments and the policy's own state (see ``Resumable``).
 
         Environments without snapshots cannot be saved: after loading, they start new episodes.
         """
-        if self._window.decisions:
+        if unfinished := len(self._window.decisions) + self.driver.begun:
             raise ContractError(
-                f"{len(self._window.decisions)} decisions of an unfinished window would be lost, so the source has no "
+                f"{unfinished} decisions of an unfinished window would be lost, so the source has no "
                 "state to save now; ask between two calls of next()."
             )
         state = {"seeds": self.seeds.drawn, "generator": self.generator.get_state(), "features": None}
@@ -158,26 +176,43 @@ class RolloutSource:
             policy_state = {name: item.to(like[name].device) for name, item in state["policy"].items()}
             self.driver.restore(obs, features, policy_state, on_host(state["seed"]))
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Somebody else plays in the environments meanwhile; see ``LendingSource``.
+
+        Raises ContractError in an unfinished window.
+        """
+        saved = self.state_dict()
+        self.driver.forget()
+        yield
+        self.load_state_dict(saved)
+
     def _reset(self, env_ids: np.ndarray) -> None:
         self.driver.reset(env_ids, np.array([next(self.seeds) for _ in env_ids], dtype=np.int64))
 
-    def _decide(self, window: _Window) -> None:
-        decision = self.driver.step()
+    def start(self) -> None:
+        """Begin the first episodes."""
+        if self.driver.obs is None:
+            self._reset(np.arange(self.env.num_envs))
+
+    def _keep(self, decision: Decision, window: Window) -> None:
+        """Add ``decision`` to ``window``, and begin the next episodes where it ended some."""
         window.keep(self._features(decision.obs, decision.features), self.decisions + 1)
         window.decisions.append(replace(decision, step=to_policy_device(decision), features={}).without_pictures())
-        truncated = np.flatnonzero(on_host(decision.step.truncated))
+        done = np.flatnonzero(on_host(decision.step.done))  # the host waits for the environment's device
+        truncated = np.flatnonzero(on_host(decision.step.truncated)) if len(done) else done
         if len(truncated):
             final = self.driver.final_features(truncated)
             window.final_features.append(self._features(decision.step.obs.select(truncated), final))
             window.final_index += [(len(window.decisions) - 1, int(env_id)) for env_id in truncated]
-        self._reset(np.flatnonzero(on_host(decision.step.done)))
+        self._reset(done)
 
-    def _deliver(self) -> Rollout:
+    def deliver(self) -> Rollout:
         """The window as a rollout; the next one begins."""
         last = self._features(self.driver.obs, recorded(self.policy, self.driver.features))
         self._window.keep(last, self.decisions + 1)
         seconds, self.driver.seconds = self.driver.seconds, no_seconds()
-        window, self._window = self._window, _Window()
+        window, self._window = self._window, self._new_window()
         return replace(_stack(window, self.env.spec, seconds), stream=self.stream)
 
     def _features(self, obs: Observation | None, features: Features) -> Features:
@@ -222,7 +257,7 @@ def to_tensor(array: Any) -> Tensor:
     return torch.as_tensor(array)
 
 
-def _stack(window: _Window, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollout:
+def _stack(window: Window, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollout:
     decisions, device = window.decisions, window.decisions[0].out.sample.device
     steps, outs = [decision.step for decision in decisions], [decision.out for decision in decisions]
 

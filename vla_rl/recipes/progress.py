@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -30,3 +31,65 @@ def bar(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
             progress.update(task, completed=done, remark=remark)
 
         yield update
+
+
+class Clock:
+    """Where the time of iterations went, from their metrics (``time/``, see ``docs/tables/metrics.yml``)."""
+
+    def __init__(self) -> None:
+        self._total: Counter[str] = Counter()
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Count one iteration; the validation before the first one is none."""
+        if "time/iteration_s" in metrics:
+            self._total.update({name: value for name, value in metrics.items() if name.endswith("_s")})
+
+    def shares(self) -> str:
+        """The parts of the counted iterations in percent of their wall time, "" without any.
+
+        What collectors did beside this process is said in percent of their own time.
+        """
+        if not (whole := self._total["time/iteration_s"]):
+            return ""
+        own, beside = self._parts("time"), self._parts("collector")
+        own["other"] = max(0.0, whole - sum(own.values()))
+        text = _percent(own, whole)
+        return f"{text}; collectors: {_percent(beside, sum(beside.values()))}" if any(beside.values()) else text
+
+    def _parts(self, who: str) -> dict[str, float]:
+        return {part: sum(self._total[f"{who}/{name}"] for name in names) for part, names in _PARTS.items()}
+
+    def tell(self) -> None:
+        """Print the shares, if anything was counted."""
+        if shares := self.shares():
+            console.print(f"time: {shares}")
+
+
+_PARTS = {
+    "simulation": ("env_s",),
+    "inference": ("encode_s", "act_s"),
+    "synchronisation": ("sync_s",),
+    "waiting": ("wait_s",),
+    "learning": ("learn_s",),
+    "validation": ("validate_s",),
+}
+
+
+def _percent(seconds: Mapping[str, float], whole: float) -> str:
+    """Every part of at least half a percent."""
+    return ", ".join(f"{part} {value / whole:.0%}" for part, value in seconds.items() if value >= 0.005 * whole)
+
+
+def mostly(metrics: Mapping[str, float]) -> str:
+    """The part that took most of an iteration, with its share, for instance "61% simulation"; "" without a clock."""
+    clock = Clock()
+    clock.add(metrics)
+    parts = clock.shares().partition(";")[0].split(", ")
+    name, _, share = max(parts, key=lambda part: float(part.rpartition(" ")[2].rstrip("%") or 0)).rpartition(" ")
+    return f"{share} {name}".strip()
+
+
+def steps_per_second(metrics: Mapping[str, float]) -> float:
+    """Control steps per second of an iteration, validation left out."""
+    seconds = metrics.get("time/iteration_s", 0.0) - metrics.get("time/validate_s", 0.0)
+    return metrics.get("env/steps", 0.0) / max(seconds, 1e-9)

@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.foreign import check_policy_quickly, is_foreign
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Policy
@@ -21,7 +21,8 @@ from vla_rl.recipes.context import RunContext, Trainable, generator
 from vla_rl.recipes.env_config import EnvConfig, EnvFactory
 from vla_rl.recipes.evaluators import Evaluator, new_evaluator
 from vla_rl.recipes.memory_knobs import naming_knobs
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
+from vla_rl.recipes.shared_envs import SharedEnvs
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.trainers import TrainerConfig
 from vla_rl.recipes.training_setup import TrainingSetup, build
@@ -39,9 +40,15 @@ class EvaluationConfig:
     ablation: int = 256  # validation seeds for each check of what the policy looks at
     num_envs: int = 64
     processes: int = 1  # that share the environments; 1: this one
+    share_env: bool = False  # validate in the training's environments, which saves the memory of a second set
 
     def __post_init__(self) -> None:
-        """Raises UserError for counts with which nothing would be played."""
+        """Raises UserError for counts with which nothing would be played, and for shared ones in other processes."""
+        if self.share_env and self.processes > 1:
+            raise UserError(
+                f"{self.processes} processes cannot evaluate in the training's environments, which are in one, so "
+                "share_env would change nothing; set evaluation.processes to 1."
+            )
         positive = (1, math.inf)
         check_limits(self, validation=positive, test=positive, ablation=positive, num_envs=positive, processes=positive)
 
@@ -95,11 +102,15 @@ def improve(
         with phase_of_memory(BUILD):
             return build(trainer, context, check)
 
+    shared = SharedEnvs(context.env) if evaluation.share_env else None
+    context = replace(context, env=shared or context.env)
     with (
         naming_knobs(trainer, evaluation, context.base),
-        closing(evaluation.evaluator(context.env)) as validation,
+        closing(shared or evaluation.evaluator(context.env)) as validation,
         closing(checked_setup()) as setup,
     ):
+        if shared:
+            shared.lend(setup.source)
         return _train(trainer, context, evaluation, folder, validation, setup)
 
 
@@ -114,6 +125,7 @@ def _train(
     group, seed = context.group, context.seed
     policy, held_out = setup.policy, seed_ranges.held_out(seed_ranges.VALIDATION, evaluation.validation)
     by_family: dict[str, float] = {}
+    spent = Clock()
     saved = folder.load_state("rl") if folder.resumed else None
     with phase_of_memory(LEARN):
         pretrained = saved is None and trainer.pretrain(setup.learner)
@@ -139,7 +151,7 @@ def _train(
             validate,
             trainer.loop,
             on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
-            report=_report_rl(folder, update, by_family),
+            report=_report_rl(folder, update, by_family, spent),
             save=save,
         )
         reason = loop.not_resumable() if group.size == 1 else ""
@@ -154,23 +166,30 @@ def _train(
             best = loop.run()
         except NonFiniteError as error:
             raise NonFiniteError(f"{error} The last good weights are in {str(folder.checkpoint('best'))!r}.") from error
+    spent.tell()
     return policy, best
 
 
 def _report_rl(
-    folder: RunFolder, update: Callable[[int, str], None], by_family: dict[str, float]
+    folder: RunFolder, update: Callable[[int, str], None], by_family: dict[str, float], spent: Clock
 ) -> Callable[[int, dict[str, float]], None]:
-    """Metrics to the folder, those of a validation with its rates ``by_family``; a short remark to the progress bar."""
+    """Metrics to the folder, those of a validation with its rates ``by_family``; a short remark to the progress bar.
+
+    ``spent`` counts the time.
+    """
     best = {"eval/score": 0.0}
 
     def report(iteration: int, metrics: dict[str, float]) -> None:
         metrics |= by_family if "eval/score" in metrics else {}
         folder.log("rl", iteration, metrics)
         best["eval/score"] = metrics.get("eval/score", best["eval/score"])
-        seconds = sum(metrics.get(name, 0.0) for name in ("time/env_s", "time/encode_s", "time/act_s", "time/learn_s"))
+        spent.add(metrics)
         trying = metrics.get("rollout/successes", 0.0) / max(1.0, metrics.get("rollout/episodes", 0.0))
-        speed = metrics.get("env/steps", 0.0) / max(seconds, 1e-9)
-        update(iteration, f"exploring {trying:.0%}, validated {best['eval/score']:.0%}, {speed:.0f} steps/s")
+        speed = steps_per_second(metrics)
+        update(
+            iteration,
+            f"exploring {trying:.0%}, validated {best['eval/score']:.0%}, {speed:.0f} steps/s, {mostly(metrics)}",
+        )
         if metrics.get("eval/collapsed"):
             console.print(f"iteration {iteration}: validation collapsed, went back to the best weights.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
@@ -30,7 +30,8 @@ from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.json_types import JsonObject
 from vla_rl.recipes.memory_knobs import naming_knobs
-from vla_rl.recipes.progress import bar, console
+from vla_rl.recipes.progress import Clock, bar, console, mostly, steps_per_second
+from vla_rl.recipes.shared_envs import lending, require_same
 from vla_rl.recipes.signals import Terminated, patient_sigterm
 from vla_rl.recipes.stages import EvaluationConfig, clock
 from vla_rl.training.device import resolve_device
@@ -106,17 +107,23 @@ class StateBased:
         experience = self.experience.split(group.size)
         with (
             closing(self.env.make_training(experience.num_envs)) as env,
-            closing(self.env.make(self.evaluation.num_envs)) as held,
+            closing(self._held(env)) as held,
         ):
             policy, learner = self.learner(env, group)
             seeds = seed_ranges.training_seeds(self.seed, "reinforcement")
             stream = SeedStream(seeds.start + group.rank, seeds.stop, group.size)
             source = experience.build(env, policy, stream, generator(self.seed, 5 + 100 * group.rank))
+            lent = lending(source).lent if self.evaluation.share_env else nullcontext
+
+            def validate() -> MeanReturn:
+                with lent():
+                    return self.evaluate(held, policy, seed_ranges.VALIDATION, self.evaluation.validation)
+
             loop = Loop(
                 source if group.size == 1 else SummedCounters(source, group),
                 learner,
                 InProcessPolicyStore(policy),
-                lambda: self.evaluate(held, policy, seed_ranges.VALIDATION, self.evaluation.validation),
+                validate,
                 self.loop,
                 on_best=lambda iteration: policy.save_pretrained(folder.checkpoint("best")),
             )
@@ -131,6 +138,13 @@ class StateBased:
             "seconds": seconds,
             "seed": self.seed,
         }
+
+    def _held(self, env: VecEnv) -> VecEnv:
+        """The environments to evaluate in; raises UserError where they cannot be those of training, ``env``."""
+        if not self.evaluation.share_env:
+            return self.env.make(self.evaluation.num_envs)
+        require_same(self.env)
+        return env
 
     def learner(self, env: VecEnv, group: Reducer) -> tuple[TrainedPolicy, LoopLearner]:
         """A new policy for ``env`` and what improves it."""
@@ -153,15 +167,14 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
     """Run ``loop`` with a progress bar, metrics and states to go on from in ``folder``."""
     with bar("improve", loop.config.iterations) as update, patient_sigterm() as asked_to_stop:
         last = {"eval/score": math.nan}
+        spent = Clock()
 
         def report(iteration: int, metrics: dict[str, float]) -> None:
             folder.log("rl", iteration, metrics)
             last["eval/score"] = metrics.get("eval/score", last["eval/score"])
-            seconds = sum(
-                metrics.get(name, 0.0) for name in ("time/env_s", "time/encode_s", "time/act_s", "time/learn_s")
-            )
-            speed = metrics.get("env/steps", 0.0) / max(seconds, 1e-9)
-            update(iteration, f"validated return {last['eval/score']:.1f}, {speed:.0f} steps/s")
+            spent.add(metrics)
+            speed = steps_per_second(metrics)
+            update(iteration, f"validated return {last['eval/score']:.1f}, {speed:.0f} steps/s, {mostly(metrics)}")
 
         def save(iteration: int) -> None:
             if can_resume and (asked_to_stop() or iteration % loop.config.save_every == 0):
@@ -176,4 +189,6 @@ def _train(loop: Loop, folder: RunFolder, group: Reducer) -> BestWeights:
         can_resume = group.size == 1 and not reason
         if folder.resumed and (state := folder.load_state("rl")):
             loop.load_state_dict(state)
-        return loop.run()
+        best = loop.run()
+    spent.tell()
+    return best

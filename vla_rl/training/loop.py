@@ -154,11 +154,13 @@ class Loop:
             self.report(0, {**self._validate(), "env/steps_total": 0.0})
             self.save(0)
         while (progress := self.progress()) < 1:
+            start = time.perf_counter()
             if isinstance(self.source, RenewableSource) and self.source.renew(progress):
                 self._revalidate_best()
             metrics = self._iterate()
             if self._should_validate():
                 metrics |= self._validate()
+            metrics["time/iteration_s"] = time.perf_counter() - start
             self.report(self.iteration, metrics)
             self.save(self.iteration)
         if self.validate is None:
@@ -255,8 +257,10 @@ class Loop:
     def _validate(self) -> dict[str, float]:
         if self.validate is None:
             return {}
+        start = time.perf_counter()
         with phase_of_memory(VALIDATE):
             found, self.validated_at = self.validate(), self.env_steps
+        seconds = time.perf_counter() - start
         collapsed = found.score < self.best.score - self.config.collapse
         if self.best.offer(found.score, self.iteration, self.learner.parameters):
             if isinstance(self.learner, CanRollBack):
@@ -270,4 +274,5 @@ class Loop:
             "eval/score_high": found.high,
             "eval/episodes": float(found.episodes),
             "eval/collapsed": float(collapsed),
+            "time/validate_s": seconds,
         }
