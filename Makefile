@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare imagine imagine-study test test-plain test-full test-sims mutants soak bench docs wheel lint types clean
+.PHONY: help install demo study compare imagine imagine-study test test-plain test-full test-sims mutants soak bench gpu docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +68,9 @@ soak: install ## kill and stop two thousand simulator processes while PPO trains
 
 bench: install ## measure speed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
+
+gpu: install ## everything that needs a GPU, into runs/gpu (an hour; small on the CPU where there is none)
+	$(BIN)/python -m tests.gpu
 
 # mkdocs-material announces its successor at every start; NO_MKDOCS_2_WARNING leaves that out.
 docs: install ## build the site into site/ (open site/index.html)

@@ -3,6 +3,8 @@
 ``timeout`` in pyproject.toml, and that of ``@pytest.mark.timeout``, are CPU seconds of the test process with all its
 threads; the processes that a test starts and waits for have as many again.  A test ends after ``HANG`` times as much
 wall time, busy or not.
+
+A test marked ``gpu`` is skipped on a machine without one.
 """
 
 from __future__ import annotations
@@ -38,6 +40,15 @@ class _Watch(threading.Thread):
             if time.process_time() > self.limit:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGPROF)
                 return
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none, visibly."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch  # the tests of the contract go without
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU, and torch sees none; `make gpu` runs it on a machine with one")
 
 
 @pytest.hookimpl(tryfirst=True)

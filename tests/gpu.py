@@ -1,0 +1,295 @@
+"""``python -m tests.gpu`` (``make gpu``): everything that needs a GPU, unattended, in less than an hour.
+
+The tests marked ``gpu``, the benchmark rows, the vision-language-action models of ``tests/benchmarks/gpu.py``, and for
+every simulator that is installed its speed and one run of PPO.  ``runs/gpu/results.json`` and the table
+``runs/gpu/results.md`` are written after every line; a part that fails, or takes longer than its share, is a line that
+says so, and the others go on.  Without a GPU everything runs on the processor, small, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import platform
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from sims.catalog import make
+from tests.benchmarks import gpu as vla
+from tests.benchmarks.__main__ import BENCHMARKS
+from tests.benchmarks.measure import Contender, NotRun, OverBudget, at_most, interleave
+from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.contract.check import random_actions
+from vla_rl.contract.env import to_env
+from vla_rl.experience.rollout import WindowConfig
+from vla_rl.policies.actor import ActorConfig
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.metrics import rows
+from vla_rl.recipes.progress import Clock, steps_per_second
+from vla_rl.recipes.recipe import run
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.recipes.state_ppo import StateBased
+from vla_rl.training.loop import LoopConfig
+from vla_rl.training.tracking import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+OUT = Path("runs/gpu")
+# Rows of `make bench` that a GPU changes, or that say what the loop on one brings.
+ROWS = [
+    name
+    for name in BENCHMARKS
+    if name.endswith("_vs_alone") or name in ("overlap_vs_plain", "imagined_vs_simulator", "wan_frames")
+]
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """A simulator to measure and to train in: its package, its environment, and its options on a device."""
+
+    package: str
+    extra: str
+    env: str
+    options: Callable[[str], dict[str, Any]] = lambda device: {}
+    cameras: tuple[str, ...] = ()  # whose pixels the policy reads
+    num_envs: int = 1024  # in the run of PPO
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot run here, "" when it can."""
+        if importlib.util.find_spec(self.package) is not None:
+            return ""
+        return f"{self.package} is not installed; pip install 'vla-rl[{self.extra}]'"
+
+
+SIMULATORS = {
+    "MuJoCo lift": Simulator("mujoco", "mujoco", "lift", cameras=("front",), num_envs=64),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is done, and where."""
+
+    device: str
+    sizes: tuple[int, ...] = (256, 1024, 4096)
+    steps: int = 20
+    decisions: int = 16
+    iterations: int = 60
+    seconds: float = 600.0  # for each part
+    quick: bool = False
+
+    @classmethod
+    def of(cls, device: str) -> Plan:
+        """All of it on a GPU; tiny on a processor."""
+        return cls(device) if device != "cpu" else cls("cpu", (2,), 2, 2, 2, 120.0, quick=True)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One result, or why there is none (``value`` None)."""
+
+    part: str
+    what: str
+    value: float | None
+    unit: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        value = "none" if self.value is None else f"{self.value:,.4g} {self.unit}".rstrip()
+        return f"| {self.part} | {self.what} | {value} | {self.note} |"
+
+
+@dataclass
+class Results:
+    """The lines so far, on disk after each."""
+
+    out: Path
+    plan: Plan
+    lines: list[Line] = field(default_factory=list)
+
+    def add(self, *lines: Line) -> None:
+        """Print and write."""
+        for line in lines:
+            self.lines.append(line)
+            print(line, flush=True)
+        write_json(self.out / "results.json", {"about": self.about(), "lines": [asdict(line) for line in self.lines]})
+        head = [self.heading(), "", "| part | what | result | note |", "|---|---|---|---|"]
+        (self.out / "results.md").write_text("\n".join([*head, *map(str, self.lines)]) + "\n", encoding="utf-8")
+
+    def about(self) -> dict[str, Any]:
+        """Where and when."""
+        cuda = self.plan.device != "cpu"
+        return {
+            "device": torch.cuda.get_device_name() if cuda else f"cpu ({platform.machine()})",
+            "small": self.plan.quick,
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+
+    def heading(self) -> str:
+        """The line above the table."""
+        about = self.about()
+        small = "There is no GPU: everything is small, so no number says how fast a GPU is. " if self.plan.quick else ""
+        return f"{small}{about['device']}, {about['date']}, torch {about['torch']}, Python {about['python']}."
+
+
+Part = Callable[[Plan], list[Line]]
+
+
+def parts() -> dict[str, Part]:
+    """Everything, by name, in the order in which it is done."""
+    found: dict[str, Part] = {"tests": marked}
+    found |= {f"bench {name}": partial(benchmark, name) for name in ROWS}
+    found["models"] = models
+    for name, simulator in SIMULATORS.items():
+        found |= {f"speed {name}": partial(speed, simulator), f"PPO {name}": partial(train, simulator)}
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> Results:
+    """Do all parts; see the module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    results = Results(given.out, Plan.of(given.device))
+    print(results.heading(), flush=True)
+    for name, part in parts().items():
+        results.add(*_done(name, part, results.plan))
+    print(f"written: {given.out / 'results.json'} and {given.out / 'results.md'}")
+    return results
+
+
+def _done(name: str, part: Part, plan: Plan) -> list[Line]:
+    """The lines of one part; whatever goes wrong in it is one."""
+    try:
+        with at_most(plan.seconds):
+            return part(plan)
+    except OverBudget:
+        return [Line(name, "", None, note=f"not finished after {plan.seconds:.0f} s")]
+    except NotRun as reason:
+        return [Line(name, "", None, note=str(reason))]
+    except Exception as error:  # the other parts still tell something
+        said = " ".join(str(error).split()).replace("|", "/")[:300]
+        return [Line(name, "", None, note=f"failed: {type(error).__name__}: {said}")]
+    finally:
+        gc.collect()
+        if plan.device != "cpu":
+            torch.cuda.empty_cache()
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def marked(plan: Plan) -> list[Line]:
+    """The tests marked ``gpu``; without one they are skipped, and counted as such."""
+    files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+        subprocess.run(
+            [*command, f"--junitxml={report}", *map(str, files)], cwd=ROOT, check=False, stdout=subprocess.DEVNULL
+        )
+        return counted(report)
+
+
+def counted(report: Path) -> list[Line]:
+    """How many tests passed and were skipped, and a line for each that failed, from pytest's JUnit ``report``."""
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    passed = float(len(cases) - len(failed) - len(skipped))
+    reasons = "; ".join({item.get("message", "") for case in skipped for item in case.iter("skipped")})
+    note = f"{len(failed)} failed, {len(skipped)} skipped{f': {reasons}' if reasons else ''}"
+    lines = [Line("tests", "marked gpu, passed", passed, note=note)]
+    return lines + [
+        Line("tests", f"{case.get('classname')}::{case.get('name')}", None, note="failed") for case in failed
+    ]
+
+
+def benchmark(name: str, plan: Plan) -> list[Line]:
+    """The rows of one benchmark; raises NotRun where it needs what is not there."""
+    found = BENCHMARKS[name](plan.quick)
+    if not found:
+        raise NotRun("not measured, it needs a GPU")
+    notes = ["" if row.ratio is None else f"{row.ratio:.2f} of the other's {row.other:,.4g}" for row in found]
+    return [Line("bench", row.name, row.ours, row.unit, note) for row, note in zip(found, notes, strict=True)]
+
+
+def models(plan: Plan) -> list[Line]:
+    """Vision-language-action models: chunks, updates, memory (``tests/benchmarks/gpu.py``)."""
+    with TemporaryDirectory() as folder:
+        given = ["--device", plan.device, "--out", folder, *(["--small"] if plan.quick else [])]
+        return [Line("models", line.what, line.value, line.unit, line.note) for line in vla.main(given).lines]
+
+
+def speed(simulator: Simulator, plan: Plan) -> list[Line]:
+    """Control steps per second of whole steps, pictures included where it has cameras, with random actions."""
+    if simulator.missing:
+        raise NotRun(simulator.missing)
+    lines = []
+    for num_envs in plan.sizes:
+        with closing(make(simulator.env, num_envs=num_envs, **simulator.options(plan.device))) as env:
+            env_ids = np.arange(num_envs)
+            chunks = [to_env(torch.from_numpy(random_actions(env, 1, np.random.default_rng(i))), env) for i in range(4)]
+
+            def play(env: Any = env, chunks: list[Any] = chunks) -> None:
+                for i in range(plan.steps):
+                    env.step(chunks[i % len(chunks)])
+                if plan.device != "cpu":
+                    torch.cuda.synchronize()
+
+            took = interleave({"": Contender(play, partial(env.reset, env_ids, env_ids))}, 1 if plan.quick else 3)[""]
+        lines.append(
+            Line("speed", f"{simulator.env}, {num_envs} environments", num_envs * plan.steps / took, "steps/s")
+        )
+    return lines
+
+
+def train(simulator: Simulator, plan: Plan) -> list[Line]:
+    """One run of PPO from nothing: training steps per second, the last validation, and where the time went."""
+    if simulator.missing:
+        raise NotRun(simulator.missing)
+    num_envs = 2 if plan.quick else simulator.num_envs
+    config = StateBased(
+        EnvConfig(simulator.env, simulator.options(plan.device)),
+        policy=ActorConfig(cameras=simulator.cameras),
+        algorithm=PPOConfig(minibatch=num_envs * plan.decisions // 4),
+        experience=WindowConfig(num_envs, plan.decisions),
+        loop=LoopConfig(plan.iterations, validate_every=0, save_every=plan.iterations, collapse=float("inf")),
+        evaluation=EvaluationConfig(validation=num_envs, test=num_envs, num_envs=num_envs, share_env=True),
+        device=plan.device,
+    )
+    spent = Clock()
+    with TemporaryDirectory() as folder:
+        found = run(config, f"{folder}/run")["return"]
+        lines = rows(Path(folder) / "run", "rl")
+    for line in lines:
+        spent.add(line)
+    speeds = [steps_per_second(line) for line in lines if "time/iteration_s" in line]
+    what = f"{simulator.env}, {num_envs} environments x {plan.decisions} decisions"
+    return [
+        Line("PPO", what, float(np.median(speeds)), "steps/s", spent.shares()),
+        Line(
+            "PPO", f"{simulator.env}, test return", found["mean"], note=f"{int(lines[-1]['env/steps_total']):,} steps"
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The script of `make gpu` without a GPU: it runs small, says so, and goes on after what fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sims.catalog import declared_spec
+from tests import gpu
+from tests.benchmarks.measure import NotRun
+
+LIFT = gpu.SIMULATORS["MuJoCo lift"]
+TINY = gpu.Plan.of("cpu")
+
+
+@pytest.fixture
+def some(monkeypatch):
+    """Only these parts, on a machine without a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return lambda **parts: monkeypatch.setattr(gpu, "parts", lambda: parts)
+
+
+def test_without_a_gpu_it_runs_small_and_says_so(some, tmp_path, capsys):
+    some(bench=gpu.parts()["bench overlap_vs_plain"], speed=gpu.parts()["speed MuJoCo lift"])
+    results = gpu.main(["--out", str(tmp_path)])
+    assert results.plan.quick and results.plan.device == "cpu"
+    assert capsys.readouterr().out.startswith("There is no GPU: everything is small, so no number says how fast")
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["about"]["small"] is True and written["about"]["device"].startswith("cpu (")
+    assert [(line["part"], line["what"]) for line in written["lines"]] == [
+        ("bench", "overlap_vs_plain"),
+        ("speed", "lift, 2 environments"),
+    ]
+    assert all(line["value"] > 0 for line in written["lines"])
+    table = (tmp_path / "results.md").read_text().splitlines()
+    assert table[0].startswith("There is no GPU") and table[2:4] == [
+        "| part | what | result | note |",
+        "|---|---|---|---|",
+    ]
+    assert len(table) == 6 and table[5].startswith("| speed | lift, 2 environments | ")
+
+
+def test_on_a_gpu_sizes_are_those_that_are_published():
+    plan = gpu.Plan.of("cuda")
+    assert plan.sizes == (256, 1024, 4096) and not plan.quick
+    assert "There is no GPU" not in gpu.Results(Path(), replace(plan, device="cpu")).heading()
+
+
+def fails(plan: gpu.Plan) -> list[gpu.Line]:
+    raise RuntimeError("no kernel | for this")
+
+
+def endless(plan: gpu.Plan) -> list[gpu.Line]:
+    while True:
+        torch.ones(1).sum()
+
+
+def missing(plan: gpu.Plan) -> list[gpu.Line]:
+    raise NotRun("pip install it")
+
+
+def works(plan: gpu.Plan) -> list[gpu.Line]:
+    return [gpu.Line("works", "", 1.0)]
+
+
+def test_what_fails_is_slow_or_is_missing_is_a_line_and_the_others_go_on(some, tmp_path, monkeypatch):
+    some(one=fails, two=endless, three=missing, four=works)
+    monkeypatch.setattr(gpu.Plan, "of", classmethod(lambda kind, device: replace(TINY, seconds=0.2)))
+    lines = gpu.main(["--out", str(tmp_path)]).lines
+    notes = ["failed: RuntimeError: no kernel / for this", "not finished after 0 s", "pip install it", ""]
+    assert [line.note for line in lines] == notes and [line.value for line in lines] == [None, None, None, 1.0]
+
+
+def test_every_part_has_its_place():
+    names = list(gpu.parts())
+    assert names[0] == "tests" and "models" in names and "bench overlap_vs_plain" in names
+    for name, simulator in gpu.SIMULATORS.items():
+        assert {f"speed {name}", f"PPO {name}"} <= set(names)
+        assert declared_spec(simulator.env, **simulator.options("cpu")) is not None
+
+
+def test_a_simulator_that_is_not_installed_says_what_to_install():
+    absent = replace(LIFT, package="not_a_simulator", extra="warp")
+    for part in (gpu.speed, gpu.train):
+        with pytest.raises(NotRun, match=r"not_a_simulator is not installed; pip install 'vla-rl\[warp\]'"):
+            part(absent, TINY)
+
+
+def test_a_run_of_ppo_tells_its_speed_its_return_and_where_the_time_went():
+    speed, outcome = gpu.train(LIFT, TINY)
+    assert speed.what == "lift, 2 environments x 2 decisions" and speed.value > 0 and speed.unit == "steps/s"
+    assert "simulation" in speed.note and "learning" in speed.note
+    assert outcome.what == "lift, test return" and outcome.note == "8 steps" and outcome.value >= 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so its tests are not skipped here")
+def test_the_tests_that_need_a_gpu_are_skipped_visibly_and_counted():
+    (line,) = gpu.marked(TINY)
+    assert line.value == 0 and line.note.startswith("0 failed, 3 skipped: needs a GPU, and torch sees none")
+
+
+def test_tests_that_fail_are_lines_of_their_own(tmp_path):
+    cases = '<testcase classname="a" name="b"/><testcase classname="a" name="c"><failure/></testcase>'
+    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    passed, failed = gpu.counted(tmp_path / "report.xml")
+    assert passed.value == 1 and passed.note == "1 failed, 0 skipped"
+    assert failed.what == "a::c" and failed.value is None
