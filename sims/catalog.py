@@ -23,6 +23,7 @@ CATALOG: dict[str, str] = {
     "place": "sims.mujoco.tasks.place:make",
     "push": "sims.mujoco.tasks.push:make",
     "mixed": "sims.mujoco.tasks.mixed:make",
+    "genesis": "sims.genesis.lift:make",
     "gym": "sims.gym:make",
     "isolated": "sims.isolated:make",
     "libero": "sims.libero:make",

@@ -1,7 +1,7 @@
 """Simulators in virtual environments of their own, so that none of them dictates what else is installed.
 
 ``install`` makes one below :func:`home` and writes ``lock.txt`` (``pip freeze``) when everything in it works; without
-that file it counts as unfinished and is never used.  Ours have complete lists of pins in ``sims/pins``; a user's own
+that file it counts as unfinished and is never used.  Ours have lists of pins in ``sims/pins``; a user's own
 is made from a requirements file.
 """
 
@@ -34,14 +34,17 @@ class Shipped:
     probe      Python code that has to run in it
     files      {path below its site-packages: where its files come from}, which no package brings
     variables  environment variables of its processes; "{folder}" is the installation's folder
+    pip        options of pip: pins are complete, except beside torch, whose own packages differ between machines
     """
 
     probe: str
     files: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    pip: tuple[str, ...] = ("--no-deps",)
 
 
 SHIPPED: dict[str, Shipped] = {
+    "genesis": Shipped("import genesis", pip=()),
     "metaworld": Shipped("import metaworld"),
     "robosuite": Shipped("import robosuite"),
     "libero": Shipped(
@@ -187,7 +190,7 @@ def _make(made: Installation, report: Callable[[str], None], python: str) -> Non
     # From nothing each time, also after a kill: pip's cache makes that cheap, and no package of other pins stays.
     _run([python, "-m", "venv", "--clear", str(made.folder / "venv")], made, report)
     pip = [str(made.python), "-m", "pip", "--disable-pip-version-check"]
-    more = ["--no-deps"] if made.name in SHIPPED else list(_CONTRACT)  # our pins are complete
+    more = SHIPPED[made.name].pip if made.name in SHIPPED else _CONTRACT
     _run([*pip, "install", "-r", str(made.requirements), *more], made, report)
     probe = SHIPPED[made.name].probe if made.name in SHIPPED else ""
     report(f"trying what was installed for {made.name}")

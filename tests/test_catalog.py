@@ -201,6 +201,7 @@ def test_a_wrong_name_or_option_of_ones_own_gets_help(folder, name, options, sen
 @pytest.mark.parametrize("name", IN_AN_INSTALLATION)
 def test_one_that_is_not_installed_says_how_to_install_it(name, tmp_path, monkeypatch):
     monkeypatch.setenv("VLA_RL_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, name, None)  # some can also be installed beside vla-rl
     with pytest.raises(UserError, match=f"{name} is not installed.*'vla-rl sims install {name}'"):
         make(name, num_envs=1)
     with pytest.raises(UserError, match=r"has no option 'image_sise'.*did you mean 'image_size'\?"):

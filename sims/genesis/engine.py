@@ -7,38 +7,25 @@ from typing import Any
 
 from vla_rl.contract.errors import UserError
 
-DEVICES = ("cpu", "cuda")
-
 
 def engine(device: str) -> Any:
-    """The package ``genesis``, set up for ``device``.
+    """The package ``genesis``, set up for ``device`` ("cpu" or "cuda").
 
-    Raises UserError when it is not installed, when the GPU has no driver, and when this process runs it elsewhere.
+    Raises UserError when it is not installed, when torch cannot use the GPU, and when it runs elsewhere already.
     """
     genesis = _imported()
-    check_device(device)
+    if device == "cuda":
+        _require_gpu()
+    backend = getattr(genesis, device)
     if not genesis._initialized:
-        # Arrays whose sizes are no part of the kernels: scenes of any number of environments share what was compiled.
-        genesis.init(backend=getattr(genesis, device), precision="32", logging_level="error", performance_mode=False)
-    elif genesis.backend != getattr(genesis, device):
+        # Sizes of arrays are no part of its kernels then, so scenes of any number share what was compiled.
+        genesis.init(backend=backend, precision="32", logging_level="error", performance_mode=False)
+    elif genesis.backend != backend:
         raise UserError(
-            f"Genesis already runs on {genesis.backend.name!r} in this process and knows one device only, so no "
-            f"environment on {device!r} can be made; make all on one, or this one by the environment 'isolated'."
+            f"Genesis runs on {genesis.backend.name!r} in this process and knows one device at a time, so no "
+            f"environment on {device!r} can be made beside it; choose the same device for all."
         )
     return genesis
-
-
-def check_device(device: str) -> None:
-    """Raise UserError unless ``device`` is one of ``DEVICES`` that torch can use here."""
-    import torch
-
-    if device not in DEVICES:
-        raise UserError(f"Genesis runs on {' or '.join(map(repr, DEVICES))}, not on {device!r}; choose one of these.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "torch finds no GPU that it can use, so Genesis cannot run on 'cuda'; install NVIDIA's driver and a torch "
-            "with CUDA ('nvidia-smi' and 'python -m torch.utils.collect_env' show both), or choose device 'cpu'."
-        )
 
 
 def _imported() -> Any:
@@ -47,10 +34,19 @@ def _imported() -> Any:
         import genesis
     except ModuleNotFoundError as error:
         raise UserError(
-            f"Genesis cannot be imported ({error}), so nothing can be simulated by it; install it beside vla-rl by "
-            "\"pip install 'vla-rl[genesis]'\", or run 'vla-rl sims install genesis' and give the environment the "
-            "option isolated=True."
+            f"genesis is not installed beside vla-rl ({error}), so it cannot simulate in this process; run "
+            "\"pip install 'vla-rl[genesis]'\", or 'vla-rl sims install genesis' and give the option workers=1."
         ) from error
     finally:
         sys.excepthook = hook  # Genesis' own prints every error twice
     return genesis
+
+
+def _require_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError(
+            "torch finds no GPU, so Genesis cannot simulate on 'cuda'; install NVIDIA's driver ('nvidia-smi' shows it) "
+            "and a torch that was built for CUDA ('python -m torch.utils.collect_env'), or choose device 'cpu'."
+        )

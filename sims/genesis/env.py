@@ -27,17 +27,21 @@ class GenesisEnv:
     An environment that diverges ends with the cause "diverged" and shows its last good state; the others go on.
     """
 
-    def __init__(self, task: Task, spec: EnvSpec, scene: Scene, num_envs: int) -> None:
-        """``scene`` has ``num_envs`` environments, with a cube of every colour that ``task`` has."""
+    def __init__(self, task: Task, spec: EnvSpec, scene: Scene) -> None:
+        """``scene`` has ``E`` environments, with a cube of every colour that ``task`` has."""
         self.spec, self._task, self._scene = spec, task, scene
         self._steps = round(spec.control_dt / DT)
-        self._book = EpisodeTracker(num_envs, task.failures)
         self._rows = scene.rest()
+        num_envs = len(self._rows.qpos)
+        self._book = EpisodeTracker(num_envs, task.failures)
         self._rest = scene.rest()[0]
         self._device = self._rows.qpos.device
         self._ctrl = self._rows.pinch.new_zeros((num_envs, 4))  # commanded pinch point and finger position, metres
         start = {name: np.stack([value] * num_envs) for name, value in task.task_state.items()}
         self._task_state = {name: self._output(value) for name, value in start.items()}
+        shape = (num_envs, *next(iter(spec.images.values())).shape) if spec.images else ()
+        self._images = {name: torch.zeros(shape, dtype=torch.uint8, device=self._device) for name in spec.images}
+        self._stale = True  # whether a row was changed since the pictures were made
 
     @property
     def num_envs(self) -> int:
@@ -51,6 +55,7 @@ class GenesisEnv:
             generators = (np.random.Generator(np.random.PCG64(int(value))) for value in seed)
             self._begin(index, [self._task.sample_episode(generator) for generator in generators])
             self._book.begin(index, seed)
+            self._stale = True
         return self._observe()
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
@@ -67,6 +72,7 @@ class GenesisEnv:
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
         restore_rows(self._arrays(), self._book.index(env_ids), snapshot)
+        self._stale = True
         return self._observe()
 
     def close(self) -> None:
@@ -96,14 +102,15 @@ class GenesisEnv:
         after, diverged = self._scene.advance(self._rows, self._ctrl[:, :3], self._ctrl[:, 3], self._steps)
         good = self._to_device(index)[~diverged[index]]
         self._rows[good] = after[good]
+        self._stale = True
         result = self._task.evaluate(self._tabletop(index), self._states(index))
         for name, value in result.task_state.items():
             self._task_state[name][index] = value
         found = (diverged[index], result.success, result.failure, result.reward)
         # The only copy to the host: 0 and 1, codes and rewards are exact in float64.
-        broken, success, failure, reward = torch.stack(
-            [torch.as_tensor(item, device=self._device).double() for item in found]
-        ).cpu().numpy()
+        broken, success, failure, reward = (
+            torch.stack([torch.as_tensor(item, device=self._device).double() for item in found]).cpu().numpy()
+        )
         won = (success > 0) & (broken == 0)
         cause = np.where(self._book.time[index] >= self.spec.time_limit, TIME_LIMIT, 0)
         cause = np.where(failure >= 0, FAILURES + failure.astype(int), cause)
@@ -112,10 +119,12 @@ class GenesisEnv:
 
     def _observe(self) -> Observation:
         """The observation of all environments."""
+        if self._images and self._stale:
+            self._images, self._stale = self._scene.render(self._rows), False
         every = np.arange(self.num_envs)
         qpos, task_state = self._tabletop(every), self._states(every)
         return Observation(
-            {},
+            {name: self._view(picture.clone()) for name, picture in self._images.items()},
             self._task.proprioception(qpos, self._view(self._ctrl)),
             self._task.instruction(task_state),
             self._output(self._book.time),

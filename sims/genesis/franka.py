@@ -48,4 +48,3 @@ def joints_at(pinch: Tensor) -> Tensor:
     wrist = shoulder - elbow  # so that the hand points down
     zero = torch.zeros_like(turn)
     return torch.stack([turn, shoulder, zero, elbow, zero, wrist, turn + _HAND_TURN], dim=1)
-

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sims import catalog, isolated
 from sims.mujoco.env import task_spec
 from sims.mujoco.tabletop import COLOURS, Instruct
 from sims.mujoco.tasks.lift import LiftTask
+from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
@@ -15,36 +18,79 @@ from vla_rl.contract.task import declare_task
 if TYPE_CHECKING:
     from sims.genesis.env import GenesisEnv
 
+DEVICES = ("cpu", "cuda")
+
 
 def spec(
-    cubes: int = 3, colours: int = 4, instruct: Instruct = "target", deadline: int | None = None, device: str = "cpu"
+    cubes: int = 3,
+    colours: int = 4,
+    instruct: Instruct = "target",
+    deadline: int | None = None,
+    cameras: Sequence[str] = ("front",),
+    image_size: int = 64,
+    device: str = "cpu",
 ) -> EnvSpec:
     """The spec of :func:`make` with the same options; Genesis itself is not needed."""
+    if device not in DEVICES:
+        raise UserError(f"Genesis runs on {' or '.join(map(repr, DEVICES))}, not on {device!r}; choose one of these.")
     task = LiftTask(cubes, colours, instruct, deadline)
-    return replace(task_spec(task, ()), name="genesis lift", device=device, profile="tolerant")
+    found = task_spec(task, tuple(cameras), image_size)
+    return replace(found, name="genesis lift", device=device, profile="tolerant")
 
 
-@declare_task(expert="sims.mujoco.tasks.lift_expert:LiftExpert", spec=spec)
-def make(
+def make_in_process(
     num_envs: int,
     cubes: int = 3,
     colours: int = 4,
     instruct: Instruct = "target",
     deadline: int | None = None,
+    cameras: Sequence[str] = ("front",),
+    image_size: int = 64,
     device: str = "cpu",
 ) -> GenesisEnv:
-    """``num_envs`` environments in one scene of Genesis.
+    """``num_envs`` environments in one scene of this process, which has to have Genesis.
 
-    ``cubes``, ``colours``, ``instruct`` and ``deadline`` are those of lift.  Raises UserError when Genesis is not
-    installed or cannot use ``device`` ("cpu" or "cuda").
+    cubes, colours, instruct, deadline  those of lift
+    cameras, image_size                 "front", "side" and "top", where lift has them
+    device                              "cpu" or "cuda", where observations then stay
     """
-    found = spec(cubes, colours, instruct, deadline, device)
+    found = spec(cubes, colours, instruct, deadline, cameras, image_size, device)
     if num_envs < 1:
         raise UserError(f"num_envs={num_envs} leaves nothing to simulate; give at least 1.")
     from sims.genesis.engine import engine
+
+    genesis = engine(device)
+    from sims.genesis.cameras import Cameras
     from sims.genesis.env import GenesisEnv
     from sims.genesis.scene import Scene
 
     task = LiftTask(cubes, colours, instruct, deadline)
-    scene = Scene(engine(device), num_envs, list(COLOURS.values())[:colours])
-    return GenesisEnv(task, found, scene, num_envs)
+    pictures = Cameras(genesis, cameras, image_size)
+    return GenesisEnv(task, found, Scene(genesis, num_envs, task, list(COLOURS.values())[:colours], pictures))
+
+
+def _spec(workers: int = 0, **options: Any) -> EnvSpec:
+    """The spec of :func:`make`, which does not depend on ``workers``."""
+    catalog.check_options("genesis", make_in_process, options)
+    found = spec(**options)
+    if workers and found.device != "cpu":
+        raise UserError(
+            f"device={found.device!r} with workers={workers} would send every observation through the processor, so "
+            "nothing is gained; leave workers at 0, or choose device 'cpu'."
+        )
+    return found
+
+
+@declare_task(expert="sims.mujoco.tasks.lift_expert:LiftExpert", spec=_spec)
+def make(num_envs: int, workers: int = 0, **options: Any) -> VecEnv:
+    """Lift in Genesis; other options as :func:`make_in_process`.
+
+    workers  0: one scene in this process; otherwise processes of Genesis' own installation, each with a scene of its
+             share and one core of the processor
+
+    Raises UserError with the commands that install Genesis where it is missing.
+    """
+    _spec(workers, **options)  # a wrong option is refused before anything starts
+    if workers:
+        return isolated.make(num_envs, "sims.genesis.lift:make_in_process", options, workers, installation="genesis")
+    return make_in_process(num_envs, **options)

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from sims.genesis import franka
+from sims.genesis.cameras import Cameras
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN
+from sims.mujoco.task import Task
 
 DT, SUBSTEPS = 0.01, 2  # seconds of a step, and into how many it is divided
 FINGERS = slice(franka.ARM, franka.ARM + 2)
@@ -54,19 +56,23 @@ class Rows:
 class Scene:
     """``num_envs`` environments that Genesis simulates together."""
 
-    def __init__(self, genesis: Any, num_envs: int, colours: Sequence[tuple[float, float, float]]) -> None:
-        """``colours``: of the cubes, one each."""
-        self._genesis = genesis
+    def __init__(
+        self, genesis: Any, num_envs: int, task: Task, colours: Sequence[tuple[float, float, float]], cameras: Cameras
+    ) -> None:
+        """``colours``: of the cubes, one each; ``task`` has the places of the cameras."""
+        self._genesis, self._cameras = genesis, cameras
         self._scene = genesis.Scene(
             show_viewer=False,
             sim_options=genesis.options.SimOptions(dt=DT, substeps=SUBSTEPS),
             rigid_options=genesis.options.RigidOptions(enable_self_collision=False),
             profiling_options=genesis.options.ProfilingOptions(show_FPS=False),
+            **cameras.options(),
         )
         self._add_table()
         self._arm = self._add_arm()
         for number, colour in enumerate(colours):
             self._add_cube(number, colour)
+        cameras.add(self._scene, task)
         self._scene.build(n_envs=num_envs)
         self._solver = self._scene.sim.rigid_solver
         self._hand = self._arm.get_link(franka.HAND)
@@ -97,6 +103,11 @@ class Scene:
         after = Rows(solver.get_qpos(), solver.get_dofs_velocity(), self._pinch())
         finite = _finite(after.qpos) & _finite(after.vel) & _finite(after.pinch)
         return after, diverged | solver.get_error_envs_mask() | ~finite
+
+    def render(self, rows: Rows) -> dict[str, Tensor]:
+        """{camera: uint8 [E,h,w,3]} of ``rows``."""
+        self._solver.set_qpos(rows.qpos)
+        return self._cameras.render()
 
     def close(self) -> None:
         """Free what Genesis holds for this scene; safe to call twice."""

@@ -38,7 +38,7 @@ def test_every_shipped_suite_is_found_by_its_short_name_and_plays_test_seeds(pat
     assert from_json(to_json(suite)).protocol == suite.protocol
 
 
-@pytest.mark.parametrize("name", ["tabletop", "metaworld-mt10", "metaworld-mt50"])
+@pytest.mark.parametrize("name", ["tabletop", "genesis", "metaworld-mt10", "metaworld-mt50"])
 def test_a_suite_fits_its_environments(name):
     """As far as their specs are known without what may not be installed."""
     for task in find_suite(name).tasks:

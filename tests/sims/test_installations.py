@@ -20,11 +20,11 @@ from vla_rl.contract.errors import UserError
 _HOST = ("numpy", "numpy.libs", "msgpack")  # the only packages of this environment that installations share in tests
 
 
-def write_wheel(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
-    """The wheel of a distribution that consists of ``files``."""
-    info = f"{name}-{version}.dist-info"
+def write_wheel(folder: Path, name: str, version: str, files: dict[str, str], needs: str = "") -> None:
+    """The wheel of a distribution that consists of ``files`` and needs the distribution ``needs``."""
+    info, requires = f"{name}-{version}.dist-info", f"Requires-Dist: {needs}\n" if needs else ""
     contents = files | {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{path},,\n" for path in [*contents, f"{info}/RECORD"])
@@ -45,6 +45,7 @@ def wheels(tmp_path_factory):
     for version in ("1.0", "2.0"):
         write_wheel(folder, "tiny", version, {"tiny.py": f"version = {version!r}\n"})
     write_wheel(folder, "other", "1.0", {"other.py": ""})
+    write_wheel(folder, "needy", "1.0", {"needy.py": "import other\n"}, needs="other")
     write_wheel(folder, "numpy", "0.1", {"host_packages.pth": f"{host}\n"})
     write_wheel(folder, "msgpack", "0.1", {})
     return folder
@@ -135,6 +136,15 @@ def test_one_of_the_users_own_is_made_anew_when_its_requirements_change(tiny, tm
     assert install("mine").version() == "tiny==2.0"  # nothing new was asked for
     assert install("mine", requirements=tmp_path / "mine.txt").version() == "tiny==1.0"
     assert run("mine", "from importlib.util import find_spec; print(find_spec('other'))") == "None"
+
+
+def test_what_pins_need_is_installed_only_where_it_differs_between_machines(tiny, monkeypatch):
+    tiny("needy==1.0", "numpy==0.1", "msgpack==0.1")
+    monkeypatch.setitem(installations.SHIPPED, "tiny", Shipped("import needy"))
+    with pytest.raises(UserError, match="No module named 'other'"):
+        install("tiny")
+    monkeypatch.setitem(installations.SHIPPED, "tiny", Shipped("import needy", pip=()))
+    assert "other==1.0" in install("tiny").lock.read_text()
 
 
 def test_what_cannot_be_installed_is_refused_and_leaves_nothing(tiny, tmp_path):

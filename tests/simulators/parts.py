@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -13,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from sims import catalog
+from sims import catalog, installations
+from sims.installations import child_environment
 from sims.robosuite import INSTRUCTIONS
 from tests.policies.vla.tiny_folders import MAKERS
 from tests.simulators import libero_boxes
@@ -24,6 +26,7 @@ from vla_rl.evaluation.run import evaluate
 from vla_rl.experience.expert import ExpertPolicy
 
 SMALL: dict[str, dict[str, Any]] = {
+    "genesis": {"workers": 1, "image_size": 32},
     "metaworld": {"tasks": ["reach", "drawer-close"], "time_limit": 100, "image_size": 32},
     "robosuite": {"time_limit": 12, "cameras": ["agentview"], "image_size": 32},
     "libero": {"suite": "libero_object", "tasks": [0], "time_limit": 12, "cameras": ["agentview"], "image_size": 32},
@@ -32,6 +35,7 @@ ALSO = {"env": "lift", "options": {"image_size": 32}}  # what the joint run play
 STILL = "tests.simulators.still:Still"
 # The suite of each simulator, a policy for it, some of its tasks (without, all), and how many episodes are filmed.
 SUITES: dict[str, tuple[str, str, tuple[str, ...], int]] = {
+    "genesis": ("genesis", "expert", (), 1),
     "metaworld": ("metaworld-mt10", "expert", (), 1),
     "robosuite": ("robosuite", STILL, (), 0),  # its pictures take longest
     "libero": ("libero", STILL, tuple(f"libero_{part}-0" for part in ("spatial", "object", "goal", "10")), 1),
@@ -118,6 +122,17 @@ def libero_rules() -> str:
     return f"{count} tasks of {len(found['played'])} suites start; success when the object is put where it belongs"
 
 
+def genesis_rows() -> str:
+    """One environment of a scene diverges, in several ways, and the others are as without it."""
+    python, path = installations.find("genesis").python, Path(__file__).with_name("genesis_rows.py")
+    run = [str(python), str(path)]
+    done = subprocess.run(run, env=child_environment("genesis"), stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["undisturbed"] == "" and found["pinch"] < 0.002, found
+    assert all(ended == ["diverged", True] for ended in found["alone"].values()), found["alone"]
+    return f"{len(found['alone'])} ways to diverge, each of which ended one environment and left the others bit for bit"
+
+
 def expert(name: str) -> str:
     """The expert, if there is one, mostly succeeds."""
     if catalog.extras(name).expert is None:
@@ -200,6 +215,7 @@ def _require_losses(run: Path) -> None:
 
 
 MORE: dict[str, dict[str, Callable[[], str]]] = {
+    "genesis": {"one diverges": genesis_rows},
     "metaworld": {"from pixels": from_pixels},
     "robosuite": {task: partial(robosuite_task, task) for task in INSTRUCTIONS},
     "libero": {"rules": libero_rules},

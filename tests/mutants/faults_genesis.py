@@ -1,0 +1,101 @@
+"""Faults in the Genesis environment."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_ENV, _LIFT, _ENGINE, _ARM = (f"sims/genesis/{name}.py" for name in ("env", "lift", "engine", "franka"))
+_ON = "tests/sims/test_genesis.py::"
+_ALONE = f"{_ON}test_one_environment_that_diverges_ends_alone_at_its_last_good_state"
+_SAME = f"{_ON}test_a_seed_means_the_same_scene_as_in_mujoco"
+_CONTRACT, _EXPERT = f"{_ON}test_it_keeps_the_contract", f"{_ON}test_the_expert_of_mujocos_lift_lifts_the_named_cube"
+_PLACES = f"{_ON}test_the_joints_put_the_fingers_where_they_are_wanted"
+_PICTURES = f"{_ON}test_pictures_are_made_once_for_what_moved"
+
+FAULTS = (
+    Fault(
+        "a diverged environment keeps its broken state",
+        _ENV,
+        "good = self._to_device(index)[~diverged[index]]",
+        "good = self._to_device(index)",
+        (_ALONE,),
+    ),
+    Fault(
+        "a diverged environment goes on",
+        _ENV,
+        "cause = np.where(broken > 0, DIVERGED, np.where(won, SUCCESS, cause))",
+        "cause = np.where(won, SUCCESS, cause)",
+        (_ALONE,),
+    ),
+    Fault(
+        "an idle environment moves with the others",
+        _ENV,
+        "self._rows[good] = after[good]",
+        "self._rows[:] = after",
+        (_CONTRACT, _ALONE),
+    ),
+    Fault(
+        "a cube has the colour of its number",
+        _ENV,
+        'cubes[every, task_state["colour"]] =',
+        "cubes[every, np.arange(poses.shape[1])] =",
+        (_SAME,),
+    ),
+    Fault(
+        "an episode begins with the velocities of the last one",
+        _ENV,
+        "self._rows.qpos[index], self._rows.vel[index] = qpos, 0.0",
+        "self._rows.qpos[index] = qpos",
+        (f"{_ON}test_an_episode_begins_at_rest",),
+    ),
+    Fault(
+        "pictures show what was before a snapshot",
+        _ENV,
+        """        restore_rows(self._arrays(), self._book.index(env_ids), snapshot)
+        self._stale = True""",
+        """        restore_rows(self._arrays(), self._book.index(env_ids), snapshot)""",
+        (_PICTURES,),
+    ),
+    Fault(
+        "an observation makes its pictures anew",
+        _ENV,
+        "if self._images and self._stale:",
+        "if self._images:",
+        (_PICTURES,),
+    ),
+    Fault(
+        "the hand is not turned with the arm",
+        _ARM,
+        "wrist, turn + _HAND_TURN]",
+        "wrist, _HAND_TURN + 0 * turn]",
+        (_PLACES,),
+    ),
+    Fault(
+        "the elbow has no offset",
+        _ARM,
+        "elbow = at_elbow - pi - sum(bends)",
+        "elbow = at_elbow - pi",
+        (_PLACES,),
+    ),
+    Fault(
+        "a GPU in another process is accepted",
+        _LIFT,
+        'if workers and found.device != "cpu":',
+        'if workers > 99 and found.device != "cpu":',
+        (f"{_ON}test_a_wrong_option_is_refused[options4-device='cuda' with workers=2 would send every observation]",),
+    ),
+    Fault(
+        "a missing driver is found out by Genesis",
+        _ENGINE,
+        'if device == "cuda":',
+        'if device == "gpu":',
+        (f"{_ON}test_a_gpu_without_a_driver_is_refused_with_the_cure",),
+    ),
+    Fault(
+        "Genesis reports errors in its own way ever after",
+        _ENGINE,
+        "sys.excepthook = hook  # Genesis' own prints every error twice",
+        "pass",
+        (f"{_ON}test_errors_are_reported_as_before",),
+    ),
+)

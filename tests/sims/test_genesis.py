@@ -1,0 +1,293 @@
+"""Lift in Genesis as far as it needs no Genesis; ``make test-sims`` runs the real one.
+
+Rules and bookkeeping are tested over an ideal arm, which is always where it was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from sims import catalog
+from sims.genesis import franka
+from sims.genesis.engine import engine
+from sims.genesis.env import GenesisEnv
+from sims.genesis.lift import make, make_in_process, spec
+from sims.genesis.scene import AWAY, CUBES, FINGERS, Rows
+from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
+from sims.mujoco.tasks.lift import LiftTask
+from sims.mujoco.tasks.lift_expert import LiftExpert
+from vla_rl.contract.check import check_env
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.spec import EnvSpec
+
+
+class IdealScene:
+    """The interface of ``sims.genesis.scene.Scene``: a cube between closing fingers comes along, nothing falls."""
+
+    def __init__(self, num_envs, colours=4):
+        self._num_envs, self._colours = num_envs, colours
+        self.broken, self.renders, self.closed = set(), 0, False
+
+    def rest(self):
+        qpos = torch.zeros(self._num_envs, CUBES + 7 * self._colours)
+        cubes = qpos[:, CUBES:].view(self._num_envs, -1, 7)
+        cubes[..., 1], cubes[..., 2], cubes[..., 3] = AWAY, CUBE_EDGE / 2, 1.0
+        return Rows(qpos, torch.zeros(self._num_envs, qpos.shape[1] - self._colours), torch.zeros(self._num_envs, 3))
+
+    def advance(self, rows, pinch, opening, steps):
+        assert steps == 6
+        qpos = rows.qpos.clone()
+        cubes = qpos[:, CUBES:].view(self._num_envs, -1, 7)
+        near = (cubes[..., :3] - rows.pinch[:, None]).abs().amax(2) < 0.015
+        moved = (pinch - rows.pinch)[:, None] * (near & (opening == 0)[:, None])[..., None]
+        cubes[..., :3] += moved
+        qpos[:, : franka.ARM], qpos[:, FINGERS] = franka.joints_at(pinch), opening[:, None]
+        diverged = ~rows.qpos.isfinite().all(1)
+        diverged[list(self.broken)] = True
+        qpos[diverged] = float("nan")
+        return Rows(qpos, rows.vel, pinch.clone()), diverged
+
+    def render(self, rows):
+        self.renders += 1
+        shade = (rows.pinch.sum(1) * 1000).long() % 256
+        return {"front": shade.to(torch.uint8)[:, None, None, None].expand(-1, 64, 64, 3).contiguous()}
+
+    def close(self):
+        self.closed = True
+
+
+def ideal(num_envs=3, **options):
+    return GenesisEnv(LiftTask(**options), spec(**options), IdealScene(num_envs))
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_but_robot_and_physics_is_as_in_mujoco():
+    here, there = catalog.spec_of("genesis", workers=2), catalog.spec_of("lift")
+    assert here == replace(there, name="genesis lift", profile="tolerant")
+    assert EnvSpec.from_json(json.loads(json.dumps(here.to_json()))) == here
+    assert catalog.spec_of("genesis", device="cuda").device == "cuda"
+    assert isinstance(catalog.expert("genesis", 5), LiftExpert)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"device": "gpu"}, r"runs on 'cpu' or 'cuda', not on 'gpu'"),
+        ({"cameras": ["frnt"]}, r"no camera 'frnt'.*did you mean 'front'\?"),
+        ({"image_size": 0}, "image_size=0 leaves nothing"),
+        ({"cubes": 9}, "no variant cubes=9"),
+        ({"device": "cuda", "workers": 2}, "device='cuda' with workers=2 would send every observation"),
+    ],
+)
+def test_a_wrong_option_is_refused(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make(2, **options)
+    with pytest.raises(UserError, match=sentence):
+        catalog.spec_of("genesis", **options)
+
+
+def test_no_environment_is_refused():
+    with pytest.raises(UserError, match="num_envs=0 leaves nothing"):
+        make_in_process(0)
+
+
+# -- Genesis itself ----------------------------------------------------------------------------------------------------
+
+
+def test_without_genesis_both_ways_to_get_it_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "genesis", None)
+    with pytest.raises(UserError, match=r"pip install 'vla-rl\[genesis\]'.*'vla-rl sims install genesis'.*workers=1"):
+        make(2)
+
+
+def test_errors_are_reported_as_before(monkeypatch, tmp_path):
+    (tmp_path / "genesis.py").write_text("import sys\n_initialized, backend, cpu = True, 1, 1\nsys.excepthook = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "genesis", raising=False)
+    monkeypatch.setattr(sys, "excepthook", hook := lambda *error: None)
+    assert engine("cpu").__name__ == "genesis" and sys.excepthook is hook
+    del sys.modules["genesis"]
+
+
+@pytest.fixture
+def present(monkeypatch):
+    """A package ``genesis`` as far as setting it up goes."""
+    backends = {name: SimpleNamespace(name=name) for name in ("cpu", "cuda")}
+    started = []
+    package = SimpleNamespace(_initialized=False, backend=None, init=lambda **given: started.append(given), **backends)
+    package.started = started
+    monkeypatch.setitem(sys.modules, "genesis", package)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return package
+
+
+def test_genesis_is_set_up_once(present):
+    assert engine("cpu") is present and present.started[0]["backend"] is present.cpu
+    present._initialized, present.backend = True, present.cpu
+    assert engine("cpu") is present and len(present.started) == 1
+
+
+def test_a_gpu_without_a_driver_is_refused_with_the_cure(present):
+    with pytest.raises(UserError, match=r"torch finds no GPU.*install NVIDIA's driver.*or choose device 'cpu'\."):
+        engine("cuda")
+    assert not present.started
+
+
+def test_a_second_device_in_one_process_is_refused(present):
+    present._initialized, present.backend = True, present.cuda
+    with pytest.raises(UserError, match=r"Genesis runs on 'cuda' in this process.*choose the same device for all"):
+        engine("cpu")
+
+
+# -- the arm -----------------------------------------------------------------------------------------------------------
+
+# Denavit and Hartenberg's parameters in Craig's form (a, d, alpha) of joints 1 to 7 and the flange, from Franka's
+# documentation of its robot.
+_DH = [
+    (0.0, 0.333, 0.0),
+    (0.0, 0.0, -math.pi / 2),
+    (0.0, 0.316, math.pi / 2),
+    (0.0825, 0.0, math.pi / 2),
+    (-0.0825, 0.384, -math.pi / 2),
+    (0.0, 0.0, math.pi / 2),
+    (0.088, 0.0, math.pi / 2),
+    (0.0, 0.107, 0.0),
+]
+_LIMITS = [2.8973, 1.7628, 2.8973, (-3.0718, -0.0698), 2.8973, (-0.0175, 3.7525), 2.8973]
+
+
+def hand_at(joints):
+    """Pose of the hand [4,4] in the table's frame."""
+    cos, sin = math.cos(franka.BASE_TURN), math.sin(franka.BASE_TURN)
+    pose = np.array([[cos, -sin, 0, 0], [sin, cos, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]])
+    pose[:3, 3] = franka.BASE
+    for (a, d, alpha), q in zip(_DH, [*joints, -math.pi / 4], strict=True):  # the hand is turned on the flange
+        c, s, ca, sa = math.cos(q), math.sin(q), math.cos(alpha), math.sin(alpha)
+        link = [[c, -s, 0, a], [s * ca, c * ca, -sa, -d * sa], [s * sa, c * sa, ca, d * ca], [0, 0, 0, 1]]
+        pose = pose @ np.array(link)
+    return pose
+
+
+def test_the_joints_put_the_fingers_where_they_are_wanted():
+    corners = np.stack(np.meshgrid(*zip(WORKSPACE_LOW, WORKSPACE_HIGH, strict=True)), -1).reshape(-1, 3)
+    wanted = np.concatenate([corners, np.random.default_rng(0).uniform(WORKSPACE_LOW, WORKSPACE_HIGH, (20, 3))])
+    for place, joints in zip(wanted, franka.joints_at(torch.from_numpy(wanted)).numpy(), strict=True):
+        hand = hand_at(joints)
+        np.testing.assert_allclose((hand @ [*franka.PINCH, 1])[:3], place, atol=1e-12)
+        np.testing.assert_allclose(hand[:3, 2], [0, 0, -1], atol=1e-12)  # it points down
+        np.testing.assert_allclose(np.abs(hand[:3, 1]), [1, 0, 0], atol=1e-12)  # the fingers open across the picture
+        for joint, limit in zip(joints, _LIMITS, strict=True):
+            low, high = limit if isinstance(limit, tuple) else (-limit, limit)
+            assert low < joint < high
+
+
+# -- the environment ---------------------------------------------------------------------------------------------------
+
+
+def test_it_keeps_the_contract():
+    assert len(check_env(ideal(), seed=11)) == 7
+
+
+def test_a_seed_means_the_same_scene_as_in_mujoco():
+    env, seeds = ideal(6), np.arange(6)
+    with closing(catalog.make("lift", num_envs=6, render=False)) as other:
+        here, there = env.reset(seeds, seeds), other.reset(seeds, seeds)
+    assert np.array_equal(here.task, there.task)
+    np.testing.assert_allclose(here.state, there.state, atol=1e-6)
+    for name, value in there.extras.items():
+        np.testing.assert_allclose(here.extras[name], value, atol=1e-6)
+
+
+def test_cubes_that_an_episode_lacks_lie_behind_the_camera():
+    env = ideal(1, cubes=2)
+    env.reset([0], [3])
+    cubes = env.snapshot([0])["rows/qpos"][0, CUBES:].reshape(4, 7)
+    assert (cubes[:, 1] == np.float32(AWAY)).sum() == 2
+
+
+def test_the_expert_of_mujocos_lift_lifts_the_named_cube():
+    env, expert = ideal(4), LiftExpert(1)
+    obs = env.reset(np.arange(4), np.arange(4))
+    while not (step := env.step(expert.act(obs))).done.all():
+        obs = step.obs
+    assert step.cause == ("success",) * 4 and step.success.all() and step.terminated.all()
+    assert np.array_equal(step.obs.extras["privileged/lifted"], step.obs.task)
+
+
+def played(broken_at=None):
+    """States of three environments over ten steps, of which the second may diverge at a step; and the last step."""
+    env, states = ideal(), []
+    env.reset([0, 1, 2], [0, 1, 2])
+    for number in range(10):
+        if number == broken_at:
+            env._scene.broken.add(1)
+        step = env.step(np.full((3, 1, 4), 0.01))
+        states.append(step.obs.state)
+    return np.stack(states), step, env
+
+
+def test_one_environment_that_diverges_ends_alone_at_its_last_good_state():
+    plain, _, _ = played()
+    states, step, env = played(broken_at=4)
+    assert step.cause == ("", "diverged", "") and step.truncated.tolist() == [False, True, False]
+    assert not step.terminated.any() and not step.success.any() and step.obs.time.tolist() == [10, 5, 10]
+    assert np.array_equal(states[:, [0, 2]], plain[:, [0, 2]])
+    assert np.array_equal(states[4:, 1, :4], np.repeat(plain[3:4, 1, :4], 6, 0))
+    assert np.isfinite(np.concatenate([value.ravel() for value in env.snapshot([1]).values()])).all()
+    env._scene.broken.clear()
+    obs = env.reset([1], [1])
+    assert np.allclose(obs.state[1, :3], obs.state[1, 4:7]) and env.step(np.zeros((3, 1, 4))).valid.all()
+
+
+def test_an_episode_begins_at_rest():
+    env = ideal()
+    env.reset([0, 1, 2], [0, 1, 2])
+    saved = env.snapshot([0])
+    saved["rows/vel"][:] = 1.0
+    env.restore([0], saved)
+    env.reset([0], [4])
+    assert not env.snapshot([0])["rows/vel"].any()
+
+
+def test_an_environment_whose_state_is_no_number_diverges():
+    env = ideal()
+    env.reset([0, 1, 2], [0, 1, 2])
+    saved = env.snapshot([1])
+    saved["rows/qpos"][0, CUBES] = np.nan
+    env.restore([1], saved)
+    assert env.step(np.zeros((3, 1, 4))).cause == ("", "diverged", "")
+
+
+def test_pictures_are_made_once_for_what_moved():
+    env = ideal()
+    env.reset([0, 1, 2], [0, 1, 2])
+    env.step(np.zeros((3, 5, 4)))
+    assert env._scene.renders == 2
+    env.reset([], [])
+    assert env._scene.renders == 2
+    env.restore([0], env.snapshot([1]))
+    assert env._scene.renders == 3
+
+
+def test_it_frees_the_scene():
+    env = ideal()
+    env.close()
+    assert env._scene.closed
+
+
+def test_fingers_open_as_far_as_in_mujoco():
+    env = ideal(1)
+    env.reset([0], [0])
+    assert env.step([[[0, 0, 0, -1]]]).obs.state[0, 3] == np.float32(2 * FINGER_OPEN)
+    assert env.step([[[0, 0, 0, 1]]]).obs.state[0, 3] == 0
