@@ -49,8 +49,8 @@ class GenesisEnv:
 
     def reset(self, env_ids: Any, seeds: Any) -> Observation:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
-        index = self._book.index(env_ids)
-        seed = self._book.seeds(index, seeds)
+        index = self._book.index(on_host(env_ids))
+        seed = self._book.seeds(index, on_host(seeds))
         if index.size:
             generators = (np.random.Generator(np.random.PCG64(int(value))) for value in seed)
             self._begin(index, [self._task.sample_episode(generator) for generator in generators])
@@ -65,13 +65,13 @@ class GenesisEnv:
 
     def snapshot(self, env_ids: Any) -> Snapshot:
         """Everything the future of ``env_ids`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""
-        index = self._book.index(env_ids)
+        index = self._book.index(on_host(env_ids))
         self._book.require_started(index)
         return select_rows(self._arrays(), index)
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
-        restore_rows(self._arrays(), self._book.index(env_ids), snapshot)
+        restore_rows(self._arrays(), self._book.index(on_host(env_ids)), snapshot)
         self._stale = True
         return self._observe()
 
