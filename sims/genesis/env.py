@@ -71,8 +71,8 @@ class GenesisEnv:
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
-        restore_rows(self._arrays(), self._book.index(on_host(env_ids)), snapshot)
-        self._stale = True
+        self._stale, index = True, self._book.index(on_host(env_ids))
+        restore_rows(self._arrays(), index, snapshot)
         return self._observe()
 
     def close(self) -> None:

@@ -51,9 +51,8 @@ FAULTS = (
     Fault(
         "pictures show what was before a snapshot",
         _ENV,
-        """        restore_rows(self._arrays(), self._book.index(env_ids), snapshot)
-        self._stale = True""",
-        """        restore_rows(self._arrays(), self._book.index(env_ids), snapshot)""",
+        "self._stale, index = True, self",
+        "self._stale, index = self._stale, self",
         (_PICTURES,),
     ),
     Fault(
