@@ -6,8 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import mujoco
 import numpy as np
+from array_api_compat import array_namespace
 
+from sims.mujoco.arrays import Constant
 from sims.mujoco.scene import TEXTURES
+from vla_rl.contract.env import Array
+
+_GREY = Constant(np.full(3, 1.0 / np.sqrt(3.0)))  # the axis of greys
 
 
 class Looks:
@@ -54,16 +59,16 @@ class Looks:
         model.cam_fovy[:] = self._cam_fovy + np.rad2deg(values["camera_fovy"])
 
 
-def recolour(rgba: np.ndarray, hue: np.ndarray, saturation: np.ndarray) -> np.ndarray:
+def recolour(rgba: Array, hue: Array, saturation: Array) -> Array:
     """``rgba`` float32 [R,n,4] with the hues of row ``i`` turned by ``hue[i]`` radians and its saturation scaled.
 
     Hue is the angle of a colour about the grey axis, saturation its distance from it; results are clipped to [0, 1].
     """
-    rgb = rgba[..., :3].astype(np.float64)
-    grey = rgb.mean(axis=-1, keepdims=True)
-    chroma, axis = rgb - grey, np.full(3, 1.0 / np.sqrt(3.0))
-    cos, sin = np.cos(hue)[:, None, None], np.sin(hue)[:, None, None]
-    turned = chroma * cos + np.cross(axis, chroma) * sin
-    out = rgba.copy()
-    out[..., :3] = np.clip(grey + turned * saturation[:, None, None], 0.0, 1.0)
-    return out
+    xp = array_namespace(rgba)
+    rgb = xp.astype(rgba[..., :3], xp.float64)
+    grey = xp.mean(rgb, axis=-1, keepdims=True)
+    chroma = rgb - grey
+    cos, sin = xp.cos(hue)[:, None, None], xp.sin(hue)[:, None, None]
+    turned = chroma * cos + xp.linalg.cross(xp.broadcast_to(_GREY.beside(rgba), chroma.shape), chroma) * sin
+    painted = xp.clip(grey + turned * saturation[:, None, None], 0.0, 1.0)
+    return xp.concat([xp.astype(painted, rgba.dtype), rgba[..., 3:]], axis=-1)

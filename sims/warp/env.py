@@ -9,17 +9,21 @@ before anything moves, and the causes of ends.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sims.mujoco.looks import recolour
 from sims.mujoco.task import Task
 from sims.warp.cameras import Cameras
+from sims.warp.parameters import PARAMETERS
 from sims.warp.worlds import Worlds
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.randomization import parameter_rows
 from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 
@@ -41,6 +45,8 @@ class WarpEnv:
         self._worlds = Worlds(task.model, num_envs, spec.device, task.substeps, pixels)
         self._device = self._worlds.device
         self._book = EpisodeTracker(num_envs, task.failures)
+        self._parameters = parameter_rows(PARAMETERS, {}, np.arange(num_envs))
+        self._varied = False  # whether a parameter was ever given: what is not varied costs nothing
         self._cameras: dict[tuple[tuple[str, ...], int], Cameras] = {}  # by their names and the size of pictures
         self._task_state = {name: self._tensor(np.stack([value] * num_envs)) for name, value in task.task_state.items()}
 
@@ -53,12 +59,17 @@ class WarpEnv:
         """What is simulated: the model, its scenes and rules."""
         return self._task
 
-    def reset(self, env_ids: Any, seeds: Any) -> Observation:
-        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VecEnv.reset``."""
+    def reset(self, env_ids: Any, seeds: Any, parameters: Mapping[str, Any] | None = None) -> Observation:
+        """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative); see ``VariableEnv``."""
         index = self._book.index(on_host(env_ids))
         seed = self._book.seeds(index, on_host(seeds))
+        self._parameters[index] = parameter_rows(PARAMETERS, parameters, index)
+        self._set_physics(index, varied=bool(parameters))
         if index.size:
             episodes = [self._task.sample_episode(np.random.Generator(np.random.PCG64(int(value)))) for value in seed]
+            if self._varied:
+                values = [dict(zip(_NAMES, row, strict=True)) for row in self._parameters[index].tolist()]
+                episodes = [self._task.vary_poses(*pair) for pair in zip(episodes, values, strict=True)]
             rows = self._tensor(index)
             qpos, ctrl = (np.stack([getattr(item, name) for item in episodes]) for name in ("qpos", "ctrl"))
             self._worlds.begin(rows, self._tensor(qpos), self._tensor(ctrl))
@@ -93,7 +104,10 @@ class WarpEnv:
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
-        restore_rows(self._arrays(), self._book.index(on_host(env_ids)), snapshot)
+        index = self._book.index(on_host(env_ids))
+        restore_rows(self._arrays(), index, snapshot)
+        nominal = parameter_rows(PARAMETERS, {}, index)
+        self._set_physics(index, varied=not np.array_equal(self._parameters[index], nominal))
         return self._observe(self._tensor(self._book.time))
 
     def render_rows(self, env_ids: Any, size: int, camera: str = "front") -> np.ndarray:
@@ -157,13 +171,27 @@ class WarpEnv:
         if (names, size) not in self._cameras:
             self._cameras[names, size] = Cameras(self._worlds, names, size, task.painted, task.placed)
         rgba, positions = task.colours(self._task_state), task.mark_positions(self._task_state)
+        if self._varied:
+            rgba = recolour(rgba, self._values("object_hue"), self._values("object_saturation"))
         return self._cameras[names, size].pictures(rgba, positions)
+
+    def _set_physics(self, env_ids: np.ndarray, varied: bool) -> None:
+        """Masses and friction of ``env_ids``; until anything was ``varied`` they are those of the model."""
+        self._varied |= varied
+        if self._varied and env_ids.size:
+            mass, friction = (self._values(name)[env_ids] for name in ("object_mass", "friction"))
+            self._worlds.set_physics(self._tensor(env_ids), self._task.movable, mass, friction)
+
+    def _values(self, name: str) -> Tensor:
+        """float64 [E]: parameter ``name`` of every environment."""
+        return self._tensor(self._parameters[:, _NAMES.index(name)])
 
     def _arrays(self) -> dict[str, Any]:
         names = ("qpos", "qvel", "qacc_warmstart", "ctrl")
         arrays = {f"physics/{name}": getattr(self._worlds, name) for name in names}
         arrays |= {f"task_state/{name}": item for name, item in self._task_state.items()}
-        return self._book.arrays() | {name: self._output(item) for name, item in arrays.items()}
+        tensors = {name: self._output(item) for name, item in arrays.items()}
+        return self._book.arrays() | {"parameters": self._parameters} | tensors
 
     def _tensor(self, item: np.ndarray) -> Tensor:
         """A copy of ``item`` on the device."""
@@ -174,3 +202,6 @@ class WarpEnv:
         if self._device.type == "cpu":
             return item.numpy() if isinstance(item, Tensor) else item
         return torch.as_tensor(item, device=self._device)
+
+
+_NAMES = tuple(parameter.name for parameter in PARAMETERS)

@@ -31,7 +31,7 @@ def spec(env: str = "lift", device: str = "cpu", **options: Any) -> EnvSpec:
     return warp_spec(catalog.spec_of(env, **options), device)
 
 
-@declare_task(spec=spec, wraps=True)
+@declare_task(spec=spec, parameters="sims.warp.parameters:parameters", wraps=True)
 def make(num_envs: int, env: str = "lift", device: str = "cpu", **options: Any) -> WarpEnv:
     """``num_envs`` environments of the task of ``env`` with its ``options`` on MuJoCo-Warp.
 

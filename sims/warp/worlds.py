@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,6 +21,9 @@ from vla_rl.contract.errors import UserError
 CONTACTS, CONSTRAINTS = 64, 256
 _LOST = mjw.OverflowType.NEFC | mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
 _BYTES_PER_PIXEL = 4 + 3  # as the ray caster packs them, and as an observation holds them
+# What differs between worlds: colours, and what follows from the mass of free bodies (power of the mass).
+_MASSES = {"body_mass": 1, "body_inertia": 1, "body_subtreemass": 1, "body_invweight0": -1}
+_VARIED = ("geom_rgba", "geom_friction", "dof_invweight0", *_MASSES)
 _STATE = ("qpos", "qvel", "qacc_warmstart", "ctrl")
 
 wp.config.log_level = wp.LOG_WARNING  # without a line for every kernel
@@ -46,8 +49,7 @@ class Worlds:
         with wp.ScopedDevice(device):
             each = allocated(mjw.make_data(host, nworld=1, **room)) + pixels * _BYTES_PER_PIXEL
             require_memory(each, num_envs, self.device)
-            own = {"geom_rgba": num_envs}
-            self.host, self.model = host, mjw.put_model(host, batch_sizes=own)
+            self.host, self.model = host, mjw.put_model(host, batch_sizes=dict.fromkeys(_VARIED, num_envs))
             self.data = mjw.make_data(host, nworld=num_envs, **room)
             self.model.opt.warn_overflow = 0  # told by ``sound`` instead
         self.qpos, self.qvel, self.qacc_warmstart, self.ctrl = (
@@ -71,6 +73,25 @@ class Worlds:
         for item, start in zip(self.state(), self._start, strict=True):
             item[env_ids] = start[env_ids]
         self.qpos[env_ids], self.ctrl[env_ids] = qpos.float(), ctrl.float()
+
+    def set_physics(self, env_ids: Tensor, movable: Sequence[int], mass: Tensor, friction: Tensor) -> None:
+        """Scale the masses of the free bodies ``movable`` by ``mass`` [R], all friction by ``friction`` [R], both > 0.
+
+        What MuJoCo derives from masses (``mj_setConst``) is scaled as well.
+        """
+        bodies = list(movable)
+        dofs = [int(self.host.body_dofadr[body]) + i for body in bodies for i in range(self.host.body_dofnum[body])]
+        for name, power in _MASSES.items():
+            self._scale(name, env_ids, bodies, mass**power)
+        self._scale("dof_invweight0", env_ids, dofs, 1 / mass)
+        self._scale("geom_friction", env_ids, list(range(self.host.ngeom)), friction)
+
+    def _scale(self, name: str, env_ids: Tensor, entries: list[int], factor: Tensor) -> None:
+        """Give ``entries`` of the model's field ``name`` in ``env_ids`` [R] their nominal values times ``factor``."""
+        field, index = wp.to_torch(getattr(self.model, name)), torch.tensor(entries, device=self.device)
+        nominal = torch.tensor(getattr(self.host, name)[entries], dtype=field.dtype, device=self.device)
+        scaled = factor.to(field.dtype).reshape(-1, *(1,) * nominal.ndim) * nominal
+        field[env_ids[:, None], index] = scaled
 
     def step(self) -> None:
         """``substeps`` steps of physics in every world."""

@@ -285,8 +285,8 @@ FAULTS = (
     Fault(
         "hues turn the other way",
         _LOOKS,
-        "turned = chroma * cos + np.cross(axis, chroma) * sin",
-        "turned = chroma * cos - np.cross(axis, chroma) * sin",
+        "turned = chroma * cos + xp",
+        "turned = chroma * cos - xp",
         (f"{_ON_SIMS}test_colours_by_hand",),
     ),
     Fault(

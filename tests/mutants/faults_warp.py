@@ -66,6 +66,20 @@ FAULTS = (
         (f"{_ON}test_pictures_show_what_mujoco_shows",),
     ),
     Fault(
+        "what follows from a mass is that of the nominal one on Warp",
+        _WORLDS,
+        'self._scale("dof_invweight0", env_ids, dofs, 1 / mass)',
+        'self._scale("dof_invweight0", env_ids, dofs, mass)',
+        (f"{_ON}test_masses_and_friction_are_those_of_mujoco_in_every_world",),
+    ),
+    Fault(
+        "a restore on Warp forgets the colours",
+        _ENV,
+        'arrays() | {"parameters": self._parameters} | tensors',
+        'arrays() | {"parameters": self._parameters.copy()} | tensors',
+        (f"{_ON}test_episodes_with_parameters_are_those_of_mujoco_and_go_on_after_a_restore",),
+    ),
+    Fault(
         "as many environments on Warp as one likes",
         "sims/warp/memory.py",
         "if num_envs * each > _SHARE * free:",
