@@ -27,6 +27,7 @@ CATALOG: dict[str, str] = {
     "gym": "sims.gym:make",
     "isolated": "sims.isolated:make",
     "libero": "sims.libero:make",
+    "maniskill": "sims.maniskill.make:make",
     "metaworld": "sims.metaworld:make",
     "multi_task": "sims.multi_task:make",
     "randomize": "sims.randomize:make",

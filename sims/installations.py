@@ -52,6 +52,7 @@ SHIPPED: dict[str, Shipped] = {
         {"libero/libero/assets": "copy the folder libero/libero/assets of the LIBERO repository there"},
         {"LIBERO_CONFIG_PATH": "{folder}/paths"},
     ),
+    "maniskill": Shipped("import mani_skill", pip=()),
 }
 
 

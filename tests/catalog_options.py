@@ -9,7 +9,7 @@ from typing import Any
 from sims.catalog import CATALOG
 from sims.isolation.server import Server
 
-IN_AN_INSTALLATION = ("genesis", "libero", "metaworld", "robosuite")
+IN_AN_INSTALLATION = ("genesis", "libero", "maniskill", "metaworld", "robosuite")
 """Entries that run in an installation of their own: ``make test-sims`` installs and tests them."""
 
 

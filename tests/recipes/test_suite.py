@@ -45,7 +45,10 @@ def test_a_suite_fits_its_environments(name):
         task.check(task.env.spec())
 
 
-@pytest.mark.parametrize(("name", "module", "count"), [("robosuite", "robosuite", 5), ("libero", "libero", 40)])
+@pytest.mark.parametrize(
+    ("name", "module", "count"),
+    [("robosuite", "robosuite", 5), ("libero", "libero", 40), ("maniskill", "maniskill.make", 4)],
+)
 def test_a_suite_of_another_installation_names_options_that_its_environment_takes(name, module, count):
     suite, make_in_process = find_suite(name), load(f"sims.{module}:make_in_process")
     assert len(suite.tasks) == count

@@ -30,6 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "metaworld": {"tasks": ["reach", "drawer-close"], "time_limit": 100, "image_size": 32},
     "robosuite": {"time_limit": 12, "cameras": ["agentview"], "image_size": 32},
     "libero": {"suite": "libero_object", "tasks": [0], "time_limit": 12, "cameras": ["agentview"], "image_size": 32},
+    "maniskill": {"obs": "rgb", "control_mode": "pd_ee_delta_pose", "time_limit": 12, "image_size": 32},
 }
 ALSO = {"env": "lift", "options": {"image_size": 32}}  # what the joint run plays besides them
 STILL = "tests.simulators.still:Still"
@@ -39,6 +40,7 @@ SUITES: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "metaworld": ("metaworld-mt10", "expert", (), 1),
     "robosuite": ("robosuite", STILL, (), 0),  # its pictures take longest
     "libero": ("libero", STILL, tuple(f"libero_{part}-0" for part in ("spatial", "object", "goal", "10")), 1),
+    "maniskill": ("maniskill", STILL, (), 0),
 }
 TRAINING = {
     "loop.iterations": 1,

@@ -1,0 +1,116 @@
+"""Builds ManiSkill's environments, and says what is wrong where they cannot be built."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sims.maniskill.env import ManiSkillEnv, ReplayingManiSkillEnv
+from sims.maniskill.tasks import instruction_of, registered
+from sims.maniskill.world import World
+from vla_rl.contract.env import VecEnv
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.spec import ArraySpec, EnvSpec
+
+_MAX_CHUNK = 50
+
+
+def build(
+    num_envs: int,
+    task: str,
+    chosen: Mapping[str, Any],
+    time_limit: int | None,
+    ends_at_success: bool,
+    device: str,
+    arguments: Mapping[str, Any],
+) -> VecEnv:
+    """The environment of ``sims.maniskill.make:make_in_process``; ``chosen``: its obs, control mode, reward, size."""
+    found = registered(task)
+    limit = time_limit or found.max_episode_steps
+    if not limit:
+        raise UserError(
+            f"{task} has no time limit in ManiSkill, so its episodes might never end; give the option time_limit, in "
+            "actions."
+        )
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"this machine has no GPU that torch can use, so {task} cannot run on {device!r}; use 'cpu'.")
+    sizes = [1] * num_envs if device == "cpu" else [num_envs]
+    worlds: list[World] = []
+    try:
+        for size in sizes:
+            worlds.append(_world(found, size, chosen, device, arguments))
+    except BaseException:
+        for world in worlds:
+            world.close()
+        raise
+    spec = _spec(worlds[0], found.uid, limit, chosen["obs"], device)
+    kind = ReplayingManiSkillEnv if device == "cpu" else ManiSkillEnv
+    return kind(spec, worlds, ends_at_success)
+
+
+def _world(found: Any, num_envs: int, chosen: Mapping[str, Any], device: str, arguments: Mapping[str, Any]) -> World:
+    whole_state = chosen["obs"] == "state"
+    overlaid = hasattr(found.cls, "rgb_overlay_paths")  # photographs behind what is in the foreground
+    size = chosen["image_size"]
+    options = {
+        "num_envs": num_envs,
+        "obs_mode": "state_dict" if whole_state else f"rgb+{'segmentation+' if overlaid else ''}state_dict",
+        "control_mode": chosen["control_mode"] or None,
+        "reward_mode": chosen["reward"] or None,
+        "sim_backend": device.replace("cuda", "physx_cuda").replace("cpu", "physx_cpu"),
+        "render_backend": device,
+        "sensor_configs": {} if whole_state else {"width": size, "height": size},
+        **arguments,
+    }
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            env = found.make(**options)
+    except (RuntimeError, NotImplementedError, KeyError, TypeError, OSError, AssertionError, EOFError) as error:
+        raise _refusal(found.uid, chosen, error, said.getvalue()) from error
+    return World(env, whole_state)
+
+
+def _refusal(task: str, chosen: Mapping[str, Any], error: BaseException, said: str) -> UserError:
+    """The sentence about an ``error`` while ``task`` was built, which had ``said`` something on the way."""
+    text = str(error).strip() or type(error).__name__
+    if "rendering device" in text or "ErrorIncompatibleDriver" in text or "Vulkan" in text:
+        return UserError(
+            f"ManiSkill finds no Vulkan driver that it can use ({text.splitlines()[0]}), so {task} cannot be built; "
+            "run 'vla-rl inspect', which says what to install."
+        )
+    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text.lower():
+        return UserError(
+            f"the GPU's memory is too small for these environments of {task} ({text.splitlines()[0]}), so they cannot "
+            "be built; give fewer, or smaller pictures."
+        )
+    words = [*said.strip().splitlines()[-1:], text.splitlines()[0]]
+    return UserError(
+        f"ManiSkill cannot build {task} with {dict(chosen)} ({'; '.join(words)}), so there is no environment; correct "
+        "the options, or download what it names."
+    )
+
+
+def _spec(world: World, task: str, limit: int, obs: str, device: str) -> EnvSpec:
+    infinite, names = float("inf"), world.state_names()
+    images = world.images() if obs == "rgb" else {}
+    privileged = world.privileged().items()
+    return EnvSpec(
+        name=f"maniskill/{task}",
+        images={name: ArraySpec(tuple(one.shape[1:]), "uint8", 0, 255, frame=name) for name, one in images.items()},
+        state=ArraySpec((len(names),), "float32", -infinite, infinite, unit="rad, m, s", frame="world", names=names),
+        action=world.controls.spec,
+        tasks=(instruction_of(task, world.env),),
+        control_dt=1 / world.env.control_freq,
+        time_limit=limit,
+        max_chunk=min(limit, _MAX_CHUNK),
+        extras={name: ArraySpec(tuple(one.shape[1:]), "float32", -infinite, infinite) for name, one in privileged},
+        success="once" if world.judged else None,
+        device=device,
+        can_snapshot=device == "cpu",
+        profile="bitwise" if device == "cpu" else "tolerant",
+    )
