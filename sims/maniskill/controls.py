@@ -87,7 +87,8 @@ class _Part:
         normalised = bool(getattr(controller.config, "normalize_action", False))
         space = controller._original_single_action_space if normalised else controller.single_action_space
         low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (space.low, space.high))
-        offset, scale = np.zeros_like(low), np.ones_like(low)
+        offset: np.ndarray = np.zeros_like(low)
+        scale: np.ndarray = np.ones_like(low)
         if normalised:
             offset, scale = (high + low) / 2, (high - low) / 2
             if "PDEEPoseController" in _kinds(controller):  # it multiplies rotations by their lower bound
