@@ -8,16 +8,16 @@ from tests.test_layout import ROOT
 
 pytest_plugins = ["pytester"]
 
-# name -> (a test with a limit of half a second, its outcome, what it says)
+# name -> (a test with a limit of a quarter of a second, its outcome, what it says)
 CASES = {
     "waiting": ("time.sleep(1.5)", "passed", ""),
-    "computing": ("while True: pass", "failed", "more than 0.5 s of CPU time"),
+    "computing": ("while True: pass", "failed", "more than 0.25 s of CPU time"),
     "a thread that computes": (
         "import threading\n"
         "    thread = threading.Thread(target=lambda: all(True for _ in iter(int, 1)), daemon=True)\n"
         "    thread.start(); thread.join()",
         "failed",
-        "more than 0.5 s of CPU time",
+        "more than 0.25 s of CPU time",
     ),
     "a process that computes": (
         "import subprocess, sys\n"
@@ -35,7 +35,7 @@ def test_limits_count_cpu_time(case, pytester):
     limits = (ROOT / "tests" / "conftest.py").read_text()
     assert limits.count("HANG = 10\n") == 1
     pytester.makeconftest(limits if case == "a hang" else limits.replace("HANG = 10\n", "HANG = 200\n"))
-    pytester.makepyfile(f"import time\nimport pytest\n\n@pytest.mark.timeout(0.5)\ndef test_it():\n    {body}\n")
+    pytester.makepyfile(f"import time\nimport pytest\n\n@pytest.mark.timeout(0.25)\ndef test_it():\n    {body}\n")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist")
     result.assert_outcomes(**{outcome: 1})
     said = result.stdout.str() + result.stderr.str()

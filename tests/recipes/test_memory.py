@@ -49,9 +49,9 @@ def test_what_lasts_is_what_it_should_be():
 
 def test_smaller_micro_batches_take_less():
     case = CASES["smolvla_prefix"]
-    trainer = replace(case.trainer, experience=replace(case.trainer.experience, num_envs=16))
-    whole = replace(trainer, algorithm=replace(trainer.algorithm, minibatch=32))
-    parts = replace(whole, algorithm=replace(whole.algorithm, micro_batch=8))
+    trainer = replace(case.trainer, experience=replace(case.trainer.experience, num_envs=8))
+    whole = replace(trainer, algorithm=replace(trainer.algorithm, minibatch=16))
+    parts = replace(whole, algorithm=replace(whole.algorithm, micro_batch=4))
     most, least = (of(replace(case, trainer=trainer)).phases[LEARN].peak for trainer in (whole, parts))
     assert least < 0.9 * most
 
