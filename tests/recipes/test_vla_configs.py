@@ -42,6 +42,7 @@ LIBERO = EnvSpec(
 )
 # An iteration in moments: what a user with little memory makes smaller, and more of it.
 FEW = {"evaluation.validation": 2, "evaluation.test": 2, "evaluation.num-envs": 2, "rl.experience.num-envs": 2}
+FEW_STEPS = {"imitation.fit.steps": 2, "imitation.fit.batch": 4}
 OFF_POLICY = {
     "rl.experience.decisions": 2,
     "rl.algorithm.learning-starts": 4,
@@ -97,9 +98,9 @@ def test_a_downloaded_folder_is_improved_evaluated_and_resumed(folders, tmp_path
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_recorded_dataset_is_imitated(folders, tmp_path, capsys, family):
-    data, run, few = tmp_path / "data", tmp_path / "run", {"imitation.fit.steps": 2, "imitation.fit.batch": 4}
+    data, run = tmp_path / "data", tmp_path / "run"
     main(["collect", "--env", "lift", "--count", "2", "--out", str(data)])
-    given = {"policy": folders[family], "dataset": data, "env": "lift", **few, "out": run}
+    given = {"policy": folders[family], "dataset": data, "env": "lift", **FEW_STEPS, "out": run}
     main(["train", f"{family}.py:imitate", *options(given)])
     learnt = load_policy(run / "checkpoints" / "imitation")
     assert learnt.config == load_config(f"{family}.py:ppo").vla
@@ -111,7 +112,8 @@ def test_a_recorded_dataset_is_imitated(folders, tmp_path, capsys, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_a_folder_it_says_what_to_name(complaint, tmp_path, family):
     for function in functions_of(ROOT / "configs" / f"{family}.py"):
-        given = {"dataset": ROOT / "tests/golden/lerobot/dataset"} if function == "imitate" else {"env": "lift"}
+        data = {"dataset": ROOT / "tests/golden/lerobot/dataset", **FEW_STEPS}
+        given = data if function == "imitate" else {"env": "lift"}
         said = complaint("train", f"{family}.py:{function}", *options({**given, "out": tmp_path / "run"}))
         assert "add --policy" in said
 
