@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.load import load
 
 State: TypeAlias = Literal["missing", "unfinished", "outdated", "ready"]
 HOME = "VLA_RL_HOME"
@@ -35,12 +36,14 @@ class Shipped:
     files      {path below its site-packages: where its files come from}, which no package brings
     variables  environment variables of its processes; "{folder}" is the installation's folder
     pip        options of pip: pins are complete, except beside torch, whose own packages differ between machines
+    prepare    "module:function" that is called with the folder and the report when pip is done
     """
 
     probe: str
     files: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     pip: tuple[str, ...] = ("--no-deps",)
+    prepare: str = ""
 
 
 SHIPPED: dict[str, Shipped] = {
@@ -52,7 +55,7 @@ SHIPPED: dict[str, Shipped] = {
         {"libero/libero/assets": "copy the folder libero/libero/assets of the LIBERO repository there"},
         {"LIBERO_CONFIG_PATH": "{folder}/paths"},
     ),
-    "maniskill": Shipped("import mani_skill", pip=()),
+    "maniskill": Shipped("import mani_skill", pip=(), prepare="sims.maniskill.mesa:prepare"),
 }
 
 
@@ -194,6 +197,8 @@ def _make(made: Installation, report: Callable[[str], None], python: str) -> Non
     more = SHIPPED[made.name].pip if made.name in SHIPPED else _CONTRACT
     _run([*pip, "install", "-r", str(made.requirements), *more], made, report)
     probe = SHIPPED[made.name].probe if made.name in SHIPPED else ""
+    if made.name in SHIPPED and SHIPPED[made.name].prepare:
+        load(SHIPPED[made.name].prepare)(made.folder, report)
     report(f"trying what was installed for {made.name}")
     _run([str(made.python), "-c", f"import vla_rl.contract.wire; {probe}"], made, report)
     frozen = _run([*pip, "freeze"], made, lambda line: None)

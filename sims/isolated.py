@@ -29,6 +29,7 @@ def make(
     variables: Mapping[str, str] | None = None,
     deadline_s: float = 120.0,
     start_deadline_s: float = 900.0,
+    recycle_steps: int = 0,
 ) -> IsolatedEnv:
     """``num_envs`` environments ``env`` (of the catalogue or "package.module:make") in processes of their own.
 
@@ -41,6 +42,8 @@ def make(
     variables         environment variables of the processes, on top of those of this one
     deadline_s        for a reset, step or snapshot of one worker's share
     start_deadline_s  to start and to make the environment
+    recycle_steps     control steps of its environments together after which a worker is replaced, as soon as a reset
+                      finds no other episode of it running, and a quarter later in any case; 0: never
 
     Raises UserError when ``env`` cannot be made.
     """
@@ -54,11 +57,16 @@ def make(
         variables = {**installations.child_environment(installation), **(variables or {})}
     start: Start = partial(LocalWorker, python, dict(variables or {}))
     request = {"env": env, "options": dict(options or {}), "expert": expert}
-    return supervise(start, num_envs, workers, request, Deadlines(deadline_s, start_deadline_s))
+    return supervise(start, num_envs, workers, request, Deadlines(deadline_s, start_deadline_s), recycle_steps)
 
 
 def supervise(
-    start: Start, num_envs: int, workers: int, request: Mapping[str, Any], deadlines: Deadlines
+    start: Start,
+    num_envs: int,
+    workers: int,
+    request: Mapping[str, Any],
+    deadlines: Deadlines,
+    recycle_steps: int = 0,
 ) -> IsolatedEnv:
     """``num_envs`` environments in workers that ``start`` starts; ``request`` says what each has to make."""
     if num_envs < 1 or workers < 1:
@@ -71,7 +79,8 @@ def supervise(
     made: list[SupervisedWorker] = []
     try:
         for first, stop in itertools.pairwise(ends):
-            made.append(SupervisedWorker(start, {**request, "num_envs": stop - first}, slice(first, stop), deadlines))
+            own = {**request, "num_envs": stop - first}
+            made.append(SupervisedWorker(start, own, slice(first, stop), deadlines, recycle_steps))
         return (IsolatedSnapshotEnv if made[0].spec().can_snapshot else IsolatedEnv)(made)
     except BaseException:
         for worker in made:

@@ -27,6 +27,7 @@ from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.rows import EpisodeTracker
 
 Answers: TypeAlias = dict[SupervisedWorker, Answer]
+_WAIT = 1.25  # of its steps, for which a worker that is to be replaced waits for episodes that are running
 
 
 class IsolatedEnv:
@@ -70,6 +71,7 @@ class IsolatedEnv:
         """Start new episodes in ``env_ids`` (int [R]) with ``seeds`` (int [R], not negative)."""
         index = self._book.index(env_ids)
         seed = self._book.seeds(index, seeds)
+        self._recycle(index)
         self._insist(self._owners(index), partial(self._reset_request, index, seed), index.tolist())
         self._book.begin(index, seed)
         self._frozen[index] = False
@@ -193,6 +195,15 @@ class IsolatedEnv:
     def _owners(self, index: np.ndarray) -> list[SupervisedWorker]:
         """The workers of the environments ``index``."""
         return [worker for worker in self.workers if self._places(index, worker).size]
+
+    def _recycle(self, index: np.ndarray) -> None:
+        """Replace workers of ``index``, which is reset, that have worked enough; see ``sims/isolated.py``."""
+        for worker in self._owners(index):
+            others = np.setdiff1d(np.arange(worker.rows.start, worker.rows.stop), index)
+            running = not self._book.done[others].all()
+            if worker.worn >= (_WAIT if running else 1.0):
+                self._freeze(worker, index.tolist())
+                worker.retire()
 
     def _reset_request(self, index: np.ndarray, seed: np.ndarray, worker: SupervisedWorker) -> Request:
         """Reset those of ``index`` [R] that belong to ``worker``, and all others that a new worker has."""

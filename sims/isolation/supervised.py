@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -63,8 +64,11 @@ class SupervisedWorker:
     failures  since the last completed step
     """
 
-    def __init__(self, start: Start, make: Mapping[str, Any], rows: slice, deadlines: Deadlines) -> None:
-        """``start`` starts a worker, ``make`` are the fields of its first request."""
+    def __init__(
+        self, start: Start, make: Mapping[str, Any], rows: slice, deadlines: Deadlines, recycle_steps: int = 0
+    ) -> None:
+        """``start`` starts a worker, ``make`` are the fields of its first request; ``recycle_steps``: see ``worn``."""
+        self._recycle_steps, self._executed = recycle_steps, 0
         self.rows, self.fresh, self.restarts = rows, True, 0
         self.latest: Arrays = {}
         self._start, self._make, self._deadlines = start, dict(make), deadlines
@@ -72,6 +76,11 @@ class SupervisedWorker:
         self._failure = ""  # why the present worker is of no more use
         self._spec: EnvSpec | None = None
         self.link = self._begin()
+
+    @property
+    def worn(self) -> float:
+        """How many control steps the present worker has executed, as a share of ``recycle_steps``; 0 without those."""
+        return self._executed / self._recycle_steps if self._recycle_steps else 0.0
 
     @property
     def size(self) -> int:
@@ -136,6 +145,7 @@ class SupervisedWorker:
             self.latest = {name: array.copy() for name, array in self.latest.items() if name.startswith(OBS)}
         if request.do == "step":
             self.failures = 0
+            self._executed += math.prod(request.arrays["chunk"].shape[:2])
         return Answer(answer, arrays)
 
     def abandon(self) -> None:
@@ -143,9 +153,18 @@ class SupervisedWorker:
         self._failure = "was interrupted"  # its answer may have arrived
         self.link.kill()
 
+    def retire(self) -> None:
+        """Start another worker in the place of this one, which is no failure; its environments have to be reset."""
+        self._end()
+        self.fresh, self.link = True, self._begin()
+
     def close(self) -> None:
         """End the worker, in order if it can; safe to call twice."""
-        end, self._closed = time.monotonic() + _GRACE, True
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        end = time.monotonic() + _GRACE
         with contextlib.suppress(ChildError, ContractError):
             if not self._making:
                 self.link.send({"do": "close"}, {}, end)
@@ -162,7 +181,7 @@ class SupervisedWorker:
             raise ChildError(f"sent what is no message ({error})") from error
 
     def _begin(self) -> Link:
-        link, self._failure = self._start(), ""
+        link, self._failure, self._executed = self._start(), "", 0
         self._making = time.monotonic() + self._deadlines.start
         with contextlib.suppress(ChildError):  # receiving its answer says why
             link.send({"do": "make", **self._make}, {}, self._making)

@@ -7,16 +7,21 @@ without pictures.
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from sims import catalog, isolated
+from sims import catalog, installations, isolated
+from sims.maniskill import mesa, vulkan
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError, did_you_mean
 
 OBSERVATIONS = ("state", "rgb")
 REWARDS = ("normalized_dense", "dense", "sparse", "none")
 _NAME = "maniskill"
+_RECYCLE = 40_000  # steps after which a worker is replaced: rendering leaks, and ends a process after 50,000 to 250,000
 
 
 def make_in_process(
@@ -59,13 +64,42 @@ def make(num_envs: int, workers: int = 1, device: str = "cpu", **options: Any) -
     """ManiSkill in ``workers`` processes, or with device "cuda" in this one; options as :func:`make_in_process`.
 
     The processes run where ManiSkill is: here if it is installed here, otherwise in the installation that "vla-rl sims
-    install maniskill" makes.  Raises UserError when it is in neither.
+    install maniskill" makes.  Raises UserError when it is in neither.  With pictures a process is replaced, between
+    episodes where it can be, before what rendering leaks ends it.
     """
     catalog.check_options(_NAME, make_in_process, options)
     if device != "cpu":
         return make_in_process(num_envs, device=device, **options)
-    where = "" if _is_here() else _NAME
-    return isolated.make(num_envs, "sims.maniskill.make:make_in_process", options, workers, installation=where)
+    return isolated.make(
+        num_envs,
+        "sims.maniskill.make:make_in_process",
+        options,
+        workers,
+        installation="" if _is_here() else _NAME,
+        variables=mesa.variables(_folder()),
+        recycle_steps=_RECYCLE if options.get("obs") == "rgb" else 0,
+    )
+
+
+def driver_verdict() -> str:
+    """Whether this machine has a Vulkan driver that ManiSkill can use, and what to do where it has none."""
+    return vulkan.verdict(vulkan.drivers(mesa.variables(_folder())))
+
+
+def child_python() -> tuple[str, dict[str, str]]:
+    """The interpreter that has ManiSkill, and the environment variables of its processes.
+
+    Raises UserError where neither this one nor an installation has it.
+    """
+    if _is_here():
+        return sys.executable, {**os.environ, **mesa.variables(_folder())}
+    python = installations.find(_NAME).python
+    return str(python), {**installations.child_environment(_NAME), **mesa.variables(_folder())}
+
+
+def _folder() -> Path:
+    """The folder of the installation, which may not exist."""
+    return installations.home() / "sims" / _NAME
 
 
 def _is_here() -> bool:

@@ -20,6 +20,7 @@ from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env
 from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
 from tests.benchmarks.isolation import isolated_vs_inprocess
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
+from tests.benchmarks.maniskill import maniskill_vs_alone
 from tests.benchmarks.measure import NotRun, OverBudget, Row, at_most
 from tests.benchmarks.memory import memory_estimate
 from tests.benchmarks.overlap import overlap_vs_plain
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         prefix_stored_vs_recomputed,
         inference_vs_lerobot,
         warp_vs_alone,
+        maniskill_vs_alone,
     )
 }
 RESULTS = Path("runs/bench/results.json")

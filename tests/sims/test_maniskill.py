@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,12 +12,14 @@ import pytest
 import torch
 
 from sims.catalog import make
+from sims.maniskill import mesa
 from sims.maniskill.build import _refusal
 from sims.maniskill.controls import controls_of
 from sims.maniskill.env import ManiSkillEnv, ReplayingManiSkillEnv
 from sims.maniskill.make import make_in_process
 from sims.maniskill.seeds import SeededRows
 from sims.maniskill.tasks import INSTRUCTIONS, instruction_of
+from sims.maniskill.vulkan import Driver, drivers, verdict
 from sims.maniskill.world import Outcome
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import UserError
@@ -273,6 +277,36 @@ def test_other_draws_are_left_alone():
     torch.manual_seed(5)
     outside = torch.rand(4), torch.rand(()), torch.rand(2, generator=generator.manual_seed(1)), torch.zeros(2)
     assert all(torch.equal(one, other) for one, other in zip(inside, outside, strict=True))
+
+
+# -- drivers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_is_too_old_or_missing_is_told_with_its_cure():
+    old, new = Driver("llvmpipe", (22, 3), True), Driver("llvmpipe", (25, 0), True)
+    gpu = Driver("NVIDIA H200", (0, 0), False)
+    for found, sentence in (
+        ([], "there is no driver, so ManiSkill cannot build.*backports mesa-vulkan-drivers.*sims install maniskill"),
+        ([old], "llvmpipe, Mesa 22.3 is older than 24.3, so ManiSkill cannot build.*backports.*sims install maniskill"),
+        ([old, new], r"works \(llvmpipe, Mesa 25.0\)"),
+        ([gpu], r"works \(NVIDIA H200\)"),
+    ):
+        assert re.match(sentence, verdict(found))
+
+
+def test_drivers_that_cannot_be_loaded_are_none(tmp_path):
+    for name, text in (("a", "{"), ("b", '{"ICD": {"library_path": "./none.so"}}'), ("c", '{"ICD": {}}')):
+        (tmp_path / f"{name}.json").write_text(text)
+    files = os.pathsep.join(str(tmp_path / f"{name}.json") for name in "abcd")
+    assert drivers({"VK_DRIVER_FILES": files}) == []
+
+
+def test_a_driver_that_was_unpacked_is_found_by_the_processes(tmp_path):
+    assert mesa.variables(tmp_path) == {}
+    (tmp_path / "mesa").mkdir()
+    (tmp_path / "mesa" / "lvp_icd.json").write_text("{}")
+    manifest = str(tmp_path / "mesa" / "lvp_icd.json")
+    assert mesa.variables(tmp_path) == {"VK_DRIVER_FILES": manifest, "VK_ICD_FILENAMES": manifest}
 
 
 # -- words and refusals ------------------------------------------------------------------------------------------------

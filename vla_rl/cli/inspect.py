@@ -89,7 +89,8 @@ def _installation(show: Console) -> None:
     versions = [("python", platform.python_version())] + [(name, _version(name)) for name in PACKAGES]
     show.print(table("installed", ("package", "version"), [*versions, ("contract", str(CONTRACT_VERSION))]))
     show.print(table("devices", ("device", ""), _devices()))
-    show.print(table("renderers", ("OpenGL", ""), _renderers()))
+    drivers = [("Vulkan, for ManiSkill", sims.maniskill_driver())]
+    show.print(table("renderers", ("", ""), [*_renderers(), *drivers]))
     show.print(table("environments", ("name", "what it is"), [(name, _about(name)) for name in sorted(_catalog())]))
 
 

@@ -80,3 +80,10 @@ def renderers() -> dict[str, str]:
     from sims.mujoco.render import available_backends
 
     return available_backends()
+
+
+def maniskill_driver() -> str:
+    """Whether this machine has a Vulkan driver that ManiSkill can use, and what to do where it has none."""
+    from sims.maniskill.make import driver_verdict
+
+    return driver_verdict()
