@@ -12,8 +12,6 @@ from torch import Tensor
 
 from sims.warp.worlds import Worlds
 
-_BURIED = -0.5  # metres; the ray caster draws a geom whatever its alpha, so an invisible one lies below the table
-
 
 class Cameras:
     """Square uint8 pictures by some cameras of every world.
@@ -25,7 +23,7 @@ class Cameras:
     def __init__(
         self, worlds: Worlds, names: Sequence[str], size: int, painted: Sequence[int], placed: Sequence[int]
     ) -> None:
-        """``size`` in pixels; ``placed`` are the last of ``painted``."""
+        """``size`` in pixels; ``painted`` and ``placed`` are ids of geoms."""
         self._worlds, self._names, self._size = worlds, tuple(names), size
         with wp.ScopedDevice(str(worlds.device)):
             self._context: Any = mjw.create_render_context(
@@ -45,7 +43,8 @@ class Cameras:
                 wp.array(ptr=packed.ptr, dtype=wp.uint8, shape=(*packed.shape, 4), device=packed.device)
             )
         self._rgba, self._geoms = wp.to_torch(worlds.model.geom_rgba), wp.to_torch(worlds.data.geom_xpos)
-        self._painted, self._placed = (torch.tensor(ids, device=worlds.device) for ids in (painted, placed))
+        geoms = (torch.tensor(ids, dtype=torch.int64, device=worlds.device) for ids in (painted, placed))
+        self._painted, self._placed = geoms
 
     def pictures(self, rgba: Tensor, positions: Tensor) -> dict[str, Tensor]:
         """{camera: uint8 [E,size,size,3]} of the present state.
@@ -53,10 +52,7 @@ class Cameras:
         ``rgba`` [E,painted,4]; ``positions`` [E,placed,3] in metres.
         """
         self._rgba[:, self._painted] = rgba
-        if len(self._placed):
-            seen = rgba[:, -len(self._placed) :, 3:] > 0
-            buried = positions.new_tensor([0.0, 0.0, _BURIED])
-            self._geoms[:, self._placed] = torch.where(seen, positions, buried).to(self._geoms.dtype)
+        self._geoms[:, self._placed] = positions.to(self._geoms.dtype)
         model, data = self._worlds.model, self._worlds.data
         with self._worlds.on_stream():
             mjw.kinematics(model, data)

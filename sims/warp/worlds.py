@@ -20,6 +20,7 @@ from vla_rl.contract.errors import UserError
 # stack, and two fingers that touch a cube with 4 contacts of 4 rows.  Cubes that touch everything fit twice.
 CONTACTS, CONSTRAINTS = 64, 256
 _LOST = mjw.OverflowType.NEFC | mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
+_WITH_SOLVER = 1.5  # times the state: the solver's arrays come with the first step (lift: 63 kB, then 88 kB a world)
 _BYTES_PER_PIXEL = 4 + 3  # as the ray caster packs them, and as an observation holds them
 # What differs between worlds: colours, and what follows from the mass of free bodies (power of the mass).
 _MASSES = {"body_mass": 1, "body_inertia": 1, "body_subtreemass": 1, "body_invweight0": -1}
@@ -37,7 +38,7 @@ class Worlds:
     """
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, device: str, substeps: int, pixels: int = 0) -> None:
-        """A call of :meth:`step` is ``substeps`` steps of physics, recorded once as a graph (CUDA's on a GPU).
+        """A call of :meth:`step` is ``substeps`` steps of physics; one is recorded as a graph (CUDA's on a GPU).
 
         ``pixels`` of the pictures of one world count towards its memory.
         """
@@ -47,7 +48,7 @@ class Worlds:
         host.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)  # Warp has none that could be disabled
         room = {"nconmax": CONTACTS, "njmax": CONSTRAINTS}
         with wp.ScopedDevice(device):
-            each = allocated(mjw.make_data(host, nworld=1, **room)) + pixels * _BYTES_PER_PIXEL
+            each = int(_WITH_SOLVER * allocated(mjw.make_data(host, nworld=1, **room))) + pixels * _BYTES_PER_PIXEL
             require_memory(each, num_envs, self.device)
             self.host, self.model = host, mjw.put_model(host, batch_sizes=dict.fromkeys(_VARIED, num_envs))
             self.data = mjw.make_data(host, nworld=num_envs, **room)
@@ -97,7 +98,8 @@ class Worlds:
         """``substeps`` steps of physics in every world."""
         self._overflow.zero_()
         with self.on_stream():
-            wp.capture_launch(self._graph)
+            for _ in range(self._substeps):
+                wp.capture_launch(self._graph)
 
     def sound(self) -> Tensor:
         """bool [E]: the state is finite, and no contact of the last :meth:`step` found no room."""
@@ -114,19 +116,15 @@ class Worlds:
                 stack.enter_context(wp.ScopedStream(stream))
             yield
 
-    def _run(self) -> None:
-        for _ in range(self._substeps):
-            mjw.step(self.model, self.data)
-
     def _recorded(self) -> Any:
-        """The steps as a graph, which spares the processor a thousand launches from Python in every control step.
+        """One step of physics as a graph, which spares the processor a hundred launches from Python.
 
         A first run compiles the kernels.
         """
         with self.on_stream():
-            self._run()
+            mjw.step(self.model, self.data)
         with wp.ScopedDevice(str(self.device)), wp.ScopedCapture() as capture:
-            self._run()
+            mjw.step(self.model, self.data)
         for item, start in zip(self.state(), self._start, strict=True):
             item.copy_(start)
         return capture.graph

@@ -83,12 +83,12 @@ def _alone(tabletop: mujoco.MjModel, num_envs: int, substeps: int, device: str, 
     with wp.ScopedDevice(device):
         mjw.step(model, data)  # compiles
         with wp.ScopedCapture() as capture:
-            for _ in range(substeps):
-                mjw.step(model, data)
+            mjw.step(model, data)
 
     def play() -> None:
         with wp.ScopedDevice(device):
-            wp.capture_launch(capture.graph)
+            for _ in range(substeps):
+                wp.capture_launch(capture.graph)
             if pictures:
                 mjw.refit_bvh(model, data, camera)
                 mjw.render(model, data, camera)

@@ -59,10 +59,10 @@ FAULTS = (
         (f"{_ON}test_pictures_show_what_mujoco_shows",),
     ),
     Fault(
-        "invisible marks are drawn by Warp",
+        "marks on Warp lie where the model has them",
         _CAMERAS,
-        "torch.where(seen, positions, buried)",
-        "positions",
+        "positions.to(self._geoms.dtype)",
+        "self._geoms[:, self._placed]",
         (f"{_ON}test_pictures_show_what_mujoco_shows",),
     ),
     Fault(

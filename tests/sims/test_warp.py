@@ -12,6 +12,7 @@ import torch
 
 from sims import catalog
 from sims.catalog import make, spec_of
+from sims.mujoco.scene import cube_addresses
 from sims.mujoco.tabletop import HOLD_STEPS
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from sims.warp.memory import free_bytes
@@ -102,6 +103,13 @@ def test_the_expert_lifts_the_same_cubes_at_the_same_time(lift):
     assert np.allclose(ends[0].obs.extras["privileged/target"], ends[1].obs.extras["privileged/target"], atol=5e-3)
     still = lift.step(np.full((3, 1, 4), 0.03, np.float32))
     assert np.array_equal(still.obs.state, ends[0].obs.state) and not still.valid.any() and not still.reward.any()
+    lift.reset([1], [15])
+    beside = lift.step(np.full((3, 2, 4), 0.03, np.float32))  # the others stay while one moves
+    assert np.array_equal(beside.obs.state[[0, 2]], ends[0].obs.state[[0, 2]]) and beside.valid.sum(1).tolist() == [
+        0,
+        2,
+        0,
+    ]
 
 
 @pytest.mark.full
@@ -115,7 +123,7 @@ def test_a_world_that_diverges_or_finds_no_room_for_contacts_ends_alone(lift, mo
     before = lift.reset(ENVS, ENVS)
     saved = lift.snapshot([0])
     saved["physics/qvel"][0, 0] = np.inf
-    saved["task_state/held"][0, :] = HOLD_STEPS  # would be a success
+    saved["task_state/held"][0], saved["physics/qpos"][0, cube_addresses(3) + 2] = HOLD_STEPS, 0.1  # else a success
     lift.restore([0], saved)
     step = lift.step(np.zeros((3, 2, 4), np.float32))
     assert step.cause == ("diverged", "", "") and step.truncated.tolist() == [True, False, False]
@@ -206,9 +214,9 @@ def test_without_the_package_the_command_is_told(monkeypatch):
 
 
 def test_too_many_environments_are_refused_before_anything_is_made(monkeypatch):
-    monkeypatch.setattr("sims.warp.memory.free_bytes", lambda device: 10**8)
-    with pytest.raises(UserError, match=r"100000 environments of 0\.\d+ MB each do not fit the 0\.1 GB.*; \d+ fit"):
-        make("warp", num_envs=100_000, render=False)
+    monkeypatch.setattr("sims.warp.memory.free_bytes", lambda device: 3 * 10**5)
+    with pytest.raises(UserError, match=r"^8 environments of 0\.\d+ MB each do not fit the 0\.0 GB.*; [1-7] fit\.$"):
+        make("warp", num_envs=8, render=False)
     assert 0 < free_bytes(torch.device("cpu")) < 10**14
 
 
