@@ -66,6 +66,7 @@ def writing(out: Path) -> bool:
     return any((out / "state").glob("*.writing"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -56,6 +56,7 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (one.float() - other.float()).square().flatten(1).mean(1)
 
 
+@pytest.mark.slow
 def test_it_predicts_better_than_that_nothing_changes(learnt, held_out):
     """Twice, at every number of known actions."""
     for known in range(1, FRAMES + 1):
