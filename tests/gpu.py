@@ -76,6 +76,10 @@ class Simulator:
 
 SIMULATORS = {
     "MuJoCo lift": Simulator("mujoco", "mujoco", "lift", cameras=("front",), num_envs=64),
+    "Genesis lift": Simulator("genesis", "genesis", "genesis", lambda device: {"device": device, "cameras": []}),
+    "Genesis lift from pixels": Simulator(
+        "genesis", "genesis", "genesis", lambda device: {"device": device}, cameras=("front",)
+    ),
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,10 @@ from vla_rl.contract.task import declare_task
 
 if TYPE_CHECKING:
     from sims.genesis.env import GenesisEnv
+    from sims.genesis.scene import Scene
 
 DEVICES = ("cpu", "cuda")
+_MANY = 256  # environments; so many fit wherever Genesis starts, and making two small scenes takes seconds
 
 
 def spec(
@@ -53,6 +56,9 @@ def make_in_process(
     cubes, colours, instruct, deadline  those of lift
     cameras, image_size                 "front", "side" and "top", where lift has them
     device                              "cpu" or "cuda", where observations then stay
+
+    Raises UserError when Genesis is not installed, torch finds no GPU for "cuda", or so many environments do not fit
+    the memory.
     """
     found = spec(cubes, colours, instruct, deadline, cameras, image_size, device)
     if num_envs < 1:
@@ -65,8 +71,29 @@ def make_in_process(
     from sims.genesis.scene import Scene
 
     task = LiftTask(cubes, colours, instruct, deadline)
-    pictures = Cameras(genesis, cameras, image_size)
-    return GenesisEnv(task, found, Scene(genesis, num_envs, task, list(COLOURS.values())[:colours], pictures))
+
+    def scene(count: int, cameras: Sequence[str]) -> Scene:
+        return Scene(genesis, count, task, list(COLOURS.values())[:colours], Cameras(genesis, cameras, image_size))
+
+    if num_envs >= _MANY:
+        _require_memory(scene, num_envs, device)
+    return GenesisEnv(task, found, scene(num_envs, cameras))
+
+
+def _require_memory(scene: Callable[[int, Sequence[str]], Scene], num_envs: int, device: str) -> None:
+    """Raise UserError, saying how many fit, when ``num_envs`` environments of a ``scene`` do not.
+
+    What one takes is the difference between a scene of two and one of one, without cameras.
+    """
+    import torch
+
+    from sims.device_memory import require_memory
+
+    sizes = []
+    for count in (1, 2):
+        with closing(scene(count, ())) as small:
+            sizes.append(small.nbytes())
+    require_memory(sizes[1] - sizes[0], num_envs, torch.device(device))
 
 
 def _spec(workers: int = 0, **options: Any) -> EnvSpec:

@@ -109,6 +109,13 @@ class Scene:
         self._solver.set_qpos(rows.qpos)
         return self._cameras.render()
 
+    def nbytes(self) -> int:
+        """How much memory the arrays of the solver take."""
+        torch_of = self._genesis.utils.misc.qd_to_torch
+        arrays = [item.array for item in self._solver.data if hasattr(item, "array")]
+        views = [item if isinstance(item, Tensor) else torch_of(item, copy=False) for item in arrays]
+        return sum(view.nbytes for view in views)
+
     def close(self) -> None:
         """Free what Genesis holds for this scene; safe to call twice."""
         if self._scene is not None:

@@ -13,7 +13,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from sims.warp.memory import allocated, require_memory
+from sims.device_memory import require_memory
+from sims.warp.memory import allocated
 from vla_rl.contract.errors import UserError
 
 # Room for contacts and constraints of one world: four cubes on the table (4 contacts each, 3 rows), two of them in a

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env_vs_rollout
+from tests.benchmarks.genesis import genesis_vs_alone
 from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
 from tests.benchmarks.isolation import isolated_vs_inprocess
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
@@ -53,6 +54,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         inference_vs_lerobot,
         warp_vs_alone,
         maniskill_vs_alone,
+        genesis_vs_alone,
     )
 }
 RESULTS = Path("runs/bench/results.json")

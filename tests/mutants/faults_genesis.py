@@ -84,6 +84,20 @@ FAULTS = (
         (f"{_ON}test_a_wrong_option_is_refused[options4-device='cuda' with workers=2 would send every observation]",),
     ),
     Fault(
+        "as many environments in Genesis as one likes",
+        _LIFT,
+        "if num_envs >= _MANY:",
+        "if num_envs < 0:",
+        (f"{_ON}test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_made",),
+    ),
+    Fault(
+        "what an environment in Genesis takes is that of a whole scene",
+        _LIFT,
+        "require_memory(sizes[1] - sizes[0], num_envs",
+        "require_memory(sizes[1], num_envs",
+        (f"{_ON}test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_made",),
+    ),
+    Fault(
         "a missing driver is found out by Genesis",
         _ENGINE,
         'if device == "cuda":',

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from sims import catalog
-from sims.genesis import franka
+from sims.genesis import franka, scene
 from sims.genesis.engine import engine
 from sims.genesis.env import GenesisEnv
 from sims.genesis.lift import make, make_in_process, spec
@@ -25,6 +25,8 @@ from sims.genesis.scene import AWAY, CUBES, FINGERS, Rows
 from sims.mujoco.scene import CUBE_EDGE, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE_LOW
 from sims.mujoco.tasks.lift import LiftTask
 from sims.mujoco.tasks.lift_expert import LiftExpert
+from tests.benchmarks.genesis import genesis_vs_alone
+from tests.benchmarks.measure import NotRun
 from vla_rl.contract.check import check_env
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
@@ -55,6 +57,9 @@ class IdealScene:
         diverged[list(self.broken)] = True
         qpos[diverged] = float("nan")
         return Rows(qpos, rows.vel, pinch.clone()), diverged
+
+    def nbytes(self):
+        return 10**7 + self._num_envs * 10**6
 
     def render(self, rows):
         self.renders += 1
@@ -130,6 +135,22 @@ def present(monkeypatch):
     monkeypatch.setitem(sys.modules, "genesis", package)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return package
+
+
+def test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_made(present, monkeypatch):
+    present._initialized, present.backend, made = True, present.cpu, []
+    monkeypatch.setattr("sims.device_memory.free_bytes", lambda device: 10**9)
+    monkeypatch.setattr(scene, "Scene", lambda package, count, *rest: made.append(IdealScene(count)) or made[-1])
+    with pytest.raises(UserError, match=r"2000 environments of 1\.00 MB each .* 1\.0 GB that are free .*; 900 fit\."):
+        make_in_process(2000, cameras=[])
+    assert [one.rest().qpos.shape[0] for one in made] == [1, 2] and all(one.closed for one in made)
+    assert make_in_process(300, cameras=[]).num_envs == 300
+
+
+def test_without_genesis_its_benchmark_says_how_it_is_had(monkeypatch):
+    monkeypatch.setitem(sys.modules, "genesis", None)
+    with pytest.raises(NotRun, match=r"not installed beside vla-rl; pip install 'vla-rl\[genesis\]'"):
+        genesis_vs_alone()
 
 
 def test_genesis_is_set_up_once(present):
