@@ -24,7 +24,8 @@ from vla_rl.contract.spec import EnvSpec
 class GenesisEnv:
     """``E`` environments of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
 
-    An environment that diverges ends with the cause "diverged" and shows its last good state; the others go on.
+    An environment that diverges ends with the cause "diverged" and shows its last good state; the others go on.  Clocks
+    and ends are kept on the host: a control step waits for a GPU once.
     """
 
     def __init__(self, task: Task, spec: EnvSpec, scene: Scene) -> None:
