@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sims.catalog import make
+from sims.genesis import franka
 from tests.benchmarks.measure import Contender, NotRun, Row, interleave, rate_row
 
 GROUP = "genesis_vs_alone"
@@ -19,8 +20,8 @@ def genesis_vs_alone(quick: bool = False) -> list[Row]:
     """Control steps per second in chunks of 5, without pictures; raises NotRun without Genesis.
 
     The opponent is Genesis with the same arm, cubes, settings and number of environments, in this process: it is given
-    joint targets, steps as often and hands out its state.  It has no actions, rules, episodes or observations, and does
-    not survive an environment that diverges.  This runs on a GPU where there is one.
+    the joint targets that our actions amount to, steps as often and hands out its state.  It has no actions, rules,
+    episodes or observations, and does not survive an environment that diverges.  This runs on a GPU where there is one.
     """
     if importlib.util.find_spec("genesis") is None:
         raise NotRun("not run: genesis is not installed beside vla-rl; pip install 'vla-rl[genesis]'")
@@ -29,7 +30,7 @@ def genesis_vs_alone(quick: bool = False) -> list[Row]:
     env = make("genesis", num_envs=num_envs, device=device, cameras=[])
     env_ids = np.arange(num_envs)
     actions = np.random.default_rng(0).uniform(-0.02, 0.02, (num_envs, chunk, 4)).astype(np.float32)
-    with closing(env), closing(_Alone(num_envs, device)) as alone:
+    with closing(env), closing(_Alone(actions, device)) as alone:
 
         def play() -> None:
             step = env.step(actions)
@@ -37,7 +38,7 @@ def genesis_vs_alone(quick: bool = False) -> list[Row]:
             assert step.valid.all()
 
         def play_alone() -> None:
-            alone.play(chunk)
+            alone.play()
             _finish(device)
 
         contenders = {
@@ -52,25 +53,29 @@ def genesis_vs_alone(quick: bool = False) -> list[Row]:
 class _Alone:
     """A scene of Genesis with what our environment has in it, and nothing of ours around it."""
 
-    def __init__(self, num_envs: int, device: str) -> None:
-        self._env = make("genesis", num_envs=num_envs, device=device, cameras=[])
-        self._start = self._env.reset(np.arange(num_envs), np.arange(num_envs))
-        rows, self._scene = self._env._rows, self._env._scene._scene
-        self._qpos, self._vel, self._targets = rows.qpos.clone(), rows.vel.clone(), rows.qpos[:, :9].clone()
-        self._solver, self._arm = self._env._scene._solver, self._env._scene._arm
-        self._steps = self._env._steps
-        self.close = self._env.close
+    def __init__(self, actions: np.ndarray, device: str) -> None:
+        """``actions`` [E,H,D] are turned into joint targets here, once."""
+        env, env_ids = make("genesis", num_envs=len(actions), device=device, cameras=[]), np.arange(len(actions))
+        env.reset(env_ids, env_ids)
+        self._start = env._rows[env_ids]
+        self._targets = []
+        for number in range(actions.shape[1]):
+            env.step(actions[:, number : number + 1])
+            fingers = env._ctrl[:, 3:].expand(-1, 2)
+            self._targets.append(torch.cat([franka.joints_at(env._ctrl[:, :3]), fingers], 1))
+        self._steps, self.close = env._steps, env.close
+        self._scene, self._solver, self._arm = env._scene._scene, env._scene._solver, env._scene._arm
 
     def begin(self) -> None:
-        """The same scenes as ours, at rest."""
-        self._solver.set_qpos(self._qpos)
-        self._solver.set_dofs_velocity(self._vel)
+        """The scenes that ours begin with, at rest."""
+        self._solver.set_qpos(self._start.qpos)
+        self._solver.set_dofs_velocity(self._start.vel)
 
-    def play(self, chunk: int) -> Any:
-        """``chunk`` control steps; returns positions and velocities after each."""
+    def play(self) -> list[Any]:
+        """One control step for each of ours; returns positions and velocities after each."""
         found = []
-        for _ in range(chunk):
-            self._arm.control_dofs_position(self._targets)
+        for target in self._targets:
+            self._arm.control_dofs_position(target)
             for _ in range(self._steps):
                 self._scene.step()
             found.append((self._solver.get_qpos(), self._solver.get_dofs_velocity()))
