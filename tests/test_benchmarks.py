@@ -36,7 +36,7 @@ EXPECTED = {
 
 
 def test_every_benchmark_is_tested():
-    elsewhere = {"inference_vs_lerobot", "warp_vs_alone", "genesis_vs_alone"}  # below; in tests/sims
+    elsewhere = {"inference_vs_lerobot", "warp_vs_alone", "maniskill_vs_alone", "genesis_vs_alone"}  # below; tests/sims
     assert EXPECTED.keys() | elsewhere == BENCHMARKS.keys()
 
 
