@@ -65,7 +65,7 @@ class Cameras:
 
     def render(self) -> dict[str, Tensor]:
         """{camera: uint8 [E,h,w,3]} of what the scene holds."""
-        pictures = {}
+        pictures: dict[str, Tensor] = {}
         for name, camera in self._cameras.items():  # the first takes over what was written to the simulator
             pictures[name] = torch.as_tensor(camera.render(force_render=not pictures)[0])[..., :3]
         return pictures
