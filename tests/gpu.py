@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -57,12 +57,16 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Simulator:
-    """A simulator to measure and to train in: its package, its environment, and its options on a device."""
+    """A simulator to measure and to train in: its package, its environment, and its options on a device.
+
+    ``blind`` are the options that leave its pictures out, where it has any.
+    """
 
     package: str
     extra: str
     env: str
     options: Callable[[str], dict[str, Any]] = lambda device: {}
+    blind: Mapping[str, Any] = field(default_factory=dict)
     cameras: tuple[str, ...] = ()  # whose pixels the policy reads
     num_envs: int = 1024  # in the run of PPO
 
@@ -74,8 +78,10 @@ class Simulator:
         return f"{self.package} is not installed; pip install 'vla-rl[{self.extra}]'"
 
 
+_BLIND = {"cameras": []}  # of the tabletop
 SIMULATORS = {
-    "MuJoCo lift": Simulator("mujoco", "mujoco", "lift", cameras=("front",), num_envs=64),
+    "MuJoCo lift": Simulator("mujoco", "mujoco", "lift", blind=_BLIND, cameras=("front",), num_envs=64),
+    "Warp lift": Simulator("mujoco_warp", "warp", "warp", lambda device: {"device": device}, _BLIND, ("front",)),
     "Genesis lift": Simulator("genesis", "genesis", "genesis", lambda device: {"device": device, "cameras": []}),
     "Genesis lift from pixels": Simulator(
         "genesis", "genesis", "genesis", lambda device: {"device": device}, cameras=("front",)
@@ -243,26 +249,35 @@ def models(plan: Plan) -> list[Line]:
 
 
 def speed(simulator: Simulator, plan: Plan) -> list[Line]:
-    """Control steps per second of whole steps, pictures included where it has cameras, with random actions."""
+    """Control steps per second of whole steps with random actions, with and without pictures where it has any."""
     if simulator.missing:
         raise NotRun(simulator.missing)
-    lines = []
-    for num_envs in plan.sizes:
-        with closing(make(simulator.env, num_envs=num_envs, **simulator.options(plan.device))) as env:
-            env_ids = np.arange(num_envs)
-            chunks = [to_env(torch.from_numpy(random_actions(env, 1, np.random.default_rng(i))), env) for i in range(4)]
-
-            def play(env: Any = env, chunks: list[Any] = chunks) -> None:
-                for i in range(plan.steps):
-                    env.step(chunks[i % len(chunks)])
-                if plan.device != "cpu":
-                    torch.cuda.synchronize()
-
-            took = interleave({"": Contender(play, partial(env.reset, env_ids, env_ids))}, 1 if plan.quick else 3)[""]
-        lines.append(
-            Line("speed", f"{simulator.env}, {num_envs} environments", num_envs * plan.steps / took, "steps/s")
+    views = {"": {}, **({", no pictures": simulator.blind} if simulator.blind else {})}
+    return [
+        Line(
+            "speed",
+            f"{simulator.env}, {num_envs} environments{view}",
+            _steps_per_second(simulator.env, num_envs, {**simulator.options(plan.device), **options}, plan),
+            "steps/s",
         )
-    return lines
+        for view, options in views.items()
+        for num_envs in plan.sizes
+    ]
+
+
+def _steps_per_second(name: str, num_envs: int, options: Mapping[str, Any], plan: Plan) -> float:
+    with closing(make(name, num_envs=num_envs, **options)) as env:
+        env_ids = np.arange(num_envs)
+        chunks = [to_env(torch.from_numpy(random_actions(env, 1, np.random.default_rng(i))), env) for i in range(4)]
+
+        def play() -> None:
+            for i in range(plan.steps):
+                env.step(chunks[i % len(chunks)])
+            if plan.device != "cpu":
+                torch.cuda.synchronize()
+
+        took = interleave({"": Contender(play, partial(env.reset, env_ids, env_ids))}, 1 if plan.quick else 3)[""]
+    return num_envs * plan.steps / took
 
 
 def train(simulator: Simulator, plan: Plan) -> list[Line]:

@@ -34,6 +34,7 @@ def test_without_a_gpu_it_runs_small_and_says_so(some, tmp_path, capsys):
     assert [(line["part"], line["what"]) for line in written["lines"]] == [
         ("bench", "overlap_vs_plain"),
         ("speed", "lift, 2 environments"),
+        ("speed", "lift, 2 environments, no pictures"),
     ]
     assert all(line["value"] > 0 for line in written["lines"])
     table = (tmp_path / "results.md").read_text().splitlines()
@@ -41,7 +42,7 @@ def test_without_a_gpu_it_runs_small_and_says_so(some, tmp_path, capsys):
         "| part | what | result | note |",
         "|---|---|---|---|",
     ]
-    assert len(table) == 6 and table[5].startswith("| speed | lift, 2 environments | ")
+    assert len(table) == 7 and table[5].startswith("| speed | lift, 2 environments | ")
 
 
 def test_on_a_gpu_sizes_are_those_that_are_published():
@@ -80,7 +81,9 @@ def test_every_part_has_its_place():
     assert names[0] == "tests" and "models" in names and "bench overlap_vs_plain" in names
     for name, simulator in gpu.SIMULATORS.items():
         assert {f"speed {name}", f"PPO {name}"} <= set(names)
-        assert declared_spec(simulator.env, **simulator.options("cpu")) is not None
+        seen = declared_spec(simulator.env, **simulator.options("cpu"))
+        blind = declared_spec(simulator.env, **simulator.options("cpu"), **simulator.blind)
+        assert set(simulator.cameras) <= set(seen.images) and (not simulator.blind or not blind.images)
 
 
 def test_a_simulator_that_is_not_installed_says_what_to_install():

@@ -35,8 +35,8 @@ def overlap_vs_plain(quick: bool = False) -> list[Row]:
     """Decisions per second of a window of 16 decisions of 16 environments, overlapped against in turn.
 
     Simulator and policy are artificially slow: both sleep 8 ms for each environment.  The simulator has one core, which
-    its two processes share; so a half is simulated in half of the time.  A window begins and ends with half a step
-    beside which nothing happens: the bound is a ratio of 2 * 16 / 17.
+    its two processes share; so a half is simulated in half of the time.  At the end of a window half a step is
+    simulated with nothing beside it: the bound is a ratio of 2 * 16 / 16.5.
     """
     num_envs, decisions, repeats, seconds = (4, 3, 1, 0.001) if quick else (16, 16, 3, 0.008)
     with TemporaryDirectory() as folder:
