@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import mujoco
 import mujoco_warp as mjw
@@ -13,6 +11,7 @@ import torch
 import warp as wp
 
 from sims.catalog import make
+from sims.mujoco.task import Task
 from sims.warp.worlds import CONSTRAINTS, CONTACTS
 from tests.benchmarks.measure import Contender, Row, interleave, rate_row
 
@@ -22,9 +21,9 @@ _SIZE = 64  # pixels
 def warp_vs_alone(quick: bool = False) -> list[Row]:
     """Control steps per second in chunks of 5, without and with a picture of 64x64 of every chunk.
 
-    The opponent calls ``mujoco_warp.step`` as often on the same model with as many worlds and as much room for
-    contacts, and renders with the same settings; it has no actions, rules, episodes or observations.  Both record their
-    steps as a graph; this runs on a GPU where there is one.
+    The opponent calls ``mujoco_warp.step`` as often from the same scenes with as much room for contacts, and renders
+    with the same settings; it has no actions, rules, episodes or observations.  Both record their steps as a graph;
+    this runs on a GPU where there is one.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     num_envs, chunk, repeats = (2, 1, 1) if quick else (4096 if device == "cuda" else 64, 5, 5)
@@ -43,10 +42,9 @@ def measured(num_envs: int, chunk: int, repeats: int, device: str, pictures: boo
             torch.cuda.synchronize()
         assert step.valid.all()
 
-    alone = _alone(env.task.model, num_envs, chunk * env.task.substeps, device, pictures)
     contenders = {
         "ours": Contender(play, lambda: env.reset(env_ids, env_ids)),
-        "alone": Contender(alone),
+        "alone": _alone(env.task, num_envs, chunk * env.task.substeps, device, pictures),
     }
     seconds = interleave(contenders, repeats)
     name = "warp_vs_alone" + (f", pictures of {_SIZE}x{_SIZE}" if pictures else "")
@@ -54,36 +52,36 @@ def measured(num_envs: int, chunk: int, repeats: int, device: str, pictures: boo
     return rate_row(name, "warp_vs_alone", num_envs * chunk, pair, "steps/s", envs=num_envs, device=device)
 
 
-def _alone(tabletop: mujoco.MjModel, num_envs: int, substeps: int, device: str, pictures: bool) -> Callable[[], object]:
-    """``substeps`` steps of the bare library, and a picture of every world after them."""
-    host = copy.copy(tabletop)
+def _alone(task: Task, num_envs: int, substeps: int, device: str, pictures: bool) -> Contender:
+    """``substeps`` steps of the bare library from the same scenes, and a picture of every world after them."""
+    episodes = [task.sample_episode(np.random.Generator(np.random.PCG64(seed))) for seed in range(num_envs)]
+    host = copy.copy(task.model)
     host.opt.disableflags &= ~int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
     with wp.ScopedDevice(device):
         model = mjw.put_model(host)
         model.opt.warn_overflow = 0
-        start = mujoco.MjData(host)
-        start.qpos[2] = 0.1  # the gripper above the cubes, as at the beginning of an episode
-        mujoco.mj_forward(host, start)
-        data = mjw.put_data(host, start, nworld=num_envs, nconmax=CONTACTS, njmax=CONSTRAINTS)
-        camera: Any = None
-        if pictures:
-            camera = mjw.create_render_context(
-                host,
-                num_envs,
-                (_SIZE, _SIZE),
-                True,
-                False,
-                False,
-                use_textures=False,
-                cam_active=["front"],
-                enable_specular=False,
-                enable_emission=False,
-            )
-
-    with wp.ScopedDevice(device):
+        data = mjw.make_data(host, nworld=num_envs, nconmax=CONTACTS, njmax=CONSTRAINTS)
         mjw.step(model, data)  # compiles
         with wp.ScopedCapture() as capture:
             mjw.step(model, data)
+        camera = mjw.create_render_context(
+            host,
+            num_envs,
+            (_SIZE, _SIZE),
+            render_rgb=True,
+            render_depth=False,
+            render_seg=False,
+            use_textures=False,
+            cam_active=["front"] if pictures else [],
+            enable_specular=False,
+            enable_emission=False,
+        )
+
+    def prepare() -> None:
+        data.qpos.assign(np.stack([item.qpos for item in episodes]))
+        data.ctrl.assign(np.stack([item.ctrl for item in episodes]))
+        for zero in (data.qvel, data.qacc_warmstart):
+            zero.zero_()
 
     def play() -> None:
         with wp.ScopedDevice(device):
@@ -94,4 +92,4 @@ def _alone(tabletop: mujoco.MjModel, num_envs: int, substeps: int, device: str, 
                 mjw.render(model, data, camera)
             wp.synchronize_device()
 
-    return play
+    return Contender(play, prepare)
