@@ -99,6 +99,11 @@ def test_lift_is_checked_and_its_units_shown():
     assert "pick up the green cube" in printed
 
 
+def test_an_environment_is_made_with_the_options_that_are_given():
+    printed = lines(text("lift", "--env.options", json.dumps({"image_size": 12, "cameras": ["top"]})))
+    assert ["image top", "uint8[12, 12, 3]", "0 .. 255", "RGB", "top"] in printed
+
+
 def test_an_environment_shows_what_can_be_varied_in_it():
     rows = {row[0]: row[1:4] for row in lines(text("lift")) if len(row) == 5}
     assert rows["friction"] == ["1", "0.02 .. 2", "factor"] and rows["latency"] == ["0", "0 .. 6", "control steps"]

@@ -120,6 +120,13 @@ FAULTS = (
         (f"{_ON_FILES}test_a_file_in_another_folder_is_never_taken_for_a_shipped_one",),
     ),
     Fault(
+        "an environment is inspected without the options that were given",
+        "vla_rl/cli/inspect.py",
+        "_make(name, **options)",
+        "_make(name)",
+        ("tests/cli/test_inspect.py::test_an_environment_is_made_with_the_options_that_are_given",),
+    ),
+    Fault(
         "a run whose config has a field policy is read as a checkpoint",
         "vla_rl/cli/inspect.py",
         'if "policy" in config and not run:',

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vla_rl.cli.inspect_config import inspect_config
+from vla_rl.cli.override import override
 from vla_rl.contract import CONTRACT_VERSION
 from vla_rl.contract.check import Checked, check_env, check_policy
 from vla_rl.contract.env import VecEnv
@@ -35,8 +36,8 @@ PACKAGES |= {"torch": "train", "safetensors": "train", "mujoco": "mujoco", "gymn
 PACKAGES |= {"av": "report", "pillow": "report", "tensorboard": "tracking", "wandb": "tracking"}
 _NUM_ENVS = 4
 _USAGE = (
-    "vla-rl inspect [ENVIRONMENT | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | FILE.py:function "
-    "[--field value ...]]; without one: this installation"
+    "vla-rl inspect [ENVIRONMENT [--env.options JSON] | package.module:make | CHECKPOINT FOLDER | RUN FOLDER | "
+    "FILE.py:function [--field value ...]]; without one: this installation"
 )
 
 
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str]) -> None:
         print(_USAGE)
         return
     target, given = (arguments[0], arguments[1:]) if arguments else (None, ())
-    if (given and not _is_config(str(target))) or str(target).startswith("-"):
+    has_fields = ":" in str(target) or str(target).endswith(".py") or target in _catalog()
+    if (given and not has_fields) or str(target).startswith("-"):
         raise UserError(f"inspect takes one target, not {' '.join(arguments)!r}; write {_USAGE}.")
     inspect(target, given=given)
 
@@ -54,20 +56,20 @@ def main(arguments: Sequence[str]) -> None:
 def inspect(target: str | None, console: Console | None = None, given: Sequence[str] = ()) -> None:
     """Print what ``target`` is (None: this installation) on ``console``; raises UserError when something is wrong.
 
-    ``given``: fields of a config, as for ``vla-rl train``.
+    ``given``: fields of a config or of ``env``, as for ``vla-rl train``.
     """
     show = console or Console(highlight=False)
     try:
         if target is None:
             _installation(show)
         elif target in _catalog():
-            _environment(show, target)
+            _environment(show, target, given)
         elif Path(target).is_dir():
             _folder(show, Path(target))
-        elif _is_config(target):
+        elif Path(target).suffix.partition(":")[0] == ".py":
             inspect_config(show, target, given)
         elif ":" in target:
-            _environment(show, target)
+            _environment(show, target, given)
         else:
             raise UserError(
                 f"{target!r} is no environment, folder or FILE.py:function, so there is nothing to inspect; "
@@ -76,10 +78,6 @@ def inspect(target: str | None, console: Console | None = None, given: Sequence[
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         raise UserError(f"{target!r} needs {package}, which is {_missing(package)}.") from error
-
-
-def _is_config(target: str) -> bool:
-    return target.rpartition(":")[0].endswith(".py") or target.endswith(".py")
 
 
 # -- the installation --------------------------------------------------------------------------------------------------
@@ -138,10 +136,11 @@ def _about(name: str) -> str:
 # -- an environment ----------------------------------------------------------------------------------------------------
 
 
-def _environment(show: Console, name: str) -> None:
-    with closing(_make(name)) as env:
+def _environment(show: Console, name: str, given: Sequence[str]) -> None:
+    options = override(sims.NamedEnv(), given, f"vla-rl inspect {name}").env.options if given else {}
+    with closing(_make(name, **options)) as env:
         _spec(show, env.spec)
-        show.print(_parameters(name))
+        show.print(_parameters(name, options))
         show.print(_checked(f"{name}, {_NUM_ENVS} environments: declared equals delivered", check_env(env)))
 
 
@@ -166,10 +165,10 @@ def _spec(show: Console, spec: EnvSpec) -> None:
     show.print(table("episodes", ("", ""), facts))
 
 
-def _parameters(name: str) -> Table:
+def _parameters(name: str, options: Mapping[str, Any]) -> Table:
     rows = [
         (one.name, f"{one.nominal:g}", f"{one.low:g} .. {one.high:g}", one.unit, one.meaning)
-        for one in sims.parameters_of(name)
+        for one in sims.parameters_of(name, options)
     ]
     return table("what --env randomize can vary in it", ("parameter", "nominal", "range", "unit", ""), rows)
 

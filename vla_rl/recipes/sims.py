@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Protocol, TypeAlias
 
@@ -18,6 +19,20 @@ Claim: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """For every environment an instruction (index into ``spec.tasks``), whether its picture shows that fulfilled, and
 whether that is known."""
 Claims: TypeAlias = Callable[[Observation], Iterable[Claim]]
+
+
+@dataclass(frozen=True)
+class EnvOptions:
+    """The options of an environment that is named already."""
+
+    options: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NamedEnv:
+    """What ``vla-rl inspect NAME`` takes besides the name: ``--env.options JSON``."""
+
+    env: EnvOptions = EnvOptions()
 
 
 class Expert(Protocol):
