@@ -37,6 +37,6 @@ def push_cube() -> StateBased:
             critic_warmup=1,
         ),
         experience=WindowConfig(num_envs=16, decisions=50),
-        loop=LoopConfig(iterations=200, validate_every=20, save_every=20, collapse=math.inf),
+        loop=LoopConfig(iterations=120, validate_every=20, save_every=20, collapse=math.inf),
         evaluation=EvaluationConfig(validation=16, test=100, num_envs=16),
     )

@@ -6,7 +6,7 @@ driver of version 24.3 or newer also for tasks without pictures (``vla-rl inspec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class ManiSkillEnv:
             own = _within(env_ids, rows)
             if own.size:
                 world.reset((own - rows.start).tolist(), self._book.seed[own].tolist())
-                self._keep(world, rows, own)
+                self._keep(rows, own, world.state(), world.privileged())
 
     def _execute(self, env_ids: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         every = np.zeros((self.num_envs, self.spec.action_dim), np.float32)
@@ -97,20 +97,22 @@ class ManiSkillEnv:
             own = _within(env_ids, rows)
             if not own.size:
                 continue
-            outcome, state = world.step(action[rows]), world.state()
-            read = [state, outcome.reward[:, None], *(one.flatten(1) for one in world.privileged().values())]
-            sound = torch.isfinite(torch.cat(read, 1)).all(1)
-            parts = (outcome.reward, outcome.success, outcome.failed, sound)
-            found[:, rows] = torch.stack([part.float() for part in parts]).cpu().numpy()
-            self._keep(world, rows, own[found[3, own] > 0], state)
+            outcome = world.step(action[rows])
+            state, hidden = world.state(), world.privileged()
+            parts = [outcome.reward, outcome.success, outcome.failed]
+            read = torch.cat([torch.stack(parts, 1), state, *(one.flatten(1) for one in hidden.values())], 1)
+            told = torch.cat([read[:, :3], read.isfinite().all(1, keepdim=True)], 1)
+            found[:, rows] = told.cpu().numpy().T
+            self._keep(rows, own[found[3, own] > 0], state, hidden)
         return found
 
-    def _keep(self, world: World, rows: slice, env_ids: np.ndarray, state: Tensor | None = None) -> None:
-        """Take over the state of ``env_ids``, which are in ``world``; ``rows`` are all of its environments."""
-        chosen = env_ids - rows.start
-        self._state[env_ids] = (world.state() if state is None else state)[chosen]
-        for name, value in world.privileged().items():
-            self._extras[name][env_ids] = value[chosen].reshape(len(env_ids), *self.spec.extras[name].shape)
+    def _keep(self, rows: slice, env_ids: np.ndarray, state: Tensor, hidden: Mapping[str, Tensor]) -> None:
+        """Take over what ``env_ids`` show of ``state`` and ``hidden``, those of all ``rows`` of their world."""
+        whole = env_ids.size == rows.stop - rows.start
+        places, chosen = (rows, slice(None)) if whole else (env_ids, env_ids - rows.start)
+        self._state[places] = state[chosen]
+        for name, value in hidden.items():
+            self._extras[name][places] = value[chosen]
         self._stale[env_ids] = True
 
     def _look(self, env_ids: np.ndarray) -> None:

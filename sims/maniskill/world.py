@@ -44,7 +44,7 @@ class World:
         self._seeds = [0] * self.num_envs
         info = env.get_info()
         self.judged = "success" in info  # whether the task knows success
-        self._extra = env._get_obs_extra(info)
+        self._extra, self._agent = env._get_obs_extra(info), env._get_obs_agent()
         with _as_pictures_only(env):
             self._visible = set(self._extra) if whole_state else set(env._get_obs_extra(info))
 
@@ -55,8 +55,8 @@ class World:
         whole = len(rows) == self.num_envs
         options = {} if whole else {"env_idx": torch.as_tensor(rows, device=self.env.device)}
         with SeededRows(seeds) if self.num_envs > 1 else contextlib.nullcontext():
-            self.env.reset(seed=list(self._seeds), options=options)
-        self._extra = self.env._get_obs_extra(self.env.get_info())
+            obs, _ = self.env.reset(seed=list(self._seeds), options=options)
+        self._agent, self._extra = obs["agent"], obs["extra"]
 
     def step(self, action: np.ndarray) -> Outcome:
         """Execute ``action`` float32 [n,D], in physical units."""
@@ -66,9 +66,8 @@ class World:
         taken = env._step_action({name: told[:, own] for name, own in robots.items()} if robots else told)
         env._elapsed_steps += 1
         info = env.get_info()
-        self._extra = env._get_obs_extra(info)
-        obs = {"agent": env._get_obs_agent(), "extra": self._extra}
-        reward = env.get_reward(obs=obs, action=taken, info=info)
+        self._agent, self._extra = env._get_obs_agent(), env._get_obs_extra(info)
+        reward = env.get_reward(obs={"agent": self._agent, "extra": self._extra}, action=taken, info=info)
         none = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
         return Outcome(
             torch.as_tensor(reward, dtype=torch.float32, device=env.device).reshape(self.num_envs),
@@ -78,15 +77,12 @@ class World:
 
     def state(self) -> Tensor:
         """float32 [n,S]: joints, the controller's own state, and what is visible of the task."""
-        shown = {name: value for name, value in self._extra.items() if name in self._visible}
-        return torch.cat([value for _, value in self._entries({**self.env._get_obs_agent(), **shown})], 1)
+        return torch.cat([value for _, value in self._shown()], 1)
 
     def state_names(self) -> tuple[str, ...]:
         """The names of the entries of :meth:`state`."""
-        shown = {name: value for name, value in self._extra.items() if name in self._visible}
-        entries = self._entries({**self.env._get_obs_agent(), **shown})
         return tuple(
-            f"{name}{i}" if value.shape[1] > 1 else name for name, value in entries for i in range(value.shape[1])
+            f"{name}{i}" if value.shape[1] > 1 else name for name, value in self._shown() for i in range(value.shape[1])
         )
 
     def privileged(self) -> dict[str, Tensor]:
@@ -102,6 +98,11 @@ class World:
     def close(self) -> None:
         """Free the simulation."""
         self.env.close()
+
+    def _shown(self) -> list[tuple[str, Tensor]]:
+        """The parts of :meth:`state`."""
+        seen = {name: value for name, value in self._extra.items() if name in self._visible}
+        return self._entries({**self._agent, **seen})
 
     def _entries(self, values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Tensor]]:
         """Every part of ``values`` as float32 [n,k], in the order of ManiSkill's state observation."""
