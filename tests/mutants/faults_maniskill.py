@@ -51,8 +51,8 @@ FAULTS = (
     Fault(
         "what is not finite is shown",
         _ENV,
-        "self._keep(world, rows, own[found[3, own] > 0], state)",
-        "self._keep(world, rows, own, state)",
+        "self._keep(rows, own[found[3, own] > 0], state, hidden)",
+        "self._keep(rows, own, state, hidden)",
         (_ENDS,),
     ),
     Fault(
