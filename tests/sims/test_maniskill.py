@@ -62,7 +62,7 @@ class Slider:
 
     def images(self):
         self.pictures += 1
-        shade = (self.position.abs() * 9).to(torch.uint8)
+        shade = ((self.position.abs() * 900).round() % 256).to(torch.uint8)  # another one after every step
         return {"front": shade[:, None, None, None].expand(-1, 4, 4, 3)}
 
     def close(self):
@@ -120,9 +120,9 @@ def test_an_ended_episode_shows_the_moment_of_its_end_while_its_world_goes_on(co
     step = env.step(np.array([1.0, 0.1])[:, None, None].repeat(3, 1))
     assert step.cause == ("success", "")
     assert step.obs.state[:, 0].tolist() == pytest.approx([1.01, 0.33], abs=1e-6)
-    assert step.obs.images["front"][:, 0, 0, 0].tolist() == [9, 2]
+    assert step.obs.images["front"][:, 0, 0, 0].tolist() == [909 % 256, 297 % 256]
     later = env.step(np.ones((2, 1, 1)))
-    assert later.obs.state[0, 0] == step.obs.state[0, 0] and later.obs.images["front"][0, 0, 0, 0] == 9
+    assert later.obs.state[0, 0] == step.obs.state[0, 0] and later.obs.images["front"][0, 0, 0, 0] == 909 % 256
 
 
 def test_pictures_are_taken_of_what_is_shown_only():
