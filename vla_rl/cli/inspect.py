@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     target, given = (arguments[0], arguments[1:]) if arguments else (None, ())
     has_fields = ":" in str(target) or str(target).endswith(".py") or target in _catalog()
-    if (given and not has_fields) or str(target).startswith("-"):
+    if (given and not (has_fields and given[0].startswith("-"))) or str(target).startswith("-"):
         raise UserError(f"inspect takes one target, not {' '.join(arguments)!r}; write {_USAGE}.")
     inspect(target, given=given)
 
