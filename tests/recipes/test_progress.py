@@ -34,6 +34,7 @@ def test_shares_are_of_the_wall_time_of_all_iterations():
     assert shares(ITERATION) == "simulation 50%, inference 20%, learning 20%, other 10%"
     validated = ITERATION | {"time/iteration_s": 30.0, "time/validate_s": 20.0}
     assert shares(ITERATION, validated) == "simulation 25%, inference 10%, learning 10%, validation 50%, other 5%"
+    assert shares({"time/validate_s": 3.0}, ITERATION) == shares(ITERATION)
     assert shares() == shares({"time/validate_s": 3.0, "env/steps_total": 0.0}) == "", "no iteration, no shares"
 
 

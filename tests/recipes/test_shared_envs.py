@@ -97,6 +97,7 @@ def test_groups_lend_their_environments_too():
     for _ in range(3):
         with made[0].lent():
             evaluate(made[0].env, AuditingPolicy(3), HELD_OUT)
+        assert made[0].driver.obs is None, "every environment is reset before it is stepped again"
         one, other = made[0].next(), made[1].next()
         assert torch.equal(one.seeds, other.seeds) and torch.equal(one.reward, other.reward)
         assert torch.equal(one.features["counters"], other.features["counters"])
