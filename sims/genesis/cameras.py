@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,5 +68,8 @@ class Cameras:
         """{camera: uint8 [E,h,w,3]} of what the scene holds."""
         pictures: dict[str, Tensor] = {}
         for name, camera in self._cameras.items():  # the first takes over what was written to the simulator
-            pictures[name] = torch.as_tensor(camera.render(force_render=not pictures)[0])[..., :3]
+            picture = camera.render(force_render=not pictures)[0]
+            if not isinstance(picture, Tensor):  # of one environment: no axis for it, and a view that is upside down
+                picture = torch.from_numpy(np.ascontiguousarray(picture))
+            pictures[name] = picture[..., :3].reshape(-1, self._size, self._size, 3)
         return pictures

@@ -98,6 +98,20 @@ FAULTS = (
         (f"{_ON}test_too_many_environments_for_the_memory_are_refused_before_the_scene_is_made",),
     ),
     Fault(
+        "the picture of one environment has no axis for it",
+        "sims/genesis/cameras.py",
+        "picture[..., :3].reshape(-1, self._size, self._size, 3)",
+        "picture[..., :3]",
+        (f"{_ON}test_pictures_have_an_axis_for_the_environments[1]",),
+    ),
+    Fault(
+        "the picture of one environment is a view that torch refuses",
+        "sims/genesis/cameras.py",
+        "torch.from_numpy(np.ascontiguousarray(picture))",
+        "torch.from_numpy(picture)",
+        (f"{_ON}test_pictures_have_an_axis_for_the_environments[1]",),
+    ),
+    Fault(
         "a missing driver is found out by Genesis",
         _ENGINE,
         'if device == "cuda":',

@@ -18,6 +18,7 @@ import torch
 
 from sims import catalog
 from sims.genesis import franka, scene
+from sims.genesis.cameras import Cameras
 from sims.genesis.engine import engine
 from sims.genesis.env import GenesisEnv
 from sims.genesis.lift import make, make_in_process, spec
@@ -151,6 +152,17 @@ def test_without_genesis_its_benchmark_says_how_it_is_had(monkeypatch):
     monkeypatch.setitem(sys.modules, "genesis", None)
     with pytest.raises(NotRun, match=r"not installed beside vla-rl; pip install 'vla-rl\[genesis\]'"):
         genesis_vs_alone()
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_pictures_have_an_axis_for_the_environments(present, num_envs):
+    """As the rasterizer makes them: a flipped view without that axis of one environment, a stack of several."""
+    present.backend = present.cpu
+    drawn = np.arange(num_envs * 4 * 4 * 3, dtype=np.uint8).reshape(num_envs, 4, 4, 3)
+    made = drawn[0, ::-1].copy()[::-1] if num_envs == 1 else drawn
+    cameras = Cameras(present, ["front"], 4)
+    cameras._cameras["front"] = SimpleNamespace(render=lambda force_render: (made, None, None, None))
+    assert np.array_equal(cameras.render()["front"].numpy(), drawn)
 
 
 def test_genesis_is_set_up_once(present):
