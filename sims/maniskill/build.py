@@ -109,7 +109,7 @@ def _spec(world: World, task: str, limit: int, obs: str, device: str) -> EnvSpec
         time_limit=limit,
         max_chunk=min(limit, _MAX_CHUNK),
         extras={name: ArraySpec(tuple(one.shape[1:]), "float32", -infinite, infinite) for name, one in privileged},
-        success="once" if world.judged else None,
+        success="once" if world.has_success else None,
         device=device,
         can_snapshot=device == "cpu",
         profile="bitwise" if device == "cpu" else "tolerant",

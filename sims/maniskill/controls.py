@@ -130,6 +130,6 @@ def _entries(controller: Any, size: int) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def _controlled(controller: Any) -> list[int]:
-    """Which of its joints a controller is told about; the others follow these."""
+    """Which of its joints a controller takes targets for; the others follow these."""
     chosen = getattr(controller, "control_joint_indices", None)
     return list(range(len(controller.joints))) if chosen is None else [int(i) for i in chosen]

@@ -101,8 +101,8 @@ class ManiSkillEnv:
             state, hidden = world.state(), world.privileged()
             parts = [outcome.reward, outcome.success, outcome.failed]
             read = torch.cat([torch.stack(parts, 1), state, *(one.flatten(1) for one in hidden.values())], 1)
-            told = torch.cat([read[:, :3], read.isfinite().all(1, keepdim=True)], 1)
-            found[:, rows] = told.cpu().numpy().T
+            flags = torch.cat([read[:, :3], read.isfinite().all(1, keepdim=True)], 1)
+            found[:, rows] = flags.cpu().numpy().T
             self._keep(rows, own[found[3, own] > 0], state, hidden)
         return found
 

@@ -43,7 +43,7 @@ class World:
         self.controls: Controls = controls_of(env.agent.controller)
         self._seeds = [0] * self.num_envs
         info = env.get_info()
-        self.judged = "success" in info  # whether the task knows success
+        self.has_success = "success" in info  # whether the task knows success
         self._extra, self._agent = env._get_obs_extra(info), env._get_obs_agent()
         with _as_pictures_only(env):
             self._visible = set(self._extra) if whole_state else set(env._get_obs_extra(info))
@@ -61,9 +61,9 @@ class World:
     def step(self, action: np.ndarray) -> Outcome:
         """Execute ``action`` float32 [n,D], in physical units."""
         env = self.env
-        told = torch.as_tensor(self.controls.theirs(action), device=env.device)
+        targets = torch.as_tensor(self.controls.theirs(action), device=env.device)
         robots = self.controls.robots
-        taken = env._step_action({name: told[:, own] for name, own in robots.items()} if robots else told)
+        taken = env._step_action({name: targets[:, own] for name, own in robots.items()} if robots else targets)
         env._elapsed_steps += 1
         info = env.get_info()
         self._agent, self._extra = env._get_obs_agent(), env._get_obs_extra(info)

@@ -53,7 +53,7 @@ class Worlds:
             require_memory(each, num_envs, self.device)
             self.host, self.model = host, mjw.put_model(host, batch_sizes=dict.fromkeys(_VARIED, num_envs))
             self.data = mjw.make_data(host, nworld=num_envs, **room)
-            self.model.opt.warn_overflow = 0  # told by ``sound`` instead
+            self.model.opt.warn_overflow = 0  # ``sound`` reports it
         self.qpos, self.qvel, self.qacc_warmstart, self.ctrl = (
             wp.to_torch(getattr(self.data, name)) for name in _STATE
         )

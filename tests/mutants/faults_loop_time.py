@@ -29,7 +29,7 @@ FAULTS = (
     Fault(
         "the first validation is an iteration", _PROGRESS, 'if "time/iteration_s" in metrics:', "if metrics:", _SHARES
     ),
-    Fault("what is left is not told", _PROGRESS, 'own["other"] =', "_ =", _SHARES),
+    Fault("the rest of the time is not shown", _PROGRESS, 'own["other"] =', "_ =", _SHARES),
     Fault(
         "what collectors do is part of the learner's time",
         _PROGRESS,

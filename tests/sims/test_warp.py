@@ -196,7 +196,7 @@ def test_only_tasks_of_the_tabletop_have_a_model_for_warp():
         make("warp", num_envs=0, render=False)
 
 
-def test_without_a_driver_the_cure_is_told(monkeypatch):
+def test_without_a_driver_the_error_names_the_cure(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"no NVIDIA driver.*nvidia-smi"):
         make("warp", num_envs=1, render=False, device="cuda")
@@ -205,7 +205,7 @@ def test_without_a_driver_the_cure_is_told(monkeypatch):
             make("warp", num_envs=1, render=False, device=device)
 
 
-def test_without_the_package_the_command_is_told(monkeypatch):
+def test_without_the_package_the_error_names_the_command(monkeypatch):
     for name in [name for name in sys.modules if name in ("sims.warp.env", "sims.warp.worlds", "sims.warp.cameras")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)

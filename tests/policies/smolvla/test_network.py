@@ -186,8 +186,8 @@ def test_a_missing_camera_takes_what_is_around_its_place_alone() -> None:
     for empty, expected in ((0, 0), (1, 1), (5, 2)):
         network, given = replace(around, empty_cameras=empty).build(), Given()
         given.pictures = [given.pictures[0], None, None]
-        prefix, told = given.prefix(network), network.prefix_bytes(("a", None, None), 4)
-        assert sum(item[0].nbytes for item in prefix.values()) == told
+        prefix, estimate = given.prefix(network), network.prefix_bytes(("a", None, None), 4)
+        assert sum(item[0].nbytes for item in prefix.values()) == estimate
         assert prefix["mask"].shape[1] == SHAPE.picture_tokens + 3 + 3 * expected + 4
 
 
