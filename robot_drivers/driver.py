@@ -1,0 +1,157 @@
+"""What a robot arm is to this package: joints that are measured and take position targets, in SI units.
+
+The names follow LeRobot's ``Robot`` (connect, observe, command, calibrate, disconnect; github.com/huggingface/lerobot,
+``robots/robot.py``).  We deviate in units: LeRobot's drivers speak in percent of a range or in degrees, ours in radians
+and metres, with a gripper as a fraction of its opening; a driver converts at its edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.load import load
+from vla_rl.contract.spec import ArraySpec
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One joint and what its hardware allows.
+
+    ``low`` and ``high`` bound the position in ``unit`` ("rad", "m", or "1" for a gripper: 0 closed, 1 open);
+    ``velocity``, ``acceleration`` and ``jerk`` bound its first three derivatives, in ``unit``/s, /s² and /s³.
+    """
+
+    name: str
+    low: float
+    high: float
+    velocity: float
+    acceleration: float
+    jerk: float
+    unit: str = "rad"
+
+
+@dataclass(frozen=True)
+class RobotSpec:
+    """A robot before anything is connected.
+
+    ``joints`` are in the order of every array [D] of the robot.  ``control_hz`` is the rate at which it is commanded.
+    ``velocity_measured`` is False for robots that report positions only; velocities are then differences.
+    """
+
+    name: str
+    joints: tuple[Joint, ...]
+    control_hz: float
+    velocity_measured: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """LeRobot's names of the positions: "shoulder_pan.pos"."""
+        return tuple(f"{joint.name}.pos" for joint in self.joints)
+
+    @property
+    def position(self) -> ArraySpec:
+        """The spec of a position [D], measured or commanded."""
+        low, high = ([float(getattr(joint, end)) for joint in self.joints] for end in ("low", "high"))
+        units = {joint.unit for joint in self.joints}
+        unit = units.pop() if len(units) == 1 else ", ".join(joint.unit for joint in self.joints)
+        return ArraySpec((len(self.joints),), "float32", tuple(low), tuple(high), unit, names=self.names)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The robot at one moment.
+
+    position  float64 [D]  in the joints' units
+    velocity  float64 [D]  per second; None where the robot does not measure it
+    captured  seconds of ``time.monotonic`` when it was measured, not when it arrived
+    """
+
+    position: np.ndarray
+    velocity: np.ndarray | None
+    captured: float
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class DriverError(Exception):
+    """The robot did not answer, or with nonsense; the text names what was asked of whom, and what came."""
+
+
+@runtime_checkable
+class RobotDriver(Protocol):
+    """One arm.  Nothing moves before :meth:`command`, and no call blocks for longer than a control step or two."""
+
+    @property
+    def spec(self) -> RobotSpec:
+        """Known before :meth:`connect`."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    def connect(self) -> None:
+        """Open the bus and check what answers; raises UserError with the cure when the robot cannot be reached."""
+
+    def observe(self) -> Measurement:
+        """Measure; raises DriverError when the answer is missing or wrong."""
+
+    def command(self, position: np.ndarray) -> np.ndarray:
+        """Send a target float64 [D] and return what was sent, after clipping by the driver; raises DriverError."""
+
+    def disconnect(self) -> None:
+        """Leave the arm where it is, held or limp as its kind demands, and free the bus; safe to call twice."""
+
+
+@runtime_checkable
+class Calibrates(Protocol):
+    """A driver whose raw readings need a calibration before they mean angles."""
+
+    @property
+    def is_calibrated(self) -> bool: ...
+
+    def calibrate(self, ask: Asks) -> None:
+        """Walk a person through it; ``ask`` shows a sentence and waits.  Saves in LeRobot's format."""
+
+
+@runtime_checkable
+class Resets(Protocol):
+    """A robot whose scene can be prepared without a person: a simulated one."""
+
+    def reset(self, seed: int) -> None:
+        """Start the episode of ``seed``."""
+
+
+@runtime_checkable
+class Judged(Protocol):
+    """A robot that knows by itself how its episode stands: a simulated one."""
+
+    @property
+    def outcome(self) -> str:
+        """The cause of the episode's end as in ``Step.cause``; "" while it runs."""
+
+
+class Asks(Protocol):
+    """How a routine talks to the person at the robot."""
+
+    def __call__(self, sentence: str) -> str:
+        """Show ``sentence``, wait for Enter, return what was typed."""
+
+
+def open_driver(name: str, options: Mapping[str, Any]) -> RobotDriver:
+    """The driver that ``name`` ("module:Class") makes of ``options``, not yet connected.
+
+    Raises UserError for a name that cannot be loaded and ContractError for something that is no driver.
+    """
+    driver = load(name)(**options)
+    if not isinstance(driver, RobotDriver):
+        missing = [
+            part for part in ("spec", "connect", "observe", "command", "disconnect") if not hasattr(driver, part)
+        ]
+        raise ContractError(
+            f"{name} made a {type(driver).__name__}, which has no {', no '.join(missing)}, so it cannot drive an arm; "
+            "see RobotDriver in robot_drivers/driver.py."
+        )
+    return driver
