@@ -121,14 +121,14 @@ FAULTS = (
     ),
     Fault(
         "an environment is inspected without the options that were given",
-        "vla_rl/cli/inspect.py",
-        "_make(name, **options)",
-        "_make(name)",
+        "vla_rl/recipes/inspect_env.py",
+        "sims.make_env(name, NUM_ENVS, **options)",
+        "sims.make_env(name, NUM_ENVS)",
         ("tests/cli/test_inspect.py::test_an_environment_is_made_with_the_options_that_are_given",),
     ),
     Fault(
         "a run whose config has a field policy is read as a checkpoint",
-        "vla_rl/cli/inspect.py",
+        "vla_rl/recipes/inspect_folder.py",
         'if "policy" in config and not run:',
         'if "policy" in config:',
         (f"{_ON_SAVED}test_a_run_with_a_policy_field_is_a_run",),

@@ -1,0 +1,119 @@
+"""What ``vla-rl inspect`` says about a folder: a checkpoint of a policy or reward, a run, or a public checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.console import Console
+
+from vla_rl.contract.check import Checked, check_policy
+from vla_rl.contract.env import VecEnv
+from vla_rl.contract.errors import UserError, did_you_mean
+from vla_rl.contract.policy import Policy
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.recipes import sims
+from vla_rl.recipes.inspect_env import NUM_ENVS, checked_table, show_spec
+from vla_rl.recipes.inspect_installation import catalog
+from vla_rl.recipes.json_types import JsonMapping, JsonObject
+from vla_rl.recipes.saved import env_config_of
+from vla_rl.recipes.tables import sizes, table, tree
+
+_Open: TypeAlias = Callable[[Path, EnvSpec], Policy]  # a class's from_pretrained
+
+
+def show_folder(show: Console, folder: Path) -> None:
+    """Print what ``folder`` holds; raises UserError when it is none of these or damaged."""
+    config, summary = (_json(folder / name) for name in ("config.json", "summary.json"))
+    run = "class" in config  # a config names its class; a checkpoint says what it holds
+    if "policy" in config and not run:
+        _checkpoint(show, folder)
+    elif "reward" in config and not run:
+        _reward(show, folder)
+    elif summary or run:
+        show.print(tree(f"{folder}: summary", summary) if summary else f"{folder} has no summary yet.")
+        found = sorted(str(path.parent) for path in folder.glob("checkpoints/*/config.json"))
+        show.print(table("checkpoints", ("vla-rl inspect ...",), [(path,) for path in found]))
+    elif {"type", "model_type"} & config.keys():
+        from vla_rl.recipes.inspect_public import describe_public
+
+        show.print(table(f"{folder}: a public checkpoint", ("", ""), describe_public(folder)))
+    else:
+        raise UserError(
+            f"{str(folder)!r} has neither config.json nor summary.json, so it is no checkpoint and no run; "
+            "give the folder that holds one of them."
+        )
+
+
+def _json(path: Path) -> JsonObject:
+    """The object in ``path``; {} when there is no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(path)!r} is damaged ({error}), so it cannot be shown; copy the folder again.") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _checkpoint(show: Console, folder: Path) -> None:
+    from vla_rl.policies.pretrained import load_policy, read_config
+
+    saved = read_config(folder)
+    env_config = env_config_of(folder)
+    policy = load_policy(folder)
+    reopen: _Open = type(policy).from_pretrained
+    show.print(f"{folder}: {saved['policy']}, contract {saved['contract_version']}", soft_wrap=True)
+    show.print(sizes(policy))
+    show.print(tree("config", _mapping(saved, "config")))
+    if words := _mapping(saved, "vocabulary").get("words"):
+        show.print(table("vocabulary", ("words",), [(" ".join(words),)]))
+    spec = EnvSpec.from_json(saved["spec"])
+    show_spec(show, spec)
+    if env_config is not None:
+        env = env_config.make(NUM_ENVS)
+        show.print(checked_table(f"in the environment of its run, {NUM_ENVS} at a time", _play(folder, reopen, env)))
+        return
+    if spec.name not in catalog():
+        raise UserError(
+            f"{str(folder)!r} was trained for {spec.name!r}, which is not in the catalogue, so it was not tried; "
+            f"{did_you_mean(spec.name, catalog())}"
+        )
+    show.print(checked_table(f"in {spec.name}, {NUM_ENVS} environments", _try(folder, spec, reopen)))
+
+
+def _mapping(saved: JsonMapping, name: str) -> JsonObject:
+    """The entry ``name`` of a checkpoint's config where it is an object; policies of others may have none."""
+    value = saved.get(name)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _reward(show: Console, folder: Path) -> None:
+    from vla_rl.pretrained import load_module, read_config
+
+    saved = read_config(folder, "reward")
+    show.print(f"{folder}: {saved['reward']}, contract {saved['contract_version']}", soft_wrap=True)
+    show.print(sizes(load_module(folder, "reward")))
+    show.print(tree("made with", {name: item for name, item in saved.items() if name != "reward"}))
+
+
+def _try(folder: Path, spec: EnvSpec, reopen: _Open) -> list[Checked]:
+    """Let the policy act in the environment it was trained for."""
+    env = sims.make_env(spec.name, NUM_ENVS)
+    if env.spec.images != spec.images:  # trained with other cameras or picture sizes than the environment's default
+        env.close()
+        env = sims.make_env(
+            spec.name,
+            NUM_ENVS,
+            cameras=tuple(spec.images),
+            image_size=max(item.shape[0] for item in spec.images.values()),
+        )
+    return _play(folder, reopen, env)
+
+
+def _play(folder: Path, reopen: _Open, env: VecEnv) -> list[Checked]:
+    import torch
+
+    with closing(env):
+        return check_policy(reopen(folder, env.spec), env, torch.Generator().manual_seed(0))
