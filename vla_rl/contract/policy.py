@@ -89,6 +89,23 @@ class ContextPolicy(Policy, Protocol):
 
 
 @runtime_checkable
+class RealTimePolicy(Policy, Protocol):
+    """A policy whose next chunk continues the one that is still executed while it computes (real-time chunking)."""
+
+    def continue_chunk(self, state: State, env_ids: Array, consumed: Array, delay: Array) -> State:
+        """``state`` for the next ``act`` in environments ``env_ids`` [R]; the first chunk of an episode needs no call.
+
+        consumed  int [R]  control steps from the last chunk's observation to the next one's: what the last chunk has
+                           for the moment of the new observation is its action number ``consumed``
+        delay     int [R]  control steps from that observation until the new chunk is used; its first ``delay`` actions
+                           are not executed, for the last chunk's are
+
+        Without a call a chunk counts as executed to its end, as environments do.  Raises ContractError unless
+        ``delay <= consumed <= H - delay`` for chunks of ``H`` actions; a caller that is late lowers ``delay``.
+        """
+
+
+@runtime_checkable
 class SelectivePolicy(Policy, Protocol):
     """A policy that acts on more than its learner and critics read, such as the pictures that a frozen base sees."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.env import Array
+from vla_rl.contract.env import Array, Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.flow import Chain, FlowSampler, VelocityField, gaussian_kl
@@ -42,6 +43,14 @@ class FlowPolicy(nn.Module):
         """The velocity field given features, differentiable in what is trained."""
         raise NotImplementedError
 
+    def encode(self, obs: Observation) -> Features:
+        """See ``Policy``."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a checkpoint that names the class, see ``vla_rl/pretrained.py``."""
+        raise NotImplementedError
+
     def acting_field(self, features: Features) -> VelocityField:
         """The same without gradient: it may be computed in another way."""
         return self.field(features)
@@ -67,14 +76,21 @@ class FlowPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
-        field, count = self.acting_field(features), len(features["state"])
-        noise = normal((count, math.prod(self.latent_shape)), generator, like=self.action_low)
+        field, noise = self.acting_field(features), self.initial_noise(len(features["state"]), generator)
         if mode == "eval":
-            end = self.sampler.deterministic(field, noise)
-            return self._action_out(end, end.new_zeros(count), {}), state
+            return self.integrated(field, noise), state
         chain, density = self.sampler.sample(field, noise, generator)
         aux = {"points": chain.points, "noisy_steps": chain.noisy_steps}
         return self._action_out(chain.sample, density.logprob, aux), state
+
+    def initial_noise(self, count: int, generator: Generators) -> Tensor:
+        """The noise [count,N] that chains start from."""
+        return normal((count, math.prod(self.latent_shape)), generator, like=self.action_low)
+
+    def integrated(self, field: VelocityField, noise: Tensor) -> ActionOut:
+        """The decisions that the ODE of ``field`` makes of ``noise`` [E,N], as in mode "eval"."""
+        end = self.sampler.deterministic(field, noise)
+        return self._action_out(end, end.new_zeros(len(noise)), {})
 
     def _action_out(self, end: Tensor, logprob: Tensor, aux: Mapping[str, Tensor]) -> ActionOut:
         sample = self._executed(end)

@@ -1,0 +1,240 @@
+"""Real-time chunking: a flow policy whose next chunk continues the one that is executed while it computes.
+
+Black, Galliker, Levine 2025 (arXiv 2506.07339).  A robot does not wait for its policy: when a chunk arrives, ``d``
+actions of the last one have been executed since the observation that it was made from.  Every step of the flow is
+therefore guided, so that the new chunk agrees with the rest of the last one, firmly in its first ``d`` actions and less
+and less after them.  In the paper's time ``tau`` (0 noise, 1 action), with its velocity ``v`` and equations 2 to 5:
+
+    A_hat = x + (1 - tau) v                                          the chunk that the flow would end in
+    v'    = v + min(beta, (1 - tau) / (tau r^2)) J^T W (Y - A_hat)   r^2 = (1 - tau)^2 / (tau^2 + (1 - tau)^2)
+
+``Y`` is the rest of the last chunk, ``W`` are :func:`prefix_weights` and ``J = d A_hat / dx``.  Our time runs the other
+way, ``t = 1 - tau``, and so does our velocity (``policies/flow.py``): ``A_hat = x - t v`` and the correction is taken
+away.  Chunks are compared in normalised units and before clipping, as the network makes them.
+
+Deviations: rows and columns that pad a model's chunk (pi0, SmolVLA) are not guided, since nothing of them is executed;
+and the guidance "identity" takes J for the identity, as LeRobot's implementation does (``policies/rtc``), whose weight
+is linear by default and clipped at 10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Array, Observation
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.limits import check_choice, check_limits
+from vla_rl.contract.policy import ActionOut, Features, Mode, State
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.flow import VelocityField
+from vla_rl.policies.flow_policy import FlowPolicy
+from vla_rl.policies.flow_schedules import Field
+from vla_rl.policies.frozen import HoldsFrozen
+from vla_rl.policies.noise import Generators
+from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.pretrained import load_weights, save_folder
+
+
+@dataclass(frozen=True)
+class RealTimeConfig:
+    """How chunks are guided.
+
+    guidance  "vjp": the paper's, with a pass back through the network in each step of the flow; or "identity": without
+              that pass, so as cheap as no guidance
+    beta      bound of the guidance's weight; a flow of K steps overshoots where it is far above K (the paper has 5 for
+              its 5 steps)
+    """
+
+    guidance: str = "vjp"
+    beta: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_choice(self, "guidance", *_GUIDANCES)
+        check_limits(self, beta=(0, math.inf))
+
+
+def prefix_weights(horizon: int, left: Tensor, delay: Tensor) -> Tensor:
+    """``W`` [E,H] of equation 5, for ``left = H - s`` [E] actions of the last chunk and the delay ``d`` [E].
+
+    1 for ``i < d``; then ``c (e^c - 1) / (e - 1)`` with ``c = (H - s - i) / (H - s - d + 1)``; 0 for ``i >= H - s``.
+    """
+    index, left, delay = torch.arange(horizon, device=left.device), left[:, None], delay[:, None]
+    c = (left - index) / (left - delay + 1).clamp_min(1)
+    decaying = c * torch.expm1(c) / math.expm1(1.0)
+    return torch.where(index < delay, 1.0, decaying) * (index < left)
+
+
+def guidance_weight(t: Tensor, beta: float) -> Tensor:
+    """``min(beta, (1 - tau) / (tau r^2))`` with ``tau = 1 - t``; it is ``beta`` at pure noise."""
+    return ((t.square() + (1.0 - t).square()) / (t * (1.0 - t))).clamp_max(beta)
+
+
+@dataclass(frozen=True)
+class Guided:
+    """A velocity field that is drawn to ``target`` [E,N] where ``weights`` [E,N] are above 0."""
+
+    target: Tensor
+    weights: Tensor
+    beta: float
+
+    def velocity(self, field: VelocityField, x: Tensor, t: Tensor, pull: Callable[..., Tensor]) -> Field:
+        """``v'`` [E,1,N] at ``x`` [E,1,N] and ``t`` [E,1]; ``pull(error, a_hat, x)`` is ``J^T error``."""
+        time = t.unsqueeze(-1)
+        velocity = field(x, t).velocity.to(x.dtype)
+        a_hat = x - time * velocity
+        error = self.weights.unsqueeze(1) * (self.target.unsqueeze(1) - a_hat.detach())
+        return Field(velocity.detach() - guidance_weight(time, self.beta) * pull(error, a_hat, x))
+
+    def vjp(self, base: FlowPolicy, features: Features) -> VelocityField:
+        """Through the network as it learns: one that was compiled or recorded for acting has no gradient."""
+        field = base.field(features)
+
+        def guided(x: Tensor, t: Tensor) -> Field:
+            with torch.enable_grad():
+                point = x.detach().requires_grad_()
+                return self.velocity(field, point, t, lambda error, end, at: torch.autograd.grad(end, at, error)[0])
+
+        return guided
+
+    def identity(self, base: FlowPolicy, features: Features) -> VelocityField:
+        """Without the pass back through the network."""
+        field = base.acting_field(features)
+        return lambda x, t: self.velocity(field, x, t, lambda error, end, at: error)
+
+
+_GUIDANCES: dict[str, Callable[[Guided, FlowPolicy, Features], VelocityField]] = {
+    "vjp": Guided.vjp,
+    "identity": Guided.identity,
+}
+
+
+class RealTimeChunking(HoldsFrozen):
+    """A flow policy for robots that move while it computes (``RealTimePolicy``).
+
+    Its state holds the last chunk [E,H,D] and what :meth:`continue_chunk` said.  It decides exactly as ``base`` where
+    there is nothing to continue: after a reset, and where the last chunk was executed to its end.  It acts in mode
+    "eval" only: guided chains have no density, so an algorithm learns with ``base`` itself.  Chains and guidance are in
+    the dtype of the base's noise, which is float32 also where its network computes in bfloat16; so is the kept chunk.
+    """
+
+    action_low: Tensor
+
+    def __init__(self, base: FlowPolicy, config: RealTimeConfig | None = None) -> None:
+        """Raises UserError for a policy without a velocity field."""
+        super().__init__()
+        if not isinstance(base, FlowPolicy):
+            raise UserError(
+                f"{type(base).__name__} has no velocity field, so its chunks cannot be guided; give a flow policy (an "
+                "imitation checkpoint, SmolVLA, pi0), or merge its chunks by temporal ensembling."
+            )
+        self.config, self.version, self.spec = config or RealTimeConfig(), base.version, base.spec
+        self._frozen = (base,)
+        self.register_buffer("action_low", base.action_low.clone(), persistent=False)
+
+    @property
+    def base(self) -> FlowPolicy:
+        base: FlowPolicy = self._frozen[0]
+        return base
+
+    @property
+    def horizon(self) -> int:
+        """``H``: actions in a chunk."""
+        return self.base.horizon
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Raises UserError: see the class."""
+        raise _no_likelihood()
+
+    # -- what the runtime says ----------------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> State:
+        """No chunk yet: ``length`` and ``delay`` are 0."""
+        chunk = self.base.action_low.new_zeros(num_envs, self.horizon, self.spec.action_dim)
+        nothing = torch.zeros(num_envs, dtype=torch.long, device=chunk.device)
+        return {"chunk": chunk, "length": nothing, "left": nothing, "delay": nothing}
+
+    def reset_state(self, state: State, env_ids: Array) -> State:
+        return self._with(state, env_ids, left=0, length=0, delay=0)
+
+    def continue_chunk(self, state: State, env_ids: Array, consumed: Array, delay: Array) -> State:
+        """See ``RealTimePolicy``."""
+        rows, steps, late = (
+            torch.as_tensor(item, dtype=torch.long, device=self.action_low.device)
+            for item in (env_ids, consumed, delay)
+        )
+        bad = ~((late >= 0) & (late <= steps) & (steps <= self.horizon - late))
+        if bad.any():
+            raise ContractError(
+                f"{int(steps[bad][0])} actions of the last chunk are consumed and the next is delayed by "
+                f"{int(late[bad][0])}, which chunks of {self.horizon} cannot bridge; keep delay <= consumed <= "
+                f"{self.horizon} - delay, by asking earlier or by longer chunks."
+            )
+        left = (state["length"][rows] - steps).clamp_min(0)
+        return self._with(state, rows, left=left, delay=late)
+
+    def _with(self, state: State, env_ids: Array, **values: Any) -> State:
+        """``state`` with ``values`` in the rows ``env_ids``."""
+        rows, changed = torch.as_tensor(env_ids, dtype=torch.long, device=self.action_low.device), {**state}
+        for name, value in values.items():
+            changed[name] = state[name].clone()
+            changed[name][rows] = value
+        return changed
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def encode(self, obs: Observation) -> Features:
+        """The base's features."""
+        return self.base.encode(obs)
+
+    @torch.no_grad()
+    def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
+        """Raises UserError in mode "sample"."""
+        if mode != "eval":
+            raise _no_likelihood()
+        field = _GUIDANCES[self.config.guidance](self.guided(state), self.base, features)
+        out = self.base.integrated(field, self.base.initial_noise(len(state["left"]), generator))
+        length = torch.full_like(state["length"], self.horizon)
+        nothing = torch.zeros_like(length)
+        return out, {"chunk": out.sample, "length": length, "left": nothing, "delay": nothing}
+
+    def guided(self, state: State) -> Guided:
+        """Target and weights over the chains' padded chunks, from the rest of the last chunk."""
+        left, horizon = state["left"], self.horizon
+        source = torch.arange(horizon, device=left.device) + (horizon - left)[:, None]
+        rest = state["chunk"].gather(1, source.clamp_max(horizon - 1)[..., None].expand_as(state["chunk"]))
+        weights = prefix_weights(horizon, left, state["delay"])[..., None].expand_as(rest)
+        rows, columns = self.base.latent_shape
+        padding = (0, columns - rest.shape[2], 0, rows - horizon)
+        target, guided = (nn.functional.pad(item, padding).flatten(1).to(rest) for item in (rest, weights))
+        return Guided(target, guided, self.config.beta)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json`` and the flow policy in ``base``."""
+        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
+        save_folder(Path(folder), config, self.state_dict(), {"base": self.base})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> RealTimeChunking:
+        """Load a checkpoint; with ``spec``, the base checks that it was trained for such an environment."""
+        saved = read_config(Path(folder))
+        policy = cls(load_policy(Path(folder) / "base", spec), from_json(saved["config"]))
+        load_weights(policy, Path(folder))
+        return policy.eval()
+
+
+def _no_likelihood() -> UserError:
+    return UserError(
+        "RealTimeChunking has no likelihood, since guidance changes what the flow draws, so nothing can be learnt with "
+        "it; train the flow policy inside it (the folder 'base' of its checkpoint)."
+    )
