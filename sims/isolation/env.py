@@ -109,7 +109,7 @@ class IsolatedEnv:
             )
         (horizon, frames), self._begun = self._begun, None
         answers = self._receive()
-        parts = self._per_action(answers, horizon)
+        parts: dict[str, Any] = self._per_action(answers, horizon)
         self._latch(answers)
         seen = tuple(self._observation(frame(number)) for number in range(frames))
         flags: dict[str, Any] = {name: getattr(self._book, name).copy() for name in FLAGS}

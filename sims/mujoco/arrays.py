@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, to_device
 
 from vla_rl.contract.env import Array
 
@@ -28,7 +28,7 @@ class Constant:
             return self.value
         place = str(device(array))
         if place not in self._moved:
-            self._moved[place] = array_namespace(array).asarray(self.value, device=device(array))
+            self._moved[place] = to_device(array_namespace(array).asarray(self.value), device(array))
         return self._moved[place]
 
 
@@ -48,7 +48,8 @@ def first_case(cases: Sequence[tuple[Array, int]]) -> Array:
     xp = array_namespace(cases[0][0])
     found = xp.full(cases[0][0].shape, -1, dtype=xp.int8, device=device(cases[0][0]))
     for condition, number in reversed(cases):
-        found = xp.where(condition, xp.asarray(number, dtype=xp.int8, device=device(condition)), found)
+        # Filled there: a number that comes from the host makes it wait for the device.
+        found = xp.where(condition, xp.full((), number, dtype=xp.int8, device=device(condition)), found)
     return found
 
 

@@ -3,8 +3,7 @@
 Scenes, rules, actions and instructions are those of ``sims.mujoco``: an episode of a seed begins equally in both, and
 as long as nothing touches it goes on equally within float32.  Physics, rules and pictures are computed on one device
 for all environments at once; ended ones are put back after every control step, so they stay as they are.  Seeds, clocks
-and ends are kept on the host.  A decision moves two things between host and device: its actions, which are checked
-before anything moves, and the causes of ends.
+and ends are kept on the host, which waits for the device once a decision (``vla_rl.contract.device``).
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from sims.mujoco.task import Task
 from sims.warp.cameras import Cameras
 from sims.warp.parameters import PARAMETERS
 from sims.warp.worlds import Worlds
+from vla_rl.contract.device import DeviceTracker
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.randomization import parameter_rows
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
+from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 
 
@@ -44,7 +44,7 @@ class WarpEnv:
         pixels = sum(image.shape[0] * image.shape[1] for image in spec.images.values())
         self._worlds = Worlds(task.model, num_envs, spec.device, task.substeps, pixels)
         self._device = self._worlds.device
-        self._book = EpisodeTracker(num_envs, task.failures)
+        self._book = DeviceTracker(num_envs, self._tensor, task.failures)
         self._parameters = parameter_rows(PARAMETERS, {}, np.arange(num_envs))
         self._varied = False  # whether a parameter was ever given: what is not varied costs nothing
         self._cameras: dict[tuple[tuple[str, ...], int], Cameras] = {}  # by their names and the size of pictures
@@ -80,21 +80,9 @@ class WarpEnv:
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D] in metres and grip sign; see ``VecEnv.step``."""
-        action = self._book.chunk(on_host(chunk), self.spec)
-        targets, running = self._tensor(action), self._tensor(~self._book.done)
-        time = self._tensor(self._book.time)
-        rewards, causes, frames = [], [], []
-        for i in range(action.shape[1]):
-            time = time + running
-            reward, cause = self._advance(targets[:, i], running, time)
-            running = running & (cause == 0)
-            rewards.append(reward)
-            causes.append(cause)
-            if observe == "all":
-                frames.append(self._observe(time))
-        obs = frames[-1] if frames else self._observe(time)
-        valid = self._end(on_host(torch.stack(causes, 1)))
-        return self._book.step(obs, torch.stack(rewards, 1), valid, action, frames).mapped(self._output)
+        given = chunk if isinstance(chunk, Tensor) else self._tensor(np.asarray(chunk, np.float32))
+        there = given.detach().to(self._device, torch.float32)
+        return self._book.execute_there(there, self.spec, observe, self._advance, self._observe).mapped(self._output)
 
     def snapshot(self, env_ids: Any) -> Snapshot:
         """Everything the future of ``env_ids`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""
@@ -121,7 +109,7 @@ class WarpEnv:
     # -- one control step -------------------------------------------------------------------------------------------
 
     def _advance(self, action: Tensor, running: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """One control step of the ``running`` (bool [E]) worlds: rewards [E], and codes of causes of ends int8 [E]."""
+        """One control step of the ``running`` worlds; see ``AdvanceThere``."""
         worlds, task = self._worlds, self._task
         if self._device.type == "cpu" and not running.any():  # a GPU would have to be waited for to be asked
             return torch.zeros(self.num_envs), torch.zeros(self.num_envs, dtype=torch.int8)
@@ -140,16 +128,6 @@ class WarpEnv:
         cause = torch.where(sound, torch.where(result.success, SUCCESS, cause), DIVERGED)
         reward = torch.where(running & sound, result.reward, 0.0)
         return reward, torch.where(running, cause, 0).to(torch.int8)
-
-    def _end(self, causes: np.ndarray) -> np.ndarray:
-        """Latch the ends among ``causes`` int8 [E,H] and count the clocks; returns bool [E,H]: what was executed."""
-        ended = np.cumsum(causes != 0, axis=1)
-        valid = ~self._book.done[:, None] & (ended - (causes != 0) == 0)
-        self._book.time += valid.sum(axis=1)
-        index = np.flatnonzero(ended[:, -1])
-        cause = causes[index].max(axis=1)
-        self._book.end(index, cause == SUCCESS, cause)
-        return valid
 
     # -- observations and snapshots ---------------------------------------------------------------------------------
 
@@ -194,8 +172,8 @@ class WarpEnv:
         return self._book.arrays() | {"parameters": self._parameters} | tensors
 
     def _tensor(self, item: np.ndarray) -> Tensor:
-        """A copy of ``item`` on the device."""
-        return torch.tensor(item, device=self._device)
+        """A copy of ``item`` on the device; the host does not wait for it."""
+        return torch.from_numpy(np.array(item)).to(self._device, non_blocking=True)
 
     def _output(self, item: Any) -> Any:
         """``item`` as the contract has it: an array on the host, which shares its memory, a tensor elsewhere."""

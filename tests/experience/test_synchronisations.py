@@ -2,76 +2,119 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 
+import numpy as np
 import pytest
 import torch
 
-from tests import elsewhere as another
 from tests.elsewhere import ELSEWHERE, elsewhere
-from tests.visual_point_mass import VisualPointMass
+from tests.visual_point_mass import VisualPointMass, tiny_vla
+from tests.waiting import counted_waits
 from vla_rl.contract.env import on_host
+from vla_rl.contract.errors import NonFiniteError
+from vla_rl.evaluation.run import play
+from vla_rl.experience.driver import Driver
+from vla_rl.experience.groups import GroupConfig
 from vla_rl.experience.rollout import RolloutSource, SeedStream
+from vla_rl.policies import normalization
+from vla_rl.policies.flow import FlowSampler, OneRandomStep
+from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
 ENVS, DECISIONS = 4, 6
 
 
 class There:
-    """A simulator whose arrays are on the device; ``reads`` counts what its own steps take to the host."""
+    """Somebody's simulator whose arrays are on the device; what its own calls wait for does not count."""
 
-    def __init__(self, counts: Counter[str]) -> None:
-        self.env, self.counts = VisualPointMass(ENVS), counts
+    def __init__(self, waits):
+        self.env, self.waits = VisualPointMass(ENVS), waits
         self.spec, self.num_envs, self.close = replace(self.env.spec, device="meta"), ENVS, self.env.close
 
     def reset(self, env_ids, seeds):
         return self._obs(self.env.reset(env_ids, seeds))
 
     def step(self, chunk, observe="last"):
-        before = self.counts["reads"]
-        host = on_host(chunk)
-        self.counts["reads"] = before  # the simulator's, not the loop's
-        step = self.env.step(host, observe).mapped(_to_device)
-        return replace(step, obs=self._obs(step.obs))
+        before = dict(self.waits)
+        step = self.env.step(on_host(chunk), observe).mapped(_to_device)
+        step = replace(step, obs=self._obs(step.obs))
+        self.waits.clear()
+        self.waits.update(before)
+        return step
 
     def _obs(self, obs):
         images = {name: _to_device(image) for name, image in obs.images.items()}
-        return replace(obs, images=images, state=_to_device(obs.state), task=_to_device(obs.task))
+        return replace(
+            obs, images=images, **{name: _to_device(getattr(obs, name)) for name in ("state", "task", "time")}
+        )
 
 
 def _to_device(array):
     return torch.as_tensor(array, device=ELSEWHERE)
 
 
-@pytest.fixture
-def counts(monkeypatch):
-    """``reads``: how often values went from the device to the host, each of which makes the host wait."""
-    found: Counter[str] = Counter()
-    real = another._run
-
-    def counted(func, args, kwargs):
-        name = func._overloadpacket.__name__
-        away = bool(args) and isinstance(args[0], another._Away)
-        copied = name == "_to_copy" and (kwargs or {}).get("device") == torch.device("cpu")
-        if away and (copied or name in ("_local_scalar_dense", "is_nonzero")):
-            found["reads"] += 1
-        return real(func, args, kwargs)
-
-    monkeypatch.setattr(another, "_run", counted)
-    return found
+POLICIES = {
+    "gaussian": lambda spec: GaussianPolicy(spec, config=GaussianConfig(horizon=1, width=8)),
+    "flow": lambda spec: tiny_vla(spec, sampler=FlowSampler(FlowSde(0.5), OneRandomStep(), 3)),
+}
+# A flow's table of coefficients, for each of 3 steps: "meta" alone does not keep it.
+ONCE = {"gaussian": {"read": 1}, "flow": {"read": 1, "write": 3}}
 
 
-def test_a_decision_in_which_no_episode_ends_waits_for_the_device_three_times(counts):
-    """For the actions, for whether all is finite, and for who has ended; none for the rollout itself."""
+@pytest.fixture(params=POLICIES)
+def there(request, monkeypatch):
+    """The environment, a policy, both on the device, what the host waits for, and what that is for a decision."""
+    monkeypatch.setattr(normalization, "_constants", lru_cache(normalization._make_constants))  # as on a real device
     torch.manual_seed(0)
-    with elsewhere() as device:
-        env = There(counts)
-        policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=1, width=8)).to(device)
-        source = RolloutSource(env, policy, DECISIONS, SeedStream(0, 999), torch.Generator().manual_seed(0))
-        source.start()
-        for _ in range(DECISIONS - 1):
-            before = counts["reads"]
-            source._keep(source.driver.step(), source._window)
-            assert not on_host(source._window.decisions[-1].step.done.inner).any()
-            assert counts["reads"] - before == 3
+    with elsewhere() as device, counted_waits() as waits:
+        env = There(waits)
+        yield env, POLICIES[request.param](env.spec).to(device), waits, ONCE[request.param]
+
+
+def test_a_decision_in_which_no_episode_ends_waits_for_the_device_once(there):
+    """For who has ended and whether all is finite together; not for the rollout, nor for the actions before."""
+    env, policy, waits, once = there
+    source = RolloutSource(env, policy, DECISIONS, SeedStream(0, 999), torch.Generator().manual_seed(0))
+    source.start()
+    source._keep(source.driver.step(), source._window)  # constants come to the device once
+    for _ in range(DECISIONS - 2):
+        waits.clear()
+        decision = source.driver.step()
+        source._keep(decision, source._window)
+        assert not decision.host.done.any() and waits == once
+
+
+def test_a_decision_of_groups_waits_once(there):
+    env, policy, waits, once = there
+    source = GroupConfig(2, 2, 0, 2, ENVS).build(env, policy, SeedStream(0, 999), torch.Generator().manual_seed(0))
+    source._fill()
+    source._decide()
+    for _ in range(3):
+        waits.clear()
+        source._decide()
+        assert len(source._running) == ENVS and waits == once
+
+
+def test_a_decision_of_an_evaluation_waits_once(there):
+    env, policy, waits, once = there
+    seen = []
+    next(play(env, policy, np.arange(ENVS), watch=lambda decision: seen.append(waits["read"])))
+    assert len(seen) > 2 and set(np.diff(seen)) == {once["read"]}
+
+
+@pytest.mark.parametrize("there", ["gaussian"], indirect=True)
+def test_a_nan_that_the_device_finds_is_the_policy_s_and_moves_nothing(there):
+    env, policy, *_ = there
+    driver = Driver(env, policy, torch.Generator().manual_seed(0))
+    driver.start([1, 2, 3, 4])
+    driver.step()
+    kept = {name: parameter.clone() for name, parameter in policy.named_parameters()}
+    for parameter in policy.parameters():
+        parameter.data.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match=r"the policy \(version 0\) chose a non-finite action in environment 0"):
+        driver.step()
+    for name, parameter in policy.named_parameters():
+        parameter.data.copy_(kept[name])
+    assert on_host(driver.step().step.obs.time).tolist() == [2] * ENVS

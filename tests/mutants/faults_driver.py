@@ -31,15 +31,15 @@ FAULTS = (
     Fault(
         "an infinite action is executed",
         _DRIVER,
-        "np.isfinite(on_host(out.action))",
-        "~np.isnan(on_host(out.action))",
+        "np.isfinite(action)",
+        "~np.isnan(action)",
         (f"{_ON_DRIVER}an_action_that_is_not_finite_moves_nothing_wherever_it_is",),
     ),
     Fault(
         "the driver stops at the first end",
         _DRIVER,
-        "if on_host(decision.step.done).all():",
-        "if on_host(decision.step.done).any():",
+        "if decision.host.done.all():",
+        "if decision.host.done.any():",
         (f"{_ON_DRIVER}it_steps_until_the_last_environment_has_ended",),
     ),
     Fault(

@@ -47,15 +47,15 @@ FAULTS = (
     Fault(
         "rows without a seed play on",
         _RUN,
-        "np.flatnonzero(on_host(step.done) & active)",
-        "np.flatnonzero(on_host(step.done))",
+        "np.flatnonzero(step.done & active)",
+        "np.flatnonzero(step.done)",
         (f"{_ON_RUN}test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(
         "lengths count chunks as if whole",
         _RUN,
-        "on_host(step.valid).sum(1)[active]",
-        "on_host(step.valid).any(1)[active] * on_host(step.valid).shape[1]",
+        "step.valid.sum(1)[active]",
+        "step.valid.any(1)[active] * step.valid.shape[1]",
         (f"{_ON_RUN}test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(

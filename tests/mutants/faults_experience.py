@@ -20,8 +20,8 @@ _ROLLOUTS = (
     Fault(
         "last observations of terminated rows as well",
         _ROLLOUT,
-        "np.flatnonzero(on_host(decision.step.truncated))",
-        "np.flatnonzero(on_host(decision.step.done))",
+        "np.flatnonzero(decision.host.truncated)",
+        "np.flatnonzero(decision.host.done)",
         (_NUMBERS,),
     ),
     Fault(
@@ -45,12 +45,18 @@ _ROLLOUTS = (
         "held[len(self.decisions) - 1] = features[name]",
         (_NUMBERS,),
     ),
-    Fault("a decision has its successor's seed", _DRIVER, "step, self.seeds.copy())", "step, self.seeds)", (_NUMBERS,)),
+    Fault(
+        "a decision has its successor's seed",
+        _DRIVER,
+        "step, self.seeds.copy(), host)",
+        "step, self.seeds, host)",
+        (_NUMBERS,),
+    ),
     Fault(
         "a chunk counts as executed to its end",
         _ROLLOUT,
-        '"env/steps": float(valid.sum()),',
-        '"env/steps": float(valid.numel()),',
+        "host.valid.sum() for host in told",
+        "host.valid.size for host in told",
         (f"{_ON_ROLLOUT}test_counters_and_seconds_are_those_of_the_window",),
     ),
     Fault(

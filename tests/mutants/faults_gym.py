@@ -139,8 +139,8 @@ FAULTS = (
     Fault(
         "a return is that of the last chunk",
         "vla_rl/evaluation/run.py",
-        "self.rewards[env_id] += reward[env_id].tolist()",
-        "self.rewards[env_id] = reward[env_id].tolist()",
+        "self.rewards[env_id] += step.reward[env_id].tolist()",
+        "self.rewards[env_id] = step.reward[env_id].tolist()",
         ("tests/evaluation/test_run.py::test_every_seed_is_played_once_and_reported_correctly",),
     ),
     Fault(

@@ -18,10 +18,6 @@ _SECONDS = ("tests/training/test_loop.py::test_the_seconds_of_an_iteration_are_t
 _AHEAD = ("tests/experience/test_background.py::test_the_learner_s_waiting_is_its_own_and_collecting_is_beside",)
 _SAME = (f"{_ON_SHARED}validation_in_between_leaves_training_as_it_is_and_sees_its_own_seeds",)
 _BROKEN_OFF = (f"{_ON_SHARED}episodes_that_cannot_be_put_aside_are_broken_off_and_the_next_seeds_begin",)
-_THREE = (
-    "tests/experience/test_synchronisations.py::"
-    "test_a_decision_in_which_no_episode_ends_waits_for_the_device_three_times",
-)
 _REFUSED = (f"{_ON_SHARED}what_cannot_be_shared_is_refused_in_one_sentence",)
 
 FAULTS = (
@@ -148,19 +144,5 @@ FAULTS = (
         "if self.share_env and self.processes > 1:",
         "if False:",
         _REFUSED,
-    ),
-    Fault(
-        "the host waits for the device once for every array",
-        "vla_rl/contract/foreign.py",
-        "    if bool(reduce(and_, finite)):",
-        "    if all(map(bool, finite)):",
-        _THREE,
-    ),
-    Fault(
-        "the host asks who was truncated where no episode ended",
-        _ROLLOUT,
-        " if len(done) else done",
-        "",
-        _THREE,
     ),
 )

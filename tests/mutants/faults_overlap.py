@@ -128,7 +128,7 @@ FAULTS = (
     Fault(
         "an environment elsewhere begins when it is waited for",
         _DRIVER,
-        "self._elsewhere.step_async(to_env(out.action, self.env), observe=self.observe)",
+        "self._elsewhere.step_async(action, observe=self.observe)",
         "pass",
         (f"{_ON_DRIVER}an_environment_elsewhere_begins_before_it_is_waited_for",),
     ),

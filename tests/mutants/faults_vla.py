@@ -156,8 +156,8 @@ FAULTS = (
     Fault(
         "a VLA's pictures are recorded for a head over its noise",
         "vla_rl/experience/driver.py",
-        "return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy())",
-        "return Decision(obs, features, out, step, self.seeds.copy())",
+        "return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy(), host)",
+        "return Decision(obs, features, out, step, self.seeds.copy(), host)",
         (f"{_ON}test_replay_buffers_keep_no_pictures_of_a_frozen_vla",),
     ),
     Fault(

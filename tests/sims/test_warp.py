@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import lru_cache
 
 import mujoco
 import numpy as np
@@ -16,10 +17,18 @@ from sims.device_memory import free_bytes
 from sims.mujoco.scene import cube_addresses
 from sims.mujoco.tabletop import HOLD_STEPS
 from sims.mujoco.tasks.lift_expert import LiftExpert
+from sims.warp.worlds import Worlds
 from tests.benchmarks.warp import warp_vs_alone
+from tests.elsewhere import ELSEWHERE, _Away, elsewhere
 from tests.sims import test_conformance
 from tests.simulators.warp_experts import HORIZONS, compare
-from vla_rl.contract.errors import UserError
+from tests.waiting import counted_waits
+from vla_rl.contract.device import read_step
+from vla_rl.contract.env import on_host
+from vla_rl.contract.errors import NonFiniteError, UserError
+from vla_rl.experience.rollout import RolloutSource, SeedStream
+from vla_rl.policies import normalization
+from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
 ENVS = np.arange(3)
 CHECKS = [item for name, item in vars(test_conformance).items() if name.startswith("test_")]
@@ -228,3 +237,73 @@ def test_a_parameter_that_it_cannot_vary_is_refused():
 def test_its_benchmark_measures_something():
     rows = warp_vs_alone(quick=True)
     assert [row.detail["envs"] for row in rows] == [2, 2] and all(row.ours > 0 and row.other for row in rows)
+
+
+# -- what the host waits for, on a device that is not the host ---------------------------------------------------------
+
+
+class WorldsThere:
+    """The worlds of MuJoCo-Warp, whose tensors pretend to be on the device."""
+
+    def __init__(self, model, num_envs, device, substeps, pixels=0):
+        self._worlds, self.num_envs, self.device = Worlds(model, num_envs, "cpu", substeps, pixels), num_envs, ELSEWHERE
+        for name in ("qpos", "qvel", "qacc_warmstart", "ctrl", "_overflow"):
+            setattr(self, name, _Away(getattr(self._worlds, name)))
+        self._start = tuple(item.clone() for item in self.state())
+        self.step = self._worlds.step
+
+    state, put_back, begin, sound = Worlds.state, Worlds.put_back, Worlds.begin, Worlds.sound
+
+
+@pytest.fixture
+def there(monkeypatch):
+    """Three environments on the device, and what the host waits for."""
+    monkeypatch.setattr("sims.warp.env.Worlds", WorldsThere)
+    monkeypatch.setattr(normalization, "_constants", lru_cache(normalization._make_constants))  # as on a real device
+    with elsewhere(), counted_waits() as waits:
+        yield make("warp", num_envs=3, device="meta", render=False, deadline=25), waits
+
+
+def test_a_decision_waits_for_the_device_once_with_all_that_the_simulator_reads(there):
+    env, waits = there
+    torch.manual_seed(0)
+    policy = GaussianPolicy(env.spec, config=GaussianConfig(horizon=5, width=8)).to(ELSEWHERE)
+    source = RolloutSource(env, policy, 9, SeedStream(0, 99), torch.Generator().manual_seed(0))
+    source.start()
+    source._keep(source.driver.step(), source._window)  # constants come to the device once
+    for _ in range(3):
+        waits.clear()
+        decision = source.driver.step()
+        source._keep(decision, source._window)
+        assert not decision.host.done.any() and waits == {"read": 1}
+
+
+def test_on_the_device_an_episode_is_that_on_the_host(there, lift):
+    env, _ = there
+    rng, seeds = np.random.default_rng(0), np.array([4, 5, 6])
+    ours, theirs = env.reset(ENVS, seeds), lift.reset(ENVS, seeds)
+    for horizon in (1, 4, 12, 9):  # the episodes end within the last
+        assert np.array_equal(on_host(ours.state), theirs.state) and np.array_equal(on_host(ours.time), theirs.time)
+        chunk = rng.uniform(-0.03, 0.03, (3, horizon, 4)).astype(np.float32)
+        one, other = env.step(torch.from_numpy(chunk).to(ELSEWHERE)), lift.step(chunk)
+        for name in ("reward", "valid", "terminated", "truncated", "success", "executed", "intervened"):
+            assert getattr(one, name).device == ELSEWHERE
+            assert np.array_equal(on_host(getattr(one, name)), getattr(other, name)), name
+        told = read_step(one)
+        assert np.array_equal(told.valid, other.valid) and np.array_equal(told.done, other.done)
+        assert one.cause == other.cause
+        ours, theirs = one.obs, other.obs
+    assert other.terminated.all() and one.cause == ("too_late",) * 3
+
+
+def test_an_action_that_is_not_finite_moves_nothing_on_the_device(there):
+    env, _ = there
+    env.reset(ENVS, ENVS)
+    chunk = torch.full((3, 3, 4), 0.02).to(ELSEWHERE)
+    env.step(chunk)
+    before = {name: on_host(item).copy() for name, item in env.snapshot(ENVS).items()}
+    chunk[1, 2, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"action\[1,2,0\] is nan \(environment 1 at control step 5\)"):
+        env.step(chunk)
+    after = {name: on_host(item) for name, item in env.snapshot(ENVS).items()}
+    assert all(np.array_equal(before[name], after[name]) for name in before)

@@ -56,6 +56,28 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class OnHost:
+    """What an environment on a device has read of a step already, so that nobody waits for it again.
+
+    copies  pairs of an array of the step and its copy on the host
+    finite  arrays of the step all of whose entries are finite
+
+    Arrays are recognised by identity: what was replaced in a step is not known.
+    """
+
+    copies: tuple[tuple[Array, np.ndarray], ...] = ()
+    finite: tuple[Array, ...] = ()
+
+    def copy_of(self, array: Array) -> np.ndarray | None:
+        """The copy of ``array``, None if it was not read."""
+        return next((copy for own, copy in self.copies if own is array), None)
+
+    def has_checked(self, array: Array) -> bool:
+        """Whether ``array`` was found to be finite."""
+        return any(own is array for own in self.finite)
+
+
+@dataclass(frozen=True)
 class Step:
     """The result of executing one chunk.
 
@@ -69,6 +91,7 @@ class Step:
     executed    float32 [E,H,D] actions after clipping and safety, 0 where not valid
     intervened  bool [E,H]      a person acted instead of the policy
     frames      with observe="all": the ``H`` observations after each action; after an end the last one repeats
+    on_host     what the host knows already of arrays that are on a device
     """
 
     obs: Observation
@@ -81,6 +104,7 @@ class Step:
     executed: Array
     intervened: Array
     frames: tuple[Observation, ...] = ()
+    on_host: OnHost = OnHost()
 
     @property
     def done(self) -> Array:

@@ -166,16 +166,20 @@ class EpisodeTracker:
                 f"environment {fresh[0]} was never reset, so it has no episode; call reset([{fresh[0]}], [seed]) first."
             )
 
-    def chunk(self, chunk: Any, spec: EnvSpec) -> np.ndarray:
-        """``chunk`` [E,H,D] in the dtype of ``spec.action``, clipped to the bounds; raises before anything moves."""
+    def require_shape(self, shape: Sequence[int], spec: EnvSpec) -> None:
+        """Raise ContractError unless ``shape`` is that of a chunk and every environment was reset."""
         self.require_started(np.arange(self.num_envs))
-        action = np.asarray(chunk, np.float32)
         expected = (self.num_envs, spec.action_dim)
-        if action.ndim != 3 or action.shape[::2] != expected or not 1 <= action.shape[1] <= spec.max_chunk:
+        if len(shape) != 3 or tuple(shape[::2]) != expected or not 1 <= shape[1] <= spec.max_chunk:
             raise ContractError(
-                f"the action chunk has shape {action.shape}, so nothing was executed; give "
+                f"the action chunk has shape {tuple(shape)}, so nothing was executed; give "
                 f"[{expected[0]},H,{expected[1]}] with 1 <= H <= {spec.max_chunk}."
             )
+
+    def chunk(self, chunk: Any, spec: EnvSpec) -> np.ndarray:
+        """``chunk`` [E,H,D] in the dtype of ``spec.action``, clipped to the bounds; raises before anything moves."""
+        action = np.asarray(chunk, np.float32)
+        self.require_shape(action.shape, spec)
         finite = np.isfinite(action)
         if not finite.all():
             self._require_idle(~finite, action)

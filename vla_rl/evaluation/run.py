@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vla_rl.contract.env import WORKER, Array, Observation, Observe, Step, VecEnv, on_host
+from vla_rl.contract.device import HostStep
+from vla_rl.contract.env import WORKER, Array, Observation, Observe, VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.evaluation.stats import MeanReturn, Rate
@@ -158,31 +159,30 @@ class _Play:
             announce(self.playing >= 0)
             decision = self.driver.step()
             watch(decision)
-            ended = self._count(decision.step)
+            ended = self._count(decision.host)
             for env_id in ended:
                 if decision.step.cause[env_id] == WORKER:
                     self._again(env_id)
                 else:
-                    yield self._episode(decision.step, env_id)
+                    yield self._episode(decision, env_id)
             self._refill(ended)
 
-    def _count(self, step: Step) -> np.ndarray:
+    def _count(self, step: HostStep) -> np.ndarray:
         """Add up lengths and rewards; returns the ids of the environments whose episode ended."""
         active = self.playing >= 0
-        self.length[active] += on_host(step.valid).sum(1)[active]
-        reward = on_host(step.reward)
+        self.length[active] += step.valid.sum(1)[active]
         for env_id in np.flatnonzero(active):
-            self.rewards[env_id] += reward[env_id].tolist()
-        return np.flatnonzero(on_host(step.done) & active)
+            self.rewards[env_id] += step.reward[env_id].tolist()
+        return np.flatnonzero(step.done & active)
 
-    def _episode(self, step: Step, env_id: int) -> Episode:
+    def _episode(self, decision: Decision, env_id: int) -> Episode:
         index = int(self.playing[env_id])
         return Episode(
             index=index,
             env_id=int(env_id),
             seed=int(self.seeds[index]),
-            success=bool(step.success[env_id]),
-            cause=step.cause[env_id],
+            success=bool(decision.host.success[env_id]),
+            cause=decision.step.cause[env_id],
             length=int(self.length[env_id]),
             family=self.family[env_id],
             returns=math.fsum(self.rewards[env_id]),  # exact, however the episode was cut into chunks

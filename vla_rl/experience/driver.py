@@ -4,7 +4,7 @@
     driver.start(seeds)
     while wanted:
         decision = driver.step()
-        ended = np.flatnonzero(on_host(decision.step.done))
+        ended = np.flatnonzero(decision.host.done)
         driver.reset(ended, [next(seeds) for _ in ended])
 
 What is kept, which seeds come next and when to stop is up to the caller.  Nothing here needs torch.
@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vla_rl.contract.env import Array, AsyncSteps, Observation, Observe, Step, VecEnv, on_host, to_env
+from vla_rl.contract.device import HostStep, read_step
+from vla_rl.contract.env import Array, AsyncSteps, Observation, Observe, OnHost, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import require_finite_observation, require_finite_step
 from vla_rl.contract.policy import ActionOut, Features, Mode, Policy, State, encode_observation, recorded
@@ -38,6 +39,7 @@ class Decision:
     out       what it chose
     step      what the environments returned
     seeds     int64 [E]        seeds of the episodes that the decision belongs to
+    host      what the host has read of ``step``
     """
 
     obs: Observation
@@ -45,10 +47,11 @@ class Decision:
     out: ActionOut
     step: Step
     seeds: np.ndarray
+    host: HostStep
 
     def without_pictures(self) -> Decision:
         """The same without images, extras and frames, for those who keep many decisions with their features."""
-        step = replace(self.step, obs=_bare(self.step.obs), frames=())
+        step = replace(self.step, obs=_bare(self.step.obs), frames=(), on_host=OnHost())
         return replace(self, obs=_bare(self.obs), step=step)
 
 
@@ -63,6 +66,7 @@ class _Begun(NamedTuple):
     features: Features
     out: ActionOut
     state: State
+    action: Array  # as the environment takes it
 
 
 class Driver:
@@ -154,33 +158,42 @@ class Driver:
         assert obs is not None, _NOT_RESET
         with self._clock("time/act_s"):
             out, state = self.policy.act(features, self.state, self.mode, self.generator)
-        with self._clock("time/sync_s"):  # the host reads the actions, so here it waits for the policy's device
-            require_finite(out)
+        with self._clock("time/sync_s"):  # where the environment is on the host, this waits for the policy's device
+            action = to_env(out.action, self.env)
+            if isinstance(action, np.ndarray):  # an environment on a device looks there, before anything moves
+                require_finite(out, action)
         if self._elsewhere is not None:
             with self._clock("time/env_s"):
-                self._elsewhere.step_async(to_env(out.action, self.env), observe=self.observe)
-        self._begun = _Begun(obs, features, out, state)
+                self._elsewhere.step_async(action, observe=self.observe)
+        self._begun = _Begun(obs, features, out, state, action)
 
     def finish(self) -> Decision:
         """The decision that :meth:`begin` has begun, when it is executed."""
         assert self._begun is not None, "begin a decision before it is finished"
-        (obs, features, out, state), self._begun = self._begun, None  # a step that fails is given up
+        (obs, features, out, state, action), self._begun = self._begun, None  # a step that fails is given up
         if self._elsewhere is not None:
             with self._clock("time/wait_s"):
                 step = self._elsewhere.step_wait()
         else:
             with self._clock("time/env_s"):
-                step = self.env.step(to_env(out.action, self.env), observe=self.observe)
-        require_finite_step(self.env, step, self.seeds)
+                try:
+                    step = self.env.step(action, observe=self.observe)
+                except NonFiniteError:
+                    require_finite(out, on_host(out.action))  # names the policy
+                    raise
+        with self._clock("time/env_s"):  # waits for a device, unless the environment did
+            host = read_step(step)
+        if not host.finite:
+            require_finite_step(self.env, step, self.seeds)
         self.state, self.obs, self._features = state, step.obs, None
-        return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy())
+        return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy(), host)
 
     def until_done(self) -> Iterator[Decision]:
         """Decisions until the episode of every environment has ended."""
         while True:
             decision = self.step()
             yield decision
-            if on_host(decision.step.done).all():
+            if decision.host.done.all():
                 return
 
     def forget(self) -> None:
@@ -207,9 +220,9 @@ def no_seconds() -> dict[str, float]:
     return dict.fromkeys(("time/env_s", "time/encode_s", "time/act_s", "time/sync_s", "time/wait_s"), 0.0)
 
 
-def require_finite(out: ActionOut) -> None:
-    """Raise NonFiniteError when an action is NaN or infinite, naming the environment."""
-    finite = np.isfinite(on_host(out.action)).reshape(len(out.action), -1).all(1)
+def require_finite(out: ActionOut, action: np.ndarray) -> None:
+    """Raise NonFiniteError when ``action`` [E,H,D], that of ``out``, is NaN or infinite, naming the environment."""
+    finite = np.isfinite(action).reshape(len(action), -1).all(1)
     if not finite.all():
         raise NonFiniteError(
             f"the policy (version {out.policy_version}) chose a non-finite action in environment "

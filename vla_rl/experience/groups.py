@@ -16,7 +16,7 @@ initial state, the context frames and the model's noise: members differ by the p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from vla_rl.contract.batch import Rollout
-from vla_rl.contract.env import WORKER, Step, VecEnv
+from vla_rl.contract.device import HostStep
+from vla_rl.contract.env import WORKER, VecEnv
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import Policy
 from vla_rl.experience.columns import moved, side_by_side, to_state
@@ -207,19 +208,18 @@ class GroupSource:
 
     def _decide(self) -> None:
         decision = self.driver.step()
-        decision = replace(decision, step=to_policy_device(decision)).without_pictures()
-        self._decisions.append(decision)
-        self._record(decision.step)
+        self._decisions.append(replace(decision, step=to_policy_device(decision)).without_pictures())
+        self._record(decision.host, decision.step.cause)
 
-    def _record(self, step: Step) -> None:
+    def _record(self, step: HostStep, cause: Sequence[str]) -> None:
         """Add what the running members earned, and free the environments of those that ended."""
         valid, reward = to_tensor(step.valid), to_tensor(step.reward).double()
         earned, steps = torch.where(valid, reward, 0.0).sum(1).tolist(), valid.sum(1).tolist()
         for env_id, member in self._running.items():
             member.reward += earned[env_id]
             self._steps += steps[env_id]
-        again = self._begin_again(step)
-        success, done = to_tensor(step.success).tolist(), to_tensor(step.done).tolist()
+        again = self._begin_again(cause)
+        success, done = step.success.tolist(), step.done.tolist()
         if self.env.spec.success == "once":
             done = [one or other for one, other in zip(done, success, strict=True)]
         over = [env_id for env_id in self._running if done[env_id] and env_id not in again]
@@ -228,9 +228,9 @@ class GroupSource:
             member.stop, member.success = len(self._decisions), success[env_id]
         self._keep_final({env_id: member for env_id, member in ended.items() if step.truncated[env_id]})
 
-    def _begin_again(self, step: Step) -> list[int]:
+    def _begin_again(self, cause: Sequence[str]) -> list[int]:
         """Reset the environments of members whose simulator broke down, with the seeds of their groups."""
-        lost = [env_id for env_id in self._running if step.cause[env_id] == WORKER]
+        lost = [env_id for env_id in self._running if cause[env_id] == WORKER]
         self._lost += len(lost)
         again = [env_id for env_id in lost if self._running[env_id].attempts < ATTEMPTS]
         for env_id in again:

@@ -199,13 +199,12 @@ class RolloutSource:
         """Add ``decision`` to ``window``, and begin the next episodes where it ended some."""
         window.keep(self._features(decision.obs, decision.features), self.decisions + 1)
         window.decisions.append(replace(decision, step=to_policy_device(decision), features={}).without_pictures())
-        done = np.flatnonzero(on_host(decision.step.done))  # the host waits for the environment's device
-        truncated = np.flatnonzero(on_host(decision.step.truncated)) if len(done) else done
+        truncated = np.flatnonzero(decision.host.truncated)
         if len(truncated):
             final = self.driver.final_features(truncated)
             window.final_features.append(self._features(decision.step.obs.select(truncated), final))
             window.final_index += [(len(window.decisions) - 1, int(env_id)) for env_id in truncated]
-        self._reset(done)
+        self._reset(np.flatnonzero(decision.host.done))
 
     def deliver(self) -> Rollout:
         """The window as a rollout; the next one begins."""
@@ -267,12 +266,13 @@ def _stack(window: Window, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollo
     terminated, truncated = over_time("terminated"), over_time("truncated")
     success, valid = over_time("success") & (terminated | truncated), over_time("valid")
     lost = float(sum(list(step.cause).count(WORKER) for step in steps))  # no outcome of the policy
+    told = [decision.host for decision in decisions]
     info = {
-        "env/steps": float(valid.sum()),
-        "rollout/episodes": float((terminated | truncated).sum()) - lost,
-        "rollout/successes": float(success.sum()),
+        "env/steps": float(sum(host.valid.sum() for host in told)),
+        "rollout/episodes": float(sum(host.done.sum() for host in told)) - lost,
+        "rollout/successes": float(sum((host.success & host.done).sum() for host in told)),
         **seconds,
-        **_by_family(steps, spec),
+        **_by_family(decisions, spec),
         **({"rollout/truncated_by_worker": lost} if lost else {}),
     }
     return Rollout(
@@ -297,18 +297,19 @@ def _stack(window: Window, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollo
     )
 
 
-def _by_family(steps: Sequence[Step], spec: EnvSpec) -> dict[str, float]:
+def _by_family(decisions: Sequence[Decision], spec: EnvSpec) -> dict[str, float]:
     """Episodes and successes of every family of tasks, where there are several."""
     if len(set(spec.families)) < 2:
         return {}
     counts = {
         f"rollout/{what}/{name}": 0.0 for name in sorted(set(spec.families)) for what in ("episodes", "successes")
     }
-    for step in steps:
-        for env_id in np.flatnonzero(on_host(step.done & step.valid.any(1))):  # not those that idle
-            name = spec.family(int(step.obs.task[env_id]))
+    for decision in decisions:
+        host, tasks = decision.host, on_host(decision.step.obs.task)
+        for env_id in np.flatnonzero(host.done & host.valid.any(1)):  # not those that idle
+            name = spec.family(int(tasks[env_id]))
             counts[f"rollout/episodes/{name}"] += 1.0
-            counts[f"rollout/successes/{name}"] += float(step.success[env_id])
+            counts[f"rollout/successes/{name}"] += float(host.success[env_id])
     return counts
 
 

@@ -23,7 +23,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.policy import Features
 from vla_rl.policies.flow_schedules import Field, Ode, Schedule, StepTable
-from vla_rl.policies.noise import Generators, integers, normal, uniform
+from vla_rl.policies.noise import Generators, integers, normal, sent, uniform
 
 
 class VelocityField(Protocol):
@@ -233,7 +233,7 @@ class FlowSampler:
     def sample(self, field: VelocityField, noise: Tensor, generator: Generators) -> tuple[Chain, Gaussians]:
         """Chains from ``noise`` [B,N] and their density; with grad mode on, the samples are reparameterised."""
         batch = noise.shape[0]
-        noisy_steps = self.placement.draw(self.table, batch, generator).to(noise.device)
+        noisy_steps = sent(self.placement.draw(self.table, batch, generator), noise.device)
         points, means, stds = [noise], [], []
         for k in range(self.steps):
             index = torch.where((noisy_steps == k).any(1, keepdim=True), k, self.steps + k)

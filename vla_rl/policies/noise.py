@@ -51,7 +51,7 @@ def normal(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
             return own.take(size, dtype)
         return torch.randn(size, generator=own, device=own.device, dtype=dtype)
 
-    return _draw(shape, generator, draw).to(like)
+    return sent(_draw(shape, generator, draw), like.device).to(like.dtype)
 
 
 def uniform(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor:
@@ -61,7 +61,12 @@ def uniform(shape: Sequence[int], generator: Generators, like: Tensor) -> Tensor
     def draw(size: Sequence[int], own: Any) -> Tensor:
         return torch.rand(size, generator=own, device=own.device, dtype=dtype)
 
-    return _draw(shape, generator, draw).to(like)
+    return sent(_draw(shape, generator, draw), like.device).to(like.dtype)
+
+
+def sent(drawn: Tensor, device: torch.device) -> Tensor:
+    """``drawn`` on ``device``; the host does not wait until it has arrived there."""
+    return drawn.to(device, non_blocking=device.type != "cpu")
 
 
 def integers(high: int, shape: Sequence[int], generator: Generators) -> Tensor:
