@@ -16,16 +16,18 @@ from sims.genesis import franka
 from sims.genesis.scene import CUBES, DT, FINGERS, Scene
 from sims.mujoco.scene import CUBES_QPOS
 from sims.mujoco.task import Episode, Task
+from vla_rl.contract.device import DeviceTracker
 from vla_rl.contract.env import Array, Observation, Observe, Snapshot, Step, on_host
-from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
+from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 
 
 class GenesisEnv:
     """``E`` environments of one task behind the environment contract (``VecEnv`` and ``Snapshots``).
 
-    An environment that diverges ends with the cause "diverged" and shows its last good state; the others go on.  Clocks
-    and ends are kept on the host: a control step waits for a GPU once.
+    An environment that diverges ends with the cause "diverged" and shows its last good state; the others go on.  The
+    host reads ends once a decision (``vla_rl.contract.device``), but Genesis reads its own error codes every ten
+    substeps, so more than once a control step.
     """
 
     def __init__(self, task: Task, spec: EnvSpec, scene: Scene) -> None:
@@ -34,12 +36,12 @@ class GenesisEnv:
         self._steps = round(spec.control_dt / DT)
         self._rows = scene.rest()
         num_envs = len(self._rows.qpos)
-        self._book = EpisodeTracker(num_envs, task.failures)
-        self._rest = scene.rest()[0]
         self._device = self._rows.qpos.device
+        self._book = DeviceTracker(num_envs, self._to_device, task.failures)
+        self._rest = scene.rest()[0]
         self._ctrl = self._rows.pinch.new_zeros((num_envs, 4))  # commanded pinch point and finger position, metres
         start = {name: np.stack([value] * num_envs) for name, value in task.task_state.items()}
-        self._task_state = {name: self._output(value) for name, value in start.items()}
+        self._task_state = {name: self._to_device(value) for name, value in start.items()}
         shape = (num_envs, *next(iter(spec.images.values())).shape) if spec.images else ()
         self._images = {name: torch.zeros(shape, dtype=torch.uint8, device=self._device) for name in spec.images}
         self._stale = True  # whether a row was changed since the pictures were made
@@ -57,12 +59,11 @@ class GenesisEnv:
             self._begin(index, [self._task.sample_episode(generator) for generator in generators])
             self._book.begin(index, seed)
             self._stale = True
-        return self._observe()
+        return self._observe(self._to_device(self._book.time))
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D] in metres and grip sign; see ``VecEnv.step``."""
-        step = self._book.execute(on_host(chunk), self.spec, observe, self._advance, self._observe)
-        return step.mapped(self._output)
+        return self._book.execute_there(chunk, self.spec, observe, self._advance, self._observe).mapped(self._view)
 
     def snapshot(self, env_ids: Any) -> Snapshot:
         """Everything the future of ``env_ids`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""
@@ -74,7 +75,7 @@ class GenesisEnv:
         """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
         self._stale, index = True, self._book.index(on_host(env_ids))
         restore_rows(self._arrays(), index, snapshot)
-        return self._observe()
+        return self._observe(self._to_device(self._book.time))
 
     def close(self) -> None:
         """Free the scene; safe to call twice."""
@@ -92,69 +93,64 @@ class GenesisEnv:
         self._rows.qpos[index], self._rows.vel[index] = qpos, 0.0
         self._rows.pinch[index], self._ctrl[index] = ctrl[:, :3], ctrl
         for name, value in task_state.items():
-            self._task_state[name][index] = self._output(value)
+            self._task_state[name][index] = self._to_device(value).to(self._task_state[name].dtype)
 
-    def _advance(self, index: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One control step of ``index`` [R] with ``action`` [R,4]; see ``EpisodeTracker``.  The others idle."""
-        if not index.size:
-            return np.zeros(0, np.float32), np.zeros(0, bool), np.zeros(0, int)
-        ctrl = self._task.control(self._view(self._ctrl[index]), self._output(action))
-        self._ctrl[index] = torch.as_tensor(ctrl, device=self._device, dtype=torch.float32)
+    def _advance(self, action: Tensor, running: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """One control step of the ``running`` environments; see ``AdvanceThere``."""
+        if self._device.type == "cpu" and not running.any():  # a GPU would have to be waited for to be asked
+            return action.new_zeros(self.num_envs), action.new_zeros(self.num_envs)
+        ctrl = self._tensor(self._task.control(self._view(self._ctrl), self._view(action)))
+        self._ctrl = torch.where(running[:, None], ctrl.to(self._ctrl.dtype), self._ctrl)
         after, diverged = self._scene.advance(self._rows, self._ctrl[:, :3], self._ctrl[:, 3], self._steps)
-        good = self._to_device(index)[~diverged[index]]
-        self._rows[good] = after[good]
-        self._stale = True
-        result = self._task.evaluate(self._tabletop(index), self._states(index))
+        good = running & ~diverged
+        self._rows, self._stale = after.where(good, self._rows), True
+        result = self._task.evaluate(self._tabletop(), self._states())
         for name, value in result.task_state.items():
-            self._task_state[name][index] = value
-        found = (diverged[index], result.success, result.failure, result.reward)
-        # The only copy to the host: 0 and 1, codes and rewards are exact in float64.
-        broken, success, failure, reward = (
-            torch.stack([torch.as_tensor(item, device=self._device).double() for item in found]).cpu().numpy()
-        )
-        won = (success > 0) & (broken == 0)
-        cause = np.where(self._book.time[index] >= self.spec.time_limit, TIME_LIMIT, 0)
-        cause = np.where(failure >= 0, FAILURES + failure.astype(int), cause)
-        cause = np.where(broken > 0, DIVERGED, np.where(won, SUCCESS, cause))
-        return np.where(broken > 0, 0.0, reward).astype(np.float32), won, cause
+            old = self._task_state[name]
+            new = self._tensor(value).to(old.dtype)
+            self._task_state[name] = torch.where(running.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
+        success, failure, reward = (self._tensor(item) for item in (result.success, result.failure, result.reward))
+        cause = torch.where(time >= self.spec.time_limit, TIME_LIMIT, 0)
+        cause = torch.where(failure >= 0, FAILURES + failure, cause)
+        cause = torch.where(diverged, DIVERGED, torch.where(success, SUCCESS, cause))
+        return torch.where(good, reward, 0.0), torch.where(running, cause, 0)
 
-    def _observe(self) -> Observation:
-        """The observation of all environments."""
+    def _observe(self, time: Tensor) -> Observation:
+        """The observation of all environments, whose clocks are ``time``."""
         if self._images and self._stale:
             self._images, self._stale = self._scene.render(self._rows), False
-        every = np.arange(self.num_envs)
-        qpos, task_state = self._tabletop(every), self._states(every)
+        qpos, task_state = self._tabletop(), self._states()
         return Observation(
             {name: self._view(picture.clone()) for name, picture in self._images.items()},
             self._task.proprioception(qpos, self._view(self._ctrl)),
             self._task.instruction(task_state),
-            self._output(self._book.time),
+            self._view(time.clone()),
             self._task.observe_extras(qpos, task_state),
         )
 
-    def _tabletop(self, index: np.ndarray) -> Array:
-        """[R,q]: the state of ``index`` as MuJoCo's tabletop has it, from which the rules follow."""
-        rows = self._rows[index]
-        colour = torch.as_tensor(self._task_state["colour"][index], device=self._device).long().clamp(min=0)
-        cubes = rows.qpos[:, CUBES:].view(len(index), -1, 7)
-        named = cubes[torch.arange(len(index), device=self._device)[:, None], colour]
-        return self._view(torch.cat([rows.pinch, rows.qpos[:, FINGERS], named.flatten(1)], 1))
+    def _tabletop(self) -> Array:
+        """[E,q]: the state as MuJoCo's tabletop has it, from which the rules follow."""
+        colour = self._task_state["colour"].long().clamp(min=0)
+        cubes = self._rows.qpos[:, CUBES:].view(self.num_envs, -1, 7)
+        named = cubes[torch.arange(self.num_envs, device=self._device)[:, None], colour]
+        return self._view(torch.cat([self._rows.pinch, self._rows.qpos[:, FINGERS], named.flatten(1)], 1))
 
-    def _states(self, index: np.ndarray) -> dict[str, Array]:
-        return {name: value[index] for name, value in self._task_state.items()}
+    def _states(self) -> dict[str, Array]:
+        return {name: self._view(value) for name, value in self._task_state.items()}
 
     def _arrays(self) -> dict[str, Any]:
         rows = {f"rows/{name}": self._view(value) for name, value in self._rows.arrays().items()}
-        states = {f"task_state/{name}": value for name, value in self._task_state.items()}
+        states = {f"task_state/{name}": value for name, value in self._states().items()}
         return {**self._book.arrays(), **rows, "ctrl": self._view(self._ctrl), **states}
 
     def _to_device(self, item: np.ndarray) -> Tensor:
-        return torch.from_numpy(item).to(self._device)
+        """A copy of ``item`` on the device; the host does not wait for it."""
+        return torch.from_numpy(np.array(item)).to(self._device, non_blocking=True)
+
+    def _tensor(self, item: Array) -> Tensor:
+        """What a rule has computed, as a tensor that shares its memory."""
+        return torch.as_tensor(item, device=self._device)
 
     def _view(self, item: Tensor) -> Array:
         """``item`` as the contract has it, sharing its memory: an array on the host, a tensor elsewhere."""
         return item.numpy() if self.spec.device == "cpu" else item
-
-    def _output(self, item: np.ndarray) -> Array:
-        """A copy of ``item`` as the contract has it."""
-        return item.copy() if self.spec.device == "cpu" else self._to_device(item)

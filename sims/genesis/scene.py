@@ -44,9 +44,10 @@ class Rows:
     def __getitem__(self, index: Any) -> Rows:
         return Rows(**{name: value[index] for name, value in self.arrays().items()})
 
-    def __setitem__(self, index: Any, rows: Rows) -> None:
-        for name, value in self.arrays().items():
-            value[index] = getattr(rows, name)
+    def where(self, which: Tensor, other: Rows) -> Rows:
+        """These rows where ``which`` (bool [R]), those of ``other`` elsewhere."""
+        pairs = zip(self.arrays().items(), other.arrays().values(), strict=True)
+        return Rows(**{name: torch.where(which[:, None], own, old) for (name, own), old in pairs})
 
     def arrays(self) -> dict[str, Tensor]:
         """The tensors by name."""

@@ -80,9 +80,7 @@ class WarpEnv:
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D] in metres and grip sign; see ``VecEnv.step``."""
-        given = chunk if isinstance(chunk, Tensor) else self._tensor(np.asarray(chunk, np.float32))
-        there = given.detach().to(self._device, torch.float32)
-        return self._book.execute_there(there, self.spec, observe, self._advance, self._observe).mapped(self._output)
+        return self._book.execute_there(chunk, self.spec, observe, self._advance, self._observe).mapped(self._output)
 
     def snapshot(self, env_ids: Any) -> Snapshot:
         """Everything the future of ``env_ids`` depends on, as numeric arrays [R,...]; see ``Snapshots``."""

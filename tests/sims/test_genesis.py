@@ -28,7 +28,11 @@ from sims.mujoco.tasks.lift import LiftTask
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from tests.benchmarks.genesis import genesis_vs_alone
 from tests.benchmarks.measure import NotRun
+from tests.elsewhere import elsewhere
+from tests.waiting import counted_waits
 from vla_rl.contract.check import check_env
+from vla_rl.contract.device import read_step
+from vla_rl.contract.env import on_host
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 
@@ -36,15 +40,18 @@ from vla_rl.contract.spec import EnvSpec
 class IdealScene:
     """The interface of ``sims.genesis.scene.Scene``: a cube between closing fingers comes along, nothing falls."""
 
-    def __init__(self, num_envs, colours=4):
-        self._num_envs, self._colours = num_envs, colours
+    def __init__(self, num_envs, colours=4, device="cpu"):
+        self._num_envs, self._colours, self._device = num_envs, colours, device
         self.broken, self.renders, self.closed = set(), 0, False
 
     def rest(self):
-        qpos = torch.zeros(self._num_envs, CUBES + 7 * self._colours)
+        qpos = self._zeros(self._num_envs, CUBES + 7 * self._colours)
         cubes = qpos[:, CUBES:].view(self._num_envs, -1, 7)
         cubes[..., 1], cubes[..., 2], cubes[..., 3] = AWAY, CUBE_EDGE / 2, 1.0
-        return Rows(qpos, torch.zeros(self._num_envs, qpos.shape[1] - self._colours), torch.zeros(self._num_envs, 3))
+        return Rows(qpos, self._zeros(self._num_envs, qpos.shape[1] - self._colours), self._zeros(self._num_envs, 3))
+
+    def _zeros(self, *shape):
+        return torch.zeros(shape, device=self._device)
 
     def advance(self, rows, pinch, opening, steps):
         assert steps == 6
@@ -55,8 +62,9 @@ class IdealScene:
         cubes[..., :3] += moved
         qpos[:, : franka.ARM], qpos[:, FINGERS] = franka.joints_at(pinch), opening[:, None]
         diverged = ~rows.qpos.isfinite().all(1)
-        diverged[list(self.broken)] = True
-        qpos[diverged] = float("nan")
+        for env_id in self.broken:
+            diverged[env_id] = True
+        qpos = torch.where(diverged[:, None], float("nan"), qpos)
         return Rows(qpos, rows.vel, pinch.clone()), diverged
 
     def nbytes(self):
@@ -300,6 +308,49 @@ def test_an_environment_whose_state_is_no_number_diverges():
     saved["rows/qpos"][0, CUBES] = np.nan
     env.restore([1], saved)
     assert env.step(np.zeros((3, 1, 4))).cause == ("", "diverged", "")
+
+
+def test_what_diverges_in_mid_chunk_is_not_valid_from_the_next_action_on():
+    env = ideal()
+    env.reset([0, 1, 2], [0, 1, 2])
+    real, calls = env._scene.advance, []
+
+    def advance(*given):
+        calls.append(env._scene.broken.update({1} if len(calls) == 2 else set()))
+        return real(*given)
+
+    env._scene.advance = advance
+    step = env.step(np.full((3, 5, 4), 0.01), "all")
+    assert step.valid.tolist() == [[True] * 5, [True] * 3 + [False] * 2, [True] * 5]
+    assert step.cause == ("", "diverged", "") and step.obs.time.tolist() == [5, 3, 5]
+    shown = [frame.state[1, :3] for frame in step.frames]
+    assert not np.array_equal(shown[0], shown[1]) and all(np.array_equal(one, shown[1]) for one in shown[1:])
+    assert not step.executed[1, 3:].any() and step.executed[1, :3].all()
+
+
+def test_a_decision_on_a_gpu_waits_for_it_once_and_is_that_of_the_processor():
+    host, seeds = ideal(), np.arange(3)
+    rng = np.random.default_rng(0)
+    with elsewhere() as device, counted_waits() as waits:
+        env = GenesisEnv(LiftTask(), replace(spec(), device="meta"), IdealScene(3, device=device))
+        env.reset(seeds, seeds)
+        host.reset(seeds, seeds)
+        for number in range(4):
+            chunk = rng.uniform(-0.03, 0.03, (3, 5, 4)).astype(np.float32)
+            if number == 2:
+                for one in (env, host):
+                    one._scene.broken.add(2)
+            given = torch.from_numpy(chunk).to(device)
+            waits.clear()
+            step = env.step(given)
+            told = read_step(step)
+            assert told.finite and (not number or waits == {"read": 1})  # constants come to the device once
+            expected = host.step(chunk)
+            assert step.cause == expected.cause and np.array_equal(told.valid, expected.valid)
+            assert np.array_equal(on_host(step.obs.state), expected.obs.state)
+            for name, extra in expected.obs.extras.items():
+                assert np.array_equal(on_host(step.obs.extras[name]), extra)
+    assert step.cause == ("", "", "diverged")
 
 
 def test_pictures_are_made_once_for_what_moved():

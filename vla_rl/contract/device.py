@@ -107,13 +107,14 @@ class DeviceTracker(EpisodeTracker):
     def execute_there(
         self, chunk: Array, spec: EnvSpec, observe: Observe, advance: AdvanceThere, look: Callable[[Array], Observation]
     ) -> Step:
-        """Execute ``chunk``, a float32 tensor [E,H,D] on the device; see :meth:`execute`.
+        """Execute ``chunk`` [E,H,D], a tensor or an array; see :meth:`execute`.
 
         ``look`` observes all environments, whose clocks are its argument.  The arrays of the result are tensors.
         """
-        self.require_shape(chunk.shape, spec)
         running, time = self._place(~self.done), self._place(self.time)
-        action, refused = self._checked(chunk, spec, running)
+        given = chunk.detach().float() if _is_tensor(chunk) else self._place(np.asarray(chunk, np.float32))
+        self.require_shape(given.shape, spec)
+        action, refused = self._checked(given.to(running.device), spec, running)
         running = running & ~refused
         reward, valid = action.new_zeros(action.shape[:2]), running.new_zeros(action.shape[:2])
         cause = action.new_zeros(self.num_envs)  # an episode ends once, so a sum holds its code
