@@ -23,6 +23,7 @@ CATALOG: dict[str, str] = {
     "place": "sims.mujoco.tasks.place:make",
     "push": "sims.mujoco.tasks.push:make",
     "mixed": "sims.mujoco.tasks.mixed:make",
+    "so101": "sims.mujoco.so101.lift:make",
     "genesis": "sims.genesis.lift:make",
     "gym": "sims.gym:make",
     "isolated": "sims.isolated:make",

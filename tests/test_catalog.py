@@ -13,6 +13,8 @@ import pytest
 from sims import catalog, installations
 from sims.catalog import CATALOG, make, spec_of
 from sims.mujoco import env as mujoco_env
+from sims.mujoco.so101 import scenes as so101_scenes
+from sims.mujoco.so101.expert import So101Expert
 from sims.mujoco.tasks import lift_scenes, scenes
 from sims.mujoco.tasks.lift_expert import LiftExpert
 from sims.mujoco.tasks.mixed import MixedExpert
@@ -74,7 +76,7 @@ def test_the_spec_of_a_name_is_that_of_its_environment(name):
             assert spec_of(name, **options) == env.spec
 
 
-@pytest.mark.parametrize("name", ["lift", "place", "push", "mixed", "counting", "point_mass"])
+@pytest.mark.parametrize("name", ["lift", "place", "push", "mixed", "so101", "counting", "point_mass"])
 def test_the_spec_is_read_without_building_the_environment(name, monkeypatch):
     def refuse(*args, **options):
         raise AssertionError("built")
@@ -101,6 +103,7 @@ def test_an_unknown_option_of_a_spec_is_refused_like_that_of_its_environment():
         ("place", PlaceExpert, scenes.place),
         ("push", PushExpert, scenes.push),
         ("mixed", MixedExpert, scenes.mixed),
+        ("so101", So101Expert, so101_scenes.random_scenes),
     ],
 )
 def test_every_task_declares_its_own_expert_and_scenes(name, expert, draw):

@@ -16,11 +16,11 @@ _GREY = Constant(np.full(3, 1.0 / np.sqrt(3.0)))  # the axis of greys
 
 
 class Looks:
-    """Sets the parameters ``LOOKS`` (``parameters.py``) in a renderer's own ``model`` and ``data``, row by row."""
+    """Sets the parameters ``LOOKS`` (``parameters.py``) in a renderer's own ``model``, row by row."""
 
-    def __init__(self, model: mujoco.MjModel, data: mujoco.MjData, surfaces: Sequence[int]) -> None:
+    def __init__(self, model: mujoco.MjModel, surfaces: Sequence[int]) -> None:
         """``surfaces``: ids of the geoms of the table."""
-        self._model, self._data, self._surfaces = model, data, np.asarray(surfaces, np.intp)
+        self._model, self._surfaces = model, np.asarray(surfaces, np.intp)
         self._cam_pos, self._cam_quat = model.cam_pos.copy(), model.cam_quat.copy()
         self._cam_fovy, self._light_dir = model.cam_fovy.copy(), model.light_dir.copy()
         self._light_diffuse = model.light_diffuse.copy()
@@ -41,7 +41,6 @@ class Looks:
         model.light_dir[:, 0], model.light_dir[:, 1] = cos * x - sin * y, sin * x + cos * y
         model.geom_rgba[self._surfaces, :3] = np.minimum(self._table[:, :3] * values["table_brightness"], 1.0)
         model.geom_matid[self._surfaces] = self._materials[int(values["table_texture"])]
-        mujoco.mj_camlight(model, self._data)
 
     def _show_cameras(self, values: Mapping[str, float]) -> None:
         model = self._model

@@ -36,8 +36,7 @@ os.environ.setdefault("LP_NUM_THREADS", "0")
 class Renderer:
     """Renders states of one model into uint8 pictures with one camera-independent OpenGL context.
 
-    Only kinematics are computed per state; cameras and lights are fixed to the world and computed once, unless
-    ``looks`` says otherwise.
+    Only kinematics are computed per state, with the poses of cameras and lights.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Renderer:
         self._painted, self._placed = np.asarray(painted, dtype=np.intp), np.asarray(placed, dtype=np.intp)
         self._data = mujoco.MjData(model)
         mujoco.mj_forward(model, self._data)
-        self._looks = Looks(model, self._data, surfaces)
+        self._looks = Looks(model, surfaces)
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
         self._canvas = Canvas(model)
         self._scene = mujoco.MjvScene(model, model.ngeom + 8)
@@ -91,6 +90,7 @@ class Renderer:
             if looks:
                 self._looks.show(looks[i])
             mujoco.mj_kinematics(self._model, self._data)
+            mujoco.mj_camlight(self._model, self._data)
             mujoco.mjv_updateScene(self._model, self._data, self._option, None, view, everything, self._scene)
             mujoco.mjr_render(self._rect, self._scene, self._canvas.context)
             mujoco.mjr_readPixels(self._buffer, None, self._rect, self._canvas.context)

@@ -1,10 +1,13 @@
-"""The tabletop: a gantry gripper over coloured cubes, as MJCF text.
+"""The tabletop: coloured cubes under a robot, a gantry gripper for instance, as MJCF text.
 
-World frame: origin on the table top under the gantry's centre, x right and y away from the camera, z up; metres.
+World frame of the gantry: origin on the table top under its centre, x right, y away from the camera, z up; metres.
 Slides are built so that ``qpos[0:3]`` is the world position of the pinch point between the fingertips.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import mujoco
 import numpy as np
@@ -37,8 +40,8 @@ TEXTURES = {
 
 # Shadows and multisampling make software rendering 50-100 times slower; boxes need no fine tessellation.
 # The Newton solver of MuJoCo 4.0.0 is faulty for sparse constraint Jacobians (google-deepmind/mujoco#3767).
-_HEAD = """
-<mujoco model="tabletop">
+_SCENE = """
+<mujoco model="{name}">
   <compiler angle="radian" autolimits="true"/>
   <option timestep="{dt}" jacobian="dense" integrator="Euler" cone="elliptic" iterations="20">
     <flag autoreset="disable"/>
@@ -54,7 +57,7 @@ _HEAD = """
     {textures}
   </asset>
   <default>
-    <default class="gantry"><joint type="slide" damping="0" armature="0.02"/></default>
+    {defaults}
     <default class="visual"><geom contype="0" conaffinity="0" mass="0"/></default>
     <default class="cube">
       <geom type="box" size="{half} {half} {half}" mass="0.05" friction="1 0.01 0.001" condim="3" solref="0.01 1"/>
@@ -63,9 +66,17 @@ _HEAD = """
   <worldbody>
     <light pos="-0.3 -0.5 1.2" dir="0.25 0.4 -1" directional="true" diffuse="0.55 0.55 0.53" specular="0 0 0"/>
     <geom name="table" type="plane" size="2 2 0.1" rgba="0.72 0.70 0.66 1" contype="0" conaffinity="1"/>
-    <geom class="visual" name="mat" type="box" size="0.145 0.145 0.0004" rgba="0.86 0.85 0.81 1"/>
+    <geom class="visual" name="mat" type="box" {mat} rgba="0.86 0.85 0.81 1"/>
     {cameras}
-    <body name="bridge_x" gravcomp="1">
+    {robot}
+    {cubes}
+    {marks}
+  </worldbody>
+  {actuators}
+</mujoco>
+"""
+
+_GANTRY = """<body name="bridge_x" gravcomp="1">
       <inertial pos="0 0 0" mass="0.1" diaginertia="1e-4 1e-4 1e-4"/>
       <joint class="gantry" name="x" axis="1 0 0"/>
       <body name="bridge_y" gravcomp="1">
@@ -79,11 +90,9 @@ _HEAD = """
           {fingers}
         </body>
       </body>
-    </body>
-    {cubes}
-    {marks}
-  </worldbody>
-  <tendon>
+    </body>"""
+
+_GANTRY_ACTUATORS = """<tendon>
     <fixed name="grip"><joint joint="left" coef="0.5"/><joint joint="right" coef="0.5"/></fixed>
   </tendon>
   <equality><joint joint1="left" joint2="right" solref="0.01 1"/></equality>
@@ -92,9 +101,7 @@ _HEAD = """
     <position joint="y" kp="1000" kv="44" forcerange="-60 60"/>
     <position joint="z" kp="900" kv="38" forcerange="-40 40"/>
     <position tendon="grip" kp="500" kv="12" ctrlrange="0 {open}" forcerange="-12 12"/>
-  </actuator>
-</mujoco>
-"""
+  </actuator>"""
 
 # A finger's joint is 0 when its pad touches the pinch plane x = 0 and grows as it opens.
 _FINGER = """<body name="{name}" pos="{offset} 0 0" gravcomp="1">
@@ -117,28 +124,59 @@ _MARK = (
 )
 
 
-def build_model(cubes: int, marks: int = 0) -> mujoco.MjModel:
-    """The compiled scene with cubes ``cube0``, ... and flat marks ``mark0``, ...
+@dataclass(frozen=True)
+class RobotText:
+    """What a scene needs to know of its robot, as MJCF text.
+
+    ``cameras`` {name: attributes}; ``mat``: size and position of the mat under the cubes; ``defaults``: its classes.
+    """
+
+    name: str
+    cameras: Mapping[str, str]
+    mat: str
+    defaults: str
+    body: str
+    actuators: str
+
+
+def compile_scene(robot: RobotText, cubes: int, marks: int) -> mujoco.MjModel:
+    """The compiled scene of ``robot`` with cubes ``cube0``, ... and flat marks ``mark0``, ...
 
     Colours, and the positions of the marks, are set per episode.
     """
     half = CUBE_EDGE / 2
-    fingers = (("left", -1), ("right", 1))
-    text = _HEAD.format(
+    text = _SCENE.format(
+        name=robot.name,
         dt=PHYSICS_DT,
         half=half,
-        open=FINGER_OPEN,
         slices=24 if marks else 8,  # only marks are round
         textures="\n    ".join(_TEXTURE.format(name=name, pattern=pattern) for name, pattern in TEXTURES.items()),
-        cameras="\n    ".join(f'<camera name="{name}" {pose}/>' for name, pose in CAMERAS.items()),
-        fingers="\n          ".join(
-            _FINGER.format(name=name, sign=sign, offset=sign * 0.004, limit=FINGER_OPEN + 0.001)
-            for name, sign in fingers
-        ),
+        defaults=robot.defaults,
+        mat=robot.mat,
+        cameras="\n    ".join(f'<camera name="{name}" {pose}/>' for name, pose in robot.cameras.items()),
+        robot=robot.body,
         cubes="\n    ".join(_CUBE.format(i=i, x=0.08 * i, half=half) for i in range(cubes)),
         marks="\n    ".join(_MARK.format(i=i, radius=MARK_RADIUS) for i in range(marks)),
+        actuators=robot.actuators,
     )
     return mujoco.MjModel.from_xml_string(text)
+
+
+def build_model(cubes: int, marks: int = 0) -> mujoco.MjModel:
+    """The scene under the gantry."""
+    fingers = "\n          ".join(
+        _FINGER.format(name=name, sign=sign, offset=sign * 0.004, limit=FINGER_OPEN + 0.001)
+        for name, sign in (("left", -1), ("right", 1))
+    )
+    gantry = RobotText(
+        "tabletop",
+        CAMERAS,
+        'size="0.145 0.145 0.0004"',
+        '<default class="gantry"><joint type="slide" damping="0" armature="0.02"/></default>',
+        _GANTRY.format(fingers=fingers),
+        _GANTRY_ACTUATORS.format(open=FINGER_OPEN),
+    )
+    return compile_scene(gantry, cubes, marks)
 
 
 def cube_addresses(cubes: int) -> np.ndarray:

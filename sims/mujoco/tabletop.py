@@ -10,16 +10,9 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from sims.mujoco.arrays import Constant
-from sims.mujoco.scene import (
-    CUBE_EDGE,
-    CUBES_QPOS,
-    FINGER_OPEN,
-    FINGER_QPOS,
-    GANTRY_QPOS,
-    WORKSPACE_HIGH,
-    WORKSPACE_LOW,
-    build_model,
-)
+from sims.mujoco.gantry import Gantry
+from sims.mujoco.robot import Robot
+from sims.mujoco.scene import CUBE_EDGE
 from sims.mujoco.task import Episode, TaskState
 from vla_rl.contract.env import Array
 from vla_rl.contract.errors import UserError
@@ -34,16 +27,12 @@ COLOURS: dict[str, tuple[float, float, float]] = {
     "orange": (0.95, 0.45, 0.05),
 }
 TARGET_COLOUR, UNSEEN = len(COLOURS), -1  # of the mark that cubes are pushed to; of objects that are not on the table
-SPREAD = 0.13  # metres; objects start within +-SPREAD in x and y
 SPACING = 0.078  # metres between centres, so that the open fingers fit between two cubes
 YAW = 0.55  # radians
-START = 0.12  # metres; the gripper starts within +-START in x and y
-MOST_DISPLACEMENT = 0.03  # metres per control step and axis
 HOLD_STEPS = 5  # consecutive control steps after which a condition counts
 LIFT_HEIGHT = 0.06  # metres, of a cube's centre above the table
 _AWAY = np.array([0.0, -1.2])  # metres; unused cubes of an episode lie there, behind the camera
 _PALETTE = Constant([*((*rgb, 1.0) for rgb in COLOURS.values()), (0.13, 0.13, 0.16, 1.0), (0, 0, 0, 0)], np.float32)
-_LOW, _HIGH = Constant(WORKSPACE_LOW), Constant(WORKSPACE_HIGH)
 
 Instruct = Literal["target", "distractor"]
 
@@ -56,31 +45,17 @@ class Tabletop:
     ``mark_colour`` int8 [marks] and ``mark_xy`` float64 [marks,2] in metres.
     """
 
-    substeps = 12
-
-    def __init__(self, cubes: int, marks: int = 0) -> None:
-        self.model = build_model(cubes, marks)
+    def __init__(self, cubes: int, marks: int = 0, robot: Robot | None = None) -> None:
+        """``robot``: what moves the cubes, a gantry unless given."""
+        self.robot: Robot = robot or Gantry()
+        self.model = self.robot.build_model(cubes, marks)
+        self.state, self.action, self.substeps = self.robot.state, self.robot.action, self.robot.substeps
         self.painted = tuple(self.model.geom(f"cube{i}").id for i in range(cubes))
         self.placed = tuple(self.model.geom(f"mark{i}").id for i in range(marks))
         self.painted += self.placed
         self.movable: tuple[int, ...] = tuple(self.model.body(f"cube{i}").id for i in range(cubes))
         self.surfaces: tuple[int, ...] = (self.model.geom("table").id, self.model.geom("mat").id)
         self._cubes, self._marks = cubes, marks
-        low, high, gap = tuple(WORKSPACE_LOW.tolist()), tuple(WORKSPACE_HIGH.tolist()), 2 * FINGER_OPEN
-        around = 0.02  # metres by which the gantry may overshoot its target or be pushed off it
-        self.state = ArraySpec(
-            (8,),
-            "float32",
-            low=(*(x - around for x in low), -0.01, *low, 0.0),
-            high=(*(x + around for x in high), gap + 0.01, *high, gap),
-            unit="m",
-            frame="table",
-            names=("x", "y", "z", "opening", "target_x", "target_y", "target_z", "target_opening"),
-        )
-        self._state_low, self._state_high = (Constant(x, np.float32) for x in (self.state.low, self.state.high))
-        bound, names = (MOST_DISPLACEMENT,) * 3 + (1.0,), ("dx", "dy", "dz", "grip")
-        lowest = tuple(-b for b in bound)
-        self.action = ArraySpec((4,), "float32", lowest, bound, unit="m,m,m,1", frame="table", names=names)
         self.place = ArraySpec((3,), "float32", -10.0, 10.0, unit="m", frame="table", names=("x", "y", "z"))
 
     def scene_state(self) -> TaskState:
@@ -95,14 +70,12 @@ class Tabletop:
         """``qpos`` [nq] with resting cubes, turned at random, at ``xy`` [n,2]; the other cubes are away."""
         qpos = np.zeros(self.model.nq)
         rest = [_AWAY + np.array([0.15 * i, 0.0]) for i in range(len(xy), self._cubes)]
-        write_cube_poses(qpos, [*xy, *rest], rng.uniform(-YAW, YAW, self._cubes))
+        write_cube_poses(qpos[self.robot.first_cube :], [*xy, *rest], rng.uniform(-YAW, YAW, self._cubes))
         return qpos
 
     def open_gripper(self, qpos: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Put the open gripper somewhere above the cubes, into ``qpos``; returns the matching ``ctrl`` [nu]."""
-        start = np.array([*rng.uniform(-START, START, 2), rng.uniform(0.07, 0.15)])
-        qpos[GANTRY_QPOS], qpos[FINGER_QPOS] = start, FINGER_OPEN
-        return np.array([*start, FINGER_OPEN])
+        return self.robot.start(qpos, rng)
 
     def vary_poses(self, episode: Episode, values: Mapping[str, float]) -> Episode:
         """``episode`` with its objects moved and turned, and its gripper started elsewhere within the workspace."""
@@ -110,29 +83,21 @@ class Tabletop:
         task_state = {name: np.copy(value) for name, value in episode.task_state.items()}
         shift = np.array([values["object_x"], values["object_y"]])
         for cube in np.flatnonzero(task_state["colour"] != UNSEEN):
-            start = CUBES_QPOS + 7 * int(cube)
+            start = self.robot.first_cube + 7 * int(cube)
             qpos[start : start + 2] += shift
             qpos[start + 3 : start + 7] = _turned(qpos[start + 3 : start + 7], values["object_yaw"])
         if self._marks:
             task_state["mark_xy"][task_state["mark_colour"] != UNSEEN] += shift
-        moved = qpos[GANTRY_QPOS] + np.array([values[f"gripper_{axis}"] for axis in "xyz"])
-        qpos[GANTRY_QPOS] = ctrl[:3] = np.clip(moved, WORKSPACE_LOW, WORKSPACE_HIGH)
+        self.robot.displace(qpos, ctrl, values)
         return replace(episode, qpos=qpos, ctrl=ctrl, task_state=task_state)
 
     def control(self, ctrl: Array, action: Array) -> Array:
-        """Move the position target by ``action``'s displacement and close the fingers where its grip is positive."""
-        xp = array_namespace(ctrl)
-        target = xp.minimum(xp.maximum(ctrl[:, :3] + action[:, :3], _LOW.beside(ctrl)), _HIGH.beside(ctrl))
-        open_ = xp.full((ctrl.shape[0], 1), FINGER_OPEN, dtype=target.dtype, device=device(ctrl))
-        return xp.concat([target, xp.where(action[:, 3:] > 0, xp.zeros_like(open_), open_)], axis=1)
+        """The robot's targets [R,nu] after ``action`` [R,D]."""
+        return self.robot.control(ctrl, action)
 
     def proprioception(self, qpos: Array, ctrl: Array) -> Array:
-        """float32 [R,8]: pinch point and opening, then their commanded values; metres."""
-        xp = array_namespace(qpos)
-        opening = xp.sum(qpos[:, FINGER_QPOS], axis=1, keepdims=True)
-        state = xp.concat([qpos[:, GANTRY_QPOS], opening, ctrl[:, :3], 2 * ctrl[:, 3:4]], axis=1)
-        low, high = self._state_low.beside(qpos), self._state_high.beside(qpos)
-        return xp.minimum(xp.maximum(xp.astype(state, xp.float32), low), high)
+        """float32 [R,S]: what the robot measures."""
+        return self.robot.proprioception(qpos, ctrl)
 
     def cubes(self, qpos: Array) -> Array:
         """Centres of all cubes, float32 [R,cubes,3] metres."""
@@ -141,7 +106,8 @@ class Tabletop:
 
     def centres(self, qpos: Array) -> Array:
         """[R,cubes,3]: centres of all cubes as the simulator has them, metres."""
-        poses = qpos[:, CUBES_QPOS : CUBES_QPOS + 7 * self._cubes]
+        start = self.robot.first_cube
+        poses = qpos[:, start : start + 7 * self._cubes]
         return array_namespace(qpos).reshape(poses, (qpos.shape[0], self._cubes, 7))[..., :3]
 
     def colours(self, task_state: TaskState) -> Array:
@@ -174,12 +140,11 @@ def count_steps(task_state: TaskState, deadline: int | None) -> tuple[Array, Arr
     return steps, (steps >= deadline if deadline else xp.zeros_like(steps, dtype=xp.bool))
 
 
-def write_cube_poses(qpos: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray) -> None:
-    """Write resting cubes at ``xy`` (metres), turned by ``yaw`` (radians), into ``qpos`` [nq]."""
+def write_cube_poses(poses: np.ndarray, xy: Sequence[np.ndarray], yaw: np.ndarray) -> None:
+    """Write resting cubes at ``xy`` (metres), turned by ``yaw`` (radians), into ``poses`` [7*cubes]: part of a qpos."""
     for i, centre in enumerate(xy):
-        start = CUBES_QPOS + 7 * i
         half = yaw[i] / 2
-        qpos[start : start + 7] = [*centre, CUBE_EDGE / 2, np.cos(half), 0.0, 0.0, np.sin(half)]
+        poses[7 * i : 7 * i + 7] = [*centre, CUBE_EDGE / 2, np.cos(half), 0.0, 0.0, np.sin(half)]
 
 
 def _turned(quaternion: np.ndarray, yaw: float) -> np.ndarray:
@@ -189,19 +154,20 @@ def _turned(quaternion: np.ndarray, yaw: float) -> np.ndarray:
     return np.array([w * cos - z * sin, 0.0, 0.0, w * sin + z * cos])
 
 
-def scatter(count: int, spacing: np.ndarray | float, rng: np.random.Generator) -> np.ndarray:
-    """``count`` positions [count,2] in metres within ``SPREAD``, at least ``spacing`` (or [count,count]) apart."""
-    while True:
-        xy = rng.uniform(-SPREAD, SPREAD, (count, 2))
-        gaps = np.linalg.norm(xy[:, None] - xy[None], axis=-1) + np.eye(count)
-        if (gaps >= spacing).all():
-            return xy
+def check_variant(
+    task: str, cubes: int, most: int, colours: int, instruct: str, fewest: tuple[int, int] = (2, 4)
+) -> None:
+    """Raise UserError for a number of cubes or colours, or an ``instruct``, that ``task`` does not have.
 
-
-def check_variant(task: str, cubes: int, most: int, colours: int, instruct: str) -> None:
-    """Raise UserError for a number of cubes or colours, or an ``instruct``, that ``task`` does not have."""
-    if not 2 <= cubes <= most or not 4 <= colours <= len(COLOURS) or instruct not in ("target", "distractor"):
+    ``fewest`` cubes and colours.
+    """
+    if (
+        not fewest[0] <= cubes <= most
+        or not max(cubes, fewest[1]) <= colours <= len(COLOURS)
+        or instruct not in ("target", "distractor")
+    ):
         raise UserError(
             f"{task} has no variant cubes={cubes}, colours={colours}, instruct={instruct!r}, so it cannot be made; "
-            f"give 2 to {most} cubes, 4 to {len(COLOURS)} colours, and instruct 'target' or 'distractor'."
+            f"give {fewest[0]} to {most} cubes, {fewest[1]} to {len(COLOURS)} colours, and instruct "
+            "'target' or 'distractor'."
         )

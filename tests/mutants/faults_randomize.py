@@ -11,6 +11,7 @@ _PHYSICS, _TABLE, _ENV, _CATALOG = (
     "sims/mujoco/env.py",
     "sims/catalog.py",
 )
+_GANTRY = "sims/mujoco/gantry.py"
 _ON_GYM = "tests/sims/test_gym_physics.py::"
 _ON_DRAWS, _ON_SIMS = "tests/contract/test_randomization.py::", "tests/sims/test_randomize.py::"
 _ALONE = f"{_ON_DRAWS}test_an_episode_keeps_its_values_whatever_else_is_varied_and_whoever_is_beside_it"
@@ -200,14 +201,14 @@ FAULTS = (
     ),
     Fault(
         "the gripper may start outside its workspace",
-        _TABLE,
+        _GANTRY,
         "ctrl[:3] = np.clip(moved, WORKSPACE_LOW, WORKSPACE_HIGH)",
         "ctrl[:3] = moved",
         (_START,),
     ),
     Fault(
         "the gripper is commanded back to where it would have started",
-        _TABLE,
+        _GANTRY,
         "qpos[GANTRY_QPOS] = ctrl[:3] = np.clip",
         "qpos[GANTRY_QPOS] = np.clip",
         (_START,),
@@ -263,8 +264,8 @@ FAULTS = (
     ),
     Fault(
         "cameras and lights are not computed again",
-        _LOOKS,
-        "mujoco.mj_camlight(model, self._data)",
+        "sims/mujoco/render.py",
+        "mujoco.mj_camlight(self._model, self._data)",
         "pass",
         (_FRAME,),
     ),

@@ -19,6 +19,7 @@ from array_api_compat import array_namespace
 from sims.mujoco.arrays import count, first_case, pick
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.parameters import parameters
+from sims.mujoco.robot import Robot
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
@@ -29,7 +30,6 @@ from sims.mujoco.tabletop import (
     check_variant,
     count_consecutive,
     count_steps,
-    scatter,
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState
 from vla_rl.contract.env import Array, Observation
@@ -49,6 +49,7 @@ class LiftTask(Tabletop):
     name = "lift"
     failures: tuple[str, ...] = ("wrong_object", "too_late")
     time_limit = 60
+    fewest = (2, 4)  # cubes and colours
 
     def __init__(
         self,
@@ -57,10 +58,11 @@ class LiftTask(Tabletop):
         instruct: Instruct = "target",
         deadline: int | None = None,
         marks: int = 0,
+        robot: Robot | None = None,
     ) -> None:
         """``marks``: flat marks in the scene that lift leaves invisible (other tasks share the model)."""
-        check_variant(self.name, cubes, 4, colours, instruct)
-        super().__init__(cubes, marks)
+        check_variant(self.name, cubes, 4, colours, instruct, self.fewest)
+        super().__init__(cubes, marks, robot)
         self.texts = tuple(f"pick up the {name} cube" for name in list(COLOURS)[:colours])
         self.families = (self.name,) * len(self.texts)
         self.task_state: TaskState = {
@@ -81,11 +83,11 @@ class LiftTask(Tabletop):
     def sample_episode(self, rng: np.random.Generator) -> Episode:
         """A scene: cubes apart from each other, colours all different, the open gripper above the table."""
         task_state = {name: np.copy(value) for name, value in self.task_state.items()}
-        qpos = self.place_cubes(scatter(self._cubes, SPACING, rng), rng)
+        qpos = self.place_cubes(self.robot.scatter(self._cubes, SPACING, rng), rng)
         ctrl = self.open_gripper(qpos, rng)
         task_state["colour"][:] = rng.permutation(len(self.texts))[: self._cubes]
         task_state["seeded"][...] = rng.integers(self._cubes)
-        other = (task_state["seeded"] + rng.integers(1, self._cubes)) % self._cubes
+        other = (task_state["seeded"] + rng.integers(1, max(2, self._cubes))) % self._cubes
         task_state["named"][...] = other if self._instruct == "distractor" else task_state["seeded"]
         return Episode(qpos, ctrl, task_state)
 

@@ -20,7 +20,7 @@ from sims.mujoco.scene import (
     WORKSPACE_LOW,
     cube_addresses,
 )
-from sims.mujoco.tabletop import SPACING, scatter
+from sims.mujoco.tabletop import SPACING
 from sims.mujoco.tasks.lift import LiftTask
 
 _ELSEWHERE, _OVER_A_CUBE, _HOLDING = 0, 1, 2
@@ -49,7 +49,7 @@ def random_scenes(
     task, rng = LiftTask(cubes, colours), np.random.Generator(np.random.PCG64(seed))
     qpos, ctrl = np.zeros((count, task.model.nq)), np.zeros((count, task.model.nu))
     for i in range(count):
-        qpos[i] = task.place_cubes(scatter(cubes, SPACING, rng), rng)
+        qpos[i] = task.place_cubes(task.robot.scatter(cubes, SPACING, rng), rng)
         place_gripper(qpos[i], ctrl[i], np.arange(cubes), rng)
     colour = rng.permuted(np.tile(np.arange(colours, dtype=np.int8), (count, 1)), axis=1)[:, :cubes]
     named = rng.integers(cubes, size=count).astype(np.int8)

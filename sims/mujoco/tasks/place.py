@@ -18,7 +18,7 @@ from array_api_compat import array_namespace
 from sims.mujoco.arrays import count, first_case, pick
 from sims.mujoco.env import MujocoEnv, make_env, make_spec
 from sims.mujoco.parameters import parameters
-from sims.mujoco.scene import CUBE_EDGE, FINGER_QPOS, MARK_RADIUS
+from sims.mujoco.scene import CUBE_EDGE, MARK_RADIUS
 from sims.mujoco.tabletop import (
     COLOURS,
     HOLD_STEPS,
@@ -29,7 +29,6 @@ from sims.mujoco.tabletop import (
     check_variant,
     count_consecutive,
     count_steps,
-    scatter,
 )
 from sims.mujoco.task import Episode, TaskResult, TaskState
 from vla_rl.contract.env import Array
@@ -82,7 +81,7 @@ class PlaceTask(Tabletop):
         task_state = {name: np.copy(value) for name, value in self.task_state.items()}
         spacing = np.full((ON_TABLE + PLATES,) * 2, SPACING)
         spacing[ON_TABLE:, ON_TABLE:] = 2 * MARK_RADIUS + 0.01
-        xy = scatter(ON_TABLE + PLATES, spacing, rng)
+        xy = self.robot.scatter(ON_TABLE + PLATES, spacing, rng)
         qpos = self.place_cubes(xy[:ON_TABLE], rng)
         ctrl = self.open_gripper(qpos, rng)
         task_state["colour"][:ON_TABLE] = rng.permutation(len(self._names))[:ON_TABLE]
@@ -97,7 +96,7 @@ class PlaceTask(Tabletop):
         xp, cubes = array_namespace(qpos), self.centres(qpos)
         named = pick(cubes, task_state["named"])
         near = xp.linalg.vector_norm(named[:, None, :2] - task_state["mark_xy"], axis=2) <= NEAR
-        let_go = xp.sum(qpos[:, FINGER_QPOS], axis=1) >= RELEASED
+        let_go = self.robot.opening(qpos) >= RELEASED
         placed = count_consecutive(near & (let_go & (named[:, 2] <= RESTING))[:, None], task_state["placed"])
         held = count_consecutive(cubes[..., 2] >= LIFT_HEIGHT, task_state["held"])
         long_enough = placed >= HOLD_STEPS

@@ -1,0 +1,1 @@
+"""A tabletop with an arm like the SO-101."""
