@@ -1,0 +1,125 @@
+"""Faults in the drivers of real arms, in cameras and in teleoperators."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_FEETECH, _ON_FEETECH = "robot_drivers/feetech.py", "tests/robot_drivers/test_feetech.py::"
+_CALIBRATION, _ON_CALIBRATION = "robot_drivers/calibration.py", "tests/robot_drivers/test_calibration.py::"
+_SERVOS, _SO101, _ON_SO101 = (
+    "robot_drivers/so101_servos.py",
+    "robot_drivers/so101.py",
+    "tests/robot_drivers/test_so101.py::",
+)
+_WRONG = f"{_ON_FEETECH}test_a_wrong_answer_is_refused_after_three_tries"
+
+_BUS = (
+    Fault(
+        "a wrong checksum is accepted",
+        _FEETECH,
+        "if part[-1] != checksum(part[2:-1]):",
+        "if False:",
+        (f"{_WRONG}[corrupted]",),
+    ),
+    Fault(
+        "another servo's answer is accepted",
+        _FEETECH,
+        "if len(part) > 2 and part[2] != servo:",
+        "if False:",
+        (f"{_WRONG}[of another servo]",),
+    ),
+    Fault(
+        "an answer of another length is accepted",
+        _FEETECH,
+        "if len(part) > 3 and part[3] != size + 2:",
+        "if False:",
+        (f"{_WRONG}[of another length]",),
+    ),
+    Fault(
+        "a servo in trouble counts as well",
+        _FEETECH,
+        "if answer.status:",
+        "if False:",
+        (f"{_ON_FEETECH}test_a_servo_in_trouble_says_so_at_once[32-overload]",),
+    ),
+    Fault(
+        "what came too late is read as the next answer",
+        _FEETECH,
+        "self._serial.reset_input_buffer()  # what came too late for an earlier request",
+        "pass",
+        (f"{_ON_FEETECH}test_bytes_that_nobody_waited_for_are_not_taken_for_the_next_answer",),
+    ),
+    Fault(
+        "negative numbers are two's complements",
+        _FEETECH,
+        "return -magnitude if value >> self.sign & 1 else magnitude",
+        "return value - (1 << 8 * self.size) if value >> self.sign & 1 else magnitude",
+        (f"{_ON_FEETECH}test_golden_frames_are_sent_and_understood",),
+    ),
+    Fault(
+        "a port is shared with other programs",
+        _FEETECH,
+        "exclusive=True",
+        "exclusive=False",
+        (f"{_ON_FEETECH}test_a_port_belongs_to_one_program_and_its_loss_is_told",),
+    ),
+)
+_ARM = (
+    Fault(
+        "a turn has 4096 ticks where LeRobot divides by 4095",
+        _CALIBRATION,
+        "RADIANS = 2 * math.pi / LAST_TICK",
+        "RADIANS = 2 * math.pi / 4096",
+        (f"{_ON_CALIBRATION}test_angles_are_lerobots_degrees_in_radians",),
+    ),
+    Fault(
+        "targets leave the calibrated range",
+        _CALIBRATION,
+        "np.clip(np.rint(position / self._unit + self._zero), self._low, self._high)",
+        "np.rint(position / self._unit + self._zero)",
+        (f"{_ON_SO101}test_a_target_is_kept_in_the_calibrated_range_and_nonsense_is_not_sent",),
+    ),
+    Fault(
+        "torque comes on at an old target",
+        _SO101,
+        "self._servos.hold(self._servos.read()[0])",
+        "self._servos.hold(ticks)",
+        (f"{_ON_SO101}test_the_first_command_switches_torque_on_where_the_arm_is",),
+    ),
+    Fault(
+        "an arm with another calibration moves",
+        _SERVOS,
+        "self._matches = self.calibration is not None and self._read_calibration() == self.calibration",
+        "self._matches = self.calibration is not None",
+        (f"{_ON_SO101}test_an_arm_with_another_calibration_is_neither_read_nor_moved",),
+    ),
+    Fault(
+        "speeds in coarse units are taken for fine ones",
+        _SERVOS,
+        "1.0 if phase & _FINE_SPEED else _COARSE",
+        "1.0",
+        (f"{_ON_SO101}test_servos_that_count_speeds_in_steps_of_fifty_ticks_are_understood",),
+    ),
+    Fault(
+        "one silent servo keeps the others stiff",
+        _SERVOS,
+        "errors.append(error)",
+        "raise error",
+        (f"{_ON_SO101}test_all_other_servos_go_limp_when_one_is_silent",),
+    ),
+    Fault(
+        "every servo may be overloaded",
+        _SERVOS,
+        'feetech.OVERLOAD if joint == "gripper" else 0',
+        "feetech.OVERLOAD",
+        (f"{_ON_SO101}test_a_gripper_that_holds_something_is_no_failure_but_other_trouble_is",),
+    ),
+    Fault(
+        "the range of a joint is where it was last",
+        _SERVOS,
+        "np.minimum(self.lows, ticks), np.maximum(self.highs, ticks)",
+        "np.minimum(self.lows, ticks), ticks",
+        (f"{_ON_SO101}test_a_person_calibrates_a_new_arm",),
+    ),
+)
+FAULTS = (*_BUS, *_ARM)
