@@ -29,6 +29,7 @@ CATALOG: dict[str, str] = {
     "isolated": "sims.isolated:make",
     "libero": "sims.libero:make",
     "maniskill": "sims.maniskill.make:make",
+    "maniskill_lift": "sims.maniskill.lift:make",
     "metaworld": "sims.metaworld:make",
     "multi_task": "sims.multi_task:make",
     "randomize": "sims.randomize:make",

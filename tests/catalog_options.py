@@ -13,8 +13,8 @@ IN_AN_INSTALLATION = ("genesis", "libero", "maniskill", "metaworld", "robosuite"
 """Entries that run in an installation of their own: ``make test-sims`` installs and tests them."""
 
 
-WITH_TESTS_OF_THEIR_OWN = {"warp": "tests/sims/test_warp.py"}
-"""Entries that keep the contract by one file, because they have to compile what they run."""
+WITH_TESTS_OF_THEIR_OWN = {"maniskill_lift": "tests/sims/test_maniskill_lift.py", "warp": "tests/sims/test_warp.py"}
+"""Entries that keep the contract by one file: they have to compile what they run, or need another's installation."""
 
 
 def entries_that_run_here() -> list[str]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from sims.maniskill.env import ManiSkillEnv, ReplayingManiSkillEnv
 from sims.maniskill.tasks import instruction_of, registered
-from sims.maniskill.world import World
+from sims.maniskill.world import Simulation, World
 from vla_rl.contract.env import VecEnv
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _MAX_CHUNK = 50
+AnyWorld = TypeVar("AnyWorld", bound=Simulation)
 
 
 def build(
@@ -36,23 +38,43 @@ def build(
             f"{task} has no time limit in ManiSkill, so its episodes might never end; give the option time_limit, in "
             "actions."
         )
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"this machine has no GPU that torch can use, so {task} cannot run on {device!r}; use 'cpu'.")
+    require_gpu(task, device)
+    worlds = worlds_of(num_envs, device, partial(_world, found, chosen, device, arguments))
+    return env_of(_spec(worlds[0], found.uid, limit, chosen["obs"], device), worlds, ends_at_success)
+
+
+def env_of(spec: EnvSpec, worlds: Sequence[Simulation], ends_at_success: bool) -> VecEnv:
+    """The environment of ``worlds``; on the processor with snapshots."""
+    kind = ReplayingManiSkillEnv if spec.device == "cpu" else ManiSkillEnv
+    return kind(spec, worlds, ends_at_success)
+
+
+def worlds_of(num_envs: int, device: str, make: Callable[[int], AnyWorld]) -> list[AnyWorld]:
+    """What ``make(size)`` makes: one of all environments on a GPU, one for each on the processor."""
     sizes = [1] * num_envs if device == "cpu" else [num_envs]
-    worlds: list[World] = []
+    worlds: list[AnyWorld] = []
     try:
         for size in sizes:
-            worlds.append(_world(found, size, chosen, device, arguments))
+            worlds.append(make(size))
     except BaseException:
         for world in worlds:
             world.close()
         raise
-    spec = _spec(worlds[0], found.uid, limit, chosen["obs"], device)
-    kind = ReplayingManiSkillEnv if device == "cpu" else ManiSkillEnv
-    return kind(spec, worlds, ends_at_success)
+    return worlds
 
 
-def _world(found: Any, num_envs: int, chosen: Mapping[str, Any], device: str, arguments: Mapping[str, Any]) -> World:
+def require_gpu(task: str, device: str) -> None:
+    """Raise UserError where ``task`` is to run on a GPU that torch does not find."""
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"this machine has no GPU that torch can use, so {task} cannot run on {device!r}; use 'cpu'.")
+
+
+def backends(device: str) -> dict[str, str]:
+    """ManiSkill's options for ``device``."""
+    return {"sim_backend": device.replace("cuda", "physx_cuda").replace("cpu", "physx_cpu"), "render_backend": device}
+
+
+def _world(found: Any, chosen: Mapping[str, Any], device: str, arguments: Mapping[str, Any], num_envs: int) -> World:
     whole_state = chosen["obs"] == "state"
     overlaid = hasattr(found.cls, "rgb_overlay_paths")  # photographs behind what is in the foreground
     size = chosen["image_size"]
@@ -61,18 +83,21 @@ def _world(found: Any, num_envs: int, chosen: Mapping[str, Any], device: str, ar
         "obs_mode": "state_dict" if whole_state else f"rgb+{'segmentation+' if overlaid else ''}state_dict",
         "control_mode": chosen["control_mode"] or None,
         "reward_mode": chosen["reward"] or None,
-        "sim_backend": device.replace("cuda", "physx_cuda").replace("cpu", "physx_cpu"),
-        "render_backend": device,
         "sensor_configs": {} if whole_state else {"width": size, "height": size},
+        **backends(device),
         **arguments,
     }
+    return World(made(found.uid, chosen, lambda: found.make(**options)), whole_state)
+
+
+def made(task: str, chosen: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    """ManiSkill's environment that ``make`` makes of ``task``, or a sentence about why it does not."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):
-            env = found.make(**options)
+            return make()
     except (RuntimeError, NotImplementedError, KeyError, TypeError, OSError, AssertionError, EOFError) as error:
-        raise _refusal(found.uid, chosen, error, said.getvalue()) from error
-    return World(env, whole_state)
+        raise _refusal(task, chosen, error, said.getvalue()) from error
 
 
 def _refusal(task: str, chosen: Mapping[str, Any], error: BaseException, said: str) -> UserError:

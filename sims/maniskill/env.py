@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sims.maniskill.world import World
+from sims.maniskill.world import Simulation
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.rows import DIVERGED, FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
@@ -30,7 +30,7 @@ class ManiSkillEnv:
     that idle is never shown.
     """
 
-    def __init__(self, spec: EnvSpec, worlds: Sequence[World], ends_at_success: bool) -> None:
+    def __init__(self, spec: EnvSpec, worlds: Sequence[Simulation], ends_at_success: bool) -> None:
         """Owns ``worlds``, whose environments follow each other."""
         self.spec, self._worlds, self._ends_at_success = spec, worlds, ends_at_success
         ends = np.cumsum([world.num_envs for world in worlds])
@@ -150,7 +150,7 @@ class ReplayingManiSkillEnv(ManiSkillEnv):
     ``restore`` replays them, which takes as long as they took.
     """
 
-    def __init__(self, spec: EnvSpec, worlds: Sequence[World], ends_at_success: bool) -> None:
+    def __init__(self, spec: EnvSpec, worlds: Sequence[Simulation], ends_at_success: bool) -> None:
         super().__init__(spec, worlds, ends_at_success)
         self._actions = np.zeros((self.num_envs, spec.time_limit, spec.action_dim), np.float32)
 

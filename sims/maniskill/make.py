@@ -53,7 +53,7 @@ def make_in_process(
     Raises UserError for what cannot be built.
     """
     _check(num_envs, obs, reward, image_size, time_limit)
-    _require_package()
+    require_package()
     from sims.maniskill.build import build
 
     chosen = {"obs": obs, "control_mode": control_mode, "reward": reward, "image_size": image_size}
@@ -70,14 +70,24 @@ def make(num_envs: int, workers: int = 1, device: str = "cpu", **options: Any) -
     catalog.check_options(_NAME, make_in_process, options)
     if device != "cpu":
         return make_in_process(num_envs, device=device, **options)
+    env = "sims.maniskill.make:make_in_process"
+    return in_workers(num_envs, env, options, workers, pictures=options.get("obs") == "rgb")
+
+
+def in_workers(num_envs: int, env: str, options: Mapping[str, Any], workers: int, pictures: bool) -> VecEnv:
+    """``env`` ("module:make") with ``options`` in ``workers`` processes that have ManiSkill.
+
+    With ``pictures`` they are replaced, between episodes where it can be, before what rendering leaks ends them.
+    Raises UserError where ManiSkill is neither here nor installed.
+    """
     return isolated.make(
         num_envs,
-        "sims.maniskill.make:make_in_process",
+        env,
         options,
         workers,
         installation="" if _is_here() else _NAME,
         variables=mesa.variables(_folder()),
-        recycle_steps=_RECYCLE if options.get("obs") == "rgb" else 0,
+        recycle_steps=_RECYCLE if pictures else 0,
     )
 
 
@@ -106,7 +116,8 @@ def _is_here() -> bool:
     return importlib.util.find_spec("mani_skill") is not None
 
 
-def _require_package() -> None:
+def require_package() -> None:
+    """Raise UserError unless ManiSkill is in this process' environment."""
     if not _is_here():
         raise UserError(
             "ManiSkill is not installed here, so it cannot simulate in this process; run "

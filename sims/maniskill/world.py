@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,24 @@ class Outcome:
     reward: Tensor
     success: Tensor
     failed: Tensor
+
+
+class Simulation(Protocol):
+    """``num_envs`` environments that are simulated together, as ``ManiSkillEnv`` uses them; see ``World``."""
+
+    num_envs: int
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None: ...
+
+    def step(self, action: np.ndarray) -> Outcome: ...
+
+    def state(self) -> Tensor: ...
+
+    def privileged(self) -> dict[str, Tensor]: ...
+
+    def images(self) -> dict[str, Tensor]: ...
+
+    def close(self) -> None: ...
 
 
 class World:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_ENV, _LIFT, _ENGINE, _ARM = (f"sims/genesis/{name}.py" for name in ("env", "lift", "engine", "franka"))
+_ENV, _LIFT, _ENGINE = (f"sims/genesis/{name}.py" for name in ("env", "lift", "engine"))
+_ARM = "sims/franka.py"
 _ON = "tests/sims/test_genesis.py::"
 _ALONE = f"{_ON}test_one_environment_that_diverges_ends_alone_at_its_last_good_state"
 _SAME = f"{_ON}test_a_seed_means_the_same_scene_as_in_mujoco"

@@ -6,6 +6,8 @@ from tests.mutants.fault import Fault
 
 _ON = "tests/sims/test_maniskill.py::"
 _ENV, _CONTROLS, _SEEDS = "sims/maniskill/env.py", "sims/maniskill/controls.py", "sims/maniskill/seeds.py"
+_LIFT, _ON_LIFT = "sims/maniskill/lift_world.py", "tests/sims/test_maniskill_lift.py::"
+_FRAME = "test_an_episode_asks_for_the_red_cube_and_tells_places_in_the_tables_frame"
 _RECYCLING = "tests/sims/isolation/test_recycling.py::"
 _SUCCESS = f"{_ON}test_success_need_not_end_an_episode_and_is_remembered"
 _ENDS = f"{_ON}test_success_failure_the_time_limit_and_what_is_not_finite_end_an_episode"
@@ -103,5 +105,26 @@ FAULTS = (
         "_WAIT = 1.25  #",
         "_WAIT = 1.0  #",
         (f"{_RECYCLING}test_it_waits_for_an_episode_that_is_running_but_not_for_ever",),
+    ),
+    Fault(
+        "ManiSkill's frame is turned the other way",
+        _LIFT,
+        "torch.stack([position[:, 1], -position[:, 0],",
+        "torch.stack([-position[:, 1], position[:, 0],",
+        (f"{_ON_LIFT}test_the_expert_of_mujocos_lift_lifts_the_cube", f"{_ON_LIFT}{_FRAME}"),
+    ),
+    Fault(
+        "an episode in ManiSkill inherits how long the last cube was up",
+        _LIFT,
+        "self._ctrl[index, 3], self._held[index] = FINGER_OPEN, 0",
+        "self._ctrl[index, 3] = FINGER_OPEN",
+        (f"{_ON_LIFT}test_success_is_the_cube_up_for_five_control_steps_in_a_row",),
+    ),
+    Fault(
+        "the arm of ManiSkill is commanded to stay outside the workspace",
+        _LIFT,
+        "self._pinch()[index].clamp(self._low, self._high)",
+        "self._pinch()[index]",
+        (f"{_ON_LIFT}{_FRAME}",),
     ),
 )

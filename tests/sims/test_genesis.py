@@ -6,7 +6,6 @@ Rules and bookkeeping are tested over an ideal arm, which is always where it was
 from __future__ import annotations
 
 import json
-import math
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -29,6 +28,7 @@ from sims.mujoco.tasks.lift_expert import LiftExpert
 from tests.benchmarks.genesis import genesis_vs_alone
 from tests.benchmarks.measure import NotRun
 from tests.elsewhere import elsewhere
+from tests.franka_hand import hand_at
 from tests.waiting import counted_waits
 from vla_rl.contract.check import check_env
 from vla_rl.contract.device import read_step
@@ -193,38 +193,14 @@ def test_a_second_device_in_one_process_is_refused(present):
 
 # -- the arm -----------------------------------------------------------------------------------------------------------
 
-# Denavit and Hartenberg's parameters in Craig's form (a, d, alpha) of joints 1 to 7 and the flange, from Franka's
-# documentation of its robot.
-_DH = [
-    (0.0, 0.333, 0.0),
-    (0.0, 0.0, -math.pi / 2),
-    (0.0, 0.316, math.pi / 2),
-    (0.0825, 0.0, math.pi / 2),
-    (-0.0825, 0.384, -math.pi / 2),
-    (0.0, 0.0, math.pi / 2),
-    (0.088, 0.0, math.pi / 2),
-    (0.0, 0.107, 0.0),
-]
 _LIMITS = [2.8973, 1.7628, 2.8973, (-3.0718, -0.0698), 2.8973, (-0.0175, 3.7525), 2.8973]
-
-
-def hand_at(joints):
-    """Pose of the hand [4,4] in the table's frame."""
-    cos, sin = math.cos(franka.BASE_TURN), math.sin(franka.BASE_TURN)
-    pose = np.array([[cos, -sin, 0, 0], [sin, cos, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]])
-    pose[:3, 3] = franka.BASE
-    for (a, d, alpha), q in zip(_DH, [*joints, -math.pi / 4], strict=True):  # the hand is turned on the flange
-        c, s, ca, sa = math.cos(q), math.sin(q), math.cos(alpha), math.sin(alpha)
-        link = [[c, -s, 0, a], [s * ca, c * ca, -sa, -d * sa], [s * sa, c * sa, ca, d * ca], [0, 0, 0, 1]]
-        pose = pose @ np.array(link)
-    return pose
 
 
 def test_the_joints_put_the_fingers_where_they_are_wanted():
     corners = np.stack(np.meshgrid(*zip(WORKSPACE_LOW, WORKSPACE_HIGH, strict=True)), -1).reshape(-1, 3)
     wanted = np.concatenate([corners, np.random.default_rng(0).uniform(WORKSPACE_LOW, WORKSPACE_HIGH, (20, 3))])
     for place, joints in zip(wanted, franka.joints_at(torch.from_numpy(wanted)).numpy(), strict=True):
-        hand = hand_at(joints)
+        hand = hand_at(joints, franka.BASE, franka.BASE_TURN)
         np.testing.assert_allclose((hand @ [*franka.PINCH, 1])[:3], place, atol=1e-12)
         np.testing.assert_allclose(hand[:3, 2], [0, 0, -1], atol=1e-12)  # it points down
         np.testing.assert_allclose(np.abs(hand[:3, 1]), [1, 0, 0], atol=1e-12)  # the fingers open across the picture

@@ -16,6 +16,7 @@ import numpy as np
 
 from sims import catalog, installations
 from sims.installations import child_environment
+from sims.maniskill.lift import LOOKS
 from sims.robosuite import INSTRUCTIONS
 from tests.policies.vla.tiny_folders import MAKERS
 from tests.simulators import libero_boxes
@@ -137,13 +138,22 @@ def genesis_rows() -> str:
 
 def expert(name: str) -> str:
     """The expert, if there is one, mostly succeeds."""
-    if catalog.extras(name).expert is None:
-        return "it has none"
+    return "it has none" if catalog.extras(name).expert is None else demonstrated(name, SMALL[name], 1)
+
+
+def demonstrated(name: str, options: Mapping[str, Any], horizon: int) -> str:
+    """The expert of ``name``, which plans ``horizon`` actions, mostly succeeds."""
     env: VecEnv
-    with closing(catalog.make(name, num_envs=2, **{**SMALL[name], "cameras": []})) as env:
-        found = evaluate(env, ExpertPolicy(catalog.expert(name, 1).act), list(range(8)))
+    with closing(catalog.make(name, num_envs=2, **{**options, "cameras": []})) as env:
+        found = evaluate(env, ExpertPolicy(catalog.expert(name, horizon).act), list(range(8)))
     assert found.rate.success > 0.5, found.cause
     return f"success {found.rate.success:.0%} of {found.rate.episodes}"
+
+
+def maniskill_lift(looks: str) -> str:
+    """MuJoCo's expert lifts ManiSkill's cube by MuJoCo's actions, and pictures keep the contract in both looks."""
+    options = {"image_size": 32, "looks": looks, "workers": 2}
+    return f"{checked('maniskill_lift', options)}; {demonstrated('maniskill_lift', options, 5)}"
 
 
 def train(name: str, options: Mapping[str, Any]) -> str:
@@ -218,6 +228,7 @@ def _require_losses(run: Path) -> None:
 
 MORE: dict[str, dict[str, Callable[[], str]]] = {
     "genesis": {"one diverges": genesis_rows},
+    "maniskill": {f"lift in PickCube, looks {name}": partial(maniskill_lift, name) for name in LOOKS},
     "metaworld": {"from pixels": from_pixels},
     "robosuite": {task: partial(robosuite_task, task) for task in INSTRUCTIONS},
     "libero": {"rules": libero_rules},
