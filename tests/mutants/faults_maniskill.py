@@ -125,6 +125,6 @@ FAULTS = (
         _LIFT,
         "self._pinch()[index].clamp(self._low, self._high)",
         "self._pinch()[index]",
-        (f"{_ON_LIFT}{_FRAME}",),
+        (f"{_ON_LIFT}test_actions_move_the_commanded_point_and_close_the_fingers",),
     ),
 )
