@@ -216,6 +216,18 @@ def test_without_anything_to_continue_it_decides_as_its_base():
     torch.testing.assert_close(policy.act(features, late, "eval", seeded(2))[0].action, plain[1], atol=0, rtol=0)
 
 
+def test_entries_of_a_state_can_be_written_one_by_one():
+    """As callers do that decide for some environments at a time: no two entries share memory."""
+    policy = RealTimeChunking(LinearGaussian())
+    state = policy.initial_state(2)
+    for one in (state, policy.act(states(2), state, "eval", seeded())[1]):
+        before = {name: item.clone() for name, item in one.items()}
+        for name, item in one.items():
+            item[0] = 7
+            assert all(torch.equal(one[other], kept) for other, kept in before.items() if other != name)
+            item.copy_(before[name])
+
+
 @pytest.mark.parametrize(("consumed", "delay"), [(1, 2), (7, 2), (3, -1), (9, 0)])
 def test_a_chunk_that_cannot_be_bridged_is_refused(consumed, delay):
     policy = RealTimeChunking(LinearGaussian())

@@ -158,8 +158,8 @@ class RealTimeChunking(HoldsFrozen):
     def initial_state(self, num_envs: int) -> State:
         """No chunk yet: ``length`` and ``delay`` are 0."""
         chunk = self.base.action_low.new_zeros(num_envs, self.horizon, self.spec.action_dim)
-        nothing = torch.zeros(num_envs, dtype=torch.long, device=chunk.device)
-        return {"chunk": chunk, "length": nothing, "left": nothing, "delay": nothing}
+        counts = ("length", "left", "delay")
+        return {"chunk": chunk, **{name: torch.zeros(num_envs).to(chunk.device, torch.long) for name in counts}}
 
     def reset_state(self, state: State, env_ids: Array) -> State:
         return self._with(state, env_ids, left=0, length=0, delay=0)
@@ -201,9 +201,9 @@ class RealTimeChunking(HoldsFrozen):
             raise _no_likelihood()
         field = _GUIDANCES[self.config.guidance](self.guided(state), self.base, features)
         out = self.base.integrated(field, self.base.initial_noise(len(state["left"]), generator))
-        length = torch.full_like(state["length"], self.horizon)
-        nothing = torch.zeros_like(length)
-        return out, {"chunk": out.sample, "length": length, "left": nothing, "delay": nothing}
+        told = {"length": self.horizon, "left": 0, "delay": 0}
+        counts = {name: torch.full_like(state[name], value) for name, value in told.items()}
+        return out, {"chunk": out.sample, **counts}
 
     def guided(self, state: State) -> Guided:
         """Target and weights over the chains' padded chunks, from the rest of the last chunk."""
