@@ -1,0 +1,206 @@
+"""The command that comes next, whatever is asked for: the pure part of the supervisor (``safety.py``).
+
+The commands are samples of one smooth function of time for each joint, whose position, velocity, acceleration and
+jerk are within the limits, and which comes to rest within them if nobody asks for anything any more (``motion.py``).
+So it does not matter when, or how irregularly, they are made.  They stay near the *measured* position: an arm that
+lags or is blocked holds its command back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from robot_drivers.kinematics import Chain
+from robot_drivers.limits import JointLimits, Limits
+from robot_drivers.motion import Course, Joint, Motion, Rates, steer
+from robot_drivers.workspace import Workspace
+from vla_rl.contract.errors import ContractError
+
+RECOVERY = 0.1  # of the velocity limit: back inside the limits, and to where the arm is held
+LONGEST = 2.0  # control periods: a call that comes later finds the arm braking already
+SAME = 1e-11  # in a joint's unit: positions that differ by rounding only
+REST = 1e-9  # in a joint's unit per second
+
+# Why a command is not what was asked for; "" where it is.
+REASONS = (
+    "",
+    # the request was followed as far as it may be
+    "joint limit",
+    "workspace",
+    "lead",  # over the measured position
+    "rate",  # velocity, acceleration or jerk
+    # the request was refused, and the one before holds
+    "not finite",
+    "shape",
+    "source",
+    "stale",
+    "from the future",
+    "out of order",
+    "before re-arming",
+    # the arm is brought to rest and held
+    "no request",
+    "watchdog",
+    "deadman",
+    "stopped",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where somebody wants the joints: position float [D], stamp in seconds, source "policy" or "human"."""
+
+    position: np.ndarray
+    stamp: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is sent, beside what was asked for.
+
+    position   float64 [D], safe to send
+    requested  float64 [D] as it came, also where it was refused (NaN if of another shape); None where nothing came
+    clipped    bool [D], where ``position`` is not what was requested
+    source     "policy" or "human" while a request is followed, "safety" while coming to rest, "hold" at rest
+    reason     one of REASONS
+    """
+
+    position: np.ndarray
+    requested: np.ndarray | None
+    clipped: np.ndarray
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SafetyState:
+    """All that :func:`limit` knows.
+
+    motion    commanded position, velocity and acceleration of each joint
+    measured  float64 [D], the last good measurement
+    asked     the request that is followed; None while there is none
+    held      float64 [D], where the arm is held: the position that was measured when it had come to rest; None before
+    """
+
+    limits: Limits
+    motion: tuple[Motion, ...]
+    measured: np.ndarray
+    workspace: Workspace | None = None
+    asked: Request | None = None
+    held: np.ndarray | None = None
+
+    @classmethod
+    def at_rest(cls, limits: Limits, measured: np.ndarray, kinematics: Chain | None = None) -> SafetyState:
+        """The arm as it is found, wherever that is."""
+        names = [joint.name for joint in limits.joints]
+        if limits.workspace is not None and kinematics is None:
+            raise ContractError(
+                "The limits have a workspace and the arm has no kinematics, so nobody knows what is inside; give the "
+                "chain of its links, or limits without a workspace."
+            )
+        workspace = limits.workspace and kinematics and Workspace(limits.workspace, kinematics, names)
+        motion = tuple(Motion(float(position), 0.0, 0.0) for position in measured)
+        return cls(limits, motion, np.array(measured, np.float64), workspace or None)
+
+    @property
+    def position(self) -> np.ndarray:
+        """The last command [D]."""
+        return np.array([motion.position for motion in self.motion])
+
+    @property
+    def resting(self) -> bool:
+        """Whether the command has come to rest."""
+        return all(abs(motion.velocity) < REST and abs(motion.acceleration) < REST for motion in self.motion)
+
+
+def limit(state: SafetyState, request: Request | None, dt: float) -> tuple[Command, SafetyState]:
+    """The command that is sent ``dt`` seconds after the last one, and the state after it.
+
+    ``request`` has [D] finite numbers.  None brings the arm to rest and holds it at the position that is measured
+    then, not at the last goal.
+    """
+    if request is None:
+        return _hold(state, dt)
+    asked = np.asarray(request.position, np.float64)
+    courses, reason = _courses(state, asked, _velocity(state.asked, request), dt, speed=1.0)
+    state = dataclasses.replace(state, motion=_advanced(courses, asked, dt), asked=request, held=None)
+    position = np.where(abs(state.position - asked) <= SAME, asked, state.position)
+    clipped = position != asked
+    return Command(position, asked, clipped, request.source, reason if clipped.any() else ""), state
+
+
+def _velocity(before: Request | None, request: Request) -> np.ndarray:
+    """How fast the request moves, by its stamps [D]; 0 for the first one and for one that is followed again."""
+    if before is None or request.stamp <= before.stamp:
+        return np.zeros(len(request.position))
+    return np.asarray((request.position - before.position) / (request.stamp - before.stamp), np.float64)
+
+
+def _hold(state: SafetyState, dt: float) -> tuple[Command, SafetyState]:
+    joints, held, resting = state.limits.joints, state.held, state.resting
+    if resting and (held is None or (abs(state.measured - held) > [joint.lead for joint in joints]).any()):
+        held = state.measured  # come to rest, or pushed away by somebody
+    if held is None:
+        longest = LONGEST / state.limits.control_hz
+        motion = tuple(
+            Course(start, 0.0, longest, _rates(joint)).at(dt) for start, joint in zip(state.motion, joints, strict=True)
+        )
+    else:
+        courses, _ = _courses(state, held, np.zeros(len(held)), dt, speed=RECOVERY)
+        motion = _advanced(courses, held, dt)
+    state = dataclasses.replace(state, motion=motion, asked=None, held=held)
+    source = "hold" if resting else "safety"
+    return Command(state.position, None, np.zeros(len(joints), bool), source, "no request"), state
+
+
+def _courses(
+    state: SafetyState, asked: np.ndarray, velocity: np.ndarray, dt: float, speed: float
+) -> tuple[list[Course], str]:
+    """A safe course for each joint, and why they may not be where they are asked to be."""
+    courses, reason = [], "rate"
+    for joint, start, measured, goal, drift in zip(
+        state.limits.joints, state.motion, state.measured, asked, velocity, strict=True
+    ):
+        low, high = _range(joint, float(measured))
+        outside = not joint.low <= start.position <= joint.high
+        rates = _rates(joint, RECOVERY if outside else speed)
+        target = min(max(float(goal), low), high)
+        along = min(max(float(drift), -rates.velocity), rates.velocity) if target == goal else 0.0
+        if not joint.low <= goal <= joint.high:
+            reason = "joint limit"
+        elif target != goal and reason == "rate":
+            reason = "lead"
+        courses.append(steer(Joint(rates, low, high), start, target, along, dt, LONGEST / state.limits.control_hz))
+    if state.workspace is not None:
+        within = state.workspace.within(courses)
+        reason = reason if within is courses or reason == "joint limit" else "workspace"
+        courses = within
+    return courses, reason
+
+
+def _rates(joint: JointLimits, speed: float = 1.0) -> Rates:
+    return Rates(speed * joint.velocity, joint.acceleration, joint.jerk)
+
+
+def _range(joint: JointLimits, measured: float) -> tuple[float, float]:
+    """Where the command may be: within the limits and near the measured position, which counts more."""
+    near, far = measured - joint.lead, measured + joint.lead
+    low, high = max(joint.low, near), min(joint.high, far)
+    if low <= high:
+        return low, high
+    edge = near if near > joint.high else far
+    return edge, edge
+
+
+def _advanced(courses: Sequence[Course], goal: np.ndarray, dt: float) -> tuple[Motion, ...]:
+    motions = (course.at(dt) for course in courses)
+    return tuple(
+        Motion(float(there), 0.0, 0.0)
+        if abs(motion.position - there) <= SAME and abs(motion.velocity) < REST and abs(motion.acceleration) < REST
+        else motion
+        for motion, there in zip(motions, goal, strict=True)
+    )

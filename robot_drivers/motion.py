@@ -1,0 +1,222 @@
+"""How one joint changes its velocity within limits, and where it comes to rest: piecewise constant jerk.
+
+A joint at (position, velocity, acceleration) reaches a velocity u and acceleration 0 soonest by at most three phases:
+jerk +J or -J up to a peak acceleration, a while at it where it is the limit, and the opposite jerk back to 0.  With u
+= 0 that is braking.  Two facts make it a safety filter:
+
+- Braking goes on along the same path from wherever it has led to: a path that was found to be safe once stays safe.
+- A larger u leads to a position, velocity and acceleration that are nowhere smaller, now and while braking
+  afterwards. So the safe u are an interval, and it can be searched by bisection.
+
+(L. Berscheid and T. Kröger, "Jerk-limited Real-time Trajectory Generation with Arbitrary Target States", RSS 2021,
+solve the harder problem of the shortest time to a whole state.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+HALVINGS = 48  # of an interval of velocities
+EXACT = 1e-13  # in the joint's unit: less than a step of float64 for positions of a few radians
+Phases = tuple[tuple[float, float], ...]  # (duration, jerk)
+
+
+class Rates(NamedTuple):
+    """Bounds of velocity, acceleration and jerk."""
+
+    velocity: float
+    acceleration: float
+    jerk: float
+
+
+class Motion(NamedTuple):
+    """A joint's commanded position, velocity and acceleration at one time."""
+
+    position: float
+    velocity: float
+    acceleration: float
+
+    def after(self, time: float, jerk: float) -> Motion:
+        """The motion after ``time`` seconds at ``jerk``."""
+        position, velocity, acceleration = self
+        return Motion(
+            position + time * (velocity + time * (acceleration / 2 + time * jerk / 6)),
+            velocity + time * (acceleration + time * jerk / 2),
+            acceleration + time * jerk,
+        )
+
+
+def to_velocity(motion: Motion, goal: float, rates: Rates) -> Phases:
+    """The phases after which ``motion`` has velocity ``goal`` and acceleration 0.
+
+    With |a| <= A and |v + a|a| / 2J| <= V before, both hold all along: the second is the velocity that is reached
+    when the acceleration is taken back at once, and it moves monotonically towards ``goal``.
+    """
+    _, velocity, acceleration = motion
+    jerk = rates.jerk
+    settled = velocity + acceleration * abs(acceleration) / (2 * jerk)
+    sign = 1.0 if settled <= goal else -1.0
+    gain, already = sign * (goal - velocity), sign * acceleration
+    peak = min(
+        math.sqrt(max(jerk * gain + already * already / 2, already * already if already > 0 else 0.0)),
+        rates.acceleration,
+    )
+    # With p the peak: gain = (p² - a²) / 2J + p t + p² / 2J
+    hold = max(gain - (2 * peak * peak - already * already) / (2 * jerk), 0.0) / peak if peak > 0 else 0.0
+    return (max(peak - already, 0.0) / jerk, sign * jerk), (hold, 0.0), (peak / jerk, -sign * jerk)
+
+
+def run(motion: Motion, phases: Phases, goal: float, time: float) -> Motion:
+    """The motion after ``time`` seconds of ``phases``, and of constant velocity ``goal`` once they are over."""
+    for duration, jerk in phases:
+        if time <= duration:
+            return motion.after(time, jerk)
+        motion, time = motion.after(duration, jerk), time - duration
+    return Motion(motion.position + goal * time, goal, 0.0)
+
+
+def extent(motion: Motion, phases: Phases, goal: float, time: float) -> tuple[float, float]:
+    """The lowest and the highest position within ``time`` seconds, both ends included."""
+    low = high = motion.position
+    for duration, jerk in (*phases, (math.inf, 0.0)):
+        if duration == math.inf:
+            motion = motion._replace(velocity=goal, acceleration=0.0)
+        span = min(duration, time)
+        for turn in (*_turns(motion, jerk, span), span):
+            position = motion.after(turn, jerk).position
+            low, high = min(low, position), max(high, position)
+        motion, time = motion.after(span, jerk), time - span
+        if time <= 0:
+            break
+    return low, high
+
+
+def _turns(motion: Motion, jerk: float, span: float) -> list[float]:
+    """The times within ``span`` at which the velocity is 0: there the position is extreme."""
+    _, velocity, acceleration = motion
+    if jerk == 0:
+        times = [-velocity / acceleration] if acceleration else []
+    else:
+        square = acceleration * acceleration - 2 * jerk * velocity
+        roots = math.sqrt(square) if square >= 0 else math.nan
+        times = [(-acceleration - roots) / jerk, (-acceleration + roots) / jerk]
+    return [time for time in times if 0 < time < span]
+
+
+class Joint(NamedTuple):
+    """What :func:`steer` may do with one joint: its rates, and the positions between which it stays."""
+
+    rates: Rates
+    low: float
+    high: float
+
+
+class Course(NamedTuple):
+    """A joint goes to the velocity ``goal`` for ``span`` seconds, then brakes, from ``start``."""
+
+    start: Motion
+    goal: float
+    span: float
+    rates: Rates
+
+    def at(self, time: float) -> Motion:
+        """The motion at ``time`` seconds from the start."""
+        going = run(self.start, to_velocity(self.start, self.goal, self.rates), self.goal, min(time, self.span))
+        if time <= self.span:
+            return going
+        return run(going, to_velocity(going, 0.0, self.rates), 0.0, time - self.span)
+
+    def extent(self) -> tuple[float, float]:
+        """The lowest and the highest position until it is at rest."""
+        phases = to_velocity(self.start, self.goal, self.rates)
+        low, high = extent(self.start, phases, self.goal, self.span)
+        going = run(self.start, phases, self.goal, self.span)
+        braking = to_velocity(going, 0.0, self.rates)
+        below, above = extent(going, braking, 0.0, sum(duration for duration, _ in braking))
+        return min(low, below), max(high, above)
+
+    def lasts(self) -> float:
+        """Seconds until it is at rest."""
+        braking = to_velocity(self.at(self.span), 0.0, self.rates)
+        return self.span + sum(duration for duration, _ in braking)
+
+    def fastest(self) -> float:
+        """A bound of its speed on the way."""
+        _, velocity, acceleration = self.start
+        turned = velocity + acceleration * abs(acceleration) / (2 * self.rates.jerk)
+        return max(abs(velocity), abs(turned), abs(self.goal))
+
+    def settled(self) -> bool:
+        """Whether it has reached the velocity ``goal`` when the span is over."""
+        return sum(duration for duration, _ in to_velocity(self.start, self.goal, self.rates)) <= self.span
+
+    def beside(self, drift: float) -> float:
+        """Where it is, as seen from something that moves at ``drift`` from the span's end on, once both move alike."""
+        going = self.at(self.span)
+        phases = to_velocity(going, drift, self.rates)
+        time = sum(duration for duration, _ in phases)
+        return run(going, phases, drift, time).position - drift * time
+
+
+def steer(joint: Joint, motion: Motion, target: float, drift: float, dt: float, longest: float) -> Course:
+    """The course towards ``target``, which moves at the velocity ``drift``, that is safe whatever happens.
+
+    It is at ``target`` after ``dt`` where that takes no haste, else on the way of coming to rest beside it.  Safe: it
+    stays within ``low`` and ``high``, also if nobody steers again; where braking leaves them, it makes nothing
+    worse.  A
+    ``dt`` above ``longest`` goes on for ``longest`` only, then brakes.
+    """
+    rates, span = joint.rates, min(dt, longest)
+    brake = Course(motion, 0.0, span, rates)
+    if motion == (target, 0.0, 0.0) and drift == 0:
+        return brake
+    lowest, highest = brake.extent()
+    low, high = min(joint.low, lowest), max(joint.high, highest)
+
+    def course(goal: float) -> Course:
+        return brake._replace(goal=goal)
+
+    def safe(goal: float) -> bool:
+        below, above = course(goal).extent()
+        return low <= below and above <= high
+
+    exact = _solve(lambda goal: course(goal).at(dt).position - target, rates.velocity)
+    if (
+        exact is not None
+        and abs(exact - drift) <= rates.acceleration * dt / 2
+        and course(exact).settled()
+        and safe(exact)
+    ):
+        return course(exact)
+    goal = _solve(lambda goal: course(goal).beside(drift) - target, rates.velocity)
+    if goal is None:
+        goal = math.copysign(rates.velocity, target - brake.beside(drift))
+    if safe(goal):
+        return course(goal)
+    good = 0.0
+    for _ in range(HALVINGS):
+        middle = (good + goal) / 2
+        good, goal = (middle, goal) if safe(middle) else (good, middle)
+    return course(good)
+
+
+def _solve(function: Callable[[float], float], bound: float) -> float | None:
+    """The root within ``bound`` of 0 of a function that increases, or None where there is none.
+
+    Secants and halvings take turns: the functions are flat in places and steep in others.
+    """
+    low, high = -bound, bound
+    below, above = function(low), function(high)
+    if below > 0 or above < 0:
+        return None
+    for turn in range(2 * HALVINGS):
+        if high - low <= EXACT * bound or above == below:
+            break
+        middle = low - below * (high - low) / (above - below) if turn % 2 == 0 else (low + high) / 2
+        value = function(middle)
+        if abs(value) <= EXACT:
+            return middle
+        low, below, high, above = (middle, value, high, above) if value < 0 else (low, below, middle, value)
+    return low if -below < above else high

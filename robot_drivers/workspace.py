@@ -1,0 +1,68 @@
+"""The workspace: the points of the arm stay in a box, also while it brakes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from robot_drivers.kinematics import Chain
+from robot_drivers.limits import Box
+from robot_drivers.motion import Course
+
+TURN = 0.1  # rad, all joints together, between two positions that are looked at
+SLACK = 1e-3  # m; on an arc of that many radians with 0.5 m radius, a point leaves the chord by less
+TRIES = 8
+
+
+class Workspace:
+    """The box, and where ``chain`` puts the points of an arm with the joints ``names``."""
+
+    def __init__(self, box: Box, chain: Chain, names: Sequence[str]) -> None:
+        self._chain, self._columns = chain, chain.columns(names)
+        radii = np.asarray([point.radius for point in chain.points])[:, None]
+        self._low, self._high = np.asarray(box.low) + radii + SLACK, np.asarray(box.high) - radii - SLACK
+
+    def outside(self, angles: np.ndarray) -> np.ndarray:
+        """By how many metres the worst point is outside, [N] at ``angles`` [N, J]; negative inside."""
+        points = self._chain.positions(angles)
+        return np.asarray(np.maximum(self._low - points, points - self._high).max((1, 2)))
+
+    def within(self, courses: list[Course]) -> list[Course]:
+        """The courses themselves where they stay in the box, else slower ones that do, at worst braking.
+
+        An arm that is outside is not let farther out.
+        """
+        courses_of_chain = [courses[column] for column in self._columns]
+        if all(course.goal == 0 and course.start.velocity == 0 for course in courses_of_chain):
+            return courses
+        now = float(self.outside(np.array([[course.start.position for course in courses_of_chain]]))[0])
+
+        def fits(share: float) -> bool:
+            worst = self.outside(_path([_slower(course, share) for course in courses_of_chain]))
+            return bool(worst.max() <= max(0.0, now) and worst[-1] <= max(0.0, now - SAME))
+
+        if fits(1.0):
+            return courses
+        good, bad = 0.0, 1.0
+        for _ in range(TRIES):
+            middle = (good + bad) / 2
+            good, bad = (middle, bad) if fits(middle) else (good, middle)
+        chained = set(self._columns)
+        return [_slower(course, good) if column in chained else course for column, course in enumerate(courses)]
+
+
+SAME = 1e-9  # m
+
+
+def _slower(course: Course, share: float) -> Course:
+    return course._replace(goal=share * course.goal)
+
+
+def _path(courses: list[Course]) -> np.ndarray:
+    """Angles [N, J] until all are at rest, no more than TURN apart."""
+    end = max(course.lasts() for course in courses)
+    speed = sum(course.fastest() for course in courses)
+    times = np.linspace(0.0, end, 2 + math.ceil(end * speed / TURN))
+    return np.array([[course.at(time).position for course in courses] for time in times.tolist()])

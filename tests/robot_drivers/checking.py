@@ -1,0 +1,62 @@
+"""What every sequence of commands must satisfy, computed from the commands and their times alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from robot_drivers.kinematics import Chain
+from robot_drivers.limits import Limits
+
+APART = 1e-3  # s; closer commands are looked at for their speed only: differences of higher order are rounding there
+ROUNDING = 1e-3  # of each limit
+
+
+def check(limits: Limits, times: Sequence[float], positions: Sequence[np.ndarray], inside: bool = True) -> None:
+    """Asserts that commands [D] at ``times`` (not decreasing) keep every limit.
+
+    The n-th divided difference of a function is its n-th derivative somewhere, over n!; so of commands at whatever
+    times it is within the limit of that derivative, over n!, if they are samples of any function that keeps the
+    limits.
+    """
+    commands = np.asarray(positions, np.float64)
+    assert np.isfinite(commands).all()
+    low, high = (np.array([getattr(joint, end) for joint in limits.joints]) for end in ("low", "high"))
+    if inside:
+        assert (commands >= low - 1e-9).all() and (commands <= high + 1e-9).all(), "a joint limit is violated"
+    else:
+        _only_inward(commands, low, high)
+    fastest = np.array([joint.velocity for joint in limits.joints])
+    gaps = np.diff(np.asarray(times, np.float64))[:, None]
+    assert (abs(np.diff(commands, axis=0)) <= fastest * gaps * (1 + ROUNDING) + 1e-10).all(), "too fast"
+    kept = [0]
+    for index, time in enumerate(times):
+        if time - times[kept[-1]] >= APART:
+            kept.append(index)
+    at, differences = np.asarray(times, np.float64)[kept], commands[kept]
+    for order, name in enumerate(("velocity", "acceleration", "jerk"), start=1):
+        if len(differences) < 2:
+            return
+        differences = np.diff(differences, axis=0) / (at[order:] - at[:-order])[:, None]
+        bound = np.array([getattr(joint, name) for joint in limits.joints]) / math.factorial(order)
+        assert (abs(differences) <= bound * (1 + ROUNDING)).all(), f"a {name} limit is violated"
+
+
+def _only_inward(commands: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+    outside = np.maximum(np.maximum(low - commands, commands - high), 0.0)
+    assert (np.diff(outside, axis=0) <= 1e-9).all(), "a joint outside its limits moved farther out"
+
+
+def check_workspace(limits: Limits, chain: Chain, positions: Sequence[np.ndarray]) -> None:
+    """Asserts that every point of the arm, with its radius, is in the box."""
+    assert limits.workspace is not None
+    names = [joint.name for joint in limits.joints]
+    columns = [names.index(joint) for joint in chain.joints]
+    for command in positions:
+        points = chain.positions(np.asarray(command)[None, columns])[0]
+        for point, place in zip(chain.points, points, strict=True):
+            outside = f"{point.name} is outside the workspace"
+            assert (place - point.radius >= np.asarray(limits.workspace.low) - 1e-9).all(), outside
+            assert (place + point.radius <= np.asarray(limits.workspace.high) + 1e-9).all(), outside
