@@ -136,7 +136,7 @@ class Judged(Protocol):
 class Asks(Protocol):
     """How a routine talks to the person at the robot."""
 
-    def __call__(self, sentence: str) -> str:
+    def __call__(self, sentence: str, /) -> str:
         """Show ``sentence``, wait for Enter, return what was typed."""
 
 

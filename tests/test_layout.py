@@ -40,7 +40,9 @@ ARROWS: dict[str, set[str]] = {
     **{leaf: {_CONTRACT} for leaf in LEAVES},
 }
 # The one module of recipes that may import a leaf, inside its functions: what is not installed is not missed.
-LAZY: dict[str, str] = {f"vla_rl.recipes.{leaf}": leaf for leaf in ("sims", "world_models")}
+LAZY: dict[str, str] = {f"vla_rl.recipes.{leaf}": leaf for leaf in ("sims", "world_models")} | {
+    "vla_rl.recipes.robots": "robot_drivers"
+}
 TORCH_FREE = (
     _CONTRACT,
     "robot_drivers",

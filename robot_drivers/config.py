@@ -1,0 +1,148 @@
+"""A robot's file: which arm, cameras and teleoperator belong together, and what they may do.
+
+    {
+      "driver": {"name": "robot_drivers.so101:SO101", "options": {"port": "/dev/ttyACM0", "id": "my_arm"}},
+      "cameras": {"front": {"name": "robot_drivers.cameras.opencv:OpenCVCamera", "options": {"index": 0}}},
+      "teleoperator": {"name": "robot_drivers.teleop.leader:SO101Leader", "options": {"port": "/dev/ttyACM1"}},
+      "tasks": ["pick up the cube"]
+    }
+
+``vla-rl robot setup`` asks for what it needs and writes one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from robot_drivers.driver import RobotDriver, open_driver
+from robot_drivers.limits import Limits
+from vla_rl.contract.errors import ContractError, UserError, did_you_mean
+from vla_rl.contract.load import load
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that is made of options: ``name`` is "module:Class", ``options`` are JSON."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self) -> Any:
+        """The object; raises UserError for a name that does not exist or an option that it does not take."""
+        kind = load(self.name)
+        try:
+            return kind(**self.options)
+        except TypeError as error:
+            raise UserError(
+                f"{self.name} cannot be made of {dict(self.options)} ({error}), so it is not used; correct its options."
+            ) from error
+
+
+@dataclass(frozen=True)
+class RobotConfig:
+    """A robot as its file describes it.
+
+    ``limits``   of ``Limits.to_json``; None: what the hardware allows
+    ``home``     [D] where the arm goes between episodes, in the joints' units; None: it stays where it is
+    ``tasks``    the instructions that it knows; episodes have one of them
+    ``seconds``  of an episode, at most
+    """
+
+    driver: Part
+    cameras: Mapping[str, Part] = field(default_factory=dict)
+    teleoperator: Part | None = None
+    limits: Mapping[str, Any] | None = None
+    home: tuple[float, ...] | None = None
+    tasks: tuple[str, ...] = ("",)
+    seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise UserError('The robot has no task, so its episodes could not be named; give one, or [""].')
+        if not self.seconds > 0:
+            raise UserError(f"An episode of {self.seconds!r} s never begins; give more than 0.")
+
+    def open(self) -> RobotDriver:
+        """The arm, not yet connected."""
+        return open_driver(self.driver.name, self.driver.options)
+
+    def limits_of(self, driver: RobotDriver) -> Limits:
+        """What the supervisor holds ``driver`` to.
+
+        Raises ContractError for limits of other joints than the arm has.
+        """
+        if self.limits is None:
+            return Limits.of(driver.spec)
+        limits = Limits.from_json(self.limits)
+        named, has = [joint.name for joint in limits.joints], [joint.name for joint in driver.spec.joints]
+        if named != has:
+            raise ContractError(
+                f"The limits are of the joints {named}, but {driver.spec.name} has {has}, so it is not moved; give the "
+                "limits of this arm in its order."
+            )
+        return limits
+
+    def save(self, path: Path) -> None:
+        """Write the file; raises UserError where one is already, because it may hold an arm's limits."""
+        if path.exists():
+            raise UserError(f"{str(path)!r} exists already, so it is not overwritten; choose another name.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers, from which :meth:`from_json` rebuilds the same."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def load(cls, path: Path) -> RobotConfig:
+        """Read a file; raises UserError when it cannot be read or says something unknown."""
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"The robot's file {str(path)!r} cannot be read ({error}), so no arm is known; write one with 'vla-rl "
+                f"robot setup {path}'."
+            ) from error
+        return cls.from_json(value)
+
+    @classmethod
+    def from_json(cls, value: Any) -> RobotConfig:
+        """What :meth:`to_json` wrote, or a person; raises UserError for what is unknown or missing."""
+        given = _checked("the robot's file", value, cls)
+        parts = {name: _part(name, given[name]) for name in ("driver", "teleoperator") if given.get(name) is not None}
+        cameras = given.get("cameras") or {}
+        if not isinstance(cameras, Mapping):
+            raise UserError(f"The robot's cameras are {cameras!r}, so none is found; give {{name: camera}}.")
+        home, tasks = given.get("home"), given.get("tasks", ("",))
+        return cls(
+            **parts,
+            cameras={name: _part(f"camera {name!r}", camera) for name, camera in cameras.items()},
+            limits=given.get("limits"),
+            home=None if home is None else tuple(float(angle) for angle in home),
+            tasks=tuple(tasks),
+            seconds=float(given.get("seconds", cls.seconds)),
+        )
+
+
+def _part(what: str, value: Any) -> Part:
+    return Part(**_checked(what, value, Part))
+
+
+def _checked(what: str, value: Any, kind: type) -> dict[str, Any]:
+    """``value`` if it is a mapping with the fields of ``kind``, all that are needed and no others."""
+    known = {
+        item.name: item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        for item in dataclasses.fields(kind)
+    }
+    if not isinstance(value, Mapping):
+        raise UserError(f"{what} is {value!r}, so it cannot be read; give {{{', '.join(known)}}}.")
+    for name in value.keys() - known.keys():
+        raise UserError(f"{what} has {name!r}, which means nothing, so it is not used; {did_you_mean(name, known)}")
+    for name in [name for name, needed in known.items() if needed and name not in value]:
+        raise UserError(f"{what} lacks {name!r}, so nothing can be opened; add it.")
+    return dict(value)

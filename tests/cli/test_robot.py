@@ -1,0 +1,85 @@
+"""``vla-rl robot`` with an SO-101 behind a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from robot_drivers.config import Part, RobotConfig
+from robot_drivers.feetech import GOAL_POSITION, TORQUE_ENABLE
+from tests.robot_drivers.servo_bus import Port, Servos
+from vla_rl.cli.main import main
+
+GOLDEN = Path(__file__).parents[1] / "robot_drivers" / "golden" / "so101.json"
+
+
+@pytest.fixture
+def port():
+    with Port(Servos().answer) as port:
+        yield port
+
+
+@pytest.fixture
+def file(port, tmp_path):
+    options = {"port": port.path, "calibration": str(GOLDEN), "timeout_ms": 20_000.0, "control_hz": 10.0}
+    RobotConfig(Part("robot_drivers.so101:SO101", options)).save(tmp_path / "arm.json")
+    return tmp_path / "arm.json"
+
+
+def moves(port: Port) -> list[bytes]:
+    """Requests that write a goal, or switch torque on."""
+    torque, goal = TORQUE_ENABLE.address, GOAL_POSITION.address
+    written = [(one, one[5], one[6] if one[4] == 0x83 else one[3] - 3) for one in port.requests if one[4] in (3, 0x83)]
+    return [
+        one
+        for one, first, count in written
+        if first <= goal < first + count or (first == torque and any(one[6 if one[4] == 3 else 8 : -1]))
+    ]
+
+
+def test_check_prints_what_it_found_and_moves_nothing(file, port, capsys):
+    main(["robot", "check", str(file), "--seconds", "0.4"])
+    printed = capsys.readouterr().err
+    for line in ("arm: so101: 6 joints at 10 Hz", "calibration: the servos hold", "answers: 4 of 4", "within limits"):
+        assert line in printed
+    assert "wrong" not in printed
+    assert len(port.requests) > 4 and moves(port) == []
+
+
+def test_what_moves_an_arm_would_be_seen(file, port):
+    arm = RobotConfig.load(file).open()
+    arm.connect()
+    assert moves(port) == []
+    arm.command(arm.observe().position)
+    arm.disconnect()  # answered, so what came before it has arrived
+    assert len(moves(port)) >= 2  # torque, and a goal
+
+
+def test_check_counts_what_is_wrong(file, complaint, capsys, tmp_path):
+    other = tmp_path / "calibration.json"
+    held = json.loads(GOLDEN.read_text())
+    held["shoulder_pan"]["homing_offset"] += 5
+    other.write_text(json.dumps(held))
+    config = json.loads(file.read_text())
+    config["driver"]["options"]["calibration"] = str(other)
+    file.write_text(json.dumps(config))
+    assert "1 of these must be mended" in complaint("robot", "check", str(file), "--seconds", "0.4")
+
+
+def test_setup_asks_on_the_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n/dev/null\n" + 5 * "\n" + "pick up the cube\n"))
+    main(["robot", "setup", str(tmp_path / "arm.json")])
+    assert RobotConfig.load(tmp_path / "arm.json").tasks == ("pick up the cube",)
+    assert "next: vla-rl robot calibrate" in capsys.readouterr().err
+
+
+def test_mistakes_are_one_sentence(complaint, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert "did you mean 'check'?" in complaint("robot", "chek", "arm.json")
+    assert "needs the robot's file" in complaint("robot", "check")
+    assert "vla-rl robot setup" in complaint("robot", "check", str(tmp_path / "absent.json"))
+    assert "Nobody answers" in complaint("robot", "setup", str(tmp_path / "arm.json"))
+    assert not (tmp_path / "arm.json").exists()

@@ -1,0 +1,59 @@
+"""Where recipes name something of ``robot_drivers``: imported when it is needed, and typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from vla_rl.contract.errors import UserError
+
+
+def setup(path: Path, show: Console) -> None:
+    """Ask what a robot consists of and write its file."""
+    from robot_drivers import setup as routine
+
+    routine.setup(path, _asking(show))
+
+
+def calibrate(path: Path, show: Console) -> None:
+    """The arm's own calibration; raises UserError for an arm that has none."""
+    from robot_drivers.config import RobotConfig
+    from robot_drivers.driver import Calibrates
+
+    driver = RobotConfig.load(path).open()
+    if not isinstance(driver, Calibrates):
+        raise UserError(f"{driver.spec.name} needs no calibration, so there is nothing to do; go on with robot check.")
+    driver.connect()
+    try:
+        driver.calibrate(_asking(show))
+    finally:
+        driver.disconnect()
+
+
+def check(path: Path, seconds: float, show: Console) -> int:
+    """Print what was found about the robot of a file, as it is found; returns how many findings are wrong."""
+    from robot_drivers.check import check_robot
+    from robot_drivers.config import RobotConfig
+
+    wrong = 0
+    for finding in check_robot(RobotConfig.load(path), seconds):
+        wrong += not finding.good
+        mark = ("ok   ", "green") if finding.good else ("wrong", "red")
+        show.print(Text.assemble(mark, f"  {finding.name}: {finding.result}"))
+    return wrong
+
+
+def _asking(show: Console) -> Callable[[str], str]:
+    """Shows a sentence, waits for Enter, and returns what was typed."""
+
+    def ask(sentence: str) -> str:
+        try:
+            return show.input(Text(f"{sentence} "))
+        except EOFError as end:
+            show.print()
+            raise UserError("Nobody answers any more, so this was given up; run it on a terminal.") from end
+
+    return ask
