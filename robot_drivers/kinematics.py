@@ -112,22 +112,28 @@ def _matrix(quaternion: tuple[float, float, float, float]) -> np.ndarray:
 
 
 _HALF = 0.7071067811865476
-# The SO-101 (follower).  Lengths and frames: TheRobotStudio/SO-ARM100, Simulation/SO101/so101_new_calib.xml, in which
-# the zero of every joint is the middle of its range, as in LeRobot's calibration.  The radii of the points are ours:
-# half of a servo's diagonal along the arm, a finger's thickness at the tips.
-SO101 = Chain(
-    links=(
-        Link("shoulder_pan", (0.0388353, 0.0, 0.0624), (0.0, 0.0, 1.0, 0.0)),
-        Link("shoulder_lift", (-0.0303992, -0.0182778, -0.0542), (0.5, -0.5, -0.5, -0.5)),
-        Link("elbow_flex", (-0.11257, -0.028, 0.0), (_HALF, 0.0, 0.0, _HALF)),
-        Link("wrist_flex", (-0.1349, 0.0052, 0.0), (_HALF, 0.0, 0.0, -_HALF)),
-        Link("wrist_roll", (0.0, -0.0611, 0.0181), (0.0172091, -0.0172091, 0.706897, 0.706897)),
-    ),
-    points=(
-        Point("elbow", 1, (-0.11257, -0.028, 0.0182), 0.03),
-        Point("forearm", 2, (-0.0675, -0.013, 0.0182), 0.03),
-        Point("wrist", 2, (-0.1349, 0.0052, 0.0182), 0.03),
-        Point("gripper", 4, (0.0, 0.0, -0.0234), 0.03),
-        Point("tool", 4, (-0.0079, -0.000218121, -0.0981274), 0.005),
-    ),
-)
+
+
+def so101() -> Chain:
+    """The SO-101 (follower).
+
+    Lengths and frames: TheRobotStudio/SO-ARM100, ``Simulation/SO101/so101_new_calib.xml``, in which the zero of every
+    joint is the middle of its range, as in LeRobot's calibration.  The radii of the points are ours: half of a servo's
+    diagonal along the arm, a finger's thickness at the tips.
+    """
+    return Chain(
+        links=(
+            Link("shoulder_pan", (0.0388353, 0.0, 0.0624), (0.0, 0.0, 1.0, 0.0)),
+            Link("shoulder_lift", (-0.0303992, -0.0182778, -0.0542), (0.5, -0.5, -0.5, -0.5)),
+            Link("elbow_flex", (-0.11257, -0.028, 0.0), (_HALF, 0.0, 0.0, _HALF)),
+            Link("wrist_flex", (-0.1349, 0.0052, 0.0), (_HALF, 0.0, 0.0, -_HALF)),
+            Link("wrist_roll", (0.0, -0.0611, 0.0181), (0.0172091, -0.0172091, 0.706897, 0.706897)),
+        ),
+        points=(
+            Point("elbow", 1, (-0.11257, -0.028, 0.0182), 0.03),
+            Point("forearm", 2, (-0.0675, -0.013, 0.0182), 0.03),
+            Point("wrist", 2, (-0.1349, 0.0052, 0.0182), 0.03),
+            Point("gripper", 4, (0.0, 0.0, -0.0234), 0.03),
+            Point("tool", 4, (-0.0079, -0.000218121, -0.0981274), 0.005),
+        ),
+    )

@@ -18,7 +18,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-HALVINGS = 48  # of an interval of velocities
+import numpy as np
+
+SLOWER = 16  # halvings of a velocity that is too fast
+TURNS = 80  # of the search for a velocity: no more than that
 EXACT = 1e-13  # in the joint's unit: less than a step of float64 for positions of a few radians
 Phases = tuple[tuple[float, float], ...]  # (duration, jerk)
 
@@ -59,10 +62,8 @@ def to_velocity(motion: Motion, goal: float, rates: Rates) -> Phases:
     settled = velocity + acceleration * abs(acceleration) / (2 * jerk)
     sign = 1.0 if settled <= goal else -1.0
     gain, already = sign * (goal - velocity), sign * acceleration
-    peak = min(
-        math.sqrt(max(jerk * gain + already * already / 2, already * already if already > 0 else 0.0)),
-        rates.acceleration,
-    )
+    least = max(already, 0.0) ** 2
+    peak = min(math.sqrt(max(jerk * gain + already * already / 2, least)), rates.acceleration)
     # With p the peak: gain = (p² - a²) / 2J + p t + p² / 2J
     hold = max(gain - (2 * peak * peak - already * already) / (2 * jerk), 0.0) / peak if peak > 0 else 0.0
     return (max(peak - already, 0.0) / jerk, sign * jerk), (hold, 0.0), (peak / jerk, -sign * jerk)
@@ -77,20 +78,31 @@ def run(motion: Motion, phases: Phases, goal: float, time: float) -> Motion:
     return Motion(motion.position + goal * time, goal, 0.0)
 
 
-def extent(motion: Motion, phases: Phases, goal: float, time: float) -> tuple[float, float]:
-    """The lowest and the highest position within ``time`` seconds, both ends included."""
-    low = high = motion.position
-    for duration, jerk in (*phases, (math.inf, 0.0)):
-        if duration == math.inf:
-            motion = motion._replace(velocity=goal, acceleration=0.0)
-        span = min(duration, time)
-        for turn in (*_turns(motion, jerk, span), span):
-            position = motion.after(turn, jerk).position
-            low, high = min(low, position), max(high, position)
-        motion, time = motion.after(span, jerk), time - span
-        if time <= 0:
-            break
-    return low, high
+class Leg(NamedTuple):
+    """A while at one jerk."""
+
+    start: Motion
+    time: float
+    jerk: float
+
+    @property
+    def end(self) -> Motion:
+        return self.start.after(self.time, self.jerk)
+
+    def extent(self) -> tuple[float, float]:
+        """The lowest and the highest position, both ends included."""
+        turns = (0.0, *_turns(self.start, self.jerk, self.time), self.time)
+        positions = [self.start.after(turn, self.jerk).position for turn in turns]
+        return min(positions), max(positions)
+
+
+def legs(motion: Motion, phases: Phases, goal: float, time: float) -> list[Leg]:
+    """What :func:`run` goes through."""
+    gone = []
+    for duration, jerk in phases:
+        gone.append(Leg(motion, min(duration, time), jerk))
+        motion, time = gone[-1].end, time - gone[-1].time
+    return [*gone, Leg(Motion(motion.position, goal, 0.0), time, 0.0)] if time > 0 else gone
 
 
 def _turns(motion: Motion, jerk: float, span: float) -> list[float]:
@@ -128,19 +140,30 @@ class Course(NamedTuple):
             return going
         return run(going, to_velocity(going, 0.0, self.rates), 0.0, time - self.span)
 
+    def legs(self) -> list[Leg]:
+        """All of it, until it is at rest."""
+        going = legs(self.start, to_velocity(self.start, self.goal, self.rates), self.goal, self.span)
+        slowing = to_velocity(going[-1].end, 0.0, self.rates)
+        return going + legs(going[-1].end, slowing, 0.0, sum(duration for duration, _ in slowing))
+
     def extent(self) -> tuple[float, float]:
         """The lowest and the highest position until it is at rest."""
-        phases = to_velocity(self.start, self.goal, self.rates)
-        low, high = extent(self.start, phases, self.goal, self.span)
-        going = run(self.start, phases, self.goal, self.span)
-        braking = to_velocity(going, 0.0, self.rates)
-        below, above = extent(going, braking, 0.0, sum(duration for duration, _ in braking))
-        return min(low, below), max(high, above)
+        extents = [leg.extent() for leg in self.legs()]
+        return min(low for low, _ in extents), max(high for _, high in extents)
+
+    def positions(self, times: np.ndarray) -> np.ndarray:
+        """The positions [N] at ``times`` [N] from the start."""
+        passed = self.legs()
+        begins = np.cumsum([0.0] + [leg.time for leg in passed[:-1]])
+        which = np.maximum(np.searchsorted(begins, times, side="right") - 1, 0)
+        position, velocity, acceleration = np.array([leg.start for leg in passed]).T[:, which]
+        time = np.minimum(times - begins[which], np.array([leg.time for leg in passed])[which])
+        jerk = np.array([leg.jerk for leg in passed])[which]
+        return np.asarray(position + time * (velocity + time * (acceleration / 2 + time * jerk / 6)))
 
     def lasts(self) -> float:
         """Seconds until it is at rest."""
-        braking = to_velocity(self.at(self.span), 0.0, self.rates)
-        return self.span + sum(duration for duration, _ in braking)
+        return sum(leg.time for leg in self.legs())
 
     def fastest(self) -> float:
         """A bound of its speed on the way."""
@@ -196,7 +219,7 @@ def steer(joint: Joint, motion: Motion, target: float, drift: float, dt: float, 
     if safe(goal):
         return course(goal)
     good = 0.0
-    for _ in range(HALVINGS):
+    for _ in range(SLOWER):
         middle = (good + goal) / 2
         good, goal = (middle, goal) if safe(middle) else (good, middle)
     return course(good)
@@ -211,7 +234,7 @@ def _solve(function: Callable[[float], float], bound: float) -> float | None:
     below, above = function(low), function(high)
     if below > 0 or above < 0:
         return None
-    for turn in range(2 * HALVINGS):
+    for turn in range(TURNS):
         if high - low <= EXACT * bound or above == below:
             break
         middle = low - below * (high - low) / (above - below) if turn % 2 == 0 else (low + high) / 2

@@ -11,9 +11,10 @@ from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Box
 from robot_drivers.motion import Course
 
-TURN = 0.1  # rad, all joints together, between two positions that are looked at
-SLACK = 1e-3  # m; on an arc of that many radians with 0.5 m radius, a point leaves the chord by less
-TRIES = 8
+TURN = 0.2  # rad, all joints together, between two positions that are looked at
+SLACK = 2.5e-3  # m; TURN² / 8 times 0.5 m, by which a point of an arm of that length may leave the chord between them
+TRIES = 5
+SAME = 1e-9  # m
 
 
 class Workspace:
@@ -53,9 +54,6 @@ class Workspace:
         return [_slower(course, good) if column in chained else course for column, course in enumerate(courses)]
 
 
-SAME = 1e-9  # m
-
-
 def _slower(course: Course, share: float) -> Course:
     return course._replace(goal=share * course.goal)
 
@@ -65,4 +63,4 @@ def _path(courses: list[Course]) -> np.ndarray:
     end = max(course.lasts() for course in courses)
     speed = sum(course.fastest() for course in courses)
     times = np.linspace(0.0, end, 2 + math.ceil(end * speed / TURN))
-    return np.array([[course.at(time).position for course in courses] for time in times.tolist()])
+    return np.stack([course.positions(times) for course in courses], axis=1)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robot_drivers.kinematics import SO101, Chain, Link, Point
+from robot_drivers.kinematics import Chain, Link, Point, so101
 from vla_rl.contract.errors import ContractError
+
+SO101 = so101()
 
 
 def poses(count):
@@ -56,6 +58,14 @@ def test_points_are_where_mujoco_puts_them():
 def test_the_so101_is_stretched_out_forward_at_zero():
     """39 cm before its base and 23 cm above it, by the published frames."""
     np.testing.assert_allclose(SO101.positions(np.zeros((1, 5)))[0, -1], [0.3914, 0.0, 0.2265], atol=1e-4)
+
+
+def test_the_simulated_so101_is_the_same_arm():
+    arm = pytest.importorskip("sims.mujoco.so101.arm")
+    for link, simulated in zip(SO101.links, arm.LINKS, strict=False):
+        np.testing.assert_allclose(link.offset, simulated.position, atol=1e-6)
+        np.testing.assert_allclose(link.rotation, simulated.quaternion, atol=1e-6)
+    assert SO101.joints == arm.JOINTS[:5] and SO101.points[-1].at == arm.FRAME
 
 
 def test_kinematics_of_another_arm_are_refused():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from robot_drivers.kinematics import SO101
+from robot_drivers import kinematics
 from robot_drivers.limits import Box
 from robot_drivers.safety import Request, Supervisor
 from tests.robot_drivers.arms import STEP, measured, so101, two_joints
@@ -45,173 +45,177 @@ def requests(draw, now):
     return Request(np.array(numbers), stamp, draw(st.sampled_from(["policy", "policy", "human", "nobody"])))
 
 
-class TestWhateverIsAskedFor:
-    @DETERMINISTIC
-    @given(st.data())
-    def test_no_command_violates_a_limit(self, data):
-        limits = two_joints(deadman=data.draw(st.booleans()))
-        supervisor = Supervisor(limits)
-        arm = np.array([data.draw(st.floats(-1, 1.5)), data.draw(st.floats(-0.2, 0.8))])
-        pole = data.draw(
-            st.sampled_from([0.0, 0.1, 1.0])
-        )  # the arm follows at once, late, or not at all: it is blocked
-        now, clock, times, positions = 0.0, 0.0, [], []
-        for _ in range(data.draw(st.integers(2, 40))):
-            gap = data.draw(GAP) if data.draw(st.integers(0, 19)) else -data.draw(st.floats(0, 10))
-            now, clock = now + gap, clock + max(gap, 0.0)
-            request = data.draw(st.none() | requests(now))
-            sensed = arm if data.draw(st.integers(0, 9)) else np.array([data.draw(PLACE), data.draw(PLACE)])
-            seen = measured(sensed, now - data.draw(st.sampled_from([0.0, 0.0, 0.01, 0.5])))
-            try:
-                command = supervisor.step(
-                    seen, request, now, data.draw(st.sampled_from([None, now, now - 9, math.nan]))
-                )
-            except ContractError:
-                assert not positions, "only a first measurement may be refused with an error"
-                continue
-            times.append(clock)
-            positions.append(command.position)
-            arm = arm + (command.position - arm) * (1 - pole)
-            if data.draw(st.integers(0, 9)) == 0:
-                supervisor.rearm(now)
-        if positions:
-            inside = bool((positions[0] >= [-1, -0.2]).all() and (positions[0] <= [1.5, 0.8]).all())
-            check(limits, times, positions, inside)
-
-    @settings(DETERMINISTIC, max_examples=25)
-    @given(st.data())
-    def test_no_point_of_the_arm_leaves_the_workspace(self, data):
-        box = Box((-0.1, -0.25, -0.005), (0.42, 0.25, 0.3))
-        limits = so101(box)
-        supervisor = Supervisor(limits, SO101)
-        arm, positions, now = np.zeros(6), [], 0.0
-        for _ in range(data.draw(st.integers(5, 25))):
-            goal = [data.draw(st.floats(-2, 2)) for _ in range(6)]
-            for _ in range(data.draw(st.integers(1, 8))):
-                now += STEP
-                arm = supervisor.step(measured(arm, now), Request(np.array(goal), now, "policy"), now).position
-                positions.append(arm)
-        check_workspace(limits, SO101, positions)
-        check(limits, np.arange(len(positions)) * STEP, positions)
-
-    @DETERMINISTIC
-    @given(st.floats(1.51, 3.0), st.lists(st.sampled_from([-9.0, 9.0, 0.0, 1.4, 2.9]), min_size=10, max_size=60))
-    def test_an_arm_outside_its_limits_moves_inward_only_and_slowly(self, start, goals):
-        limits = two_joints()
-        supervisor = Supervisor(limits)
-        commands = stream(supervisor, [[goal, goal] for goal in goals], start=[start, 0.0])
-        positions = [command.position for command in commands]
-        check(limits, STEP * np.arange(len(positions)), positions, inside=False)
-        for before, after in itertools.pairwise(positions):
-            if before[0] > 1.5:
-                assert 0 <= before[0] - after[0] <= 0.1 * 3.0 * STEP + 1e-9
-
-    @DETERMINISTIC
-    @given(st.floats(0.0, 0.5), st.floats(0, 2), st.sampled_from([-9.0, 9.0]))
-    def test_a_late_step_finds_the_arm_braking_already(self, moving_for, gap, goal):
-        limits = two_joints()
-        supervisor = Supervisor(limits)
-        commands = stream(supervisor, [[goal, goal]] * (2 + int(moving_for / STEP)))
-        positions = [command.position for command in commands]
-        times = [STEP * index for index in range(len(positions))]
-        times.append(times[-1] + gap)
-        positions.append(supervisor.step(measured(positions[-1], times[-1]), None, times[-1]).position)
-        check(limits, times, positions)
-        braking = limits.joints[0].velocity ** 2 / (2 * limits.joints[0].acceleration) + 0.05
-        assert abs(positions[-1][0] - positions[-2][0]) <= braking + 2 * STEP * limits.joints[0].velocity
+@DETERMINISTIC
+@given(st.data())
+def test_no_command_violates_a_limit(data):
+    limits = two_joints(deadman=data.draw(st.booleans()))
+    supervisor = Supervisor(limits)
+    arm = np.array([data.draw(st.floats(-1, 1.5)), data.draw(st.floats(-0.2, 0.8))])
+    pole = data.draw(st.sampled_from([0.0, 0.1, 1.0]))  # the arm follows at once, late, or not at all: it is blocked
+    now, clock, times, positions = 0.0, 0.0, [], []
+    for _ in range(data.draw(st.integers(2, 40))):
+        gap = data.draw(GAP) if data.draw(st.integers(0, 19)) else -data.draw(st.floats(0, 10))
+        now, clock = now + gap, clock + max(gap, 0.0)
+        request = data.draw(st.none() | requests(now))
+        sensed = arm if data.draw(st.integers(0, 9)) else np.array([data.draw(PLACE), data.draw(PLACE)])
+        seen = measured(sensed, now - data.draw(st.sampled_from([0.0, 0.0, 0.01, 0.5])))
+        try:
+            command = supervisor.step(seen, request, now, data.draw(st.sampled_from([None, now, now - 9, math.nan])))
+        except ContractError:
+            assert not positions, "only a first measurement may be refused with an error"
+            continue
+        times.append(clock)
+        positions.append(command.position)
+        arm = arm + (command.position - arm) * (1 - pole)
+        if data.draw(st.integers(0, 9)) == 0:
+            supervisor.rearm(now)
+    if positions:
+        inside = bool((positions[0] >= [-1, -0.2]).all() and (positions[0] <= [1.5, 0.8]).all())
+        check(limits, times, positions, inside)
 
 
-class TestWhatIsAskedForReasonably:
-    def test_a_gentle_stream_within_the_limits_passes_unchanged(self):
-        """Gentle: with accelerations below a quarter of what the jerk limit builds up in a period."""
-        times = STEP * np.arange(400)
-        path = np.stack([0.4 * np.sin(1.5 * times) ** 3, 0.2 + 0.04 * np.cos(times)], 1)
-        supervisor = Supervisor(two_joints())
-        commands = stream(supervisor, path, start=path[0], lag=0.05)
-        for command, asked in zip(commands, path, strict=True):
-            np.testing.assert_array_equal(command.position, asked)
-            assert (command.source, command.reason) == ("policy", "") and not command.clipped.any()
-        assert supervisor.counts == {"": 400} and not supervisor.clipped.any()
-
-    @DETERMINISTIC
-    @given(st.floats(-1, 1.5), st.floats(-0.2, 0.8), st.floats(-1, 1.5), st.floats(-0.2, 0.8))
-    def test_a_request_within_the_limits_is_reached_soon_and_kept_exactly(self, quick, slow, first, second):
-        limits = two_joints()
-        goal = np.array([quick, slow])
-        positions = [c.position for c in stream(Supervisor(limits), [goal] * 200, start=[first, second], lag=0.03)]
-        np.testing.assert_array_equal(positions[175:], [goal] * 25)
-        for joint, path in zip(limits.joints, np.array(positions).T, strict=True):
-            distance, name = abs(path[-1] - path[0]), joint.name
-            ideal = distance / joint.velocity + joint.velocity / joint.acceleration + joint.acceleration / joint.jerk
-            arrived = STEP * int(np.argmax(abs(path - path[-1]) < 1e-6))
-            assert arrived <= ideal + 10 * STEP, f"{name} takes {arrived} s instead of {ideal} s"
-
-    def test_what_is_asked_for_stands_beside_what_is_sent(self):
-        supervisor = Supervisor(two_joints())
-        rate, joint_limit = stream(supervisor, [[0.5, 0.0], [9.0, 0.0]])
-        assert rate.reason == "rate" and joint_limit.reason == "joint limit"
-        np.testing.assert_array_equal(rate.requested, [0.5, 0.0])
-        np.testing.assert_array_equal(joint_limit.requested, [9.0, 0.0])
-        np.testing.assert_array_equal(rate.clipped, [True, False])
-        assert supervisor.counts == {"rate": 1, "joint limit": 1}
-        np.testing.assert_array_equal(supervisor.clipped, [2, 0])
-
-    def test_a_person_is_limited_like_a_policy_and_named(self):
-        (command,) = stream(Supervisor(two_joints()), [[9.0, 9.0]], source="human")
-        assert command.source == "human" and command.clipped.all()
+@settings(DETERMINISTIC, max_examples=25)
+@given(st.data())
+def test_no_point_of_the_arm_leaves_the_workspace(data):
+    box = Box((-0.1, -0.25, -0.005), (0.42, 0.25, 0.3))
+    limits = so101(box)
+    chain = kinematics.so101()
+    supervisor = Supervisor(limits, chain)
+    arm, positions, now = np.zeros(6), [], 0.0
+    for _ in range(data.draw(st.integers(5, 25))):
+        goal = [data.draw(st.floats(-2, 2)) for _ in range(6)]
+        for _ in range(data.draw(st.integers(1, 8))):
+            now += STEP
+            arm = supervisor.step(measured(arm, now), Request(np.array(goal), now, "policy"), now).position
+            positions.append(arm)
+    check_workspace(limits, chain, positions)
+    check(limits, np.arange(len(positions)) * STEP, positions)
 
 
-class TestTheMeasuredArm:
-    def test_the_command_stays_near_an_arm_that_is_blocked(self):
-        supervisor, joints = Supervisor(two_joints()), two_joints().joints
-        commands = []
-        for index in range(200):
-            now = STEP * index
-            commands.append(supervisor.step(measured([0, 0], now), Request(np.array([1.4, 0.7]), now, "policy"), now))
-        ahead = np.max([abs(command.position) for command in commands], 0)
-        assert (ahead <= [joint.lead for joint in joints]).all() and commands[-1].reason == "lead"
-        np.testing.assert_allclose(commands[-1].position, [joint.lead for joint in joints], atol=1e-9)
+@DETERMINISTIC
+@given(st.floats(1.51, 3.0), st.lists(st.sampled_from([-9.0, 9.0, 0.0, 1.4, 2.9]), min_size=10, max_size=60))
+def test_an_arm_outside_its_limits_moves_inward_only_and_slowly(start, goals):
+    limits = two_joints()
+    supervisor = Supervisor(limits)
+    commands = stream(supervisor, [[goal, goal] for goal in goals], start=[start, 0.0])
+    positions = [command.position for command in commands]
+    check(limits, STEP * np.arange(len(positions)), positions, inside=False)
+    for before, after in itertools.pairwise(positions):
+        if before[0] > 1.5:
+            assert 0 <= before[0] - after[0] <= 0.1 * 3.0 * STEP + 1e-9
 
-    def test_a_held_arm_is_held_where_it_was_measured_and_not_at_the_last_goal(self):
-        supervisor = Supervisor(two_joints())
-        for index in range(200):
-            now, request = STEP * index, Request(np.array([0.5, 0.0]), STEP * index, "policy")
-            command = supervisor.step(measured([0.1, 0.0], now), request if index < 60 else None, now)
-        assert command.source == "hold"
-        np.testing.assert_allclose(command.position, [0.1, 0.0], atol=1e-9)
 
-    @pytest.mark.parametrize(
-        ("measurement", "said"),
-        [
-            (measured([math.nan, 0], 1.0), "not finite"),
-            (measured([0, 0], 1.0, velocity=[math.inf, 0]), "not finite"),
-            (measured([0, 0, 0], 1.0), "another shape"),
-            (measured([0, 0], 0.7), "stale"),
-            (measured([0, 0], 1.1), "from the future"),
-            (measured([0, 0], math.nan), "from the future"),
-            (measured([0, 0], 0.9), "older"),
-            (measured([0.5, 0], 1.0), "jumped"),
-        ],
-    )
-    def test_a_measurement_that_cannot_be_stops_the_arm(self, measurement, said):
-        supervisor = Supervisor(two_joints())
-        supervisor.step(measured([0, 0], 0.98), None, 0.98)
-        command = supervisor.step(measurement, Request(np.array([0.1, 0.0]), 1.0, "policy"), 1.0)
-        assert said in supervisor.stopped and command.reason == "stopped"
-        np.testing.assert_array_equal(command.position, [0, 0])
+@DETERMINISTIC
+@given(st.floats(0.0, 0.5), st.floats(0, 2), st.sampled_from([-9.0, 9.0]))
+def test_a_late_step_finds_the_arm_braking_already(moving_for, gap, goal):
+    limits = two_joints()
+    supervisor = Supervisor(limits)
+    commands = stream(supervisor, [[goal, goal]] * (2 + int(moving_for / STEP)))
+    positions = [command.position for command in commands]
+    times = [STEP * index for index in range(len(positions))]
+    times.append(times[-1] + gap)
+    positions.append(supervisor.step(measured(positions[-1], times[-1]), None, times[-1]).position)
+    check(limits, times, positions)
+    braking = limits.joints[0].velocity ** 2 / (2 * limits.joints[0].acceleration) + 0.05
+    assert abs(positions[-1][0] - positions[-2][0]) <= braking + 2 * STEP * limits.joints[0].velocity
 
-    def test_a_missing_measurement_is_borne_for_the_age_of_one(self):
-        supervisor = Supervisor(two_joints(max_age=0.1))
-        supervisor.step(measured([0, 0], 0.0), None, 0.0)
-        assert supervisor.step(None, Request(np.array([0.1, 0]), 0.1, "policy"), 0.1).source == "policy"
-        assert supervisor.step(None, Request(np.array([0.1, 0]), 0.12, "policy"), 0.12).reason == "stopped"
-        assert "stale" in supervisor.stopped
 
-    def test_without_any_measurement_there_is_no_command(self):
-        with pytest.raises(ContractError, match="first measurement is missing"):
-            Supervisor(two_joints()).step(None, None, 0.0)
-        with pytest.raises(ContractError, match="first measurement is not finite"):
-            Supervisor(two_joints()).step(measured([math.nan, 0], 0.0), None, 0.0)
+def test_a_gentle_stream_within_the_limits_passes_unchanged():
+    """Gentle: with accelerations below a quarter of what the jerk limit builds up in a period."""
+    times = STEP * np.arange(400)
+    path = np.stack([0.4 * np.sin(1.5 * times) ** 3, 0.2 + 0.04 * np.cos(times)], 1)
+    supervisor = Supervisor(two_joints())
+    commands = stream(supervisor, path, start=path[0], lag=0.05)
+    for command, asked in zip(commands, path, strict=True):
+        np.testing.assert_array_equal(command.position, asked)
+        assert (command.source, command.reason) == ("policy", "") and not command.clipped.any()
+    assert supervisor.counts == {"": 400} and not supervisor.clipped.any()
+
+
+@DETERMINISTIC
+@given(st.floats(-1, 1.5), st.floats(-0.2, 0.8), st.floats(-1, 1.5), st.floats(-0.2, 0.8))
+def test_a_request_within_the_limits_is_reached_soon_and_kept_exactly(quick, slow, first, second):
+    limits = two_joints()
+    goal = np.array([quick, slow])
+    positions = [c.position for c in stream(Supervisor(limits), [goal] * 200, start=[first, second], lag=0.03)]
+    np.testing.assert_array_equal(positions[175:], [goal] * 25)
+    for joint, path in zip(limits.joints, np.array(positions).T, strict=True):
+        distance, name = abs(path[-1] - path[0]), joint.name
+        ideal = distance / joint.velocity + joint.velocity / joint.acceleration + joint.acceleration / joint.jerk
+        arrived = STEP * int(np.argmax(abs(path - path[-1]) < 1e-6))
+        assert arrived <= ideal + 10 * STEP, f"{name} takes {arrived} s instead of {ideal} s"
+
+
+def test_what_is_asked_for_stands_beside_what_is_sent():
+    supervisor = Supervisor(two_joints())
+    rate, joint_limit = stream(supervisor, [[0.5, 0.0], [9.0, 0.0]])
+    assert rate.reason == "rate" and joint_limit.reason == "joint limit"
+    np.testing.assert_array_equal(rate.requested, [0.5, 0.0])
+    np.testing.assert_array_equal(joint_limit.requested, [9.0, 0.0])
+    np.testing.assert_array_equal(rate.clipped, [True, False])
+    assert supervisor.counts == {"rate": 1, "joint limit": 1}
+    np.testing.assert_array_equal(supervisor.clipped, [2, 0])
+
+
+def test_a_person_is_limited_like_a_policy_and_named():
+    (command,) = stream(Supervisor(two_joints()), [[9.0, 9.0]], source="human")
+    assert command.source == "human" and command.clipped.all()
+
+
+def test_the_command_stays_near_an_arm_that_is_blocked():
+    supervisor, joints = Supervisor(two_joints()), two_joints().joints
+    commands = []
+    for index in range(200):
+        now = STEP * index
+        commands.append(supervisor.step(measured([0, 0], now), Request(np.array([1.4, 0.7]), now, "policy"), now))
+    ahead = np.max([abs(command.position) for command in commands], 0)
+    assert (ahead <= [joint.lead for joint in joints]).all() and commands[-1].reason == "lead"
+    np.testing.assert_allclose(commands[-1].position, [joint.lead for joint in joints], atol=1e-9)
+
+
+def test_a_held_arm_is_held_where_it_was_measured_and_not_at_the_last_goal():
+    supervisor = Supervisor(two_joints())
+    for index in range(200):
+        now, request = STEP * index, Request(np.array([0.5, 0.0]), STEP * index, "policy")
+        command = supervisor.step(measured([0.1, 0.0], now), request if index < 60 else None, now)
+    assert command.source == "hold"
+    np.testing.assert_allclose(command.position, [0.1, 0.0], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("measurement", "said"),
+    [
+        (measured([math.nan, 0], 1.0), "not finite"),
+        (measured([0, 0], 1.0, velocity=[math.inf, 0]), "not finite"),
+        (measured([0, 0, 0], 1.0), "another shape"),
+        (measured([0, 0], 0.7), "stale"),
+        (measured([0, 0], 1.1), "from the future"),
+        (measured([0, 0], math.nan), "from the future"),
+        (measured([0, 0], 0.9), "older"),
+        (measured([0.5, 0], 1.0), "jumped"),
+    ],
+)
+def test_a_measurement_that_cannot_be_stops_the_arm(measurement, said):
+    supervisor = Supervisor(two_joints())
+    supervisor.step(measured([0, 0], 0.98), None, 0.98)
+    command = supervisor.step(measurement, Request(np.array([0.1, 0.0]), 1.0, "policy"), 1.0)
+    assert said in supervisor.stopped and command.reason == "stopped"
+    np.testing.assert_array_equal(command.position, [0, 0])
+
+
+def test_a_missing_measurement_is_borne_for_the_age_of_one():
+    supervisor = Supervisor(two_joints(max_age=0.1))
+    supervisor.step(measured([0, 0], 0.0), None, 0.0)
+    assert supervisor.step(None, Request(np.array([0.1, 0]), 0.1, "policy"), 0.1).source == "policy"
+    assert supervisor.step(None, Request(np.array([0.1, 0]), 0.12, "policy"), 0.12).reason == "stopped"
+    assert "stale" in supervisor.stopped
+
+
+def test_without_any_measurement_there_is_no_command():
+    with pytest.raises(ContractError, match="first measurement is missing"):
+        Supervisor(two_joints()).step(None, None, 0.0)
+    with pytest.raises(ContractError, match="first measurement is not finite"):
+        Supervisor(two_joints()).step(measured([math.nan, 0], 0.0), None, 0.0)
 
 
 def moving(limits):
@@ -235,100 +239,103 @@ def onward(now):
     return Request(np.array([1.4, 0.7]), now, "policy")
 
 
-class TestBroughtToRest:
-    def test_the_watchdog_brings_the_arm_to_rest_within_its_time(self):
-        limits = two_joints(watchdog=0.2)
-        supervisor, now, commands = moving(limits)
-        more = carried_on(supervisor, now, commands, 60)
-        sources = [command.source for command in more]
-        assert sources[:10] == ["policy"] * 10 and sources[10] == "safety" and more[10].reason == "watchdog"
-        stopping = max(joint.velocity / joint.acceleration + joint.acceleration / joint.jerk for joint in limits.joints)
-        still = 11 + math.ceil(stopping / STEP)
-        assert set(sources[still:]) == {"hold"}
-        np.testing.assert_array_equal([c.position for c in more[still:]], [more[-1].position] * len(more[still:]))
-        positions = [command.position for command in commands + more]
-        check(limits, STEP * np.arange(len(positions)), positions)
-        (again,) = carried_on(supervisor, now + 1.2, more, 1, onward)
-        assert again.source == "policy"
-
-    def test_a_stop_is_latched_until_a_person_re_arms_and_requests_are_fresh(self):
-        limits = two_joints()
-        supervisor, now, commands = moving(limits)
-        supervisor.stop("the person said so")
-        supervisor.stop("something else")
-        stopped = carried_on(supervisor, now, commands, 100, onward)
-        assert {command.reason for command in stopped} == {"stopped"} and stopped[-1].source == "hold"
-        assert supervisor.stopped == "the person said so"
-        np.testing.assert_array_equal(stopped[-1].position, stopped[-20].position)
-        now += 100 * STEP
-        supervisor.rearm(now + STEP / 2)
-        queued = Request(np.array([1.4, 0.7]), now + STEP / 4, "human")
-        (refused,) = carried_on(supervisor, now, stopped, 1, lambda at: queued)
-        assert (refused.source, refused.reason) == ("hold", "before re-arming")
-        np.testing.assert_array_equal(refused.position, stopped[-1].position)
-        moved = carried_on(supervisor, now + STEP, stopped, 20, onward)
-        assert moved[0].source == "policy" and moved[-1].position[0] > stopped[-1].position[0]
-        positions = [command.position for command in [*commands, *stopped, refused, *moved]]
-        check(limits, STEP * np.arange(len(positions)), positions)
-
-    def test_what_was_followed_before_a_stop_is_not_followed_after_it(self):
-        supervisor, now, commands = moving(two_joints(watchdog=10.0))
-        supervisor.stop("stop")
-        supervisor.rearm(now)
-        assert carried_on(supervisor, now, commands, 1)[0].source == "safety"
-
-    def test_re_arming_in_the_past_is_refused(self):
-        supervisor, now, _ = moving(two_joints())
-        for time in (now - 0.1, math.nan):
-            with pytest.raises(ContractError, match="Re-arming"):
-                supervisor.rearm(time)
-
-    def test_a_released_deadman_switch_brings_the_arm_to_rest(self):
-        limits = two_joints(deadman=True, watchdog=0.1)
-        supervisor = Supervisor(limits)
-        supervisor.step(measured([0, 0], 0.0), None, 0.0)
-        first = supervisor.step(measured([0, 0], STEP), onward(STEP), STEP)
-        assert first.reason == "deadman" and (first.position == 0).all()
-        pressed = carried_on(supervisor, STEP, [first], 10, onward, lambda at: at - 0.05)
-        assert pressed[-1].source == "policy" and pressed[-1].position[0] > 0.01
-        released = carried_on(supervisor, 11 * STEP, pressed, 60, onward, lambda at: 11 * STEP)
-        assert [command.source for command in released[:6]] == ["policy"] * 5 + ["safety"]
-        assert released[-1].source == "hold" and released[-1].reason == "deadman"
-        for never in (math.nan, math.inf):
-            assert carried_on(supervisor, 71 * STEP, released, 1, onward, lambda at, v=never: v)[0].reason == "deadman"
-            released = released[-1:]
-
-    def test_a_clock_that_runs_backwards_stops_the_arm(self):
-        for time in (0.01, math.nan):
-            supervisor, _, commands = moving(two_joints())
-            command = supervisor.step(measured(commands[-1].position, 0.01), None, time)
-            assert "clock" in supervisor.stopped and command.reason == "stopped"
-            np.testing.assert_array_equal(command.position, commands[-1].position)
+def test_the_watchdog_brings_the_arm_to_rest_within_its_time():
+    limits = two_joints(watchdog=0.2)
+    supervisor, now, commands = moving(limits)
+    more = carried_on(supervisor, now, commands, 60)
+    sources = [command.source for command in more]
+    assert sources[:10] == ["policy"] * 10 and sources[10] == "safety" and more[10].reason == "watchdog"
+    stopping = max(joint.velocity / joint.acceleration + joint.acceleration / joint.jerk for joint in limits.joints)
+    still = 11 + math.ceil(stopping / STEP)
+    assert set(sources[still:]) == {"hold"}
+    np.testing.assert_array_equal([c.position for c in more[still:]], [more[-1].position] * len(more[still:]))
+    positions = [command.position for command in commands + more]
+    check(limits, STEP * np.arange(len(positions)), positions)
+    (again,) = carried_on(supervisor, now + 1.2, more, 1, onward)
+    assert again.source == "policy"
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("request_", "reason"),
-        [
-            (Request(np.array([math.nan, 0]), 1.0, "policy"), "not finite"),
-            (Request(np.array([0, -math.inf]), 1.0, "policy"), "not finite"),
-            (Request(np.array([0.0, 0]), math.nan, "policy"), "not finite"),
-            (Request(np.array([0.0]), 1.0, "policy"), "shape"),
-            (Request(np.array([[0.0, 0.0]]), 1.0, "policy"), "shape"),
-            (Request(np.array(["far", "near"]), 1.0, "policy"), "shape"),
-            (Request(np.array([0.0, 0]), 1.0, "nobody"), "source"),
-            (Request(np.array([0.0, 0]), 0.79, "policy"), "stale"),
-            (Request(np.array([0.0, 0]), 1.01, "policy"), "from the future"),
-            (Request(np.array([0.0, 0]), 0.9, "policy"), "out of order"),
-        ],
-    )
-    def test_a_refused_request_is_counted_and_the_one_before_is_followed(self, request_, reason):
-        supervisor = Supervisor(two_joints())
-        supervisor.step(measured([0, 0], 0.78), None, 0.78)
-        stamp = 0.9 if reason == "out of order" else 0.75
-        supervisor.step(measured([0, 0], 0.9), Request(np.array([0.5, 0.2]), stamp, "policy"), 0.9)
-        before = supervisor.step(measured([0, 0], 0.98), None, 0.98)
-        command = supervisor.step(measured([0, 0], 1.0), request_, 1.0)
-        assert command.reason == reason and supervisor.counts[reason] == 1
-        assert command.source == "policy" and (command.position > before.position).all()
-        assert command.clipped.all() and command.requested.shape == (2,)
+def test_a_stop_is_latched_until_a_person_re_arms_and_requests_are_fresh():
+    limits = two_joints()
+    supervisor, now, commands = moving(limits)
+    supervisor.stop("the person said so")
+    supervisor.stop("something else")
+    stopped = carried_on(supervisor, now, commands, 100, onward)
+    assert {command.reason for command in stopped} == {"stopped"} and stopped[-1].source == "hold"
+    assert supervisor.stopped == "the person said so"
+    np.testing.assert_array_equal(stopped[-1].position, stopped[-20].position)
+    now += 100 * STEP
+    supervisor.rearm(now + STEP / 2)
+    queued = Request(np.array([1.4, 0.7]), now + STEP / 4, "human")
+    (refused,) = carried_on(supervisor, now, stopped, 1, lambda at: queued)
+    assert (refused.source, refused.reason) == ("hold", "before re-arming")
+    np.testing.assert_array_equal(refused.position, stopped[-1].position)
+    moved = carried_on(supervisor, now + STEP, stopped, 20, onward)
+    assert moved[0].source == "policy" and moved[-1].position[0] > stopped[-1].position[0]
+    positions = [command.position for command in [*commands, *stopped, refused, *moved]]
+    check(limits, STEP * np.arange(len(positions)), positions)
+
+
+def test_what_was_followed_before_a_stop_is_not_followed_after_it():
+    supervisor, now, commands = moving(two_joints(watchdog=10.0))
+    supervisor.stop("stop")
+    supervisor.rearm(now)
+    assert carried_on(supervisor, now, commands, 1)[0].source == "safety"
+
+
+def test_re_arming_in_the_past_is_refused():
+    supervisor, now, _ = moving(two_joints())
+    for time in (now - 0.1, math.nan):
+        with pytest.raises(ContractError, match="Re-arming"):
+            supervisor.rearm(time)
+
+
+def test_a_released_deadman_switch_brings_the_arm_to_rest():
+    limits = two_joints(deadman=True, watchdog=0.1)
+    supervisor = Supervisor(limits)
+    supervisor.step(measured([0, 0], 0.0), None, 0.0)
+    first = supervisor.step(measured([0, 0], STEP), onward(STEP), STEP)
+    assert first.reason == "deadman" and (first.position == 0).all()
+    pressed = carried_on(supervisor, STEP, [first], 10, onward, lambda at: at - 0.05)
+    assert pressed[-1].source == "policy" and pressed[-1].position[0] > 0.01
+    released = carried_on(supervisor, 11 * STEP, pressed, 60, onward, lambda at: 11 * STEP)
+    assert [command.source for command in released[:6]] == ["policy"] * 5 + ["safety"]
+    assert released[-1].source == "hold" and released[-1].reason == "deadman"
+    for never in (math.nan, math.inf):
+        assert carried_on(supervisor, 71 * STEP, released, 1, onward, lambda at, v=never: v)[0].reason == "deadman"
+        released = released[-1:]
+
+
+def test_a_clock_that_runs_backwards_stops_the_arm():
+    for time in (0.01, math.nan):
+        supervisor, _, commands = moving(two_joints())
+        command = supervisor.step(measured(commands[-1].position, 0.01), None, time)
+        assert "clock" in supervisor.stopped and command.reason == "stopped"
+        np.testing.assert_array_equal(command.position, commands[-1].position)
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (Request(np.array([math.nan, 0]), 1.0, "policy"), "not finite"),
+        (Request(np.array([0, -math.inf]), 1.0, "policy"), "not finite"),
+        (Request(np.array([0.0, 0]), math.nan, "policy"), "not finite"),
+        (Request(np.array([0.0]), 1.0, "policy"), "shape"),
+        (Request(np.array([[0.0, 0.0]]), 1.0, "policy"), "shape"),
+        (Request(np.array(["far", "near"]), 1.0, "policy"), "shape"),
+        (Request(np.array([0.0, 0]), 1.0, "nobody"), "source"),
+        (Request(np.array([0.0, 0]), 0.79, "policy"), "stale"),
+        (Request(np.array([0.0, 0]), 1.01, "policy"), "from the future"),
+        (Request(np.array([0.0, 0]), 0.9, "policy"), "out of order"),
+    ],
+)
+def test_a_refused_request_is_counted_and_the_one_before_is_followed(request_, reason):
+    supervisor = Supervisor(two_joints())
+    supervisor.step(measured([0, 0], 0.78), None, 0.78)
+    stamp = 0.9 if reason == "out of order" else 0.75
+    supervisor.step(measured([0, 0], 0.9), Request(np.array([0.5, 0.2]), stamp, "policy"), 0.9)
+    before = supervisor.step(measured([0, 0], 0.98), None, 0.98)
+    command = supervisor.step(measured([0, 0], 1.0), request_, 1.0)
+    assert command.reason == reason and supervisor.counts[reason] == 1
+    assert command.source == "policy" and (command.position > before.position).all()
+    assert command.clipped.all() and command.requested.shape == (2,)

@@ -1,0 +1,199 @@
+"""Faults in the limits of an arm, its kinematics and the supervisor."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_MOTION, _LIMITING, _SAFETY, _WORKSPACE, _LIMITS, _KINEMATICS = (
+    f"robot_drivers/{name}.py" for name in ("motion", "limiting", "safety", "workspace", "limits", "kinematics")
+)
+_ON = "tests/robot_drivers/test_safety.py::"
+_ANY = f"{_ON}test_no_command_violates_a_limit"
+_LATCHED = f"{_ON}test_a_stop_is_latched_until_a_person_re_arms_and_requests_are_fresh"
+_REFUSED = f"{_ON}test_a_refused_request_is_counted_and_the_one_before_is_followed"
+_IMPOSSIBLE = f"{_ON}test_a_measurement_that_cannot_be_stops_the_arm"
+
+FAULTS = (
+    Fault(
+        "nobody looks where braking ends",
+        _MOTION,
+        "return low <= below and above <= high",
+        "return True",
+        (_ANY,),
+    ),
+    Fault(
+        "a joint accelerates beyond its limit",
+        _MOTION,
+        "peak = min(math.sqrt(max(jerk * gain + already * already / 2, least)), rates.acceleration)",
+        "peak = math.sqrt(max(jerk * gain + already * already / 2, least))",
+        (_ANY,),
+    ),
+    Fault(
+        "acceleration is taken back twice as fast as the jerk limit allows",
+        _MOTION,
+        "(peak / jerk, -sign * jerk)",
+        "(peak / (2 * jerk), -2 * sign * jerk)",
+        (_ANY,),
+    ),
+    Fault(
+        "a late step goes on at full speed",
+        _MOTION,
+        "span = joint.rates, min(dt, longest)",
+        "span = joint.rates, dt",
+        (f"{_ON}test_a_late_step_finds_the_arm_braking_already",),
+    ),
+    Fault(
+        "the turning point of a motion is not looked at",
+        _MOTION,
+        "turns = (0.0, *_turns(self.start, self.jerk, self.time), self.time)",
+        "turns = (0.0, self.time)",
+        (_ANY, "tests/robot_drivers/test_motion.py::test_the_extent_of_a_course_is_that_of_its_positions"),
+    ),
+    Fault(
+        "gentle requests are smoothed",
+        _MOTION,
+        "and abs(exact - drift) <= rates.acceleration * dt / 2",
+        "and abs(exact - drift) < 0",
+        (f"{_ON}test_a_gentle_stream_within_the_limits_passes_unchanged",),
+    ),
+    Fault(
+        "what can be reached at once need not be safe",
+        _MOTION,
+        "and safe(exact)",
+        "and drift == drift",
+        (_ANY,),
+    ),
+    Fault(
+        "the command may be anywhere",
+        _LIMITING,
+        "near, far = measured - joint.lead, measured + joint.lead",
+        "near, far = joint.low, joint.high",
+        (f"{_ON}test_the_command_stays_near_an_arm_that_is_blocked",),
+    ),
+    Fault(
+        "an arm outside its limits hurries back",
+        _LIMITING,
+        "rates = _rates(joint, RECOVERY if outside else speed)",
+        "rates = _rates(joint, speed)",
+        (f"{_ON}test_an_arm_outside_its_limits_moves_inward_only_and_slowly",),
+    ),
+    Fault(
+        "the last goal is held for ever",
+        _LIMITING,
+        "held = state.measured  # come to rest",
+        "held = state.position  # come to rest",
+        (f"{_ON}test_a_held_arm_is_held_where_it_was_measured_and_not_at_the_last_goal",),
+    ),
+    Fault(
+        "clips are not counted",
+        _SAFETY,
+        "self.clipped += command.clipped",
+        "self.clipped += 0 * command.clipped",
+        (f"{_ON}test_what_is_asked_for_stands_beside_what_is_sent",),
+    ),
+    Fault(
+        "the watchdog sleeps",
+        _SAFETY,
+        "if self._now - self._accepted > self.limits.watchdog:",
+        "if self._now - self._accepted > 10 * self.limits.watchdog:",
+        (f"{_ON}test_the_watchdog_brings_the_arm_to_rest_within_its_time",),
+    ),
+    Fault(
+        "a stop ends with the next request",
+        _SAFETY,
+        "self._followed, self._accepted = request, self._now",
+        'self._followed, self._accepted, self.stopped = request, self._now, ""',
+        (_LATCHED,),
+    ),
+    Fault(
+        "queued requests are followed after re-arming",
+        _SAFETY,
+        "if request.stamp <= self._armed:",
+        "if request.stamp <= -math.inf:",
+        (_LATCHED,),
+    ),
+    Fault(
+        "what was followed before a stop is followed after it",
+        _SAFETY,
+        'self.stopped, self._followed, self._armed = "", None, now',
+        'self.stopped, self._armed = "", now',
+        (f"{_ON}test_what_was_followed_before_a_stop_is_not_followed_after_it",),
+    ),
+    Fault(
+        "a NaN is passed on",
+        _SAFETY,
+        "if not (np.isfinite(position).all() and math.isfinite(request.stamp)):",
+        "if not math.isfinite(request.stamp):",
+        (_REFUSED,),
+    ),
+    Fault(
+        "an old request is fresh",
+        _SAFETY,
+        'return "stale" if self._now - request.stamp > self.limits.max_age else ""',
+        'return ""',
+        (_REFUSED,),
+    ),
+    Fault(
+        "requests may come in any order",
+        _SAFETY,
+        "if request.stamp <= self._stamps[request.source]:",
+        "if request.stamp < self._stamps[request.source]:",
+        (_REFUSED,),
+    ),
+    Fault(
+        "an arm may jump",
+        _SAFETY,
+        "(abs(measurement.position - self._state.measured) > reach).any()",
+        "(abs(measurement.position - self._state.measured) > reach).all()",
+        (_IMPOSSIBLE,),
+    ),
+    Fault(
+        "an old measurement is good enough",
+        _SAFETY,
+        "if not self._now - captured <= self.limits.max_age:",
+        "if not self._now - captured <= 9 * self.limits.max_age:",
+        (_IMPOSSIBLE,),
+    ),
+    Fault(
+        "a deadman switch may be pressed in the future",
+        _SAFETY,
+        "0 <= self._now - deadman_at <= self.limits.watchdog",
+        "self._now - deadman_at <= self.limits.watchdog",
+        (f"{_ON}test_a_released_deadman_switch_brings_the_arm_to_rest",),
+    ),
+    Fault(
+        "a clock that runs backwards is no reason to stop",
+        _SAFETY,
+        'self.stop("the clock ran backwards")',
+        "pass",
+        (f"{_ON}test_a_clock_that_runs_backwards_stops_the_arm",),
+    ),
+    Fault(
+        "points of the arm have no thickness",
+        _WORKSPACE,
+        "radii = np.asarray([point.radius for point in chain.points])[:, None]",
+        "radii = np.zeros((len(chain.points), 1))",
+        (f"{_ON}test_no_point_of_the_arm_leaves_the_workspace",),
+    ),
+    Fault(
+        "the arm brakes through the wall of its workspace",
+        _WORKSPACE,
+        "return bool(worst.max() <= max(0.0, now) and",
+        "return bool(worst[0] <= max(0.0, now) and",
+        (f"{_ON}test_no_point_of_the_arm_leaves_the_workspace",),
+    ),
+    Fault(
+        "quarter speed is full speed",
+        _LIMITS,
+        "velocity=speed * joint.velocity)",
+        "velocity=joint.velocity)",
+        ("tests/robot_drivers/test_limits.py::test_quarter_speed_slows_and_brakes_as_before",),
+    ),
+    Fault(
+        "joints turn the wrong way",
+        _KINEMATICS,
+        "np.eye(3) + sine * cross + (1 - cosine) * square",
+        "np.eye(3) - sine * cross + (1 - cosine) * square",
+        ("tests/robot_drivers/test_kinematics.py::test_points_are_where_mujoco_puts_them",),
+    ),
+)
