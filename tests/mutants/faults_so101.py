@@ -1,11 +1,12 @@
-"""Faults in the SO-101: its kinematics, servos and expert."""
+"""Faults in the simulated SO-101: its kinematics, servos and expert, and as a robot."""
 
 from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
 _ARM, _SCENE, _ROBOT, _EXPERT = (f"sims/mujoco/so101/{name}.py" for name in ("arm", "scene", "robot", "expert"))
-_ON = "tests/sims/test_so101.py::"
+_HARDWARE = "robot_drivers/simulated_hardware.py"
+_ON, _SIMULATED = "tests/sims/test_so101.py::", "tests/robot_drivers/test_simulated.py::"
 
 FAULTS = (
     Fault(
@@ -91,5 +92,68 @@ FAULTS = (
         "np.maximum(opening, np.mean(_HELD))",
         "opening",
         (f"{_ON}test_the_expert_succeeds_with_chunks_among_several_cubes_and_at_50_hz",),
+    ),
+    Fault(
+        "commands reach the motors at once",
+        _HARDWARE,
+        "due = now + self._imperfections.command_latency",
+        "due = now",
+        (f"{_SIMULATED}test_a_command_moves_the_arm_after_its_latency",),
+    ),
+    Fault(
+        "a command overtakes the one before it",
+        _HARDWARE,
+        "(max([due, *(when for when, _ in self._commands)]), sent - self._offsets)",
+        "(due, sent - self._offsets)); self._commands.sort(key=lambda one: one[0]",
+        (f"{_SIMULATED}test_jitter_never_puts_commands_or_measurements_out_of_order",),
+    ),
+    Fault(
+        "late measurements are stamped with the time of their arrival",
+        _HARDWARE,
+        "return newest.position.copy(), newest.captured",
+        "return newest.position.copy(), now",
+        (f"{_SIMULATED}test_a_measurement_is_as_old_as_it_says",),
+    ),
+    Fault(
+        "a wrong calibration is on one side only",
+        _HARDWARE,
+        "sent - self._offsets)",
+        "sent)",
+        (f"{_SIMULATED}test_noise_has_the_stated_deviation_and_offsets_are_on_both_sides",),
+    ),
+    Fault(
+        "lost measurements are repeated measurements",
+        _HARDWARE,
+        "if lost and answers < flaws.lost_measurements",
+        "if answers < -1",
+        (f"{_SIMULATED}test_a_lost_measurement_is_no_answer_and_the_arm_goes_on",),
+    ),
+    Fault(
+        "lost pictures arrive",
+        _HARDWARE,
+        "if not lost or frames >= flaws.lost_frames:",
+        "if not lost or frames >= 0.0:",
+        (f"{_SIMULATED}test_pictures_are_late_and_lost_as_stated",),
+    ),
+    Fault(
+        "the noise of every episode is the same, whatever its seed",
+        _HARDWARE,
+        "np.random.PCG64([self._imperfections.seed, seed, part])",
+        "np.random.PCG64([seed, part])",
+        (f"{_SIMULATED}test_equal_seeds_are_equal_episodes_and_others_are_not",),
+    ),
+    Fault(
+        "displacements are taken for joint positions",
+        _HARDWARE,
+        "if not names or names != spec.state.names or spec.discrete:",
+        "if not names or spec.discrete:",
+        (f"{_SIMULATED}test_an_environment_that_is_not_commanded_by_positions_is_refused",),
+    ),
+    Fault(
+        "a simulated robot starts its clock again with every episode",
+        "robot_drivers/simulated.py",
+        "self._connected.reset(seed, self._clock())",
+        "self._steps = 0; self._connected.reset(seed, self._clock())",
+        (f"{_SIMULATED}test_time_is_counted_in_commands_and_does_not_start_again",),
     ),
 )

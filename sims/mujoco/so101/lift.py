@@ -3,8 +3,8 @@
 An action is the absolute targets of the six joints in radians, the gripper as an opening from 0 (closed) to 1; the
 state is their measured positions in the same order, under LeRobot's names ("shoulder_pan.pos", ...).
 
-Success and failure are those of lift (``sims/mujoco/tasks/lift.py``), within 6 s: the named cube's centre at least 6 cm
-above the table at the end of 5 control steps in a row.
+Success and failure are those of lift (``sims/mujoco/tasks/lift.py``), within ``seconds``: the named cube's centre at
+least 6 cm above the table at the end of 5 control steps in a row.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from sims.mujoco.parameters import parameters
 from sims.mujoco.so101.robot import So101
 from sims.mujoco.tabletop import Instruct
 from sims.mujoco.tasks.lift import LiftTask
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.contract.task import declare_task
-
-SECONDS = 6  # of an episode
 
 
 class So101Lift(LiftTask):
@@ -35,12 +34,16 @@ class So101Lift(LiftTask):
         colours: int = 1,
         instruct: Instruct = "target",
         deadline: int | None = None,
+        seconds: int = 6,
     ) -> None:
+        """``seconds``: the longest episode; raises UserError for none."""
+        if seconds < 1:
+            raise UserError(f"seconds={seconds} leaves no time to pick anything up; give at least 1.")
         super().__init__(cubes, colours, instruct, deadline, robot=So101(control_hz))
-        self.time_limit = SECONDS * control_hz
+        self.time_limit = seconds * control_hz
 
 
-_OPTIONS = ("control_hz", "cubes", "colours", "instruct", "deadline")
+_OPTIONS = ("control_hz", "cubes", "colours", "instruct", "deadline", "seconds")
 
 
 def spec(**options: Any) -> EnvSpec:
@@ -59,6 +62,6 @@ def make(num_envs: int, **options: Any) -> MujocoEnv:
 
     Options of the task: ``control_hz`` 20, 25, 40 or 50 (25), ``cubes`` 1-4 (1), ``colours`` at least as many and at
     most 6 (1), ``instruct`` "target" or "distractor", ``deadline`` control steps after which an unfinished episode has
-    failed (none).  Cameras are "front" and "wrist"; the rest: see ``make_env``.
+    failed (none), ``seconds`` of the longest episode (6).  Cameras are "front" and "wrist"; the rest: see ``make_env``.
     """
     return make_env(So101Lift, _OPTIONS, num_envs, options)

@@ -1,0 +1,234 @@
+"""An environment as a robot, in lock-step: what is late, lost, noisy or offset is so by exactly what was asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from robot_drivers.driver import DriverError, Judged, Measurement, Resets, RobotDriver, open_driver
+from robot_drivers.simulated import SimulatedRobot
+from robot_drivers.simulated_hardware import Imperfections
+from sims.catalog import make
+from sims.mujoco.so101.expert import So101Expert
+from vla_rl.contract.errors import ContractError, UserError
+
+DT = 0.04
+STATE_ONLY = {"render": False, "threads": 1}
+AWAY = np.array([0.2, 0.0, 0.0, 1.4, 1.5, 0.5])
+
+
+@pytest.fixture
+def robot():
+    """Makes connected robots: of imperfections, with further options of the environment."""
+    made = []
+
+    def build(options=None, **imperfections):
+        made.append(SimulatedRobot(options={**STATE_ONLY, **(options or {})}, imperfections=imperfections))
+        made[-1].connect()
+        made[-1].reset(3)
+        return made[-1]
+
+    yield build
+    for item in made:
+        item.disconnect()
+
+
+def positions(robot, commands):
+    """What is measured after each of the commands."""
+    found = []
+    for command in commands:
+        robot.command(command)
+        found.append(robot.observe().position)
+    return np.stack(found)
+
+
+# -- the interface -----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_driver_known_before_it_connects():
+    robot = open_driver("robot_drivers.simulated:SimulatedRobot", {"options": {"control_hz": 50, **STATE_ONLY}})
+    assert isinstance(robot, RobotDriver) and isinstance(robot, Resets) and not robot.is_connected
+    assert robot.spec.names[:2] == ("shoulder_pan.pos", "shoulder_lift.pos") and robot.spec.control_hz == 50
+    assert robot.spec.joints[0].high == pytest.approx(1.91986) and robot.spec.joints[5].unit == "1"
+    with pytest.raises(DriverError, match="not connected"):
+        robot.observe()
+    robot.connect()
+    assert robot.is_connected and isinstance(robot, Judged)
+    robot.disconnect()
+    robot.disconnect()
+    assert not robot.is_connected
+
+
+def test_it_needs_no_torch():
+    code = (
+        "import sys; from robot_drivers.simulated import SimulatedRobot as R; "
+        "r = R(options={'render': False}); r.connect(); r.command(r.observe().position); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_environment_that_is_not_commanded_by_positions_is_refused():
+    with pytest.raises(ContractError, match=r"lift:make takes dx, dy, dz, grip and measures x, y,.*cannot stand for"):
+        SimulatedRobot("sims.mujoco.tasks.lift:make")
+
+
+def test_unknown_options_and_impossible_imperfections_are_refused():
+    with pytest.raises(UserError, match="no option 'control_herz'"):
+        SimulatedRobot(options={"control_herz": 25})
+    with pytest.raises(UserError, match=r"lost_frames is 1\.5"):
+        Imperfections(lost_frames=1.5)
+    robot = SimulatedRobot(options=STATE_ONLY, imperfections={"offsets": [0.1]})
+    with pytest.raises(ContractError, match="1 offsets do not fit an arm of 6 joints"):
+        robot.connect()
+
+
+def test_a_target_is_clipped_to_the_joints_and_nonsense_is_refused(robot):
+    arm = robot()
+    sent = arm.command(np.array([9.0, 0, 0, 1.5, 0, -1.0]))
+    assert sent[0] == arm.spec.joints[0].high and sent[5] == 0.0 and sent[3] == 1.5
+    for wrong in (np.full(6, np.nan), np.zeros(5)):
+        with pytest.raises(ContractError, match="no position of 6 joints"):
+            arm.command(wrong)
+
+
+# -- lock-step ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_imperfections_it_is_the_environment(robot):
+    arm, env = robot(), make("so101", num_envs=1, **STATE_ONLY)
+    env.reset([0], [3])
+    commands = AWAY + np.linspace(0, 0.3, 20)[:, None]
+    expected = [env.step(command.astype(np.float32)[None, None]).obs.state[0] for command in commands]
+    assert np.array_equal(positions(arm, commands), np.asarray(expected, np.float64))
+    env.close()
+
+
+def test_time_is_counted_in_commands_and_does_not_start_again(robot):
+    arm = robot()
+    assert arm.observe().captured == 0.0
+    positions(arm, [AWAY] * 3)
+    assert arm.observe().captured == pytest.approx(3 * DT)
+    arm.reset(4)
+    assert arm.observe().captured == pytest.approx(3 * DT)
+
+
+def test_the_callers_clock_is_the_time():
+    now = [7.0]
+    arm = SimulatedRobot(options=STATE_ONLY, clock=lambda: now[0])
+    arm.connect()
+    arm.command(AWAY)
+    assert arm.observe().captured == 7.0  # nothing has passed
+    now[0] += DT
+    assert arm.observe().captured == pytest.approx(7.0 + DT)
+    arm.disconnect()
+
+
+def test_equal_seeds_are_equal_episodes_and_others_are_not(robot):
+    flaws = {"noise": 0.01, "jitter": 0.1, "command_latency": 0.05, "measurement_latency": 0.05, "lost_frames": 0.2}
+    commands = AWAY + np.linspace(0, 0.3, 15)[:, None]
+    first, second, other = (positions(robot(**flaws, seed=seed), commands) for seed in (1, 1, 2))
+    assert np.array_equal(first, second) and not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(("latency", "steps"), [(0.0, 0), (DT, 1), (2.4 * DT, 3)])
+def test_a_command_moves_the_arm_after_its_latency(robot, latency, steps):
+    arm = robot(command_latency=latency)
+    start = arm.observe().position
+    moved = np.abs(positions(arm, [start + 0.2] * 6) - start)[:, 0] > 0.02
+    assert moved.tolist() == [False] * steps + [True] * (6 - steps)
+
+
+def test_a_measurement_is_as_old_as_it_says(robot):
+    exact, late = robot(), robot(measurement_latency=2 * DT)
+    commands = AWAY + np.linspace(0, 0.3, 8)[:, None]
+    truth = positions(exact, commands)
+    for i, command in enumerate(commands):
+        late.command(command)
+        seen = late.observe()
+        assert seen.captured == pytest.approx(max(0, i - 1) * DT)
+        if i >= 2:
+            assert np.array_equal(seen.position, truth[i - 2])
+
+
+def test_jitter_never_puts_commands_or_measurements_out_of_order(robot):
+    arm = robot(jitter=3 * DT)
+    commands = AWAY + np.linspace(0, 0.4, 40)[:, None]
+    stamps, targets = [], []
+    for command in commands:
+        arm.command(command)
+        stamps.append(arm.observe().captured)
+        targets.append(arm._hardware.target[0])
+    assert (np.diff(stamps) >= 0).all() and (np.diff(targets[3:]) >= 0).all() and targets[-1] > 0.5
+    age = np.arange(1, 41) - np.array(stamps) / DT
+    assert age.min() == pytest.approx(1.0) and age.max() == pytest.approx(3.0)
+
+
+def test_noise_has_the_stated_deviation_and_offsets_are_on_both_sides(robot):
+    offsets = (0.05, -0.03, 0.0, 0.0, 0.0, 0.0)
+    arm = robot(noise=0.02, offsets=offsets)
+    measured = positions(arm, [AWAY] * 120)[20:] - AWAY
+    assert np.allclose(measured.std(0), 0.02, rtol=0.3) and np.abs(measured.mean(0)).max() < 0.012
+    true = arm._hardware.truth().state[0]
+    assert np.allclose(true[:2] - AWAY[:2], [-0.05, 0.03], atol=0.012)
+
+
+def test_a_lost_measurement_is_no_answer_and_the_arm_goes_on(robot):
+    arm = robot(lost_measurements=0.4)
+    answered = []
+    for _ in range(60):
+        arm.command(AWAY)
+        try:
+            arm.observe()
+            answered.append(True)
+        except DriverError as error:
+            assert "no answer" in str(error)
+            answered.append(False)
+    assert 20 < sum(answered) < 50
+    assert np.allclose(arm._hardware.truth().state[0], AWAY, atol=0.02)
+
+
+def test_pictures_are_late_and_lost_as_stated(robot):
+    arm = robot({"render": True, "image_size": 16}, camera_latency=2 * DT, lost_frames=0.5)
+    taken = []
+    for _ in range(30):
+        arm.command(AWAY)
+        images, captured = arm.pictures()
+        assert images["front"].shape == (16, 16, 3)
+        taken.append(captured)
+    age = np.arange(1, 31)[4:] - np.array(taken)[4:] / DT
+    assert (np.diff(taken) >= 0).all() and age.min() == pytest.approx(2.0) and age.max() > 2.5
+
+
+# -- episodes ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_expert_picks_up_the_cube_through_the_driver_and_the_robot_knows(robot):
+    arm, expert, won = robot(), So101Expert(), 0
+    for seed in range(2):
+        arm.reset(seed)
+        step = 0
+        while not arm.outcome:
+            arm.command(expert.act(arm.observation(arm.observe(), step))[0, 0])
+            step += 1
+        won += arm.outcome == "success"
+        still = arm.observe().position
+        arm.command(AWAY)
+        assert np.array_equal(arm.observe().position, still)  # until the next reset
+    assert won == 2
+
+
+def test_an_observation_is_a_policys(robot):
+    arm = robot({"render": True, "image_size": 16})
+    obs = arm.observation(Measurement(np.full(6, 99.0), None, 0.0), 5)
+    assert obs.images["front"].shape == (1, 16, 16, 3) and obs.time.tolist() == [5] and obs.task.tolist() == [0]
+    assert obs.state.dtype == np.float32 and (obs.state[0] <= np.float32(arm.env_spec.state.high)).all()
+
+
+def test_its_options_are_json(robot):
+    flaws = json.loads(json.dumps({"offsets": [0.1] * 6, "noise": 0.0}))
+    assert np.allclose(robot(**flaws).observe().position - robot().observe().position, 0.1)
