@@ -27,7 +27,7 @@ _PUBLISHED = {
     "shoulder_lift": 1.74533,
     "elbow_flex": 1.69,
     "wrist_flex": 1.65806,
-    "wrist_roll": 2.74385,
+    "wrist_roll": 2.74385,  # to the other side 2.84121
 }
 _SPEED = 4.71  # rad/s: 0.222 s for 60° without load at 7.4 V (Feetech's data sheet of the STS3215)
 _ACCELERATION = 254 * 100 * RADIANS  # rad/s²: the largest that its memory can hold

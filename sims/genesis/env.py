@@ -59,7 +59,7 @@ class GenesisEnv:
             self._begin(index, [self._task.sample_episode(generator) for generator in generators])
             self._book.begin(index, seed)
             self._stale = True
-        return self._observe(self._to_device(self._book.time))
+        return self._book.begun(self._observe(self._to_device(self._book.time)))
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D] in metres and grip sign; see ``VecEnv.step``."""

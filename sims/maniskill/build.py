@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from sims.device_memory import free_bytes, require_memory
+from sims.host_memory import process_bytes
 from sims.maniskill.env import ManiSkillEnv, ReplayingManiSkillEnv
 from sims.maniskill.tasks import instruction_of, registered
 from sims.maniskill.world import Simulation, World
@@ -18,6 +20,8 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.spec import ArraySpec, EnvSpec
 
 _MAX_CHUNK = 50
+_MANY = 256  # environments; so many fit wherever ManiSkill starts
+_FEW = 32  # environments whose memory is measured
 AnyWorld = TypeVar("AnyWorld", bound=Simulation)
 
 
@@ -50,17 +54,39 @@ def env_of(spec: EnvSpec, worlds: Sequence[Simulation], ends_at_success: bool) -
 
 
 def worlds_of(num_envs: int, device: str, make: Callable[[int], AnyWorld]) -> list[AnyWorld]:
-    """What ``make(size)`` makes: one of all environments on a GPU, one for each on the processor."""
+    """What ``make(size)`` makes: one of all environments on a GPU, one for each on the processor.
+
+    Raises UserError, saying how many fit, when ``_MANY`` environments or more do not fit the memory.  What one takes is
+    the difference between simulations of two sizes on a GPU, and what the process grows by on the processor.
+    """
+    if device != "cpu" and num_envs >= _MANY:
+        require_memory(_on_gpu(make, torch.device(device)), num_envs, torch.device(device))
     sizes = [1] * num_envs if device == "cpu" else [num_envs]
     worlds: list[AnyWorld] = []
+    begin = 0
     try:
         for size in sizes:
+            if num_envs >= _MANY and len(worlds) == _FEW:
+                begin = process_bytes()
+            if num_envs >= _MANY and len(worlds) == 2 * _FEW:
+                require_memory((process_bytes() - begin) // _FEW, num_envs, torch.device(device))
             worlds.append(make(size))
     except BaseException:
         for world in worlds:
             world.close()
         raise
     return worlds
+
+
+def _on_gpu(make: Callable[[int], AnyWorld], device: torch.device) -> int:
+    """Bytes that one more environment takes on ``device``."""
+    taken = []
+    for size in (_FEW, 2 * _FEW):
+        torch.cuda.empty_cache()
+        before = free_bytes(device)
+        with contextlib.closing(make(size)):
+            taken.append(before - free_bytes(device))
+    return max(0, taken[1] - taken[0]) // _FEW
 
 
 def require_gpu(task: str, device: str) -> None:

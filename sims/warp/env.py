@@ -76,7 +76,7 @@ class WarpEnv:
             for name, value in self._task_state.items():
                 value[rows] = self._tensor(np.stack([item.task_state[name] for item in episodes])).to(value.dtype)
         self._book.begin(index, seed)
-        return self._observe(self._tensor(self._book.time))
+        return self._book.begun(self._observe(self._tensor(self._book.time)))
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Execute ``chunk`` [E,H,D] in metres and grip sign; see ``VecEnv.step``."""

@@ -133,6 +133,17 @@ def test_what_was_replaced_in_a_step_is_read_anew(waits):
     assert read_step(step).finite and not read_step(broken).finite
 
 
+def test_the_observation_of_a_reset_is_looked_at_with_the_next_step(waits):
+    env = WalkThere()
+    for factor, finite in ((1.0, True), (float("nan"), False)):
+        obs = env._observe(place(env.book.time))
+        obs = env.book.begun(replace(obs, state=obs.state * factor))
+        given = torch.from_numpy(chunks()[0]).to(ELSEWHERE)
+        waits.clear()
+        told = read_step(env.step(given), obs)
+        assert told.finite is finite and waits["read"] == (1 if finite else 2)  # once more, for somebody else's
+
+
 @pytest.mark.parametrize("where", ["state", "extras", "reward"])
 def test_what_is_not_finite_on_a_device_is_known_with_the_step(waits, where):
     class Spoilt(WalkThere):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from tests.waiting import counted_waits
 from vla_rl.contract.env import on_host
-from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.evaluation.run import play
 from vla_rl.experience.driver import Driver
 from vla_rl.experience.groups import GroupConfig
@@ -23,7 +24,7 @@ from vla_rl.policies.flow import FlowSampler, OneRandomStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 
-ENVS, DECISIONS = 4, 6
+ENVS, DECISIONS = 4, 30
 
 
 class There:
@@ -34,15 +35,21 @@ class There:
         self.spec, self.num_envs, self.close = replace(self.env.spec, device="meta"), ENVS, self.env.close
 
     def reset(self, env_ids, seeds):
-        return self._obs(self.env.reset(env_ids, seeds))
+        with self._own():
+            return self._obs(self.env.reset(env_ids, seeds))
 
     def step(self, chunk, observe="last"):
+        with self._own():
+            step = self.env.step(on_host(chunk), observe)
+            ended = {"terminated": np.zeros(ENVS, bool), "truncated": step.done}  # so that last observations are kept
+            return replace(replace(step, **ended).mapped(_to_device), obs=self._obs(step.obs))
+
+    @contextmanager
+    def _own(self):
         before = dict(self.waits)
-        step = self.env.step(on_host(chunk), observe).mapped(_to_device)
-        step = replace(step, obs=self._obs(step.obs))
+        yield
         self.waits.clear()
         self.waits.update(before)
-        return step
 
     def _obs(self, obs):
         images = {name: _to_device(image) for name, image in obs.images.items()}
@@ -73,17 +80,20 @@ def there(request, monkeypatch):
         yield env, POLICIES[request.param](env.spec).to(device), waits, ONCE[request.param]
 
 
-def test_a_decision_in_which_no_episode_ends_waits_for_the_device_once(there):
-    """For who has ended and whether all is finite together; not for the rollout, nor for the actions before."""
+def test_a_decision_waits_for_the_device_once_whether_or_not_an_episode_ends(there):
+    """For who has ended and whether all is finite together; not for the actions before, nor for the next episodes."""
     env, policy, waits, once = there
     source = RolloutSource(env, policy, DECISIONS, SeedStream(0, 999), torch.Generator().manual_seed(0))
     source.start()
     source._keep(source.driver.step(), source._window)  # constants come to the device once
+    ended = []
     for _ in range(DECISIONS - 2):
         waits.clear()
         decision = source.driver.step()
         source._keep(decision, source._window)
-        assert not decision.host.done.any() and waits == once
+        ended.append(int(decision.host.done.sum()))
+        assert waits == once
+    assert 0 in ended and sum(ended) >= ENVS and source._window.final_features
 
 
 def test_a_decision_of_groups_waits_once(there):
@@ -118,3 +128,34 @@ def test_a_nan_that_the_device_finds_is_the_policy_s_and_moves_nothing(there):
     for name, parameter in policy.named_parameters():
         parameter.data.copy_(kept[name])
     assert on_host(driver.step().step.obs.time).tolist() == [2] * ENVS
+
+
+@pytest.mark.parametrize("there", ["gaussian"], indirect=True)
+def test_a_nan_of_a_reset_on_the_device_is_the_environment_s(there):
+    """It is known with the next decision, or before the window is learnt from."""
+    env, policy, *_ = there
+    real, resets = env._obs, []
+
+    def reset(env_ids, seeds):
+        resets.append(env_ids)
+        obs = real(env.env.reset(env_ids, seeds))
+        bad = obs.state.clone()
+        bad[1] = float("nan")
+        return replace(obs, state=bad) if len(resets) == wrong else obs
+
+    env.reset, wrong = reset, 1
+    driver = Driver(env, policy, torch.Generator().manual_seed(0))
+    driver.start([7, 8, 9, 10])
+    with pytest.raises(ContractError, match=r"a state that is not finite in environment 1 \(seed 8, time step 0\)"):
+        driver.step()
+    resets.clear()
+    wrong, decisions = 2, next(i for i in range(1, 99) if _ends_at(env.env, i))
+    source = RolloutSource(env, policy, decisions, SeedStream(0, 999), torch.Generator().manual_seed(0))
+    with pytest.raises(ContractError, match="a state that is not finite in environment 1"):
+        source.next()
+    assert len(resets) == 2
+
+
+def _ends_at(env, decisions):
+    env.reset(np.arange(ENVS), np.arange(ENVS))
+    return [env.step(np.zeros((ENVS, 1, 2), np.float32)) for _ in range(decisions)][-1].done.any()

@@ -127,7 +127,7 @@ _CHECKED = (
     Fault(
         "a NaN of a reset reaches the policy",
         _DRIVER,
-        "require_finite_observation(self.env, self.obs, self.seeds)",
+        "require_finite_observation(self.env, obs, self.seeds)",
         "pass",
         (f"{_ON_FOREIGN}test_a_nan_of_a_reset_is_blamed_on_the_environment",),
     ),

@@ -13,7 +13,7 @@ _ROLLOUTS = (
     Fault(
         "the last observation is the next episode's first",
         _ROLLOUT,
-        "final = self.driver.final_features(truncated)",
+        "final = self.driver.final_features(index)",
         "final = (self._reset(truncated), self.driver.final_features(truncated))[1]",
         (_NUMBERS,),
     ),

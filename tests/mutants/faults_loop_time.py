@@ -92,7 +92,7 @@ FAULTS = (
     Fault(
         "an episode that was broken off goes on",
         _DRIVER,
-        "self.obs, self._features, self._begun = None, None, None",
+        "self.obs, self._features, self._begun, self._unchecked = None, None, None, None",
         "self._begun = None",
         _BROKEN_OFF,
     ),

@@ -8,6 +8,7 @@ _ON = "tests/sims/test_maniskill.py::"
 _ENV, _CONTROLS, _SEEDS = "sims/maniskill/env.py", "sims/maniskill/controls.py", "sims/maniskill/seeds.py"
 _LIFT, _ON_LIFT = "sims/maniskill/lift_world.py", "tests/sims/test_maniskill_lift.py::"
 _FRAME = "test_an_episode_asks_for_the_red_cube_and_tells_places_in_the_tables_frame"
+_BUILD, _MEMORY = "sims/maniskill/build.py", "tests/sims/isolation/test_memory.py::"
 _RECYCLING = "tests/sims/isolation/test_recycling.py::"
 _SUCCESS = f"{_ON}test_success_need_not_end_an_episode_and_is_remembered"
 _ENDS = f"{_ON}test_success_failure_the_time_limit_and_what_is_not_finite_end_an_episode"
@@ -105,6 +106,34 @@ FAULTS = (
         "_WAIT = 1.25  #",
         "_WAIT = 1.0  #",
         (f"{_RECYCLING}test_it_waits_for_an_episode_that_is_running_but_not_for_ever",),
+    ),
+    Fault(
+        "as many simulations of ManiSkill as one likes",
+        _BUILD,
+        "if num_envs >= _MANY and len(worlds) == 2 * _FEW:",
+        "if num_envs < 0:",
+        (f"{_ON}test_too_many_simulations_on_the_processor_are_refused_by_what_the_process_grows_by",),
+    ),
+    Fault(
+        "an environment of ManiSkill on a GPU seems to take what the whole simulation takes",
+        _BUILD,
+        "max(0, taken[1] - taken[0]) // _FEW",
+        "max(0, taken[1]) // _FEW",
+        (f"{_ON}test_too_many_environments_on_a_gpu_are_refused_by_the_difference_of_two_small_simulations",),
+    ),
+    Fault(
+        "as many workers as one likes",
+        "sims/isolated.py",
+        "if count * each > SHARE * free:",
+        "if count * each < 0:",
+        (f"{_MEMORY}test_too_many_workers_are_refused_when_the_first_one_shows_what_one_takes",),
+    ),
+    Fault(
+        "memory of files that processes share counts for each",
+        "sims/host_memory.py",
+        'return (_kilobytes(status, "RssAnon") + _kilobytes(status, "RssShmem")) * 1024',
+        'return _kilobytes(status, "VmSize") * 1024',
+        (f"{_MEMORY}test_a_process_counts_what_is_its_own",),
     ),
     Fault(
         "ManiSkill's frame is turned the other way",

@@ -11,6 +11,7 @@ _SERVOS, _SO101, _ON_SO101 = (
     "robot_drivers/so101.py",
     "tests/robot_drivers/test_so101.py::",
 )
+_CAMERA, _ON_CAMERAS = "robot_drivers/cameras/camera.py", "tests/robot_drivers/test_cameras.py::"
 _WRONG = f"{_ON_FEETECH}test_a_wrong_answer_is_refused_after_three_tries"
 
 _BUS = (
@@ -122,4 +123,48 @@ _ARM = (
         (f"{_ON_SO101}test_a_person_calibrates_a_new_arm",),
     ),
 )
-FAULTS = (*_BUS, *_ARM)
+_CAMERAS = (
+    Fault(
+        "pictures are blue where they should be red",
+        "robot_drivers/cameras/opencv.py",
+        "image[:, :, ::-1]",
+        "image",
+        (f"{_ON_CAMERAS}test_opencv_reads_a_sequence_in_rgb_and_begins_again_at_its_end",),
+    ),
+    Fault(
+        "a camera that fails once is given up",
+        _CAMERA,
+        "self._ending.wait(self._retry)",
+        "return",
+        (f"{_ON_CAMERAS}test_failures_are_counted_told_and_mended",),
+    ),
+    Fault(
+        "a frozen picture counts as fresh",
+        _CAMERA,
+        "now - self._newest.captured > self.max_age",
+        "False",
+        (f"{_ON_CAMERAS}test_pictures_age",),
+    ),
+    Fault(
+        "pictures of another size are passed on",
+        _CAMERA,
+        "if image.shape != (spec.height, spec.width, 3) or image.dtype != np.uint8:",
+        "if image.dtype != np.uint8:",
+        (f"{_ON_CAMERAS}test_a_camera_that_delivers_what_it_did_not_declare_is_refused",),
+    ),
+    Fault(
+        "the rate counts one frame too many",
+        _CAMERA,
+        "(len(stamps) - 1) / taken",
+        "len(stamps) / taken",
+        (f"{_ON_CAMERAS}test_the_rate_is_that_of_the_last_frames",),
+    ),
+    Fault(
+        "a RealSense picture changes after it was read",
+        "robot_drivers/cameras/realsense.py",
+        "np.array(frame.get_data(), copy=True)",
+        "np.asanyarray(frame.get_data())",
+        (f"{_ON_CAMERAS}test_realsense_is_asked_as_its_reference_says",),
+    ),
+)
+FAULTS = (*_BUS, *_ARM, *_CAMERAS)

@@ -8,11 +8,13 @@ _DEVICE, _ENV, _DRIVER = "vla_rl/contract/device.py", "vla_rl/contract/env.py", 
 _ON_LOOP, _ON_DEVICE, _ON_WARP = (
     f"tests/{name}.py::test_" for name in ("experience/test_synchronisations", "contract/test_device", "sims/test_warp")
 )
-_ONCE = (f"{_ON_LOOP}a_decision_in_which_no_episode_ends_waits_for_the_device_once[gaussian]",)
-_FLOW = (f"{_ON_LOOP}a_decision_in_which_no_episode_ends_waits_for_the_device_once[flow]",)
+_ONCE = (f"{_ON_LOOP}a_decision_waits_for_the_device_once_whether_or_not_an_episode_ends[gaussian]",)
+_FLOW = (f"{_ON_LOOP}a_decision_waits_for_the_device_once_whether_or_not_an_episode_ends[flow]",)
 _WARP = (f"{_ON_WARP}a_decision_waits_for_the_device_once_with_all_that_the_simulator_reads",)
 _SAME = (f"{_ON_DEVICE}episodes_on_a_device_are_those_of_the_host_and_wait_once_a_decision",)
 _REFUSED = (f"{_ON_DEVICE}an_action_that_is_not_finite_moves_nothing_and_counts_only_where_an_episode_runs",)
+_RESET = (f"{_ON_LOOP}a_nan_of_a_reset_on_the_device_is_the_environment_s[gaussian]",)
+_BEGUN = (f"{_ON_DEVICE}the_observation_of_a_reset_is_looked_at_with_the_next_step",)
 _NUMBERS = (f"{_ON_DEVICE}all_kinds_of_numbers_come_in_one_transfer_unchanged",)
 _ANEW = (f"{_ON_DEVICE}what_was_replaced_in_a_step_is_read_anew",)
 
@@ -176,10 +178,52 @@ FAULTS = (
         _SAME,
     ),
     Fault(
+        "the host waits for the observation of a reset",
+        _DRIVER,
+        "if not is_tensor(self.obs.state):",
+        "if True:",
+        _ONCE,
+    ),
+    Fault(
+        "a NaN of a reset on the device is the policy's",
+        _DRIVER,
+        "                    self.check()",
+        "                    pass",
+        _RESET,
+    ),
+    Fault(
+        "the learner gets a NaN of a reset on the device",
+        "vla_rl/experience/rollout.py",
+        "self.driver.check()",
+        "pass",
+        _RESET,
+    ),
+    Fault(
+        "what a reset shows is never looked at",
+        _DEVICE,
+        "*([] if before is None else _floats(before))",
+        "",
+        _BEGUN,
+    ),
+    Fault(
+        "MuJoCo-Warp does not look at what its resets show",
+        "sims/warp/env.py",
+        "return self._book.begun(self._observe(self._tensor(self._book.time)))",
+        "return self._observe(self._tensor(self._book.time))",
+        _WARP,
+    ),
+    Fault(
+        "the host waits until the ids of last observations have arrived",
+        "vla_rl/experience/rollout.py",
+        'return torch.from_numpy(env_ids).to(device, non_blocking=device.type != "cpu")',
+        "return env_ids",
+        _ONCE,
+    ),
+    Fault(
         "extras on a device may be infinite",
         _DEVICE,
-        "return [reward, obs.state, *obs.extras.values()]",
-        "return [reward, obs.state]",
+        "return [obs.state, *obs.extras.values()]",
+        "return [obs.state]",
         (f"{_ON_DEVICE}what_is_not_finite_on_a_device_is_known_with_the_step[extras]",),
     ),
 )

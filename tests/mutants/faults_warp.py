@@ -82,7 +82,7 @@ FAULTS = (
     Fault(
         "as many environments on Warp as one likes",
         "sims/device_memory.py",
-        "if num_envs * each > _SHARE * free:",
+        "if num_envs * each > SHARE * free:",
         "if num_envs * each < 0:",
         (f"{_ON}test_too_many_environments_are_refused_before_anything_is_made",),
     ),

@@ -65,7 +65,7 @@ class IdealScene:
         for env_id in self.broken:
             diverged[env_id] = True
         qpos = torch.where(diverged[:, None], float("nan"), qpos)
-        return Rows(qpos, rows.vel, pinch.clone()), diverged
+        return Rows(qpos, rows.vel + 1.0, pinch.clone()), diverged
 
     def nbytes(self):
         return 10**7 + self._num_envs * 10**6
@@ -240,6 +240,19 @@ def test_the_expert_of_mujocos_lift_lifts_the_named_cube():
         obs = step.obs
     assert step.cause == ("success",) * 4 and step.success.all() and step.terminated.all()
     assert np.array_equal(step.obs.extras["privileged/lifted"], step.obs.task)
+
+
+def test_an_environment_that_has_ended_stays_as_it_is_while_others_move():
+    env, expert = ideal(3), LiftExpert(1)
+    obs = env.reset(np.arange(3), np.arange(3))
+    while not (step := env.step(expert.act(obs) * np.array([1, 0, 0])[:, None, None])).done.any():
+        obs = step.obs
+    before = env.snapshot([0])
+    later = env.step(np.full((3, 3, 4), 0.01))
+    assert later.cause == ("success", "", "") and later.valid.tolist() == [[False] * 3, [True] * 3, [True] * 3]
+    assert later.success.tolist() == [True, False, False] and not later.reward.any()
+    after = env.snapshot([0])
+    assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
 def played(broken_at=None):

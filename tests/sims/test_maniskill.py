@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sims.catalog import make
-from sims.maniskill import mesa
+from sims.maniskill import build, mesa
 from sims.maniskill.build import _refusal
 from sims.maniskill.controls import controls_of
 from sims.maniskill.env import ManiSkillEnv, ReplayingManiSkillEnv
@@ -150,6 +150,38 @@ def test_closing_twice_frees_once():
     env = env_of(world, kind=ManiSkillEnv)
     env.close(), env.close()
     assert world.closed == 1
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_simulations_on_the_processor_are_refused_by_what_the_process_grows_by(monkeypatch):
+    monkeypatch.setattr(build, "process_bytes", lambda: 10**8 + 3 * 10**6 * len(made))
+    monkeypatch.setattr("sims.device_memory.free_bytes", lambda device: 10**9)
+    made: list[Slider] = []
+    with pytest.raises(
+        UserError, match=r"^400 environments of 3\.00 MB each do not fit the 1\.0 GB .*'cpu'.*; 300 fit"
+    ):
+        build.worlds_of(400, "cpu", lambda size: made.append(Slider(size)) or made[-1])
+    assert len(made) == 64 and all(world.closed == 1 for world in made)
+    made.clear()
+    assert len(build.worlds_of(300, "cpu", lambda size: made.append(Slider(size)) or made[-1])) == 300
+
+
+def test_too_many_environments_on_a_gpu_are_refused_by_the_difference_of_two_small_simulations(monkeypatch):
+    made: list[Slider] = []
+
+    def free(device):
+        return 10**9 - sum(10**8 + 2 * 10**6 * world.num_envs for world in made if not world.closed)
+
+    for place in ("sims.maniskill.build.free_bytes", "sims.device_memory.free_bytes"):
+        monkeypatch.setattr(place, free)
+    with pytest.raises(UserError, match=r"^512 environments of 2\.00 MB each do not fit .* 'cuda'.*; 450 fit"):
+        build.worlds_of(512, "cuda", lambda size: made.append(Slider(size)) or made[-1])
+    assert [world.num_envs for world in made] == [32, 64] and all(world.closed == 1 for world in made)
+    made.clear()
+    (world,) = build.worlds_of(400, "cuda", lambda size: made.append(Slider(size)) or made[-1])
+    assert world.num_envs == 400 and len(made) == 3
 
 
 # -- actions -----------------------------------------------------------------------------------------------------------

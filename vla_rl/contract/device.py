@@ -57,8 +57,8 @@ def read(arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
 
     They travel as float64: exact for booleans, floats and integers below 2^53.
     """
-    found = {name: np.asarray(item) for name, item in arrays.items() if not _is_tensor(item)}
-    tensors = {name: item for name, item in arrays.items() if _is_tensor(item)}
+    found = {name: np.asarray(item) for name, item in arrays.items() if not is_tensor(item)}
+    tensors = {name: item for name, item in arrays.items() if is_tensor(item)}
     if not tensors:
         return found
     packed, start = next(iter(tensors.values())).new_empty(sum(map(_size, tensors.values()))).double(), 0
@@ -72,19 +72,23 @@ def read(arrays: Mapping[str, Array]) -> dict[str, np.ndarray]:
     return found
 
 
-def read_step(step: Step) -> HostStep:
-    """What the host needs of ``step``, by one transfer at most; what the environment has read is not read again."""
+def read_step(step: Step, before: Observation | None = None) -> HostStep:
+    """What the host needs of ``step``, by one transfer at most; what the environment has read is not read again.
+
+    ``before``: an observation of which ``finite`` speaks as well.
+    """
     flags = {name: getattr(step, name) for name in _FLAGS}
     copies = {name: copy for name, array in flags.items() if (copy := step.on_host.copy_of(array)) is not None}
     unread = {name: array for name, array in flags.items() if name not in copies}
-    checked = [array for array in _floats(step.obs, step.reward) if not step.on_host.has_checked(array)]
-    arrays = [np.asarray(array) for array in checked if not _is_tensor(array)]
-    tensors = [array for array in checked if _is_tensor(array)]
+    arrays = [step.reward, *_floats(step.obs), *([] if before is None else _floats(before))]
+    checked = [array for array in arrays if not step.on_host.has_checked(array)]
+    here = [np.asarray(array) for array in checked if not is_tensor(array)]
+    tensors = [array for array in checked if is_tensor(array)]
     if tensors:
         unread["finite"] = _all_finite(tensors)
     found = copies | read(unread)
     finite = bool(found.pop("finite", True)) and all(
-        bool(np.isfinite(array).all()) for array in arrays if array.dtype.kind == "f"
+        bool(np.isfinite(array).all()) for array in here if array.dtype.kind == "f"
     )
     return HostStep(**found, finite=finite)
 
@@ -103,6 +107,12 @@ class DeviceTracker(EpisodeTracker):
         super().__init__(num_envs, failures, cuts)
         self._place = place
         self._bounds: tuple[Array, Array] | None = None
+        self._begun: list[Array] = []  # tensors of the last reset's observation, which nobody has looked at yet
+
+    def begun(self, obs: Observation) -> Observation:
+        """``obs``, that of a reset: the next transfer tells whether it is finite."""
+        self._begun = [array for array in _floats(obs) if is_tensor(array)]
+        return obs
 
     def execute_there(
         self, chunk: Array, spec: EnvSpec, observe: Observe, advance: AdvanceThere, look: Callable[[Array], Observation]
@@ -112,7 +122,7 @@ class DeviceTracker(EpisodeTracker):
         ``look`` observes all environments, whose clocks are its argument.  The arrays of the result are tensors.
         """
         running, time = self._place(~self.done), self._place(self.time)
-        given = chunk.detach().float() if _is_tensor(chunk) else self._place(np.asarray(chunk, np.float32))
+        given = chunk.detach().float() if is_tensor(chunk) else self._place(np.asarray(chunk, np.float32))
         self.require_shape(given.shape, spec)
         action, refused = self._checked(given.to(running.device), spec, running)
         running = running & ~refused
@@ -126,7 +136,7 @@ class DeviceTracker(EpisodeTracker):
             if observe == "all":
                 frames.append(look(time))
         obs = frames[-1] if frames else look(time)
-        seen = [array for array in _floats(obs, reward) if _is_tensor(array)]
+        seen, self._begun = [reward, *filter(is_tensor, _floats(obs)), *self._begun], []
         told = read({"refused": refused, "cause": cause, "valid": valid, "reward": reward, "finite": _all_finite(seen)})
         if told["refused"]:
             self.chunk(on_host(chunk), spec)  # raises, and names what was refused
@@ -161,9 +171,9 @@ class DeviceTracker(EpisodeTracker):
         self.end(ended, cause[ended] == SUCCESS, cause[ended])
 
 
-def _floats(obs: Observation, reward: Array) -> list[Array]:
+def _floats(obs: Observation) -> list[Array]:
     """What has to be finite."""
-    return [reward, obs.state, *obs.extras.values()]
+    return [obs.state, *obs.extras.values()]
 
 
 def _all_finite(tensors: list[Array]) -> Array:
@@ -171,7 +181,8 @@ def _all_finite(tensors: list[Array]) -> Array:
     return reduce(and_, (tensor.isfinite().all() for tensor in tensors))
 
 
-def _is_tensor(array: Array) -> bool:
+def is_tensor(array: Array) -> bool:
+    """Whether ``array`` is a tensor, which may be on a device, and none of numpy."""
     return hasattr(array, "detach")
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vla_rl.contract.device import HostStep, read_step
+from vla_rl.contract.device import HostStep, is_tensor, read_step
 from vla_rl.contract.env import Array, AsyncSteps, Observation, Observe, OnHost, Step, VecEnv, on_host, to_env
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.contract.foreign import require_finite_observation, require_finite_step
@@ -93,6 +93,7 @@ class Driver:
         self.seeds = np.zeros(env.num_envs, np.int64)
         self.seconds = no_seconds()
         self._features: Features | None = None
+        self._unchecked: Observation | None = None  # of the last reset, if it is on a device
         self._elsewhere = env if isinstance(env, AsyncSteps) else None
         self._begun: _Begun | None = None
 
@@ -112,9 +113,17 @@ class Driver:
                 self.state = self.policy.reset_state(self.state, env_ids)
                 self.obs = self.env.reset(env_ids, np.asarray(seeds, np.int64))
                 self._features = None
-            require_finite_observation(self.env, self.obs, self.seeds)
+            self._unchecked = self.obs
+            if not is_tensor(self.obs.state):  # a device would have to be waited for
+                self.check()
         assert self.obs is not None, _NOT_RESET
         return self.obs
+
+    def check(self) -> None:
+        """Raise ContractError if the observation of the last reset is not finite; on a device nobody may know yet."""
+        if self._unchecked is not None:
+            obs, self._unchecked = self._unchecked, None
+            require_finite_observation(self.env, obs, self.seeds)
 
     @property
     def features(self) -> Features:
@@ -179,12 +188,15 @@ class Driver:
                 try:
                     step = self.env.step(action, observe=self.observe)
                 except NonFiniteError:
+                    self.check()
                     require_finite(out, on_host(out.action))  # names the policy
                     raise
         with self._clock("time/env_s"):  # waits for a device, unless the environment did
-            host = read_step(step)
+            host = read_step(step, self._unchecked)
         if not host.finite:
+            self.check()
             require_finite_step(self.env, step, self.seeds)
+        self._unchecked = None
         self.state, self.obs, self._features = state, step.obs, None
         return Decision(obs, recorded(self.policy, features), out, step, self.seeds.copy(), host)
 
@@ -198,7 +210,7 @@ class Driver:
 
     def forget(self) -> None:
         """Break all episodes off: each environment must be reset before the next step."""
-        self.obs, self._features, self._begun = None, None, None
+        self.obs, self._features, self._begun, self._unchecked = None, None, None, None
         self.state = self.policy.initial_state(self.env.num_envs)
 
     def restore(self, obs: Observation, features: Features, state: State, seeds: np.ndarray) -> None:

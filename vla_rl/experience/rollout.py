@@ -201,13 +201,15 @@ class RolloutSource:
         window.decisions.append(replace(decision, step=to_policy_device(decision), features={}).without_pictures())
         truncated = np.flatnonzero(decision.host.truncated)
         if len(truncated):
-            final = self.driver.final_features(truncated)
-            window.final_features.append(self._features(decision.step.obs.select(truncated), final))
+            index = _index(truncated, decision)
+            final = self.driver.final_features(index)
+            window.final_features.append(self._features(decision.step.obs.select(index), final))
             window.final_index += [(len(window.decisions) - 1, int(env_id)) for env_id in truncated]
         self._reset(np.flatnonzero(decision.host.done))
 
     def deliver(self) -> Rollout:
         """The window as a rollout; the next one begins."""
+        self.driver.check()  # its last observation may be that of a reset
         last = self._features(self.driver.obs, recorded(self.policy, self.driver.features))
         self._window.keep(last, self.decisions + 1)
         seconds, self.driver.seconds = self.driver.seconds, no_seconds()
@@ -237,6 +239,14 @@ def executed_or_chosen(step: Step, out: ActionOut) -> Tensor:
     """
     executed = to_tensor(step.executed)
     return torch.where(to_tensor(step.valid).unsqueeze(-1), executed, out.action.to(executed))
+
+
+def _index(env_ids: np.ndarray, decision: Decision) -> Any:
+    """``env_ids`` as an index; where policy and environment are on one device it goes there, and the host goes on."""
+    state, device = decision.step.obs.state, decision.out.sample.device
+    if not isinstance(state, Tensor) or state.device != device:
+        return env_ids
+    return torch.from_numpy(env_ids).to(device, non_blocking=device.type != "cpu")
 
 
 def to_policy_device(decision: Decision) -> Step:
