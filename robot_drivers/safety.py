@@ -58,7 +58,6 @@ class Supervisor:
     def stop(self, reason: str) -> None:
         """Bring the arm to rest and hold it until :meth:`rearm`; the first reason stays."""
         self.stopped = self.stopped or reason or "stopped"
-        self._followed = None
 
     def rearm(self, now: float) -> None:
         """A person allows motion again; only requests stamped after ``now`` are listened to."""

@@ -9,6 +9,7 @@ _MOTION, _LIMITING, _SAFETY, _WORKSPACE, _LIMITS, _KINEMATICS = (
 )
 _ON = "tests/robot_drivers/test_safety.py::"
 _ANY = f"{_ON}test_no_command_violates_a_limit"
+_RUNS_UP = f"{_ON}test_a_request_that_runs_up_to_a_limit_is_braked_before_it"
 _LATCHED = f"{_ON}test_a_stop_is_latched_until_a_person_re_arms_and_requests_are_fresh"
 _REFUSED = f"{_ON}test_a_refused_request_is_counted_and_the_one_before_is_followed"
 _IMPOSSIBLE = f"{_ON}test_a_measurement_that_cannot_be_stops_the_arm"
@@ -19,7 +20,7 @@ FAULTS = (
         _MOTION,
         "return low <= below and above <= high",
         "return True",
-        (_ANY,),
+        (_RUNS_UP,),
     ),
     Fault(
         "a joint accelerates beyond its limit",
@@ -61,7 +62,7 @@ FAULTS = (
         _MOTION,
         "and safe(exact)",
         "and drift == drift",
-        (_ANY,),
+        (_RUNS_UP,),
     ),
     Fault(
         "the command may be anywhere",
@@ -178,8 +179,8 @@ FAULTS = (
     Fault(
         "the arm brakes through the wall of its workspace",
         _WORKSPACE,
-        "return bool(worst.max() <= max(0.0, now) and",
-        "return bool(worst[0] <= max(0.0, now) and",
+        "self.outside(_path([_slower(course, share) for course in courses_of_chain]))",
+        "self.outside(_path([_slower(course, share) for course in courses_of_chain])[:1])",
         (f"{_ON}test_no_point_of_the_arm_leaves_the_workspace",),
     ),
     Fault(

@@ -21,6 +21,7 @@ GENERATE = (Phase.explicit, Phase.generate)  # a failure is reported as it was f
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=60, database=None, phases=GENERATE)
 ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
 PLACE = st.one_of(st.floats(-2, 2), ANY)
+FOLLOWS = st.sampled_from([1.0, 0.9, 0.3, 0.0])  # how much of its way an arm makes in a step; 0: it is blocked
 GAP = st.one_of(st.just(STEP), st.just(STEP), st.floats(0, 0.05), st.floats(0, 2), st.just(0.0))
 
 
@@ -36,42 +37,61 @@ def stream(supervisor, positions, start=0.0, now=0.0, source="policy", lag=0.0):
     return commands
 
 
-@st.composite
-def requests(draw, now):
-    size = draw(st.sampled_from([2, 2, 2, 2, 2, 1, 3]))
-    stamp = draw(st.sampled_from([now, now, now, now - 0.01, now - 1, now + 1, math.nan]))
-    position = draw(st.sampled_from(["one", "any"]))
-    numbers = [draw(st.sampled_from([-9.0, 9.0, 0.3]) if position == "one" else PLACE) for _ in range(size)]
-    return Request(np.array(numbers), stamp, draw(st.sampled_from(["policy", "policy", "human", "nobody"])))
+NOTHING = st.just(None)
+REQUESTS = st.sampled_from(["", "", "", "none", "old", "future", "again", "shape", "nobody"])
+MEASUREMENTS = st.sampled_from(["", "", "", "", "", "none", "old", "nan", "anywhere"])
+STRETCH = st.tuples(
+    st.tuples(PLACE, PLACE),  # where to
+    st.sampled_from([0.0, 0.0, 0.5, -5.0, math.inf]),  # how fast that moves
+    st.integers(1, 25),  # steps
+    GAP,  # before each of them
+    st.one_of(NOTHING, NOTHING, NOTHING, st.floats(-10, 3)),  # another gap before the first of them
+    REQUESTS,  # what is wrong with the first of them
+    MEASUREMENTS,
+    st.sampled_from(["policy", "policy", "human"]),
+    st.booleans(),  # whether a person re-arms before
+    st.booleans(),  # whether the deadman switch is pressed
+)
 
 
-@DETERMINISTIC
-@given(st.data())
-def test_no_command_violates_a_limit(data):
-    limits = two_joints(deadman=data.draw(st.booleans()))
-    supervisor = Supervisor(limits)
-    arm = np.array([data.draw(st.floats(-1, 1.5)), data.draw(st.floats(-0.2, 0.8))])
-    pole = data.draw(st.sampled_from([0.0, 0.1, 1.0]))  # the arm follows at once, late, or not at all: it is blocked
-    now, clock, times, positions = 0.0, 0.0, [], []
-    for _ in range(data.draw(st.integers(2, 40))):
-        gap = data.draw(GAP) if data.draw(st.integers(0, 19)) else -data.draw(st.floats(0, 10))
-        now, clock = now + gap, clock + max(gap, 0.0)
-        request = data.draw(st.none() | requests(now))
-        sensed = arm if data.draw(st.integers(0, 9)) else np.array([data.draw(PLACE), data.draw(PLACE)])
-        seen = measured(sensed, now - data.draw(st.sampled_from([0.0, 0.0, 0.01, 0.5])))
-        try:
-            command = supervisor.step(seen, request, now, data.draw(st.sampled_from([None, now, now - 9, math.nan])))
-        except ContractError:
-            assert not positions, "only a first measurement may be refused with an error"
-            continue
-        times.append(clock)
-        positions.append(command.position)
-        arm = arm + (command.position - arm) * (1 - pole)
-        if data.draw(st.integers(0, 9)) == 0:
+def asked(kind, position, now, source):
+    """A request at ``now``, with what ``kind`` says wrong with it."""
+    stamp = {"old": now - 1, "future": now + 1, "again": now - 1e-9}.get(kind, now)
+    return (
+        None
+        if kind == "none"
+        else Request(position[:1] if kind == "shape" else position, stamp, "nobody" if kind == "nobody" else source)
+    )
+
+
+def seen(kind, arm, position, now):
+    """The arm as it is measured at ``now``, with what ``kind`` says wrong with it."""
+    where = {"nan": np.full(2, math.nan), "anywhere": position}.get(kind, arm)
+    return None if kind == "none" else measured(where, now - 1 if kind == "old" else now)
+
+
+@settings(DETERMINISTIC, max_examples=150)
+@given(st.lists(STRETCH, min_size=1, max_size=8), st.floats(-1, 1.5), st.floats(-0.2, 0.8), st.booleans(), FOLLOWS)
+def test_no_command_violates_a_limit(stretches, quick, slow, deadman, follows):
+    limits = two_joints(deadman=deadman)
+    supervisor, arm = Supervisor(limits), np.array([quick, slow])
+    now = clock = 0.0
+    times, positions = [0.0], [supervisor.step(measured(arm, 0.0), None, 0.0).position]
+    for goal, speed, steps, gap, pause, wrong, blind, source, rearm, pressed in stretches:
+        if rearm:
             supervisor.rearm(now)
-    if positions:
-        inside = bool((positions[0] >= [-1, -0.2]).all() and (positions[0] <= [1.5, 0.8]).all())
-        check(limits, times, positions, inside)
+        for index in range(steps):
+            waited = gap if index or pause is None else pause
+            now, clock = now + waited, clock + max(waited, 0.0)
+            position = np.array(goal) + (speed * index * STEP if index else 0.0)
+            request = asked("" if index else wrong, position, now, source)
+            command = supervisor.step(
+                seen("" if index else blind, arm, position, now), request, now, now if pressed else now - 9
+            )
+            times.append(clock)
+            positions.append(command.position)
+            arm = arm + (command.position - arm) * follows
+    check(limits, times, positions)
 
 
 @settings(DETERMINISTIC, max_examples=25)
@@ -103,6 +123,16 @@ def test_an_arm_outside_its_limits_moves_inward_only_and_slowly(start, goals):
     for before, after in itertools.pairwise(positions):
         if before[0] > 1.5:
             assert 0 <= before[0] - after[0] <= 0.1 * 3.0 * STEP + 1e-9
+
+
+@DETERMINISTIC
+@given(st.floats(0.5, 3.0), st.floats(0, 1), st.booleans())
+def test_a_request_that_runs_up_to_a_limit_is_braked_before_it(speed, phase, onward):
+    limits = two_joints()
+    path = -1 + speed * STEP * (phase + np.arange(300))
+    goals = [[place, 0.0] if onward or place <= 1.5 else None for place in path[: int(3 / speed / STEP) + 20]]
+    commands = stream(Supervisor(limits), goals, start=[-1.0, 0.0])
+    check(limits, STEP * np.arange(len(commands)), [command.position for command in commands])
 
 
 @DETERMINISTIC
