@@ -20,7 +20,9 @@ from tests.docs.conftest import ROOT
 from tests.elsewhere import ELSEWHERE, elsewhere
 from tests.patience import PATIENCE
 from tests.policies.vla.tiny_folders import smolvla
+from tests.serving.openpi_style import OpenpiStyle
 from tests.serving.served import Benchmark, echo_policy, homewards, serving
+from tests.serving.test_access import FILES, SECRET, trusting
 from vla_rl.cli.main import main
 from vla_rl.policies.function import FunctionPolicy
 from vla_rl.serving.observation import SingleObservation
@@ -36,7 +38,7 @@ def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert process.stderr is not None
         try:
             printed = ""
-            while not (found := re.search(r"ws://127\.0\.0\.1:\d+", printed)):
+            while not (found := re.search(r"wss?://127\.0\.0\.1:\d+", printed)):
                 printed = process.stderr.readline()
                 assert printed, "it ended without an address"
             yield process, found[0]
@@ -64,6 +66,25 @@ def test_a_checkpoint_acts_until_it_is_stopped(untrained, number, status):
         process.send_signal(number)
         said = process.communicate(timeout=PATIENCE)[1]
         assert process.returncode == status and "stopped serving." in said and "connected" in said
+
+
+def test_openpis_clients_are_served_over_tls_to_whoever_has_the_key(untrained, tmp_path):
+    env = make("lift", num_envs=1)
+    seen = SingleObservation.of(env.reset([0], [7]), 0, env.spec)
+    env.close()
+    (tmp_path / "key").write_text(SECRET)
+    picture = np.repeat(np.repeat(next(iter(seen.images.values())), 2, 0), 3, 1)  # of another size than the policy's
+    request = {"observation/image": picture, "observation/state": seen.state, "prompt": seen.instruction}
+    guard = ("--tls-cert", FILES[0], "--tls-key", FILES[1], "--api-key-file", tmp_path / "key")
+    with started(untrained(), "--protocol", "openpi", "--port", 0, "--batch.size", 4, *guard) as (process, url):
+        with OpenpiStyle(url, SECRET, ssl=trusting()) as client:
+            assert client.metadata["policy"] == "TinyVLA" and client.metadata["images"] == {"front": [64, 64, 3]}
+            chunk = client.infer(request)["actions"]
+            assert chunk.ndim == 2 and chunk.shape[1] == env.spec.action_dim
+            np.testing.assert_allclose(client.infer(request)["actions"], chunk, atol=1e-6)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=PATIENCE)[1]
+        assert process.returncode == 130 and "stopped serving." in said and SECRET not in said
 
 
 def test_a_policy_is_served_from_the_device_of_the_command(untrained, monkeypatch):
@@ -125,6 +146,11 @@ def test_a_downloaded_folder_is_served_for_the_environment_that_is_named(tmp_pat
         (("{}", "--limits.message-s", "0"), "message_s is 0"),
         (("{}", "--prot", "1"), "no field '--prot', so it cannot be set; did you mean"),
         (("{}", "--device", "gpu"), "there is no device 'gpu'"),
+        (("{}", "--host", "0.0.0.0"), "is reached by other machines"),
+        (("{}", "--api-key-file", "nowhere"), "the API key file 'nowhere' cannot be read"),
+        (("{}", "--tls-cert", "nowhere"), "the certificate 'nowhere' cannot be used"),
+        (("{}", "--batch.size", "4"), "--batch is for --protocol openpi"),
+        (("{}", "--protocol", "openpi", "--batch.size", "0"), "size is 0, which has no meaning"),
         (("{}", "--layout", "tests.serving.served:nothing"), "has no 'nothing', so it cannot be loaded"),
         (("nowhere",), "has no config.json"),
     ],

@@ -64,6 +64,7 @@ from tests.mutants import (
     faults_runs,
     faults_sac,
     faults_serving,
+    faults_serving_openpi,
     faults_sims,
     faults_simulators,
     faults_smolvla,
@@ -157,4 +158,5 @@ FAULTS: tuple[Fault, ...] = (
     *faults_openvla.FAULTS,
     *faults_overlap.FAULTS,
     *faults_serving.FAULTS,
+    *faults_serving_openpi.FAULTS,
 )

@@ -22,8 +22,8 @@ FAULTS = (
     Fault(
         "a server takes messages of any size",
         _SOCKET,
-        "ServerProtocol(origins=[None], max_size=limits.message_bytes)",
-        "ServerProtocol(origins=[None], max_size=None)",
+        "ServerProtocol(origins=[None], max_size=limits.message_bytes,",
+        "ServerProtocol(origins=[None], max_size=None,",
         (f"{_ON_SOCKET}test_fragments_together_are_a_message_that_can_be_oversized",),
     ),
     Fault(
@@ -127,8 +127,8 @@ FAULTS = (
     Fault(
         "the gripper's camera is sent as the scene's",
         _OPENPI,
-        "zip(_CAMERAS, obs.images.values(), strict=False)",
-        "zip(_CAMERAS, reversed(obs.images.values()), strict=False)",
+        "zip(CAMERAS, obs.images.values(), strict=False)",
+        "zip(CAMERAS, reversed(obs.images.values()), strict=False)",
         (f"{_ON_MESSAGES}test_libero_keys_take_the_cameras_in_their_order",),
     ),
     Fault(
@@ -189,7 +189,7 @@ FAULTS = (
     ),
     Fault(
         "a place is never free again",
-        _SERVER,
+        "vla_rl/serving/listener.py",
         "            self._places.release()",
         "            pass",
         (f"{_ON_SERVER}test_more_connections_than_allowed_are_refused_until_one_leaves",),

@@ -18,7 +18,10 @@ from vla_rl.policies.function import BlackBoxPolicy, FunctionPolicy
 from vla_rl.policies.noise import normal
 from vla_rl.serving import vla_eval
 from vla_rl.serving.episode import ServedPolicy
+from vla_rl.serving.listener import Listener
+from vla_rl.serving.openpi_server import OpenpiServer
 from vla_rl.serving.server import PolicyServer
+from vla_rl.serving.stateless import StatelessPolicy
 from vla_rl.serving.vla_eval import Kind, Message
 from vla_rl.serving.websocket import Connection, Limits, connect
 
@@ -50,15 +53,28 @@ class NoisyPolicy(BlackBoxPolicy):
 
 @contextmanager
 def serving(policy: Any, limits: Limits | None = None, seed: int = 1, **options: Any) -> Iterator[PolicyServer]:
-    """``policy`` served at any port, in a thread."""
-    with PolicyServer(ServedPolicy(policy, seed), 0, limits=limits or Limits(), **options) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join(PATIENCE)
+    """``policy`` served to the harness at any port, in a thread."""
+    with PolicyServer(ServedPolicy(policy, seed), 0, limits=limits or Limits(), **options) as server, _running(server):
+        yield server
+
+
+@contextmanager
+def serving_openpi(policy: Any, limits: Limits | None = None, seed: int = 1, **options: Any) -> Iterator[OpenpiServer]:
+    """``policy`` served to openpi's clients at any port, in a thread."""
+    served = StatelessPolicy(policy, seed)
+    with OpenpiServer(served, 0, limits=limits or Limits(), **options) as server, _running(server):
+        yield server
+
+
+@contextmanager
+def _running(server: Listener) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join(PATIENCE)
 
 
 class Benchmark:

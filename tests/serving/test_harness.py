@@ -15,12 +15,14 @@ from sims.toy import counting
 from sims.toy.counting import CountingEnv
 from tests.commands import save_untrained
 from tests.patience import PATIENCE
-from tests.serving.served import counted, serving
+from tests.serving.openpi_style import asked
+from tests.serving.served import CHUNK, counted, echo_policy, serving, serving_openpi
 from tests.serving.test_remote import chunk_of_five, follow
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.serving import openpi, vla_eval
 from vla_rl.serving.episode import ServedPolicy
 from vla_rl.serving.observation import SingleObservation
+from vla_rl.serving.openpi_layout import fitted
 from vla_rl.serving.remote import RemotePolicy
 from vla_rl.serving.vla_eval import Kind, Message
 
@@ -152,3 +154,28 @@ def test_a_server_with_openpis_codec_is_a_policy_here():
             assert follow(policy, CountingEnv(2), [5, 6]) > 2
         server.shutdown()
         thread.join(PATIENCE)
+
+
+def test_openpis_own_client_gets_chunks_and_its_pictures_are_fitted_as_it_does():
+    from openpi_client import image_tools
+    from openpi_client.websocket_client_policy import WebsocketClientPolicy
+
+    spec = counting.spec()
+    with serving_openpi(echo_policy()) as server:
+        client = WebsocketClientPolicy("127.0.0.1", server.server_address[1])
+        try:
+            assert client.get_server_metadata()["policy"] == "FunctionPolicy"
+            request = {**asked(seed=6), "observation/image": np.zeros((224, 224, 3), np.uint8)}
+            for _ in range(2):
+                answer = client.infer(request)
+                assert answer["actions"].tolist() == [[k, 6] for k in range(CHUNK)]
+            assert {"infer_ms", "prev_total_ms"} == answer["server_timing"].keys() and "policy_timing" in answer
+        finally:
+            client._ws.close()
+    rng = np.random.default_rng(0)
+    for size in ((48, 64), (64, 48), (4, 4), (7, 20), (2, 3), (4, 100)):
+        picture = rng.integers(256, size=(*size, 3), dtype=np.uint8)
+        found = fitted(SingleObservation({"audit": picture}, np.zeros(4), spec.tasks[0]), spec).images["audit"]
+        if size != (4, 100):  # where theirs would have no pixel left, which they do not take
+            np.testing.assert_array_equal(found, image_tools.resize_with_pad(picture, 4, 4))
+        assert found.shape == (4, 4, 3)

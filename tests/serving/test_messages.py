@@ -16,7 +16,7 @@ from PIL import Image
 from sims.toy.counting import spec as counting_spec
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.serving import openpi, vla_eval
-from vla_rl.serving.observation import SingleObservation, chunk_of
+from vla_rl.serving.observation import SingleObservation, batch_of, chunk_of
 from vla_rl.serving.vla_eval import Kind, Message
 
 PICTURE = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
@@ -267,7 +267,7 @@ def test_an_observation_of_the_harness_is_ours_with_states_or_state():
         back = vla_eval.read_observation(part).checked(counting_spec())
         assert back.state.dtype == np.float32 and back.state.tolist() == [1, 1, 1, 1]
         assert back.instruction == seen.instruction and list(back.images) == ["audit"]
-        batch = back.batched(5, counting_spec())
+        batch = batch_of([back], 5, counting_spec())
         assert (batch.task.tolist(), batch.time.tolist()) == ([1], [5]) and batch.state.shape == (1, 4)
 
 

@@ -153,6 +153,24 @@ def test_several_messages_that_arrive_at_once_are_kept_apart(server):
         assert exactly(sock, 16) == b"\x8a\x04ping\x82\x03one\x82\x03two"
 
 
+def test_what_comes_while_a_server_computes_stays_in_the_connection(server):
+    """Whoever sends on and on is held up by TCP, and takes no memory of the server."""
+    held = []
+
+    def computing(connection: Connection) -> None:
+        while not connection._events:
+            connection.attend()
+        for _ in range(100):
+            connection.attend()
+        held.append(len(connection._events))
+
+    started = server(serve=computing)
+    with raw(started) as sock:
+        sock.sendall(20 * frame(2, b"x" * 60_000))
+        started.join()
+    assert held[0] <= 2
+
+
 def test_an_oversized_message_is_refused_before_it_is_read(server):
     started = server(Limits(message_bytes=1000))
     sock = raw(started)

@@ -20,7 +20,10 @@ COMMANDS = {
     "study": ("vla_rl.cli.compare:study", "the flow samplers side by side on several training seeds"),
     "compare": ("vla_rl.cli.compare:compare", "algorithms that improve the same policies, side by side"),
     "sims": ("vla_rl.cli.sims:sims", "simulators in virtual environments of their own: which, and install NAME"),
-    "serve-policy": ("vla_rl.cli.serve_policy:serve_policy", "serve a checkpoint to the vla-eval harness's benchmarks"),
+    "serve-policy": (
+        "vla_rl.cli.serve_policy:serve_policy",
+        "serve a checkpoint to the vla-eval harness or openpi clients",
+    ),
     "robot": ("vla_rl.cli.robot:robot", "an arm on your desk: set it up, calibrate it, check it without moving it"),
     "inspect": ("vla_rl.cli.inspect:main", "what is installed and works; an environment, checkpoint, config or run"),
 }

@@ -21,5 +21,5 @@ class NonFiniteError(UserError, ArithmeticError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean 'x'?`` when a known name is close, else the list of all known names."""
     options = sorted(known)
-    close = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:200], options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(options) or 'none'}."

@@ -37,6 +37,7 @@ class Address:
     replan_steps: int = 0  # actions of every chunk that are executed; 0: all that the environment takes at once
     layout: str = ""  # "module:function" from a SingleObservation to a request; "": the protocol's usual keys
     answer_s: float = 120.0  # how long an answer may take; the first one often compiles the model
+    key_file: str = ""  # holds the server's API key; "": the environment variable VLA_RL_API_KEY, if it is set
 
     @classmethod
     def parse(cls, name: str) -> Address:
@@ -49,7 +50,12 @@ class Address:
             )
         protocol, scheme = _SCHEMES[parts.scheme]
         given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        read: Mapping[str, Callable[[str], object]] = {"replan_steps": int, "layout": str, "answer_s": float}
+        read: Mapping[str, Callable[[str], object]] = {
+            "replan_steps": int,
+            "layout": str,
+            "answer_s": float,
+            "key_file": str,
+        }
         options: dict[str, object] = {}
         for option, text in given.items():
             if option not in read:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from vla_rl.contract.env import on_host
-from vla_rl.contract.errors import ContractError, NonFiniteError, UserError
+from vla_rl.contract.errors import ContractError, NonFiniteError
 from vla_rl.contract.policy import Policy, State, encode_observation
-from vla_rl.contract.spec import EnvSpec
 from vla_rl.policies.normalization import action_limits
-from vla_rl.serving.observation import SingleObservation
+from vla_rl.serving.observation import SingleObservation, batch_of
+from vla_rl.serving.servable import servable_spec
 
 
 class ServedPolicy:
@@ -29,20 +29,8 @@ class ServedPolicy:
     """
 
     def __init__(self, policy: Policy, seed: int) -> None:
-        spec = getattr(policy, "spec", None)
-        if not isinstance(spec, EnvSpec):
-            raise UserError(
-                f"{type(policy).__name__} has no spec, so nobody could check what it is shown; keep the environment's "
-                "spec in its attribute 'spec'."
-            )
-        shown = [name for name in spec.extras if not name.startswith("privileged/")]
-        if shown:
-            raise UserError(
-                f"the policy was trained with {', '.join(shown)}, which the protocol does not carry, so it cannot be "
-                "served; train it on images and state alone."
-            )
-        self.policy, self.spec, self.seed, self._lock = policy, spec, seed, threading.Lock()
-        self._low, self._high = (limit.numpy() for limit in action_limits(spec))
+        self.policy, self.spec, self.seed, self._lock = policy, servable_spec(policy), seed, threading.Lock()
+        self._low, self._high = (limit.numpy() for limit in action_limits(self.spec))
 
     def begin(self, task: Mapping[str, Any]) -> Episode:
         """A new episode of ``task``; raises ContractError for a task that is no JSON."""
@@ -58,7 +46,7 @@ class ServedPolicy:
     def decide(self, obs: SingleObservation, time: int, state: State, generator: torch.Generator) -> tuple[Any, State]:
         """The chunk float32 [H,D] after ``time`` actions, clipped to the bounds, and the policy's next state."""
         with self._lock, torch.no_grad():
-            batch = obs.batched(time, self.spec)
+            batch = batch_of([obs], time, self.spec)
             features, state = encode_observation(self.policy, batch, state, [generator])
             out, state = self.policy.act(features, state, "eval", [generator])
         chunk = on_host(out.action)[0]

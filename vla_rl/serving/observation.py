@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +54,12 @@ class SingleObservation:
             )
         return SingleObservation(images, state, self.instruction)
 
-    def batched(self, time: int, spec: EnvSpec) -> Observation:
-        """The observation [1,...] of the contract after ``time`` executed actions."""
-        task = np.array([spec.tasks.index(self.instruction)])
-        images = {name: image[None] for name, image in self.images.items()}
-        return Observation(images, self.state[None], task, np.array([time]))
+
+def batch_of(seen: Sequence[SingleObservation], time: int, spec: EnvSpec) -> Observation:
+    """The observation [N,...] of the contract, of N that were checked, after ``time`` actions."""
+    images = {name: np.stack([one.images[name] for one in seen]) for name in spec.images}
+    task = np.array([spec.tasks.index(one.instruction) for one in seen])
+    return Observation(images, np.stack([one.state for one in seen]), task, np.full(len(seen), time))
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ import numpy as np
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.serving import arrays
+from vla_rl.serving.api_key import ApiKey
 from vla_rl.serving.observation import Request, SingleObservation, chunk_of
 from vla_rl.serving.websocket import DisconnectedError, Limits, connect
 
-_CAMERAS = ("observation/image", "observation/wrist_image")
+CAMERAS = ("observation/image", "observation/wrist_image")
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -44,12 +45,12 @@ def libero_request(obs: SingleObservation) -> dict[str, Any]:
     Raises UserError for another number of cameras: servers of other robots have other keys, which a function of the
     user's own writes (``layout=module:function`` in the address).
     """
-    if not 1 <= len(obs.images) <= len(_CAMERAS):
+    if not 1 <= len(obs.images) <= len(CAMERAS):
         raise UserError(
             f"the environment has {len(obs.images)} cameras, but openpi's LIBERO policies have one or two, so the "
             "server would not understand; add ?layout=module:function to its address."
         )
-    cameras = dict(zip(_CAMERAS, obs.images.values(), strict=False))
+    cameras = dict(zip(CAMERAS, obs.images.values(), strict=False))
     return {**cameras, "observation/state": obs.state, "prompt": obs.instruction}
 
 
@@ -58,9 +59,9 @@ class OpenpiClient:
 
     default_layout = staticmethod(libero_request)
 
-    def __init__(self, url: str, answer_s: float, limits: Limits) -> None:
+    def __init__(self, url: str, answer_s: float, limits: Limits, key: ApiKey | None = None) -> None:
         self.url, self.answer_s = url, answer_s
-        self._connection = connect(url, limits)
+        self._connection = connect(url, limits, key)
         self.metadata = self._metadata()
 
     def new_sessions(self, count: int) -> list[int]:

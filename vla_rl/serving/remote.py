@@ -19,6 +19,7 @@ from vla_rl.policies.normalization import check_same_env
 from vla_rl.policies.pretrained import read_config
 from vla_rl.pretrained import save_folder
 from vla_rl.serving.address import Address
+from vla_rl.serving.api_key import ApiKey, find_api_key
 from vla_rl.serving.observation import Request, SingleObservation
 from vla_rl.serving.openpi import OpenpiClient
 from vla_rl.serving.vla_eval_client import VlaEvalClient
@@ -55,8 +56,12 @@ class RemotePolicy(BlackBoxPolicy):
     def __init__(self, spec: EnvSpec, address: str) -> None:
         super().__init__(spec, f"the policy server {address}")
         self.address, self._written = Address.parse(address), address
-        makers: dict[str, Callable[[str, float, Limits], Client]] = {"openpi": OpenpiClient, "vla-eval": VlaEvalClient}
-        self._client = makers[self.address.protocol](self.address.url, self.address.answer_s, Limits())
+        makers: dict[str, Callable[[str, float, Limits, ApiKey | None], Client]] = {
+            "openpi": OpenpiClient,
+            "vla-eval": VlaEvalClient,
+        }
+        make, key = makers[self.address.protocol], find_api_key(self.address.key_file)
+        self._client = make(self.address.url, self.address.answer_s, Limits(), key)
         self._layout: Layout = load(self.address.layout) if self.address.layout else self._client.default_layout
 
     def initial_state(self, num_envs: int) -> State:

@@ -1,112 +1,50 @@
-"""Serves a policy to benchmarks of the vla-eval harness, on this machine only.
+"""Serves a policy to benchmarks of the vla-eval harness.
 
-Like the harness's own model servers it answers GET /health.  Unlike them it refuses: other machines, web pages (a
-request with an Origin), messages that are oversized, malformed or slow, and connections beyond a number.  A benchmark
-on another machine reaches it through ``ssh -L``.
+Like the harness's own model servers it answers GET /health.
 """
 
 from __future__ import annotations
 
-import logging
-import socket
-import socketserver
-import threading
-import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from websockets.frames import CloseCode
 
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.serving.access import Access
 from vla_rl.serving.episode import Episode, ServedPolicy
+from vla_rl.serving.listener import LIMITS, Listener, log
 from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.vla_eval import Kind, Message, check_hello, hello, pack, read_observation, unpack
-from vla_rl.serving.websocket import ClosedError, Connection, DisconnectedError, Limits, accept
+from vla_rl.serving.websocket import Connection, DisconnectedError, Limits
 
 Layout = Callable[[Mapping[str, Any]], SingleObservation]
-log = logging.getLogger("vla_rl.serving")
-_LIMITS = Limits()
-_PAGES = {"/health": '{"status": "ok"}\n'}
-_FAREWELL = 1.0  # seconds that open connections have in all when the server is closed
 
 
-class PolicyServer(socketserver.ThreadingTCPServer):
-    """Listens on ``port`` of 127.0.0.1 (0: any that is free) and answers each connection in a thread of its own.
+class PolicyServer(Listener):
+    """Answers every observation with an action; ``layout`` turns the harness's observation into ours.
 
-    ``layout`` turns the harness's observation into ours.  At most ``max_connections`` are answered at a time.  Raises
-    UserError when the port cannot be had.
+    The rest is as :class:`Listener` has it.
     """
 
-    daemon_threads, block_on_close = True, False
-    allow_reuse_address = True
+    pages: ClassVar = {"/health": '{"status": "ok"}\n'}
 
     def __init__(
         self,
         served: ServedPolicy,
         port: int,
         layout: Layout = read_observation,
-        limits: Limits = _LIMITS,
+        limits: Limits = LIMITS,
         max_connections: int = 256,
+        access: Access | None = None,
     ) -> None:
-        self.served, self.layout, self.limits = served, layout, limits
-        self._places = threading.BoundedSemaphore(max_connections)
-        self._answering: set[threading.Thread] = set()
-        try:
-            super().__init__(("127.0.0.1", port), _Handler)
-        except (OSError, OverflowError) as error:
-            raise UserError(
-                f"port {port} cannot be served on ({error}), so nobody could ask for actions; choose another one, or "
-                "--port 0 for any that is free."
-            ) from error
+        self.served, self.layout = served, layout
+        super().__init__(port, limits, max_connections, access)
 
-    @property
-    def url(self) -> str:
-        """What the harness's ``server.url`` is."""
-        return f"ws://127.0.0.1:{self.server_address[1]}"
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is a place for another connection."""
-        if self._places.acquire(blocking=False):
-            return True
-        log.warning("refused a connection from %s: as many as allowed are open", client_address)
-        return False
-
-    def server_close(self) -> None:
-        """Stop listening, and wait a second for those that are being answered.
-
-        Python would otherwise end while their threads compute, which aborts it in torch's code.
-        """
-        super().server_close()
-        until = time.monotonic() + _FAREWELL
-        for thread in tuple(self._answering):
-            thread.join(max(0.0, until - time.monotonic()))
-
-    def answer(self, sock: socket.socket, peer: str) -> None:
-        """Serve one connection until it ends."""
-        connection: Connection | None = None
-        self._answering.add(threading.current_thread())
-        try:
-            connection = accept(sock, peer, self.limits, _PAGES)
-            if connection is not None:
-                log.info("%s connected", peer)
-                _Session(connection, self.served, self.layout).run()
-        except ClosedError:
-            log.info("%s left", peer)
-        except UserError as error:
-            log.warning("%s", error)
-        finally:
-            if connection is not None:
-                connection.close()
-            self._places.release()
-            self._answering.discard(threading.current_thread())
-
-
-class _Handler(socketserver.BaseRequestHandler):
-    server: PolicyServer
-
-    def handle(self) -> None:
-        self.server.answer(self.request, f"{self.client_address[0]}:{self.client_address[1]}")
+    def serve_connection(self, connection: Connection) -> None:
+        """The messages of one benchmark."""
+        _Session(connection, self.served, self.layout).run()
 
 
 class _Session:

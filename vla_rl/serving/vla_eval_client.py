@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.contract.errors import UserError
+from vla_rl.serving.api_key import ApiKey
 from vla_rl.serving.observation import Request, chunk_of
 from vla_rl.serving.vla_eval import Kind, Message, check_hello, hello, observation_payload, pack, unpack
 from vla_rl.serving.websocket import Connection, Limits, connect
@@ -23,8 +24,8 @@ class VlaEvalClient:
 
     default_layout = staticmethod(observation_payload)
 
-    def __init__(self, url: str, answer_s: float, limits: Limits) -> None:
-        self.url, self.answer_s, self.limits = url, answer_s, limits
+    def __init__(self, url: str, answer_s: float, limits: Limits, key: ApiKey | None = None) -> None:
+        self.url, self.answer_s, self.limits, self._key = url, answer_s, limits, key
         self._sessions: OrderedDict[int, _Session] = OrderedDict()  # the last used at the end
         self._next, self._most = 0, 16
 
@@ -53,7 +54,7 @@ class VlaEvalClient:
         if number not in self._sessions:
             while len(self._sessions) >= self._most:
                 self._sessions.popitem(last=False)[1].close()
-            self._sessions[number] = _Session(self.url, self.answer_s, self.limits)
+            self._sessions[number] = _Session(self.url, self.answer_s, self.limits, self._key)
         self._sessions.move_to_end(number)
         return self._sessions[number]
 
@@ -61,9 +62,9 @@ class VlaEvalClient:
 class _Session:
     """One connection: one environment's episodes."""
 
-    def __init__(self, url: str, answer_s: float, limits: Limits) -> None:
+    def __init__(self, url: str, answer_s: float, limits: Limits, key: ApiKey | None) -> None:
         self.url, self.answer_s = url, answer_s
-        self._connection: Connection = connect(url, limits)
+        self._connection: Connection = connect(url, limits, key)
         self._seq, self.in_episode = 0, False
         try:
             self._send(Kind.HELLO, hello())

@@ -7,11 +7,13 @@ to arrive needs to know when its first byte came.  No extension is negotiated, s
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
@@ -26,8 +28,12 @@ from websockets.uri import parse_uri
 
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_positive
+from vla_rl.serving.api_key import VARIABLE, ApiKey, is_loopback
 
+_frames = logging.getLogger("vla_rl.serving.frames")
+_frames.setLevel(logging.WARNING)  # whatever others have: at DEBUG, every header is written down, and so the API key
 _CHUNK = 1 << 16
+Refusal = tuple[HTTPStatus, str]  # of an opening request: the answer's status and text
 Opening = TypeVar("Opening", Request, Response)
 _REASON = 120  # bytes that a close frame has room for
 _LINGER = 1.0  # seconds in which the other side may read why it was refused
@@ -71,15 +77,17 @@ class Connection:
         self._fragments = False  # a message is not whole although its last frame is
         self._begun: float | None = None  # when the message began that is not whole yet
 
-    def send(self, data: bytes) -> None:
-        """Send one binary message; raises DisconnectedError when it is not taken within ``message_s``."""
+    def send(self, data: bytes | str) -> None:
+        """Send one message, binary or text; raises DisconnectedError when it is not taken within ``message_s``."""
+        text = isinstance(data, str)
+        data = data.encode() if isinstance(data, str) else data
         if len(data) > self.limits.message_bytes:
             raise UserError(
                 f"a message for {self.peer} has {len(data)} bytes, more than {self.limits.message_bytes}, so it is not "
                 "sent; send smaller images or raise the limit."
             )
         self._require_open()
-        self._protocol.send_binary(data)
+        (self._protocol.send_text if text else self._protocol.send_binary)(data)
         self._flush()
 
     def receive(self, wait_s: float | None = None) -> bytes | str:
@@ -93,15 +101,26 @@ class Connection:
         kind, message = Opcode.BINARY, bytearray()
         while True:
             while self._events:
-                frame = self._events.popleft()
-                if not isinstance(frame, Frame) or frame.opcode not in _DATA:
-                    continue  # pings are answered by the protocol
+                frame = self._events.popleft()  # no pings, which the protocol has answered
+                if not isinstance(frame, Frame):
+                    continue
                 kind = kind if frame.opcode is Opcode.CONT else frame.opcode
                 message += frame.data
                 if frame.fin:
                     return self._decoded(message) if kind is Opcode.TEXT else bytes(message)
             self._require_open()
             self._read(idle_until if self._begun is None else self._begun + self.limits.message_s)
+
+    def attend(self) -> None:
+        """Between two messages: answer pings that have arrived, without waiting; the next message is kept.
+
+        Nothing more is read when a part of it is whole, so whoever sends on and on is held up and takes no memory.
+        Raises DisconnectedError when the other side has left, or is too slow with that message.
+        """
+        self._require_open()
+        if not self._events:
+            self._read(None if self._begun is None else self._begun + self.limits.message_s, wait=False)
+            self._require_open()
 
     def close(self, code: CloseCode = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
         """Say goodbye, with a ``reason``, and free the socket; safe to call twice."""
@@ -116,26 +135,32 @@ class Connection:
 
     # -- the opening ------------------------------------------------------------------------------------------------
 
-    def accept(self, pages: Mapping[str, str]) -> bool:
+    def accept(self, pages: Mapping[str, str], refusal: Callable[[str], Refusal | None] = lambda _: None) -> bool:
         """As the server: answer the opening request; False when it was no WebSocket, and the answer is all there is.
 
-        ``pages`` are the texts of plain HTTP pages by path.  A request with an Origin comes from a web page of some
-        site, not from a program, and is refused.
+        ``pages`` are the texts of plain HTTP pages by path.  ``refusal`` says of the request's Authorization ("" for
+        none) with what status and sentence it is refused.  A request with an Origin comes from a web page of some site,
+        not from a program, and is refused.
         """
         assert isinstance(self._protocol, ServerProtocol)
         request = self._opening(Request)
-        page = pages.get(request.path)
-        response = self._protocol.accept(request) if page is None else self._protocol.reject(HTTPStatus.OK, page)
-        self._protocol.send_response(response)
+        given = request.headers.get_all("Authorization")
+        page = (HTTPStatus.OK, pages[request.path]) if request.path in pages else refusal(given[0] if given else "")
+        self._protocol.send_response(self._protocol.reject(*page) if page else self._protocol.accept(request))
         self._flush()
         return self._protocol.state is State.OPEN
 
-    def open(self) -> None:
+    def open(self, key: ApiKey | None = None) -> None:
         """As the client: ask for a WebSocket; raises DisconnectedError when the server has none here."""
         assert isinstance(self._protocol, ClientProtocol)
-        self._protocol.send_request(self._protocol.connect())
+        request = self._protocol.connect()
+        if key:
+            request.headers["Authorization"] = key.header()
+        self._protocol.send_request(request)
         self._flush()
         response = self._opening(Response)
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            raise self._lost(f"wants {'another' if key else 'an'} API key (key_file=FILE of its address or {VARIABLE})")
         if self._protocol.handshake_exc is not None:
             raise self._lost(f"refused the connection ({response.status_code} {response.reason_phrase})")
 
@@ -155,14 +180,16 @@ class Connection:
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
-    def _read(self, until: float) -> bytes:
-        """Take what has arrived, and answer pings; raises DisconnectedError when that is nothing."""
-        left = until - time.monotonic()
+    def _read(self, until: float | None, wait: bool = True) -> bytes:
+        """Take what has arrived, and answer pings; raises DisconnectedError when that is nothing ``until`` then."""
+        left = math.inf if until is None else until - time.monotonic()
         try:
             if left <= 0:
                 raise TimeoutError
-            self._socket.settimeout(left)
+            self._socket.settimeout(left if wait else 0.0)
             data = self._socket.recv(_CHUNK)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return b""
         except TimeoutError as error:
             what = "sent nothing for too long" if self._begun is None else "was too slow with a message"
             raise self._lost(what, CloseCode.POLICY_VIOLATION) from error
@@ -173,8 +200,9 @@ class Connection:
         else:
             self._protocol.receive_eof()
         events = self._protocol.events_received()
-        self._events.extend(events)
-        self._note(len(data), [event for event in events if isinstance(event, Frame)])
+        frames = [event for event in events if isinstance(event, Frame)]
+        self._events.extend(event for event in events if not isinstance(event, Frame) or event.opcode in _DATA)
+        self._note(len(data), frames)
         self._flush()
         return data
 
@@ -194,11 +222,16 @@ class Connection:
             self._begun = time.monotonic()
 
     def _push(self, timeout_s: float) -> None:
-        self._socket.settimeout(timeout_s)
+        until = time.monotonic() + timeout_s
         for data in self._protocol.data_to_send():
-            if data:
-                self._socket.sendall(data)  # the timeout is for all of it
-            else:
+            rest = memoryview(data)
+            while rest:  # as sendall, which with TLS has the timeout for every part and not for all of it
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                self._socket.settimeout(left)
+                rest = rest[self._socket.send(rest) :]
+            if not data:
                 self._socket.shutdown(socket.SHUT_WR)
 
     def _flush(self) -> None:
@@ -241,13 +274,21 @@ class Connection:
         return DisconnectedError(f"{self.peer} {what}, so nothing more is exchanged with it; look at its own messages.")
 
 
-def connect(url: str, limits: Limits) -> Connection:
-    """Open ``ws://`` or ``wss://`` (certificates are checked); raises UserError when nobody answers there."""
+def connect(url: str, limits: Limits, key: ApiKey | None = None) -> Connection:
+    """Open ``ws://`` or ``wss://`` (certificates are checked); raises UserError when nobody answers there.
+
+    Without TLS the ``key`` is sent to this machine alone.
+    """
     try:
         uri = parse_uri(url)
-        protocol = ClientProtocol(uri, max_size=limits.message_bytes)
+        protocol = ClientProtocol(uri, max_size=limits.message_bytes, logger=_frames)
     except InvalidURI as error:
         raise UserError(f"{url!r} is no address of a server ({error}); write ws://HOST:PORT.") from error
+    if key and not uri.secure and not is_loopback(uri.host):
+        raise UserError(
+            f"{url} has no TLS, so the API key could be read on the way and is not sent; write wss://, or connect "
+            f"without the key (unset {VARIABLE})."
+        )
     try:
         sock = socket.create_connection((uri.host, uri.port), timeout=limits.opening_s)
         if uri.secure:
@@ -259,7 +300,7 @@ def connect(url: str, limits: Limits) -> Connection:
         ) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     connection = Connection(sock, protocol, f"the policy server {url}", limits)
-    connection.open()
+    connection.open(key)
     return connection
 
 
@@ -271,11 +312,19 @@ def _secured(sock: socket.socket, host: str) -> socket.socket:
         raise
 
 
-def accept(sock: socket.socket, peer: str, limits: Limits, pages: Mapping[str, str]) -> Connection | None:
-    """The connection that somebody opened on ``sock``; None when it was a plain HTTP request, which is answered."""
+def accept(
+    sock: socket.socket,
+    peer: str,
+    limits: Limits,
+    pages: Mapping[str, str],
+    refusal: Callable[[str], Refusal | None] = lambda _: None,
+) -> Connection | None:
+    """The connection that somebody opened on ``sock``; None for a plain HTTP request or refused one: it is answered."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-    connection = Connection(sock, ServerProtocol(origins=[None], max_size=limits.message_bytes), peer, limits)
-    if connection.accept(pages):
+    connection = Connection(
+        sock, ServerProtocol(origins=[None], max_size=limits.message_bytes, logger=_frames), peer, limits
+    )
+    if connection.accept(pages, refusal):
         return connection
     connection.close()
     return None

@@ -1,0 +1,305 @@
+"""A policy of ours behind openpi's protocol: chunks for whoever asks as openpi's clients do, and nothing for others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import ExitStack, closing
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
+
+from sims.toy import counting, point_mass
+from sims.toy.point_mass import PointMassEnv
+from tests.patience import PATIENCE
+from tests.serving.openpi_style import OpenpiStyle, asked, packed
+from tests.serving.served import CHUNK, NoisyPolicy, echo_policy, homewards, serving_openpi
+from tests.serving.test_remote import state_only
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation.run import evaluate
+from vla_rl.policies.function import FunctionPolicy
+from vla_rl.policies.residual import GaussianResidual
+from vla_rl.serving.batching import Batching
+from vla_rl.serving.observation import SingleObservation
+from vla_rl.serving.remote import RemotePolicy
+from vla_rl.serving.stateless import StatelessPolicy
+from vla_rl.serving.websocket import Limits
+
+
+class Gate:
+    """A policy's function that waits to be let through, and notes what it was asked in one call."""
+
+    def __init__(self) -> None:
+        self.entered, self.open = threading.Semaphore(0), threading.Semaphore(0)
+        self.seeds: list[list[int]] = []
+
+    def __call__(self, obs):
+        self.seeds.append(obs.state[:, 0].astype(int).tolist())
+        self.entered.release()
+        assert self.open.acquire(timeout=PATIENCE)
+        if 13 in self.seeds[-1]:
+            raise KeyError("thirteen")
+        return np.where(obs.state[:, :1, None] == 14, np.nan, echo_policy().function(obs))
+
+    def policy(self) -> FunctionPolicy:
+        return FunctionPolicy(counting.spec(), self)
+
+    def wait(self) -> None:
+        assert self.entered.acquire(timeout=PATIENCE)
+
+
+def test_an_openpi_client_gets_chunks():
+    with serving_openpi(echo_policy()) as server, OpenpiStyle(server.url) as client:
+        first, second = client.infer(asked(seed=4)), client.infer(asked(seed=8))
+    assert first["actions"].tolist() == [[k, 4] for k in range(CHUNK)] and first["actions"].dtype == np.float32
+    assert second["actions"].tolist() == [[k, 8] for k in range(CHUNK)], "no request depends on the one before"
+    assert first["policy_timing"]["batch_size"] == 1
+    assert 0 <= first["policy_timing"]["infer_ms"] <= first["server_timing"]["infer_ms"]
+    assert second["server_timing"]["prev_total_ms"] >= first["server_timing"]["infer_ms"]
+
+
+def test_the_metadata_say_what_a_request_holds():
+    spec = counting.spec()
+    with serving_openpi(echo_policy()) as server, OpenpiStyle(server.url) as client:
+        said = client.metadata
+    assert said["policy"] == "FunctionPolicy" and said["server"].startswith("vla-rl ") and said["layout"] == "libero"
+    assert said["keys"] == ["observation/image", "observation/state", "prompt"]
+    assert said["images"] == {"audit": [4, 4, 3]} and said["state"]["size"] == 4 and said["prompts"] == list(spec.tasks)
+    assert said["actions"] == {"size": 2, "names": list(spec.action.names), "unit": spec.action.unit, "max_chunk": 8}
+
+
+def test_our_own_client_is_answered_as_by_a_policy_of_this_process():
+    env, local = PointMassEnv(3), FunctionPolicy(point_mass.spec(), homewards)
+    wanted = evaluate(env, local, [0, 1, 2, 3])
+    assert wanted.success.any()
+    layout = "?layout=tests.serving.test_remote:state_only"
+    with (
+        serving_openpi(local, layout=only_state) as server,
+        closing(RemotePolicy(point_mass.spec(), server.url + layout)) as policy,
+    ):
+        found = evaluate(env, policy, [0, 1, 2, 3])
+    assert np.array_equal(found.returns, wanted.returns) and found.cause == wanted.cause
+
+
+def only_state(request):
+    """What ``state_only`` writes."""
+    return SingleObservation({}, request["state"], request["prompt"])
+
+
+def test_a_layout_of_the_users_own_is_named_and_reads_requests():
+    seen = SingleObservation({}, np.zeros(2, np.float32), point_mass.spec().tasks[0])
+    policy = FunctionPolicy(point_mass.spec(), homewards)
+    with serving_openpi(policy, layout=only_state) as server, OpenpiStyle(server.url) as client:
+        assert client.metadata["layout"] == "tests.serving.test_openpi_server:only_state"
+        assert "keys" not in client.metadata
+        assert client.infer(dict(state_only(seen)))["actions"].shape == (1, 2)
+        assert "the policy failed (KeyError: 'state')" in client.complaint(packed(asked()))
+        assert client.infer(dict(state_only(seen)))["actions"].shape == (1, 2)
+
+
+# -- several clients ---------------------------------------------------------------------------------------------------
+
+
+def test_clients_that_ask_together_are_answered_by_one_forward_pass_each_its_own_chunk():
+    gate = Gate()
+    with serving_openpi(gate.policy(), batching=Batching(wait_ms=60_000.0)) as server, ExitStack() as opened:
+        clients = [opened.enter_context(OpenpiStyle(server.url)) for _ in range(5)]
+        seeds = [2, 3, 4, 5]
+        gate.open.release()
+        for client, seed in zip(clients, [6, *seeds], strict=True):
+            client.ask(asked(seed=seed))
+        answers = [client.read() for client in clients]
+    assert sorted(gate.seeds[0]) == [2, 3, 4, 5, 6] and len(gate.seeds) == 1
+    assert [answer["actions"][0, 1] for answer in answers] == [6, *seeds]
+    assert {answer["policy_timing"]["batch_size"] for answer in answers} == {5}
+
+
+def test_a_batch_has_a_largest_size():
+    gate = Gate()
+    with serving_openpi(gate.policy(), batching=Batching(size=2, wait_ms=0.0)) as server, ExitStack() as opened:
+        clients = [opened.enter_context(OpenpiStyle(server.url)) for _ in range(4)]
+        for _ in clients:
+            gate.open.release()
+        for seed, client in enumerate(clients):
+            client.ask(asked(seed=seed))
+        answers = [client.read() for client in clients]
+    assert [answer["actions"][0, 1] for answer in answers] == [0, 1, 2, 3]
+    assert max(map(len, gate.seeds)) <= 2
+
+
+def test_a_request_that_the_policy_cannot_take_spoils_no_other():
+    gate = Gate()
+    with serving_openpi(gate.policy(), batching=Batching(wait_ms=60_000.0)) as server, ExitStack() as opened:
+        clients = [opened.enter_context(OpenpiStyle(server.url)) for _ in range(3)]
+        for _ in range(4):
+            gate.open.release()
+        for client, seed in zip(clients, (13, 14, 15), strict=True):
+            client.ask(asked(seed=seed))
+        said = [client.socket.recv(PATIENCE) for client in clients[:2]]
+        assert clients[2].read()["actions"][0, 1] == 15
+        for client in clients[1:]:
+            client.socket.close()
+        gate.open.release()
+        assert clients[0].infer(asked(seed=3))["actions"][0, 1] == 3, "its connection goes on"
+    assert sorted(gate.seeds[0]) == [13, 14, 15]
+    assert "the policy failed (KeyError: 'thirteen')" in said[0] and "Traceback" not in said[0]
+    assert "not finite, so none is sent" in said[1]
+
+
+def test_what_a_request_draws_depends_on_it_and_the_seed_and_on_no_other_request():
+    policy = NoisyPolicy(point_mass.spec(), "noise")
+    tasks = point_mass.spec().tasks
+    seen = [SingleObservation({}, np.full(2, 0.1 * k, np.float32), tasks[0]) for k in range(3)]
+    together = StatelessPolicy(policy, 1).decide(seen)
+    alone = [StatelessPolicy(policy, 1).decide([one])[0] for one in reversed(seen)][::-1]
+    assert np.array_equal(together, alone)
+    assert len({chunk.tobytes() for chunk in together}) == 3
+    assert not np.array_equal(StatelessPolicy(policy, 2).decide(seen)[0], together[0])
+
+
+def test_actions_stay_within_the_bounds_and_the_chunk_that_an_environment_takes():
+    far = FunctionPolicy(counting.spec(), lambda obs: np.full((1, 40, 2), 1e9))
+    with serving_openpi(far) as server, OpenpiStyle(server.url) as client:
+        chunk = client.infer(asked())["actions"]
+    assert chunk.shape == (counting.spec().max_chunk, 2) and chunk[0].tolist() == [64.0, 1 << 20]
+
+
+def test_pings_are_answered_while_the_policy_computes():
+    """openpi issue 717: a server that does not answer them is taken for dead by its clients."""
+    gate = Gate()
+    with serving_openpi(gate.policy()) as server, OpenpiStyle(server.url) as client:
+        client.ask(asked(seed=3))
+        gate.wait()
+        for _ in range(3):
+            assert client.socket.ping().wait(PATIENCE)
+        gate.open.release()
+        assert client.read()["actions"][0, 1] == 3
+
+
+def test_nothing_is_computed_for_a_client_that_has_left(caplog):
+    caplog.set_level(logging.INFO, "vla_rl.serving")
+    gate = Gate()
+    with serving_openpi(gate.policy()) as server, OpenpiStyle(server.url) as first, OpenpiStyle(server.url) as gone:
+        first.ask(asked(seed=1))
+        gate.wait()
+        gone.ask(asked(seed=2))
+        assert gone.socket.ping().wait(PATIENCE)
+        gone.socket.close()
+        until = time.monotonic() + PATIENCE
+        while " left" not in caplog.text and time.monotonic() < until:
+            time.sleep(0.01)
+        for _ in range(2):
+            gate.open.release()
+        assert first.read()["actions"][0, 1] == 1
+        assert first.infer(asked(seed=3))["actions"][0, 1] == 3
+    assert gate.seeds == [[1], [3]]
+
+
+def test_a_client_that_sends_on_while_the_policy_computes_is_held_up_and_answered_in_order():
+    gate = Gate()
+    with serving_openpi(gate.policy()) as server, OpenpiStyle(server.url) as client:
+        for seed in (1, 2, 3):
+            client.ask(asked(seed=seed))
+            gate.open.release()
+        assert [client.read()["actions"][0, 1] for _ in range(3)] == [1, 2, 3]
+    assert gate.seeds == [[1], [2], [3]]
+
+
+def test_a_server_that_stops_says_so_to_those_who_wait():
+    gate = Gate()
+    with ExitStack() as opened:
+        server = opened.enter_context(serving_openpi(gate.policy()))
+        first, second = (opened.enter_context(OpenpiStyle(server.url)) for _ in range(2))
+        first.ask(asked(seed=1))
+        gate.wait()
+        second.ask(asked(seed=2))
+        assert second.socket.ping().wait(PATIENCE)
+        server.batcher.close(0.0)
+        assert "the server stops" in second.socket.recv(PATIENCE)
+        with pytest.raises(ConnectionClosed) as ended:
+            second.socket.recv(PATIENCE)
+        assert ended.value.rcvd.code == 1001
+        gate.open.release()
+        assert first.read()["actions"][0, 1] == 1
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_that_carries_a_state_is_refused_in_one_sentence():
+    base = FunctionPolicy(point_mass.spec(), homewards)
+    base.feature_sizes = {"state": 2}
+    with pytest.raises(UserError, match=r"carries a state \(.*queue.*--protocol vla-eval, or serve a policy without"):
+        StatelessPolicy(GaussianResidual(base, base), 0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (asked(observation_state=None), "has no array 'observation/state' but"),
+        (asked(observation_state=np.zeros(3)), "state has shape [3]"),
+        (asked(observation_state=np.full(4, np.inf)), "not finite"),
+        (asked(observation_image=None), "has no array 'observation/image'"),
+        (asked(observation_image=np.zeros((4, 4), np.uint8)), "picture of shape [4, 4]"),
+        (asked(observation_image=np.zeros((4, 4, 2), np.uint8)), "camera 'audit' has shape [4, 4, 2]"),
+        (asked(observation_image=np.zeros((4, 4, 3), np.int64)), "has dtype int64"),
+        (asked(prompt="sing"), "knows no instruction 'sing'"),
+        (asked(prompt="la " * 100_000), "knows no instruction 'la la"),
+        (asked(prompt=None), "has no text 'prompt'"),
+        ({}, "has no array 'observation/image'"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_a_text_and_the_connection_goes_on(request_, sentence):
+    with serving_openpi(echo_policy()) as server, OpenpiStyle(server.url) as client:
+        said = client.complaint(packed(request_))
+        assert sentence in said and len(said) < 1000 and "Traceback" not in said
+        assert client.infer(asked(seed=6))["actions"][0, 1] == 6
+
+
+OBJECTS = {b"__ndarray__": True, b"data": b"\x80\x04N.", b"dtype": "|O", b"shape": [1]}
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence", "code"),
+    [
+        (b"\xc1", "cannot be read", 1007),
+        (packed([1]), "no map with text keys", 1007),
+        (packed({"observation/state": OBJECTS}), "dtype '|O'", 1007),
+        (packed({"observation/state": {**OBJECTS, b"dtype": "<f8", b"shape": [1 << 40]}}), "does not fit", 1007),
+        ("hello", "a request is a text", 1003),
+    ],
+)
+def test_what_is_no_request_ends_the_connection_by_a_code_and_no_other(message, sentence, code):
+    with serving_openpi(echo_policy()) as server, OpenpiStyle(server.url) as good, OpenpiStyle(server.url) as bad:
+        said = bad.complaint(message)
+        assert sentence in said and "Traceback" not in said
+        with pytest.raises(ConnectionClosedError) as ended:
+            bad.socket.recv(PATIENCE)
+        assert ended.value.rcvd.code == code
+        assert good.infer(asked(seed=6))["actions"][0, 1] == 6
+
+
+def test_an_oversized_request_ends_the_connection_and_no_other():
+    limits = Limits(message_bytes=10_000)
+    with (
+        serving_openpi(echo_policy(), limits) as server,
+        OpenpiStyle(server.url) as good,
+        OpenpiStyle(server.url) as bad,
+    ):
+        with pytest.raises(ConnectionClosed) as ended:
+            bad.infer(asked(observation_state=np.zeros(100_000)))
+        assert ended.value.rcvd is None or ended.value.rcvd.code == 1009
+        assert good.infer(asked(seed=6))["actions"][0, 1] == 6
+
+
+def test_health_is_answered_as_openpis_servers_do():
+    import http.client
+
+    with serving_openpi(echo_policy()) as server:
+        connection = http.client.HTTPConnection(*server.server_address, timeout=PATIENCE)
+        connection.request("GET", "/healthz")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"OK\n")
+        connection.close()

@@ -1,0 +1,67 @@
+"""The secret that a policy server and its clients share; openpi's client sends ``Authorization: Api-Key KEY``."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vla_rl.contract.errors import UserError
+
+VARIABLE = "VLA_RL_API_KEY"
+_FORM = re.compile(r"[!-~]{16,1024}")  # what a header carries unchanged, and nobody guesses
+_SCHEME = "Api-Key "
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key, which is never printed."""
+
+    _text: str = field(repr=False)
+
+    def header(self) -> str:
+        """The value of a request's Authorization."""
+        return _SCHEME + self._text
+
+    def matches(self, header: str) -> bool:
+        """Whether ``header`` is that value; takes equally long whatever it is."""
+        wanted, found = (
+            hashlib.sha256(text.encode(errors="surrogateescape")).digest() for text in (self.header(), header)
+        )
+        return hmac.compare_digest(wanted, found)
+
+
+def find_api_key(path: str) -> ApiKey | None:
+    """The key in the file ``path`` or, with "", in the environment variable ``VLA_RL_API_KEY``; None when neither is.
+
+    Raises UserError for a file that cannot be read, and for what is too short or has blanks inside.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8") if path else os.environ.get(VARIABLE, "")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"the API key file {path!r} cannot be read ({type(error).__name__}), so nobody could be recognized; check "
+            "the file."
+        ) from error
+    text = text.strip()
+    if not text and not path:
+        return None
+    if not _FORM.fullmatch(text):
+        where = f"the file {path!r}" if path else f"the environment variable {VARIABLE}"
+        raise UserError(
+            f"{where} holds no API key of 16 to 1024 visible ASCII characters, so it could be guessed or not be sent; "
+            "make one, for example with: openssl rand -hex 32."
+        )
+    return ApiKey(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is this machine, by its address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
