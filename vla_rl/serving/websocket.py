@@ -226,10 +226,10 @@ class Connection:
         for data in self._protocol.data_to_send():
             rest = memoryview(data)
             while rest:  # as sendall, which with TLS has the timeout for every part and not for all of it
-                left = until - time.monotonic()
-                if left <= 0:
+                remaining = until - time.monotonic()
+                if remaining <= 0:
                     raise TimeoutError
-                self._socket.settimeout(left)
+                self._socket.settimeout(remaining)
                 rest = rest[self._socket.send(rest) :]
             if not data:
                 self._socket.shutdown(socket.SHUT_WR)
