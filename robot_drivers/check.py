@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from robot_drivers.cameras.camera import Camera, open_camera
 from robot_drivers.config import RobotConfig
 from robot_drivers.driver import Calibrates, DriverError, Measurement, RobotDriver
 from robot_drivers.limits import Limits
 from vla_rl.contract.errors import ContractError, UserError
 
 _STILL = 1e-9  # of a clock that has not moved on
+_RATE = 0.9  # of the declared rate, at least
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,17 @@ class Clock:
 
 
 def check_robot(config: RobotConfig, seconds: float = 3.0, clock: Clock | None = None) -> Iterator[Finding]:
-    """Look at the arm of ``config`` for ``seconds``, line by line as they are known; stops where nothing more can be.
+    """Look at the arm and at each camera of ``config`` for ``seconds``, line by line as they are known.
 
-    The arm is disconnected at the end.  Raises nothing that has to do with the arm: that is a finding.
+    All are disconnected at the end.  Raises nothing that has to do with them: that is a finding.
     """
+    yield from _arm(config, seconds, clock or Clock())
+    for name in config.cameras:
+        yield _camera(config, name, seconds, clock or Clock())
+
+
+def _arm(config: RobotConfig, seconds: float, clock: Clock) -> Iterator[Finding]:
+    """What is found about the arm; ends where nothing more can be found."""
     try:
         driver = config.open()
         limits = config.limits_of(driver)
@@ -55,9 +64,33 @@ def check_robot(config: RobotConfig, seconds: float = 3.0, clock: Clock | None =
                 yield calibration
                 if not calibration.good:
                     return  # its readings mean no angles
-            yield from _measurements(driver, limits, seconds, clock or Clock())
+            yield from _measurements(driver, limits, seconds, clock)
     except (UserError, ContractError, DriverError) as error:
         yield Finding("stopped here", str(error), good=False)
+
+
+def _camera(config: RobotConfig, name: str, seconds: float, clock: Clock) -> Finding:
+    part = config.cameras[name]
+    try:
+        camera = open_camera(part.name, part.options, name)
+        camera.connect()
+    except UserError as error:
+        return Finding(f"camera {name}", str(error), good=False)
+    try:
+        clock.sleep(seconds)
+        return _pictures(camera, clock.now())
+    finally:
+        camera.disconnect()
+
+
+def _pictures(camera: Camera, now: float) -> Finding:
+    """Size, rate and age of what a camera has delivered until ``now``."""
+    spec, age = camera.spec, now - camera.read().captured
+    text = (
+        f"{spec.width}x{spec.height} at {camera.fps:.1f} of {spec.fps:g} pictures/s, the newest {1e3 * age:.0f} ms old"
+    )
+    good = camera.fps >= _RATE * spec.fps and not camera.stale(now) and not camera.failures
+    return Finding(f"camera {camera.name}", f"{text}{f'; {camera.error}' if camera.error else ''}", good)
 
 
 @contextmanager

@@ -60,6 +60,27 @@ FAULTS = (
         (f"{_ON_CHECK}test_the_arm_is_left_also_when_nobody_reads_to_the_end",),
     ),
     Fault(
+        "a check takes a slow camera for good",
+        _CHECK,
+        "good = camera.fps >= _RATE * spec.fps and",
+        "good = camera.fps > 0 and",
+        (f"{_ON_CHECK}test_a_camera_that_does_not_keep_its_word_is_found",),
+    ),
+    Fault(
+        "a check takes a camera that has stopped for good",
+        _CHECK,
+        "and not camera.stale(now) and",
+        "and",
+        (f"{_ON_CHECK}test_a_camera_that_does_not_keep_its_word_is_found",),
+    ),
+    Fault(
+        "a check looks at the cameras of an arm that answers only",
+        _CHECK,
+        "    for name in config.cameras:\n        yield",
+        "    for name in []:\n        yield",
+        (f"{_ON_CHECK}test_a_camera_is_measured_also_when_the_arm_does_not_answer",),
+    ),
+    Fault(
         "an arm gets the limits of another one",
         _CONFIG,
         "if named != has:",

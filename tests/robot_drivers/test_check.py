@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
+from robot_drivers.cameras.camera import Camera, CameraError, CameraSpec, Frame
 from robot_drivers.check import Clock, Finding, check_robot
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
 from robot_drivers.limits import Limits
+from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 
 HZ, AT = 50.0, 100.0
@@ -56,6 +59,32 @@ class Uncalibrated(Arm):
         raise AssertionError("a check calibrated the arm")
 
 
+class Eye:
+    """Thirty pictures, ``late`` seconds ago the last, ``spacing`` seconds apart; then none, or an error."""
+
+    spec = CameraSpec(4, 6, 30.0)
+
+    def __init__(self, spacing: float = 1 / 30, late: float = 0.01, fails: str = "") -> None:
+        self.stamps = [AT + 1 - late - spacing * i for i in range(30)]
+        self.fails = fails
+
+    def open(self) -> None:
+        OVER.clear()
+        if self.fails == "absent":
+            raise UserError("no camera is there; plug it in.")
+
+    def grab(self) -> Frame:
+        if self.stamps:
+            return Frame(np.zeros((4, 6, 3), np.uint8), self.stamps.pop())
+        OVER.set()
+        LEFT.wait(PATIENCE)
+        raise CameraError("over")
+
+    def close(self) -> None:
+        OVER.set()
+
+
+OVER, LEFT = threading.Event(), threading.Event()
 DISCONNECTED: list[str] = []
 
 
@@ -127,3 +156,42 @@ def test_the_arm_is_left_also_when_nobody_reads_to_the_end():
         pass
     reading.close()
     assert DISCONNECTED == ["", "early"]
+
+
+@pytest.fixture
+def leaving(monkeypatch):
+    """The camera gives nothing more until it is disconnected."""
+    LEFT.clear()
+    disconnect = Camera.disconnect
+    monkeypatch.setattr(Camera, "disconnect", lambda camera: (LEFT.set(), disconnect(camera)))
+
+
+def seen(**options: Any) -> Finding:
+    """What is found about a camera after one second of virtual time."""
+    config = RobotConfig(Part(f"{__name__}:Arm", {"fault": "unplugged"}), {"front": Part(f"{__name__}:Eye", options)})
+
+    def sleep(seconds: float) -> None:
+        assert OVER.wait(PATIENCE)
+        NOW[0] += seconds
+
+    NOW[0] = AT
+    return list(check_robot(config, 1.0, Clock(lambda: NOW[0], sleep)))[-1]
+
+
+def test_a_camera_is_measured_also_when_the_arm_does_not_answer(leaving):
+    finding = seen()
+    assert finding == Finding("camera front", "6x4 at 30.0 of 30 pictures/s, the newest 10 ms old")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"spacing": 1 / 20}, "20.0 of 30"),
+        ({"late": 0.6}, "600 ms old"),
+        ({"fails": "absent"}, "plug it in"),
+    ],
+    ids=["slow", "stale", "absent"],
+)
+def test_a_camera_that_does_not_keep_its_word_is_found(options, says, leaving):
+    finding = seen(**options)
+    assert not finding.good and says in finding.result
