@@ -18,6 +18,7 @@ from vla_rl.contract.errors import ContractError
 from vla_rl.contract.foreign import check_env_quickly
 from vla_rl.contract.profile import PROFILES, Profile, loosest, profile_of
 from vla_rl.policies.function import FunctionPolicy
+from vla_rl.recipes import inspect_env
 
 
 class Trembling:
@@ -101,7 +102,7 @@ def test_a_policy_is_tried_on_a_robot_without_moving_it():
 
 
 def test_inspect_does_not_move_a_robot(monkeypatch):
-    monkeypatch.setattr(inspect, "_make", lambda name: Robot())
+    monkeypatch.setattr(inspect_env.sims, "make_env", lambda name, num_envs, **options: Robot())
     console = Console(record=True, width=120, file=io.StringIO())
     inspect.inspect("point_mass", console)
     printed = console.export_text()

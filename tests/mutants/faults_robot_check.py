@@ -76,8 +76,8 @@ FAULTS = (
     Fault(
         "a check looks at the cameras of an arm that answers only",
         _CHECK,
-        "    for name in config.cameras:\n        yield",
-        "    for name in []:\n        yield",
+        "for name in config.cameras:",
+        "for name in list[str]():",
         (f"{_ON_CHECK}test_a_camera_is_measured_also_when_the_arm_does_not_answer",),
     ),
     Fault(
