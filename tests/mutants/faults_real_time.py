@@ -102,4 +102,11 @@ FAULTS = (
         'if mode == "":',
         (f"{_ON_POLICY}test_nothing_learns_with_it",),
     ),
+    Fault(
+        "a joint at rest in the demonstrations is blown up",
+        "vla_rl/recipes/tiny.py",
+        "torch.as_tensor(episodes.state), self.smallest_scale)",
+        "torch.as_tensor(episodes.state))",
+        ("tests/recipes/test_imitate_expert.py::test_a_joint_at_rest_in_the_demonstrations_is_not_blown_up",),
+    ),
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vla_rl.contract.errors import UserError
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.policies.tiny import TinyVLA
@@ -65,3 +66,20 @@ def test_what_improves_metaworlds_policy_starts_where_imitation_ends(name):
     assert imitation.env == improved.env and improved.env.spec().families == ("drawer-open",)
     assert not improved.env.options["shaped"], "success is worth 1, as the critics' bounds say"
     assert Path(improved.policy).parts[:2] == ("runs", "imitate")
+
+
+def test_a_joint_at_rest_in_the_demonstrations_is_not_blown_up():
+    """so101's wrist does not roll in them: one that rolls by a tenth of a radian later is no huge input."""
+    env = EnvConfig("so101")
+    episodes = stages.collect(env, 2, seed=1)
+    roll = env.spec().state.names.index("wrist_roll.pos")
+    assert episodes.state[:, roll].std() < 1e-2
+    state = torch.as_tensor(episodes.state[:1])
+    turned = state.clone()
+    turned[0, roll] += 0.1
+    for smallest, bounds in ((0.1, (0.9, 1.1)), (1e-3, (10.0, 200.0))):
+        policy = NewTiny(width=32, blocks=1, smallest_scale=smallest).build(env.spec(), episodes, seed=1)
+        moved = policy.proprioception.normalize(turned) - policy.proprioception.normalize(state)
+        assert bounds[0] <= float(moved[0, roll]) <= bounds[1]
+    with pytest.raises(UserError, match="smallest_scale is 0"):
+        NewTiny(smallest_scale=0.0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from vla_rl.contract.limits import check_positive
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.policies.normalization import Affine
@@ -19,11 +20,17 @@ from vla_rl.training.grounding import GroundingConfig, ground
 class NewTiny(TinyConfig):
     """A TinyVLA without training (a ``GroundedPolicyConfig``); a checkpoint of it holds a plain ``TinyConfig``."""
 
+    smallest_scale: float = 1e-3  # of a state's entry that demonstrations hardly vary, in its unit: a joint at rest
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a scale of 0 or less."""
+        check_positive(self, "smallest_scale")
+
     def build(self, spec: EnvSpec, episodes: Demonstrations, seed: int) -> TinyVLA:
         """The policy for ``spec``, on the host; its input statistics are those of the demonstrations."""
         torch.manual_seed(seed)  # module initialisation has no generator argument
         config = TinyConfig(**{item.name: getattr(self, item.name) for item in fields(TinyConfig)})
-        state = Affine.from_data(torch.as_tensor(episodes.state))
+        state = Affine.from_data(torch.as_tensor(episodes.state), self.smallest_scale)
         return TinyVLA(spec, Vocabulary.from_texts(spec.tasks), state, config)
 
     def ground(
