@@ -1,5 +1,7 @@
-"""The SO-101: a policy by imitation of fifty scripted episodes, in chunks of 16 actions (0.64 s at 25 Hz)."""
+"""The SO-101: policies by imitation of scripted episodes, in chunks of 16 actions (0.64 s at 25 Hz) or 20."""
 
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import Ode
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.tiny import NewTiny
@@ -14,7 +16,18 @@ def imitate() -> Imitate:
     """A flow policy whose chunks are long enough to be executed while the next one is computed."""
     return Imitate(
         env=ENV,
-        new=NewTiny(horizon=16),
+        new=NewTiny(horizon=16, smallest_scale=0.1),  # radians: the expert never rolls the wrist
         grounding=GroundingConfig(scenes=6000, fit=FitConfig(steps=1000, batch=64, lr=2e-3)),
         imitation=ImitationConfig(50, stride=1, fit=FitConfig(steps=3000, batch=64, lr=1e-3)),
+    )
+
+
+def imitate_more() -> Imitate:
+    """Seven hundred episodes, a wider network and ten steps of the flow: chunks of 20, for delays of up to 10 steps."""
+    sampler = FlowSampler(Ode(), AllSteps(), 10)
+    return Imitate(
+        env=ENV,
+        new=NewTiny(20, condition=256, width=512, sampler=sampler, smallest_scale=0.1),
+        grounding=GroundingConfig(scenes=2500, fit=FitConfig(steps=350, batch=64, lr=2e-3)),
+        imitation=ImitationConfig(700, stride=1, fit=FitConfig(steps=10000, batch=128, lr=1e-3)),
     )
