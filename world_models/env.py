@@ -15,8 +15,8 @@ All noise is a function of seed and clock: equal seeds and actions give equal ro
 slot and with any neighbours (calls are padded to one batch size, because kernels differ with it).
 
 Tensors live on the model's device.  On a GPU frames and states stay there from call to call, and observations are
-tensors of that device; clocks, causes, actions and noise are kept on the host, where the noise of a seed is the same
-for every device.
+tensors of that device; clocks, causes and noise are kept on the host, where the noise of a seed is the same for every
+device.  The host waits for the device once for every call of the model, since that says whose rollout ends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.contract.device import DeviceTracker, read
 from vla_rl.contract.env import Observation, Observe, Snapshot, Step, on_host
 from vla_rl.contract.errors import UserError
-from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, EpisodeTracker, restore_rows, select_rows
+from vla_rl.contract.rows import FAILURES, SUCCESS, TIME_LIMIT, restore_rows, select_rows
 from vla_rl.contract.spec import EnvSpec
 from world_models.initial_states import Pool
 from world_models.model import WorldModel
@@ -96,7 +97,7 @@ class ImaginedEnv:
         self.spec = imagined_spec(model, self.config)
         frames, size = model.config.frames, model.spec.state.shape[0]
         self._device = model.device
-        self._book = EpisodeTracker(num_envs, ("too_late", "failed"), ("uncertainty",))
+        self._book = DeviceTracker(num_envs, self._to_device, ("too_late", "failed"), ("uncertainty",))
         # What the present call is predicted from: context frames, and the state at its beginning.
         self._context_frames = self._to_device(
             np.zeros((num_envs, 1 + model.config.context_frames, *model.picture), np.uint8)
@@ -108,14 +109,18 @@ class ImaginedEnv:
         bounds = self.spec.state.low, self.spec.state.high
         self._bounds = [self._to_device(np.asarray(bound, np.float32)) for bound in bounds]
         self._task, self._depth = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
-        self._actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)  # of the present call
+        actions = np.zeros((num_envs, frames, model.spec.action_dim), np.float32)
+        self._actions = self._to_device(actions)  # of the present call
         self._known = np.zeros(num_envs, np.int64)  # how many of these are known
         self._uncertainty, self._outcome = np.zeros(num_envs, np.float32), np.zeros((num_envs, 3), np.float32)
+        self._finite = np.zeros(num_envs, bool)  # whether the present state is known to be finite
+        self._begun: list[Tensor] = []  # states of the last reset's observation, where they are known to be finite
         # What resampling begins with and replays.
         self._initial = {
             name: deepcopy(getattr(self, f"_{name}")) for name in ("context_frames", "context_state", "task")
         }
-        self._action_history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)
+        history = np.zeros((num_envs, self.config.horizon, model.spec.action_dim), np.float32)
+        self._action_history = self._to_device(history)
         other = replace(self.config, resamples=0)
         self._resampling_envs = [
             ImaginedEnv(
@@ -155,41 +160,49 @@ class ImaginedEnv:
         seed = self._book.seeds(index, seeds)
         start = self.initial_states.draw(seed, self.config.keyframe_share)
         self._begin(index, seed, (self._to_device(start.pictures), self._to_device(start.state)), start.task)
-        return self._observe()
+        self._finite[index] = np.isfinite(start.state).all(1)
+        obs = self._observe()
+        self._begun = [obs.state] if self._finite.all() else []
+        return obs
 
     def _begin(self, index: np.ndarray, seed: np.ndarray, context: tuple[Tensor, Tensor], task: np.ndarray) -> None:
         """Begin rollouts in the environments ``index``; ``context``: frames and state, as in ``InitialStates``."""
-        self._context_frames[index], self._context_state[index], self._task[index] = *context, task
-        self._picture[index], self._state[index] = context[0][:, -1], context[1]
+        rows = self._to_device(index)
+        self._context_frames[rows], self._context_state[rows], self._task[index] = *context, task
+        self._picture[rows], self._state[rows] = context[0][:, -1], context[1]
         self._known[index] = self._depth[index] = 0
-        self._actions[index], self._uncertainty[index], self._outcome[index] = 0.0, 0.0, 0.0
-        self._action_history[index] = 0.0
+        self._actions[rows], self._action_history[rows] = 0.0, 0.0
+        self._uncertainty[index], self._outcome[index], self._finite[index] = 0.0, 0.0, False
         for name, item in self._initial.items():
-            item[index] = getattr(self, f"_{name}")[index]
+            where = rows if isinstance(item, Tensor) else index
+            item[where] = getattr(self, f"_{name}")[where]
         self._book.begin(index, seed)
 
     def step(self, chunk: Any, observe: Observe = "last") -> Step:
         """Predict through ``chunk`` [E,H,D]; see ``VecEnv.step``.  The reward is 1 with the action that succeeds."""
-        action = self._book.chunk(on_host(chunk), self.spec)
+        action, refused = self._book.checked(chunk, self.spec, self._to_device(~self._book.done))
         num_envs, horizon = action.shape[:2]
         reward, valid = np.zeros((num_envs, horizon), np.float32), np.zeros((num_envs, horizon), bool)
+        before = self._known.copy(), self._book.time.copy()
         frames: list[Observation] = []
         for i in range(horizon):
             active = np.flatnonzero(~self._book.done)
-            self._actions[active, self._known[active]] = action[active, i]
-            self._action_history[active, self._book.time[active]] = action[active, i]
+            self._keep_actions(active, action[:, i], refused)
             self._known[active] += 1
             self._book.time[active] += 1
             valid[active, i] = True
             complete = self._call_complete(active)
             shown = active if observe == "all" or i == horizon - 1 else complete
-            if shown.size:
-                self._advance(shown, complete)
+            if shown.size and not self._advance(shown, complete, refused):
+                self._known[:], self._book.time[:] = before
+                self._book.chunk(on_host(chunk), self.spec)  # raises, and names what was refused
             reward[complete, i] = self._book.success[complete]
             if observe == "all":
                 frames.append(self._observe())
         obs = frames[-1] if frames else self._observe()
-        return self._book.step(obs, reward, valid, action, frames).mapped(self._output)
+        told = (self._to_device(reward), reward), (self._to_device(valid), valid)
+        finite = [told[0][0], obs.state, *self._begun] if self._finite.all() else []
+        return self._book.step_there(obs, told, action, frames, finite).mapped(self._view)
 
     def snapshot(self, env_ids: Any) -> Snapshot:
         """Everything that the future of ``env_ids`` depends on; see ``Snapshots``."""
@@ -199,7 +212,9 @@ class ImaginedEnv:
 
     def restore(self, env_ids: Any, snapshot: Snapshot) -> Observation:
         """Put ``snapshot`` into ``env_ids``, which need not be those it was taken from."""
-        restore_rows(self._arrays(), self._book.index(env_ids), snapshot)
+        index = self._book.index(env_ids)
+        restore_rows(self._arrays(), index, snapshot)
+        self._finite[index] = False
         return self._observe()
 
     def close(self) -> None:
@@ -214,24 +229,42 @@ class ImaginedEnv:
         complete: np.ndarray = env_ids[whole | (self._book.time[env_ids] >= min(ends))]
         return complete
 
-    def _advance(self, env_ids: np.ndarray, complete: np.ndarray) -> None:
-        """Predict the observations of ``env_ids`` from their known actions; end those of ``complete`` that must."""
-        future = self._predict(env_ids)
-        every, known = np.arange(len(env_ids)), self._known[env_ids]
-        self._picture[env_ids] = future.pictures[every, self.model.slot(known)]
-        self._state[env_ids] = future.state[every, known - 1].clamp(*self._bounds)
-        self._outcome[env_ids] = future.outcome.cpu().numpy()
-        self._uncertainty[env_ids] = future.uncertainty.cpu().numpy()
+    def _keep_actions(self, env_ids: np.ndarray, action: Tensor, refused: Tensor) -> None:
+        """Write ``action`` [E,D] of ``env_ids`` into their calls and histories, unless it is ``refused``."""
+        rows = self._to_device(env_ids)
+        for kept, place in ((self._actions, self._known), (self._action_history, self._book.time)):
+            at = rows, self._to_device(place[env_ids])
+            kept[at] = torch.where(refused, kept[at], action[rows])
+
+    def _advance(self, env_ids: np.ndarray, complete: np.ndarray, refused: Tensor) -> bool:
+        """Predict the observations of ``env_ids`` from their known actions; end those of ``complete`` that must.
+
+        The host waits for the device here.  Where it learns that actions were ``refused``, nothing changes and the
+        result is False.
+        """
+        future, rows = self._predict(env_ids), self._to_device(env_ids)
+        every, known = (self._to_device(item) for item in (np.arange(len(env_ids)), self._known[env_ids]))
+        state = future.state[every, known - 1].clamp(*self._bounds)
+        told = {"outcome": future.outcome, "uncertainty": future.uncertainty, "finite": state.isfinite().all(1)}
+        found = read({"refused": refused, **told})
+        if found["refused"]:
+            return False
+        self._picture[rows], self._state[rows] = future.pictures[every, self.model.slot(known)], state
+        for name in told:
+            getattr(self, f"_{name}")[env_ids] = found[name]
         self._end_episodes(complete)
         uncertain = complete[self._book.cause[complete] == _UNCERTAIN]
-        self._picture[uncertain] = self._context_frames[uncertain, -1]
-        self._state[uncertain] = self._context_state[uncertain]
+        self._finite[uncertain] = True  # they show what was shown before
+        rows = self._to_device(uncertain)
+        self._picture[rows], self._state[rows] = self._context_frames[rows, -1], self._context_state[rows]
         whole = complete[self._known[complete] == self.model.config.frames]
-        self._context_frames[whole, 1:-1] = self._context_frames[whole, 2:]
-        self._context_frames[whole, -1], self._context_state[whole] = self._picture[whole], self._state[whole]
+        rows = self._to_device(whole)
+        self._context_frames[rows, 1:-1] = self._context_frames[rows, 2:]
+        self._context_frames[rows, -1], self._context_state[rows] = self._picture[rows], self._state[rows]
         self._known[whole] = 0
-        self._actions[whole] = 0.0
+        self._actions[rows] = 0.0
         self._depth[whole] += 1
+        return True
 
     def _end_episodes(self, env_ids: np.ndarray) -> None:
         """Success, failure, uncertainty and time limits of ``env_ids`` [R], whose call is complete."""
@@ -278,9 +311,9 @@ class ImaginedEnv:
         """One model call for up to ``batch_size`` environments, padded with copies of the first."""
         padded = np.concatenate([env_ids, np.full(self.config.batch_size - len(env_ids), env_ids[0])])
         noise = np.stack([self._noise(int(i)) for i in padded])
-        task, actions, known = (self._to_device(item[padded]) for item in (self._task, self._actions, self._known))
-        context = Context(self._context_frames[padded], self._context_state[padded], task)
-        future = self.model.predict(context, actions, known, self._to_device(noise))
+        task, known, rows = (self._to_device(item) for item in (self._task[padded], self._known[padded], padded))
+        context = Context(self._context_frames[rows], self._context_state[rows], task)
+        future = self.model.predict(context, self._actions[rows], known, self._to_device(noise))
         n = len(env_ids)
         return Future(future.pictures[:n], future.state[:n], future.outcome[:n], future.uncertainty[:n])
 
@@ -305,7 +338,8 @@ class ImaginedEnv:
         return self._book.arrays() | {name: self._view(item) for name, item in arrays.items()}
 
     def _to_device(self, item: np.ndarray) -> Tensor:
-        return torch.from_numpy(item).to(self._device)
+        """A copy of ``item`` on the device; the host does not wait for it."""
+        return torch.from_numpy(np.array(item)).to(self._device, non_blocking=True)
 
     def _view(self, item: Any) -> Any:
         """``item`` as the contract has it, sharing its memory: an array on the host, a tensor elsewhere."""
@@ -313,8 +347,8 @@ class ImaginedEnv:
 
     def _output(self, item: Any) -> Any:
         """A copy of ``item`` as the contract has it."""
-        moved = torch.as_tensor(item, device=self._device)
-        return self._view(moved.clone(memory_format=torch.contiguous_format))
+        moved = item.clone(memory_format=torch.contiguous_format) if isinstance(item, Tensor) else self._to_device(item)
+        return self._view(moved)
 
 
 def _batches(env_ids: np.ndarray, size: int) -> Iterator[np.ndarray]:

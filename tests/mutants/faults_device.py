@@ -223,8 +223,8 @@ FAULTS = (
     Fault(
         "what a step returns stays on the host",
         _ENV,
-        "action, frames).mapped(self._output)",
-        "action, frames)",
+        "(self._to_device(valid), valid)",
+        "(torch.from_numpy(valid), valid)",
         (f"{_ON_DEVICE}test_imagined_rollouts_on_a_device_are_those_of_the_host",),
     ),
     Fault(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _DEVICE, _ENV, _DRIVER = "vla_rl/contract/device.py", "vla_rl/contract/env.py", "vla_rl/experience/driver.py"
+_IMAGINED, _ON_IMAGINED = "world_models/env.py", "tests/world_models/test_device.py::test_"
 _ON_LOOP, _ON_DEVICE, _ON_WARP = (
     f"tests/{name}.py::test_" for name in ("experience/test_synchronisations", "contract/test_device", "sims/test_warp")
 )
@@ -218,6 +219,34 @@ FAULTS = (
         'return torch.from_numpy(env_ids).to(device, non_blocking=device.type != "cpu")',
         "return env_ids",
         _ONCE,
+    ),
+    Fault(
+        "imagination reads one by one what a call of the model says",
+        _IMAGINED,
+        'found = read({"refused": refused, **told})',
+        'found = {name: on_host(item) for name, item in {"refused": refused, **told}.items()}',
+        (f"{_ON_IMAGINED}the_host_waits_once_for_every_call_of_the_model",),
+    ),
+    Fault(
+        "imagination does not say that its resets are finite",
+        _IMAGINED,
+        "self._begun = [obs.state] if self._finite.all() else []",
+        "self._begun = []",
+        (f"{_ON_IMAGINED}a_decision_in_imagination_waits_once",),
+    ),
+    Fault(
+        "imagination keeps actions that it refuses",
+        _IMAGINED,
+        "kept[at] = torch.where(refused, kept[at], action[rows])",
+        "kept[at] = action[rows]",
+        (f"{_ON_IMAGINED}an_action_that_is_not_finite_changes_nothing_in_imagination",),
+    ),
+    Fault(
+        "imagination counts actions that it refuses",
+        _IMAGINED,
+        "self._known[:], self._book.time[:] = before",
+        "pass",
+        (f"{_ON_IMAGINED}an_action_that_is_not_finite_changes_nothing_in_imagination",),
     ),
     Fault(
         "extras on a device may be infinite",

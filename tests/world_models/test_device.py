@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
 import torch
 
 from tests.elsewhere import ELSEWHERE, elsewhere
+from tests.waiting import counted_waits
 from tests.world_models.pushing import played as recorded
 from tests.world_models.pushing import world
 from tests.world_models.small_models import SMALL, initial_states, model
 from tests.world_models.test_backbones import CONFIGS, built, call, numbers
 from vla_rl.contract.check import check_env
+from vla_rl.contract.device import read_step
 from vla_rl.contract.env import Step, on_host
-from vla_rl.experience.rollout import RolloutSource
+from vla_rl.contract.errors import NonFiniteError
+from vla_rl.experience.rollout import RolloutSource, SeedStream
+from vla_rl.policies import normalization
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.world_model import WorldModelFit, fit_world_model, statistics
@@ -147,3 +153,52 @@ def test_two_devices_do_not_mix():
         device.numpy()
     device[first] = host.to(ELSEWHERE)[first]
     assert device.cpu().tolist() == [1.0, 1.0, 0.0] and device[first].device == ELSEWHERE
+
+
+@pytest.fixture
+def undecided(elsewhere_device: torch.device) -> ImaginedEnv:
+    """Rollouts on the device that end at the horizon alone."""
+    made, config = model(("front", "wrist")), replace(CONFIG, success_threshold=2.0, failure_threshold=2.0)
+    return ImaginedEnv(made.to(elsewhere_device), initial_states(made), len(EVERY), None, config)
+
+
+def test_the_host_waits_once_for_every_call_of_the_model(undecided: ImaginedEnv) -> None:
+    frames, given = undecided.model.config.frames, torch.zeros(len(EVERY), 1, 2)
+    with counted_waits() as waits:
+        for seeds in (EVERY, EVERY + 9):
+            obs = undecided.reset(EVERY, seeds)
+            for calls in (1, 2):  # the first time, constants come to the device
+                chunk = given.expand(-1, calls * frames, -1).to(ELSEWHERE)
+                waits.clear()
+                told = read_step(undecided.step(chunk), obs)
+                assert told.finite and waits["read"] == calls
+        assert waits == {"read": 2}
+
+
+def test_a_decision_in_imagination_waits_once(undecided: ImaginedEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normalization, "_constants", lru_cache(normalization._make_constants))  # as on a real device
+    horizon = undecided.model.config.frames
+    policy = GaussianPolicy(undecided.spec, config=GaussianConfig(horizon=horizon, width=8)).to(ELSEWHERE)
+    source = RolloutSource(undecided, policy, 9, SeedStream(0, 99), torch.Generator().manual_seed(0))
+    source.start()
+    ended = 0
+    with counted_waits() as waits:
+        for _ in range(8):
+            waits.clear()
+            decision = source.driver.step()
+            assert waits["read"] == 1
+            source._keep(decision, source._window)
+            ended += int(decision.host.done.sum())
+    assert ended >= len(EVERY)
+
+
+def test_an_action_that_is_not_finite_changes_nothing_in_imagination(undecided: ImaginedEnv) -> None:
+    undecided.reset(EVERY, EVERY)
+    undecided.step(torch.full((len(EVERY), 1, 2), 0.1).to(ELSEWHERE))
+    before = {name: on_host(item).copy() for name, item in undecided.snapshot(EVERY).items()}
+    bad = torch.full((len(EVERY), 4, 2), 0.1)
+    bad[2, 3, 1] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"action\[2,3,1\] is nan \(environment 2 at control step 4\)"):
+        undecided.step(bad.to(ELSEWHERE), "all")
+    after = {name: on_host(item) for name, item in undecided.snapshot(EVERY).items()}
+    assert all(np.array_equal(before[name], after[name]) for name in before)

@@ -8,7 +8,7 @@ learns of it.  Tensors are used by their methods alone, so nothing here needs to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -122,9 +122,7 @@ class DeviceTracker(EpisodeTracker):
         ``look`` observes all environments, whose clocks are its argument.  The arrays of the result are tensors.
         """
         running, time = self._place(~self.done), self._place(self.time)
-        given = chunk.detach().float() if is_tensor(chunk) else self._place(np.asarray(chunk, np.float32))
-        self.require_shape(given.shape, spec)
-        action, refused = self._checked(given.to(running.device), spec, running)
+        action, refused = self.checked(chunk, spec, running)
         running = running & ~refused
         reward, valid = action.new_zeros(action.shape[:2]), running.new_zeros(action.shape[:2])
         cause = action.new_zeros(self.num_envs)  # an episode ends once, so a sum holds its code
@@ -141,9 +139,38 @@ class DeviceTracker(EpisodeTracker):
         if told["refused"]:
             self.chunk(on_host(chunk), spec)  # raises, and names what was refused
         self._latch(told["cause"].astype(np.int8), told["valid"])
+        pairs = (reward, told["reward"]), (valid, told["valid"])
+        return self.step_there(obs, pairs, action, frames, seen if told["finite"] else [])
+
+    def checked(self, chunk: Array, spec: EnvSpec, running: Array) -> tuple[Array, Array]:
+        """``chunk`` on the device, clipped; bool []: whether a ``running`` environment is given what is not finite.
+
+        Raises ContractError for a wrong shape; what is not finite, :meth:`chunk` raises for.
+        """
+        given = chunk.detach().float() if is_tensor(chunk) else self._place(np.asarray(chunk, np.float32))
+        self.require_shape(given.shape, spec)
+        if self._bounds is None:
+            low, high = (np.asarray(bound, np.float32) for bound in (spec.action.low, spec.action.high))
+            self._bounds = self._place(low), self._place(high)
+        there = given.to(running.device)
+        refused = (~there.isfinite() & running[:, None, None]).any()
+        return there.nan_to_num().maximum(self._bounds[0]).minimum(self._bounds[1]), refused
+
+    def step_there(
+        self,
+        obs: Observation,
+        reward_and_valid: tuple[tuple[Array, np.ndarray], tuple[Array, np.ndarray]],
+        action: Array,
+        frames: Sequence[Observation],
+        finite: Sequence[Array],
+    ) -> Step:
+        """The Step after ``action`` [E,H,D]; reward and valid come with their copies on the host.
+
+        ``finite``: what of it was found to be finite.
+        """
+        (reward, _), (valid, _) = reward_and_valid
         copies = {name: getattr(self, name).copy() for name in ("terminated", "truncated", "success")}
         flags = {name: self._place(copy) for name, copy in copies.items()}
-        known = ((reward, told["reward"]), (valid, told["valid"]), *((flags[name], copies[name]) for name in flags))
         return Step(
             obs,
             reward,
@@ -153,16 +180,8 @@ class DeviceTracker(EpisodeTracker):
             executed=action.masked_fill(~valid[..., None], 0),
             intervened=valid.new_zeros(valid.shape),
             frames=tuple(frames),
-            on_host=OnHost(known, tuple(seen) if told["finite"] else ()),
+            on_host=OnHost((*reward_and_valid, *((flags[name], copies[name]) for name in flags)), tuple(finite)),
         )
-
-    def _checked(self, chunk: Array, spec: EnvSpec, running: Array) -> tuple[Array, Array]:
-        """``chunk`` clipped to the bounds, and bool []: whether a running environment is given what is not finite."""
-        if self._bounds is None:
-            low, high = (np.asarray(bound, np.float32) for bound in (spec.action.low, spec.action.high))
-            self._bounds = self._place(low), self._place(high)
-        refused = (~chunk.isfinite() & running[:, None, None]).any()
-        return chunk.nan_to_num().maximum(self._bounds[0]).minimum(self._bounds[1]), refused
 
     def _latch(self, cause: np.ndarray, valid: np.ndarray) -> None:
         """Count the clocks by ``valid`` bool [E,H], and latch the ends by their codes ``cause`` int8 [E]."""
