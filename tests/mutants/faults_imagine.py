@@ -77,8 +77,8 @@ FAULTS = (
     Fault(
         "an uncertain state is shown",
         "world_models/env.py",
-        "self._state[uncertain] = self._context_state[uncertain]",
-        "pass",
+        "self._picture[rows], self._state[rows] = self._context_frames[rows, -1], self._context_state[rows]",
+        "self._picture[rows] = self._context_frames[rows, -1]",
         ("tests/world_models/test_env.py::test_what_is_uncertain_is_not_shown",),
     ),
     Fault(

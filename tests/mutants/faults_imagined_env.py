@@ -55,8 +55,8 @@ FAULTS = (
     Fault(
         "the first context frame moves along",
         _ENV,
-        "self._context_frames[whole, 1:-1] = self._context_frames[whole, 2:]",
-        "self._context_frames[whole, :-1] = self._context_frames[whole, 1:]",
+        "self._context_frames[rows, 1:-1] = self._context_frames[rows, 2:]",
+        "self._context_frames[rows, :-1] = self._context_frames[rows, 1:]",
         (f"{_ON_ENV}test_the_first_frame_is_always_in_the_context",),
     ),
     Fault(

@@ -139,8 +139,8 @@ FAULTS = (
     Fault(
         "a NaN in an environment that idles stops the others",
         _DEVICE,
-        "(~chunk.isfinite() & running[:, None, None]).any()",
-        "(~chunk.isfinite()).any()",
+        "(~there.isfinite() & running[:, None, None]).any()",
+        "(~there.isfinite()).any()",
         _REFUSED,
     ),
     Fault(
