@@ -12,6 +12,7 @@ _SERVOS, _SO101, _ON_SO101 = (
     "tests/robot_drivers/test_so101.py::",
 )
 _CAMERA, _ON_CAMERAS = "robot_drivers/cameras/camera.py", "tests/robot_drivers/test_cameras.py::"
+_ON_VENDORS = "tests/robot_drivers/test_vendors.py::"
 _WRONG = f"{_ON_FEETECH}test_a_wrong_answer_is_refused_after_three_tries"
 
 _BUS = (
@@ -167,4 +168,34 @@ _CAMERAS = (
         (f"{_ON_CAMERAS}test_realsense_is_asked_as_its_reference_says",),
     ),
 )
-FAULTS = (*_BUS, *_ARM, *_CAMERAS)
+_VENDORS = (
+    Fault(
+        "a UR goes on when we are gone",
+        "robot_drivers/ur.py",
+        "self._control.setWatchdog(self._watchdog_hz)",
+        "pass",
+        (f"{_ON_VENDORS}test_a_ur_is_streamed_to_and_watches_us",),
+    ),
+    Fault(
+        "a UR that refuses a target is taken to follow",
+        "robot_drivers/ur.py",
+        "if not self._control.servoJ(sent.tolist(), 0.0, 0.0, self._period, self._lookahead, self._gain):",
+        "if self._control.servoJ(sent.tolist(), 0.0, 0.0, self._period, self._lookahead, self._gain) is None:",
+        (f"{_ON_VENDORS}test_a_ur_that_is_stopped_lost_or_refuses_says_so",),
+    ),
+    Fault(
+        "a Franka's spec promises all of its speed",
+        "robot_drivers/franka.py",
+        "self._factor * speed",
+        "speed",
+        (f"{_ON_VENDORS}test_the_specs_are_the_vendors_limits",),
+    ),
+    Fault(
+        "a command waits until a Franka has arrived",
+        "robot_drivers/franka.py",
+        "self._franky.JointMotion(sent.tolist()), asynchronous=True",
+        "self._franky.JointMotion(sent.tolist())",
+        (f"{_ON_VENDORS}test_a_franka_plans_to_the_newest_target",),
+    ),
+)
+FAULTS = (*_BUS, *_ARM, *_CAMERAS, *_VENDORS)
