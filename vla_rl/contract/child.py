@@ -236,21 +236,29 @@ def error_of(answer: Mapping[str, Any]) -> UserError:
 
 
 def take_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Take stdin and stdout for messages: other code prints to stderr and reads an empty stdin.
+    """Take stdin and stdout for messages, as :func:`claim_pipes` does, and end this process when the owner is gone.
 
-    Signals that reach all processes of a job are ignored, since the owner decides; when it is gone, this process ends,
-    also in the middle of its work.
+    It ends then also in the middle of its work.
+    """
+    reader, writer = (os.fdopen(end, mode) for end, mode in zip(claim_pipes(), ("rb", "wb"), strict=True))
+    threading.Thread(target=_end_with, args=(reader.fileno(),), name="owner", daemon=True).start()
+    return reader, writer
+
+
+def claim_pipes() -> tuple[int, int]:
+    """What were stdin and stdout, for messages: other code prints to stderr and reads an empty stdin.
+
+    Signals that reach all processes of a job are ignored, since the owner decides.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    for stream in (reader, writer):
-        widen(stream.fileno())
+    ends = os.dup(0), os.dup(1)
+    for end in ends:
+        widen(end)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    threading.Thread(target=_end_with, args=(reader.fileno(),), name="owner", daemon=True).start()
-    return reader, writer
+    return ends
 
 
 def _end_with(pipe: int) -> None:

@@ -65,14 +65,23 @@ def unpack(data: bytes) -> Any:
 
 def write_message(stream: Writer, value: Any) -> None:
     """Send ``value`` over ``stream``; nothing is written when it cannot be packed."""
+    for part in _framed(value):
+        stream.write(part)
+    stream.flush()
+
+
+def framed(value: Any) -> bytes:
+    """``value`` as it stands on a stream, for those who write it when there is room."""
+    return b"".join(_framed(value))
+
+
+def _framed(value: Any) -> tuple[bytes, bytes]:
     data = pack(value)
     if len(data) > _MAX_BYTES:
         raise ContractError(
             f"a message has {len(data)} bytes, more than {_MAX_BYTES}, so it is not sent; send smaller parts."
         )
-    stream.write(_HEADER.pack(MAGIC, len(data)))
-    stream.write(data)
-    stream.flush()
+    return _HEADER.pack(MAGIC, len(data)), data
 
 
 def read_message(stream: Reader, max_bytes: int = _MAX_BYTES) -> Any:
@@ -84,6 +93,37 @@ def read_message(stream: Reader, max_bytes: int = _MAX_BYTES) -> Any:
     head = _read(stream, _HEADER.size)
     if not head:
         raise EOFError("the stream ended between two messages")
+    size = _announced(head, max_bytes)
+    data = _read(stream, size)
+    if len(head) < _HEADER.size or len(data) < size:
+        raise CutShortError(
+            f"the stream ended after {len(head) + len(data)} bytes of a message, so the message is lost; look at why "
+            "the sender stopped."
+        )
+    return unpack(data)
+
+
+class Pieces:
+    """Messages out of the bytes of a stream, in whatever pieces they come: for those who never wait."""
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes, self._held = max_bytes, bytearray()
+
+    def add(self, piece: bytes) -> list[Any]:
+        """The messages that ``piece`` completes; raises what :func:`read_message` raises."""
+        self._held += piece
+        messages = []
+        while len(self._held) >= _HEADER.size:
+            end = _HEADER.size + _announced(bytes(self._held[: _HEADER.size]), self._max_bytes)
+            if len(self._held) < end:
+                break
+            messages.append(unpack(bytes(self._held[_HEADER.size : end])))
+            del self._held[:end]
+        return messages
+
+
+def _announced(head: bytes, max_bytes: int) -> int:
+    """How many bytes follow ``head``, which may be cut short."""
     magic, size = _HEADER.unpack(head) if len(head) == _HEADER.size else (head[:4], 0)
     if magic != MAGIC[: len(magic)]:
         raise ContractError(
@@ -94,13 +134,7 @@ def read_message(stream: Reader, max_bytes: int = _MAX_BYTES) -> Any:
         raise ContractError(
             f"a message announces {size} bytes, more than {max_bytes}, so it is refused; send smaller parts."
         )
-    data = _read(stream, size)
-    if len(head) < _HEADER.size or len(data) < size:
-        raise CutShortError(
-            f"the stream ended after {len(head) + len(data)} bytes of a message, so the message is lost; look at why "
-            "the sender stopped."
-        )
-    return unpack(data)
+    return size
 
 
 def handshake(reader: Reader, writer: Writer, name: str) -> str:
@@ -114,15 +148,24 @@ def handshake(reader: Reader, writer: Writer, name: str) -> str:
 
 def send_greeting(writer: Writer, name: str) -> None:
     """Introduce ``name`` with the version of the contract: the half of :func:`handshake` that does not wait."""
-    write_message(writer, {"contract_version": CONTRACT_VERSION, "name": name})
+    write_message(writer, greeting(name))
+
+
+def greeting(name: str) -> dict[str, Any]:
+    """The first message of a process called ``name``."""
+    return {"contract_version": CONTRACT_VERSION, "name": name}
 
 
 def receive_greeting(reader: Reader, name: str) -> str:
     """The other half of :func:`handshake`: the other side's name."""
-    greeting = read_message(reader, max_bytes=1 << 16)
-    if not isinstance(greeting, dict) or not isinstance(greeting.get("contract_version"), int):
+    return greeted(read_message(reader, max_bytes=1 << 16), name)
+
+
+def greeted(first: Any, name: str) -> str:
+    """The other side's name in its first message; raises ContractError for one that is no greeting of this version."""
+    if not isinstance(first, dict) or not isinstance(first.get("contract_version"), int):
         raise ContractError(f"{name!r} got no vla-rl greeting, so nothing is exchanged; check which program answers.")
-    other, version = str(greeting.get("name", "the other side")), greeting["contract_version"]
+    other, version = str(first.get("name", "the other side")), first["contract_version"]
     if version != CONTRACT_VERSION:
         raise ContractError(
             f"{other!r} speaks contract version {version} but {name!r} speaks {CONTRACT_VERSION}, so data would be "

@@ -1,0 +1,250 @@
+"""``python -m robot_drivers.control``: the process that controls one arm at its rate, started by ``runtime.py``.
+
+It holds the driver, the supervisor and the executor, and needs numpy and the vendor's library only.  It exchanges
+messages with the process that started it (its owner: policy, cameras, recording) and with the teleoperator's process,
+and waits for neither: what they say is polled, what they are told waits in a bounded buffer.  Either may hang or be
+killed at any moment; the supervisor then brings the arm to rest.  When the owner is gone, the arm is stopped, the
+driver disconnected, and this process ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from robot_drivers.decisions import Decision
+from robot_drivers.driver import Judged, Resets, RobotDriver, open_driver
+from robot_drivers.executor import Executor
+from robot_drivers.human import HumanInput
+from robot_drivers.limits import Limits
+from robot_drivers.mailbox import Inbox, Outbox
+from robot_drivers.pace import Pace, take_priority
+from robot_drivers.record import Record
+from robot_drivers.safety import Supervisor
+from vla_rl.contract.child import Child, claim_pipes, error_answer
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.load import load
+
+_LAST = 3.0  # seconds that the arm has to come to rest at the end
+_AT_REST = 10  # control steps without a change
+
+
+@dataclass(frozen=True)
+class ControlConfig:
+    """What the control process is made of: JSON values, so that any process can start it.
+
+    driver       "module:Class" of a RobotDriver and its options
+    limits       ``Limits.to_json``
+    chunks       "module:Class" of a way to execute chunks (``chunks.py``) and its options
+    kinematics   "module:function" that makes the arm's chain, for a workspace; "" for none
+    teleoperator "module:Class" of a Teleoperator and its options, in a process of its own; "" for none
+    """
+
+    driver: str
+    limits: Mapping[str, Any]
+    driver_options: Mapping[str, Any] = field(default_factory=dict)
+    chunks: str = "robot_drivers.chunks:OpenLoop"
+    chunks_options: Mapping[str, Any] = field(default_factory=dict)
+    kinematics: str = ""
+    teleoperator: str = ""
+    teleoperator_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """For :meth:`from_json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ControlConfig:
+        """What :meth:`to_json` gave."""
+        return cls(**value)
+
+
+class Control:
+    """One arm, one owner and perhaps a teleoperator, step by step."""
+
+    def __init__(
+        self,
+        driver: RobotDriver,
+        executor: Executor,
+        inbox: Inbox,
+        outbox: Outbox,
+        teleoperator: Inbox | None = None,
+    ) -> None:
+        self.done = False
+        self._driver, self._executor = driver, executor
+        self._inbox, self._outbox, self._teleoperator = inbox, outbox, teleoperator
+        self._pace = Pace(1 / driver.spec.control_hz)
+        self._ends_at = np.inf  # when the arm has had its time to come to rest
+        self._still = 0  # control steps
+        self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "chunk": self._chunk,
+            "alive": lambda message: executor.alive(float(message["stamp"])),
+            "reset": lambda message: executor.reset(int(message["seed"])),
+            "begin": lambda message: executor.begin(int(message["episode"]), int(message["time_limit"])),
+            "end": lambda message: executor.end(str(message["outcome"])),
+            "stop": lambda message: executor.stop(str(message["reason"])),
+            "rearm": lambda message: executor.rearm(time.monotonic()),
+            "close": lambda message: self.finish("the run is over"),
+        }
+
+    def run(self) -> None:
+        """Control steps at their rate until the owner has closed and the arm is at rest."""
+        while not self.done:
+            self._pace.wait()
+            self.step()
+
+    def step(self) -> None:
+        """Listen, measure, command, tell."""
+        self._listen()
+        self._executor.measure(time.monotonic())
+        record = self._executor.act(time.monotonic())
+        told = {"record": record.to_message(), "late": self._pace.late, "overruns": self._pace.overruns}
+        self._tell("record", **told, refused=self._executor.refused, faults=self._executor.faults)
+        self._rest(record)
+
+    def finish(self, reason: str) -> None:
+        """Bring the arm to rest and end."""
+        if self._ends_at == np.inf:
+            self._ends_at = time.monotonic() + _LAST
+            self._executor.stop(reason)
+
+    def _listen(self) -> None:
+        for message in self._inbox.poll():
+            self._understand("the owner", self._handle, message)
+        if self._inbox.gone:
+            self.finish(f"its owner is gone: {self._inbox.gone}")
+        for message in self._teleoperator.poll() if self._teleoperator else []:
+            self._understand("the teleoperator", self._person, message)
+
+    def _handle(self, message: Mapping[str, Any]) -> None:
+        self._handlers[message["kind"]](message)
+
+    def _understand(self, who: str, act: Callable[[Any], None], message: Any) -> None:
+        """Do what ``message`` asks for; one that cannot be understood changes nothing, and the owner is told."""
+        try:
+            act(message)
+        except UserError as error:
+            self._tell("error", error=str(error))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            last = f"{type(error).__name__}: {error}"
+            self._tell(
+                "error",
+                error=f"A message of {who} cannot be understood ({last}), so nothing came of it; "
+                "use the same vla-rl everywhere.",
+            )
+
+    def _person(self, message: Mapping[str, Any]) -> None:
+        self._executor.human(human_input(message), time.monotonic())
+
+    def _chunk(self, message: Mapping[str, Any]) -> None:
+        decision = Decision(np.asarray(message["chunk"]), int(message["policy_version"]))
+        self._executor.decided(decision, int(message["observed"]))
+
+    def _tell(self, kind: str, **more: Any) -> None:
+        self._outbox.put({"kind": kind, "dropped": self._outbox.dropped, **more})
+        self._outbox.flush()
+
+    def _rest(self, record: Record) -> None:
+        """Once it ends: until the commands have stood still for a while, or for as long as that may take."""
+        if self._ends_at < np.inf:
+            self._still = self._still + 1 if record.source == "hold" else 0
+            self.done = self._still >= _AT_REST or time.monotonic() >= self._ends_at
+
+
+def open_arm(config: ControlConfig) -> tuple[RobotDriver, Executor]:
+    """The connected arm of ``config`` and what drives it; raises UserError for what does not fit together."""
+    driver, limits = open_driver(config.driver, config.driver_options), Limits.from_json(config.limits)
+    names, limited = [joint.name for joint in driver.spec.joints], [joint.name for joint in limits.joints]
+    if names != limited:
+        raise ContractError(
+            f"The limits are for the joints {', '.join(limited)}, and {driver.spec.name} has {', '.join(names)}, so it "
+            "is not moved; make the limits for this arm, in its order."
+        )
+    supervisor = Supervisor(limits, load(config.kinematics)() if config.kinematics else None)
+    executor = Executor(driver, supervisor, load(config.chunks)(**config.chunks_options))
+    driver.connect()
+    return driver, executor
+
+
+def open_teleoperator(config: ControlConfig) -> Child | None:
+    """The process of the teleoperator of ``config``."""
+    if not config.teleoperator:
+        return None
+    child = Child([sys.executable, "-m", "robot_drivers.teleop.process"], name="control")
+    child.send({"teleoperator": config.teleoperator, "options": dict(config.teleoperator_options)})
+    return child
+
+
+def human_input(message: Mapping[str, Any]) -> HumanInput:
+    """What the teleoperator's process has sent."""
+    arrays = {name: message[name] for name in ("position", "velocity")}
+    return HumanInput(
+        captured=float(message["captured"]),
+        engaged=bool(message["engaged"]),
+        keys=tuple(str(key) for key in message["keys"]),
+        deadman_at=None if message["deadman_at"] is None else float(message["deadman_at"]),
+        **{name: None if array is None else np.asarray(array, np.float64) for name, array in arrays.items()},
+    )
+
+
+def main() -> None:
+    """Serve the owner until it closes or is gone."""
+    reader, writer = claim_pipes()
+    inbox, outbox = Inbox(reader, "control"), Outbox(writer, "control")
+    outbox.flush()
+    config = ControlConfig.from_json(_first(inbox))
+    driver: RobotDriver | None = None
+    teleoperator: Child | None = None
+    try:
+        driver, executor = open_arm(config)
+        teleoperator = open_teleoperator(config)
+        person = Inbox(teleoperator.fileno(), "control") if teleoperator else None
+        first = take_priority()
+        outbox.put(
+            {
+                "kind": "ready",
+                "first": first,
+                "resets": isinstance(driver, Resets),
+                "judged": isinstance(driver, Judged),
+                "teleoperator": teleoperator.pid if teleoperator else 0,
+            }
+        )
+        gc.freeze()  # what is there stays, so a collection has little to look at
+        Control(driver, executor, inbox, outbox, person).run()
+    except Exception as error:  # whatever it is, the owner is told, and the robot is disconnected
+        outbox.put({"kind": "failed", **error_answer(error, "the control process")})
+        sys.exit(1)
+    finally:
+        if driver is not None:
+            driver.disconnect()
+        if teleoperator is not None:
+            teleoperator.kill()
+            teleoperator.close()
+        _flush(outbox)
+
+
+def _first(inbox: Inbox) -> Mapping[str, Any]:
+    """The first message: what this process is made of."""
+    while not inbox.gone:
+        for message in inbox.poll():
+            return cast(Mapping[str, Any], message)
+        time.sleep(0.005)
+    sys.exit(f"the control process was told nothing, so it ends: {inbox.gone}")
+
+
+def _flush(outbox: Outbox) -> None:
+    """Let the owner read the rest, if it is there and quick."""
+    end = time.monotonic() + 1.0
+    while outbox.waiting and not outbox.gone and time.monotonic() < end:
+        outbox.flush()
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main()

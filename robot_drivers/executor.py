@@ -1,0 +1,268 @@
+"""One control step: measure, choose between policy and person, supervise, command, label.
+
+It has no process, no clock and no queue of messages of its own: ``control.py`` runs it in real time, ``lockstep.py`` in
+virtual time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from robot_drivers.chunks import Chunks, Place
+from robot_drivers.decisions import Decision
+from robot_drivers.driver import DriverError, Judged, Measurement, Resets, RobotDriver
+from robot_drivers.human import HumanInput, TakeOver
+from robot_drivers.record import Record
+from robot_drivers.safety import Command, Request, Supervisor
+from vla_rl.contract.errors import ContractError, UserError
+
+_KEPT = 512  # decisions whose version and time of capture are remembered
+_OUTCOMES = ("success", "failure", "redo")
+
+
+class Executor:
+    """Drives one connected arm, one call of :meth:`measure` and :meth:`act` per control step.
+
+    A person who holds control keeps it until an input says otherwise: when the teleoperator falls silent, the arm holds
+    and the policy does not resume.  After every hand-back, re-arming and start of an episode the queue is empty, and
+    only chunks that were decided on a later observation fill it.
+    """
+
+    def __init__(self, driver: RobotDriver, supervisor: Supervisor, chunks: Chunks) -> None:
+        self.step, self.episode = 0, 0  # the number of the next control step; of the episode, 0 between episodes
+        self.refused = 0  # chunks that came too late to count
+        self.faults = 0  # calls that the driver failed
+        self._driver, self._supervisor, self._chunks = driver, supervisor, chunks
+        self._dt = 1 / driver.spec.control_hz
+        self._origins: dict[int, tuple[int, float]] = {}  # version and time of capture, by step observed
+        self._captures: dict[int, float] = {}
+        self._valid_from = 0  # chunks that were decided on earlier observations do not count
+        self._heard = -1  # the step observed, of the newest chunk
+        self._alive = -np.inf  # the policy's last sign of life
+        self._human = HumanInput(-np.inf)
+        self._take_over = TakeOver()
+        self._outcome, self._left = "", 0  # of the episode; control steps until its time limit
+        self._measured: Measurement | None = None
+        self._velocity = np.zeros(len(driver.spec.joints))
+        self._last: np.ndarray | None = None  # command
+        self._source = "hold"  # of the last command
+        self._deaf_since: float | None = None  # the robot
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int) -> None:
+        """Prepare the scene of episode ``seed``, with a robot that ``Resets`` itself: its arm is where that puts it.
+
+        A stop stays latched.  Raises UserError for a robot that a person has to reset.
+        """
+        if not isinstance(self._driver, Resets):
+            raise UserError(f"{self._driver.spec.name} cannot reset its scene, so nothing was done; reset it by hand.")
+        before, self._measured, self._last, self._source = self._supervisor, None, None, "hold"
+        self._velocity = np.zeros_like(self._velocity)
+        self._driver.reset(seed)
+        self._supervisor = Supervisor(before.limits, before.kinematics)
+        if before.stopped:
+            self._supervisor.stop(before.stopped)
+        self._flush()
+
+    def begin(self, episode: int, time_limit: int) -> None:
+        """The next control step is the first of ``episode``, which has at most ``time_limit`` of them."""
+        self.episode, self._outcome, self._left = episode, "", time_limit
+        self._flush()
+
+    def end(self, outcome: str) -> None:
+        """The next control step is the episode's last; nothing happens between episodes."""
+        if self.episode and not self._outcome:
+            self._outcome = outcome
+
+    def decided(self, decision: Decision, observed: int) -> None:
+        """A chunk that was decided on the observation of step ``observed`` has arrived.
+
+        It does not count while a person holds control, or if it was decided before control was handed back.  Raises
+        ContractError for one that no robot should execute.
+        """
+        self._heard = observed
+        if self._human.engaged or observed < self._valid_from:
+            self.refused += 1
+            return
+        chunk, joints = np.asarray(decision.chunk, np.float64), len(self._driver.spec.joints)
+        if chunk.shape[1:] != (joints,):
+            raise ContractError(
+                f"a chunk has shape {list(chunk.shape)} and {self._driver.spec.name} has {joints} joints, so it is not "
+                "executed; run a policy that was trained for this robot."
+            )
+        self._chunks.add(chunk, observed, self.step)
+        self._origins[observed] = decision.policy_version, self._captures.get(observed, -np.inf)
+        self._origins = dict(list(self._origins.items())[-_KEPT:])
+
+    def alive(self, stamp: float) -> None:
+        """Everything that the policy depends on was well at ``stamp``.
+
+        Its actions are requested until that is older than ``Limits.max_age``.
+        """
+        self._alive = max(self._alive, stamp)
+
+    def human(self, read: HumanInput, now: float) -> None:
+        """The teleoperator's newest input; its keys act at once.
+
+        Raises ContractError for one that does not fit the arm; the one before stays.
+        """
+        shape = (len(self._driver.spec.joints),)
+        for name, array in (("position", read.position), ("velocity", read.velocity)):
+            if array is not None and (array.shape != shape or not np.isfinite(array).all()):
+                raise ContractError(
+                    f"the teleoperator's {name} is {array.tolist()}, not {shape[0]} finite numbers, so it is not "
+                    "followed; choose a teleoperator for this arm."
+                )
+        if read.engaged and not self._human.engaged:
+            self._take_over.interventions += 1
+        if read.engaged != self._human.engaged:
+            self._flush()
+        self._human = read
+        for key in read.keys:
+            if key == "stop":
+                self.stop("a person pressed stop")
+            elif key == "rearm":
+                self.rearm(now)
+            elif key in _OUTCOMES:
+                self.end(key)
+
+    def stop(self, reason: str) -> None:
+        """Hold the arm until a person re-arms."""
+        self._supervisor.stop(reason)
+
+    def rearm(self, now: float) -> None:
+        """A person allows the arm to move again; whatever was queued is forgotten."""
+        self._supervisor.rearm(now)
+        self._flush()
+
+    # -- one control step ----------------------------------------------------------------------------------------------
+
+    def measure(self, now: float) -> Measurement:
+        """Measure the arm; the last measurement again where it does not answer, until it is too old.
+
+        Raises DriverError when it never did.
+        """
+        try:
+            measured = self._driver.observe()
+        except DriverError:
+            if self._measured is None:
+                raise
+            self.faults += 1
+            return self._measured
+        self._velocity = self._velocity_of(measured)
+        self._measured = measured
+        self._captures[self.step] = measured.captured
+        self._captures.pop(self.step - _KEPT, None)
+        return measured
+
+    @property
+    def asks(self) -> bool:
+        """Whether the next chunk should be decided on the measurement of this step."""
+        running = self.episode > 0 and not self._outcome and not self._human.engaged
+        return running and self._chunks.wants(self.step)
+
+    @property
+    def consumed(self) -> int | None:
+        """How many actions of the newest chunk belong to steps before this one; None where none counts any more."""
+        return self._chunks.consumed(self.step)
+
+    def act(self, now: float) -> Record:
+        """Command the arm after :meth:`measure`, and say what was done."""
+        assert self._measured is not None, "measure() comes before act()"
+        if self.episode and isinstance(self._driver, Judged) and self._driver.outcome:
+            self.end(self._driver.outcome)
+        self._left -= 1
+        if not self._left:
+            self.end("time_limit")
+        asks, consumed = self.asks, self.consumed
+        request = self._request(now)
+        command = self._supervisor.step(self._measured, request, now, self._human.deadman_at)
+        executed = self._send(command, now)
+        record = self._record(command, executed, now, asks, consumed)
+        self._last, self._source = executed, command.source
+        self.step += 1
+        if self._outcome:
+            self.episode, self._outcome = 0, ""
+            self._flush()
+        return record
+
+    def _request(self, now: float) -> Request | None:
+        """What the policy or the person in control wants now; None where that is not known, or is no longer fresh."""
+        if self._human.engaged:
+            return self._persons_request(now)
+        if not self._fresh_at(self._alive, now):
+            self._flush()  # and whatever it decided before
+            return None
+        wanted = self._chunks.action(self.step)
+        return None if wanted is None else Request(wanted, now, "policy")
+
+    def _persons_request(self, now: float) -> Request | None:
+        assert self._measured is not None
+        if not self._fresh_at(self._human.captured, now):
+            return None
+        if self._source != "human":  # the person has just taken over, or the arm was stopped meanwhile
+            self._take_over.anchor()
+        last = self._measured.position if self._last is None else self._last
+        wanted = self._take_over.request(self._human, last, self._dt)
+        return None if wanted is None else Request(wanted, now, "human")
+
+    def _fresh_at(self, stamp: float, now: float) -> bool:
+        return 0 <= now - stamp <= self._supervisor.limits.max_age
+
+    def _send(self, command: Command, now: float) -> np.ndarray:
+        """What was sent; the arm stays stopped when it takes no command for as long as the watchdog waits."""
+        try:
+            sent = np.asarray(self._driver.command(command.position), np.float64)
+        except DriverError as error:
+            self.faults += 1
+            self._deaf_since = now if self._deaf_since is None else self._deaf_since
+            if now - self._deaf_since >= self._supervisor.limits.watchdog:
+                self.stop(f"the robot takes no command: {error}")
+            return command.position if self._last is None else self._last
+        self._deaf_since = None
+        return sent
+
+    def _record(self, command: Command, executed: np.ndarray, now: float, asks: bool, consumed: int | None) -> Record:
+        assert self._measured is not None
+        asked = command.requested is not None or command.source == "safety"
+        source = command.source if asked else "hold"  # the last request is followed on, and nobody asks for anything
+        place = self._chunks.place(self.step) if source == "policy" else None
+        version, captured = (-1, now) if place is None else self._origins.get(place.chunk, (-1, now))
+        if source == "human":
+            captured = self._human.captured
+        place = place or Place(-1, -1)
+        return Record(
+            step=self.step,
+            episode=self.episode,
+            captured=self._measured.captured,
+            position=self._measured.position,
+            velocity=self._velocity,
+            requested=np.full_like(executed, np.nan) if command.requested is None else command.requested,
+            executed=executed,
+            clipped=command.clipped,
+            source=source,
+            reason=command.reason,
+            policy_version=version,
+            chunk=place.chunk,
+            step_in_chunk=place.index,
+            latency=now - captured,
+            intervention=self._take_over.interventions if self._human.engaged else 0,
+            outcome=self._outcome,
+            asks=asks,
+            consumed=-1 if consumed is None else consumed,
+            heard=self._heard,
+        )
+
+    def _velocity_of(self, measured: Measurement) -> np.ndarray:
+        if measured.velocity is not None:
+            return measured.velocity
+        before = self._measured
+        if before is None or measured.captured <= before.captured:
+            return self._velocity
+        change: np.ndarray = (measured.position - before.position) / (measured.captured - before.captured)
+        return change
+
+    def _flush(self) -> None:
+        self._chunks.clear()
+        self._valid_from = self.step

@@ -1,0 +1,114 @@
+"""The policy's side of a robot: the newest observation, a decision meanwhile, and what came of every control step.
+
+The arm is controlled by another process (``control.py``), which waits for nothing that happens here: cameras, policy,
+recording.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from robot_drivers.control_process import ControlProcess
+from robot_drivers.decisions import Decide, Query
+from robot_drivers.driver import Measurement
+from robot_drivers.inference import Delays, Inference
+from robot_drivers.record import Record
+from robot_drivers.steps import step_of
+from vla_rl.contract.env import Observation, Step
+
+Observe = Callable[[Measurement, int], Observation]
+"""A policy's observation of a measurement and the control steps of the episode so far: cameras are read here."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One control step: the observation before it, its labels, and what came of it (one action, with its frame)."""
+
+    obs: Observation
+    record: Record
+    step: Step
+
+
+class Runtime:
+    """Plays episodes on the arm of a control process; a context manager.
+
+    A decision is asked for when the way of executing chunks wants one, on the newest observation, and never two at a
+    time.  A policy that takes longer than ``patience`` seconds is taken to hang.  ``pictured()`` is when the oldest of
+    the cameras' newest pictures was captured (``time.monotonic``): where that is too old, the arm is held as well.
+    """
+
+    def __init__(
+        self,
+        control: ControlProcess,
+        decide: Decide,
+        observe: Observe,
+        patience: float = 2.0,
+        pictured: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.control, self._observe = control, observe
+        self.delays = Delays()
+        self._inference = Inference(decide, control.decided)
+        self._patience, self._pictured = patience, pictured
+        self._asked, self._seen = -1, -1  # steps: of the last query, of the newest chunk that was executed
+        control.vital = self._vital
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the policy's thread; the control process is closed by whoever made it."""
+        self._inference.close()
+
+    def episode(self, number: int, time_limit: int) -> Iterator[Moment]:
+        """The control steps of episode ``number`` as they happen, until a person, the robot or the time limit ends it.
+
+        Raises UserError when the control process is gone or refuses what it is sent, and what the policy raises.
+        """
+        self.control.begin(number, time_limit)
+        record = next(record for record in self._records() if record.episode == number)
+        begun, obs = record.step, self._observe(measurement_of(record), 0)
+        try:
+            while True:
+                self._ask(record, obs)
+                following = next(self._records())
+                after = self._observe(measurement_of(following), following.step - begun)
+                yield Moment(obs, record, step_of([record], [after], 1))
+                if record.outcome:
+                    return
+                record, obs = following, after
+        finally:
+            if not record.outcome:
+                self.control.end("interrupted")
+
+    def _records(self) -> Iterator[Record]:
+        while True:
+            told = self.control.told()
+            if told is not None:
+                yield told.record
+
+    def _ask(self, record: Record, obs: Observation) -> None:
+        """Ask for a decision on ``obs`` if one is wanted and none is on its way."""
+        if record.chunk > self._seen:
+            self._seen = record.chunk
+            self.delays.measured(record.step - record.chunk)
+        if not self._inference.busy and record.asks and record.heard >= self._asked:
+            self._asked = record.step
+            consumed = None if record.consumed < 0 else record.consumed
+            self._inference.ask(Query(obs, record.step, consumed, self.delays.expected))
+
+    def _vital(self) -> float:
+        """Until when all was well."""
+        return min(time.monotonic(), self._inference.begun + self._patience, self._pictured())
+
+
+def measurement_of(record: Record) -> Measurement:
+    """What the arm measured in the control step of ``record``."""
+    return Measurement(record.position, record.velocity, record.captured)

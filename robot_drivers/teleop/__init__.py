@@ -1,0 +1,1 @@
+"""Teleoperators: devices by which a person drives an arm, one file each."""

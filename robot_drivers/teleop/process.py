@@ -1,0 +1,50 @@
+"""``python -m robot_drivers.teleop.process``: reads one teleoperator at a rate and sends what it says to control.
+
+A process of its own, so that a device which hangs stops nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from robot_drivers.pace import Pace
+from robot_drivers.teleop.teleoperator import Teleoperator
+from vla_rl.contract.child import take_pipes
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.load import load
+from vla_rl.contract.wire import handshake, read_message, write_message
+
+_HZ = 100.0
+
+
+def open_teleoperator(name: str, options: dict[str, object]) -> Teleoperator:
+    """The teleoperator that ``name`` ("module:Class") makes of ``options``, not yet connected."""
+    device = load(name)(**options)
+    if not isinstance(device, Teleoperator):
+        raise ContractError(
+            f"{name} made a {type(device).__name__}, which cannot be read, so nobody could take over; see Teleoperator "
+            "in robot_drivers/teleop/teleoperator.py."
+        )
+    return device
+
+
+def main() -> None:
+    """Read until control is gone."""
+    reader, writer = take_pipes()
+    handshake(reader, writer, "teleoperator")
+    start = read_message(reader)
+    device = open_teleoperator(start["teleoperator"], start["options"])
+    device.connect()
+    pace = Pace(1 / _HZ)
+    try:
+        while True:
+            pace.wait()
+            write_message(writer, asdict(device.read()))
+    except BrokenPipeError:
+        return  # control is gone
+    finally:
+        device.disconnect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The control process: whatever becomes of the others, the arm comes to rest within the watchdog's time.
+
+What is asserted are the commands that the arm has got, counted in control steps by their own stamps.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from robot_drivers.control_process import ControlProcess
+from robot_drivers.decisions import Decision, Query
+from robot_drivers.runtime import Runtime
+from tests.patience import PATIENCE
+from tests.robot_drivers.file_arm import SPEED, config
+from tests.robot_drivers.owner import FAR
+from tests.robot_drivers.toy_arm import DT, HZ, LIMITS, observation, towards
+from vla_rl.contract.errors import UserError
+
+WATCHDOG = round(LIMITS.watchdog * HZ)  # control steps
+STEP = SPEED * DT  # rad, of an arm that moves
+AFTER = 40  # commands that are looked at
+
+
+def commands(path: Path) -> np.ndarray:
+    """[N,3]: seconds and positions, so far."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    numbers = [[float(word) for word in line.split()] for line in lines if len(line.split()) == 3]
+    return np.array(numbers).reshape(-1, 3)
+
+
+def ended(path: Path) -> bool:
+    return path.exists() and path.read_text().endswith("end\n")
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end, "it hangs"
+        time.sleep(0.02)
+
+
+def moving(path: Path) -> bool:
+    last = commands(path)[-6:]
+    return len(last) == 6 and bool((np.diff(last[:, 1]) > STEP / 4).all())
+
+
+def assert_holds_after(path: Path, stamp: float) -> None:
+    """From ``stamp`` on nobody says anything new: no more commands than the watchdog waits differ from the last."""
+    wait_until(lambda: ended(path) or bool((commands(path)[:, 0] > stamp + LIMITS.max_age).sum() >= AFTER))
+    since = commands(path)
+    since = since[since[:, 0] > stamp + LIMITS.max_age]
+    moved = np.abs(since[:, 1] - since[-1, 1]) > STEP / 2
+    assert len(since) and moved.sum() <= WATCHDOG, since
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Callable[[bool], list[int]]]:
+    """Starts an owner of an arm, which writes to "commands"; says the ids of owner, control and teleoperator."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(leader: bool) -> list[int]:
+        command = [sys.executable, "-m", "tests.robot_drivers.owner", str(tmp_path / "commands"), "leader" * leader]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert started[0].stdout is not None
+        return [started[0].pid, *map(int, started[0].stdout.readline().split())]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    wait_until(lambda: ended(tmp_path / "commands"))
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("who", ["owner", "teleoperator"])
+def test_when_somebody_is_killed_or_hangs_the_arm_holds(who: str, signal_number: int, owner, tmp_path: Path) -> None:
+    path = tmp_path / "commands"
+    pids = owner(who == "teleoperator")
+    wait_until(lambda: moving(path))
+    os.kill(pids[0 if who == "owner" else 2], signal_number)
+    assert_holds_after(path, time.monotonic())
+    if (who, signal_number) == ("owner", signal.SIGKILL):
+        wait_until(lambda: ended(path))  # the arm is disconnected
+
+
+def test_a_policy_that_hangs_leaves_the_arm_holding(tmp_path: Path) -> None:
+    path, hung, release = tmp_path / "commands", threading.Event(), threading.Event()
+    first = towards([FAR, 0.5], 400, SPEED)
+
+    def decide(query: Query) -> Decision:
+        if query.step > 30:
+            hung.set()
+            release.wait()
+        return first(query)
+
+    with ControlProcess(config(str(path))) as control, Runtime(control, decide, observation, patience=0.1) as runtime:
+        for _ in runtime.episode(1, 1 << 30):
+            if hung.is_set():
+                break
+        assert_holds_after(path, time.monotonic() + 0.1)
+        release.set()
+
+
+def test_a_camera_that_hangs_leaves_the_arm_holding(tmp_path: Path) -> None:
+    path, stuck = tmp_path / "commands", [np.inf]
+    decide = towards([FAR, 0.5], 400, SPEED)
+
+    def pictured() -> float:
+        return min(stuck[0], time.monotonic())
+
+    with (
+        ControlProcess(config(str(path))) as control,
+        Runtime(control, decide, observation, pictured=pictured) as runtime,
+    ):
+        for _ in runtime.episode(1, 1 << 30):
+            if moving(path):
+                stuck[0] = time.monotonic()
+                break
+        assert_holds_after(path, stuck[0])
+
+
+def test_an_episode_in_real_time_is_recorded_step_by_step(tmp_path: Path) -> None:
+    decide = towards([0.5, 0.5], 30, 0.5)
+    with (
+        ControlProcess(config(str(tmp_path / "commands"))) as control,
+        Runtime(control, decide, observation) as runtime,
+    ):
+        moments = list(runtime.episode(4, 60))
+        again = list(runtime.episode(5, 20))
+    records = [moment.record for moment in moments]
+    assert len(moments) == 60 and len(again) == 20 and records[-1].outcome == "time_limit"
+    assert np.diff([record.step for record in records]).tolist() == [1] * 59
+    assert {record.episode for record in records} == {4}
+    told = [record for record in records if record.source == "policy"]
+    assert len(told) > 30 and {record.policy_version for record in told} == {7}
+    assert all(record.chunk + record.step_in_chunk == record.step for record in told)
+    for moment, following in pairwise(moments):
+        step = moment.step
+        assert step.executed[0, 0] == pytest.approx(moment.record.executed) and step.valid.all()
+        assert step.obs is following.obs and step.frames == (step.obs,)
+        assert not step.done.any()
+    last = moments[-1].step
+    assert last.truncated[0] and last.cause == ("time_limit",) and not last.success[0]
+    assert [int(moment.obs.time[0]) for moment in moments] == list(range(60))
+    assert runtime.delays.expected >= 1
+
+
+def test_a_chunk_that_no_arm_should_execute_is_refused_and_control_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "commands"
+    with ControlProcess(config(str(path))) as control:
+        control.begin(1, 100)
+        control.decided(Decision(np.full((4, 2), np.nan)), 0)
+        with pytest.raises(UserError, match="finite numbers"):
+            while control.told():
+                pass
+        before = len(commands(path))
+        wait_until(lambda: len(commands(path)) > before + 5)
+    assert ended(path)
+
+
+def test_what_does_not_fit_is_refused_before_anything_moves(tmp_path: Path) -> None:
+    sound = config(str(tmp_path / "commands"))
+    limits = {**LIMITS.to_json(), "joints": LIMITS.to_json()["joints"][:1]}
+    wrong = {**sound.to_json(), "limits": limits}
+    with pytest.raises(UserError, match="The limits are for the joints lift, and toy has lift, gripper"):
+        ControlProcess(type(sound).from_json(wrong))
+    assert not len(commands(tmp_path / "commands"))
+
+
+def test_a_control_process_that_is_killed_is_told_to_whoever_waits(tmp_path: Path) -> None:
+    with ControlProcess(config(str(tmp_path / "commands"))) as control:
+        os.kill(control.pid, signal.SIGKILL)
+        with pytest.raises(UserError, match="was killed by SIGKILL, so the arm is where its last command left it"):
+            while control.told():
+                pass
+
+
+def test_the_control_path_runs_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None\n" + "\n".join(
+        f"import robot_drivers.{name}" for name in ("control", "executor", "lockstep", "runtime", "control_process")
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

@@ -1,0 +1,317 @@
+"""A control step: who is in control, that nothing jumps when this changes, and what every step is labelled with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from robot_drivers.chunks import OpenLoop, RecedingHorizon, TemporalEnsembling
+from robot_drivers.decisions import Decision, Query
+from robot_drivers.driver import DriverError, Measurement
+from robot_drivers.human import HumanInput
+from robot_drivers.record import SOURCES, Record
+from tests.robot_drivers.toy_arm import DT, LIMITS, lockstep, towards
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.wire import pack, unpack
+
+GOAL = np.array([0.8, 0.2])
+SILENT = round(LIMITS.watchdog / DT)  # control steps
+
+
+def taken(records: list[Record]) -> list[Record]:
+    return [record for record in records if record.source == "human"]
+
+
+def largest_step(records: list[Record]) -> float:
+    return float(np.abs(np.diff([record.executed for record in records], axis=0)).max())
+
+
+def largest_acceleration(records: list[Record]) -> float:
+    positions = np.array([record.executed[0] for record in records])
+    return float(np.abs(np.diff(positions, 2)).max() / DT**2)
+
+
+def by_hand(begin: int, end: int, moved: float = 0.0) -> Callable[[int, Measurement], HumanInput]:
+    """A person holds control from step ``begin`` to ``end`` with a leader far away that moves by ``moved`` a step."""
+
+    def person(step: int, measured: Measurement) -> HumanInput:
+        if not begin <= step < end:
+            return HumanInput(step * DT)
+        return HumanInput(step * DT, True, np.array([-1.5, 1.0]) + moved * (step - begin))
+
+    return person
+
+
+def test_a_step_is_labelled_with_what_was_asked_for_and_what_was_done() -> None:
+    run, arm = lockstep(RecedingHorizon(4), towards(GOAL), delay=2)
+    records = run.episode(3, 30)
+    assert [record.step for record in records] == list(range(30)) and {record.episode for record in records} == {3}
+    assert [record.outcome for record in records] == [""] * 29 + ["time_limit"]
+    assert {record.source for record in records} <= set(SOURCES)
+    assert [record.source for record in records[:3]] == ["hold", "hold", "policy"], "the first chunk is 2 steps late"
+    for record in records[2:]:
+        assert record.chunk + record.step_in_chunk == record.step and record.policy_version == 7
+        assert record.latency == pytest.approx(record.step_in_chunk * DT), "captured when the chunk was decided on"
+        assert np.array_equal(record.clipped, record.requested != arm.commands[record.step])
+        assert record.intervention == 0 and not record.intervened
+    assert np.isnan(records[0].requested).all() and records[0].chunk == records[0].policy_version == -1
+    assert not np.array_equal(records[3].executed, arm.commands[3]), "what the robot says that it was sent"
+    assert np.array_equal(records[3].executed, records[4].position)
+    speed = (records[9].position - records[8].position) / DT
+    assert records[9].velocity == pytest.approx(speed), "the difference of positions, where none is measured"
+
+
+def test_a_record_survives_the_wire() -> None:
+    run, _ = lockstep(OpenLoop(), towards(GOAL))
+    sent = run.step()
+    received = Record.from_message(unpack(pack(sent.to_message())))
+    for name, value in vars(sent).items():
+        assert np.array_equal(getattr(received, name), value, equal_nan=isinstance(value, np.ndarray)), name
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("way", [OpenLoop, lambda: RecedingHorizon(3), TemporalEnsembling])
+def test_the_arm_gets_there_whatever_the_delay_and_every_run_is_the_same(way, delay: int) -> None:
+    runs = [lockstep(way(), towards(GOAL), delay)[0].episode(1, 260) for _ in range(2)]
+    assert np.abs(runs[0][-1].position - GOAL).max() < 0.02
+    assert all(
+        pack(one.to_message()) == pack(other.to_message()) for one, other in zip(runs[0], runs[1], strict=True)
+    ), "bit for bit"
+
+
+def test_the_policy_is_told_what_was_consumed_and_what_is_delayed() -> None:
+    asked: list[Query] = []
+
+    def decide(query: Query) -> Decision:
+        asked.append(query)
+        return towards(GOAL)(query)
+
+    run, _ = lockstep(RecedingHorizon(4), decide, delay=3)
+    run.episode(1, 12)
+    run.episode(2, 6)
+    assert [(query.step, query.consumed, query.delay) for query in asked] == [
+        (0, None, 3),
+        (4, 4, 3),
+        (8, 4, 3),
+        (12, None, 3),  # a new episode: nothing counts any more
+        (16, 4, 3),
+    ]
+    assert [int(query.obs.time[0]) for query in asked] == [0, 4, 8, 0, 4]
+
+
+def test_a_person_takes_over_and_hands_back_without_a_jump() -> None:
+    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 2, by_hand(20, 40))
+    records = run.episode(1, 80)
+    still, _ = lockstep(RecedingHorizon(4), towards(GOAL), 2)
+    undisturbed = still.episode(1, 80)
+    assert [record.step for record in taken(records)] == list(range(20, 40))
+    assert {record.intervention for record in records[20:40]} == {1}
+    assert {record.intervention for record in (*records[:20], *records[40:])} == {0}
+    at_hand = records[19].executed
+    assert np.array_equal(records[20].requested, at_hand), "the leader is 1.5 rad away and stands still"
+    assert largest_step(records) <= largest_step(undisturbed) + 1e-9
+    assert largest_acceleration(records) <= LIMITS.joints[0].acceleration + 1e-6
+    back = records[40:]
+    assert [record.source for record in back[:3]] == ["hold", "hold", "policy"], "a fresh chunk, 2 steps later"
+    assert min(record.chunk for record in back if record.source == "policy") >= 40
+    assert np.abs(records[-1].position - GOAL).max() < np.abs(at_hand - GOAL).max()
+
+
+def test_the_leader_s_offset_shrinks_by_half_of_what_it_moves_and_never_while_it_rests() -> None:
+    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 2, by_hand(10, 60, moved=0.01))
+    records = run.episode(1, 60)
+    anchor, requests = records[9].executed, [record.requested for record in taken(records)]
+    offset = anchor - np.array([-1.5, 1.0])
+    for i, request in enumerate(requests):
+        left = np.sign(offset) * np.maximum(np.abs(offset) - 0.5 * 0.01 * i, 0.0)
+        assert request == pytest.approx(np.array([-1.5, 1.0]) + 0.01 * i + left)
+
+
+def test_a_device_that_steers_starts_at_the_last_command_and_never_runs_ahead_of_the_arm() -> None:
+    def person(step: int, measured: Measurement) -> HumanInput:
+        return HumanInput(step * DT, step >= 5, velocity=np.array([50.0, 0.0]))
+
+    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 0, person)
+    records = run.episode(1, 30)
+    for before, record in pairwise(records[4:]):
+        assert record.requested == pytest.approx(before.executed + np.array([50.0, 0.0]) * DT)
+
+
+def test_two_interventions_have_two_numbers() -> None:
+    def person(step: int, measured: Measurement) -> HumanInput:
+        return HumanInput(step * DT, 4 <= step < 6 or step >= 9, np.zeros(2))
+
+    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 0, person)
+    assert [record.intervention for record in run.episode(1, 12)] == [0, 0, 0, 0, 1, 1, 0, 0, 0, 2, 2, 2]
+
+
+def test_chunks_decided_before_a_hand_back_are_refused() -> None:
+    run, _ = lockstep(RecedingHorizon(30), towards(GOAL, 40), 5, by_hand(8, 10))
+    records = run.episode(1, 20)  # asked at 0, arrived at 5; handed back at 10, so asked again
+    assert [record.source for record in records[10:16]] == ["hold"] * 5 + ["policy"]
+    assert records[15].chunk == 10
+    executor = run.executor
+    refused = executor.refused
+    executor.human(HumanInput(0.0, engaged=True), 0.0)
+    during = [executor.act(run.clock.now).step for _ in range(3)]
+    executor.human(HumanInput(0.0), 0.0)
+    executor.decided(Decision(np.zeros((9, 2))), during[-1])
+    assert executor.refused == refused + 1
+
+
+def test_a_teleoperator_that_falls_silent_keeps_control_and_the_arm_holds() -> None:
+    def person(step: int, measured: Measurement) -> HumanInput | None:
+        return HumanInput(step * DT, True, np.array([0.02 * step, 0.5])) if 5 <= step < 15 else None
+
+    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 0, person)
+    records = run.episode(1, 80)
+    assert {record.source for record in records[5:15]} == {"human"}
+    held = records[15 + SILENT :]
+    assert {record.source for record in records[15:]} <= {"human", "safety", "hold"}, "the policy does not resume"
+    assert {record.intervention for record in held} == {1}
+    assert np.ptp([record.executed for record in held], axis=0).max() < 1e-3, "it stands within the watchdog's time"
+
+
+def test_a_policy_that_falls_silent_in_the_middle_of_a_chunk_leaves_the_arm_holding() -> None:
+    run, _ = lockstep(OpenLoop(), towards(GOAL, 200, 0.2))
+    run.begin(1, 1000)
+    moving = [run.step() for _ in range(10)]
+    executor, clock = run.executor, run.clock
+    records = []
+    for _ in range(60):  # the policy's process is gone: no sign of life, and 190 actions are left
+        executor.measure(clock.now)
+        records.append(executor.act(clock.now))
+        clock.now += DT
+    assert moving[-1].source == "policy" and moving[-1].executed[0] > moving[-2].executed[0]
+    assert np.ptp([record.executed for record in records[SILENT:]], axis=0).max() < 1e-3
+    assert {record.source for record in records[SILENT:]} <= {"hold", "safety"}
+
+
+def test_a_policy_that_was_silent_has_to_look_again() -> None:
+    run, _ = lockstep(OpenLoop(), towards(GOAL, 100))
+    run.begin(1, 1000)
+    for _ in range(5):
+        run.step()
+    executor = run.executor
+    for _ in range(20):
+        executor.measure(run.clock.now)
+        executor.act(run.clock.now)
+        run.clock.now += DT
+    executor.decided(Decision(np.zeros((50, 2))), executor.step - 5)  # on what was seen before the silence ended
+    executor.alive(run.clock.now)
+    executor.measure(run.clock.now)
+    record = executor.act(run.clock.now)
+    assert record.source == "hold" and np.isnan(record.requested).all() and executor.refused == 1
+    assert record.asks and record.consumed == -1, "asked anew"
+
+
+def test_a_stop_is_latched_until_a_person_re_arms_and_then_a_fresh_chunk_is_needed() -> None:
+    keys = {10: ("stop",), 30: ("rearm",)}
+
+    def person(step: int, measured: Measurement) -> HumanInput:
+        return HumanInput(step * DT, keys=keys.get(step, ()))
+
+    run, _ = lockstep(RecedingHorizon(20), towards(GOAL, 60), 2, person)
+    records = run.episode(1, 60)
+    assert {record.source for record in records[10:30]} <= {"safety", "hold"}
+    assert {record.reason for record in records[10:30]} == {"stopped"}
+    assert np.ptp([record.executed for record in records[22:30]], axis=0).max() < 1e-3
+    again = [record for record in records[30:] if record.source == "policy"]
+    assert again[0].step >= 32 and min(record.chunk for record in again) >= 30, "nothing that was queued is replayed"
+
+
+@pytest.mark.parametrize("key", ["success", "failure", "redo"])
+def test_a_key_ends_the_episode_and_nothing_happens_until_the_next(key: str) -> None:
+    def person(step: int, measured: Measurement) -> HumanInput:
+        return HumanInput(step * DT, keys=(key,) if step == 6 else ())
+
+    run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 0, person)
+    records = run.episode(1, 50)
+    assert len(records) == 7 and records[-1].outcome == key
+    between = [run.step() for _ in range(10)]
+    assert {(record.episode, record.source, record.asks) for record in between} == {(0, "hold", False)}
+    assert run.episode(2, 8)[-1].outcome == "time_limit"
+
+
+def test_a_robot_that_judges_itself_ends_its_episode() -> None:
+    run, arm = lockstep(RecedingHorizon(4), towards(GOAL))
+    run.begin(1, 1000)
+    run.step()
+    arm.outcome = "success"
+    assert run.step().outcome == "success" and run.step().episode == 0
+
+
+def test_one_unanswered_call_is_counted_and_more_stop_the_arm() -> None:
+    run, arm = lockstep(RecedingHorizon(4), towards(GOAL))
+    run.begin(1, 1000)
+    before = [run.step() for _ in range(8)][-1]
+    arm.fails = {"observe"}
+    once = run.step()
+    assert run.executor.faults == 1 and np.array_equal(once.position, before.position)
+    arm.fails = set()
+    assert run.step().source == "policy"
+    arm.fails = {"command"}
+    deaf = [run.step() for _ in range(SILENT + 2)]
+    assert deaf[0].source == "policy" and deaf[-1].reason == "stopped"
+    assert np.array_equal(deaf[0].executed, deaf[-1].executed), "nothing was sent"
+    arm.fails = set()
+    assert run.step().reason == "stopped", "until a person re-arms"
+    arm.fails = {"observe"}
+    run.executor.rearm(run.clock.now)
+    blind = [run.step() for _ in range(SILENT)]
+    assert blind[-1].reason == "stopped"
+
+
+def test_a_robot_that_never_answered_is_not_commanded() -> None:
+    run, arm = lockstep(RecedingHorizon(4), towards(GOAL))
+    arm.fails = {"observe"}
+    with pytest.raises(DriverError, match="lift did not answer"):
+        run.step()
+    assert not arm.commands
+
+
+def test_a_chunk_for_another_robot_is_refused() -> None:
+    run, _ = lockstep(RecedingHorizon(4), lambda query: Decision(np.zeros((4, 3))))
+    with pytest.raises(ContractError, match=r"shape \[4, 3\] and toy has 2 joints"):
+        run.episode(1, 3)
+
+
+@pytest.mark.parametrize("wrong", [{"position": np.zeros(3)}, {"velocity": np.array([0.0, np.nan])}])
+def test_a_teleoperator_for_another_arm_is_refused(wrong: dict[str, np.ndarray]) -> None:
+    run, _ = lockstep(RecedingHorizon(4), towards(GOAL))
+    run.step()
+    with pytest.raises(ContractError, match="not 2 finite numbers"):
+        run.executor.human(HumanInput(0.0, True, **wrong), 0.0)
+    assert run.step().intervention == 0
+
+
+@pytest.mark.parametrize("stamp", [np.inf, 1e9, np.nan])
+def test_a_sign_of_life_from_the_future_is_none(stamp: float) -> None:
+    run, _ = lockstep(OpenLoop(), towards(GOAL, 100))
+    run.begin(1, 1000)
+    run.step()
+    executor = run.executor
+    executor.alive(stamp)
+    records = []
+    for _ in range(20):
+        executor.measure(run.clock.now)
+        records.append(executor.act(run.clock.now))
+        run.clock.now += DT
+    assert records[-1].source == "hold"
+
+
+def test_a_robot_that_resets_itself_is_found_where_that_puts_it_and_a_stop_stays() -> None:
+    run, arm = lockstep(RecedingHorizon(4), towards(GOAL))
+    with pytest.raises(UserError, match="toy cannot reset its scene"):
+        run.executor.reset(5)
+    arm.reset = lambda seed: setattr(arm, "position", np.array([seed / 4, 0.0]))
+    run.episode(1, 30)
+    run.executor.reset(5)
+    first = run.episode(2, 30)[0]
+    assert first.position[0] == 1.25 and first.reason == "rate" and first.velocity[0] == 0, "nothing has jumped"
+    run.executor.stop("for a test")
+    run.executor.reset(6)
+    assert run.step().reason == "stopped"
