@@ -43,7 +43,8 @@ class ControlConfig:
     limits       ``Limits.to_json``
     chunks       "module:Class" of a way to execute chunks (``chunks.py``) and its options
     kinematics   "module:function" that makes the arm's chain, for a workspace; "" for none
-    teleoperator "module:Class" of a Teleoperator and its options, in a process of its own; "" for none
+    teleoperator "module:Class" of a Teleoperator and its options, in a process of its own; "" for none.  The policy
+                 moves the arm only while that process is heard
     """
 
     driver: str
@@ -167,7 +168,8 @@ def open_arm(config: ControlConfig) -> tuple[RobotDriver, Executor]:
             "is not moved; make the limits for this arm, in its order."
         )
     supervisor = Supervisor(limits, load(config.kinematics)() if config.kinematics else None)
-    executor = Executor(driver, supervisor, load(config.chunks)(**config.chunks_options))
+    chunks = load(config.chunks)(**config.chunks_options)
+    executor = Executor(driver, supervisor, chunks, attended=bool(config.teleoperator))
     driver.connect()
     return driver, executor
 

@@ -24,15 +24,16 @@ class Executor:
     """Drives one connected arm, one call of :meth:`measure` and :meth:`act` per control step.
 
     A person who holds control keeps it until an input says otherwise: when the teleoperator falls silent, the arm holds
-    and the policy does not resume.  After every hand-back, re-arming and start of an episode the queue is empty, and
+    and the policy does not resume.  Where the arm is ``attended``, the policy moves it only while the teleoperator is
+    heard.  After every hand-back, re-arming and start of an episode the queue is empty, and
     only chunks that were decided on a later observation fill it.
     """
 
-    def __init__(self, driver: RobotDriver, supervisor: Supervisor, chunks: Chunks) -> None:
+    def __init__(self, driver: RobotDriver, supervisor: Supervisor, chunks: Chunks, attended: bool = False) -> None:
         self.step, self.episode = 0, 0  # the number of the next control step; of the episode, 0 between episodes
         self.refused = 0  # chunks that came too late to count
         self.faults = 0  # calls that the driver failed
-        self._driver, self._supervisor, self._chunks = driver, supervisor, chunks
+        self._driver, self._supervisor, self._chunks, self._attended = driver, supervisor, chunks, attended
         self._dt = 1 / driver.spec.control_hz
         self._origins: dict[int, tuple[int, float]] = {}  # version and time of capture, by step observed
         self._captures: dict[int, float] = {}
@@ -191,7 +192,7 @@ class Executor:
         """What the policy or the person in control wants now; None where that is not known, or is no longer fresh."""
         if self._human.engaged:
             return self._persons_request(now)
-        if not self._fresh_at(self._alive, now):
+        if not self._fresh_at(min(self._alive, self._human.captured) if self._attended else self._alive, now):
             self._flush()  # and whatever it decided before
             return None
         wanted = self._chunks.action(self.step)

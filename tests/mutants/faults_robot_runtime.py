@@ -99,9 +99,16 @@ _STEPS = (
     Fault(
         "a silent policy's chunk is executed to its end",
         _EXECUTOR,
-        "if not self._fresh_at(self._alive, now):",
+        "if not self._fresh_at(min(self._alive, self._human.captured) if self._attended else self._alive, now):",
         "if False:",
         (f"{_ON_EXECUTOR}test_a_policy_that_falls_silent_in_the_middle_of_a_chunk_leaves_the_arm_holding",),
+    ),
+    Fault(
+        "the policy goes on when nobody could take over",
+        _EXECUTOR,
+        "min(self._alive, self._human.captured) if self._attended else self._alive",
+        "self._alive",
+        (f"{_ON_EXECUTOR}test_an_attended_arm_holds_when_the_teleoperator_falls_silent",),
     ),
     Fault(
         "what a silent policy had decided counts when it is back",

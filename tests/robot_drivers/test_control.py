@@ -162,7 +162,9 @@ def test_a_chunk_that_no_arm_should_execute_is_refused_and_control_goes_on(tmp_p
     path = tmp_path / "commands"
     with ControlProcess(config(str(path))) as control:
         control.begin(1, 100)
-        control.decided(Decision(np.full((4, 2), np.nan)), 0)
+        running = control.told()
+        assert running is not None
+        control.decided(Decision(np.full((4, 2), np.nan)), running.record.step + 1)
         with pytest.raises(UserError, match="finite numbers"):
             while control.told():
                 pass

@@ -175,6 +175,16 @@ def test_a_teleoperator_that_falls_silent_keeps_control_and_the_arm_holds() -> N
     assert np.ptp([record.executed for record in held], axis=0).max() < 1e-3, "it stands within the watchdog's time"
 
 
+def test_an_attended_arm_holds_when_the_teleoperator_falls_silent() -> None:
+    def person(step: int, measured: Measurement) -> HumanInput | None:
+        return HumanInput(step * DT) if step < 10 or step > 60 else None
+
+    run, _ = lockstep(RecedingHorizon(4), towards(GOAL, speed=0.2), 0, person)
+    records = run.episode(1, 90)
+    assert {record.source for record in records[:10]} == {"policy"} == {record.source for record in records[70:]}
+    assert np.ptp([record.executed for record in records[10 + SILENT : 60]], axis=0).max() < 1e-3
+
+
 def test_a_policy_that_falls_silent_in_the_middle_of_a_chunk_leaves_the_arm_holding() -> None:
     run, _ = lockstep(OpenLoop(), towards(GOAL, 200, 0.2))
     run.begin(1, 1000)

@@ -85,5 +85,5 @@ def lockstep(
     """A toy arm with everything around it, in virtual time."""
     clock = VirtualClock()
     arm = ToyArm(clock)
-    executor = Executor(arm, Supervisor(LIMITS), chunks)
+    executor = Executor(arm, Supervisor(LIMITS), chunks, attended=person is not None)
     return Lockstep(executor, decide, observation, clock, DT, delay, person), arm
