@@ -164,7 +164,7 @@ def test_chunks_decided_before_a_hand_back_are_refused() -> None:
 
 def test_a_teleoperator_that_falls_silent_keeps_control_and_the_arm_holds() -> None:
     def person(step: int, measured: Measurement) -> HumanInput | None:
-        return HumanInput(step * DT, True, np.array([0.02 * step, 0.5])) if 5 <= step < 15 else None
+        return HumanInput(step * DT, True, np.array([0.004 * step, 0.5])) if 5 <= step < 15 else None
 
     run, _ = lockstep(RecedingHorizon(4), towards(GOAL), 0, person)
     records = run.episode(1, 80)
