@@ -124,6 +124,7 @@ class Pieces:
 
 def _announced(head: bytes, max_bytes: int) -> int:
     """How many bytes follow ``head``, which may be cut short."""
+    size: int
     magic, size = _HEADER.unpack(head) if len(head) == _HEADER.size else (head[:4], 0)
     if magic != MAGIC[: len(magic)]:
         raise ContractError(
