@@ -135,7 +135,7 @@ class Executor:
     def rearm(self, now: float) -> None:
         """A person allows the arm to move again; whatever was queued is forgotten."""
         self._supervisor.rearm(now)
-        self._flush()
+        self._flush()  # nothing is replayed
 
     # -- one control step ----------------------------------------------------------------------------------------------
 
