@@ -13,6 +13,8 @@ _SERVOS, _SO101, _ON_SO101 = (
 )
 _CAMERA, _ON_CAMERAS = "robot_drivers/cameras/camera.py", "tests/robot_drivers/test_cameras.py::"
 _ON_VENDORS = "tests/robot_drivers/test_vendors.py::"
+_ON_TELEOP = "tests/robot_drivers/test_teleop.py::"
+_KEYBOARD, _TERMINAL, _GAMEPAD = (f"robot_drivers/teleop/{name}.py" for name in ("keyboard", "terminal", "gamepad"))
 _WRONG = f"{_ON_FEETECH}test_a_wrong_answer_is_refused_after_three_tries"
 
 _BUS = (
@@ -198,4 +200,55 @@ _VENDORS = (
         (f"{_ON_VENDORS}test_a_franka_plans_to_the_newest_target",),
     ),
 )
-FAULTS = (*_BUS, *_ARM, *_CAMERAS, *_VENDORS)
+_TELEOPERATORS = (
+    Fault(
+        "a key moves its joint for ever",
+        _KEYBOARD,
+        "np.where(now < self._until, self._moving * self._speed, 0.0)",
+        "self._moving * self._speed",
+        (f"{_ON_TELEOP}test_a_key_counts_for_a_moment_only",),
+    ),
+    Fault(
+        "the rest of a special key moves a joint",
+        _KEYBOARD,
+        "if key in typed.partition(_ESCAPE)[0]:",
+        "if key in typed:",
+        (f"{_ON_TELEOP}test_escape_stops_whatever_follows_it",),
+    ),
+    Fault(
+        "Ctrl-C ends the program before it can bring the arm to rest",
+        _TERMINAL,
+        "os.killpg(self._owner, signal.SIGINT)",
+        "os.killpg(self._owner, signal.SIGTERM)",
+        (f"{_ON_TELEOP}test_its_process_has_the_terminal_until_it_is_killed",),
+    ),
+    Fault(
+        "a terminal stays without echo",
+        _TERMINAL,
+        "termios.tcsetattr(end, termios.TCSANOW, settings)",
+        "pass",
+        (f"{_ON_TELEOP}test_a_terminal_is_given_back_as_it_was",),
+    ),
+    Fault(
+        "a leader that does not answer is taken to stand still",
+        "robot_drivers/teleop/leader.py",
+        "return HumanInput(asked, engaged, keys=keys)",
+        "return HumanInput(asked, engaged, scale.position(scale.ticks(scale.position(0))), keys=keys)",
+        (f"{_ON_TELEOP}test_a_leader_arm_is_limp_and_read_in_the_follower_s_units",),
+    ),
+    Fault(
+        "a gamepad moves without its enabling button",
+        _GAMEPAD,
+        "bool(touched.any()) if self._enable is None else self._enable in self._held",
+        "bool(touched.any()) or self._enable in self._held",
+        (f"{_ON_TELEOP}test_a_gamepad_moves_while_its_enabling_button_is_held",),
+    ),
+    Fault(
+        "a button that was held when the gamepad was opened counts as pressed",
+        _GAMEPAD,
+        "if value and not kind & _INITIAL:",
+        "if value:",
+        (f"{_ON_TELEOP}test_buttons_are_events_once_when_they_are_pressed",),
+    ),
+)
+FAULTS = (*_BUS, *_ARM, *_CAMERAS, *_VENDORS, *_TELEOPERATORS)
