@@ -78,6 +78,11 @@ class Simulator:
         return f"{self.package} is not installed; pip install 'vla-rl[{self.extra}]'"
 
 
+def _pick_cube(device: str, obs: str = "state") -> dict[str, Any]:
+    """ManiSkill's PickCube with dense rewards, for which its own baselines do not end an episode at success."""
+    return {"task": "PickCube-v1", "obs": obs, "image_size": 64, "ends_at_success": False, "device": device}
+
+
 _BLIND = {"cameras": []}  # of the tabletop
 SIMULATORS = {
     "MuJoCo lift": Simulator("mujoco", "mujoco", "lift", blind=_BLIND, cameras=("front",), num_envs=64),
@@ -85,6 +90,10 @@ SIMULATORS = {
     "Genesis lift": Simulator("genesis", "genesis", "genesis", lambda device: {"device": device, "cameras": []}),
     "Genesis lift from pixels": Simulator(
         "genesis", "genesis", "genesis", lambda device: {"device": device}, cameras=("front",)
+    ),
+    "ManiSkill PickCube": Simulator("mani_skill", "maniskill", "maniskill", _pick_cube),
+    "ManiSkill PickCube from pixels": Simulator(
+        "mani_skill", "maniskill", "maniskill", partial(_pick_cube, obs="rgb"), cameras=("base_camera",)
     ),
 }
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sims.catalog import declared_spec
+from sims.catalog import check_options, declared_spec
+from sims.maniskill.make import make_in_process
 from tests import gpu
 from tests.benchmarks.measure import NotRun
 
@@ -81,6 +82,11 @@ def test_every_part_has_its_place():
     assert names[0] == "tests" and "models" in names and "bench overlap_vs_plain" in names
     for name, simulator in gpu.SIMULATORS.items():
         assert {f"speed {name}", f"PPO {name}"} <= set(names)
+        if simulator.env == "maniskill":  # which builds a task to know its spec
+            options = simulator.options("cuda")
+            check_options(name, make_in_process, options)
+            assert (options["obs"] == "rgb") == bool(simulator.cameras) and options["device"] == "cuda"
+            continue
         seen = declared_spec(simulator.env, **simulator.options("cpu"))
         blind = declared_spec(simulator.env, **simulator.options("cpu"), **simulator.blind)
         assert set(simulator.cameras) <= set(seen.images) and (not simulator.blind or not blind.images)
