@@ -60,6 +60,7 @@ class World:
         self.env, self.num_envs = env, int(env.num_envs)
         self.controls: Controls = controls_of(env.agent.controller)
         self._seeds = [0] * self.num_envs
+        self._none = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
         info = env.get_info()
         self.has_success = "success" in info  # whether the task knows success
         self._extra, self._agent = env._get_obs_extra(info), env._get_obs_agent()
@@ -86,11 +87,10 @@ class World:
         info = env.get_info()
         self._agent, self._extra = env._get_obs_agent(), env._get_obs_extra(info)
         reward = env.get_reward(obs={"agent": self._agent, "extra": self._extra}, action=taken, info=info)
-        none = torch.zeros(self.num_envs, dtype=torch.bool, device=env.device)
         return Outcome(
             torch.as_tensor(reward, dtype=torch.float32, device=env.device).reshape(self.num_envs),
-            info.get("success", none).bool(),
-            info.get("fail", none).bool(),
+            info.get("success", self._none).bool(),
+            info.get("fail", self._none).bool(),
         )
 
     def state(self) -> Tensor:

@@ -14,7 +14,7 @@ from sims.mujoco.scene import CUBES_QPOS, FINGER_OPEN, WORKSPACE_HIGH, WORKSPACE
 from sims.mujoco.tabletop import HOLD_STEPS, LIFT_HEIGHT
 from sims.mujoco.tasks.lift import LiftTask
 
-STATE, SUBSTEPS = 8, LiftTask.substeps
+STATE, SUBSTEPS = 8, LiftTask().substeps
 OPPONENT = "AsyncVectorEnv(shared memory, no copies) of SyncVectorEnv of plain gymnasium.Env with mujoco.mj_step"
 _BOUND = np.array([0.03, 0.03, 0.03, 1.0], np.float32)
 

@@ -18,6 +18,7 @@ from sims import catalog, installations
 from sims.installations import child_environment
 from sims.maniskill.lift import LOOKS
 from sims.robosuite import INSTRUCTIONS
+from tests.benchmarks.maniskill import maniskill_vs_alone
 from tests.policies.vla.tiny_folders import MAKERS
 from tests.simulators import libero_boxes
 from vla_rl.cli.main import main as vla_rl
@@ -156,6 +157,13 @@ def maniskill_lift(looks: str) -> str:
     return f"{checked('maniskill_lift', options)}; {demonstrated('maniskill_lift', options, 5)}"
 
 
+def beside_itself() -> str:
+    """The benchmark against ManiSkill alone plays whole episodes of both."""
+    rows = maniskill_vs_alone(quick=True)
+    assert all(row.ours > 0 and row.ratio is not None for row in rows)
+    return ", ".join(f"{row.name} {row.ratio:.2f}" for row in rows)
+
+
 def train(name: str, options: Mapping[str, Any]) -> str:
     """PPO trains on it by the command line."""
     with tempfile.TemporaryDirectory() as folder:
@@ -228,7 +236,8 @@ def _require_losses(run: Path) -> None:
 
 MORE: dict[str, dict[str, Callable[[], str]]] = {
     "genesis": {"one diverges": genesis_rows},
-    "maniskill": {f"lift in PickCube, looks {name}": partial(maniskill_lift, name) for name in LOOKS},
+    "maniskill": {"beside itself": beside_itself}
+    | {f"lift in PickCube, looks {name}": partial(maniskill_lift, name) for name in LOOKS},
     "metaworld": {"from pixels": from_pixels},
     "robosuite": {task: partial(robosuite_task, task) for task in INSTRUCTIONS},
     "libero": {"rules": libero_rules},
