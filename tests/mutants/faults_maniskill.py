@@ -40,8 +40,8 @@ FAULTS = (
     Fault(
         "success ends an episode that should go on",
         _ENV,
-        "(success > 0) & self._ends_at_success,",
-        "success > 0,",
+        "cause = np.where(success > 0, SUCCESS, cause) if self._ends_at_success else cause",
+        "cause = np.where(success > 0, SUCCESS, cause)",
         (_SUCCESS,),
     ),
     Fault(
