@@ -25,11 +25,13 @@ class Link:
     offset: Vector
     rotation: tuple[float, float, float, float]
     axis: Vector = (0.0, 0.0, 1.0)
+    zero: float = 0.0
+    turn: float = 1.0
 
 
 @dataclass(frozen=True)
 class Point:
-    """The centre of a ball of ``radius`` (m) that is fixed at ``at`` [3] (m) in the frame of link number ``link``."""
+    """A ball of ``radius`` (m) around ``at`` [3] (m) in the frame of link number ``link``; -1 is the base."""
 
     name: str
     link: int
@@ -41,11 +43,13 @@ class Point:
 class Chain:
     """Links, each on the one before, the first on the base; and the points that stand for the arm's shape.
 
-    The last point is the tool: what "the position of the gripper" means.
+    The last point is the tool: what "the position of the gripper" means.  ``apart`` names pairs of points whose balls
+    may not touch.
     """
 
     links: tuple[Link, ...]
     points: tuple[Point, ...]
+    apart: tuple[tuple[str, str], ...] = ()
 
     @property
     def joints(self) -> tuple[str, ...]:
@@ -72,8 +76,8 @@ class Chain:
         ]
 
     def frames(self, angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Origins [N, J, 3] and rotations [N, J, 3, 3] of the links in the base's frame, at ``angles`` [N, J] (rad)."""
-        angles = np.asarray(angles, np.float64)
+        """Origins [N, J + 1, 3] and rotations [N, J + 1, 3, 3] of the links, the base last, at positions [N, J]."""
+        angles = np.array([link.zero for link in self.links]) + np.asarray(angles, np.float64) * self._turns
         origin, rotation = np.zeros((len(angles), 3)), np.broadcast_to(np.eye(3), (len(angles), 3, 3))
         origins, rotations = [], []
         for joint, (offset, placed, cross, square) in enumerate(self._placed):
@@ -82,22 +86,28 @@ class Chain:
             origin, rotation = origin + rotation @ offset, rotation @ placed @ turned
             origins.append(origin)
             rotations.append(rotation)
+        origins.append(np.zeros((len(angles), 3)))
+        rotations.append(np.broadcast_to(np.eye(3), (len(angles), 3, 3)))
         return np.stack(origins, 1), np.stack(rotations, 1)
 
+    @property
+    def _turns(self) -> np.ndarray:
+        return np.array([link.turn for link in self.links])
+
     def positions(self, angles: np.ndarray) -> np.ndarray:
-        """The points [N, P, 3] (m, in the base's frame) at ``angles`` [N, J] (rad)."""
+        """The points [N, P, 3] (m, in the base's frame) at positions ``angles`` [N, J] of the joints."""
         origins, rotations = self.frames(angles)
         links = [point.link for point in self.points]
         at = np.asarray([point.at for point in self.points])
         return origins[:, links] + np.einsum("npij,pj->npi", rotations[:, links], at)
 
     def jacobian(self, angles: np.ndarray) -> np.ndarray:
-        """How the tool moves with each joint: [3, J] (m/rad) at ``angles`` [J] (rad)."""
+        """How the tool moves with each joint: [3, J] (m per unit of the joint) at positions ``angles`` [J]."""
         origins, rotations = self.frames(angles[None])
-        axes = np.einsum("jik,jk->ji", rotations[0], np.asarray([link.axis for link in self.links]))
-        arms = self.positions(angles[None])[0, -1] - origins[0]
+        axes = np.einsum("jik,jk->ji", rotations[0, :-1], np.asarray([link.axis for link in self.links]))
+        arms = self.positions(angles[None])[0, -1] - origins[0, :-1]
         carried = np.arange(len(self.links)) <= self.points[-1].link
-        return np.asarray((np.cross(axes, arms) * carried[:, None]).T)
+        return np.asarray((np.cross(axes, arms) * (carried * self._turns)[:, None]).T)
 
 
 def _cross(axis: Vector) -> np.ndarray:
@@ -119,7 +129,7 @@ def so101() -> Chain:
 
     Lengths and frames: TheRobotStudio/SO-ARM100, ``Simulation/SO101/so101_new_calib.xml``, in which the zero of every
     joint is the middle of its range, as in LeRobot's calibration.  The radii of the points are ours: half of a servo's
-    diagonal along the arm, a finger's thickness at the tips.
+    diagonal along the arm, a finger's thickness at the tips; so are base, shoulder and the moving jaw's tip.
     """
     return Chain(
         links=(
@@ -128,12 +138,17 @@ def so101() -> Chain:
             Link("elbow_flex", (-0.11257, -0.028, 0.0), (_HALF, 0.0, 0.0, _HALF)),
             Link("wrist_flex", (-0.1349, 0.0052, 0.0), (_HALF, 0.0, 0.0, -_HALF)),
             Link("wrist_roll", (0.0, -0.0611, 0.0181), (0.0172091, -0.0172091, 0.706897, 0.706897)),
+            Link("gripper", (0.0202, 0.0188, -0.0234), (_HALF, _HALF, 0.0, 0.0), zero=-0.174533, turn=1.919862),
         ),
         points=(
+            Point("base", -1, (0.01, 0.0, 0.03), 0.035),
+            Point("shoulder", 0, (-0.0304, 0.0, -0.0542), 0.03),
             Point("elbow", 1, (-0.11257, -0.028, 0.0182), 0.03),
             Point("forearm", 2, (-0.0675, -0.013, 0.0182), 0.03),
             Point("wrist", 2, (-0.1349, 0.0052, 0.0182), 0.03),
             Point("gripper", 4, (0.0, 0.0, -0.0234), 0.03),
+            Point("jaw", 5, (-0.0156, -0.0775, 0.0188), 0.01),
             Point("tool", 4, (-0.0079, -0.000218121, -0.0981274), 0.005),
         ),
+        apart=tuple((moved, fixed) for moved in ("gripper", "jaw", "tool") for fixed in ("base", "shoulder")),
     )

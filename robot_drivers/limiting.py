@@ -102,9 +102,9 @@ class SafetyState:
                 "The limits have a workspace and the arm has no kinematics, so nobody knows what is inside; give the "
                 "chain of its links, or limits without a workspace."
             )
-        workspace = limits.workspace and kinematics and Workspace(limits.workspace, kinematics, names)
+        workspace = Workspace(limits.workspace, kinematics, names) if kinematics is not None else None
         motion = tuple(Motion(float(position), 0.0, 0.0) for position in measured)
-        return cls(limits, motion, np.array(measured, np.float64), workspace or None)
+        return cls(limits, motion, np.array(measured, np.float64), workspace)
 
     @property
     def position(self) -> np.ndarray:

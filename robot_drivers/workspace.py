@@ -1,4 +1,4 @@
-"""The workspace: the points of the arm stay in a box, also while it brakes."""
+"""The workspace: the points of the arm stay in a box and off each other, also while it brakes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,32 @@ SAME = 1e-9  # m
 
 
 class Workspace:
-    """The box, and where ``chain`` puts the points of an arm with the joints ``names``."""
+    """A box, or none, and where ``chain`` puts the points of an arm with the joints ``names``."""
 
-    def __init__(self, box: Box, chain: Chain, names: Sequence[str]) -> None:
+    def __init__(self, box: Box | None, chain: Chain, names: Sequence[str]) -> None:
         self._chain, self._columns = chain, chain.columns(names)
-        radii = np.asarray([point.radius for point in chain.points])[:, None]
-        self._low, self._high = np.asarray(box.low) + radii + SLACK, np.asarray(box.high) - radii - SLACK
+        radii = np.asarray([point.radius for point in chain.points])
+        moved = np.asarray([point.link >= 0 for point in chain.points])
+        low, high = (np.asarray(box.low), np.asarray(box.high)) if box else (np.full(3, -np.inf), np.full(3, np.inf))
+        self._moved, thick = moved, radii[moved, None] + SLACK
+        self._low, self._high = low + thick, high - thick
+        points = [point.name for point in chain.points]
+        self._one = [points.index(one) for one, _ in chain.apart]
+        self._other = [points.index(other) for _, other in chain.apart]
+        self._apart = radii[self._one] + radii[self._other] + 2 * SLACK
 
     def outside(self, angles: np.ndarray) -> np.ndarray:
-        """By how many metres the worst point is outside, [N] at ``angles`` [N, J]; negative inside."""
+        """By how many metres the worst point is outside or in another, [N] at ``angles`` [N, J]; negative inside."""
         points = self._chain.positions(angles)
-        return np.asarray(np.maximum(self._low - points, points - self._high).max((1, 2)))
+        moved = points[:, self._moved]
+        worst = np.asarray(np.maximum(self._low - moved, moved - self._high).max((1, 2)))
+        if not self._one:
+            return worst
+        distances = np.linalg.norm(points[:, self._one] - points[:, self._other], axis=-1)
+        return np.asarray(np.maximum(worst, (self._apart - distances).max(1)))
 
     def within(self, courses: list[Course]) -> list[Course]:
-        """The courses themselves where they stay in the box, else slower ones that do, at worst braking.
+        """The courses themselves where they stay in the workspace, else slower ones that do, at worst braking.
 
         An arm that is outside is not let farther out.
         """

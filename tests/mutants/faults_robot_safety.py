@@ -172,8 +172,8 @@ FAULTS = (
     Fault(
         "points of the arm have no thickness",
         _WORKSPACE,
-        "radii = np.asarray([point.radius for point in chain.points])[:, None]",
-        "radii = np.zeros((len(chain.points), 1))",
+        "self._moved, thick = moved, radii[moved, None] + SLACK",
+        "self._moved, thick = moved, SLACK",
         (f"{_ON}test_no_point_of_the_arm_leaves_the_workspace",),
     ),
     Fault(
@@ -182,6 +182,20 @@ FAULTS = (
         "self.outside(_path([_slower(course, share) for course in courses_of_chain]))",
         "self.outside(_path([_slower(course, share) for course in courses_of_chain])[:1])",
         (f"{_ON}test_no_point_of_the_arm_leaves_the_workspace",),
+    ),
+    Fault(
+        "the gripper may strike the arm's own base",
+        _WORKSPACE,
+        "np.maximum(worst, (self._apart - distances).max(1))",
+        "np.maximum(worst, -np.ones(len(distances)))",
+        (f"{_ON}test_the_gripper_is_kept_off_the_arms_own_base_without_a_box",),
+    ),
+    Fault(
+        "the moving jaw stays closed",
+        _KINEMATICS,
+        "np.asarray(angles, np.float64) * self._turns",
+        "np.asarray(angles, np.float64) * (self._turns == 1)",
+        (f"{_ON}test_the_jaw_does_not_open_into_the_table",),
     ),
     Fault(
         "quarter speed is full speed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -50,13 +50,26 @@ def _only_inward(commands: np.ndarray, low: np.ndarray, high: np.ndarray) -> Non
 
 
 def check_workspace(limits: Limits, chain: Chain, positions: Sequence[np.ndarray]) -> None:
-    """Asserts that every point of the arm, with its radius, is in the box."""
+    """Asserts that every point of the arm, with its radius, is in the box and off the points it may not touch."""
     assert limits.workspace is not None
-    names = [joint.name for joint in limits.joints]
-    columns = [names.index(joint) for joint in chain.joints]
-    for command in positions:
-        points = chain.positions(np.asarray(command)[None, columns])[0]
-        for point, place in zip(chain.points, points, strict=True):
-            outside = f"{point.name} is outside the workspace"
+    for places in _places(limits, chain, positions):
+        for point in (point for point in chain.points if point.link >= 0):
+            outside, place = f"{point.name} is outside the workspace", places[point.name]
             assert (place - point.radius >= np.asarray(limits.workspace.low) - 1e-9).all(), outside
             assert (place + point.radius <= np.asarray(limits.workspace.high) + 1e-9).all(), outside
+    check_apart(limits, chain, positions)
+
+
+def check_apart(limits: Limits, chain: Chain, positions: Sequence[np.ndarray]) -> None:
+    """Asserts that no point of the arm touches one that it may not."""
+    radius = {point.name: point.radius for point in chain.points}
+    for places in _places(limits, chain, positions):
+        for one, other in chain.apart:
+            distance = np.linalg.norm(places[one] - places[other])
+            assert distance >= radius[one] + radius[other] - 1e-9, f"{one} and {other} touch"
+
+
+def _places(limits: Limits, chain: Chain, positions: Sequence[np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    names = [joint.name for joint in limits.joints]
+    for points in chain.positions(np.asarray(positions)[:, [names.index(joint) for joint in chain.joints]]):
+        yield {point.name: place for point, place in zip(chain.points, points, strict=True)}

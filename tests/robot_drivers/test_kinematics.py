@@ -12,14 +12,14 @@ SO101 = so101()
 
 
 def poses(count):
-    return np.random.default_rng(0).uniform(-1.6, 1.6, (count, 5))
+    return np.random.default_rng(0).uniform(-1.6, 1.6, (count, 6))
 
 
 def test_the_jacobian_is_that_of_finite_differences():
     for angles in poses(5):
-        around = angles + 1e-6 * np.concatenate([np.eye(5), -np.eye(5)])
+        around = angles + 1e-6 * np.concatenate([np.eye(6), -np.eye(6)])
         tools = SO101.positions(around)[:, -1]
-        np.testing.assert_allclose(SO101.jacobian(angles), ((tools[:5] - tools[5:]) / 2e-6).T, atol=1e-9)
+        np.testing.assert_allclose(SO101.jacobian(angles), ((tools[:6] - tools[6:]) / 2e-6).T, atol=1e-9)
 
 
 def test_joints_after_the_tool_do_not_move_it():
@@ -49,25 +49,28 @@ def test_points_are_where_mujoco_puts_them():
     model = mujoco.MjModel.from_xml_string(mjcf(SO101))
     data = mujoco.MjData(model)
     for angles, points in zip(poses(5), SO101.positions(poses(5)), strict=True):
-        data.qpos[:] = angles
+        data.qpos[:] = [link.zero + link.turn * q for link, q in zip(SO101.links, angles, strict=True)]
         mujoco.mj_kinematics(model, data)
-        expected = [data.site(point.name).xpos for point in SO101.points]
-        np.testing.assert_allclose(points, expected, atol=1e-9)
+        expected = [data.site(point.name).xpos for point in SO101.points[1:]]
+        np.testing.assert_allclose(points[1:], expected, atol=1e-9)
+        np.testing.assert_array_equal(points[0], SO101.points[0].at)
 
 
 def test_the_so101_is_stretched_out_forward_at_zero():
     """39 cm before its base and 23 cm above it, by the published frames."""
-    np.testing.assert_allclose(SO101.positions(np.zeros((1, 5)))[0, -1], [0.3914, 0.0, 0.2265], atol=1e-4)
+    np.testing.assert_allclose(SO101.positions(np.zeros((1, 6)))[0, -1], [0.3914, 0.0, 0.2265], atol=1e-4)
 
 
 def test_the_simulated_so101_is_the_same_arm():
     arm = pytest.importorskip("sims.mujoco.so101.arm")
-    for link, simulated in zip(SO101.links, arm.LINKS, strict=False):
+    for link, simulated in zip(SO101.links, arm.LINKS, strict=True):
         np.testing.assert_allclose(link.offset, simulated.position, atol=1e-6)
         np.testing.assert_allclose(link.rotation, simulated.quaternion, atol=1e-6)
-    assert SO101.joints == arm.JOINTS[:5] and SO101.points[-1].at == arm.FRAME
+    gripper = SO101.links[-1]
+    assert (gripper.zero, gripper.zero + gripper.turn) == pytest.approx((arm.LOW[5], arm.HIGH[5]), abs=1e-5)
+    assert SO101.joints == arm.JOINTS and SO101.points[-1].at == arm.FRAME
 
 
 def test_kinematics_of_another_arm_are_refused():
-    with pytest.raises(ContractError, match="wrist_flex, wrist_roll"):
+    with pytest.raises(ContractError, match="wrist_flex, wrist_roll, gripper"):
         SO101.columns(("shoulder_pan", "shoulder_lift", "elbow_flex"))

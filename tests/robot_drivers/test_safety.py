@@ -14,7 +14,7 @@ from robot_drivers import kinematics
 from robot_drivers.limits import Box
 from robot_drivers.safety import Request, Supervisor
 from tests.robot_drivers.arms import STEP, measured, so101, two_joints
-from tests.robot_drivers.checking import check, check_workspace
+from tests.robot_drivers.checking import check, check_apart, check_workspace
 from vla_rl.contract.errors import ContractError
 
 GENERATE = (Phase.explicit, Phase.generate)  # a failure is reported as it was found, within seconds
@@ -110,6 +110,24 @@ def test_no_point_of_the_arm_leaves_the_workspace(data):
             positions.append(arm)
     check_workspace(limits, chain, positions)
     check(limits, np.arange(len(positions)) * STEP, positions)
+
+
+def test_the_gripper_is_kept_off_the_arms_own_base_without_a_box():
+    limits, chain, into_the_base = so101(), kinematics.so101(), [0.0, -0.7, 1.65, 1.6, 0.0, 0.0]
+    commands = stream(Supervisor(limits, chain), [into_the_base] * 150, start=[0.0] * 6)
+    assert commands[-1].reason == "workspace"
+    check_apart(limits, chain, [command.position for command in commands])
+    with pytest.raises(AssertionError, match="touch"):
+        check_apart(limits, chain, [np.array(into_the_base)])
+
+
+def test_the_jaw_does_not_open_into_the_table():
+    limits, chain = so101(Box((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0))), kinematics.so101()
+    low_over_the_table = np.array([0.0, 0.93, 0.0, -1.01, 2.6, 0.0])
+    opened = np.array([*low_over_the_table[:5], 1.0])
+    commands = stream(Supervisor(limits, chain), [opened] * 100, start=low_over_the_table)
+    assert commands[-1].reason == "workspace" and commands[-1].position[5] > 0.1
+    check_workspace(limits, chain, [command.position for command in commands])
 
 
 @DETERMINISTIC
