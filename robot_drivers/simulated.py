@@ -1,11 +1,14 @@
 """The simulated robot: an environment that is commanded by joint positions, behind ``RobotDriver``, in lock-step.
 
 Every command advances the simulation (``simulated_hardware.py``) by one control step, in virtual time, so that an
-episode is the same bit for bit.
+episode is the same bit for bit.  In real time it is a process of its own (``simulated_process.py``)::
+
+    python -m robot_drivers.simulated robot.json
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -108,3 +111,9 @@ class SimulatedRobot:
 def _tuples(imperfections: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in imperfections.items()}
+
+
+if __name__ == "__main__":
+    from robot_drivers.simulated_process import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -161,10 +161,10 @@ class Hardware:
 
     def reset(self, seed: int, now: float) -> None:
         """Start the episode of ``seed``; commands and measurements that are on their way are lost."""
+        self._obs, self.outcome = self._env.reset([0], [seed]), ""
         self._rng, self._late = (
             np.random.Generator(np.random.PCG64([self._imperfections.seed, seed, part])) for part in range(2)
         )
-        self._obs, self.outcome = self._env.reset([0], [seed]), ""
         self._commands.clear()
         self._measured.clear()
         self._taken.clear()

@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _ARM, _SCENE, _ROBOT, _EXPERT = (f"sims/mujoco/so101/{name}.py" for name in ("arm", "scene", "robot", "expert"))
 _HARDWARE = "robot_drivers/simulated_hardware.py"
+_PROCESS, _ALONE = "robot_drivers/simulated_process.py", "tests/robot_drivers/test_simulated_process.py::"
 _ON, _SIMULATED = "tests/sims/test_so101.py::", "tests/robot_drivers/test_simulated.py::"
 
 FAULTS = (
@@ -155,5 +156,40 @@ FAULTS = (
         "self._connected.reset(seed, self._clock())",
         "self._steps = 0; self._connected.reset(seed, self._clock())",
         (f"{_SIMULATED}test_time_is_counted_in_commands_and_does_not_start_again",),
+    ),
+    Fault(
+        "an episode begins in the thread of its client",
+        _PROCESS,
+        "self._resets.put(reset)",
+        "self._begin(reset, now)",
+        (f"{_ALONE}test_it_is_a_driver_whose_measurements_are_fresh",),
+    ),
+    Fault(
+        "a client's nonsense ends the robot",
+        _PROCESS,
+        "            reset.refused = str(error)",
+        "            raise SystemExit(str(error)) from error",
+        (f"{_ALONE}test_nonsense_is_refused_and_harms_nobody_else",),
+    ),
+    Fault(
+        "the robot outlives its owner",
+        _PROCESS,
+        'if "--owned" in arguments:',
+        'if "--owner" in arguments:',
+        (f"{_ALONE}test_it_ends_with_its_owner_and_not_before",),
+    ),
+    Fault(
+        "a camera shows the same picture again",
+        "robot_drivers/simulated_client.py",
+        'if answer["captured"] > self._last:',
+        'if answer["captured"] > -1.0:',
+        (f"{_ALONE}test_a_camera_waits_for_the_next_picture_and_says_when_there_is_none",),
+    ),
+    Fault(
+        "a command is not recorded",
+        _PROCESS,
+        "self._note(time=now, command=np.asarray(position), sent=sent)",
+        "pass",
+        (f"{_ALONE}test_the_record_has_every_command_and_every_step_with_its_time",),
     ),
 )

@@ -1,0 +1,179 @@
+"""The simulated robot as a process of its own, which keeps real time whoever else lives or dies.
+
+    python -m robot_drivers.simulated robot.json
+
+It holds its last target when nobody commands it and goes on simulating.  Any number of clients
+(``simulated_client.py``) connect to its Unix socket: one that drives the arm, others that look through its cameras.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TextIO
+
+import numpy as np
+
+from robot_drivers.driver import DriverError
+from robot_drivers.simulated_hardware import Hardware, Imperfections, Simulated
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.streams import SocketStream
+from vla_rl.contract.wire import handshake, read_message, write_message
+
+NAME = "simulated robot"
+_MAX_BYTES = 1 << 20  # of a request
+
+
+@dataclass(frozen=True)
+class ProcessConfig:
+    """What its file says.
+
+    address  path of the Unix socket, which is made
+    record   file for what the hardware saw, one JSON object a line; none if empty: every command with the time of its
+             arrival and what was sent on, every control step with its time, target and true position
+    """
+
+    address: str
+    robot: Simulated = field(default_factory=Simulated)
+    imperfections: Imperfections = field(default_factory=Imperfections)
+    record: str = ""
+
+
+class _Reset:
+    """An episode that a client asks for; the thread that simulates begins it, since OpenGL belongs to one thread."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.refused = seed, ""
+        self.done = threading.Event()
+
+
+class Server:
+    """One simulated robot and its clients; each client has a thread, so none waits for another."""
+
+    def __init__(self, config: ProcessConfig) -> None:
+        self._hardware = Hardware(config.robot, config.imperfections)
+        self._lock = threading.Lock()
+        self._resets: SimpleQueue[_Reset] = SimpleQueue()
+        self._record: TextIO | None = open(config.record, "a", buffering=1) if config.record else None  # noqa: SIM115
+        self._listener = socket.socket(socket.AF_UNIX)
+        Path(config.address).unlink(missing_ok=True)
+        self._listener.bind(config.address)
+        self._listener.listen()
+
+    def run(self) -> None:
+        """Simulate until the process ends."""
+        due = time.monotonic()
+        self._hardware.reset(0, due)
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        while True:
+            with self._lock:
+                while not self._resets.empty():
+                    self._begin(self._resets.get(), due)
+                self._hardware.tick(due)
+                position = self._hardware.truth().state[0]
+                self._note(time=due, target=self._hardware.target, position=position, outcome=self._hardware.outcome)
+            due = max(due + self._hardware.dt, time.monotonic() - self._hardware.dt)  # a stall is not caught up with
+            time.sleep(max(0.0, due - time.monotonic()))
+
+    def _begin(self, reset: _Reset, now: float) -> None:
+        try:
+            self._hardware.reset(reset.seed, now)
+        except UserError as error:
+            reset.refused = str(error)
+        reset.done.set()
+
+    def _accept(self) -> None:
+        while True:
+            connected, _ = self._listener.accept()
+            threading.Thread(target=self._serve, args=(SocketStream(connected),), daemon=True).start()
+
+    def _serve(self, stream: SocketStream) -> None:
+        """Answer one client until it leaves; what it sends cannot harm the others."""
+        with contextlib.closing(stream), contextlib.suppress(OSError, EOFError, ContractError):
+            handshake(stream, stream, NAME)
+            while True:
+                write_message(stream, self._answer(read_message(stream, _MAX_BYTES)))
+
+    def _answer(self, request: Any) -> dict[str, Any]:
+        now = time.monotonic()
+        match request:
+            case {"ask": "reset", "seed": int(seed)}:
+                reset = _Reset(seed)
+                self._resets.put(reset)
+                reset.done.wait()
+                return {"refused": reset.refused} if reset.refused else {}
+        with self._lock:
+            try:
+                return self._do(request, now)
+            except DriverError as error:
+                return {"silent": str(error)}
+            except UserError as error:
+                return {"refused": str(error)}
+
+    def _do(self, request: Any, now: float) -> dict[str, Any]:
+        hardware = self._hardware
+        match request:
+            case {"ask": "command", "position": position}:
+                sent = hardware.command(np.asarray(position), now)
+                self._note(time=now, command=np.asarray(position), sent=sent)
+                return {"sent": sent}
+            case {"ask": "observe"}:
+                measured, captured = hardware.measured(now)
+                return {"position": measured, "captured": captured}
+            case {"ask": "pictures"}:
+                images, captured = hardware.pictures(now)
+                return {"images": images, "captured": captured}
+            case {"ask": "outcome"}:
+                return {"outcome": hardware.outcome}
+        raise ContractError(
+            f"the simulated robot cannot do {str(request)[:80]!r}, so nothing was done; ask for command, observe, "
+            "pictures, reset or outcome."
+        )
+
+    def _note(self, **entries: Any) -> None:
+        if self._record is not None:
+            plain = {name: np.asarray(value).tolist() for name, value in entries.items()}
+            self._record.write(json.dumps(plain) + "\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the robot of the file ``arguments[0]``; with ``--owned`` only until standard input is closed."""
+    if not arguments:
+        sys.exit("Usage: python -m robot_drivers.simulated robot.json")
+    config = read_config(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+    server = Server(config)
+    if "--owned" in arguments:
+        threading.Thread(target=_end_with_owner, name="owner", daemon=True).start()
+    print(json.dumps({"address": config.address}), flush=True)
+    server.run()
+    return 0
+
+
+def read_config(data: Mapping[str, Any]) -> ProcessConfig:
+    """The config of JSON ``data``; raises UserError where it has no address or what nobody knows."""
+    try:
+        imperfections = dict(data.get("imperfections", {}))
+        imperfections["offsets"] = tuple(imperfections.get("offsets", ()))
+        robot = Simulated(**data.get("robot", {}))
+        rest = {name: value for name, value in data.items() if name not in ("robot", "imperfections")}
+        return ProcessConfig(**rest, robot=robot, imperfections=Imperfections(**imperfections))
+    except TypeError as error:
+        raise UserError(
+            f"the simulated robot's file cannot be read ({error}), so nothing was started; it has address, and may "
+            "have robot, imperfections and record."
+        ) from error
+
+
+def _end_with_owner() -> None:
+    while os.read(0, 1 << 12):
+        pass
+    os._exit(0)
