@@ -4,7 +4,7 @@ from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import Ode
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
-from vla_rl.recipes.tiny import NewTiny
+from vla_rl.recipes.tiny import NewTiny, NewTinyOfJoints
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
 from vla_rl.training.imitation import ImitationConfig
@@ -16,9 +16,9 @@ def imitate() -> Imitate:
     """A flow policy whose chunks are long enough to be executed while the next one is computed."""
     return Imitate(
         env=ENV,
-        new=NewTiny(horizon=16, smallest_scale=0.1),  # radians: the expert never rolls the wrist
+        new=NewTinyOfJoints(horizon=16),
         grounding=GroundingConfig(scenes=6000, fit=FitConfig(steps=1000, batch=64, lr=2e-3)),
-        imitation=ImitationConfig(50, stride=1, fit=FitConfig(steps=3000, batch=64, lr=1e-3)),
+        imitation=ImitationConfig(50, stride=1, fit=FitConfig(steps=5000, batch=64, lr=1e-3)),
     )
 
 

@@ -7,6 +7,7 @@ from tests.mutants.fault import Fault
 _ARM, _SCENE, _ROBOT, _EXPERT = (f"sims/mujoco/so101/{name}.py" for name in ("arm", "scene", "robot", "expert"))
 _HARDWARE = "robot_drivers/simulated_hardware.py"
 _PROCESS, _ALONE = "robot_drivers/simulated_process.py", "tests/robot_drivers/test_simulated_process.py::"
+_JOINTS = "tests/recipes/test_joint_policy.py::"
 _ON, _SIMULATED = "tests/sims/test_so101.py::", "tests/robot_drivers/test_simulated.py::"
 
 FAULTS = (
@@ -191,5 +192,19 @@ FAULTS = (
         "self._note(time=now, command=np.asarray(position), sent=sent)",
         "pass",
         (f"{_ALONE}test_the_record_has_every_command_and_every_step_with_its_time",),
+    ),
+    Fault(
+        "a checkpoint forgets in which units it acts",
+        "vla_rl/policies/tiny.py",
+        'if "action_scale" in saved else None',
+        'if "action" in saved else None',
+        (f"{_JOINTS}test_a_checkpoint_keeps_the_scale_and_an_older_one_has_that_of_the_bounds",),
+    ),
+    Fault(
+        "a joint that stays still is magnified a thousand times",
+        "vla_rl/recipes/tiny.py",
+        "Affine.from_data(item, self.smallest_scale)",
+        "Affine.from_data(item)",
+        (f"{_JOINTS}test_actions_and_states_are_in_units_of_what_was_demonstrated",),
     ),
 )

@@ -47,8 +47,16 @@ class TinyVLA(FlowPolicy):
     config: TinyConfig
     tokens: Tensor
 
-    def __init__(self, spec: EnvSpec, vocabulary: Vocabulary, proprioception: Affine, config: TinyConfig) -> None:
-        super().__init__(spec, Affine.from_bounds(spec.action), config)
+    def __init__(
+        self,
+        spec: EnvSpec,
+        vocabulary: Vocabulary,
+        proprioception: Affine,
+        config: TinyConfig,
+        action_scale: Affine | None = None,
+    ) -> None:
+        """``action_scale`` normalises actions; None: the bounds of ``spec`` do."""
+        super().__init__(spec, action_scale or Affine.from_bounds(spec.action), config)
         self.vocabulary, self.proprioception = vocabulary, proprioception
         self.backbone = PointingBackbone(len(vocabulary.words), config.queries, max_words=vocabulary.length)
         self.connector = nn.Sequential(
@@ -112,6 +120,7 @@ class TinyVLA(FlowPolicy):
             "spec": self.spec.to_json(),
             "vocabulary": to_json(self.vocabulary),
             "proprioception": to_json(self.proprioception),
+            "action_scale": to_json(self.action_scale),
         }
         save_folder(Path(folder), config, self.state_dict())
 
@@ -127,6 +136,7 @@ class TinyVLA(FlowPolicy):
             from_json(saved["vocabulary"]),
             from_json(saved["proprioception"]),
             from_json(saved["config"]),
+            from_json(saved["action_scale"]) if "action_scale" in saved else None,  # older checkpoints have the bounds'
         )
         load_weights(policy, Path(folder))
         return policy.eval()
