@@ -20,12 +20,13 @@ def step_of(records: Sequence[Record], frames: Sequence[Observation], horizon: i
     a person, or the robot, judged the episode a success.  ``ended`` is why it ended if no record says so.
     """
     count, outcome = len(records), ended or (records[-1].outcome if records else "")
-    executed = np.zeros((1, horizon, len(records[0].executed) if records else 0), np.float32)
-    executed[0, :count] = [record.executed for record in records]
+    executed = np.zeros((1, horizon, frames[-1].state.shape[1]), np.float32)  # one action for each joint
     reward, valid, intervened = (np.zeros((1, horizon), kind) for kind in (np.float32, bool, bool))
     valid[0, :count] = True
     intervened[0, :count] = [record.intervened for record in records]
-    reward[0, count - 1] = outcome == "success"
+    if records:
+        executed[0, :count] = [record.executed for record in records]
+        reward[0, count - 1] = outcome == "success"
     return Step(
         frames[-1],
         reward,

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks.control_rate import executor_jitter
 from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env_vs_rollout
 from tests.benchmarks.genesis import genesis_vs_alone
 from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         env_vs_rollout,
         isolated_vs_inprocess,
         overlap_vs_plain,
+        executor_jitter,
         render_vs_mujoco,
         update_stored_vs_recomputed,
         iteration_parts,

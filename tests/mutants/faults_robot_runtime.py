@@ -7,6 +7,8 @@ from tests.mutants.fault import Fault
 _CHUNKS, _ON_CHUNKS = "robot_drivers/chunks.py", "tests/robot_drivers/test_chunks.py::"
 _EXECUTOR, _ON_EXECUTOR = "robot_drivers/executor.py", "tests/robot_drivers/test_executor.py::"
 _HUMAN, _LOCKSTEP = "robot_drivers/human.py", "robot_drivers/lockstep.py"
+_CONTROL, _ON_CONTROL = "robot_drivers/control.py", "tests/robot_drivers/test_control.py::"
+_ENV, _ON_ENV = "robot_drivers/env.py", "tests/robot_drivers/test_env.py::"
 
 _EXECUTION = (
     Fault(
@@ -189,4 +191,49 @@ _STEPS = (
     ),
 )
 
-FAULTS = (*_EXECUTION, *_STEPS)
+_PROCESSES = (
+    Fault(
+        "control goes on when its owner is gone",
+        _CONTROL,
+        "if self._inbox.gone:",
+        "if self._inbox.gone and not self._executor.episode:",
+        (f"{_ON_CONTROL}test_when_somebody_is_killed_or_hangs_the_arm_holds[owner-9]",),
+    ),
+    Fault(
+        "a policy that hangs is taken to be well",
+        "robot_drivers/runtime.py",
+        "self._inference.begun + self._patience",
+        "time.monotonic()",
+        (f"{_ON_CONTROL}test_a_policy_that_hangs_leaves_the_arm_holding",),
+    ),
+    Fault(
+        "a camera that hangs is taken to be well",
+        "robot_drivers/runtime.py",
+        "+ self._patience, self._pictured())",
+        "+ self._patience)",
+        (f"{_ON_CONTROL}test_a_camera_that_hangs_leaves_the_arm_holding",),
+    ),
+    Fault(
+        "what waits for a peer grows without bound",
+        "robot_drivers/mailbox.py",
+        "while self._bytes > self._room or",
+        "while self._bytes < 0 or",
+        ("tests/robot_drivers/test_mailbox.py::test_what_waits_for_a_peer_that_hangs_is_bounded_and_whole",),
+    ),
+    Fault(
+        "a robot's environment counts the actions after its time limit",
+        _ENV,
+        "actions = actions[: self.spec.time_limit - self._time]",
+        "actions = actions[:]",
+        (f"{_ON_ENV}test_an_episode_ends_at_its_time_limit_and_then_idles",),
+    ),
+    Fault(
+        "a robot's environment shows what it saw before each action",
+        _ENV,
+        "frames.append(self._seen(record, self._time + len(frames) + 1))",
+        "frames.append(self._seen(records[-1], self._time + len(frames) + 1))",
+        (f"{_ON_ENV}test_a_chunk_is_executed_and_every_action_has_its_frame",),
+    ),
+)
+
+FAULTS = (*_EXECUTION, *_STEPS, *_PROCESSES)
