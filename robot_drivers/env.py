@@ -96,7 +96,8 @@ class RobotEnv:
         record = self._next()
         while record.heard < asked:  # on its way
             record = self._next()
-        records, frames = [record], []
+        records = [record]
+        frames: list[Observation] = []
         while len(frames) < len(records):
             record = self._next()
             frames.append(self._seen(record, self._time + len(frames) + 1))
