@@ -60,13 +60,6 @@ FAULTS = (
         (_SPOILS,),
     ),
     Fault(
-        "whoever waits for a server that stops is not woken",
-        _BATCH,
-        "    answer.set_running_or_notify_cancel()",
-        "    answer.set_running_or_notify_cancel() if answer.done() is None else None",
-        (f"{_ON}test_a_server_that_stops_says_so_to_those_who_wait",),
-    ),
-    Fault(
         "pings wait for the policy",
         _SERVER,
         "            connection.attend()",
@@ -99,7 +92,7 @@ FAULTS = (
         _LAYOUT,
         "share = max(image.shape[0] / height, image.shape[1] / width)",
         "share = min(image.shape[0] / height, image.shape[1] / width)",
-        ("tests/serving/test_harness.py::test_openpis_own_client_gets_chunks_and_its_pictures_are_fitted_as_it_does",),
+        (f"{_ON}test_pictures_are_scaled_without_distortion_and_padded_with_black",),
     ),
     Fault(
         "pictures of floats wrap around",
