@@ -16,6 +16,7 @@ import pytest
 from robot_drivers.cameras.camera import CameraError, FrameSource
 from robot_drivers.driver import DriverError, Judged, Resets, RobotDriver
 from robot_drivers.simulated_client import SimulatedArm, SimulatedCamera, SimulatedProcess
+from tests.patience import PATIENCE
 from vla_rl.contract.errors import ContractError, UserError
 
 OPTIONS = {"image_size": 16, "threads": 1, "seconds": 600}
@@ -42,8 +43,10 @@ def arm(robot):
 
 
 def until(condition):
-    """Wait for something that happens sooner or later."""
+    """Wait for something that happens sooner or later; it is given up after very long."""
+    end = time.monotonic() + PATIENCE
     while not condition():
+        assert time.monotonic() < end, "it never happened"
         time.sleep(0.01)
 
 
@@ -169,7 +172,11 @@ def test_it_ends_with_its_owner_and_not_before():
     pid, address = owner.stdout.readline().split()
     owner.wait()
     owner.stdout.close()
-    until(lambda: not _lives(int(pid)))
+    try:
+        until(lambda: not _lives(int(pid)))
+    finally:  # also when the test is given up
+        if _lives(int(pid)):
+            os.kill(int(pid), signal.SIGKILL)
     arm = SimulatedArm(address)
     with pytest.raises(UserError, match="no simulated robot answers at"):
         arm.connect()
