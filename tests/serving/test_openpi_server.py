@@ -144,13 +144,18 @@ def test_a_batch_has_a_largest_size():
     gate = Gate()
     with serving_openpi(gate.policy(), batching=Batching(size=2, wait_ms=0.0)) as server, ExitStack() as opened:
         clients = [opened.enter_context(OpenpiStyle(server.url)) for _ in range(4)]
+        clients[0].ask(asked(seed=0))
+        gate.wait()
+        for seed, client in enumerate(clients[1:], 1):
+            client.ask(asked(seed=seed))
+        until = time.monotonic() + SOON
+        while len(server.batcher._waiting) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
         for _ in clients:
             gate.open.release()
-        for seed, client in enumerate(clients):
-            client.ask(asked(seed=seed))
         answers = [client.read() for client in clients]
     assert [answer["actions"][0, 1] for answer in answers] == [0, 1, 2, 3]
-    assert max(map(len, gate.seeds)) <= 2
+    assert [len(seeds) for seeds in gate.seeds] == [1, 2, 1]
 
 
 def test_a_request_that_the_policy_cannot_take_spoils_no_other():

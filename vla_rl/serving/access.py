@@ -93,6 +93,7 @@ def _network(address: str) -> str:
 
 def _context(certificate: str, private_key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # they reach a client of websockets in one thread while it writes in another, which is lost
     try:
         context.load_cert_chain(certificate, private_key or None, password=_no_password)
     except (OSError, ValueError) as error:
