@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from robot_drivers.driver import RobotDriver, open_driver
+from robot_drivers.kinematics import Chain
 from robot_drivers.limits import Limits
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.load import load
@@ -48,7 +49,7 @@ class RobotConfig:
     """A robot as its file describes it.
 
     ``limits``   of ``Limits.to_json``; None: what the hardware allows
-    ``home``     [D] where the arm goes between episodes, in the joints' units; None: it stays where it is
+    ``kinematics`` "module:function" that makes the arm's chain, which a workspace needs; "" for none
     ``tasks``    the instructions that it knows; episodes have one of them
     ``seconds``  of an episode, at most
     """
@@ -57,7 +58,7 @@ class RobotConfig:
     cameras: Mapping[str, Part] = field(default_factory=dict)
     teleoperator: Part | None = None
     limits: Mapping[str, Any] | None = None
-    home: tuple[float, ...] | None = None
+    kinematics: str = ""
     tasks: tuple[str, ...] = ("",)
     seconds: float = 20.0
 
@@ -86,6 +87,10 @@ class RobotConfig:
                 "limits of this arm in its order."
             )
         return limits
+
+    def chain(self) -> Chain | None:
+        """The arm's kinematics, where the file names them."""
+        return load(self.kinematics)() if self.kinematics else None
 
     def save(self, path: Path) -> None:
         """Write the file; raises UserError where one is already, because it may hold an arm's limits."""
@@ -118,13 +123,12 @@ class RobotConfig:
         cameras = given.get("cameras") or {}
         if not isinstance(cameras, Mapping):
             raise UserError(f"The robot's cameras are {cameras!r}, so none is found; give {{name: camera}}.")
-        home, tasks = given.get("home"), given.get("tasks", ("",))
         return cls(
             **parts,
             cameras={name: _part(f"camera {name!r}", camera) for name, camera in cameras.items()},
             limits=given.get("limits"),
-            home=None if home is None else tuple(float(angle) for angle in home),
-            tasks=tuple(tasks),
+            kinematics=given.get("kinematics", ""),
+            tasks=tuple(given.get("tasks", ("",))),
             seconds=float(given.get("seconds", cls.seconds)),
         )
 

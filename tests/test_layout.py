@@ -40,9 +40,9 @@ ARROWS: dict[str, set[str]] = {
     **{leaf: {_CONTRACT} for leaf in LEAVES},
 }
 # The one module of recipes that may import a leaf, inside its functions: what is not installed is not missed.
-LAZY: dict[str, str] = {f"vla_rl.recipes.{leaf}": leaf for leaf in ("sims", "world_models")} | {
-    "vla_rl.recipes.robots": "robot_drivers"
-}
+LAZY: dict[str, str] = {f"vla_rl.recipes.{leaf}": leaf for leaf in ("sims", "world_models")}
+# The part of recipes that joins robots with the rest: they need numpy only, and nothing but the command imports it.
+ROBOTS = "vla_rl.recipes.robots"
 TORCH_FREE = (
     _CONTRACT,
     "robot_drivers",
@@ -155,7 +155,8 @@ def wrong_arrows(source: Source) -> Iterator[Finding]:
     for line, name, _ in imports(source):
         unit = unit_of(name)
         lazy = LAZY.get(source.module) == unit and line not in at_import
-        if unit and unit != own and unit not in ARROWS[own] and not lazy:
+        robots = unit == "robot_drivers" and within(source.module, ROBOTS)
+        if unit and unit != own and unit not in ARROWS[own] and not (lazy or robots):
             yield line, f"{own} imports {name}"
 
 

@@ -19,12 +19,19 @@ ARM = {"name": "robot_drivers.so101:SO101", "options": {"port": "/dev/null"}}
 def test_a_file_comes_back_as_it_was(tmp_path):
     limits = Limits.of(RobotSpec("one", (Joint("a", -1, 1, 2, 20, 400),), 50.0)).to_json()
     config = RobotConfig(
-        Part(**ARM), {"front": Part("m:C", {"index": 0})}, Part("m:T"), limits, (0.5, 1.0), ("pick", "place"), 12.5
+        Part(**ARM),
+        {"front": Part("m:C", {"index": 0})},
+        Part("m:T"),
+        limits,
+        "robot_drivers.kinematics:so101",
+        ("pick", "place"),
+        12.5,
     )
     config.save(tmp_path / "robots" / "arm.json")
     assert RobotConfig.load(tmp_path / "robots" / "arm.json") == config
     with pytest.raises(UserError, match="not overwritten"):
         config.save(tmp_path / "robots" / "arm.json")
+    assert config.chain() is not None
     least = RobotConfig.from_json({"driver": ARM})
     assert least == RobotConfig(Part(**ARM)) and isinstance(least.open(), SO101)
     assert least.limits_of(least.open()) == Limits.of(least.open().spec)

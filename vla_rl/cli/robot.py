@@ -1,16 +1,17 @@
-"""``vla-rl robot [setup | calibrate | check] FILE ...``"""
+"""``vla-rl robot [setup | calibrate | check | record | run] FILE ...``"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_limits
-from vla_rl.recipes import robots
 from vla_rl.recipes.progress import console
+from vla_rl.recipes.robots import desk
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class Robot:
     setup FILE asks what the arm is connected to and writes the file.
     calibrate FILE walks you through the arm's own calibration.
     check FILE [--seconds S] looks at everything and moves nothing.
+    record FILE --out FOLDER records episodes as a LeRobotDataset v3.0.
+    run FILE --policy CHECKPOINT lets a policy drive, at a quarter of the speed unless you say otherwise.
+
+    "simulated" instead of a file is an SO-101 that everybody has.
     """
 
 
@@ -44,6 +49,37 @@ class Check:
         check_limits(self, seconds=(0.1, 600))
 
 
+@dataclass(frozen=True)
+class Record:
+    """Record episodes as a LeRobotDataset v3.0: what was seen and executed, and who chose it in every control step.
+
+    A person drives by the teleoperator of the robot's file; its keys end an episode as success, failure or redo.
+    """
+
+    out: str = "runs/recorded"
+    episodes: int = 50
+    policy: str = ""  # a checkpoint or run that drives until a person takes over; "expert" on a simulated robot
+    speed: float = 1.0  # share of the velocity limits
+    execution: Literal["open_loop", "receding_horizon", "temporal_ensembling"] = "open_loop"
+    steps: int = 8  # actions of a chunk before the next is asked for, with a receding horizon
+    real_time: Literal["", "identity", "vjp"] = ""  # real-time chunking: how the next chunk is guided by the last
+    seed: int = 1  # of the training run that the episodes are for, and of the policy's noise
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers without meaning."""
+        check_limits(self, episodes=(1, 100_000), speed=(0.01, 1), steps=(1, 1000))
+
+
+@dataclass(frozen=True)
+class Run(Record):
+    """Let a policy drive, with a person ready to take over; a simulated robot plays test scenes."""
+
+    out: str = ""  # where episodes are recorded; "": nowhere
+    episodes: int = 10
+    speed: float = 0.25
+    execution: Literal["open_loop", "receding_horizon", "temporal_ensembling"] = "receding_horizon"
+
+
 def robot(arguments: Sequence[str]) -> None:
     """Run one of the commands."""
     given = list(arguments)
@@ -59,21 +95,42 @@ def robot(arguments: Sequence[str]) -> None:
 
 def _setup(path: Path, options: list[str]) -> None:
     override(Setup(), options, "vla-rl robot setup FILE")
-    robots.setup(path, console)
+    desk.setup(path, console)
     console.print(f"{path} is written; next: vla-rl robot calibrate {path}, then vla-rl robot check {path}")
 
 
 def _calibrate(path: Path, options: list[str]) -> None:
     override(Calibrate(), options, "vla-rl robot calibrate FILE")
-    robots.calibrate(path, console)
+    desk.calibrate(path, console)
     console.print(f"calibrated; next: vla-rl robot check {path}")
 
 
 def _check(path: Path, options: list[str]) -> None:
     config: Check = override(Check(), options, "vla-rl robot check FILE")
-    wrong = robots.check(path, config.seconds, console)
+    wrong = desk.check(path, config.seconds, console)
     if wrong:
         raise UserError(f"{wrong} of these must be mended before the arm is driven; nothing was moved.")
 
 
-COMMANDS = {"setup": _setup, "calibrate": _calibrate, "check": _check}
+def _record(path: Path, options: list[str]) -> None:
+    config: Record = override(Record(), options, "vla-rl robot record FILE")
+    _drive(str(path), config, held_out=False)
+
+
+def _run(path: Path, options: list[str]) -> None:
+    config: Run = override(Run(), options, "vla-rl robot run FILE")
+    if not config.policy:
+        raise UserError("robot run needs a policy to run, for example --policy runs/so101.")
+    _drive(str(path), config, held_out=True)
+
+
+def _drive(name: str, config: Record, held_out: bool) -> None:
+    from vla_rl.recipes.robots import drive
+
+    execution = drive.execution(config.execution, config.steps, config.speed)
+    driven = drive.Driven(config.policy, config.episodes, config.seed, execution, config.real_time, held_out)
+    played = drive.drive(drive.robot_config(name), driven, Path(config.out) if config.out else None, console)
+    console.print(f"{played}{f': {config.out}' if config.out else ''}")
+
+
+COMMANDS = {"setup": _setup, "calibrate": _calibrate, "check": _check, "record": _record, "run": _run}

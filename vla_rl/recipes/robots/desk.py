@@ -1,4 +1,4 @@
-"""Where recipes name something of ``robot_drivers``: imported when it is needed, and typed."""
+"""An arm on a desk: set up, calibrated and checked, by a person at a terminal."""
 
 from __future__ import annotations
 
@@ -8,36 +8,32 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from robot_drivers import setup as routine
+from robot_drivers.check import check_robot
+from robot_drivers.config import RobotConfig
+from robot_drivers.driver import Calibrates
 from vla_rl.contract.errors import UserError
 
 
 def setup(path: Path, show: Console) -> None:
     """Ask what a robot consists of and write its file."""
-    from robot_drivers import setup as routine
-
-    routine.setup(path, _asking(show))
+    routine.setup(path, asking(show))
 
 
 def calibrate(path: Path, show: Console) -> None:
     """The arm's own calibration; raises UserError for an arm that has none."""
-    from robot_drivers.config import RobotConfig
-    from robot_drivers.driver import Calibrates
-
     driver = RobotConfig.load(path).open()
     if not isinstance(driver, Calibrates):
         raise UserError(f"{driver.spec.name} needs no calibration, so there is nothing to do; go on with robot check.")
     driver.connect()
     try:
-        driver.calibrate(_asking(show))
+        driver.calibrate(asking(show))
     finally:
         driver.disconnect()
 
 
 def check(path: Path, seconds: float, show: Console) -> int:
     """Print what was found about the robot of a file, as it is found; returns how many findings are wrong."""
-    from robot_drivers.check import check_robot
-    from robot_drivers.config import RobotConfig
-
     wrong = 0
     for finding in check_robot(RobotConfig.load(path), seconds):
         wrong += not finding.good
@@ -46,7 +42,7 @@ def check(path: Path, seconds: float, show: Console) -> int:
     return wrong
 
 
-def _asking(show: Console) -> Callable[[str], str]:
+def asking(show: Console) -> Callable[[str], str]:
     """Shows a sentence, waits for Enter, and returns what was typed."""
 
     def ask(sentence: str) -> str:

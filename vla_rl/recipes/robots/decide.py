@@ -1,0 +1,55 @@
+"""Who decides for an arm: a policy, a scripted expert, or nobody until a person takes over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from robot_drivers.decisions import Decision, Query
+from vla_rl.contract.env import on_host
+from vla_rl.contract.policy import Policy, RealTimePolicy
+
+
+class PolicyDecides:
+    """A policy on one arm, chunk after chunk; its state begins anew where the runtime says that no chunk counts."""
+
+    def __init__(self, policy: Policy, generator: Any) -> None:
+        """``generator`` draws the noise of its chunks."""
+        self.policy, self._generator = policy, generator
+        self._state = policy.initial_state(1)
+
+    def __call__(self, query: Query) -> Decision:
+        """The chunk [H,D] for what ``query`` sees."""
+        self._state = self._continued(query)
+        features = self.policy.encode(query.obs.public())
+        out, self._state = self.policy.act(features, self._state, "eval", self._generator)
+        self._horizon = out.action.shape[1]
+        return Decision(on_host(out.action)[0], self.policy.version)
+
+    def _continued(self, query: Query) -> Any:
+        """The state with what became of the last chunk."""
+        if query.consumed is None:
+            return self.policy.reset_state(self._state, np.zeros(1, np.int64))
+        if not isinstance(self.policy, RealTimePolicy):
+            return self._state
+        steps = query.consumed  # a late query has less of a delay to bridge
+        delay = max(0, min(query.delay, steps, self._horizon - steps))
+        return self.policy.continue_chunk(self._state, np.zeros(1, np.int64), np.array([steps]), np.array([delay]))
+
+
+class ExpertDecides:
+    """A scripted expert, which reads ``privileged/*`` and so drives simulated robots only."""
+
+    def __init__(self, expert: Any) -> None:
+        """``expert.act(obs)`` plans [1,H,D]."""
+        self._expert = expert
+
+    def __call__(self, query: Query) -> Decision:
+        """Its plan [H,D] for what ``query`` sees."""
+        return Decision(np.asarray(self._expert.act(query.obs))[0])
+
+
+def nobody(query: Query) -> Decision:
+    """Stay where the arm is, until a person takes over."""
+    return Decision(np.asarray(query.obs.state, np.float64))

@@ -1,0 +1,167 @@
+"""Play episodes on an arm, show how they go, and keep them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from robot_drivers.config import Part, RobotConfig
+from robot_drivers.decisions import Decide
+from robot_drivers.simulated_hardware import SO101
+from vla_rl.contract.errors import UserError
+from vla_rl.evaluation import seed_ranges
+from vla_rl.evaluation.stats import wilson
+from vla_rl.experience.datasets import move_aside
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.progress import bar
+from vla_rl.recipes.robots.decide import ExpertDecides, PolicyDecides, nobody
+from vla_rl.recipes.robots.desk import asking
+from vla_rl.recipes.robots.recording import Recorder, episode_of
+from vla_rl.recipes.robots.session import Execution, LockstepSession, Seen, Session, open_session
+
+SIMULATED = "simulated"  # instead of a file: the robot that everybody has
+EXPERT = "expert"
+_SIMULATED_SO101 = RobotConfig(
+    Part("robot_drivers.simulated:SimulatedRobot"), kinematics="robot_drivers.kinematics:so101", tasks=("",)
+)
+
+
+@dataclass(frozen=True)
+class Driven:
+    """Episodes to play.
+
+    policy     checkpoint or run folder; "expert" for the scripted expert of a simulated robot; "" for a person only
+    episodes   how many
+    seed       of the training run that a recording is for, and of the policy's noise
+    execution  how chunks are executed
+    real_time  guidance of real-time chunking ("identity", "vjp"), "" for none
+    held_out   whether a simulated robot's scenes are those of the test, not of demonstrations
+    """
+
+    policy: str
+    episodes: int
+    seed: int
+    execution: Execution
+    real_time: str = ""
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Played:
+    """How episodes went: their ends, control steps, and the share of them whose request was changed."""
+
+    outcomes: Counter[str]
+    steps: int
+    clipped: int
+    intervened: int
+
+    def __str__(self) -> str:
+        episodes, success = self.outcomes.total(), self.outcomes["success"]
+        low, high = wilson(success, episodes)
+        ends = ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common())
+        clipped, person = (f"{part / self.steps:.0%}" for part in (self.clipped, self.intervened))
+        shares = f"of {self.steps} control steps {clipped} were clipped, {person} a person's"
+        return f"success {success / episodes:.1%} [{100 * low:.1f}, {100 * high:.1f}] of {episodes} ({ends}); {shares}"
+
+
+_CHUNKS = {
+    "open_loop": "robot_drivers.chunks:OpenLoop",
+    "receding_horizon": "robot_drivers.chunks:RecedingHorizon",
+    "temporal_ensembling": "robot_drivers.chunks:TemporalEnsembling",
+}
+
+
+def execution(name: str, steps: int, speed: float) -> Execution:
+    """How chunks are executed; ``steps`` is the horizon of "receding_horizon"."""
+    return Execution(Part(_CHUNKS[name], {"steps": steps} if name == "receding_horizon" else {}), speed)
+
+
+def robot_config(name: str) -> RobotConfig:
+    """The robot of the file ``name``, or the simulated one."""
+    return _SIMULATED_SO101 if name == SIMULATED else RobotConfig.load(Path(name))
+
+
+def drive(config: RobotConfig, driven: Driven, out: Path | None, show: Console) -> Played:
+    """Play episodes and, with ``out``, record them as a LeRobotDataset v3.0; what was there is moved aside.
+
+    An episode that a person ends with "redo" is played again and not kept.
+    """
+    with closing(open_session(config, driven.execution, asking(show))) as session:
+        decide = decides(session, config, driven)
+        aside = out and move_aside(out)
+        if aside:
+            show.print(f"an earlier dataset was in {out}; it is now {aside}")
+        with Recorder(out) if out else nullcontext() as recorder, bar("robot", driven.episodes) as update:
+            return _play(session, decide, driven, recorder, update)
+
+
+def _play(
+    session: Session, decide: Decide, driven: Driven, recorder: Recorder | None, update: Callable[[int, str], None]
+) -> Played:
+    outcomes, steps, clipped, intervened = Counter[str](), 0, 0, 0
+    seeds = _seeds(driven)
+    number = 0
+    while outcomes.total() < driven.episodes:
+        number += 1
+        seed = seeds[outcomes.total()]
+        seen = list(session.play(decide, number, seed))
+        outcome = seen[-1].record.outcome
+        if outcome == "redo":
+            continue
+        if recorder is not None:
+            recorder.add(episode_of(seen, session.spec, seed))
+        outcomes[outcome] += 1
+        steps, clipped = steps + len(seen), clipped + _count(seen, "clipped")
+        intervened += sum(one.record.intervened for one in seen)
+        update(outcomes.total(), f"{outcomes['success']} succeeded")
+    return Played(outcomes, steps, clipped, intervened)
+
+
+def _count(seen: Sequence[Seen], name: str) -> int:
+    return sum(bool(np.any(getattr(one.record, name))) for one in seen)
+
+
+def _seeds(driven: Driven) -> list[int]:
+    if driven.held_out:
+        return list(seed_ranges.held_out(seed_ranges.TEST, driven.episodes))
+    return list(seed_ranges.training_seeds(driven.seed, "demonstrations")[: driven.episodes])
+
+
+def decides(session: Session, config: RobotConfig, driven: Driven) -> Decide:
+    """Who decides; raises UserError for a policy that does not fit the arm."""
+    if not driven.policy:
+        return nobody
+    if driven.policy == EXPERT:
+        return ExpertDecides(_expert(session, config))
+    import torch
+
+    from vla_rl.policies.flow_policy import FlowPolicy
+    from vla_rl.policies.pretrained import load_policy
+    from vla_rl.policies.real_time_chunking import RealTimeChunking, RealTimeConfig
+    from vla_rl.recipes.saved import checkpoint_of
+
+    policy = load_policy(checkpoint_of(driven.policy), session.spec)
+    if driven.real_time:
+        if not isinstance(policy, FlowPolicy):
+            raise UserError(
+                f"{driven.policy} is a {type(policy).__name__} without a velocity field, so real-time chunking cannot "
+                "guide it; leave --real-time out."
+            )
+        policy = RealTimeChunking(policy, RealTimeConfig(driven.real_time))
+    return PolicyDecides(policy, torch.Generator().manual_seed(driven.seed))
+
+
+def _expert(session: Session, config: RobotConfig) -> object:
+    if not isinstance(session, LockstepSession):
+        raise UserError(
+            f"the scripted expert reads a simulator's state, which {session.spec.name} does not have; drive it by a "
+            "teleoperator or a policy."
+        )
+    options = config.driver.options
+    return EnvConfig(options.get("env", SO101), dict(options.get("options") or {})).make_expert()

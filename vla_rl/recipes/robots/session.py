@@ -1,0 +1,171 @@
+"""Episodes on an arm: of a real one in real time, of a simulated one in lock-step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from robot_drivers.cameras.camera import Camera, open_camera
+from robot_drivers.config import Part, RobotConfig
+from robot_drivers.control import ControlConfig
+from robot_drivers.control_process import ControlProcess
+from robot_drivers.decisions import Decide
+from robot_drivers.driver import Asks, Measurement
+from robot_drivers.env import robot_env_spec
+from robot_drivers.executor import Executor
+from robot_drivers.lockstep import Lockstep, VirtualClock
+from robot_drivers.record import Record
+from robot_drivers.runtime import Runtime
+from robot_drivers.safety import Supervisor
+from robot_drivers.simulated import SimulatedRobot
+from vla_rl.contract.env import Observation
+from vla_rl.contract.load import load
+from vla_rl.contract.spec import EnvSpec
+
+MAX_CHUNK = 64  # actions that a policy may plan at once
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One control step: what was seen before it, and its labels."""
+
+    obs: Observation
+    record: Record
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How chunks are executed: ``chunks`` is a class of ``robot_drivers/chunks.py``, at ``speed`` of all velocities."""
+
+    chunks: Part
+    speed: float = 1.0
+
+
+class Session(Protocol):
+    """An arm that episodes are played on; a context manager is made of it by ``contextlib.closing``."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What a policy for this arm is made for."""
+
+    def play(self, decide: Decide, number: int, seed: int) -> Iterator[Seen]:
+        """The control steps of episode ``number`` (from 1), whose scene is that of ``seed`` where it can be set."""
+
+    def close(self) -> None:
+        """Bring the arm to rest and free everything; safe to call twice."""
+
+
+def open_session(config: RobotConfig, execution: Execution, ask: Asks) -> Session:
+    """The arm of ``config``, connected; raises UserError when it cannot be reached.
+
+    ``ask`` has a person prepare the scene of an arm that cannot do so itself.
+    """
+    if load(config.driver.name) is SimulatedRobot:
+        return LockstepSession(config, execution)
+    return RealTimeSession(config, execution, ask)
+
+
+class _Watched(SimulatedRobot):
+    """The simulated robot, with the observation of every control step kept."""
+
+    def observe(self) -> Measurement:
+        measured = super().observe()
+        self.seen = self.observation(measured, 0)
+        return measured
+
+
+class LockstepSession:
+    """A simulated robot in virtual time: as fast as it can be computed, and the same bit for bit."""
+
+    def __init__(self, config: RobotConfig, execution: Execution) -> None:
+        clock = VirtualClock()
+        self._robot = _Watched(**config.driver.options, clock=clock)
+        self.spec = self._robot.env_spec
+        self._limit = min(self.spec.time_limit, round(config.seconds * self._robot.spec.control_hz))
+        limits = config.limits_of(self._robot).scaled(execution.speed)
+        supervisor = Supervisor(limits, config.chain())
+        self._executor = Executor(self._robot, supervisor, execution.chunks.make())
+        self._clock = clock
+        self._robot.connect()
+
+    def play(self, decide: Decide, number: int, seed: int) -> Iterator[Seen]:
+        robot, dt = self._robot, self.spec.control_dt
+        robot.reset(seed)
+        lockstep = Lockstep(self._executor, decide, self._observed, self._clock, dt)
+        lockstep.begin(number, self._limit)
+        time = 0
+        while True:
+            record = lockstep.step()
+            yield Seen(replace(robot.seen, time=np.array([time])), record)
+            if record.outcome:
+                return
+            time += 1
+
+    def close(self) -> None:
+        self._robot.disconnect()
+
+    def _observed(self, measured: Measurement, time: int) -> Observation:
+        return replace(self._robot.seen, time=np.array([time]))
+
+
+class RealTimeSession:
+    """An arm whose control process keeps its rate, whatever the policy, cameras and recording do meanwhile."""
+
+    def __init__(self, config: RobotConfig, execution: Execution, ask: Asks) -> None:
+        self._ask, self._opened = ask, ExitStack()
+        driver = config.open()
+        limits = config.limits_of(driver).scaled(execution.speed)
+        steps = round(config.seconds * driver.spec.control_hz)
+        with ExitStack() as opening:
+            self._cameras = {name: _connected(name, part, opening) for name, part in config.cameras.items()}
+            sizes = {name: (camera.spec.height, camera.spec.width) for name, camera in self._cameras.items()}
+            self.spec = robot_env_spec(driver.spec, sizes, config.tasks, steps, min(steps, MAX_CHUNK))
+            self._control = opening.enter_context(ControlProcess(_control_config(config, limits.to_json(), execution)))
+            self._opened = opening.pop_all()
+
+    def play(self, decide: Decide, number: int, seed: int) -> Iterator[Seen]:
+        if self._control.resets:
+            self._control.reset(seed)
+        else:
+            self._ask(f"Episode {number}: prepare the scene, then press Enter.")
+        with Runtime(self._control, decide, self._observation, pictured=self._pictured) as runtime:
+            for moment in runtime.episode(number, self.spec.time_limit):
+                yield Seen(moment.obs, moment.record)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _observation(self, measured: Measurement, time: int) -> Observation:
+        images = {name: camera.read().image[None] for name, camera in self._cameras.items()}
+        state = measured.position.astype(np.float32)[None]
+        return Observation(images, state, np.zeros(1, np.int64), np.array([time]))
+
+    def _pictured(self) -> float:
+        """When the oldest of the newest pictures was captured; the present where there is no camera."""
+        return min((camera.read().captured for camera in self._cameras.values()), default=time.monotonic())
+
+
+def _connected(name: str, part: Part, opening: ExitStack) -> Camera:
+    camera = open_camera(part.name, part.options, name)
+    camera.connect()
+    opening.callback(camera.disconnect)
+    return camera
+
+
+def _control_config(config: RobotConfig, limits: Mapping[str, Any], execution: Execution) -> ControlConfig:
+    teleoperator = config.teleoperator or Part("")
+    return ControlConfig(
+        driver=config.driver.name,
+        driver_options=dict(config.driver.options),
+        limits=limits,
+        chunks=execution.chunks.name,
+        chunks_options=dict(execution.chunks.options),
+        kinematics=config.kinematics,
+        teleoperator=teleoperator.name,
+        teleoperator_options=dict(teleoperator.options),
+    )
