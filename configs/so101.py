@@ -4,6 +4,7 @@ from vla_rl.policies.flow import AllSteps, FlowSampler
 from vla_rl.policies.flow_schedules import Ode
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.tiny import NewTiny, NewTinyOfJoints
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.grounding import GroundingConfig
@@ -19,6 +20,15 @@ def imitate() -> Imitate:
         new=NewTinyOfJoints(horizon=16),
         grounding=GroundingConfig(scenes=6000, fit=FitConfig(steps=1000, batch=64, lr=2e-3)),
         imitation=ImitationConfig(50, stride=1, fit=FitConfig(steps=5000, batch=64, lr=1e-3)),
+    )
+
+
+def from_recording() -> ImitateDataset:
+    """The same policy from episodes that `vla-rl robot record` has recorded, its sight included: --dataset FOLDER."""
+    return ImitateDataset(
+        env=ENV,
+        new=NewTinyOfJoints(horizon=16),
+        imitation=ImitationConfig(0, stride=1, fit=FitConfig(steps=5000, batch=64, lr=1e-3)),
     )
 
 

@@ -210,7 +210,7 @@ class Hardware:
         newest = next((m for m in reversed(self._measured) if m.arrives <= now + _SOON), self._measured[0])
         if newest.position is None:
             raise DriverError(f"{self.spec.name}: asked for the positions of its joints and got no answer.")
-        return newest.position.copy(), newest.captured
+        return newest.position.copy(), min(newest.captured, now)  # rounding is no future
 
     def pictures(self, now: float) -> tuple[dict[str, np.ndarray], float]:
         """The newest pictures {camera: uint8 [h,w,3]} that have arrived, and when they were taken."""

@@ -12,6 +12,7 @@ from robot_drivers.config import Part, RobotConfig
 from robot_drivers.feetech import GOAL_POSITION, TORQUE_ENABLE
 from tests.robot_drivers.servo_bus import Port, Servos
 from vla_rl.cli.main import main
+from vla_rl.experience.datasets import load_demonstrations
 
 GOLDEN = Path(__file__).parents[1] / "robot_drivers" / "golden" / "so101.json"
 
@@ -83,3 +84,17 @@ def test_mistakes_are_one_sentence(complaint, tmp_path, monkeypatch):
     assert "vla-rl robot setup" in complaint("robot", "check", str(tmp_path / "absent.json"))
     assert "Nobody answers" in complaint("robot", "setup", str(tmp_path / "arm.json"))
     assert not (tmp_path / "arm.json").exists()
+
+
+def test_the_simulated_arm_is_recorded_and_the_dataset_read(tmp_path, capsys):
+    out = tmp_path / "recorded"
+    main(["robot", "record", "simulated", "--policy", "expert", "--episodes", "1", "--out", str(out)])
+    printed = capsys.readouterr().err
+    assert "success 100.0%" in printed and "of 1 (1 success)" in printed and str(out) in printed
+    assert load_demonstrations(out).count == 1
+
+
+def test_what_cannot_be_driven_is_one_sentence(complaint, file, tmp_path):
+    assert "needs a policy" in complaint("robot", "run", "simulated")
+    assert "choose a number from 0.01 to 1" in complaint("robot", "record", "simulated", "--speed", "-1")
+    assert "vla-rl robot setup" in complaint("robot", "run", str(tmp_path / "absent.json"), "--policy", "expert")

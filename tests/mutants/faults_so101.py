@@ -112,7 +112,7 @@ FAULTS = (
     Fault(
         "late measurements are stamped with the time of their arrival",
         _HARDWARE,
-        "return newest.position.copy(), newest.captured",
+        "return newest.position.copy(), min(newest.captured, now)",
         "return newest.position.copy(), now",
         (f"{_SIMULATED}test_a_measurement_is_as_old_as_it_says",),
     ),

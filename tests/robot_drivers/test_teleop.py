@@ -119,7 +119,8 @@ def test_without_a_terminal_or_with_too_many_joints_it_is_one_sentence(tmp_path)
 
 
 OWNER = """
-import os, sys, termios, time
+import os, signal, sys, termios, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in what a script starts in the background
 os.open(sys.argv[1], os.O_RDWR)  # a new session's first terminal is its own
 from vla_rl.contract.child import Child
 child = Child([sys.executable, "-m", "robot_drivers.teleop.process"], name="control")

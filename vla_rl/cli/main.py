@@ -24,7 +24,10 @@ COMMANDS = {
         "vla_rl.cli.serve_policy:serve_policy",
         "serve a checkpoint to the vla-eval harness or openpi clients",
     ),
-    "robot": ("vla_rl.cli.robot:robot", "an arm on your desk: set it up, calibrate it, check it without moving it"),
+    "robot": (
+        "vla_rl.cli.robot:robot",
+        "an arm on your desk: set up, check, record, let a policy drive",
+    ),
     "inspect": ("vla_rl.cli.inspect:main", "what is installed and works; an environment, checkpoint, config or run"),
 }
 

@@ -13,6 +13,8 @@ from rich.console import Console
 
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.decisions import Decide
+from robot_drivers.limits import Limits
+from robot_drivers.simulated import SimulatedRobot
 from robot_drivers.simulated_hardware import SO101
 from vla_rl.contract.errors import UserError
 from vla_rl.evaluation import seed_ranges
@@ -27,9 +29,7 @@ from vla_rl.recipes.robots.session import Execution, LockstepSession, Seen, Sess
 
 SIMULATED = "simulated"  # instead of a file: the robot that everybody has
 EXPERT = "expert"
-_SIMULATED_SO101 = RobotConfig(
-    Part("robot_drivers.simulated:SimulatedRobot"), kinematics="robot_drivers.kinematics:so101", tasks=("",)
-)
+_SIMULATED_SO101 = Part("robot_drivers.simulated:SimulatedRobot")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,10 @@ def execution(name: str, steps: int, speed: float) -> Execution:
 
 def robot_config(name: str) -> RobotConfig:
     """The robot of the file ``name``, or the simulated one."""
-    return _SIMULATED_SO101 if name == SIMULATED else RobotConfig.load(Path(name))
+    if name != SIMULATED:
+        return RobotConfig.load(Path(name))
+    limits = Limits.of(SimulatedRobot().spec, margin=0.0)  # it rests at the end of its wrist's range
+    return RobotConfig(_SIMULATED_SO101, limits=limits.to_json())
 
 
 def drive(config: RobotConfig, driven: Driven, out: Path | None, show: Console) -> Played:
@@ -119,6 +122,11 @@ def _play(
         outcomes[outcome] += 1
         steps, clipped = steps + len(seen), clipped + _count(seen, "clipped")
         intervened += sum(one.record.intervened for one in seen)
+        if seen[-1].record.reason == "stopped":
+            raise UserError(
+                f"The supervisor stopped the arm in episode {number}, so no further one is played; look at the arm and "
+                "at what it measures, and begin again."
+            )
         update(outcomes.total(), f"{outcomes['success']} succeeded")
     return Played(outcomes, steps, clipped, intervened)
 

@@ -95,7 +95,7 @@ class LockstepSession:
 
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[Seen]:
         robot, dt = self._robot, self.spec.control_dt
-        robot.reset(seed)
+        self._executor.reset(seed)
         lockstep = Lockstep(self._executor, decide, self._observed, self._clock, dt)
         lockstep.begin(number, self._limit)
         time = 0

@@ -1,0 +1,99 @@
+"""Faults in how episodes of an arm are played and recorded."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_DECIDE, _DRIVE, _RECORDING, _SESSION = (
+    f"vla_rl/recipes/robots/{name}.py" for name in ("decide", "drive", "recording", "session")
+)
+_ON = "tests/recipes/robots/test_robot_recording.py::"
+_GOES_ON = f"{_ON}test_a_policy_goes_on_until_the_runtime_says_that_no_chunk_counts"
+_LABELS = f"{_ON}test_every_step_says_what_was_requested_and_by_whom"
+
+FAULTS = (
+    Fault(
+        "a policy on an arm keeps its state over a hand-back",
+        _DECIDE,
+        "if query.consumed is None:",
+        "if query.consumed is None and query.step < 0:",
+        (_GOES_ON,),
+    ),
+    Fault(
+        "real-time chunking on an arm bridges more than is left of a chunk",
+        _DECIDE,
+        "min(query.delay, steps, self._horizon - steps)",
+        "min(query.delay, steps)",
+        (_GOES_ON,),
+    ),
+    Fault(
+        "real-time chunking on an arm hears nothing of the last chunk",
+        _DECIDE,
+        "if not isinstance(self.policy, RealTimePolicy):",
+        "if isinstance(self.policy, RealTimePolicy):",
+        (f"{_ON}test_the_next_chunk_of_real_time_chunking_continues_the_last",),
+    ),
+    Fault(
+        "what was requested is recorded as the action",
+        _RECORDING,
+        "action=np.stack([record.executed for record in records])",
+        "action=np.stack([record.requested for record in records])",
+        (_LABELS,),
+    ),
+    Fault(
+        "the executed position is recorded as the request",
+        _RECORDING,
+        "np.where(asked[:, None], requested, executed)",
+        "np.where(asked[:, None], executed, executed)",
+        (_LABELS,),
+    ),
+    Fault(
+        "every end of an episode is recorded as success",
+        _RECORDING,
+        'records[-1].outcome == "success"',
+        'records[-1].outcome != ""',
+        (f"{_ON}test_an_episode_that_ran_out_of_time_is_no_success",),
+    ),
+    Fault(
+        "a recorder drops the error of the episode before",
+        _RECORDING,
+        "            self._writing.result()",
+        "            self._writing.exception()",
+        (f"{_ON}test_a_recorder_keeps_what_is_whole_when_the_next_fails",),
+    ),
+    Fault(
+        "an observation is recorded one control step late",
+        _SESSION,
+        "            record = lockstep.step()",
+        "            record, _ = lockstep.step(), robot.observe()",
+        (f"{_ON}test_what_is_recorded_was_seen_before_it_was_done",),
+    ),
+    Fault(
+        "the speed of a session is ignored",
+        _SESSION,
+        "limits = config.limits_of(self._robot).scaled(execution.speed)",
+        "limits = config.limits_of(self._robot)",
+        (f"{_ON}test_a_slower_speed_holds",),
+    ),
+    Fault(
+        "an episode that a person rejects is kept",
+        _DRIVE,
+        'if outcome == "redo":',
+        'if outcome == "re-do":',
+        (f"{_ON}test_an_episode_that_a_person_rejects_is_played_again_and_not_kept",),
+    ),
+    Fault(
+        "a stopped arm is played on with",
+        _DRIVE,
+        'if seen[-1].record.reason == "stopped":',
+        'if seen[-1].record.reason == "stop":',
+        (f"{_ON}test_a_stopped_arm_ends_the_session_in_one_sentence",),
+    ),
+    Fault(
+        "a policy runs on the scenes of the demonstrations",
+        _DRIVE,
+        "    if driven.held_out:",
+        "    if not driven.episodes:",
+        (f"{_ON}test_test_scenes_are_no_demonstrations",),
+    ),
+)

@@ -1,0 +1,254 @@
+"""Episodes on the simulated SO-101: played through the supervisor, recorded with labels, read back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from robot_drivers.config import Part, RobotConfig
+from robot_drivers.control_process import ControlProcess
+from robot_drivers.decisions import Decision, Query
+from robot_drivers.limits import Limits
+from robot_drivers.record import SOURCES
+from robot_drivers.simulated import SimulatedRobot
+from robot_drivers.simulated_client import SimulatedProcess
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.policies.flow import AllSteps, FlowSampler
+from vla_rl.policies.flow_schedules import Ode
+from vla_rl.policies.function import FunctionPolicy
+from vla_rl.policies.real_time_chunking import RealTimeChunking
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.robots import drive
+from vla_rl.recipes.robots.decide import PolicyDecides, nobody
+from vla_rl.recipes.robots.recording import Recorder, episode_of
+from vla_rl.recipes.robots.session import LockstepSession, RealTimeSession, open_session
+from vla_rl.recipes.tiny import NewTinyOfJoints
+
+OPTIONS = {"image_size": 16, "threads": 1}
+OPEN_LOOP = drive.execution("open_loop", 8, 1.0)
+
+
+def simulated(**options) -> RobotConfig:
+    arm = {"options": {**OPTIONS, **options}}
+    limits = Limits.of(SimulatedRobot(**arm).spec, margin=0.0).to_json()
+    return RobotConfig(Part("robot_drivers.simulated:SimulatedRobot", arm), limits=limits)
+
+
+def ask(sentence: str) -> str:
+    raise AssertionError(f"nobody has to do anything: {sentence}")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Two episodes of the scripted expert."""
+    folder = tmp_path_factory.mktemp("robot") / "dataset"
+    played = drive.drive(simulated(), drive.Driven("expert", 2, 1, OPEN_LOOP), folder, console)
+    return played, load_demonstrations(folder)
+
+
+def test_the_expert_succeeds_through_the_supervisor_and_is_recorded(recorded):
+    played, episodes = recorded
+    assert played.outcomes == Counter(success=2) and episodes.count == 2
+    assert played.steps == len(episodes.state) and played.intervened == 0
+    assert len(set(episodes.seed.tolist())) == 2 and episodes.fps == 25
+    ends = episodes.extras["next.success"]
+    assert np.flatnonzero(ends).tolist() == [end - 1 for _, end in episodes.spans()]
+    assert episodes.state_names == episodes.action_names == SimulatedRobot(options=OPTIONS).spec.names
+    assert {name: image.shape[1:] for name, image in episodes.images.items()} == {"front": (16, 16, 3)}
+
+
+def test_every_step_says_what_was_requested_and_by_whom(recorded):
+    _, episodes = recorded
+    label = {name.removeprefix("complementary_info."): values for name, values in episodes.extras.items()}
+    assert label["asked"].all() and set(label["source"].tolist()) == {SOURCES.index("policy")}
+    differ = np.abs(label["requested"] - episodes.action) > 1e-5
+    assert differ.any() and (label["clipped"][differ] == 1).all()  # what was changed is marked
+    assert not label["intervention"].any()
+    assert (np.diff(label["captured"][: episodes.spans()[0][1]]) > 0.03).all()
+    assert (label["step_in_chunk"] == 0).all()  # the expert plans one action at a time
+
+
+def test_what_is_recorded_was_seen_before_it_was_done(recorded):
+    """The state of a step is measured before its action: the action before it is where the arm has come from."""
+    _, episodes = recorded
+    begin, end = episodes.spans()[0]
+    state, action = episodes.state[begin:end, :5], episodes.action[begin:end, :5]
+    behind = np.abs(state[1:] - action[:-1]).mean()
+    ahead = np.abs(state[:-1] - action[1:]).mean()
+    assert behind < ahead
+
+
+def test_two_recordings_are_the_same(recorded, tmp_path):
+    _, episodes = recorded
+    drive.drive(simulated(), drive.Driven("expert", 2, 1, OPEN_LOOP), tmp_path / "again", console)
+    again = load_demonstrations(tmp_path / "again")
+    np.testing.assert_array_equal(again.action, episodes.action)
+    np.testing.assert_array_equal(again.images["front"], episodes.images["front"])
+
+
+def test_a_slower_speed_holds(tmp_path):
+    config = simulated(seconds=1.0)
+    with closing(LockstepSession(config, drive.execution("open_loop", 8, 0.1))) as session:
+        decide = drive.decides(session, config, drive.Driven("expert", 1, 1, OPEN_LOOP))
+        seen = list(session.play(decide, 1, 7))
+    executed = np.stack([one.record.executed for one in seen])
+    assert np.abs(np.diff(executed, axis=0)).max() * 25 <= 0.1 * 3.0 + 1e-6  # rad/s
+    assert seen[-1].record.outcome == "time_limit"
+
+
+def test_an_episode_that_ran_out_of_time_is_no_success():
+    config = replace(simulated(), seconds=0.4)
+    with closing(LockstepSession(config, OPEN_LOOP)) as session:
+        episode = episode_of(list(session.play(nobody, 1, 7)), session.spec, 7)
+    assert episode.extras["next.done"].tolist() == [False] * 9 + [True]
+    assert not episode.extras["next.success"].any() and not episode.extras["next.reward"].any()
+
+
+def test_test_scenes_are_no_demonstrations(monkeypatch):
+    shown = drive.Driven("expert", 3, 1, OPEN_LOOP)
+    assert not set(drive._seeds(shown)) & set(drive._seeds(replace(shown, held_out=True)))
+    assert drive._seeds(shown) != drive._seeds(replace(shown, seed=2))
+
+
+class Ends:
+    """A session whose episodes end as ``outcomes`` say."""
+
+    def __init__(self, *outcomes: str, reason: str = "") -> None:
+        self.outcomes, self.reason, self.numbers = list(outcomes), reason, []
+
+    def play(self, decide, number, seed):
+        self.numbers.append((number, seed))
+        record = SimpleNamespace(
+            outcome=self.outcomes.pop(0), reason=self.reason, clipped=np.array([False, True]), intervened=True
+        )
+        yield SimpleNamespace(obs=None, record=record)
+
+
+def test_an_episode_that_a_person_rejects_is_played_again_and_not_kept():
+    session = Ends("redo", "failure", "redo", "success")
+    played = drive._play(session, nobody, drive.Driven("", 2, 1, OPEN_LOOP), None, lambda done, remark: None)
+    numbers, seeds = zip(*session.numbers, strict=True)
+    assert played.outcomes == Counter(failure=1, success=1) and numbers == (1, 2, 3, 4)
+    assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+    assert str(played) == (
+        "success 50.0% [9.5, 90.5] of 2 (1 failure, 1 success); of 2 control steps 100% were clipped, 100% a person's"
+    )
+
+
+def test_a_stopped_arm_ends_the_session_in_one_sentence():
+    session = Ends("time_limit", "success", reason="stopped")
+    with pytest.raises(UserError, match="stopped the arm in episode 1"):
+        drive._play(session, nobody, drive.Driven("", 2, 1, OPEN_LOOP), None, lambda done, remark: None)
+
+
+def test_the_expert_of_a_real_arm_and_guidance_without_a_velocity_field_are_refused(tmp_path):
+    config = simulated()
+    with closing(LockstepSession(config, OPEN_LOOP)) as session:
+        other = SimpleNamespace(spec=session.spec)
+        with pytest.raises(UserError, match="drive it by a teleoperator"):
+            drive.decides(other, config, drive.Driven("expert", 1, 1, OPEN_LOOP))
+
+
+def query(consumed: int | None, delay: int = 1) -> Query:
+    obs = SimpleNamespace(state=np.zeros((1, 2)), public=lambda: obs)
+    return Query(obs, 0, consumed, delay)
+
+
+class Remembers(FunctionPolicy):
+    """Counts its decisions since it began anew, and says so in its chunk; a real-time policy."""
+
+    def initial_state(self, num_envs):
+        return {"count": np.zeros(num_envs, int)}
+
+    def reset_state(self, state, env_ids):
+        return {"count": np.zeros(1, int)}
+
+    def continue_chunk(self, state, env_ids, consumed, delay):
+        self.continued = (np.asarray(env_ids).tolist(), int(consumed[0]), int(delay[0]))
+        return state
+
+    def encode(self, obs):
+        return {"state": obs.state}
+
+    def act(self, features, state, mode, generator):
+        assert mode == "eval"
+        chunk = np.full((1, 6, 2), state["count"][0], np.float32)
+        return SimpleNamespace(action=chunk), {"count": state["count"] + 1}
+
+
+def test_a_policy_goes_on_until_the_runtime_says_that_no_chunk_counts():
+    spec = SimulatedRobot(options=OPTIONS).env_spec
+    policy = Remembers(spec, None)
+    decide = PolicyDecides(policy, None)
+    assert isinstance(decide(query(None)), Decision)
+    assert decide(query(4, delay=1)).chunk[0, 0] == 1 and policy.continued == ([0], 4, 1)
+    decide(query(5, delay=3))
+    assert policy.continued == ([0], 5, 1)  # a late query: one action is left
+    assert decide(query(None)).chunk[0, 0] == 0
+
+
+def test_a_recorder_keeps_what_is_whole_when_the_next_fails(recorded, tmp_path):
+    config = simulated()
+    with closing(LockstepSession(config, OPEN_LOOP)) as session:
+        decide = drive.decides(session, config, drive.Driven("expert", 1, 1, OPEN_LOOP))
+        seen = list(session.play(decide, 1, 7))
+    episode = episode_of(seen, session.spec, 7)
+    broken = replace(episode, state=np.full_like(episode.state, np.nan))
+    with pytest.raises(UserError, match="not finite"), Recorder(tmp_path / "kept") as recorder:
+        recorder.add(episode)
+        recorder.add(broken)
+    assert load_demonstrations(tmp_path / "kept").count == 1
+
+
+def test_the_same_in_real_time_with_an_arm_that_is_a_process():
+    """Nothing but the file differs: the arm holds where it is while nobody takes over, and the time limit ends it."""
+    with SimulatedProcess(robot={"options": {**OPTIONS, "seconds": 600}}) as process:
+        parts = {"address": process.address, "options": {**OPTIONS, "seconds": 600}}
+        arm = Part("robot_drivers.simulated_client:SimulatedArm", parts)
+        limits = Limits.of(arm.make().spec, margin=0.0).to_json()
+        camera = Part("robot_drivers.simulated_client:SimulatedCamera", {**parts, "camera": "front"})
+        config = RobotConfig(arm, {"front": camera}, limits=limits, tasks=("wait",), seconds=0.4)
+        with closing(open_session(config, OPEN_LOOP, ask)) as session:
+            assert isinstance(session, RealTimeSession) and isinstance(session._control, ControlProcess)
+            seen = list(session.play(nobody, 1, 3))
+        episode = episode_of(seen, session.spec, 3)
+    assert seen[-1].record.outcome == "time_limit" and len(seen) == 10
+    assert episode.images["front"].shape == (10, 16, 16, 3) and episode.images["front"].any()
+    assert np.abs(episode.state - episode.state[0]).max() < 0.2 and episode.tasks == ("wait",)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(recorded, tmp_path_factory):
+    """A policy for the arm that has learnt nothing."""
+    _, episodes = recorded
+    folder = tmp_path_factory.mktemp("policy")
+    sampler = FlowSampler(Ode(), AllSteps(), 2)
+    new = NewTinyOfJoints(horizon=8, condition=16, width=16, sampler=sampler)
+    new.build(SimulatedRobot(options={**OPTIONS, "seconds": 1.0}).env_spec, episodes, 1).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("real_time", ["", "identity", "vjp"])
+def test_a_checkpoint_drives(real_time, checkpoint):
+    driven = drive.Driven(str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), real_time, True)
+    played = drive.drive(simulated(seconds=1.0), driven, None, console)
+    assert played.outcomes == Counter(time_limit=1) and played.steps == 25
+
+
+def test_the_next_chunk_of_real_time_chunking_continues_the_last(checkpoint, monkeypatch):
+    told, go_on = [], RealTimeChunking.continue_chunk
+
+    def watched(policy, state, env_ids, consumed, delay):
+        told.append((int(consumed[0]), int(delay[0])))
+        return go_on(policy, state, env_ids, consumed, delay)
+
+    monkeypatch.setattr(RealTimeChunking, "continue_chunk", watched)
+    driven = drive.Driven(str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), "identity", True)
+    drive.drive(simulated(seconds=1.0), driven, None, console)
+    assert told == [(4, 0)] * 6  # 25 control steps, four actions of each chunk, none of them late
