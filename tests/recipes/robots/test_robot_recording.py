@@ -74,14 +74,15 @@ def test_every_step_says_what_was_requested_and_by_whom(recorded):
     assert (label["step_in_chunk"] == 0).all()  # the expert plans one action at a time
 
 
-def test_what_is_recorded_was_seen_before_it_was_done(recorded):
-    """The state of a step is measured before its action: the action before it is where the arm has come from."""
-    _, episodes = recorded
-    begin, end = episodes.spans()[0]
-    state, action = episodes.state[begin:end, :5], episodes.action[begin:end, :5]
-    behind = np.abs(state[1:] - action[:-1]).mean()
-    ahead = np.abs(state[:-1] - action[1:]).mean()
-    assert behind < ahead
+def test_what_is_recorded_was_seen_before_it_was_done():
+    """The observation of a step is that of the measurement which its action was decided and supervised on."""
+    config = simulated()
+    with closing(LockstepSession(config, OPEN_LOOP)) as session:
+        decide = drive.decides(session, config, drive.Driven("expert", 1, 1, OPEN_LOOP))
+        seen = list(session.play(decide, 1, 7))
+    states = np.stack([one.obs.state[0] for one in seen])
+    np.testing.assert_array_equal(states, np.stack([one.record.position for one in seen]).astype(np.float32))
+    assert [int(one.obs.time[0]) for one in seen] == list(range(len(seen)))
 
 
 def test_two_recordings_are_the_same(recorded, tmp_path):
