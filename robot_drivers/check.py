@@ -121,16 +121,16 @@ def _limits(limits: Limits) -> str:
 def _measurements(driver: RobotDriver, limits: Limits, seconds: float, clock: Clock) -> Iterator[Finding]:
     """Measure at the control rate, and look at what came and when."""
     period, found, lasted, lost = 1 / driver.spec.control_hz, [], [], []
-    begun = clock.now()
+    started = clock.now()
     for step in range(max(2, round(seconds / period))):
-        clock.sleep(max(0.0, begun + step * period - clock.now()))
+        clock.sleep(max(0.0, started + step * period - clock.now()))
         asked = clock.now()
         try:
             found.append(driver.observe())
             lasted.append(clock.now() - asked)
         except DriverError as error:
             lost.append(str(error))
-    took = clock.now() - begun
+    took = clock.now() - started
     yield _answers(len(found), lost)
     if not found:
         return

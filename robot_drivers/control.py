@@ -105,8 +105,8 @@ class Control:
         self._listen()
         self._executor.measure(time.monotonic())
         record = self._executor.act(time.monotonic())
-        told = {"record": record.to_message(), "late": self._pace.late, "overruns": self._pace.overruns}
-        self._tell("record", **told, refused=self._executor.refused, faults=self._executor.faults)
+        sent = {"record": record.to_message(), "late": self._pace.late, "overruns": self._pace.overruns}
+        self._tell("record", **sent, refused=self._executor.refused, faults=self._executor.faults)
         self._rest(record)
 
     def finish(self, reason: str) -> None:

@@ -30,7 +30,7 @@ _RECORDS = 4096  # that wait to be read
 
 
 @dataclass(frozen=True)
-class Told:
+class ControlReport:
     """A control step, and how the process fares: all of it counted since it began.
 
     late      seconds after its deadline that the step began
@@ -61,7 +61,7 @@ class ControlProcess:
         self._child = Child([sys.executable, "-m", "robot_drivers.control"], name="runtime")
         self._inbox = Inbox(self._child.fileno(), "runtime")
         self._sending, self._closing = threading.Lock(), threading.Event()
-        self._records: queue.Queue[Told | UserError] = queue.Queue(_RECORDS)
+        self._records: queue.Queue[ControlReport | UserError] = queue.Queue(_RECORDS)
         try:
             ready, *self._early = self._started(config)
         except BaseException:
@@ -81,13 +81,13 @@ class ControlProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def told(self, block: bool = True) -> Told | None:
+    def receive(self, block: bool = True) -> ControlReport | None:
         """The next control step; None where none waits and ``block`` is False.
 
         Raises UserError when the process has ended, or refused what it was sent.
         """
         try:
-            told = self._records.get(block, _ANSWER)
+            report = self._records.get(block, _ANSWER)
         except queue.Empty as error:
             if not block:
                 return None
@@ -95,9 +95,9 @@ class ControlProcess:
                 f"the control process has sent nothing for {_ANSWER:g} s, so nothing is known of the arm; look at the "
                 "robot, and at what this computer does beside."
             ) from error
-        if isinstance(told, UserError):
-            raise told
-        return told
+        if isinstance(report, UserError):
+            raise report
+        return report
 
     def decided(self, decision: Decision, observed: int) -> None:
         """Execute the chunk that was decided on the observation of step ``observed``."""
@@ -187,7 +187,7 @@ class ControlProcess:
             try:
                 self._send_all({"kind": "alive", "stamp": self.vital()})
             except ChildError:
-                return  # whoever waits for a record is told
+                return  # whoever waits for a record gets the error
 
     def _lost(self, error: ChildError) -> UserError:
         words = self._child.last_words()
@@ -197,8 +197,8 @@ class ControlProcess:
         )
 
 
-def _understood(message: Mapping[str, Any]) -> Told | UserError:
+def _understood(message: Mapping[str, Any]) -> ControlReport | UserError:
     if message["kind"] == "record":
         names = ("late", "overruns", "refused", "faults", "dropped")
-        return Told(Record.from_message(message["record"]), **{name: message[name] for name in names})
+        return ControlReport(Record.from_message(message["record"]), **{name: message[name] for name in names})
     return error_of(message) if message["kind"] == "failed" else UserError(message["error"])

@@ -118,16 +118,16 @@ class RobotEnv:
         return actions
 
     def _next(self) -> Record:
-        told = None
-        while told is None:
-            told = self._control.told()
-        return told.record
+        report = None
+        while report is None:
+            report = self._control.receive()
+        return report.record
 
     def _newest(self) -> Record:
         """The newest control step: what nobody has looked at meanwhile is passed over."""
         newest = self._next()
-        while (told := self._control.told(block=False)) is not None:
-            newest = told.record
+        while (report := self._control.receive(block=False)) is not None:
+            newest = report.record
         return newest
 
     def _seen(self, record: Record, time: int) -> Observation:

@@ -19,7 +19,7 @@ class Inference:
     def __init__(self, decide: Decide, deliver: Callable[[Decision, int], None]) -> None:
         self._decide, self._deliver = decide, deliver
         self._query: Query | None = None
-        self._begun = math.inf
+        self._started = math.inf
         self._failure: Exception | None = None
         self._change, self._closed = threading.Condition(), False
         self._thread = threading.Thread(target=self._work, name="policy", daemon=True)
@@ -33,14 +33,14 @@ class Inference:
         return self._query is not None
 
     @property
-    def begun(self) -> float:
+    def started(self) -> float:
         """When the query that is being decided on came, in seconds of ``time.monotonic``; infinity for none."""
-        return self._begun
+        return self._started
 
     def ask(self, query: Query) -> None:
         """Decide on ``query`` from now on."""
         with self._change:
-            self._query, self._begun = query, time.monotonic()
+            self._query, self._started = query, time.monotonic()
             self._change.notify()
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Inference:
             except Exception as error:  # raised where the next record is looked at
                 self._failure = error
                 return
-            self._begun, self._query = math.inf, None
+            self._started, self._query = math.inf, None
 
 
 class Delays:

@@ -50,13 +50,13 @@ class Lockstep:
         self.executor, self.clock = executor, clock
         self._decide, self._observe, self._person = decide, observe, person
         self._dt, self._delay = dt, delay
-        self._begun = 0  # the step with which the episode began
+        self._first_step = 0  # the step with which the episode began
         self._waiting: tuple[int, Decision] | None = None  # the step observed, and what was decided
 
     def begin(self, episode: int, time_limit: int) -> None:
         """The next step is the first of ``episode``; decisions that are on their way are lost."""
         self.executor.begin(episode, time_limit)
-        self._begun, self._waiting = self.executor.step, None
+        self._first_step, self._waiting = self.executor.step, None
 
     def step(self) -> Record:
         """One control step."""
@@ -67,7 +67,7 @@ class Lockstep:
             executor.human(read, now)
         self._deliver()
         if self._waiting is None and executor.asks:
-            obs = self._observe(measured, executor.step - self._begun)
+            obs = self._observe(measured, executor.step - self._first_step)
             query = Query(obs, executor.step, executor.consumed, self._delay)
             self._waiting = executor.step, self._decide(query)
             self._deliver()

@@ -74,12 +74,12 @@ class Runtime:
         """
         self.control.begin(number, time_limit)
         record = next(record for record in self._records() if record.episode == number)
-        begun, obs = record.step, self._observe(measurement_of(record), 0)
+        start, obs = record.step, self._observe(measurement_of(record), 0)
         try:
             while True:
                 self._ask(record, obs)
                 following = next(self._records())
-                after = self._observe(measurement_of(following), following.step - begun)
+                after = self._observe(measurement_of(following), following.step - start)
                 yield Moment(obs, record, step_of([record], [after], 1))
                 if record.outcome:
                     return
@@ -90,9 +90,9 @@ class Runtime:
 
     def _records(self) -> Iterator[Record]:
         while True:
-            told = self.control.told()
-            if told is not None:
-                yield told.record
+            report = self.control.receive()
+            if report is not None:
+                yield report.record
 
     def _ask(self, record: Record, obs: Observation) -> None:
         """Ask for a decision on ``obs`` if one is wanted and none is on its way."""
@@ -106,7 +106,7 @@ class Runtime:
 
     def _vital(self) -> float:
         """Until when all was well."""
-        return min(time.monotonic(), self._inference.begun + self._patience, self._pictured())
+        return min(time.monotonic(), self._inference.started + self._patience, self._pictured())
 
 
 def measurement_of(record: Record) -> Measurement:

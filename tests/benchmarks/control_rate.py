@@ -57,6 +57,6 @@ def _lateness(steps: int, size: int, busy: bool) -> np.ndarray:
 
 
 def _late(control: ControlProcess) -> float:
-    told = control.told()
-    assert told is not None
-    return told.late
+    report = control.receive()
+    assert report is not None
+    return report.late

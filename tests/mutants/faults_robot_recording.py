@@ -92,8 +92,8 @@ FAULTS = (
     Fault(
         "a policy runs on the scenes of the demonstrations",
         _DRIVE,
-        "    if driven.held_out:",
-        "    if not driven.episodes:",
+        "    if settings.held_out:",
+        "    if not settings.episodes:",
         (f"{_ON}test_test_scenes_are_no_demonstrations",),
     ),
 )

@@ -202,7 +202,7 @@ _PROCESSES = (
     Fault(
         "a policy that hangs is taken to be well",
         "robot_drivers/runtime.py",
-        "self._inference.begun + self._patience",
+        "self._inference.started + self._patience",
         "time.monotonic()",
         (f"{_ON_CONTROL}test_a_policy_that_hangs_leaves_the_arm_holding",),
     ),

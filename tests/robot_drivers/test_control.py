@@ -144,9 +144,9 @@ def test_an_episode_in_real_time_is_recorded_step_by_step(tmp_path: Path) -> Non
     assert len(moments) == 60 and len(again) == 20 and records[-1].outcome == "time_limit"
     assert np.diff([record.step for record in records]).tolist() == [1] * 59
     assert {record.episode for record in records} == {4}
-    told = [record for record in records if record.source == "policy"]
-    assert len(told) > 30 and {record.policy_version for record in told} == {7}
-    assert all(record.chunk + record.step_in_chunk == record.step for record in told)
+    report = [record for record in records if record.source == "policy"]
+    assert len(report) > 30 and {record.policy_version for record in report} == {7}
+    assert all(record.chunk + record.step_in_chunk == record.step for record in report)
     for moment, following in pairwise(moments):
         step = moment.step
         assert step.executed[0, 0] == pytest.approx(moment.record.executed) and step.valid.all()
@@ -162,11 +162,11 @@ def test_a_chunk_that_no_arm_should_execute_is_refused_and_control_goes_on(tmp_p
     path = tmp_path / "commands"
     with ControlProcess(config(str(path))) as control:
         control.begin(1, 100)
-        running = control.told()
+        running = control.receive()
         assert running is not None
         control.decided(Decision(np.full((4, 2), np.nan)), running.record.step + 1)
         with pytest.raises(UserError, match="finite numbers"):
-            while control.told():
+            while control.receive():
                 pass
         before = len(commands(path))
         wait_until(lambda: len(commands(path)) > before + 5)
@@ -186,7 +186,7 @@ def test_a_control_process_that_is_killed_is_told_to_whoever_waits(tmp_path: Pat
     with ControlProcess(config(str(tmp_path / "commands"))) as control:
         os.kill(control.pid, signal.SIGKILL)
         with pytest.raises(UserError, match="was killed by SIGKILL, so the arm is where its last command left it"):
-            while control.told():
+            while control.receive():
                 pass
 
 

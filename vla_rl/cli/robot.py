@@ -128,9 +128,9 @@ def _drive(name: str, config: Record, held_out: bool) -> None:
     from vla_rl.recipes.robots import drive
 
     execution = drive.execution(config.execution, config.steps, config.speed)
-    driven = drive.Driven(config.policy, config.episodes, config.seed, execution, config.real_time, held_out)
-    played = drive.drive(drive.robot_config(name), driven, Path(config.out) if config.out else None, console)
-    console.print(f"{played}{f': {config.out}' if config.out else ''}")
+    settings = drive.EpisodesConfig(config.policy, config.episodes, config.seed, execution, config.real_time, held_out)
+    summary = drive.drive(drive.robot_config(name), settings, Path(config.out) if config.out else None, console)
+    console.print(f"{summary}{f': {config.out}' if config.out else ''}")
 
 
 COMMANDS = {"setup": _setup, "calibrate": _calibrate, "check": _check, "record": _record, "run": _run}

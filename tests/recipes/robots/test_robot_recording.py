@@ -25,7 +25,7 @@ from vla_rl.policies.function import FunctionPolicy
 from vla_rl.policies.real_time_chunking import RealTimeChunking
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
-from vla_rl.recipes.robots.decide import PolicyDecides, nobody
+from vla_rl.recipes.robots.decide import PolicyDecider, hold_position
 from vla_rl.recipes.robots.recording import Recorder, episode_of
 from vla_rl.recipes.robots.session import LockstepSession, RealTimeSession, open_session
 from vla_rl.recipes.tiny import NewTinyOfJoints
@@ -48,14 +48,14 @@ def ask(sentence: str) -> str:
 def recorded(tmp_path_factory):
     """Two episodes of the scripted expert."""
     folder = tmp_path_factory.mktemp("robot") / "dataset"
-    played = drive.drive(simulated(), drive.Driven("expert", 2, 1, OPEN_LOOP), folder, console)
-    return played, load_demonstrations(folder)
+    summary = drive.drive(simulated(), drive.EpisodesConfig("expert", 2, 1, OPEN_LOOP), folder, console)
+    return summary, load_demonstrations(folder)
 
 
 def test_the_expert_succeeds_through_the_supervisor_and_is_recorded(recorded):
-    played, episodes = recorded
-    assert played.outcomes == Counter(success=2) and episodes.count == 2
-    assert played.steps == len(episodes.state) and played.intervened == 0
+    summary, episodes = recorded
+    assert summary.outcomes == Counter(success=2) and episodes.count == 2
+    assert summary.steps == len(episodes.state) and summary.intervened == 0
     assert len(set(episodes.seed.tolist())) == 2 and episodes.fps == 25
     ends = episodes.extras["next.success"]
     assert np.flatnonzero(ends).tolist() == [end - 1 for _, end in episodes.spans()]
@@ -78,7 +78,7 @@ def test_what_is_recorded_was_seen_before_it_was_done():
     """The observation of a step is that of the measurement which its action was decided and supervised on."""
     config = simulated()
     with closing(LockstepSession(config, OPEN_LOOP)) as session:
-        decide = drive.decides(session, config, drive.Driven("expert", 1, 1, OPEN_LOOP))
+        decide = drive.build_decider(session, config, drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP))
         seen = list(session.play(decide, 1, 7))
     states = np.stack([one.obs.state[0] for one in seen])
     np.testing.assert_array_equal(states, np.stack([one.record.position for one in seen]).astype(np.float32))
@@ -87,7 +87,7 @@ def test_what_is_recorded_was_seen_before_it_was_done():
 
 def test_two_recordings_are_the_same(recorded, tmp_path):
     _, episodes = recorded
-    drive.drive(simulated(), drive.Driven("expert", 2, 1, OPEN_LOOP), tmp_path / "again", console)
+    drive.drive(simulated(), drive.EpisodesConfig("expert", 2, 1, OPEN_LOOP), tmp_path / "again", console)
     again = load_demonstrations(tmp_path / "again")
     np.testing.assert_array_equal(again.action, episodes.action)
     np.testing.assert_array_equal(again.images["front"], episodes.images["front"])
@@ -96,7 +96,7 @@ def test_two_recordings_are_the_same(recorded, tmp_path):
 def test_a_slower_speed_holds(tmp_path):
     config = simulated(seconds=1.0)
     with closing(LockstepSession(config, drive.execution("open_loop", 8, 0.1))) as session:
-        decide = drive.decides(session, config, drive.Driven("expert", 1, 1, OPEN_LOOP))
+        decide = drive.build_decider(session, config, drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP))
         seen = list(session.play(decide, 1, 7))
     executed = np.stack([one.record.executed for one in seen])
     assert np.abs(np.diff(executed, axis=0)).max() * 25 <= 0.1 * 3.0 + 1e-6  # rad/s
@@ -106,13 +106,13 @@ def test_a_slower_speed_holds(tmp_path):
 def test_an_episode_that_ran_out_of_time_is_no_success():
     config = replace(simulated(), seconds=0.4)
     with closing(LockstepSession(config, OPEN_LOOP)) as session:
-        episode = episode_of(list(session.play(nobody, 1, 7)), session.spec, 7)
+        episode = episode_of(list(session.play(hold_position, 1, 7)), session.spec, 7)
     assert episode.extras["next.done"].tolist() == [False] * 9 + [True]
     assert not episode.extras["next.success"].any() and not episode.extras["next.reward"].any()
 
 
 def test_test_scenes_are_no_demonstrations(monkeypatch):
-    shown = drive.Driven("expert", 3, 1, OPEN_LOOP)
+    shown = drive.EpisodesConfig("expert", 3, 1, OPEN_LOOP)
     assert not set(drive._seeds(shown)) & set(drive._seeds(replace(shown, held_out=True)))
     assert drive._seeds(shown) != drive._seeds(replace(shown, seed=2))
 
@@ -133,11 +133,13 @@ class Ends:
 
 def test_an_episode_that_a_person_rejects_is_played_again_and_not_kept():
     session = Ends("redo", "failure", "redo", "success")
-    played = drive._play(session, nobody, drive.Driven("", 2, 1, OPEN_LOOP), None, lambda done, remark: None)
+    summary = drive._play(
+        session, hold_position, drive.EpisodesConfig("", 2, 1, OPEN_LOOP), None, lambda done, remark: None
+    )
     numbers, seeds = zip(*session.numbers, strict=True)
-    assert played.outcomes == Counter(failure=1, success=1) and numbers == (1, 2, 3, 4)
+    assert summary.outcomes == Counter(failure=1, success=1) and numbers == (1, 2, 3, 4)
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
-    assert str(played) == (
+    assert str(summary) == (
         "success 50.0% [9.5, 90.5] of 2 (1 failure, 1 success); of 2 control steps 100% were clipped, 100% a person's"
     )
 
@@ -145,7 +147,7 @@ def test_an_episode_that_a_person_rejects_is_played_again_and_not_kept():
 def test_a_stopped_arm_ends_the_session_in_one_sentence():
     session = Ends("time_limit", "success", reason="stopped")
     with pytest.raises(UserError, match="stopped the arm in episode 1"):
-        drive._play(session, nobody, drive.Driven("", 2, 1, OPEN_LOOP), None, lambda done, remark: None)
+        drive._play(session, hold_position, drive.EpisodesConfig("", 2, 1, OPEN_LOOP), None, lambda done, remark: None)
 
 
 def test_the_expert_of_a_real_arm_and_guidance_without_a_velocity_field_are_refused(tmp_path):
@@ -153,7 +155,7 @@ def test_the_expert_of_a_real_arm_and_guidance_without_a_velocity_field_are_refu
     with closing(LockstepSession(config, OPEN_LOOP)) as session:
         other = SimpleNamespace(spec=session.spec)
         with pytest.raises(UserError, match="drive it by a teleoperator"):
-            drive.decides(other, config, drive.Driven("expert", 1, 1, OPEN_LOOP))
+            drive.build_decider(other, config, drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP))
 
 
 def query(consumed: int | None, delay: int = 1) -> Query:
@@ -186,7 +188,7 @@ class Remembers(FunctionPolicy):
 def test_a_policy_goes_on_until_the_runtime_says_that_no_chunk_counts():
     spec = SimulatedRobot(options=OPTIONS).env_spec
     policy = Remembers(spec, None)
-    decide = PolicyDecides(policy, None)
+    decide = PolicyDecider(policy, None)
     assert isinstance(decide(query(None)), Decision)
     assert decide(query(4, delay=1)).chunk[0, 0] == 1 and policy.continued == ([0], 4, 1)
     decide(query(5, delay=3))
@@ -197,7 +199,7 @@ def test_a_policy_goes_on_until_the_runtime_says_that_no_chunk_counts():
 def test_a_recorder_keeps_what_is_whole_when_the_next_fails(recorded, tmp_path):
     config = simulated()
     with closing(LockstepSession(config, OPEN_LOOP)) as session:
-        decide = drive.decides(session, config, drive.Driven("expert", 1, 1, OPEN_LOOP))
+        decide = drive.build_decider(session, config, drive.EpisodesConfig("expert", 1, 1, OPEN_LOOP))
         seen = list(session.play(decide, 1, 7))
     episode = episode_of(seen, session.spec, 7)
     broken = replace(episode, state=np.full_like(episode.state, np.nan))
@@ -217,7 +219,7 @@ def test_the_same_in_real_time_with_an_arm_that_is_a_process():
         config = RobotConfig(arm, {"front": camera}, limits=limits, tasks=("wait",), seconds=0.4)
         with closing(open_session(config, OPEN_LOOP, ask)) as session:
             assert isinstance(session, RealTimeSession) and isinstance(session._control, ControlProcess)
-            seen = list(session.play(nobody, 1, 3))
+            seen = list(session.play(hold_position, 1, 3))
         episode = episode_of(seen, session.spec, 3)
     assert seen[-1].record.outcome == "time_limit" and len(seen) == 10
     assert episode.images["front"].shape == (10, 16, 16, 3) and episode.images["front"].any()
@@ -237,9 +239,11 @@ def checkpoint(recorded, tmp_path_factory):
 
 @pytest.mark.parametrize("real_time", ["", "identity", "vjp"])
 def test_a_checkpoint_drives(real_time, checkpoint):
-    driven = drive.Driven(str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), real_time, True)
-    played = drive.drive(simulated(seconds=1.0), driven, None, console)
-    assert played.outcomes == Counter(time_limit=1) and played.steps == 25
+    settings = drive.EpisodesConfig(
+        str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), real_time, True
+    )
+    summary = drive.drive(simulated(seconds=1.0), settings, None, console)
+    assert summary.outcomes == Counter(time_limit=1) and summary.steps == 25
 
 
 def test_the_next_chunk_of_real_time_chunking_continues_the_last(checkpoint, monkeypatch):
@@ -250,6 +254,8 @@ def test_the_next_chunk_of_real_time_chunking_continues_the_last(checkpoint, mon
         return go_on(policy, state, env_ids, consumed, delay)
 
     monkeypatch.setattr(RealTimeChunking, "continue_chunk", watched)
-    driven = drive.Driven(str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), "identity", True)
-    drive.drive(simulated(seconds=1.0), driven, None, console)
+    settings = drive.EpisodesConfig(
+        str(checkpoint), 1, 1, drive.execution("receding_horizon", 4, 0.25), "identity", True
+    )
+    drive.drive(simulated(seconds=1.0), settings, None, console)
     assert told == [(4, 0)] * 6  # 25 control steps, four actions of each chunk, none of them late

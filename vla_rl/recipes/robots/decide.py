@@ -11,7 +11,7 @@ from vla_rl.contract.env import on_host
 from vla_rl.contract.policy import Policy, RealTimePolicy
 
 
-class PolicyDecides:
+class PolicyDecider:
     """A policy on one arm, chunk after chunk; its state begins anew where the runtime says that no chunk counts."""
 
     def __init__(self, policy: Policy, generator: Any) -> None:
@@ -38,7 +38,7 @@ class PolicyDecides:
         return self.policy.continue_chunk(self._state, np.zeros(1, np.int64), np.array([steps]), np.array([delay]))
 
 
-class ExpertDecides:
+class ExpertDecider:
     """A scripted expert, which reads ``privileged/*`` and so drives simulated robots only."""
 
     def __init__(self, expert: Any) -> None:
@@ -50,6 +50,6 @@ class ExpertDecides:
         return Decision(np.asarray(self._expert.act(query.obs))[0])
 
 
-def nobody(query: Query) -> Decision:
+def hold_position(query: Query) -> Decision:
     """Stay where the arm is, until a person takes over."""
     return Decision(np.asarray(query.obs.state, np.float64))

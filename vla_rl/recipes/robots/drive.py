@@ -22,10 +22,10 @@ from vla_rl.evaluation.stats import wilson
 from vla_rl.experience.datasets import move_aside
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.robots.decide import ExpertDecides, PolicyDecides, nobody
+from vla_rl.recipes.robots.decide import ExpertDecider, PolicyDecider, hold_position
 from vla_rl.recipes.robots.desk import asking
 from vla_rl.recipes.robots.recording import Recorder, episode_of
-from vla_rl.recipes.robots.session import Execution, LockstepSession, Seen, Session, open_session
+from vla_rl.recipes.robots.session import ControlStep, Execution, LockstepSession, Session, open_session
 
 SIMULATED = "simulated"  # instead of a file: the robot that everybody has
 EXPERT = "expert"
@@ -33,7 +33,7 @@ _SIMULATED_SO101 = Part("robot_drivers.simulated:SimulatedRobot")
 
 
 @dataclass(frozen=True)
-class Driven:
+class EpisodesConfig:
     """Episodes to play.
 
     policy     checkpoint or run folder; "expert" for the scripted expert of a simulated robot; "" for a person only
@@ -53,7 +53,7 @@ class Driven:
 
 
 @dataclass(frozen=True)
-class Played:
+class EpisodesSummary:
     """How episodes went: their ends, control steps, and the share of them whose request was changed."""
 
     outcomes: Counter[str]
@@ -90,27 +90,31 @@ def robot_config(name: str) -> RobotConfig:
     return RobotConfig(_SIMULATED_SO101, limits=limits.to_json())
 
 
-def drive(config: RobotConfig, driven: Driven, out: Path | None, show: Console) -> Played:
+def drive(config: RobotConfig, settings: EpisodesConfig, out: Path | None, show: Console) -> EpisodesSummary:
     """Play episodes and, with ``out``, record them as a LeRobotDataset v3.0; what was there is moved aside.
 
     An episode that a person ends with "redo" is played again and not kept.
     """
-    with closing(open_session(config, driven.execution, asking(show))) as session:
-        decide = decides(session, config, driven)
+    with closing(open_session(config, settings.execution, asking(show))) as session:
+        decide = build_decider(session, config, settings)
         aside = out and move_aside(out)
         if aside:
             show.print(f"an earlier dataset was in {out}; it is now {aside}")
-        with Recorder(out) if out else nullcontext() as recorder, bar("robot", driven.episodes) as update:
-            return _play(session, decide, driven, recorder, update)
+        with Recorder(out) if out else nullcontext() as recorder, bar("robot", settings.episodes) as update:
+            return _play(session, decide, settings, recorder, update)
 
 
 def _play(
-    session: Session, decide: Decide, driven: Driven, recorder: Recorder | None, update: Callable[[int, str], None]
-) -> Played:
+    session: Session,
+    decide: Decide,
+    settings: EpisodesConfig,
+    recorder: Recorder | None,
+    update: Callable[[int, str], None],
+) -> EpisodesSummary:
     outcomes, steps, clipped, intervened = Counter[str](), 0, 0, 0
-    seeds = _seeds(driven)
+    seeds = _seeds(settings)
     number = 0
-    while outcomes.total() < driven.episodes:
+    while outcomes.total() < settings.episodes:
         number += 1
         seed = seeds[outcomes.total()]
         seen = list(session.play(decide, number, seed))
@@ -128,25 +132,25 @@ def _play(
                 "at what it measures, and begin again."
             )
         update(outcomes.total(), f"{outcomes['success']} succeeded")
-    return Played(outcomes, steps, clipped, intervened)
+    return EpisodesSummary(outcomes, steps, clipped, intervened)
 
 
-def _count(seen: Sequence[Seen], name: str) -> int:
+def _count(seen: Sequence[ControlStep], name: str) -> int:
     return sum(bool(np.any(getattr(one.record, name))) for one in seen)
 
 
-def _seeds(driven: Driven) -> list[int]:
-    if driven.held_out:
-        return list(seed_ranges.held_out(seed_ranges.TEST, driven.episodes))
-    return list(seed_ranges.training_seeds(driven.seed, "demonstrations")[: driven.episodes])
+def _seeds(settings: EpisodesConfig) -> list[int]:
+    if settings.held_out:
+        return list(seed_ranges.held_out(seed_ranges.TEST, settings.episodes))
+    return list(seed_ranges.training_seeds(settings.seed, "demonstrations")[: settings.episodes])
 
 
-def decides(session: Session, config: RobotConfig, driven: Driven) -> Decide:
+def build_decider(session: Session, config: RobotConfig, settings: EpisodesConfig) -> Decide:
     """Who decides; raises UserError for a policy that does not fit the arm."""
-    if not driven.policy:
-        return nobody
-    if driven.policy == EXPERT:
-        return ExpertDecides(_expert(session, config))
+    if not settings.policy:
+        return hold_position
+    if settings.policy == EXPERT:
+        return ExpertDecider(_expert(session, config))
     import torch
 
     from vla_rl.policies.flow_policy import FlowPolicy
@@ -154,15 +158,15 @@ def decides(session: Session, config: RobotConfig, driven: Driven) -> Decide:
     from vla_rl.policies.real_time_chunking import RealTimeChunking, RealTimeConfig
     from vla_rl.recipes.saved import checkpoint_of
 
-    policy = load_policy(checkpoint_of(driven.policy), session.spec)
-    if driven.real_time:
+    policy = load_policy(checkpoint_of(settings.policy), session.spec)
+    if settings.real_time:
         if not isinstance(policy, FlowPolicy):
             raise UserError(
-                f"{driven.policy} is a {type(policy).__name__} without a velocity field, so real-time chunking cannot "
-                "guide it; leave --real-time out."
+                f"{settings.policy} is a {type(policy).__name__} without a velocity field, so real-time chunking "
+                "cannot guide it; leave --real-time out."
             )
-        policy = RealTimeChunking(policy, RealTimeConfig(driven.real_time))
-    return PolicyDecides(policy, torch.Generator().manual_seed(driven.seed))
+        policy = RealTimeChunking(policy, RealTimeConfig(settings.real_time))
+    return PolicyDecider(policy, torch.Generator().manual_seed(settings.seed))
 
 
 def _expert(session: Session, config: RobotConfig) -> object:

@@ -15,13 +15,13 @@ from robot_drivers.record import SOURCES, Record
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.translate import Recording
-from vla_rl.recipes.robots.session import Seen
+from vla_rl.recipes.robots.session import ControlStep
 
 _LABEL = "complementary_info."
 _NICE = 10  # of the thread that encodes videos: control and policy come first
 
 
-def episode_of(seen: Sequence[Seen], spec: EnvSpec, seed: int) -> Demonstrations:
+def episode_of(seen: Sequence[ControlStep], spec: EnvSpec, seed: int) -> Demonstrations:
     """One episode as it was played; ``action`` is what was executed.
 
     Columns of its own: "intervention" (bool, LeRobot's name for a person in control) and "complementary_info." with

@@ -31,7 +31,7 @@ MAX_CHUNK = 64  # actions that a policy may plan at once
 
 
 @dataclass(frozen=True)
-class Seen:
+class ControlStep:
     """One control step: what was seen before it, and its labels."""
 
     obs: Observation
@@ -53,7 +53,7 @@ class Session(Protocol):
     def spec(self) -> EnvSpec:
         """What a policy for this arm is made for."""
 
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[Seen]:
+    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
         """The control steps of episode ``number`` (from 1), whose scene is that of ``seed`` where it can be set."""
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ def open_session(config: RobotConfig, execution: Execution, ask: Asks) -> Sessio
     return RealTimeSession(config, execution, ask)
 
 
-class _Watched(SimulatedRobot):
+class _ObservedRobot(SimulatedRobot):
     """The simulated robot, with the observation of every control step kept."""
 
     def observe(self) -> Measurement:
@@ -84,7 +84,7 @@ class LockstepSession:
 
     def __init__(self, config: RobotConfig, execution: Execution) -> None:
         clock = VirtualClock()
-        self._robot = _Watched(**config.driver.options, clock=clock)
+        self._robot = _ObservedRobot(**config.driver.options, clock=clock)
         self.spec = self._robot.env_spec
         self._limit = min(self.spec.time_limit, round(config.seconds * self._robot.spec.control_hz))
         limits = config.limits_of(self._robot).scaled(execution.speed)
@@ -93,7 +93,7 @@ class LockstepSession:
         self._clock = clock
         self._robot.connect()
 
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[Seen]:
+    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
         robot, dt = self._robot, self.spec.control_dt
         self._executor.reset(seed)
         lockstep = Lockstep(self._executor, decide, self._observed, self._clock, dt)
@@ -101,7 +101,7 @@ class LockstepSession:
         time = 0
         while True:
             record = lockstep.step()
-            yield Seen(replace(robot.seen, time=np.array([time])), record)
+            yield ControlStep(replace(robot.seen, time=np.array([time])), record)
             if record.outcome:
                 return
             time += 1
@@ -128,14 +128,14 @@ class RealTimeSession:
             self._control = opening.enter_context(ControlProcess(_control_config(config, limits.to_json(), execution)))
             self._opened = opening.pop_all()
 
-    def play(self, decide: Decide, number: int, seed: int) -> Iterator[Seen]:
+    def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
         if self._control.resets:
             self._control.reset(seed)
         else:
             self._ask(f"Episode {number}: prepare the scene, then press Enter.")
         with Runtime(self._control, decide, self._observation, pictured=self._pictured) as runtime:
             for moment in runtime.episode(number, self.spec.time_limit):
-                yield Seen(moment.obs, moment.record)
+                yield ControlStep(moment.obs, moment.record)
 
     def close(self) -> None:
         self._opened.close()
