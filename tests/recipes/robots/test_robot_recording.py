@@ -111,6 +111,21 @@ def test_an_episode_that_ran_out_of_time_is_no_success():
     assert not episode.extras["next.success"].any() and not episode.extras["next.reward"].any()
 
 
+def test_ctrl_c_keeps_the_episodes_before(monkeypatch, tmp_path):
+    play, played = LockstepSession.play, []
+
+    def interrupted(session, decide, number, seed):
+        if played:
+            raise KeyboardInterrupt
+        played.append(number)
+        return play(session, decide, number, seed)
+
+    monkeypatch.setattr(LockstepSession, "play", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="stopped with 1 episodes recorded in"):
+        drive.drive(simulated(), drive.EpisodesConfig("expert", 5, 1, OPEN_LOOP), tmp_path / "kept", console)
+    assert load_demonstrations(tmp_path / "kept").count == 1
+
+
 def test_test_scenes_are_no_demonstrations(monkeypatch):
     shown = drive.EpisodesConfig("expert", 3, 1, OPEN_LOOP)
     assert not set(drive._seeds(shown)) & set(drive._seeds(replace(shown, held_out=True)))

@@ -101,7 +101,11 @@ def drive(config: RobotConfig, settings: EpisodesConfig, out: Path | None, show:
         if aside:
             show.print(f"an earlier dataset was in {out}; it is now {aside}")
         with Recorder(out) if out else nullcontext() as recorder, bar("robot", settings.episodes) as update:
-            return _play(session, decide, settings, recorder, update)
+            try:
+                return _play(session, decide, settings, recorder, update)
+            except KeyboardInterrupt as stop:
+                kept = f" with {recorder.episodes} episodes recorded in {out}" if recorder else ""
+                raise type(stop)(f"stopped{kept}.") from stop
 
 
 def _play(

@@ -79,6 +79,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.episodes = 0  # that were given
         self._recording = Recording(folder)
         self._thread = ThreadPoolExecutor(1, "recorder", initializer=_step_back)
         self._writing: Future[None] | None = None
@@ -97,6 +98,7 @@ class Recorder:
         """Write ``episode`` from now on; raises UserError when the one before could not be written."""
         self._wait()
         self._writing = self._thread.submit(self._recording.add, episode)
+        self.episodes += 1
 
     def _wait(self) -> None:
         if self._writing is not None:
