@@ -21,8 +21,10 @@ class Robot:
     setup FILE asks what the arm is connected to and writes the file.
     calibrate FILE walks you through the arm's own calibration.
     check FILE [--seconds S] looks at everything and moves nothing.
-    record FILE --out FOLDER records episodes as a LeRobotDataset v3.0.
-    run FILE --policy CHECKPOINT lets a policy drive, at a quarter of the speed unless you say otherwise.
+    record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
+    [--real-time GUIDANCE] [--seed S] records episodes as a LeRobotDataset v3.0.
+    run FILE --policy CHECKPOINT, with the same options, lets a policy drive, at a quarter of the speed unless you say
+    otherwise.
 
     "simulated" instead of a file is an SO-101 that everybody has.
     """
