@@ -196,8 +196,8 @@ _PROCESSES = (
         "control goes on when its owner is gone",
         _CONTROL,
         "if self._inbox.gone:",
-        "if self._inbox.gone and not self._executor.episode:",
-        (f"{_ON_CONTROL}test_when_somebody_is_killed_or_hangs_the_arm_holds[owner-9]",),
+        "if self._inbox.gone is None:",
+        (f"{_ON_CONTROL}test_control_ends_once_the_arm_is_at_rest_when_its_owner_is_gone_and_not_while_it_is_silent",),
     ),
     Fault(
         "a policy that hangs is taken to be well",

@@ -18,13 +18,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from robot_drivers.chunks import RecedingHorizon
+from robot_drivers.control import Control
 from robot_drivers.control_process import ControlProcess
 from robot_drivers.decisions import Decision, Query
+from robot_drivers.executor import Executor
+from robot_drivers.mailbox import Inbox, Outbox
 from robot_drivers.runtime import Runtime
+from robot_drivers.safety import Supervisor
 from tests.patience import PATIENCE
 from tests.robot_drivers.file_arm import SPEED, config
 from tests.robot_drivers.owner import FAR
-from tests.robot_drivers.toy_arm import DT, HZ, LIMITS, observation, towards
+from tests.robot_drivers.toy_arm import DT, HZ, LIMITS, ToyArm, observation, towards
 from vla_rl.contract.errors import UserError
 
 WATCHDOG = round(LIMITS.watchdog * HZ)  # control steps
@@ -130,6 +135,23 @@ def test_a_camera_that_hangs_leaves_the_arm_holding(tmp_path: Path) -> None:
                 stuck[0] = time.monotonic()
                 break
         assert_holds_after(path, stuck[0])
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_control_ends_once_the_arm_is_at_rest_when_its_owner_is_gone_and_not_while_it_is_silent(silent: bool) -> None:
+    (reader, owner_writes), (owner_reads, writer) = os.pipe(), os.pipe()
+    arm = ToyArm(time.monotonic)
+    executor = Executor(arm, Supervisor(LIMITS), RecedingHorizon(4))
+    control = Control(arm, executor, Inbox(reader, "control"), Outbox(writer, "control"))
+    control.step()
+    if not silent:
+        os.close(owner_writes)
+    for _ in range(30):
+        time.sleep(0.001)
+        control.step()
+    assert control.done is not silent
+    for end in (reader, owner_reads, writer, *([owner_writes] if silent else [])):
+        os.close(end)
 
 
 def test_an_episode_in_real_time_is_recorded_step_by_step(tmp_path: Path) -> None:
