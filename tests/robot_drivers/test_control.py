@@ -112,11 +112,13 @@ def test_a_policy_that_hangs_leaves_the_arm_holding(tmp_path: Path) -> None:
         return first(query)
 
     with ControlProcess(config(str(path))) as control, Runtime(control, decide, observation, patience=0.1) as runtime:
-        for _ in runtime.episode(1, 1 << 30):
+        running = runtime.episode(1, 1 << 30)  # is not ended when nobody looks on
+        for _ in running:
             if hung.is_set():
                 break
         assert_holds_after(path, time.monotonic() + 0.1)
         release.set()
+        running.close()
 
 
 def test_a_camera_that_hangs_leaves_the_arm_holding(tmp_path: Path) -> None:
@@ -130,11 +132,13 @@ def test_a_camera_that_hangs_leaves_the_arm_holding(tmp_path: Path) -> None:
         ControlProcess(config(str(path))) as control,
         Runtime(control, decide, observation, pictured=pictured) as runtime,
     ):
-        for _ in runtime.episode(1, 1 << 30):
+        running = runtime.episode(1, 1 << 30)  # is not ended when nobody looks on
+        for _ in running:
             if moving(path):
                 stuck[0] = time.monotonic()
                 break
         assert_holds_after(path, stuck[0])
+        running.close()
 
 
 @pytest.mark.parametrize("silent", [False, True])
