@@ -63,7 +63,7 @@ class Outbox:
         self._end, self._room = end, room
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
-        self._begun = b""  # the rest of a message of which the peer has a part
+        self._partial = b""  # the rest of a message of which the peer has a part
         self.dropped = 0
         self.gone = False
         self.put(greeting(name))
@@ -71,7 +71,7 @@ class Outbox:
     @property
     def waiting(self) -> bool:
         """Whether the peer has not got everything."""
-        return bool(self._begun or self._waiting)
+        return bool(self._partial or self._waiting)
 
     def put(self, message: Any) -> None:
         """Send ``message`` when the peer has room for it."""
@@ -85,15 +85,15 @@ class Outbox:
     def flush(self) -> None:
         """Pass on what the peer has room for."""
         while not self.gone and self.waiting:
-            if not self._begun:
-                self._begun = self._waiting.popleft()
-                self._bytes -= len(self._begun)
+            if not self._partial:
+                self._partial = self._waiting.popleft()
+                self._bytes -= len(self._partial)
             written = 0
             with contextlib.suppress(BlockingIOError):
                 try:
-                    written = os.write(self._end, self._begun)
+                    written = os.write(self._end, self._partial)
                 except BrokenPipeError:
                     self.gone = True
             if not written:
                 return
-            self._begun = self._begun[written:]
+            self._partial = self._partial[written:]

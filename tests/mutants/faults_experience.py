@@ -55,8 +55,8 @@ _ROLLOUTS = (
     Fault(
         "a chunk counts as executed to its end",
         _ROLLOUT,
-        "host.valid.sum() for host in told",
-        "host.valid.size for host in told",
+        "host.valid.sum() for host in hosts",
+        "host.valid.size for host in hosts",
         (f"{_ON_ROLLOUT}test_counters_and_seconds_are_those_of_the_window",),
     ),
     Fault(

@@ -270,8 +270,8 @@ _BREAKDOWNS = (
     Fault(
         "an episode that broke down counts as one of the policy's",
         "vla_rl/experience/rollout.py",
-        "float(sum(host.done.sum() for host in told)) - lost",
-        "float(sum(host.done.sum() for host in told))",
+        "float(sum(host.done.sum() for host in hosts)) - lost",
+        "float(sum(host.done.sum() for host in hosts))",
         (f"{_ON_BREAKDOWNS}test_a_window_ends_the_episode_with_a_decision_that_was_not_executed",),
     ),
     Fault(

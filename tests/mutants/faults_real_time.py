@@ -62,15 +62,15 @@ FAULTS = (
     Fault(
         "what was said holds for later chunks",
         _POLICY,
-        'told = {"length": self.horizon, "left": 0, "delay": 0}',
-        'told = {"length": self.horizon, "left": state["left"][0], "delay": 0}',
+        'fresh = {"length": self.horizon, "left": 0, "delay": 0}',
+        'fresh = {"length": self.horizon, "left": state["left"][0], "delay": 0}',
         (_ALONE,),
     ),
     Fault(
         "two entries of a state are one tensor",
         _POLICY,
-        "{name: torch.full_like(state[name], value) for name, value in told.items()}",
-        "dict.fromkeys(told, torch.zeros_like(state['left'])) | {'length': torch.full_like(state['left'], 8)}",
+        "{name: torch.full_like(state[name], value) for name, value in fresh.items()}",
+        "dict.fromkeys(fresh, torch.zeros_like(state['left'])) | {'length': torch.full_like(state['left'], 8)}",
         (f"{_ON_POLICY}test_entries_of_a_state_can_be_written_one_by_one",),
     ),
     Fault(

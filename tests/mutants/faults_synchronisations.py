@@ -135,7 +135,7 @@ FAULTS = (
         "running = running.clone()",
         _REFUSED,
     ),
-    Fault("a NaN on a device is not told", _DEVICE, 'if told["refused"]:', "if False:", _REFUSED),
+    Fault("a NaN on a device is not told", _DEVICE, 'if host["refused"]:', "if False:", _REFUSED),
     Fault(
         "a NaN in an environment that idles stops the others",
         _DEVICE,

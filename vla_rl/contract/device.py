@@ -135,12 +135,12 @@ class DeviceTracker(EpisodeTracker):
                 frames.append(look(time))
         obs = frames[-1] if frames else look(time)
         seen, self._begun = [reward, *filter(is_tensor, _floats(obs)), *self._begun], []
-        told = read({"refused": refused, "cause": cause, "valid": valid, "reward": reward, "finite": _all_finite(seen)})
-        if told["refused"]:
+        host = read({"refused": refused, "cause": cause, "valid": valid, "reward": reward, "finite": _all_finite(seen)})
+        if host["refused"]:
             self.chunk(on_host(chunk), spec)  # raises, and names what was refused
-        self._latch(told["cause"].astype(np.int8), told["valid"])
-        pairs = (reward, told["reward"]), (valid, told["valid"])
-        return self.step_there(obs, pairs, action, frames, seen if told["finite"] else [])
+        self._latch(host["cause"].astype(np.int8), host["valid"])
+        pairs = (reward, host["reward"]), (valid, host["valid"])
+        return self.step_there(obs, pairs, action, frames, seen if host["finite"] else [])
 
     def checked(self, chunk: Array, spec: EnvSpec, running: Array) -> tuple[Array, Array]:
         """``chunk`` on the device, clipped; bool []: whether a ``running`` environment is given what is not finite.

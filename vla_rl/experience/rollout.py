@@ -276,11 +276,11 @@ def _stack(window: Window, spec: EnvSpec, seconds: Mapping[str, float]) -> Rollo
     terminated, truncated = over_time("terminated"), over_time("truncated")
     success, valid = over_time("success") & (terminated | truncated), over_time("valid")
     lost = float(sum(list(step.cause).count(WORKER) for step in steps))  # no outcome of the policy
-    told = [decision.host for decision in decisions]
+    hosts = [decision.host for decision in decisions]
     info = {
-        "env/steps": float(sum(host.valid.sum() for host in told)),
-        "rollout/episodes": float(sum(host.done.sum() for host in told)) - lost,
-        "rollout/successes": float(sum((host.success & host.done).sum() for host in told)),
+        "env/steps": float(sum(host.valid.sum() for host in hosts)),
+        "rollout/episodes": float(sum(host.done.sum() for host in hosts)) - lost,
+        "rollout/successes": float(sum((host.success & host.done).sum() for host in hosts)),
         **seconds,
         **_by_family(decisions, spec),
         **({"rollout/truncated_by_worker": lost} if lost else {}),

@@ -201,8 +201,8 @@ class RealTimeChunking(HoldsFrozen):
             raise _no_likelihood()
         field = _GUIDANCES[self.config.guidance](self.guided(state), self.base, features)
         out = self.base.integrated(field, self.base.initial_noise(len(state["left"]), generator))
-        told = {"length": self.horizon, "left": 0, "delay": 0}
-        counts = {name: torch.full_like(state[name], value) for name, value in told.items()}
+        fresh = {"length": self.horizon, "left": 0, "delay": 0}
+        counts = {name: torch.full_like(state[name], value) for name, value in fresh.items()}
         return out, {"chunk": out.sample, **counts}
 
     def guided(self, state: State) -> Guided:

@@ -77,13 +77,13 @@ class OpenpiServer(Listener):
         with self.batcher.client():
             previous: dict[str, float] = {}
             while True:
-                data, begun = connection.receive(), time.monotonic()
+                data, started = connection.receive(), time.monotonic()
                 self._answer(connection, data, previous)
-                previous = {"prev_total_ms": _ms_since(begun)}
+                previous = {"prev_total_ms": _ms_since(started)}
 
     def _answer(self, connection: Connection, data: bytes | str, timing: Mapping[str, float]) -> None:
         """Answer one message with a chunk, or with a text that says what is wrong with this observation."""
-        request, begun = _request(connection, data), time.monotonic()
+        request, started = _request(connection, data), time.monotonic()
         try:
             seen = fitted(self.layout(request), self.served.spec).checked(self.served.spec)
             decision = _wait(connection, self.batcher.ask(seen))
@@ -101,13 +101,13 @@ class OpenpiServer(Listener):
             )
         else:
             policy = {"infer_ms": decision.infer_ms, "batch_size": decision.batch_size}
-            server = {"infer_ms": _ms_since(begun), **timing}
+            server = {"infer_ms": _ms_since(started), **timing}
             connection.send(pack({"actions": decision.chunk, "server_timing": server, "policy_timing": policy}))
 
     def _decide(self, seen: Sequence[SingleObservation]) -> list[_Decision | Exception]:
-        begun = time.monotonic()
+        started = time.monotonic()
         chunks = self.served.decide(seen)
-        took = _ms_since(begun)
+        took = _ms_since(started)
         return [one if isinstance(one, Exception) else _Decision(one, took, len(seen)) for one in chunks]
 
 
@@ -166,5 +166,5 @@ def _wait(connection: Connection, asked: Future[_Decision]) -> _Decision:
     return asked.result()
 
 
-def _ms_since(begun: float) -> float:
-    return 1000 * (time.monotonic() - begun)
+def _ms_since(started: float) -> float:
+    return 1000 * (time.monotonic() - started)
