@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import InvalidMessage, InvalidStatus
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from sims.toy import counting
 from sims.toy.counting import CountingEnv
@@ -267,7 +267,7 @@ def let_in(url: str, *key: str, **options: Any) -> OpenpiStyle:
     """A client that tries until a place is free."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
-        with suppress(OSError, EOFError, InvalidMessage):
+        with suppress(OSError, EOFError, WebSocketException):
             return OpenpiStyle(url, *key, **options)
     pytest.fail("no place was ever free")
 
