@@ -65,6 +65,7 @@ from tests.mutants import (
     faults_rollback,
     faults_runs,
     faults_sac,
+    faults_sampler,
     faults_serving,
     faults_serving_openpi,
     faults_sims,
@@ -161,6 +162,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_noise.FAULTS,
     *faults_openvla.FAULTS,
     *faults_overlap.FAULTS,
+    *faults_sampler.FAULTS,
     *faults_serving.FAULTS,
     *faults_serving_openpi.FAULTS,
 )
