@@ -1,0 +1,247 @@
+"""The certificates of a fleet: an authority of its own, one server, and a robot each (ECDSA P-256, X.509 v3).
+
+TLS in gRPC takes no Ed25519 certificates; policy manifests are signed with an Ed25519 pair that is made here too.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from vla_rl.contract.errors import UserError
+from vla_rl.fleet.identity import NAME, Revoked, Role, now, uri
+
+_BACKDATED = timedelta(minutes=5)  # clocks of robots may be behind
+_RENEWAL = timedelta(days=30)  # how long before its end a certificate may have a successor
+_AUTHORITY_DAYS = 3650
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate that the authority has made."""
+
+    role: Role
+    name: str
+    serial: int
+    expires: datetime
+    revoked: bool
+
+
+class Authority:
+    """The folder of a fleet's certificates; made by :meth:`create`.
+
+    ``authority/`` stays where it is, ``server/`` goes to the server's machine and ``robots/NAME/`` to that robot.
+    ``at`` is the present.
+    """
+
+    def __init__(self, folder: Path, at: datetime | None = None) -> None:
+        """Raises UserError when there is no authority in ``folder``."""
+        self.folder, self._at = folder, at or now()
+        try:
+            self._certificate = x509.load_pem_x509_certificate((folder / "authority/ca.pem").read_bytes())
+            key = load_pem_private_key((folder / "authority/ca.key").read_bytes(), None)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{folder} holds no authority for certificates ({error}), so none can be made or revoked; make one "
+                f"with: vla-rl certs init {folder}."
+            ) from error
+        assert isinstance(key, EllipticCurvePrivateKey)
+        self._key, self._revoked = key, folder / "server/revoked.txt"
+
+    @classmethod
+    def create(cls, folder: Path, hosts: Sequence[str] = (), days: int = 365, at: datetime | None = None) -> Authority:
+        """A new authority and the credentials of a server at ``hosts`` (names or addresses; this machine always).
+
+        Raises UserError when ``folder`` has one, which robots in use believe.
+        """
+        if (folder / "authority").exists():
+            raise UserError(
+                f"{folder} has an authority already, which robots in use believe, so it is left as it is; choose "
+                "another folder, or remove this one."
+            )
+        key, name = generate_private_key(SECP256R1()), _named("vla-rl fleet")
+        begun = at or now()
+        certificate = (
+            _builder(name, name, key, begun, _AUTHORITY_DAYS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .sign(key, SHA256())
+        )
+        signing = Ed25519PrivateKey.generate()
+        files = {
+            "ca.pem": certificate.public_bytes(Encoding.PEM),
+            "ca.key": _private(key),
+            "signing.key": _private(signing),
+            "signing.pub": signing.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
+        }
+        _write_folder(folder / "authority", files)
+        made = cls(folder, begun)
+        made.server(hosts, days)
+        return made
+
+    def server(self, hosts: Sequence[str] = (), days: int = 365) -> Path:
+        """The folder with the credentials of the server, made anew; robots find it at ``hosts`` and on its own machine.
+
+        The key that signs manifests and the list of revoked certificates stay as they are.
+        """
+        folder = self.folder / "server"
+        revoked = self._revoked.read_bytes() if self._revoked.exists() else b""
+        kept = {"signing.key": (self.folder / "authority/signing.key").read_bytes(), "revoked.txt": revoked}
+        made = self._issue("server", "server", days, tuple(dict.fromkeys((*hosts, *_HERE))))
+        _write_folder(folder, {**made, **kept})
+        return folder
+
+    def robot(self, name: str, days: int = 365) -> Path:
+        """The folder with the credentials of robot ``name``, made anew.
+
+        Raises UserError for a name that cannot be one, and while another certificate of that name is valid for more
+        than 30 days and not revoked: two robots of one name would be taken for one.
+        """
+        if not NAME.fullmatch(name):
+            raise UserError(
+                f"{name!r} cannot be a robot's name, so it gets no certificate; use up to 64 letters, digits, dots, "
+                "hyphens and underscores, a letter or digit first."
+            )
+        for issued in self.issued():
+            same = (issued.role, issued.name, issued.revoked) == ("robot", name, False)
+            if same and issued.expires > self._at + _RENEWAL:
+                raise UserError(
+                    f"robot {name!r} has a certificate until {issued.expires:%Y-%m-%d}, and two of one name would be "
+                    "taken for one robot, so none is made; choose another name, or revoke it first: vla-rl certs "
+                    f"revoke {self.folder} {name}."
+                )
+        folder = self.folder / "robots" / name
+        public = (self.folder / "authority/signing.pub").read_bytes()
+        _write_folder(folder, {**self._issue("robot", name, days, ()), "signing.pub": public})
+        return folder
+
+    def revoke(self, name: str) -> int:
+        """Revoke every valid certificate of robot ``name`` and return how many; raises UserError when there is none."""
+        found = [one for one in self.issued() if (one.role, one.name, one.revoked) == ("robot", name, False)]
+        if not found:
+            raise UserError(
+                f"robot {name!r} has no certificate that could be revoked, so nothing is done; vla-rl certs list "
+                f"{self.folder} prints all."
+            )
+        with open(self._revoked, "a", encoding="ascii") as file:
+            file.writelines(f"{one.serial:x} {name} {self._at:%Y-%m-%dT%H:%M:%SZ}\n" for one in found)
+            file.flush()
+            os.fsync(file.fileno())
+        return len(found)
+
+    def issued(self) -> list[Issued]:
+        """All certificates that the authority has made, in that order."""
+        revoked = Revoked(self._revoked)
+        log = self.folder / "authority/issued.txt"
+        found = []
+        for line in log.read_text(encoding="ascii").splitlines() if log.exists() else ():
+            serial, role, name, expires = line.split()
+            number = int(serial, 16)
+            assert role in ("robot", "server")
+            found.append(Issued(role, name, number, datetime.fromisoformat(expires), number in revoked))  # type: ignore[arg-type]
+        return found
+
+    def _issue(self, role: Role, name: str, days: int, hosts: Sequence[str]) -> dict[str, bytes]:
+        key = generate_private_key(SECP256R1())
+        alternatives = [x509.UniformResourceIdentifier(uri(role, name)), *map(_host, hosts)]
+        usage = ExtendedKeyUsageOID.CLIENT_AUTH if role == "robot" else ExtendedKeyUsageOID.SERVER_AUTH
+        certificate = (
+            _builder(_named(name), self._certificate.subject, key, self._at, days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            .sign(self._key, SHA256())
+        )
+        expires = certificate.not_valid_after_utc.isoformat()
+        # Before the certificate is on disk: one that nobody can list could not be revoked.
+        with open(self.folder / "authority/issued.txt", "a", encoding="ascii") as file:
+            file.write(f"{certificate.serial_number:x} {role} {name} {expires}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        authority = self._certificate.public_bytes(Encoding.PEM)
+        return {
+            "ca.pem": authority,
+            f"{role}.pem": certificate.public_bytes(Encoding.PEM),
+            f"{role}.key": _private(key),
+        }
+
+
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey, begun: datetime, days: int
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begun - _BACKDATED)
+        .not_valid_after(begun + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    """An authority signs certificates, all others sign handshakes."""
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _private(key: EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
+    """All of ``files`` in ``folder``, or none; private keys are their owner's alone."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True, mode=0o700)
+    for name, data in files.items():
+        mode = 0o600 if name.endswith(".key") else 0o644
+        with open(os.open(part / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+    if folder.exists():
+        shutil.rmtree(folder)
+    part.rename(folder)
