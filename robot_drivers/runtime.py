@@ -18,6 +18,9 @@ from robot_drivers.inference import Delays, Inference
 from robot_drivers.record import Record
 from robot_drivers.steps import step_of
 from vla_rl.contract.env import Observation, Step
+from vla_rl.contract.errors import UserError
+
+_LOST = 5.0  # times the patience: a policy that hangs for so long is given up
 
 Observe = Callable[[Measurement, int], Observation]
 """A policy's observation of a measurement and the control steps of the episode so far: cameras are read here."""
@@ -36,8 +39,10 @@ class Runtime:
     """Plays episodes on the arm of a control process; a context manager.
 
     A decision is asked for when the way of executing chunks wants one, on the newest observation, and never two at a
-    time.  A policy that takes longer than ``patience`` seconds is taken to hang.  ``pictured()`` is when the oldest of
-    the cameras' newest pictures was captured (``time.monotonic``): where that is too old, the arm is held as well.
+    time.  A policy that takes longer than ``patience`` seconds is taken to hang, and the arm is held; five times that
+    ends the episode.  An episode's first decision may take as long as it likes: the policy may have to be compiled, and
+    the arm has nothing to execute.  ``pictured()`` is when the oldest of the cameras' newest pictures was captured
+    (``time.monotonic``): where that is too old, the arm is held as well.
     """
 
     def __init__(
@@ -70,14 +75,15 @@ class Runtime:
     def episode(self, number: int, time_limit: int) -> Iterator[Moment]:
         """The control steps of episode ``number`` as they happen, until a person, the robot or the time limit ends it.
 
-        Raises UserError when the control process is gone or refuses what it is sent, and what the policy raises.
+        Raises UserError when the control process is gone or refuses what it is sent, when the policy hangs, and what the
+        policy raises.
         """
         self.control.begin(number, time_limit)
         record = next(record for record in self._records() if record.episode == number)
         start, obs = record.step, self._observe(measurement_of(record), 0)
         try:
             while True:
-                self._ask(record, obs)
+                self._ask(record, obs, start)
                 following = next(self._records())
                 after = self._observe(measurement_of(following), following.step - start)
                 yield Moment(obs, record, step_of([record], [after], 1))
@@ -94,12 +100,21 @@ class Runtime:
             if report is not None:
                 yield report.record
 
-    def _ask(self, record: Record, obs: Observation) -> None:
-        """Ask for a decision on ``obs`` if one is wanted and none is on its way."""
+    def _ask(self, record: Record, obs: Observation, start: int) -> None:
+        """Ask for a decision on ``obs`` if one is wanted and none is on its way; ``start`` is the episode's first step.
+
+        Raises what the policy raised, and UserError when it hangs.
+        """
         if record.chunk > self._seen:
             self._seen = record.chunk
             self.delays.measured(record.step - record.chunk)
-        if not self._inference.busy and record.asks and record.heard >= self._asked:
+        busy = self._inference.busy
+        if busy and record.heard >= start and time.monotonic() - self._inference.started > _LOST * self._patience:
+            raise UserError(
+                f"the policy has not decided for {_LOST * self._patience:g} s, so the arm is held and the episode has "
+                "ended; look at the policy, or at its server and the network."
+            )
+        if not busy and record.asks and record.heard >= self._asked:
             self._asked = record.step
             consumed = None if record.consumed < 0 else record.consumed
             self._inference.ask(Query(obs, record.step, consumed, self.delays.expected))

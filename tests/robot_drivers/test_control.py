@@ -121,6 +121,26 @@ def test_a_policy_that_hangs_leaves_the_arm_holding(tmp_path: Path) -> None:
         running.close()
 
 
+def test_a_policy_that_hangs_for_long_ends_the_episode_in_one_sentence(tmp_path: Path) -> None:
+    release, asked = threading.Event(), []
+    decide_first = towards([FAR, 0.5], 20, SPEED)
+
+    def decide(query: Query) -> Decision:
+        asked.append(query.step)
+        if len(asked) > 1:
+            release.wait()
+        return decide_first(query)
+
+    with (
+        ControlProcess(config(str(tmp_path / "commands"))) as control,
+        Runtime(control, decide, observation, patience=0.1) as runtime,
+    ):
+        with pytest.raises(UserError, match=r"has not decided for 0.5 s, so the arm is held"):
+            for _ in runtime.episode(1, 1 << 30):
+                pass
+        release.set()
+
+
 def test_a_camera_that_hangs_leaves_the_arm_holding(tmp_path: Path) -> None:
     path, stuck = tmp_path / "commands", [np.inf]
     decide = towards([FAR, 0.5], 400, SPEED)

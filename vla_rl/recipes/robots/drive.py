@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from vla_rl.evaluation.stats import wilson
 from vla_rl.experience.datasets import move_aside
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar
-from vla_rl.recipes.robots.decide import ExpertDecider, PolicyDecider, hold_position
+from vla_rl.recipes.robots.decide import ExpertDecider, PolicyDecider, hold_position, open_policy
 from vla_rl.recipes.robots.desk import asking
 from vla_rl.recipes.robots.recording import Recorder, episode_of
 from vla_rl.recipes.robots.session import ControlStep, Execution, LockstepSession, Session, open_session
@@ -36,7 +36,8 @@ _SIMULATED_SO101 = Part("robot_drivers.simulated:SimulatedRobot")
 class EpisodesConfig:
     """Episodes to play.
 
-    policy     checkpoint or run folder; "expert" for the scripted expert of a simulated robot; "" for a person only
+    policy     checkpoint or run folder; address of a policy server (``vla_rl/serving/address.py``); "expert" for the
+               scripted expert of a simulated robot; "" for a person only
     episodes   how many
     seed       of the training run that a recording is for, and of the policy's noise
     execution  how chunks are executed
@@ -95,8 +96,10 @@ def drive(config: RobotConfig, settings: EpisodesConfig, out: Path | None, show:
 
     An episode that a person ends with "redo" is played again and not kept.
     """
-    with closing(open_session(config, settings.execution, asking(show))) as session:
-        decide = build_decider(session, config, settings)
+    with (
+        closing(open_session(config, settings.execution, asking(show))) as session,
+        _deciding(session, config, settings) as decide,
+    ):
         aside = out and move_aside(out)
         if aside:
             show.print(f"an earlier dataset was in {out}; it is now {aside}")
@@ -149,8 +152,19 @@ def _seeds(settings: EpisodesConfig) -> list[int]:
     return list(seed_ranges.training_seeds(settings.seed, "demonstrations")[: settings.episodes])
 
 
+@contextmanager
+def _deciding(session: Session, config: RobotConfig, settings: EpisodesConfig) -> Iterator[Decide]:
+    """:func:`build_decider`, closed at the end."""
+    decide = build_decider(session, config, settings)
+    try:
+        yield decide
+    finally:
+        if isinstance(decide, PolicyDecider):
+            decide.close()
+
+
 def build_decider(session: Session, config: RobotConfig, settings: EpisodesConfig) -> Decide:
-    """Who decides; raises UserError for a policy that does not fit the arm."""
+    """Who decides; raises UserError for a policy that does not fit the arm, and for a server that does not answer."""
     if not settings.policy:
         return hold_position
     if settings.policy == EXPERT:
@@ -158,11 +172,9 @@ def build_decider(session: Session, config: RobotConfig, settings: EpisodesConfi
     import torch
 
     from vla_rl.policies.flow_policy import FlowPolicy
-    from vla_rl.policies.pretrained import load_policy
     from vla_rl.policies.real_time_chunking import RealTimeChunking, RealTimeConfig
-    from vla_rl.recipes.saved import checkpoint_of
 
-    policy = load_policy(checkpoint_of(settings.policy), session.spec)
+    policy = open_policy(settings.policy, session.spec)
     if settings.real_time:
         if not isinstance(policy, FlowPolicy):
             raise UserError(
