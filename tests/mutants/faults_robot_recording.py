@@ -11,7 +11,30 @@ _ON = "tests/recipes/robots/test_robot_recording.py::"
 _GOES_ON = f"{_ON}test_a_policy_goes_on_until_the_runtime_says_that_no_chunk_counts"
 _LABELS = f"{_ON}test_every_step_says_what_was_requested_and_by_whom"
 
+_SERVER = "tests/recipes/robots/test_robot_server.py::"
+
 FAULTS = (
+    Fault(
+        "an arm does not take the address of a policy server",
+        _DECIDE,
+        "remote_policy(name, spec) if names_server(name) else",
+        "remote_policy(name, spec) if not name else",
+        (f"{_SERVER}test_a_server_drives_the_simulated_arm_as_its_policy_does_here",),
+    ),
+    Fault(
+        "two episodes ask a policy at the same time",
+        _DECIDE,
+        "        with self._deciding:",
+        "        if self._deciding:",
+        (f"{_SERVER}test_the_next_episode_waits_for_a_decision_of_the_last",),
+    ),
+    Fault(
+        "a policy that is compiled in its first decision is given up",
+        "robot_drivers/runtime.py",
+        "if busy and record.heard >= start and",
+        "if busy and",
+        ("tests/robot_drivers/test_control.py::test_a_policy_that_hangs_for_long_ends_the_episode_in_one_sentence",),
+    ),
     Fault(
         "a policy on an arm keeps its state over a hand-back",
         _DECIDE,

@@ -122,22 +122,23 @@ def test_a_policy_that_hangs_leaves_the_arm_holding(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_hangs_for_long_ends_the_episode_in_one_sentence(tmp_path: Path) -> None:
-    release, asked = threading.Event(), []
-    decide_first = towards([FAR, 0.5], 20, SPEED)
+    compiled, release, asked = threading.Event(), threading.Event(), []
+    first = towards([FAR, 0.5], 20, SPEED)
 
     def decide(query: Query) -> Decision:
         asked.append(query.step)
-        if len(asked) > 1:
-            release.wait()
-        return decide_first(query)
+        (release if len(asked) > 1 else compiled).wait()  # the first one may take longer
+        return first(query)
 
     with (
         ControlProcess(config(str(tmp_path / "commands"))) as control,
         Runtime(control, decide, observation, patience=0.1) as runtime,
     ):
         with pytest.raises(UserError, match=r"has not decided for 0.5 s, so the arm is held"):
-            for _ in runtime.episode(1, 1 << 30):
-                pass
+            for number, _ in enumerate(runtime.episode(1, 1 << 30)):
+                if number > 40:
+                    compiled.set()
+        assert compiled.is_set() and len(asked) == 2
         release.set()
 
 

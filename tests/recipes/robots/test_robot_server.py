@@ -74,7 +74,9 @@ def test_the_command_takes_an_address_and_says_in_one_sentence_when_nobody_answe
         main(["robot", "run", str(tmp_path / "arm.json"), "--policy", server.url, "--episodes", "1"])
         assert "of 1 (1 time_limit)" in capsys.readouterr().err
         address = server.url
-        assert "without a velocity field" in complaint("robot", "run", "simulated", "--policy", address, "--real-time", "vjp")
+        assert "without a velocity field" in complaint(
+            "robot", "run", "simulated", "--policy", address, "--real-time", "vjp"
+        )
     assert "no policy server answers" in complaint("robot", "run", "simulated", "--policy", address)
 
 
