@@ -75,8 +75,8 @@ class Runtime:
     def episode(self, number: int, time_limit: int) -> Iterator[Moment]:
         """The control steps of episode ``number`` as they happen, until a person, the robot or the time limit ends it.
 
-        Raises UserError when the control process is gone or refuses what it is sent, when the policy hangs, and what the
-        policy raises.
+        Raises UserError when the control process is gone or refuses what it is sent and when the policy hangs, and what
+        the policy raises.
         """
         self.control.begin(number, time_limit)
         record = next(record for record in self._records() if record.episode == number)
