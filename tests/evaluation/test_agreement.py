@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation.agreement import (
     NEVER,
     ReplayAgreement,
@@ -19,7 +20,7 @@ from vla_rl.evaluation.agreement import (
     summary,
     trusted_horizon,
 )
-from vla_rl.evaluation.stats import Rate, wilson
+from vla_rl.evaluation.stats import Rate
 
 TRUE, IMAGINED = (0.0, 0.2, 0.4, 0.6), (0.2, 0.4, 0.4, 0.6)
 

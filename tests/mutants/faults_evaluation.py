@@ -5,16 +5,17 @@ from __future__ import annotations
 from tests.mutants.fault import Fault
 
 _STATS, _RUN = "vla_rl/evaluation/stats.py", "vla_rl/evaluation/run.py"
+_INTERVALS, _ON_INTERVALS = "vla_rl/contract/intervals.py", "tests/contract/test_intervals.py::"
 _ON_STATS, _ON_RUN = "tests/evaluation/test_stats.py::", "tests/evaluation/test_run.py::"
 
 FAULTS = (
-    Fault("90 % for 95 %", _STATS, "Z95 = 1.959964", "Z95 = 1.644854", (f"{_ON_STATS}test_wilson",)),
+    Fault("90 % for 95 %", _INTERVALS, "Z95 = 1.959964", "Z95 = 1.644854", (f"{_ON_INTERVALS}test_wilson",)),
     Fault(
         "Wilson's half-width without its correction",
-        _STATS,
+        _INTERVALS,
         "z**2 / (4 * n**2)) / scale",
         "0.0) / scale",
-        (f"{_ON_STATS}test_wilson",),
+        (f"{_ON_INTERVALS}test_wilson",),
     ),
     Fault(
         "McNemar's test one-sided",

@@ -21,10 +21,10 @@ from tests.patience import PATIENCE
 from tests.recipes.quick_suite import Goal, quick, save_policy, wrong_horizon
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation import results
 from vla_rl.evaluation.results import EPISODES, JOURNAL, EpisodeResult, Journal, read_episodes
 from vla_rl.evaluation.run import evaluate
-from vla_rl.evaluation.stats import wilson
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.suite import find_suite
 from vla_rl.recipes.suite_results import results_of

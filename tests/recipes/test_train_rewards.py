@@ -12,8 +12,8 @@ import torch
 from sims.mujoco.tasks.lift import claims
 from vla_rl.cli.main import main
 from vla_rl.contract.env import Observation
+from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation.seed_ranges import TEST
-from vla_rl.evaluation.stats import wilson
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.label_frames import label_frames
 from vla_rl.recipes.train_rewards import TrainSuccess, balanced, evaluate_model, evaluate_progress, share

@@ -21,10 +21,10 @@ import torch
 
 from robot_drivers.chunks import Chunks, OpenLoop, RecedingHorizon, TemporalEnsembling
 from vla_rl.contract.env import Observation, VecEnv
+from vla_rl.contract.intervals import wilson
 from vla_rl.contract.policy import Policy, RealTimePolicy, State
 from vla_rl.evaluation.run import episode_generator
 from vla_rl.evaluation.seed_ranges import TEST, held_out
-from vla_rl.evaluation.stats import wilson
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.real_time_chunking import RealTimeChunking, RealTimeConfig
 from vla_rl.recipes.saved import checkpoint_of, env_config_of

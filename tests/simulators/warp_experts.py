@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from sims import catalog
+from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation.seed_ranges import TEST, held_out
-from vla_rl.evaluation.stats import wilson
 
 HORIZONS = {"lift": 5, "place": 1, "push": 1}  # actions between two looks, as far as the experts can predict
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.evaluation.stats import Z95, Floats, Rate, fisher_z, mcnemar_exact, mmrv, wilson
+from vla_rl.contract.intervals import Z95, wilson
+from vla_rl.evaluation.stats import Floats, Rate, fisher_z, mcnemar_exact, mmrv
 
 NEVER = math.inf  # the control step of a success in a replay without one
 

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Z95 = 1.959964
+from vla_rl.contract.intervals import Z95, wilson
+
 Floats: TypeAlias = NDArray[np.float64]
 
 
@@ -76,20 +77,6 @@ class Difference:
     mean: float
     low: float
     high: float
-
-
-def wilson(successes: int, n: int, z: float = Z95) -> tuple[float, float]:
-    """Score interval of a proportion (Wilson 1927): centre ``(p + z^2/2n)/(1 + z^2/n)``; [0, 1] without episodes."""
-    if not 0 <= successes <= n:
-        raise ValueError(f"{successes} successes in {n} episodes are no proportion; count both over the same episodes.")
-    if n == 0:
-        return 0.0, 1.0
-    p = successes / n
-    scale = 1.0 + z**2 / n
-    centre = (p + z**2 / (2 * n)) / scale
-    half = z * math.sqrt(p * (1.0 - p) / n + z**2 / (4 * n**2)) / scale
-    # Exact at the ends, where rounding would leave 1e-17 of a success.
-    return (centre - half if successes else 0.0), (centre + half if successes < n else 1.0)
 
 
 def mcnemar_exact(b: int, c: int) -> float:

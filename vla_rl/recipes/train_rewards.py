@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.contract.intervals import wilson
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.stats import wilson
 from vla_rl.recipes.context import generator
 from vla_rl.recipes.env_config import NO_ENV, EnvConfig
 from vla_rl.recipes.json_types import JsonObject

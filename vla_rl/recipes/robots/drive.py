@@ -17,8 +17,8 @@ from robot_drivers.limits import Limits
 from robot_drivers.simulated import SimulatedRobot
 from robot_drivers.simulated_hardware import SO101
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation import seed_ranges
-from vla_rl.evaluation.stats import wilson
 from vla_rl.experience.datasets import move_aside
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.progress import bar

@@ -1,0 +1,49 @@
+"""Intervals against golden numbers (reference/algorithms.md 6) and against their definitions."""
+
+import math
+
+import pytest
+
+from vla_rl.contract.intervals import Z95, poisson_rate, wilson
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [
+        (0, 10, 0, 0.27753),
+        (10, 10, 0.72247, 1),
+        (8, 10, 0.49016, 0.94332),
+        (45, 50, 0.78640, 0.95652),
+        (90, 100, 0.82563, 0.94477),
+        (450, 500, 0.87058, 0.92332),
+        (485, 500, 0.95110, 0.98174),
+        (0, 0, 0, 1),
+    ],
+)
+def test_wilson(successes, n, low, high):
+    assert wilson(successes, n) == pytest.approx((low, high), abs=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 3, 77, 128, 512])
+def test_wilson_is_exact_where_nothing_or_everything_succeeds(n):
+    assert wilson(0, n)[0] == 0.0 and wilson(n, n)[1] == 1.0
+
+
+@pytest.mark.parametrize("bad", [(-1, 5), (6, 5)])
+def test_wilson_refuses_what_is_no_proportion(bad):
+    with pytest.raises(ValueError, match="no proportion"):
+        wilson(*bad)
+
+
+@pytest.mark.parametrize(("count", "duration"), [(1, 2.0), (7, 0.5), (400, 60.0)])
+def test_the_ends_of_a_rates_interval_are_z_deviations_from_what_was_counted(count, duration):
+    low, high = poisson_rate(count, duration)
+    for rate, sign in ((low, 1), (high, -1)):
+        assert count - rate * duration == pytest.approx(sign * Z95 * math.sqrt(rate * duration))
+
+
+def test_a_rate_without_events_or_without_time():
+    assert poisson_rate(0, 3.0) == (0.0, pytest.approx(Z95**2 / 3.0))
+    assert poisson_rate(0, 0.0) == (0.0, math.inf)
+    with pytest.raises(ValueError, match="no rate"):
+        poisson_rate(-1, 1.0)

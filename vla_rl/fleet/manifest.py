@@ -1,0 +1,269 @@
+"""What a published policy consists of: every tensor and file by its hashes, and what a robot checks before it acts.
+
+A checkpoint folder is cut into chunks of 4 MB at most, none of which holds parts of two tensors.  A chunk is named by
+its SHA-256, so a tensor that did not change has the same chunks in the next version, and they are not sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.spec import EnvSpec
+
+CHUNK_BYTES = 4 << 20
+CLIENT = 1  # what this code can fetch and check; a manifest may ask for more
+MAX_MANIFEST_BYTES = 3 << 20  # one message of gRPC, and the chunks of 150 GB
+MAX_POLICY_BYTES = 1 << 40
+MAX_FILES, MAX_TENSORS, MAX_DEPTH = 1_000, 20_000, 8
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a file or folder; neither "." nor ".." nor hidden
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """``size`` bytes in chunks of ``CHUNK_BYTES``, the last of which may be shorter, by their SHA-256."""
+
+    size: int
+    chunks: tuple[str, ...]
+
+    def sized_chunks(self) -> Iterator[tuple[str, int]]:
+        """Each chunk with its number of bytes, in order."""
+        for i, digest in enumerate(self.chunks):
+            yield digest, min(CHUNK_BYTES, self.size - i * CHUNK_BYTES)
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor of a safetensors file; ``dtype`` as that format writes it ("F32")."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: Blob
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the checkpoint folder: ``head``, then the data of ``tensors``, in their order.
+
+    ``path`` is relative, with "/".  Of a safetensors file ``head`` is the header; any other file is all head.
+    """
+
+    path: str
+    head: Blob
+    tensors: tuple[TensorEntry, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """The file's content, in order."""
+        return (self.head, *(tensor.data for tensor in self.tensors))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return sum(blob.size for blob in self.blobs)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What the policy must answer on a robot before it may act there.
+
+    observation  a ``wire`` message {images, state, task, time} of one environment
+    seed         of the generator that its noise is drawn from, in mode "eval"
+    action       float [H][D]: the learner's answer, in physical units
+    tolerance    the largest difference that is accepted, as a share of each dimension's range
+    """
+
+    observation: Blob
+    seed: int
+    action: tuple[tuple[float, ...], ...]
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One published policy.
+
+    version          counted up by the registry, never reused
+    parent           the version that was active when this one was published, None for the first
+    files            the checkpoint folder
+    spec_hash        :func:`spec_hash` of the environment that it acts in
+    golden           the check before it acts
+    learner_version  the learner's own count of publications, for the staleness of what this policy experienced
+    progress         share of its training run that was done, which sets the scale of exploration noise
+    metrics          figures of the learner, by name
+    min_client       the least ``CLIENT`` that may use it
+    """
+
+    version: int
+    parent: int | None
+    files: tuple[FileEntry, ...]
+    spec_hash: str
+    golden: Golden
+    learner_version: int = 0
+    progress: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    min_client: int = CLIENT
+
+    def chunks(self) -> dict[str, int]:
+        """Bytes of each chunk of the policy and of its golden observation, by SHA-256, each of them once."""
+        blobs = [self.golden.observation, *(blob for file in self.files for blob in file.blobs)]
+        return {digest: size for blob in blobs for digest, size in blob.sized_chunks()}
+
+    def encode(self) -> bytes:
+        """Canonical JSON: what is signed."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Read what :meth:`encode` wrote; raises ContractError for anything else, and for what is out of bounds."""
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise _refused(f"it has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}")
+        try:
+            manifest = _manifest(json.loads(data))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise _refused(f"{type(error).__name__}: {str(error)[:200]}") from error
+        return manifest
+
+
+def spec_hash(spec: EnvSpec) -> str:
+    """SHA-256 of what a policy depends on: cameras, state, action and control rate, not tasks or the robot's name."""
+    data = spec.to_json()
+    parts = {name: data[name] for name in ("images", "state", "action", "control_dt")}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def check_path(path: str) -> str:
+    """``path`` if it stays within any folder that it is joined to; raises ValueError otherwise."""
+    parts = path.split("/")
+    if len(parts) > MAX_DEPTH or not all(_NAME.fullmatch(part) for part in parts):
+        raise ValueError(f"{path[:200]!r} is no plain relative path")
+    return path
+
+
+def check_digest(digest: str) -> str:
+    """``digest`` if it is a SHA-256 in lower-case hexadecimal; raises ContractError otherwise."""
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ContractError(
+            f"{str(digest)[:100]!r} is no SHA-256, so no chunk is read; look for a broken or foreign client."
+        )
+    return digest
+
+
+def check_client(manifest: Manifest) -> None:
+    """Raise UserError when ``manifest`` asks for a newer client than this one."""
+    if manifest.min_client > CLIENT:
+        raise UserError(
+            f"policy version {manifest.version} needs client {manifest.min_client} and this is {CLIENT}, so the policy "
+            "in use stays; update vla-rl on this robot."
+        )
+
+
+def _refused(why: str) -> ContractError:
+    return ContractError(
+        f"a policy manifest cannot be read ({why}), so nothing is fetched by it; publish the policy again with this "
+        "version of vla-rl."
+    )
+
+
+# -- reading: every field is checked, since the same code reads what arrives from a network ----------------------------
+
+
+def _manifest(data: dict[str, Any]) -> Manifest:
+    _known(data, Manifest)
+    files = tuple(_file(item) for item in _list(data["files"], MAX_FILES))
+    _require(sum(len(file.tensors) for file in files) <= MAX_TENSORS, "too many tensors")
+    _require(sum(file.size for file in files) <= MAX_POLICY_BYTES, "more bytes than a policy may have")
+    _distinct([file.path for file in files])
+    parent = data["parent"]
+    return Manifest(
+        version=_int(data["version"], 1),
+        parent=None if parent is None else _int(parent, 1),
+        files=files,
+        spec_hash=check_digest(data["spec_hash"]),
+        golden=_golden(data["golden"]),
+        learner_version=_int(data["learner_version"]),
+        progress=_number(data["progress"]),
+        metrics={_text(name): _number(value) for name, value in data["metrics"].items()},
+        min_client=_int(data["min_client"]),
+    )
+
+
+def _file(data: dict[str, Any]) -> FileEntry:
+    _known(data, FileEntry)
+    tensors = tuple(_tensor(item) for item in _list(data["tensors"], MAX_TENSORS))
+    return FileEntry(check_path(_text(data["path"])), _blob(data["head"]), tensors)
+
+
+def _tensor(data: dict[str, Any]) -> TensorEntry:
+    _known(data, TensorEntry)
+    shape = tuple(_int(size) for size in _list(data["shape"], 16))
+    tensor = TensorEntry(_text(data["name"]), _text(data["dtype"]), shape, _blob(data["data"]))
+    _require(math.prod(shape) * ITEM_BYTES[tensor.dtype] == tensor.data.size, f"{tensor.name!r} has another size")
+    return tensor
+
+
+def _blob(data: dict[str, Any]) -> Blob:
+    _known(data, Blob)
+    size = _int(data["size"])
+    count = -(-size // CHUNK_BYTES)
+    _require(size <= MAX_POLICY_BYTES and len(data["chunks"]) == count, f"{size} bytes are not {count} chunks")
+    return Blob(size, tuple(check_digest(digest) for digest in _list(data["chunks"], count)))
+
+
+def _golden(data: dict[str, Any]) -> Golden:
+    _known(data, Golden)
+    action = tuple(tuple(_number(x) for x in _list(row, 10_000)) for row in _list(data["action"], 10_000))
+    _require(len(action) > 0 and len({len(row) for row in action}) == 1, "its golden action is no array")
+    tolerance = _number(data["tolerance"])
+    _require(tolerance >= 0.0, "its tolerance is negative")
+    return Golden(_blob(data["observation"]), _int(data["seed"]), action, tolerance)
+
+
+def _distinct(paths: Iterable[str]) -> None:
+    """No file twice, and none where another one needs a folder, also on a disk that ignores case."""
+    previous = "/"
+    for path in sorted(path.lower() + "/" for path in paths):  # what lies in a folder follows it at once
+        _require(not path.startswith(previous), f"{path[:200]!r} is named twice")
+        previous = path
+
+
+def _known(data: Any, made: type) -> None:
+    fields = set(made.__dataclass_fields__)  # type: ignore[attr-defined]
+    _require(isinstance(data, dict) and set(data) == fields, f"a {made.__name__} has {', '.join(sorted(fields))}")
+
+
+def _require(met: bool, otherwise: str) -> None:
+    if not met:
+        raise ValueError(otherwise)
+
+
+def _list(data: Any, most: int) -> list[Any]:
+    _require(isinstance(data, list) and len(data) <= most, "a list is missing or too long")
+    items: list[Any] = data
+    return items
+
+
+def _text(data: Any) -> str:
+    _require(isinstance(data, str) and len(data) <= 1_000, "a text is missing or too long")
+    text: str = data
+    return text
+
+
+def _int(data: Any, least: int = 0) -> int:
+    _require(type(data) is int and least <= data < 1 << 62, f"{str(data)[:50]!r} is no count")
+    number: int = data
+    return number
+
+
+def _number(data: Any) -> float:
+    _require(type(data) in (int, float) and math.isfinite(data), f"{str(data)[:50]!r} is no finite number")
+    return float(data)
