@@ -64,8 +64,8 @@ FAULTS = (
     Fault(
         "a robot takes a manifest that nobody signed",
         _SIGNING,
-        "    except InvalidSignature:\n        return False",
-        "    except InvalidSignature:\n        return len(body) > 0",
+        "not any(_made(key, signature, body) for",
+        "not all(_made(key, signature, body) is not None for",
         (_UNSIGNED,),
     ),
     Fault(
