@@ -21,6 +21,7 @@ from vla_rl.policies.flow import (
     flow_matching_loss,
     gaussian_kl,
     imitation_loss,
+    imitation_losses,
 )
 from vla_rl.policies.flow_schedules import Field, Ode
 
@@ -74,6 +75,9 @@ class FlowToy(nn.Module):
 
     def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         return imitation_loss(self.field, features, chunks, draws, generator)
+
+    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        return imitation_losses(self.field, features, chunks, draws, generator)
 
     def step_logprob(self, aux: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
         ends = aux["points"].gather(1, 1 + aux["noisy_steps"].unsqueeze(-1).expand(-1, -1, self.dims))

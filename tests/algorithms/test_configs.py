@@ -12,6 +12,7 @@ from vla_rl.algorithms.dsrl import NoiseAliasedConfig
 from vla_rl.algorithms.gorl import GoRLConfig, RefitConfig
 from vla_rl.algorithms.group_relative import Constant
 from vla_rl.algorithms.grpo import GRPOConfig
+from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
@@ -56,6 +57,14 @@ CASES = [
     (GoRLConfig, "prior", -1.0),
     (RefitConfig, "lr", 0.0),
     (Constant, "max_decisions", 0),
+    (HGDaggerConfig, "steps", 0),
+    (HGDaggerConfig, "batch", 0),
+    (HGDaggerConfig, "draws", 0),
+    (HGDaggerConfig, "capacity", 0),
+    (HGDaggerConfig, "alpha", -1.0),
+    (HGDaggerConfig, "weight_decay", -1.0),
+    (HGDaggerConfig, "lr", 0.0),
+    (HGDaggerConfig, "grad_norm", 0.0),
     (GRPOConfig, "clip_low", 1.5),
     (GRPOConfig, "clip_high", 0.0),
     (SACConfig, "temperature", 0.0),

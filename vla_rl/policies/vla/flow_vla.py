@@ -182,6 +182,15 @@ class FlowVLA(SavedVLA, FlowPolicy):
         The times are those of pi0 (arXiv 2410.24164, appendix B), LeRobot and openpi: more of them near noise.
         ``chunks`` [B,C,D] are padded with zeros, which the model learns as well.
         """
+        return self._squared_errors(features, chunks, draws, generator).mean()
+
+    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """The same of every action, [B,C]."""
+        errors = self._squared_errors(features, chunks, draws, generator)
+        return errors.unflatten(-1, (chunks.shape[1], -1)).mean((1, -1))
+
+    def _squared_errors(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """[B,draws,CA]."""
         target = nn.functional.pad(chunks, (0, self.network.action_size - chunks.shape[-1])).flatten(1)
         target = target[:, None].expand(-1, draws, -1)
         noise = normal(target.shape, generator, like=target)
@@ -189,7 +198,7 @@ class FlowVLA(SavedVLA, FlowPolicy):
         time = 0.001 + 0.999 * uniforms ** (1 / 1.5)  # the inverse of Beta(1.5, 1)'s distribution function
         point = time[..., None] * noise + (1.0 - time[..., None]) * target
         field = self.field({name: self._tensor(item) for name, item in features.items()})
-        return (field(point, time).velocity - (noise - target)).square().mean()
+        return (field(point, time).velocity - (noise - target)).square()
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The weights that imitation and RL train."""

@@ -1,0 +1,75 @@
+"""Faults in learning from what a person corrected."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_CHUNKS, _DAGGER = "vla_rl/algorithms/chunks.py", "vla_rl/algorithms/hg_dagger.py"
+_ON = "tests/algorithms/test_hg_dagger.py::"
+_MASK = f"{_ON}test_only_what_a_person_chose_and_was_executed_is_imitated"
+
+FAULTS = (
+    Fault(
+        "HG-DAgger imitates whole chunks of which a person chose a part",
+        _CHUNKS,
+        "return losses[chunks.counts].mean()",
+        "return losses.mean()",
+        (f"{_ON}test_places_outside_the_mask_have_no_gradient",),
+    ),
+    Fault(
+        "corrections that were never executed are imitated",
+        _DAGGER,
+        "human = rollout.intervened & rollout.valid",
+        "human = rollout.intervened",
+        (_MASK,),
+    ),
+    Fault(
+        "what a person did is imitated in physical units",
+        _CHUNKS,
+        "policy.action_scale.normalize(flatten(rollout.executed, used).float())",
+        "flatten(rollout.executed, used).float()",
+        (_MASK,),
+    ),
+    Fault(
+        "what the policy wanted is imitated in place of what was executed",
+        _CHUNKS,
+        "flatten(rollout.executed, used)",
+        "flatten(rollout.sample * 0.0, used)",
+        (_MASK,),
+    ),
+    Fault(
+        "tasks with more data are drawn more often",
+        _CHUNKS,
+        "1.0 / count[task].double()",
+        "torch.ones_like(count[task]).double()",
+        (f"{_ON}test_tasks_are_equally_likely",),
+    ),
+    Fault(
+        "demonstrations enter with full weight",
+        _DAGGER,
+        "loss + config.alpha * recorded",
+        "loss + recorded",
+        (f"{_ON}test_demonstrations_enter_by_their_weight",),
+    ),
+    Fault(
+        "the newest corrections leave",
+        _DAGGER,
+        "[-self.config.capacity :]",
+        "[: self.config.capacity]",
+        (f"{_ON}test_the_oldest_corrections_leave",),
+    ),
+    Fault(
+        "a resumed HG-DAgger has lost its corrections",
+        _DAGGER,
+        'Chunks(**state["corrections"]) if state["corrections"] else None',
+        "None",
+        (f"{_ON}test_a_resumed_learner_is_the_same_bit_for_bit",),
+    ),
+    Fault(
+        "the loss of an action is that of another",
+        "vla_rl/policies/flow.py",
+        "errors.unflatten(0, (draws, len(chunks)))",
+        "errors.unflatten(0, (len(chunks), draws)).transpose(0, 1)",
+        (f"{_ON}test_the_loss_of_each_action_belongs_to_its_decision",),
+    ),
+)

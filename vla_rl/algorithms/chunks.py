@@ -1,0 +1,110 @@
+"""Recorded chunks of actions to imitate, and which of their actions count: what HG-DAgger and RECAP learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.decisions import flatten, select_each
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.policy import Features, Policy, public
+from vla_rl.policies.normalization import Affine
+
+DEMONSTRATED = -1  # in place of a policy's version
+
+
+@runtime_checkable
+class ActionwiseImitation(Policy, Protocol):
+    """A policy that can imitate a part of a chunk: its loss is known for every action."""
+
+    action_scale: Affine
+
+    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """The loss [B,H] of every action of normalised ``chunks`` [B,H,D], each with ``draws`` random draws."""
+
+
+def require_actionwise(policy: object, needed_by: str) -> ActionwiseImitation:
+    """``policy``; raises UserError when it has no loss for every action."""
+    if not isinstance(policy, ActionwiseImitation):
+        raise UserError(
+            f"{needed_by} imitates the actions of a chunk that a person chose, and {type(policy).__name__} has no "
+            "imitation_losses and action_scale, so those cannot be told from the others; use a flow policy, or add "
+            "them."
+        )
+    return policy
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """``N`` decisions to imitate.
+
+    features  {name: [N,...]}  encoded observations
+    actions   [N,H,D]          what was executed, normalised
+    counts    bool [N,H]       the actions that are imitated
+    task      int [N]
+    version   int [N]          of the policy that acted, ``DEMONSTRATED`` where none did
+    """
+
+    features: dict[str, Tensor]
+    actions: Tensor
+    counts: Tensor
+    task: Tensor
+    version: Tensor
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def select(self, index: Tensor) -> Chunks:
+        """The decisions at ``index`` (positions or a mask)."""
+        rest = (item[index] for item in (self.actions, self.counts, self.task, self.version))
+        return Chunks(select_each(self.features, index), *rest)
+
+    def to_state(self) -> dict[str, Any]:
+        """Nested dicts of tensors (see ``Resumable``); ``Chunks(**state)`` restores it."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+def chunks_of(rollout: Rollout, counts: Tensor, policy: ActionwiseImitation) -> Chunks:
+    """The decisions of ``rollout`` with an action that ``counts`` bool [T,E,H]."""
+    used, task = counts.any(-1), torch.zeros_like(rollout.seeds) if rollout.task is None else rollout.task
+    features = {name: flatten(item[:-1], used) for name, item in public(dict(rollout.features)).items()}
+    actions = policy.action_scale.normalize(flatten(rollout.executed, used).float())
+    return Chunks(features, actions, *(flatten(item, used) for item in (counts, task, rollout.version)))
+
+
+def demonstrated(features: Mapping[str, Tensor], actions: Tensor, task: Tensor) -> Chunks:
+    """Demonstrations: ``features`` {name: [N,...]}, normalised ``actions`` [N,H,D] that all count, ``task`` [N]."""
+    everything = torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
+    return Chunks(dict(features), actions, everything, task, torch.full_like(task, DEMONSTRATED))
+
+
+def joined(parts: list[Chunks]) -> Chunks:
+    """``parts`` one after the other; raises ContractError for chunks of different lengths or features."""
+    shapes = {(*part.actions.shape[1:], *sorted(part.features)) for part in parts}
+    if len(shapes) > 1:
+        raise ContractError(
+            f"chunks of {' and '.join(str(shape) for shape in sorted(shapes, key=str))} (length, actions, features) "
+            "cannot be learnt together; collect all of them with one policy."
+        )
+    return Chunks(
+        {name: torch.cat([part.features[name] for part in parts]) for name in parts[0].features},
+        *(torch.cat([getattr(part, name) for part in parts]) for name in ("actions", "counts", "task", "version")),
+    )
+
+
+def draw(chunks: Chunks, size: int, generator: torch.Generator) -> Chunks:
+    """``size`` decisions, with replacement: tasks are equally likely, and so are the decisions of each."""
+    _, task, count = chunks.task.cpu().unique(return_inverse=True, return_counts=True)
+    index = torch.multinomial(1.0 / count[task].double(), size, replacement=True, generator=generator)
+    return chunks.select(index.to(chunks.actions.device))
+
+
+def mean_loss(policy: ActionwiseImitation, chunks: Chunks, draws: int, generator: torch.Generator) -> Tensor:
+    """The mean of the policy's imitation loss over the actions that count; the others have no gradient."""
+    losses = policy.imitation_losses(chunks.features, chunks.actions, draws, generator)
+    return losses[chunks.counts].mean()
