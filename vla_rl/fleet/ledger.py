@@ -1,0 +1,315 @@
+"""The ledger: an append-only store of records, the same on a robot and on the server.
+
+A record is acknowledged when its frame and its row in the index survive a power cut.  It is stored once, however often
+it is sent, in the order of its sequence numbers; a record that leaves a gap or contradicts what is stored is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vla_rl.contract import wire
+from vla_rl.fleet import recovery, segments
+from vla_rl.fleet.disk import Disk, RealDisk
+from vla_rl.fleet.errors import ConflictError, GapError, RefusedError, StoreEndedError, StoreFullError
+from vla_rl.fleet.index import Head, Place, Row
+from vla_rl.fleet.record import FleetRecord, Sender, decode
+
+log = logging.getLogger("vla_rl.fleet")
+SEGMENT_BYTES = 64 << 20  # a segment that is this large is followed by the next
+RESERVE = 256 << 20  # bytes that the ledger leaves free on its disk
+_FULL = 28  # errno.ENOSPC
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What became of a batch.
+
+    ``durable``: of every sender in it, the last sequence number that survives a power cut; -1 for none.
+    ``refused``: of a sender, the first record that was not taken; what it sent behind it was not looked at.
+    """
+
+    durable: Mapping[Sender, int]
+    refused: Mapping[Sender, RefusedError] = field(default_factory=dict)
+
+
+class Ledger:
+    """The records in ``folder``, for one process and any of its threads.
+
+    ``reserve``: bytes that are left free on the disk.  Raises UserError when another process has the folder open, and
+    OSError when the disk fails.
+    """
+
+    def __init__(
+        self, folder: Path, disk: Disk | None = None, *, reserve: int = RESERVE, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self.folder, self._disk, self._reserve, self._segment_bytes = folder, disk or RealDisk(), reserve, segment_bytes
+        self._lock = threading.RLock()
+        self._ended = ""
+        self._index, self._heads = recovery.recover(folder, self._disk)
+        self._segment: segments.Segment | None = None
+        self._position = self._index.last_position()
+
+    def append(self, records: Sequence[FleetRecord]) -> Receipt:
+        """Store a batch; when this returns, what it reports as durable survives a power cut.
+
+        One batch costs one sync of the segment and one of the index, whatever its size.  Raises StoreFullError when
+        there is no room (then nothing was stored) and StoreEndedError when the disk failed.
+        """
+        with self._lock:
+            self._check()
+            fresh, heads, refused = self._judge(records)
+            if fresh:
+                self._store(fresh, heads)
+            self._set_aside([error.record for error in refused.values() if isinstance(error, ConflictError)])
+            durable = {record.sender: self.durable(*record.sender) for record in records}
+            return Receipt(durable, refused)
+
+    def durable(self, robot: str, epoch: str) -> int:
+        """The last sequence number of (robot, epoch) that is stored; -1 for none."""
+        return self.head(robot, epoch).last
+
+    def head(self, robot: str, epoch: str) -> Head:
+        """The last stored sequence number of (robot, epoch), and that record's hash."""
+        with self._lock:
+            return self._heads.get(Sender(robot, epoch), Head())
+
+    def senders(self) -> dict[Sender, Head]:
+        """Every sender that there was, and its last record."""
+        with self._lock:
+            return dict(self._heads)
+
+    def read(self, after: int, count: int, max_bytes: int = 64 << 20) -> list[tuple[int, FleetRecord]]:
+        """Up to ``count`` records behind position ``after`` (0: from the beginning) with their positions, in order.
+
+        At least one record where there is one, and no more when ``max_bytes`` of them are together.  A damaged record
+        is left out, noted in :meth:`damaged` and logged.
+        """
+        with self._lock:
+            self._check()
+            found: list[tuple[int, FleetRecord]] = []
+            while not found and (places := self._index.after(after, count)):
+                found = [(place.position, record) for place, record in self._load(places, max_bytes)]
+                after = places[-1].position
+            return found
+
+    def sent_by(self, sender: Sender, seq: int, count: int, max_bytes: int = 64 << 20) -> list[FleetRecord]:
+        """Up to ``count`` records of ``sender`` from sequence number ``seq`` on, by number; as :meth:`read`."""
+        with self._lock:
+            self._check()
+            return [record for _, record in self._load(self._index.of(sender, seq, count), max_bytes)]
+
+    def damaged(self) -> list[int]:
+        """The positions of the records that cannot be read any more, because the disk changed them."""
+        with self._lock:
+            return self._index.damaged()
+
+    def conflicts(self) -> list[FleetRecord]:
+        """The newest of the records that were refused because they contradict what is stored."""
+        with self._lock:
+            return [decode(data) for data in self._index.conflicts()]
+
+    def cursor(self, consumer: str) -> int:
+        """The position up to which ``consumer`` has everything; 0 at first."""
+        with self._lock:
+            return self._index.cursors().get(consumer, 0)
+
+    def advance(self, consumer: str, position: int) -> None:
+        """Note that ``consumer`` has everything up to ``position``; durable when this returns."""
+        with self._lock:
+            self._check()
+            with self._commit():
+                self._index.set_cursor(consumer, position)
+
+    def room(self) -> int:
+        """Bytes that fit before the reserve is reached: what a sender may be given credit for."""
+        with self._lock:
+            return max(0, self._disk.free(self.folder) - self._reserve)
+
+    def close(self) -> None:
+        """Release the folder; everything that was acknowledged is on the disk already."""
+        with self._lock:
+            self._ended = self._ended or "it was closed"
+            if self._segment is not None:
+                self._segment.close()
+                self._segment = None
+            self._index.close()
+
+    def _judge(
+        self, records: Sequence[FleetRecord]
+    ) -> tuple[list[FleetRecord], dict[Sender, Head], dict[Sender, RefusedError]]:
+        """The records that are new, where their senders are behind them, and whom something was refused."""
+        fresh: list[FleetRecord] = []
+        heads: dict[Sender, Head] = {}
+        refused: dict[Sender, RefusedError] = {}
+        batch: dict[tuple[Sender, int], bytes] = {}
+        for record in records:
+            sender = record.sender
+            if sender in refused:
+                continue
+            head = heads.get(sender) or self._heads.get(sender, Head())
+            stored = batch.get((sender, record.last)) or self._index.hash_at(sender, min(record.last, head.last))
+            try:
+                new = _follows(record, head, stored)
+            except RefusedError as error:
+                log.warning("%s", error)
+                refused[sender] = error
+                continue
+            if new is not None:
+                fresh.append(new)
+                heads[sender] = Head(new.last, new.hash)
+                batch[sender, new.last] = new.hash
+        return fresh, heads, refused
+
+    def _store(self, records: Sequence[FleetRecord], heads: Mapping[Sender, Head]) -> None:
+        size = sum(len(record.encoded) for record in records)
+        if size > self.room():
+            raise StoreFullError(
+                f"{size} bytes do not fit into {self.folder}, of which {self._reserve} bytes stay free, so they are "
+                "not stored; free space on the disk, and send them again."
+            )
+        segment = self._current()
+        end, frames, rows, position = segment.end, [], [], self._position
+        if end == 0:
+            frames.append(self._snapshot(segment.name))
+        start = end + sum(map(len, frames))
+        for record in records:
+            position += 1
+            data = segments.frame(segment.name, position, segments.RECORD, record.encoded)
+            rows.append(Row(position, segment.name.number, start, len(data), record))
+            frames.append(data)
+            start += len(data)
+        with self._written(segment):
+            segment.write(b"".join(frames))
+            self._sync(segment)
+            with self._index.transaction():
+                self._index.add(rows)
+                self._index.set_heads(heads)
+                self._index.set_segment(segment.name, segment.end)
+                self._index.set_last_position(position)
+        self._index.remember_senders()
+        self._heads.update(heads)
+        self._position = position
+
+    def _current(self) -> segments.Segment:
+        """The segment to write to; a new one is in the index before anything is in it."""
+        if self._segment is not None and self._segment.end >= self._segment_bytes:
+            self._segment.close()
+            self._segment = None
+        if self._segment is None:
+            with self._written(None):
+                names = segments.names(self._disk, self.folder)
+                number = max([0, *self._index.segments(), *(name.number for name in names)]) + 1
+                segment = segments.Segment(self._disk, self.folder, number)
+                with self._index.transaction():
+                    self._index.set_segment(segment.name, 0)
+                self._segment = segment
+        return self._segment
+
+    def _snapshot(self, name: segments.Name) -> bytes:
+        """The first frame of a segment: where everybody is."""
+        heads = [[*sender, *head] for sender, head in self._heads.items()]
+        body = wire.pack({"senders": heads, "consumers": self._index.cursors()})
+        return segments.frame(name, self._position, segments.HEADS, body)
+
+    def _sync(self, segment: segments.Segment) -> None:
+        try:
+            segment.sync()
+        except OSError as error:  # also of a full disk: what a failed sync left behind is not known
+            raise self._end(error) from error
+
+    @contextmanager
+    def _written(self, segment: segments.Segment | None) -> Iterator[None]:
+        """Nothing of the block is left when the disk is full; the ledger ends when the disk fails."""
+        end = 0 if segment is None else segment.end
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            if not _is_full(error):
+                raise self._end(error) from error
+            try:
+                if segment is not None:
+                    segment.cut(end)
+            except OSError as second:
+                raise self._end(second) from second
+            raise StoreFullError(
+                f"the disk of {self.folder} is full ({error}), so the records are not stored; free space on it, and "
+                "send them again."
+            ) from error
+
+    @contextmanager
+    def _commit(self) -> Iterator[None]:
+        with self._written(None), self._index.transaction():
+            yield
+
+    def _set_aside(self, records: Sequence[FleetRecord]) -> None:
+        if records:
+            with self._commit():
+                for record in records:
+                    self._index.add_conflict(record)
+
+    def _load(self, places: Sequence[Place], max_bytes: int) -> Iterator[tuple[Place, FleetRecord]]:
+        for i, place in enumerate(places):
+            max_bytes -= place.length
+            if i and max_bytes < 0:
+                return
+            data = self._disk.read(self.folder / str(place.name), place.start, place.length)
+            found = segments.parse(place.name, data)
+            if found is not None and found.position == place.position:
+                yield place, decode(found.body)
+            else:
+                self._tell_damage(place)
+
+    def _tell_damage(self, place: Place) -> None:
+        log.error(
+            "the record at position %d cannot be read from bytes %d to %d of %s, which the disk changed, so it is left "
+            "out; replace the disk, and look for the record on its robot.",
+            *(place.position, place.start, place.start + place.length, self.folder / str(place.name)),
+        )
+        with self._commit():
+            self._index.damage(place.position)
+
+    def _check(self) -> None:
+        if self._ended:
+            raise StoreEndedError(
+                f"the ledger in {self.folder} takes and gives nothing, because {self._ended}; open it again."
+            )
+
+    def _end(self, error: Exception) -> StoreEndedError:
+        """End the ledger: after a failed write or sync nobody knows what is on the disk."""
+        self._ended = f"its disk failed ({type(error).__name__}: {error})"
+        log.error("the ledger in %s ends: %s; look at the disk, then open it again.", self.folder, self._ended)
+        return StoreEndedError(
+            f"the ledger in {self.folder} takes nothing more, because {self._ended}; look at the disk, then open it "
+            "again."
+        )
+
+
+def _follows(record: FleetRecord, head: Head, stored: bytes | None) -> FleetRecord | None:
+    """``record``, or what of it is new behind ``head``; None for a duplicate.
+
+    ``stored``: the hash of the record that ends where this one does, None when it is not there any more.
+    """
+    if record.seq > head.last + 1:
+        raise GapError(record, head.last + 1)
+    if record.last <= head.last:
+        if stored is not None and stored != record.hash:
+            raise ConflictError(record, head.last + 1, "but has another record of this number")
+        return None
+    if record.seq <= head.last:
+        return record.after(head.last, head.hash)
+    if record.previous != head.hash:
+        raise ConflictError(record, head.last + 1, f"but it does not follow the stored record {head.last}")
+    return record
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno == _FULL
