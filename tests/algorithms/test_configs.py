@@ -15,6 +15,7 @@ from vla_rl.algorithms.grpo import GRPOConfig
 from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.ppo import PPOConfig
+from vla_rl.algorithms.recap import RecapConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.rloo import RLOOConfig
 from vla_rl.algorithms.rlpd import RLPDConfig
@@ -65,6 +66,10 @@ CASES = [
     (HGDaggerConfig, "weight_decay", -1.0),
     (HGDaggerConfig, "lr", 0.0),
     (HGDaggerConfig, "grad_norm", 0.0),
+    *((RecapConfig, name, 0) for name in ("lookahead", "capacity", "value_steps", "steps", "batch", "draws", "lr")),
+    *((RecapConfig, name, -1.0) for name in ("failure_cost", "max_age", "weight_decay", "value_lr", "grad_norm")),
+    (RecapConfig, "positive", 1.1),
+    (RecapConfig, "dropout", -0.1),
     (GRPOConfig, "clip_low", 1.5),
     (GRPOConfig, "clip_high", 0.0),
     (SACConfig, "temperature", 0.0),

@@ -99,7 +99,19 @@ class TinyVLA(FlowPolicy):
 
     def field(self, features: Features) -> VelocityField:
         """The velocity field given features, differentiable in connector and expert."""
-        condition = self.connector(torch.cat([features["image_features"], features["state"]], -1))
+        return self.conditioned_field(self.condition(features))
+
+    @property
+    def condition_size(self) -> int:
+        """``C``: size of what conditions the expert."""
+        return self.config.condition
+
+    def condition(self, features: Features) -> Tensor:
+        """What conditions the expert, [B,C]."""
+        return self.connector(torch.cat([features["image_features"], features["state"]], -1))
+
+    def conditioned_field(self, condition: Tensor) -> VelocityField:
+        """The velocity field given ``condition`` [B,C]."""
         return lambda x, t: Field(*self.expert(condition, x, t))
 
     def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:

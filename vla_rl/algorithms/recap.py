@@ -1,0 +1,290 @@
+"""RECAP (Physical Intelligence 2025, pi*0.6, arXiv 2511.14759): imitate everything, told how good it was.
+
+Returns count the time to completion.  With ``n`` actions left of an episode, ``S`` the time limit and ``C`` the cost of
+a failure, in time limits:
+
+    G  = clip(-(n - 1) / S - C [failure], -1, 0)
+
+A distributional value learns ``p(G | o)`` in 201 bins by cross-entropy (``policies/distributional_value.py``), and
+``N`` decisions later
+
+    A  = clip(-(actions between) / S + V(o_N), -1, 0) - V(o),    or G - V(o) where the episode ends before
+    I  = 1[A >= eps],    eps: the (1 - p) quantile of the task's autonomous decisions
+
+says which decisions were good; what a person did, in an intervention or a demonstration, always is.  The policy
+imitates all of them with ``I`` as an input, left out with probability ``dropout``, and acts as if ``I = 1``
+(``policies/advantage_conditioned.py``).  Of a decision in which a person intervened, only the actions that the person
+chose are imitated.
+
+An episode without success is a failure, at the time limit too; one that a person rescued is a success, as in the paper.
+One that a simulator's breakdown ended, or that has not ended yet, has no return and is left out.  Data of older
+policies need no importance weight, since the input says how good they were; ``max_age`` bounds their age nevertheless,
+counted in updates from the learner's version.  It does not hold for what a person did, and the value learns from all.
+
+Deviations: ``n`` counts low-level actions, ``N`` decisions; ``>=`` and not ``>``, for returns that are equal would
+leave no good decision; both sides of the advantage are clipped as the value's target is, so that what cannot succeed
+any more has the advantage 0 and not a negative one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms.chunks import DEMONSTRATED, Chunks, chunks_of, draw, joined, mean_loss, require_actionwise
+from vla_rl.algorithms.decisions import ages, flatten
+from vla_rl.algorithms.off_policy import mean
+from vla_rl.contract.batch import OneProcess, Rollout
+from vla_rl.contract.errors import NonFiniteError
+from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.policies.advantage_conditioned import INDICATOR, NEGATIVE, POSITIVE, UNKNOWN
+from vla_rl.policies.distributional_value import DistributionalValue
+
+_PART = 4096  # decisions that are valued at a time
+
+
+@dataclass(frozen=True)
+class RecapConfig:
+    """The share of good decisions, and the schedule of gradient steps."""
+
+    positive: float = 0.4  # p: of a task's autonomous decisions (the paper's .3 in pre-training, .4 in fine-tuning)
+    lookahead: int = 10  # N: decisions until the value that an advantage is bootstrapped with
+    failure_cost: float = 1.0  # C, in time limits
+    dropout: float = 0.3  # of the indicator
+    max_age: int = 1000  # updates after which autonomous decisions are no longer imitated
+    capacity: int = 50_000  # decisions that are kept
+    value_steps: int = 50  # gradient steps of the value per rollout
+    steps: int = 50  # of the policy
+    batch: int = 64
+    draws: int = 2  # random draws, of noise and time for instance, per decision and step
+    lr: float = 3e-4
+    value_lr: float = 1e-3
+    weight_decay: float = 1e-4
+    grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        count, share = (1, math.inf), (0.0, 1.0)
+        check_limits(self, positive=share, dropout=share, failure_cost=(0, math.inf), max_age=(0, math.inf))
+        check_limits(self, lookahead=count, capacity=count, value_steps=count, steps=count, batch=count, draws=count)
+        check_limits(self, weight_decay=(0, math.inf))
+        check_positive(self, "lr", "value_lr", "grad_norm")
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of ``N`` decisions of ended episodes, whose decisions follow each other.
+
+    target     float [N]  G
+    to_end     int [N]    low-level actions until the episode's end, those of the decision included
+    remaining  int [N]    decisions until it, the decision included
+    human      bool [N]   whether a person acted in the decision, or in all of them (demonstrations)
+    """
+
+    target: Tensor
+    to_end: Tensor
+    remaining: Tensor
+    human: Tensor
+
+    def select(self, index: Tensor) -> Outcomes:
+        """Those at ``index``."""
+        return Outcomes(*(getattr(self, item.name)[index] for item in fields(self)))
+
+    def advantage(self, value: Tensor, lookahead: int, time_limit: int) -> Tensor:
+        """A [N], given the ``value`` [N] of each decision's observation."""
+        ahead = self.remaining > lookahead
+        later = torch.arange(len(value), device=value.device) + lookahead * ahead
+        between = (self.to_end - self.to_end[later]) / time_limit
+        return torch.where(ahead, (value[later] - between).clamp(-1.0, 0.0), self.target) - value
+
+
+def outcomes_of(rollout: Rollout, time_limit: int, failure_cost: float) -> tuple[Outcomes, Tensor]:
+    """What became of the decisions of ``rollout``, and bool [T,E]: of which this is known.
+
+    They are in the order of ``flatten``.
+    """
+    active, ends = rollout.valid.any(-1), rollout.terminated | rollout.truncated
+    count = rollout.valid.sum(-1)
+    to_end, remaining = torch.zeros_like(count), torch.zeros_like(count)
+    known, success = torch.zeros_like(ends), torch.zeros_like(ends)
+    for t in reversed(range(len(ends))):
+        later = min(t + 1, len(ends) - 1)  # of the last one there is none, and nothing is known
+        carried = ~ends[t] & active[t]
+        to_end[t] = count[t] + carried * to_end[later]
+        remaining[t] = active[t].long() + carried * remaining[later]
+        # A breakdown ends an episode by a decision without valid actions.
+        known[t] = active[t] & (ends[t] | (known[later] if later > t else False))
+        success[t] = torch.where(ends[t], rollout.success[t], success[later])
+    cost = torch.where(success, 0.0, failure_cost)
+    target = (-(to_end - 1) / time_limit - cost).clamp(-1.0, 0.0)
+    human = (rollout.intervened & rollout.valid).any(-1) | (rollout.version == DEMONSTRATED)
+    return Outcomes(*(flatten(item, known) for item in (target, to_end, remaining, human))), known
+
+
+def threshold(advantage: Tensor, task: Tensor, autonomous: Tensor, positive: float) -> Tensor:
+    """eps of each decision's task, [N]: the ``1 - positive`` quantile of the ``advantage`` [N] of its autonomous ones.
+
+    It is linear between two advantages, and infinite for a task without autonomous decisions.
+    """
+    found = torch.full_like(advantage, math.inf)
+    for number in task[autonomous].unique().tolist():
+        own = task == number
+        found[own] = torch.quantile(advantage[own & autonomous], 1.0 - positive)
+    return found
+
+
+class Recap:
+    """A ``LoopLearner`` of an ``AdvantageConditioned`` policy, with its value."""
+
+    def __init__(
+        self,
+        policy: object,
+        parameters: Mapping[str, nn.Parameter],
+        value: DistributionalValue,
+        time_limit: int,
+        config: RecapConfig,
+        generator: torch.Generator,
+    ) -> None:
+        """``time_limit``: S, in low-level actions.  Raises UserError for a policy without a loss for every action."""
+        self.policy, self.value, self.time_limit = require_actionwise(policy, "RECAP"), value, time_limit
+        self.parameters, self.config, self.generator = dict(parameters), config, generator
+        self.chunks: Chunks | None = None
+        self.outcomes: Outcomes | None = None
+        self.steps = 0
+        trained = [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+        decay = {"weight_decay": config.weight_decay, "fused": True}
+        self.optimizer = torch.optim.AdamW(trained, lr=config.lr, **decay)  # type: ignore[arg-type]
+        self.value_optimizer = torch.optim.AdamW(value.parameters(), lr=config.value_lr, **decay)  # type: ignore[arg-type]
+
+    @property
+    def lr(self) -> float:
+        """The policy's learning rate."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = value
+
+    # -- experience -------------------------------------------------------------------------------------------------
+
+    def add(self, rollout: Rollout) -> int:
+        """Keep the decisions of the episodes that ended in ``rollout``; returns how many.
+
+        Demonstrations are rollouts of version ``DEMONSTRATED``.  Raises ContractError for a decision of a version that
+        the learner has not reached.
+        """
+        ages(rollout, self.policy.version)
+        outcomes, known = outcomes_of(rollout, self.time_limit, self.config.failure_cost)
+        human = rollout.intervened & rollout.valid
+        counts = torch.where(human.any(-1, keepdim=True), human, rollout.valid) & known[..., None]
+        new = chunks_of(rollout, counts, self.policy)
+        if len(new):
+            chunks = joined([self.chunks, new]) if self.chunks else new
+            parts = [self.outcomes, outcomes] if self.outcomes else [outcomes]
+            merged = Outcomes(*(torch.cat([getattr(part, item.name) for part in parts]) for item in fields(Outcomes)))
+            newest = torch.arange(len(chunks), device=chunks.task.device)[-self.config.capacity :]
+            self.chunks, self.outcomes = chunks.select(newest), merged.select(newest)
+        return len(new)
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Add ``rollout``, fit the value, say which decisions were good, and imitate; nothing without an ended episode.
+
+        Raises NonFiniteError before a NaN could enter the weights.
+        """
+        new = self.add(rollout)
+        dropped = int(rollout.valid.any(-1).sum()) - new
+        metrics = {"rollout/decisions": float(new), "rollout/unfinished_decisions": float(dropped)}
+        if self.chunks is None or self.outcomes is None:
+            return metrics
+        infos = [self._value_step(self.chunks, self.outcomes) for _ in range(self.config.value_steps)]
+        learnable, labels = self.labelled(self.chunks, self.outcomes)
+        infos += [self._policy_step(learnable) for _ in range(self.config.steps)]
+        return {**metrics, **labels, "replay/size": float(len(self.chunks)), **mean(infos)}
+
+    def labelled(self, chunks: Chunks, outcomes: Outcomes) -> tuple[Chunks, dict[str, float]]:
+        """The decisions to imitate, with ``INDICATOR`` among their features, and metrics."""
+        value = self._values(chunks)
+        advantage = outcomes.advantage(value, self.config.lookahead, self.time_limit)
+        autonomous = ~outcomes.human
+        good = outcomes.human | (advantage >= threshold(advantage, chunks.task, autonomous, self.config.positive))
+        age = self.policy.version - chunks.version
+        fresh = outcomes.human | (age <= self.config.max_age)
+        indicator = torch.where(good, POSITIVE, NEGATIVE)
+        metrics = {
+            "value/mean": float(value.mean()),
+            "value/error": float((value - outcomes.target).square().mean().sqrt()),
+            "policy/positive": float(good[autonomous].double().mean()) if autonomous.any() else 1.0,
+            "policy/advantage_std": float(advantage.std(correction=0)),
+            "rollout/human": float(outcomes.human.double().mean()),
+            "rollout/too_old": float((~fresh).sum()),
+        }
+        return replace(chunks, features={**chunks.features, INDICATOR: indicator}).select(fresh), metrics
+
+    @torch.no_grad()
+    def _values(self, chunks: Chunks) -> Tensor:
+        parts = torch.arange(len(chunks), device=chunks.task.device).split(_PART)
+        return torch.cat([self.value(chunks.select(part).features) for part in parts])
+
+    def _value_step(self, chunks: Chunks, outcomes: Outcomes) -> dict[str, float]:
+        if not self.steps and not self.value_optimizer.state:
+            self.value.calibrate(chunks.features, OneProcess())
+        index = torch.randint(len(chunks), (self.config.batch,), generator=self.generator).to(chunks.task.device)
+        loss = self.value.loss(chunks.select(index).features, outcomes.target[index])
+        self._descend(self.value_optimizer, loss, dict(self.value.named_parameters()))
+        return {"value/loss": float(loss.detach())}
+
+    def _policy_step(self, chunks: Chunks) -> dict[str, float]:
+        config = self.config
+        batch = draw(chunks, config.batch, self.generator)
+        left_out = torch.rand(len(batch), generator=self.generator) < config.dropout
+        indicator = batch.features[INDICATOR].masked_fill(left_out.to(batch.task.device), UNKNOWN)
+        batch = replace(batch, features={**batch.features, INDICATOR: indicator})
+        loss = mean_loss(self.policy, batch, config.draws, self.generator)
+        self._descend(self.optimizer, loss, self.parameters)
+        self.steps += 1
+        return {"policy/loss": float(loss.detach())}
+
+    def _descend(self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = float(nn.utils.clip_grad_norm_(parameters.values(), self.config.grad_norm))
+        if not math.isfinite(norm):
+            raise NonFiniteError(
+                f"a gradient of RECAP is not finite at step {self.steps}, so the step was not taken; lower the "
+                "learning rates or look for NaN in what was recorded."
+            )
+        optimizer.step()
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def _saved(self) -> Iterator[tuple[str, Any]]:
+        yield from (("value", self.value), ("optimizer", self.optimizer), ("value_optimizer", self.value_optimizer))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, experience, generator and counter (see ``Resumable``)."""
+        outcomes = self.outcomes
+        return {
+            "parameters": {name: parameter.detach() for name, parameter in self.parameters.items()},
+            **{name: part.state_dict() for name, part in self._saved()},
+            "chunks": self.chunks.to_state() if self.chunks else {},
+            "outcomes": {item.name: getattr(outcomes, item.name) for item in fields(Outcomes)} if outcomes else {},
+            "generator": self.generator.get_state(),
+            "steps": self.steps,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state["parameters"][name])
+        for name, part in self._saved():
+            part.load_state_dict(state[name])
+        self.chunks = Chunks(**state["chunks"]) if state["chunks"] else None
+        self.outcomes = Outcomes(**state["outcomes"]) if state["outcomes"] else None
+        self.generator.set_state(state["generator"])
+        self.steps = state["steps"]

@@ -1,0 +1,163 @@
+"""A flow policy that is conditioned on whether a decision was good, and acts as if the next one were (RECAP)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.contract.config import from_json, to_json
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits
+from vla_rl.contract.policy import Features, Policy
+from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.flow import FlowSampler, VelocityField, imitation_loss, imitation_losses
+from vla_rl.policies.flow_policy import FlowPolicy
+from vla_rl.policies.flow_schedules import Field
+from vla_rl.policies.normalization import Affine
+from vla_rl.policies.pretrained import load_policy, read_config
+from vla_rl.pretrained import Saveable, load_weights, save_folder
+
+INDICATOR = "indicator"  # among the features that are imitated, int [B]
+NEGATIVE, POSITIVE, UNKNOWN = range(3)
+
+
+@runtime_checkable
+class ConditionedFlow(Policy, Saveable, Protocol):
+    """A flow policy whose field depends on the observation through one vector, such as ``TinyVLA``."""
+
+    spec: EnvSpec
+    action_scale: Affine
+    config: Any  # with horizon and sampler
+
+    @property
+    def condition_size(self) -> int: ...
+
+    @property
+    def feature_sizes(self) -> dict[str, int]: ...
+
+    def condition(self, features: Features) -> Tensor:
+        """[B,C]."""
+
+    def conditioned_field(self, condition: Tensor) -> VelocityField:
+        """The velocity field given ``condition`` [B,C]."""
+
+    def trainable(self) -> dict[str, nn.Parameter]: ...
+
+
+@dataclass(frozen=True)
+class AdvantageConfig:
+    """How strongly the policy prefers good decisions when it acts.
+
+    guidance  beta: 0 is the policy of all data, 1 the one of good decisions; above 1 it sharpens further (SOP acts with
+              1 while it collects and with 1.5 to 2.5 in evaluation)
+    """
+
+    horizon: int
+    sampler: FlowSampler
+    guidance: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_limits(self, guidance=(0, math.inf))
+
+
+class AdvantageConditioned(FlowPolicy):
+    """``base`` with a learnt vector for "good", "bad" or "not said" added to what conditions it.
+
+    It acts by classifier-free guidance (Ho and Salimans 2022, arXiv 2207.12598), as RECAP does (Physical Intelligence
+    2025, pi*0.6, arXiv 2511.14759):
+
+        v = v_unknown + beta (v_good - v_unknown)
+
+    which aims at ``p(a|o) p(good|a,o)^beta``: exactly for beta 0 and 1, up to the difference between the noise levels
+    otherwise.  beta = 1 and 0 need one pass of the network, others two.  The vectors are 0 at first, so the policy
+    begins as its base, which is trained with them.
+
+    Deviation: the paper writes the indicator into the prompt; a small policy whose words are those of its tasks has a
+    vector instead.
+    """
+
+    config: AdvantageConfig
+
+    def __init__(self, base: ConditionedFlow, config: AdvantageConfig | None = None) -> None:
+        """``config`` None: the base's chunks and sampler, guidance 1.
+
+        Raises UserError for a policy without one vector that conditions its field.
+        """
+        if not isinstance(base, ConditionedFlow):
+            raise UserError(
+                f"{type(base).__name__} has no condition and conditioned_field, so it cannot be conditioned on an "
+                "advantage; use a TinyVLA, or add them."
+            )
+        config = config or AdvantageConfig(base.config.horizon, base.config.sampler)
+        super().__init__(base.spec, base.action_scale, config)
+        self.base = base
+        self.indicators = nn.Embedding(3, base.condition_size)
+        nn.init.zeros_(self.indicators.weight)
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """Those of the base."""
+        return self.base.feature_sizes
+
+    def encode(self, obs: Observation) -> Features:
+        """The base's features."""
+        return self.base.encode(obs)
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def field(self, features: Features) -> VelocityField:
+        """The guided velocity field."""
+        condition, beta = self.base.condition(features), self.config.guidance
+        good, unknown = (self._indicated(condition, value) for value in (POSITIVE, UNKNOWN))
+        if beta in (0.0, 1.0):
+            return good if beta else unknown
+
+        def guided(x: Tensor, t: Tensor) -> Field:
+            free, wanted = unknown(x, t), good(x, t)
+            return Field(free.velocity + beta * (wanted.velocity - free.velocity), wanted.log_std)
+
+        return guided
+
+    def _indicated(self, condition: Tensor, indicator: int | Tensor) -> VelocityField:
+        return self.base.conditioned_field(condition + self.indicators.weight[indicator])
+
+    # -- learning ---------------------------------------------------------------------------------------------------
+
+    def indicated_field(self, features: Features) -> VelocityField:
+        """The field given ``features["indicator"]`` int [B]; demonstrations, which have none, are good decisions."""
+        return self._indicated(self.base.condition(features), features.get(INDICATOR, POSITIVE))
+
+    def imitation_loss(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """Flow matching of ``chunks`` given their indicators."""
+        return imitation_loss(self.indicated_field, features, chunks, draws, generator)
+
+    def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+        """The same of every action, [B,H]."""
+        return imitation_losses(self.indicated_field, features, chunks, draws, generator)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The base's trainable weights, and the vectors."""
+        base = {f"base.{name}": parameter for name, parameter in self.base.trainable().items()}
+        return {**base, **dict(self.indicators.named_parameters("indicators"))}
+
+    # -- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``config.json``, the vectors, and the base with its present weights in ``base``."""
+        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        config = {"policy": kind, "config": to_json(self.config), "spec": self.spec.to_json()}
+        save_folder(Path(folder), config, {"weight": self.indicators.weight}, {"base": self.base})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, spec: EnvSpec | None = None) -> AdvantageConditioned:
+        """Load a checkpoint; with ``spec``, the base checks that it was trained for such an environment."""
+        saved: dict[str, Any] = read_config(Path(folder))
+        policy = cls(load_policy(Path(folder) / "base", spec), from_json(saved["config"]))
+        load_weights(policy.indicators, Path(folder))
+        return policy.eval()
