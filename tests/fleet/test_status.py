@@ -1,0 +1,148 @@
+"""What the page and Prometheus say of a fleet is what was counted."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from vla_rl.contract import wire
+from vla_rl.contract.errors import ContractError
+from vla_rl.contract.intervals import wilson
+from vla_rl.fleet.episode_end import EpisodeEnd
+from vla_rl.fleet.metrics import metrics
+from vla_rl.fleet.status import ALARMS, RECENT, Status
+
+SUCCESS = EpisodeEnd("success", steps=100, intervened=10, clipped=3, seconds=4.0)
+FAILURE = EpisodeEnd("time_limit", steps=200, intervened=0, clipped=1, seconds=8.0)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def filled() -> tuple[Status, Clock]:
+    clock = Clock()
+    status = Status(clock, lambda: 5.0)
+    status.connected("left", waiting=7)
+    status.connected("right", waiting=0)
+    for version, end in ((1, SUCCESS), (1, FAILURE), (2, SUCCESS)):
+        status.episode("left", version, end)
+    status.episode("right", 2, FAILURE)
+    status.policy(1, "retired")
+    status.policy(2, "active")
+    status.policy(3, "staged")
+    return status, clock
+
+
+def test_episodes_are_counted_of_robots_versions_and_all():
+    seen = filled()[0].snapshot()
+    left, second = seen["robots"]["left"], seen["versions"]["2"]
+    assert (left["episodes"], left["successes"], left["steps"], left["intervened"], left["clipped"]) == (3, 2, 400, 20, 7)
+    assert (left["low"], left["high"]) == wilson(2, 3) and left["success"] == 2 / 3 and left["seconds"] == 16.0
+    assert (second["episodes"], second["successes"], second["state"]) == (2, 1, "active")
+    assert (seen["total"]["episodes"], seen["total"]["successes"], seen["total"]["steps"]) == (4, 2, 600)
+    assert seen["versions"]["3"] | {"low": 0, "high": 0} == seen["versions"]["3"] | {"low": 0, "high": 0, "success": None}
+    assert seen["recent"] == [[1, True], [1, False], [2, True], [2, False]]
+    json.dumps(seen, allow_nan=False)
+
+
+def test_a_robot_says_what_it_holds_and_when_it_was_heard():
+    status, clock = filled()
+    clock.now += 3
+    status.stored("left", "lift", 2, size=500, waiting=6)
+    status.stored("left", "", 2, size=500, waiting=5)
+    status.dropped("left", 40)
+    clock.now += 2
+    status.disconnected("left")
+    left, right = (status.snapshot()["robots"][name] for name in ("left", "right"))
+    assert left["silent"] == 2.0 and right["silent"] == 5.0
+    assert (left["records"], left["bytes"], left["waiting"], left["dropped"]) == (2, 1000, 5, 40)
+    assert left["task"] == "lift" and not left["connected"] and right["connected"]
+
+
+def test_a_robot_of_an_earlier_life_of_the_server_was_not_heard():
+    status = Status()
+    status.episode("old", 1, SUCCESS)
+    assert status.snapshot()["robots"]["old"]["silent"] is None
+
+
+def test_memory_is_bounded():
+    status = Status()
+    for n in range(ALARMS + 5):
+        status.alarm(str(n))
+    for _ in range(RECENT + 5):
+        status.episode("r", 1, SUCCESS)
+    seen = status.snapshot()
+    assert seen["alarmed"] == ALARMS + 5 and len(seen["alarms"]) == ALARMS
+    assert seen["alarms"][0]["sentence"] == str(ALARMS + 4), "the newest first"
+    assert len(seen["recent"]) == RECENT and seen["total"]["episodes"] == RECENT + 5
+
+
+def test_threads_lose_no_count():
+    status = Status()
+
+    def count() -> None:
+        for _ in range(500):
+            status.episode("r", 1, SUCCESS)
+            status.stored("r", "", 1, 10, 0)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    robot = status.snapshot()["robots"]["r"]
+    assert robot["episodes"] == robot["records"] == 2000
+
+
+def test_prometheus_reads_the_same_numbers():
+    status = filled()[0]
+    status.stored("left", "lift", 2, size=500, waiting=6)
+    status.alarm("look")
+    lines = dict(line.rsplit(" ", 1) for line in metrics(status).decode().splitlines() if not line.startswith("#"))
+    assert lines['vla_rl_fleet_robot_episodes_total{robot="left"}'] == "3.0"
+    assert lines['vla_rl_fleet_robot_intervened_total{robot="left"}'] == "20.0"
+    assert lines['vla_rl_fleet_waiting{robot="left"}'] == "6.0"
+    assert lines['vla_rl_fleet_version{robot="left"}'] == "2.0"
+    assert lines['vla_rl_fleet_connected{robot="right"}'] == "1.0"
+    assert lines['vla_rl_fleet_version_successes_total{version="2"}'] == "1.0"
+    assert lines['vla_rl_fleet_version_state{state="active",version="2"}'] == "1.0"
+    assert lines['vla_rl_fleet_version_state{state="active",version="1"}'] == "0.0"
+    assert lines["vla_rl_fleet_alarms_total"] == "1.0"
+
+
+def test_the_end_of_an_episode_comes_back():
+    assert EpisodeEnd.from_payload(SUCCESS.payload()) == SUCCESS and SUCCESS.success and not FAILURE.success
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"steps": -1},
+        {"intervened": 101},
+        {"clipped": -1},
+        {"steps": True},
+        {"seconds": float("nan")},
+        {"seconds": 4},
+        {"outcome": ""},
+        {"outcome": "x" * 65},
+        {"outcome": "a\nb"},
+        {"outcome": None},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_wrong_end_is_refused(changed: dict[str, object]):
+    with pytest.raises(ContractError, match="end of an episode says"):
+        EpisodeEnd.from_payload(wire.pack(vars(SUCCESS) | changed))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xc1", wire.pack([1]), wire.pack({"outcome": "success"})], ids=repr)
+def test_what_is_no_end_is_refused(payload: bytes):
+    with pytest.raises(ContractError):
+        EpisodeEnd.from_payload(payload)

@@ -1,0 +1,151 @@
+"""How the fleet does: counted while records are stored, shown on the page and to Prometheus."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vla_rl.contract.intervals import wilson
+from vla_rl.fleet.episode_end import EpisodeEnd
+
+ALARMS = 50  # sentences that are kept, the newest
+RECENT = 400  # episodes whose outcome is kept for the curve
+
+
+@dataclass
+class Tally:
+    """Episodes of a robot or of a version, and whose control steps they were."""
+
+    episodes: int = 0
+    successes: int = 0
+    steps: int = 0
+    intervened: int = 0
+    clipped: int = 0
+    seconds: float = 0.0
+
+    def add(self, end: EpisodeEnd) -> None:
+        """Count one more episode."""
+        self.episodes += 1
+        self.successes += end.success
+        self.steps += end.steps
+        self.intervened += end.intervened
+        self.clipped += end.clipped
+        self.seconds += end.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts, with the success rate's interval (Wilson, 95 %)."""
+        low, high = wilson(self.successes, self.episodes)
+        rate = self.successes / self.episodes if self.episodes else None
+        return vars(self) | {"success": rate, "low": low, "high": high}
+
+
+@dataclass
+class _Robot:
+    connected: bool = False
+    heard: float | None = None  # seconds of the clock; None: not since the server began
+    task: str = ""
+    version: int = 0
+    waiting: int = 0  # records that the robot holds and the server does not
+    records: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    tally: Tally = field(default_factory=Tally)
+
+
+class Status:
+    """Counts of everything that the fleet did; safe to use from several threads.
+
+    ``clock`` is monotonic, in seconds; ``wall`` is what people read beside an alarm.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        self._clock, self._wall, self._started = clock, wall, clock()
+        self._lock = threading.Lock()
+        self._robots: dict[str, _Robot] = {}
+        self._versions: dict[int, Tally] = {}
+        self._states: dict[int, str] = {}
+        self._recent: deque[tuple[int, bool]] = deque(maxlen=RECENT)
+        self._alarms: deque[dict[str, Any]] = deque(maxlen=ALARMS)
+        self._alarmed = 0
+
+    def connected(self, robot: str, waiting: int) -> None:
+        """``robot`` has begun to send, and holds ``waiting`` records that are not stored here."""
+        with self._lock:
+            one = self._robot(robot)
+            one.connected, one.waiting, one.heard = True, waiting, self._clock()
+
+    def disconnected(self, robot: str) -> None:
+        """``robot`` is no longer connected."""
+        with self._lock:
+            self._robot(robot).connected = False
+
+    def stored(self, robot: str, task: str, version: int, size: int, waiting: int) -> None:
+        """A record of ``size`` bytes is durable, and ``waiting`` more are on their way."""
+        with self._lock:
+            one = self._robot(robot)
+            one.task, one.version, one.waiting, one.heard = task or one.task, version, waiting, self._clock()
+            one.records += 1
+            one.bytes += size
+
+    def dropped(self, robot: str, count: int) -> None:
+        """``robot`` gave up ``count`` records because its disk was full."""
+        with self._lock:
+            self._robot(robot).dropped += count
+
+    def episode(self, robot: str, version: int, end: EpisodeEnd) -> None:
+        """An episode of ``robot`` under ``version`` is whole."""
+        with self._lock:
+            self._robot(robot).tally.add(end)
+            self._versions.setdefault(version, Tally()).add(end)
+            self._recent.append((version, end.success))
+
+    def policy(self, version: int, state: str) -> None:
+        """``version`` is "staged", "canary", "active" or "retired" from now on."""
+        with self._lock:
+            self._states[version] = state
+
+    def alarm(self, sentence: str) -> None:
+        """Something that a person should look at."""
+        with self._lock:
+            self._alarmed += 1
+            self._alarms.append({"at": self._wall(), "sentence": sentence})
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        with self._lock:
+            now, total = self._clock(), Tally()
+            for one in self._robots.values():
+                _add(total, one.tally)
+            return {
+                "seconds": now - self._started,
+                "total": total.to_json(),
+                "robots": {name: _robot_json(one, now) for name, one in sorted(self._robots.items())},
+                "versions": {str(version): self._version_json(version) for version in self._known_versions()},
+                "recent": [[version, success] for version, success in self._recent],
+                "alarms": list(self._alarms)[::-1],
+                "alarmed": self._alarmed,
+            }
+
+    def _robot(self, name: str) -> _Robot:
+        return self._robots.setdefault(name, _Robot())
+
+    def _known_versions(self) -> list[int]:
+        return sorted(self._states.keys() | self._versions.keys())
+
+    def _version_json(self, version: int) -> dict[str, Any]:
+        return self._versions.get(version, Tally()).to_json() | {"state": self._states.get(version, "")}
+
+
+def _add(total: Tally, tally: Tally) -> None:
+    for name, value in vars(tally).items():
+        setattr(total, name, getattr(total, name) + value)
+
+
+def _robot_json(robot: _Robot, now: float) -> dict[str, Any]:
+    own = {name: value for name, value in vars(robot).items() if name not in ("tally", "heard")}
+    silent = None if robot.heard is None else now - robot.heard
+    return own | robot.tally.to_json() | {"silent": silent}
