@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.loopback import is_loopback
 
 KEY_BYTES = 32  # of its digest, which is what travels
 
@@ -64,14 +64,6 @@ class Security:
             return connected
         context = ssl.create_default_context(cadata=_read(self.certificate).decode())
         return context.wrap_socket(connected, server_hostname=host)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine, by its address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _read(path: str) -> bytes:

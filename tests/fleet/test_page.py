@@ -16,6 +16,7 @@ from tests.fleet.test_status import filled
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet import page as page_module
+from vla_rl.fleet.authority import Authority
 from vla_rl.fleet.page import PageAddress, PageServer
 from vla_rl.fleet.status import Status
 
@@ -28,8 +29,14 @@ def served(**options: object) -> Iterator[PageServer]:
         yield server
 
 
-def get(server: PageServer, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+@contextmanager
+def connected(server: PageServer) -> Iterator[http.client.HTTPConnection]:
     with closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)) as connection:
+        yield connection
+
+
+def get(server: PageServer, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    with connected(server) as connection:
         connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
         return answer, answer.read()
@@ -63,7 +70,10 @@ def test_the_status_is_the_snapshot():
 
 
 def test_events_are_live(monkeypatch: pytest.MonkeyPatch):
-    with served() as server, closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)) as one:
+    with (
+        served() as server,
+        closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)) as one,
+    ):
         one.request("GET", "/events")
         answer = one.getresponse()
         assert answer.getheader("Content-Type") == "text/event-stream"
@@ -99,7 +109,10 @@ def test_a_token_is_asked_for_everywhere():
 
 
 def test_it_is_read_only():
-    with served() as server, closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)) as one:
+    with (
+        served() as server,
+        closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)) as one,
+    ):
         one.request("POST", "/status", body=b"{}")
         assert one.getresponse().status == 501
 
@@ -144,16 +157,23 @@ def _status(server: PageServer) -> int | None:
 
 
 def test_closing_ends_open_streams():
-    with closing(PageServer(Status(), PageAddress())) as server:
-        one = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)
+    with served() as server, connected(server) as one:
         one.request("GET", "/events")
         answer = one.getresponse()
         _event(answer)
         server.close()
         while answer.readline():
             pass
-        one.close()
 
 
-def test_tls_with_a_token(tmp_path: Path):
-    pytest.importorskip("cryptography", reason="the extra fleet")
+def test_tls_with_a_token_and_a_client_that_never_shakes_hands(tmp_path: Path):
+    Authority.create(tmp_path / "certs", days=1)
+    own = tmp_path / "certs/server"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own / "server.pem", own / "server.key")
+    trusting = ssl.create_default_context(cafile=str(own / "ca.pem"))
+    with served(token=TOKEN, tls=context) as server, socket.create_connection(server.server_address[:2], PATIENCE):
+        assert server.url.startswith("https://")
+        with closing(http.client.HTTPSConnection("127.0.0.1", server.server_port, context=trusting)) as one:
+            one.request("GET", "/status", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert json.loads(one.getresponse().read())["robots"].keys() == {"left", "right"}

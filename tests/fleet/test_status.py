@@ -42,11 +42,21 @@ def filled() -> tuple[Status, Clock]:
 def test_episodes_are_counted_of_robots_versions_and_all():
     seen = filled()[0].snapshot()
     left, second = seen["robots"]["left"], seen["versions"]["2"]
-    assert (left["episodes"], left["successes"], left["steps"], left["intervened"], left["clipped"]) == (3, 2, 400, 20, 7)
+    assert (left["episodes"], left["successes"], left["steps"], left["intervened"], left["clipped"]) == (
+        3,
+        2,
+        400,
+        20,
+        7,
+    )
     assert (left["low"], left["high"]) == wilson(2, 3) and left["success"] == 2 / 3 and left["seconds"] == 16.0
     assert (second["episodes"], second["successes"], second["state"]) == (2, 1, "active")
     assert (seen["total"]["episodes"], seen["total"]["successes"], seen["total"]["steps"]) == (4, 2, 600)
-    assert seen["versions"]["3"] | {"low": 0, "high": 0} == seen["versions"]["3"] | {"low": 0, "high": 0, "success": None}
+    assert seen["versions"]["3"] | {"low": 0, "high": 0} == seen["versions"]["3"] | {
+        "low": 0,
+        "high": 0,
+        "success": None,
+    }
     assert seen["recent"] == [[1, True], [1, False], [2, True], [2, False]]
     json.dumps(seen, allow_nan=False)
 

@@ -77,10 +77,13 @@ FAULTS = (
     ),
     Fault(
         "an address that begins like this machine's is this machine",
-        _IDENTITY,
+        "vla_rl/contract/loopback.py",
         'return host == "localhost"',
-        'return host.startswith("localhost")',
-        (f"{_ON}test_every_other_address_refuses_to_start_without_them",),
+        'return host.startswith(("localhost", "127."))',
+        (
+            "tests/contract/test_loopback.py::test_others",
+            f"{_ON}test_every_other_address_refuses_to_start_without_them",
+        ),
     ),
     Fault(
         "two robots get one name",

@@ -116,13 +116,6 @@ FAULTS = (
         (f"{_ON_ACCESS}test_other_machines_are_served_with_tls_and_a_key_alone",),
     ),
     Fault(
-        "names that begin like this machine's address are this machine",
-        _KEY,
-        'return host == "localhost"',
-        'return host == "localhost" or host.startswith("127.")',
-        (f"{_ON_ACCESS}test_other_machines_are_served_with_tls_and_a_key_alone",),
-    ),
-    Fault(
         "any key opens the server",
         _ACCESS,
         "if self._key.matches(header):",

@@ -11,6 +11,7 @@ from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.limits import check_limits
 from vla_rl.contract.load import load
+from vla_rl.contract.loopback import is_loopback
 from vla_rl.contract.policy import Policy
 from vla_rl.policies.pretrained import default_options, load_policy
 from vla_rl.policies.vla.options import VLAOptions
@@ -20,7 +21,7 @@ from vla_rl.recipes.progress import console
 from vla_rl.recipes.saved import checkpoint_of
 from vla_rl.recipes.signals import sigterm_like_ctrl_c
 from vla_rl.serving.access import Access
-from vla_rl.serving.api_key import find_api_key, is_loopback
+from vla_rl.serving.api_key import find_api_key
 from vla_rl.serving.batching import Batching
 from vla_rl.serving.episode import ServedPolicy
 from vla_rl.serving.listener import Listener, log

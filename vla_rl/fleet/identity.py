@@ -6,7 +6,6 @@ a message says about its sender need not be believed.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.loopback import is_loopback
 
 Role = Literal["robot", "server"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -101,14 +101,6 @@ def robot_of(certificate: bytes, revoked: Revoked, clock: Callable[[], datetime]
             f"{_COMMANDS['robot']}."
         )
     return name
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine, by its address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_reach(host: str, credentials: Credentials | None) -> None:

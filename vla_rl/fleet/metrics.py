@@ -51,7 +51,7 @@ class _Collector:
 def metrics(status: Status) -> bytes:
     """The present metrics of ``status``, as Prometheus scrapes them."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(status))  # type: ignore[arg-type]  # a collector is what has collect()
+    registry.register(_Collector(status))  # a collector is what has collect()
     text: bytes = generate_latest(registry)
     return text
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import json
 import secrets
 import socket
@@ -23,6 +22,7 @@ from importlib.resources import files
 from urllib.parse import parse_qs, urlsplit
 
 from vla_rl.contract.errors import UserError
+from vla_rl.contract.loopback import is_loopback
 from vla_rl.fleet.metrics import metrics
 from vla_rl.fleet.status import Status
 
@@ -52,14 +52,6 @@ class PageAddress:
         """Whether ``token`` is the right one; takes equally long whatever it is."""
         wanted, found = (hashlib.sha256(text.encode(errors="replace")).digest() for text in (self.token, token))
         return not self.token or hmac.compare_digest(wanted, found)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine, by its address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class PageServer(ThreadingHTTPServer):
@@ -103,12 +95,12 @@ class PageServer(ThreadingHTTPServer):
         if not self.places.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)  # type: ignore[arg-type]
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
         """Serve one connection, and free its place."""
         try:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+            super().process_request_thread(request, client_address)
         finally:
             self.places.release()
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from vla_rl.contract.errors import UserError
-from vla_rl.serving.api_key import VARIABLE, ApiKey, is_loopback
+from vla_rl.contract.loopback import is_loopback
+from vla_rl.serving.api_key import VARIABLE, ApiKey
 from vla_rl.serving.websocket import Refusal
 
 log = logging.getLogger("vla_rl.serving")

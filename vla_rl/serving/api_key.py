@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import re
 from dataclasses import dataclass, field
@@ -57,11 +56,3 @@ def find_api_key(path: str) -> ApiKey | None:
             "make one, for example with: openssl rand -hex 32."
         )
     return ApiKey(text)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine, by its address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
