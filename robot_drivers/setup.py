@@ -2,75 +2,191 @@
 
 from __future__ import annotations
 
-import inspect
-import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from robot_drivers import devices
+from robot_drivers.cameras.camera import open_camera
 from robot_drivers.config import Part, RobotConfig
-from robot_drivers.driver import Asks
-from vla_rl.contract.errors import UserError, did_you_mean
+from robot_drivers.devices import FoundCamera
+from robot_drivers.dialogue import Dialogue, Named, among, number
+from robot_drivers.driver import Asks, RobotSpec, open_driver
+from robot_drivers.kinematics import Chain
+from robot_drivers.limits import MARGIN, Box, Limits
+from robot_drivers.teleop.process import open_teleoperator
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 
-ARMS = {"so101": "robot_drivers.so101:SO101"}
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm that is known: ``kinematics`` for its workspace, and the ``margin`` of its limits (``Limits.of``)."""
+
+    driver: str
+    kinematics: str = ""
+    margin: float = MARGIN
 
 
-def setup(path: Path, ask: Asks) -> RobotConfig:
-    """Ask for arm, options and task, and write the file ``path``.
+_CHAIN = "robot_drivers.kinematics:so101"
+ARMS = {
+    "so101": Arm("robot_drivers.so101:SO101", _CHAIN),
+    "ur": Arm("robot_drivers.ur:UR"),
+    "franka": Arm("robot_drivers.franka:Franka"),
+    "simulated": Arm("robot_drivers.simulated:SimulatedRobot", _CHAIN, margin=0.0),  # it rests at a range's end
+}
+CAMERAS = {
+    "opencv": "robot_drivers.cameras.opencv:OpenCVCamera",
+    "realsense": "robot_drivers.cameras.realsense:RealSenseCamera",
+}
+TELEOPERATORS = {
+    "keyboard": "robot_drivers.teleop.keyboard:Keyboard",
+    "gamepad": "robot_drivers.teleop.gamepad:Gamepad",
+    "spacemouse": "robot_drivers.teleop.gamepad:SpaceMouse",
+    "leader": "robot_drivers.teleop.leader:SO101Leader",
+    "none": "",
+}
+_NAMES = ("front", "wrist", "side", "top")  # of cameras, while nobody says otherwise
+_HOUR = 3600.0  # s; no episode is longer
+_NONE = "none"
 
-    Raises UserError where a file is already, for an arm that does not exist, and for an option that has no answer.
+
+def setup(path: Path, ask: Asks, cameras: Callable[[], list[FoundCamera]] = devices.cameras) -> RobotConfig:
+    """Ask for arm, cameras, teleoperator, tasks, episodes and limits, and write the file ``path``.
+
+    An answer that means nothing is asked for again.  ``cameras`` finds those of this computer.  Raises UserError where
+    a file is already, before anything is asked.
     """
     if path.exists():
         raise UserError(f"{str(path)!r} exists already, so it is not overwritten; choose another name.")
-    driver = _arm(ask)
-    task = ask("What is the arm told to do? One sentence, for example: pick up the cube.").strip()
-    config = RobotConfig(driver, tasks=(task,))
-    config.open()  # refuses options of a wrong kind before anything is written
+    dialogue = Dialogue(ask)
+    driver, known = _arm(dialogue)
+    spec = open_driver(driver.name, driver.options).spec
+    seen = _cameras(dialogue, cameras())
+    teleoperator = _teleoperator(dialogue, len(spec.joints))
+    tasks = _tasks(dialogue)
+    longest = RobotConfig.seconds
+    seconds = dialogue.until(f"Seconds of an episode, at most? (Enter: {longest:g})", number(1, _HOUR), str(longest))
+    limits, kinematics = _limits(dialogue, spec, known)
+    config = RobotConfig(driver, seen, teleoperator, limits, kinematics, tasks, seconds)
     config.save(path)
     return config
 
 
-def serial_ports() -> list[str]:
-    """The serial ports of this machine, with what is plugged in; none where pyserial is not installed."""
-    try:
-        from serial.tools.list_ports import comports
-    except ModuleNotFoundError:
-        return []
-    return [f"{port.device} ({port.description})" for port in comports() if port.vid is not None]
+def _arm(dialogue: Dialogue) -> tuple[Part, Arm]:
+    known = {word: arm.driver for word, arm in ARMS.items()}
+    question = f"Which arm? {', '.join(known)}, or module:Class of a driver of yours (Enter: so101)."
+    part = dialogue.part(question, among("arm", known), open_driver, "so101")
+    assert part is not None, "every arm has a driver"
+    return part, next((arm for arm in ARMS.values() if arm.driver == part.name), Arm(part.name))
 
 
-def _arm(ask: Asks) -> Part:
-    given = (
-        ask(f"Which arm? {', '.join(ARMS)}, or module:Class of a driver of yours (Enter: so101).").strip() or "so101"
-    )
-    if ":" not in given and given not in ARMS:
-        raise UserError(f"{given!r} is no arm that is known, so it cannot be set up; {did_you_mean(given, ARMS)}")
-    name = ARMS.get(given, given)
-    return Part(name, _options(name, ask))
+def _cameras(dialogue: Dialogue, found: list[FoundCamera]) -> dict[str, Part]:
+    """{name: camera}, in the order in which a policy gets them."""
+    seen: dict[str, Part] = {}
+    while True:
+        used = [camera.options.get("index", 0) for camera in seen.values()]
+        left = [camera for camera in found if camera.index not in used]
+        default = str(left[0].index) if left else _NONE
+        there = f"Found: {', '.join(map(str, left))}." if left else "No other is found." if seen else "None is found."
+        question = (
+            f"{'Another' if seen else 'A'} camera? {there} Its number, device or address; realsense; module:Class of "
+            f"your own; or none (Enter: {default})."
+        )
+        sizes = {camera.index: asdict(camera) for camera in left}
+        part = dialogue.part(
+            question, _camera, open_camera, default, lambda one, sizes=sizes: sizes.get(one.options.get("index"), {})
+        )
+        if part is None:
+            return seen
+        name = next(one for one in (*_NAMES, f"camera{len(seen) + 1}") if one not in seen)
+        seen[dialogue.until(f"What is it called? (Enter: {name})", _beside(seen), name)] = part
 
 
-def _options(name: str, ask: Asks) -> dict[str, Any]:
-    """One question for each option; Enter takes the default."""
-    options = {}
-    for option in inspect.signature(load(name)).parameters.values():
-        needed = option.default is inspect.Parameter.empty
-        answer = ask(_question(option, needed)).strip()
-        if not answer and needed:
-            raise UserError(f"{name} needs {option.name!r}, so nothing is written; begin again and give it.")
-        if answer:
-            options[option.name] = _value(answer)
-    return options
+def _camera(answer: str) -> Named:
+    """A number, or something like a path or an address, is a camera for OpenCV."""
+    if answer.isdecimal() or "/" in answer:
+        return Named(CAMERAS["opencv"], {"index": int(answer) if answer.isdecimal() else answer})
+    return among("camera", {**CAMERAS, _NONE: ""})(answer)
 
 
-def _question(option: inspect.Parameter, needed: bool) -> str:
-    ports = serial_ports() if option.name == "port" else []
-    found = f" Plugged in: {', '.join(ports)}." if ports else ""
-    return f"{option.name}?{found}" + ("" if needed else f" (Enter: {option.default!r})")
+def _beside(seen: Mapping[str, Any]) -> Callable[[str], str]:
+    """Reads a name that none of ``seen`` has."""
 
-
-def _value(answer: str) -> Any:
-    """A number, boolean, list or text."""
-    try:
-        return json.loads(answer)
-    except ValueError:
+    def read(answer: str) -> str:
+        if not answer.isidentifier():
+            raise UserError(f"{answer!r} cannot name a camera; use letters, digits and _.")
+        if answer in seen:
+            raise UserError(f"There is a camera {answer!r} already.")
         return answer
+
+    return read
+
+
+def _teleoperator(dialogue: Dialogue, joints: int) -> Part | None:
+    known = TELEOPERATORS
+    question = f"What does a person drive it by? {', '.join(known)}, or module:Class of your own (Enter: keyboard)."
+    read = among("teleoperator", known)
+    return dialogue.part(question, read, open_teleoperator, "keyboard", lambda one: {"joints": joints})
+
+
+def _tasks(dialogue: Dialogue) -> tuple[str, ...]:
+    """The instructions; one without words where none is given."""
+    tasks: list[str] = []
+    while True:
+        words = dialogue.until(
+            "Another task? (Enter: no more)"
+            if tasks
+            else "What is it told to do? For example: pick up the cube (Enter: nothing, it has one task without words)",
+            str,
+        )
+        if not words:
+            return tuple(tasks) or ("",)
+        tasks += [words] if words not in tasks else []
+
+
+def _limits(dialogue: Dialogue, spec: RobotSpec, arm: Arm) -> tuple[dict[str, Any] | None, str]:
+    """The limits, None where they are those of every arm; and the kinematics that they need."""
+    share = dialogue.until("What share of its speed may it use at most? (Enter: 1)", number(0.01, 1), "1")
+    names = [joint.name for joint in spec.joints]
+    kinematics = arm.kinematics or dialogue.until(
+        "Kinematics of the arm, module:function, for a workspace? (Enter: none)", _chain(names)
+    )
+    box = None
+    if kinematics:
+        box = dialogue.until(
+            "Where may its points be? x y z of the low corner and x y z of the high one, in m from its base (Enter: "
+            "anywhere)",
+            _box,
+        )
+    if share == 1 and box is None and arm.margin == MARGIN:
+        return None, ""
+    return Limits.of(spec, arm.margin, box).scaled(share).to_json(), kinematics if box else ""
+
+
+def _chain(joints: Sequence[str]) -> Callable[[str], str]:
+    """Reads the name of a function that makes the kinematics of ``joints``."""
+
+    def read(answer: str) -> str:
+        if not answer:
+            return ""
+        chain = load(answer)()
+        if not isinstance(chain, Chain):
+            raise UserError(f"{answer!r} makes no Chain of robot_drivers/kinematics.py.")
+        chain.columns(joints)
+        return answer
+
+    return read
+
+
+def _box(answer: str) -> Box | None:
+    if not answer:
+        return None
+    try:
+        corners = [float(word) for word in answer.replace(",", " ").split()]
+    except ValueError:
+        corners = []
+    if len(corners) != 6:
+        raise UserError(f"{answer!r} is not six numbers; write for example -0.1 -0.3 0 0.4 0.3 0.4.")
+    return Box((corners[0], corners[1], corners[2]), (corners[3], corners[4], corners[5]))

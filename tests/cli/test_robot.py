@@ -70,13 +70,6 @@ def test_check_counts_what_is_wrong(file, complaint, capsys, tmp_path):
     assert "1 of these must be mended" in complaint("robot", "check", str(file), "--seconds", "0.4")
 
 
-def test_setup_asks_on_the_terminal(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n/dev/null\n" + 5 * "\n" + "pick up the cube\n"))
-    main(["robot", "setup", str(tmp_path / "arm.json")])
-    assert RobotConfig.load(tmp_path / "arm.json").tasks == ("pick up the cube",)
-    assert "next: vla-rl robot calibrate" in capsys.readouterr().err
-
-
 def test_mistakes_are_one_sentence(complaint, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert "did you mean 'check'?" in complaint("robot", "chek", "arm.json")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.fault import Fault
 
-_CHECK, _CONFIG, _SETUP = (f"robot_drivers/{name}.py" for name in ("check", "config", "setup"))
+_CHECK, _CONFIG, _SETUP, _DIALOGUE, _DEVICES = (
+    f"robot_drivers/{name}.py" for name in ("check", "config", "setup", "dialogue", "devices")
+)
+_ON_SETUP = "tests/robot_drivers/test_setup.py::"
 _ON_CHECK, _ON_CONFIG = "tests/robot_drivers/test_check.py::", "tests/robot_drivers/test_config.py::"
 _FOUND = f"{_ON_CHECK}test_what_is_wrong_is_found"
 _REFUSED = f"{_ON_CONFIG}test_what_is_unknown_or_missing_is_refused"
@@ -110,16 +113,51 @@ FAULTS = (
     ),
     Fault(
         "setup takes an arm that does not exist",
-        _SETUP,
-        'if ":" not in given and given not in ARMS:',
-        'if ":" in given and given not in ARMS:',
-        (f"{_ON_CONFIG}test_setup_writes_nothing_after_an_answer_that_means_nothing",),
+        _DIALOGUE,
+        'if ":" not in answer:',
+        'if " " in answer:',
+        (f"{_ON_SETUP}test_a_mistake_is_said_and_asked_again",),
     ),
     Fault(
         "setup does not insist on an option that is needed",
+        _DIALOGUE,
+        'raise UserError("This one is needed.")',
+        'return ""',
+        (f"{_ON_SETUP}test_a_mistake_is_said_and_asked_again",),
+    ),
+    Fault(
+        "setup writes options that its parts do not take",
+        _DIALOGUE,
+        "                make(found.name, options)\n",
+        "",
+        (f"{_ON_SETUP}test_options_that_do_not_fit_are_asked_again",),
+    ),
+    Fault(
+        "setup offers the arm's port to the leader",
+        _DIALOGUE,
+        "if one not in self._taken}",
+        "if one}",
+        (f"{_ON_SETUP}test_what_is_plugged_in_is_offered_once",),
+    ),
+    Fault(
+        "setup offers a camera twice",
         _SETUP,
-        "if not answer and needed:",
-        "if not answer and not needed and False:",
-        (f"{_ON_CONFIG}test_setup_writes_nothing_after_an_answer_that_means_nothing",),
+        "if camera.index not in used]",
+        "if camera.index is not None]",
+        (f"{_ON_SETUP}test_everything_that_a_file_holds_is_asked_for",),
+    ),
+    Fault(
+        "a share of the speed is asked for and forgotten",
+        _SETUP,
+        ".scaled(share)",
+        ".scaled(1.0)",
+        (f"{_ON_SETUP}test_everything_that_a_file_holds_is_asked_for",),
+    ),
+    Fault(
+        "a camera that gives no picture is found",
+        _DEVICES,
+        "if read and image is not None:",
+        "if image is not None or not read:",
+        (f"{_ON_SETUP}test_cameras_are_found_that_give_a_picture",),
     ),
 )

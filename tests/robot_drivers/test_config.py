@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from robot_drivers import setup as routine
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.driver import Joint, RobotSpec
 from robot_drivers.limits import Limits
@@ -62,38 +59,3 @@ def test_a_file_that_cannot_be_read_says_how_to_get_one(tmp_path):
         RobotConfig.load(tmp_path / "absent.json")
     with pytest.raises(UserError, match="cannot be made of"):
         Part("robot_drivers.so101:SO101", {"prot": "/dev/null"}).make()
-
-
-def answers(*given: str):
-    waiting, asked = list(given), []
-
-    def ask(sentence: str) -> str:
-        asked.append(sentence)
-        return waiting.pop(0)
-
-    ask.asked = asked  # type: ignore[attr-defined]
-    return ask
-
-
-def test_setup_writes_what_was_answered_and_leaves_defaults_out(tmp_path):
-    path, ask = tmp_path / "arm.json", answers("", "/dev/null", "left", "", "50", "", "", "pick up the cube")
-    assert routine.setup(path, ask) == RobotConfig.load(path)
-    assert json.loads(path.read_text())["driver"] == {
-        "name": "robot_drivers.so101:SO101",
-        "options": {"port": "/dev/null", "id": "left", "control_hz": 50},
-    }
-    assert RobotConfig.load(path).tasks == ("pick up the cube",)
-    assert ask.asked[2] == "id? (Enter: 'so101')"
-    before = path.read_bytes()
-    with pytest.raises(UserError, match="not overwritten"):
-        routine.setup(path, answers())
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("given", "says"), [(["so100"], "did you mean 'so101'?"), (["", ""], "needs 'port'")], ids=["arm", "port"]
-)
-def test_setup_writes_nothing_after_an_answer_that_means_nothing(given, says, tmp_path):
-    with pytest.raises(UserError) as refused:
-        routine.setup(tmp_path / "arm.json", answers(*given))
-    assert says in str(refused.value) and not (tmp_path / "arm.json").exists()

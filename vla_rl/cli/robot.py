@@ -18,7 +18,7 @@ from vla_rl.recipes.robots import desk
 class Robot:
     """A robot arm on your desk, described by a file such as my_arm.json.
 
-    setup FILE asks what the arm is connected to and writes the file.
+    setup FILE asks for arm, cameras, teleoperator, tasks and limits, and writes the file.
     calibrate FILE walks you through the arm's own calibration.
     check FILE [--seconds S] looks at everything and moves nothing.
     record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
@@ -32,7 +32,7 @@ class Robot:
 
 @dataclass(frozen=True)
 class Setup:
-    """Ask which arm is plugged in where, and write the robot's file."""
+    """Ask for arm, cameras, teleoperator, tasks and limits, with what is plugged in, and write the robot's file."""
 
 
 @dataclass(frozen=True)
