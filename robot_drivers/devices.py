@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_USUAL = 30.0  # pictures per second of a camera that does not say
 _INDICES = 4  # cameras that are tried where the system has no list of them
 
 
@@ -51,7 +52,9 @@ def cameras(candidates: Sequence[int | str] | None = None) -> list[FoundCamera]:
         try:
             read, image = capture.read() if capture.isOpened() else (False, None)
             if read and image is not None:
-                found.append(FoundCamera(index, image.shape[1], image.shape[0], capture.get(cv2.CAP_PROP_FPS)))
+                found.append(
+                    FoundCamera(index, image.shape[1], image.shape[0], capture.get(cv2.CAP_PROP_FPS) or _USUAL)
+                )
         finally:
             capture.release()
     return found

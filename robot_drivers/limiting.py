@@ -137,7 +137,8 @@ def _velocity(before: Request | None, request: Request) -> np.ndarray:
     """How fast the request moves, by its stamps [D]; 0 for the first one and for one that is followed again."""
     if before is None or request.stamp <= before.stamp:
         return np.zeros(len(request.position))
-    return np.asarray((request.position - before.position) / (request.stamp - before.stamp), np.float64)
+    with np.errstate(over="ignore"):  # infinite is what it is: the rates bound it
+        return np.asarray((request.position - before.position) / (request.stamp - before.stamp), np.float64)
 
 
 def _hold(state: SafetyState, dt: float) -> tuple[Command, SafetyState]:
@@ -176,7 +177,7 @@ def _courses(
             reason = "lead"
         courses.append(steer(Joint(rates, low, high), start, target, along, dt, LONGEST / state.limits.control_hz))
     if state.workspace is not None:
-        within = state.workspace.within(courses)
+        within = state.workspace.within(courses, state.measured)
         reason = reason if within is courses or reason == "joint limit" else "workspace"
         courses = within
     return courses, reason

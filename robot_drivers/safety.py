@@ -19,6 +19,7 @@ from robot_drivers.driver import Measurement
 from robot_drivers.kinematics import Chain
 from robot_drivers.limiting import REASONS, Command, Request, SafetyState, limit
 from robot_drivers.limits import Limits
+from robot_drivers.overspeed import Overspeed
 from vla_rl.contract.errors import ContractError
 
 __all__ = ["REASONS", "Command", "Request", "SafetyState", "Supervisor", "limit"]
@@ -35,7 +36,8 @@ class Supervisor:
 
     A stop is latched until :meth:`rearm`.  It comes from :meth:`stop`, from a clock that runs backwards, and from a
     measurement that is not finite, of another shape, older than ``max_age``, from the future, or farther from the
-    last one than the hardware can move.  While the measurement is wrong, the last command is held.
+    last one than the hardware can move.  While the measurement is wrong, the last command is held.  A joint that is
+    measured to move faster than its limit for longer than a moment (``overspeed.py``) stops the arm as well.
 
     ``counts``   steps by reason
     ``clipped``  int64 [D], steps in which a joint was not sent where it was asked to be
@@ -49,6 +51,7 @@ class Supervisor:
         self.clipped = np.zeros(len(limits.joints), np.int64)
         self.stopped = ""
         self._state: SafetyState | None = None
+        self._overspeed = Overspeed(limits)
         self._now = self._armed = -math.inf
         self._captured = -math.inf
         self._stamps: dict[str, float] = {"policy": -math.inf, "human": -math.inf}
@@ -112,6 +115,8 @@ class Supervisor:
         if measurement is None:
             return self._state
         self._captured = measurement.captured
+        if fast := self._overspeed.seen(measurement):
+            self.stop(fast)
         return dataclasses.replace(self._state, measured=np.array(measurement.position, np.float64))
 
     def _wrong(self, measurement: Measurement | None) -> str:

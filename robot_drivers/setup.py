@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,7 @@ def _cameras(dialogue: Dialogue, found: list[FoundCamera]) -> dict[str, Part]:
             f"{'Another' if seen else 'A'} camera? {there} Its number, device or address; realsense; module:Class of "
             f"your own; or none (Enter: {default})."
         )
-        sizes = {camera.index: asdict(camera) for camera in left}
-        part = dialogue.part(
-            question, _camera, open_camera, default, lambda one, sizes=sizes: sizes.get(one.options.get("index"), {})
-        )
+        part = dialogue.part(question, _camera, open_camera, default, partial(_size, left))
         if part is None:
             return seen
         name = next(one for one in (*_NAMES, f"camera{len(seen) + 1}") if one not in seen)
@@ -109,6 +107,11 @@ def _camera(answer: str) -> Named:
     if answer.isdecimal() or "/" in answer:
         return Named(CAMERAS["opencv"], {"index": int(answer) if answer.isdecimal() else answer})
     return among("camera", {**CAMERAS, _NONE: ""})(answer)
+
+
+def _size(found: Sequence[FoundCamera], one: Named) -> dict[str, Any]:
+    """The options of one of the cameras that were found: what it delivers by itself."""
+    return next((asdict(camera) for camera in found if camera.index == one.options.get("index")), {})
 
 
 def _beside(seen: Mapping[str, Any]) -> Callable[[str], str]:

@@ -15,6 +15,7 @@ TURN = 0.2  # rad, all joints together, between two positions that are looked at
 SLACK = 2.5e-3  # m; TURN² / 8 times 0.5 m, by which a point of an arm of that length may leave the chord between them
 TRIES = 5
 SAME = 1e-9  # m
+STRAY = 0.01  # m; by which the measured arm may be outside: it sags and lags behind
 
 
 class Workspace:
@@ -42,18 +43,24 @@ class Workspace:
         distances = np.linalg.norm(points[:, self._one] - points[:, self._other], axis=-1)
         return np.asarray(np.maximum(worst, (self._apart - distances).max(1)))
 
-    def within(self, courses: list[Course]) -> list[Course]:
+    def within(self, courses: list[Course], measured: np.ndarray) -> list[Course]:
         """The courses themselves where they stay in the workspace, else slower ones that do, at worst braking.
 
-        An arm that is outside is not let farther out.
+        An arm that is outside is not let farther out.  Where the ``measured`` one [D] is outside by more than
+        ``STRAY``, courses lead it inward only: it is taken to keep its distance from the command.
         """
         courses_of_chain = [courses[column] for column in self._columns]
         if all(course.goal == 0 and course.start.velocity == 0 for course in courses_of_chain):
             return courses
-        now = float(self.outside(np.array([[course.start.position for course in courses_of_chain]]))[0])
+        commanded = np.array([course.start.position for course in courses_of_chain])
+        lag = measured[list(self._columns)] - commanded
+        now, there = map(float, self.outside(np.stack([commanded, commanded + lag])))
 
         def fits(share: float) -> bool:
-            worst = self.outside(_path([_slower(course, share) for course in courses_of_chain]))
+            path = _path([_slower(course, share) for course in courses_of_chain])
+            if there > STRAY and not _inward_only(self.outside(path + lag)):
+                return False
+            worst = self.outside(path)
             return bool(worst.max() <= max(0.0, now) and worst[-1] <= max(0.0, now - SAME))
 
         if fits(1.0):
@@ -64,6 +71,11 @@ class Workspace:
             good, bad = (middle, bad) if fits(middle) else (good, middle)
         chained = set(self._columns)
         return [_slower(course, good) if column in chained else course for column, course in enumerate(courses)]
+
+
+def _inward_only(worst: np.ndarray) -> bool:
+    """Whether a path, of which each position is outside by ``worst`` [N], leads nowhere farther out."""
+    return bool((np.diff(np.maximum(worst, STRAY)) <= SAME).all())
 
 
 def _slower(course: Course, share: float) -> Course:

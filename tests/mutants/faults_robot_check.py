@@ -128,8 +128,8 @@ FAULTS = (
     Fault(
         "setup writes options that its parts do not take",
         _DIALOGUE,
-        "                make(found.name, options)\n",
-        "",
+        "                make(found.name, options)",
+        "                dict(options)",
         (f"{_ON_SETUP}test_options_that_do_not_fit_are_asked_again",),
     ),
     Fault(

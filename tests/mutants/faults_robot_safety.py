@@ -14,7 +14,62 @@ _LATCHED = f"{_ON}test_a_stop_is_latched_until_a_person_re_arms_and_requests_are
 _REFUSED = f"{_ON}test_a_refused_request_is_counted_and_the_one_before_is_followed"
 _IMPOSSIBLE = f"{_ON}test_a_measurement_that_cannot_be_stops_the_arm"
 
+_TOO_FAST = f"{_ON}test_an_arm_that_is_measured_too_fast_for_a_while_is_stopped"
+_OVERSPEED = "robot_drivers/overspeed.py"
+
 FAULTS = (
+    Fault(
+        "an arm that is measured outside its workspace is led farther out",
+        _WORKSPACE,
+        "if there > STRAY and not",
+        "if there > 1e9 and not",
+        (
+            f"{_ON}test_an_arm_that_is_measured_outside_its_workspace_is_led_inward_only",
+            f"{_ON}test_an_arm_that_is_measured_outside_goes_in_and_not_out",
+        ),
+    ),
+    Fault(
+        "an arm that is measured outside its workspace is not let in",
+        _WORKSPACE,
+        "not _inward_only(self.outside(path + lag)):",
+        "self.outside(path + lag).max() > 0:",
+        (f"{_ON}test_an_arm_that_is_measured_outside_goes_in_and_not_out",),
+    ),
+    Fault(
+        "nobody looks how fast the arm is measured to move",
+        _SAFETY,
+        "            self.stop(fast)",
+        "            pass",
+        (_TOO_FAST,),
+    ),
+    Fault(
+        "only robots that measure it are looked at for their speed",
+        _OVERSPEED,
+        "velocity = (measurement.position - before.position) / (measurement.captured - before.captured)",
+        "velocity = np.zeros_like(measurement.position)",
+        (_TOO_FAST,),
+    ),
+    Fault(
+        "one moment of speed stops the arm",
+        _OVERSPEED,
+        "measurement.captured - self._since > LASTS",
+        "measurement.captured - self._since > 0",
+        (_TOO_FAST,),
+    ),
+    Fault(
+        "moments of speed add up",
+        _OVERSPEED,
+        "np.minimum(self._since, before.captured), np.inf)",
+        "np.minimum(self._since, before.captured), self._since)",
+        (f"{_ON}test_moments_of_speed_do_not_add_up",),
+    ),
+    Fault(
+        "an arm at its limit of speed is stopped",
+        _OVERSPEED,
+        "SHARE * joint.velocity + NOISE * (joint.high - joint.low)",
+        "0.5 * joint.velocity",
+        (f"{_ON}test_an_arm_that_does_what_it_is_sent_is_not_too_fast",),
+    ),
     Fault(
         "nobody looks where braking ends",
         _MOTION,
@@ -179,8 +234,8 @@ FAULTS = (
     Fault(
         "the arm brakes through the wall of its workspace",
         _WORKSPACE,
-        "self.outside(_path([_slower(course, share) for course in courses_of_chain]))",
-        "self.outside(_path([_slower(course, share) for course in courses_of_chain])[:1])",
+        "path = _path([_slower(course, share) for course in courses_of_chain])",
+        "path = _path([_slower(course, share) for course in courses_of_chain])[:1]",
         (f"{_ON}test_no_point_of_the_arm_leaves_the_workspace",),
     ),
     Fault(

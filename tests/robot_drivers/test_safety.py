@@ -97,8 +97,7 @@ def test_no_command_violates_a_limit(stretches, quick, slow, deadman, follows):
 @settings(DETERMINISTIC, max_examples=25)
 @given(st.data())
 def test_no_point_of_the_arm_leaves_the_workspace(data):
-    box = Box((-0.1, -0.25, -0.005), (0.42, 0.25, 0.3))
-    limits = so101(box)
+    limits = so101(BOX)
     chain = kinematics.so101()
     supervisor = Supervisor(limits, chain)
     arm, positions, now = np.zeros(6), [], 0.0
@@ -119,6 +118,107 @@ def test_the_gripper_is_kept_off_the_arms_own_base_without_a_box():
     check_apart(limits, chain, [command.position for command in commands])
     with pytest.raises(AssertionError, match="touch"):
         check_apart(limits, chain, [np.array(into_the_base)])
+
+
+BOX = Box((-0.1, -0.25, -0.005), (0.42, 0.25, 0.3))
+
+
+def worst_outside(limits, chain, position):
+    """By how many metres the worst point of the arm, with its radius, is outside the box; negative inside."""
+    names = [joint.name for joint in limits.joints]
+    places = chain.positions(position[[names.index(joint) for joint in chain.joints]][None])[0]
+    beyond = [
+        np.max([limits.workspace.low - (place - point.radius), place + point.radius - limits.workspace.high])
+        for point, place in zip(chain.points, places, strict=True)
+        if point.link >= 0
+    ]
+    return max(beyond)
+
+
+NARROW = Box((-0.1, -0.1, -0.005), (0.42, 0.1, 0.3))
+STRAYED = st.tuples(*[st.floats(-0.45, 0.45)] * 5)  # within the lead, as the arm that is followed
+
+
+@settings(DETERMINISTIC, max_examples=40)
+@given(STRAYED, st.lists(st.tuples(*[st.floats(-1.5, 1.5)] * 5), min_size=1, max_size=4))
+def test_an_arm_that_is_measured_outside_its_workspace_is_led_inward_only(away, goals):
+    """It sags, or somebody pushed it: the command is inside, and the arm keeps its distance from it."""
+    limits, chain = so101(NARROW), kinematics.so101()
+    supervisor, away = Supervisor(limits, chain), np.array([*away, 0.0])
+    supervisor.step(measured(np.zeros(6), 0.0), None, 0.0)
+    command, positions, times = np.zeros(6), [np.zeros(6)], [0.0]
+    for index in range(1, 10 * len(goals) + 1):
+        now, goal = STEP * (index + 8), np.array([*goals[(index - 1) // 10], 0.5])  # it strayed meanwhile
+        command = supervisor.step(measured(command + away, now), Request(goal, now, "policy"), now).position
+        positions.append(command)
+        times.append(now)
+    assert supervisor.stopped == ""
+    out = [worst_outside(limits, chain, position + away) for position in positions[1:]]
+    for before, after in zip(np.minimum.accumulate(out), out[1:], strict=False):
+        if before <= 0.013:  # a centimetre is borne, over a margin of 2.5 mm
+            break
+        assert after <= before + 0.003, "the arm is outside and was led farther out"
+    check_workspace(limits, chain, positions)
+    check(limits, times, positions)
+
+
+def strayed(goal):
+    """The last command to an arm that is pushed out at its side, and asked to go to ``goal`` of its first joint."""
+    limits, chain = so101(NARROW), kinematics.so101()
+    supervisor, away = Supervisor(limits, chain), np.array([0.4, 0, 0, 0, 0, 0])
+    command = np.zeros(6)
+    supervisor.step(measured(command, 0.0), None, 0.0)
+    assert worst_outside(limits, chain, command) < 0 < 0.02 < worst_outside(limits, chain, command + away)
+    for index in range(1, 8):
+        now = STEP * (index + 8)
+        asked = Request(np.array([goal, 0, 0, 0, 0, 0]), now, "policy")
+        last = supervisor.step(measured(command + away, now), asked, now)
+        command = last.position
+    return last
+
+
+def test_an_arm_that_is_measured_outside_goes_in_and_not_out():
+    assert strayed(-0.5).position[0] < -0.01
+    farther_out = strayed(0.1)
+    assert farther_out.position[0] == 0 and farther_out.reason == "workspace"
+
+
+def followed(velocity, seconds, speed_is_measured=True, gap=STEP):
+    """A supervisor of an arm that moves at ``velocity`` [2] by itself for a while."""
+    supervisor, limits = Supervisor(two_joints()), two_joints()
+    for index in range(round(seconds / gap) + 1):
+        now = gap * index
+        position = np.array(velocity) * now
+        supervisor.step(measured(position, now, velocity if speed_is_measured else None), None, now)
+    assert (abs(position) < [joint.high for joint in limits.joints]).all()
+    return supervisor
+
+
+@pytest.mark.parametrize("speed_is_measured", [True, False])
+def test_an_arm_that_is_measured_too_fast_for_a_while_is_stopped(speed_is_measured):
+    fast = followed([0.0, 1.0], 0.2, speed_is_measured)  # the slow joint may do 0.5/s
+    assert fast.stopped.startswith("slow moves at 1/s, faster than the 0.85/s")
+    assert followed([0.0, 0.8], 0.3, speed_is_measured).stopped == ""  # a servo that catches up
+    assert followed([0.0, 1.0], 0.14, speed_is_measured).stopped == ""  # a moment
+    fast.rearm(1.0)
+    fast.step(measured([0.0, 0.2], 1.0), None, 1.0)
+    assert fast.stopped == ""
+
+
+def test_moments_of_speed_do_not_add_up():
+    supervisor = Supervisor(two_joints())
+    for index in range(60):
+        velocity = [0.0, 1.0 if index % 4 else 0.1]
+        supervisor.step(measured([0.0, 0.0], STEP * index, velocity), None, STEP * index)
+    assert supervisor.stopped == ""
+
+
+@DETERMINISTIC
+@given(st.lists(st.tuples(PLACE, PLACE, st.integers(1, 15)), min_size=1, max_size=8), st.sampled_from([0.0, 0.05, 0.2]))
+def test_an_arm_that_does_what_it_is_sent_is_not_too_fast(goals, lag):
+    supervisor = Supervisor(two_joints())
+    stream(supervisor, [goal for *goal, steps in goals for _ in range(steps)], lag=lag)
+    assert supervisor.stopped == ""
 
 
 def test_the_jaw_does_not_open_into_the_table():
