@@ -18,7 +18,7 @@ from sims.catalog import make
 from sims.toy import point_mass
 from tests.docs.conftest import ROOT
 from tests.elsewhere import ELSEWHERE, elsewhere
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.policies.vla.tiny_folders import smolvla
 from tests.serving.openpi_style import OpenpiStyle
 from tests.serving.served import Benchmark, echo_policy, homewards, serving
@@ -114,6 +114,7 @@ def test_an_address_is_evaluated_like_a_checkpoint(capsys, caplog, tmp_path):
         assert json.loads(capsys.readouterr().out)["success"] == 1.0
         suite = ["--suite", "tests/serving/suite.py:origin", "--policy", address, "--out", str(tmp_path / "out")]
         main(["eval", *suite, "--num-envs", "3", "--videos", "0"])
+        wait_until(lambda: caplog.text.count(" left") == 4 + 3)
     said = [record.getMessage().split(maxsplit=1)[1] for record in caplog.records]
     assert said.count("connected") == said.count("left") == 4 + 3 and len(said) == 14, "all said goodbye"
     results = json.loads((tmp_path / "out" / "results.json").read_text())

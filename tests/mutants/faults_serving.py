@@ -69,6 +69,20 @@ FAULTS = (
         (f"{_ON_SOCKET}test_who_does_not_read_is_not_waited_for",),
     ),
     Fault(
+        "who has said goodbye has broken the connection when our answer reaches nobody",
+        _SOCKET,
+        "            if self._protocol.close_rcvd is None:",
+        "            if True:",
+        (f"{_ON_SOCKET}test_who_has_said_goodbye_has_left_although_our_answer_reaches_nobody",),
+    ),
+    Fault(
+        "a peer that takes everything at once is too slow for a process that was held up",
+        _SOCKET,
+        "if rest and time.monotonic() >= until:",
+        "if time.monotonic() >= until:",
+        (f"{_ON_SOCKET}test_what_is_taken_at_once_is_in_time_however_late_it_is_sent",),
+    ),
+    Fault(
         "objects are a dtype like others",
         _ARRAYS,
         'r"[<>|=]?([biuf][1248])"',

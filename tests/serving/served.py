@@ -26,6 +26,7 @@ from vla_rl.serving.vla_eval import Kind, Message
 from vla_rl.serving.websocket import Connection, Limits, connect
 
 CHUNK = 3
+PATIENT = Limits(opening_s=PATIENCE, message_s=PATIENCE, idle_s=PATIENCE)
 
 
 def echoing(obs: Observation) -> np.ndarray:
@@ -54,7 +55,7 @@ class NoisyPolicy(BlackBoxPolicy):
 @contextmanager
 def serving(policy: Any, limits: Limits | None = None, seed: int = 1, **options: Any) -> Iterator[PolicyServer]:
     """``policy`` served to the harness at any port, in a thread."""
-    with PolicyServer(ServedPolicy(policy, seed), 0, limits=limits or Limits(), **options) as server, _running(server):
+    with PolicyServer(ServedPolicy(policy, seed), 0, limits=limits or PATIENT, **options) as server, _running(server):
         yield server
 
 
@@ -62,7 +63,7 @@ def serving(policy: Any, limits: Limits | None = None, seed: int = 1, **options:
 def serving_openpi(policy: Any, limits: Limits | None = None, seed: int = 1, **options: Any) -> Iterator[OpenpiServer]:
     """``policy`` served to openpi's clients at any port, in a thread."""
     served = StatelessPolicy(policy, seed)
-    with OpenpiServer(served, 0, limits=limits or Limits(), **options) as server, _running(server):
+    with OpenpiServer(served, 0, limits=limits or PATIENT, **options) as server, _running(server):
         yield server
 
 
@@ -81,7 +82,7 @@ class Benchmark:
     """Sends messages and reads answers; says HELLO at once."""
 
     def __init__(self, url: str) -> None:
-        self.connection: Connection = connect(url, Limits())
+        self.connection: Connection = connect(url, PATIENT)
         self.seq = 0
         self.hello = self.ask(Kind.HELLO, {"harness_version": "0.8.0", "protocol_version": 1})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -16,13 +17,12 @@ from hypothesis import strategies as st
 from sims.toy import counting
 from tests.patience import PATIENCE
 from tests.serving.openpi_style import OpenpiStyle, asked, packed
-from tests.serving.served import echo_policy, serving_openpi
+from tests.serving.served import PATIENT, echo_policy, serving_openpi
 from tests.serving.test_websocket import OPENING, frame
 from vla_rl.contract.errors import ContractError
 from vla_rl.serving import openpi, websocket
 from vla_rl.serving.openpi_layout import LiberoLayout, fitted
 from vla_rl.serving.openpi_server import OpenpiServer
-from vla_rl.serving.websocket import Limits
 
 SPEC = counting.spec()
 repeatably = settings(
@@ -112,7 +112,7 @@ def test_pictures_of_any_numbers_are_fitted_or_refused(dtype, number):
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[OpenpiServer, OpenpiStyle]]:
     """A server, and a client that is connected all the time."""
-    limits = Limits(message_bytes=20_000, opening_s=0.2, message_s=0.2, idle_s=PATIENCE)
+    limits = replace(PATIENT, message_bytes=20_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(websocket, "_LINGER", 0.05)
         with serving_openpi(echo_policy(), limits) as server, OpenpiStyle(server.url) as client:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from sims.toy import counting, point_mass
 from sims.toy.point_mass import PointMassEnv
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.serving.openpi_style import OpenpiStyle, asked, packed
-from tests.serving.served import CHUNK, NoisyPolicy, echo_policy, homewards, serving_openpi
+from tests.serving.served import CHUNK, PATIENT, NoisyPolicy, echo_policy, homewards, serving_openpi
 from tests.serving.test_remote import state_only
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.policy import ActionOut
@@ -28,9 +28,9 @@ from vla_rl.serving.observation import SingleObservation
 from vla_rl.serving.openpi_layout import LiberoLayout, fitted
 from vla_rl.serving.remote import RemotePolicy
 from vla_rl.serving.stateless import StatelessPolicy
-from vla_rl.serving.websocket import Limits
+from vla_rl.serving.websocket import Connection
 
-SOON = 30.0  # seconds in which a server that answers pings has done so on any machine
+SOON = 120.0  # seconds in which a server that answers pings has done so on any machine
 
 
 class Gate:
@@ -140,6 +140,18 @@ def test_clients_that_ask_together_are_answered_by_one_forward_pass_each_its_own
     assert {answer["policy_timing"]["batch_size"] for answer in answers} == {5}
 
 
+def test_a_client_counts_before_it_can_ask(monkeypatch):
+    clients, send = [], Connection.send
+
+    def counted(connection, data):
+        clients.append(server.batcher._clients)
+        send(connection, data)
+
+    monkeypatch.setattr(Connection, "send", counted)
+    with serving_openpi(echo_policy()) as server, OpenpiStyle(server.url):
+        assert clients == [1], "when it gets the metadata"
+
+
 def test_a_batch_has_a_largest_size():
     gate = Gate()
     with serving_openpi(gate.policy(), batching=Batching(size=2, wait_ms=0.0)) as server, ExitStack() as opened:
@@ -148,9 +160,7 @@ def test_a_batch_has_a_largest_size():
         gate.wait()
         for seed, client in enumerate(clients[1:], 1):
             client.ask(asked(seed=seed))
-        until = time.monotonic() + SOON
-        while len(server.batcher._waiting) < 3 and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: len(server.batcher._waiting) == 3)
         for _ in clients:
             gate.open.release()
         answers = [client.read() for client in clients]
@@ -223,9 +233,7 @@ def test_nothing_is_computed_for_a_client_that_has_left(caplog):
         gone.ask(asked(seed=2))
         assert gone.socket.ping().wait(PATIENCE)
         gone.socket.close()
-        until = time.monotonic() + PATIENCE
-        while " left" not in caplog.text and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: " left" in caplog.text)
         for _ in range(3):
             gate.open.release()
         assert first.read()["actions"][0, 1] == 1
@@ -318,7 +326,7 @@ def test_what_is_no_request_ends_the_connection_by_a_code_and_no_other(message, 
 
 
 def test_an_oversized_request_ends_the_connection_and_no_other():
-    limits = Limits(message_bytes=10_000)
+    limits = replace(PATIENT, message_bytes=10_000)
     with (
         serving_openpi(echo_policy(), limits) as server,
         OpenpiStyle(server.url) as good,

@@ -14,13 +14,14 @@ import websockets.sync.client
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.patience import PATIENCE
+from tests.serving.served import PATIENT
 from vla_rl.contract.errors import UserError
 from vla_rl.serving import websocket
 from vla_rl.serving.websocket import ClosedError, Connection, DisconnectedError, Limits, accept, connect
 
 SLOW = 0.3  # seconds: longer than what is sent at once takes, shorter than anybody is patient
-IDLE = 30.0  # seconds that a server waits for the next message, so that a test that fails ends
-SOON = 15.0  # seconds in which the other limits are noticed on any machine
+SOON = 60.0  # seconds in which the other limits are noticed, also where this process is held up
+IDLE = 120.0  # seconds that a server waits for the next message, so that a test that fails ends
 OPENING = (
     b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
@@ -68,7 +69,7 @@ def server():
     started = []
 
     def start(limits: Limits | None = None, serve: Callable[[Connection], None] | None = None) -> Server:
-        limits = limits or Limits()
+        limits = limits or PATIENT
         started.append(Server(replace(limits, idle_s=min(limits.idle_s, IDLE)), serve or echo))
         return started[-1]
 
@@ -128,7 +129,7 @@ def url(server: Server) -> str:
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 70_000, 3_000_000])
 def test_messages_of_any_size_go_through_and_come_back(server, size):
-    connection = connect(url(server()), Limits())
+    connection = connect(url(server()), PATIENT)
     data = bytes(i % 251 for i in range(size))
     for _ in range(2):
         connection.send(data)
@@ -172,7 +173,7 @@ def test_what_comes_while_a_server_computes_stays_in_the_connection(server):
 
 
 def test_an_oversized_message_is_refused_before_it_is_read(server):
-    started = server(Limits(message_bytes=1000))
+    started = server(replace(PATIENT, message_bytes=1000))
     sock = raw(started)
     sock.sendall(frame(2, b"x", announced=1 << 40))
     assert refusal(sock)[0] == 1009
@@ -180,14 +181,14 @@ def test_an_oversized_message_is_refused_before_it_is_read(server):
 
 
 def test_fragments_together_are_a_message_that_can_be_oversized(server):
-    started = server(Limits(message_bytes=1000))
+    started = server(replace(PATIENT, message_bytes=1000))
     sock = raw(started)
     sock.sendall(frame(2, b"x" * 600, fin=False) + frame(0, b"x" * 600))
     assert refusal(sock)[0] == 1009
 
 
 def test_what_is_too_large_is_not_sent_either(server):
-    connection = connect(url(server()), Limits(message_bytes=100))
+    connection = connect(url(server()), replace(PATIENT, message_bytes=100))
     with pytest.raises(UserError, match="has 101 bytes, more than 100, so it is not sent"):
         connection.send(b"x" * 101)
     connection.close()
@@ -227,7 +228,7 @@ def trickle(sock: socket.socket, data: bytes, pause: float) -> None:
     ids=["a frame", "the second fragment"],
 )
 def test_a_slow_message_is_refused_however_steadily_it_drips(server, slow):
-    started = server(Limits(message_s=SLOW))
+    started = server(replace(PATIENT, message_s=SLOW))
     sock = raw(started)
     dripping = threading.Thread(target=trickle, args=(sock, slow, 0.001), daemon=True)
     dripping.start()
@@ -249,27 +250,28 @@ def test_a_slow_message_is_refused_however_steadily_it_drips(server, slow):
     ],
 )
 def test_a_message_has_begun_with_its_first_byte_whatever_came_with_it(server, bytes_sent):
-    started = server(Limits(message_s=SLOW))
+    started = server(replace(PATIENT, message_s=SLOW))
     with raw(started) as sock:
         sock.sendall(bytes_sent)
         assert "was too slow with a message" in str(started.join(SOON))
 
 
 def test_bytes_that_came_with_the_opening_belong_to_a_message(server):
-    started = server(Limits(message_s=SLOW))
+    started = server(replace(PATIENT, message_s=SLOW))
     with socket.create_connection(("127.0.0.1", started.port), timeout=PATIENCE) as sock:
         sock.sendall(OPENING + b"\r\n" + frame(2, b"x", announced=9))
         assert "was too slow with a message" in str(started.join(SOON))
     started = server()
     with socket.create_connection(("127.0.0.1", started.port), timeout=PATIENCE) as sock:
         sock.sendall(OPENING + b"\r\n" + frame(2, b"early"))
-        while b"\r\n\r\n" not in (answer := sock.recv(4096)):
-            pass
-        assert (answer.partition(b"\r\n\r\n")[2] or sock.recv(7)) == b"\x82\x05early"
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            answer += exactly(sock, 1)
+        assert exactly(sock, 7) == b"\x82\x05early"
 
 
 def test_pings_do_not_count_as_a_message_that_has_begun(server):
-    with raw(server(Limits(message_s=SLOW))) as sock:
+    with raw(server(replace(PATIENT, message_s=SLOW))) as sock:
         sock.sendall(frame(9, b""))
         time.sleep(2 * SLOW)
         sock.sendall(frame(2, b"late"))
@@ -277,21 +279,21 @@ def test_pings_do_not_count_as_a_message_that_has_begun(server):
 
 
 def test_a_connection_that_says_nothing_is_ended(server):
-    started = server(Limits(idle_s=SLOW))
+    started = server(replace(PATIENT, idle_s=SLOW))
     sock = raw(started)
     assert refusal(sock) == (1008, "sent nothing for too long")
     assert "sent nothing for too long" in str(started.join())
 
 
 def test_an_opening_that_does_not_end_is_ended(server):
-    started = server(Limits(opening_s=SLOW))
+    started = server(replace(PATIENT, opening_s=SLOW))
     with socket.create_connection(("127.0.0.1", started.port), timeout=PATIENCE) as sock:
         trickle(sock, OPENING + b"X-Long: " + b"x" * 2000, 0.001)
     assert isinstance(started.join(), DisconnectedError)
 
 
 def test_who_does_not_read_is_not_waited_for(server):
-    started = server(Limits(message_s=SLOW), lambda connection: connection.send(b"x" * 50_000_000))
+    started = server(replace(PATIENT, message_s=SLOW), lambda connection: connection.send(b"x" * 50_000_000))
     with raw(started):
         assert "was too slow to take a message" in str(started.join(SOON))
 
@@ -335,24 +337,24 @@ def test_nobody_there_is_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with pytest.raises(UserError, match=f"no policy server answers at ws://127.0.0.1:{port} .*start it, or correct"):
-        connect(f"ws://127.0.0.1:{port}", Limits())
+        connect(f"ws://127.0.0.1:{port}", PATIENT)
     with pytest.raises(UserError, match="is no address of a server"):
-        connect("http://127.0.0.1", Limits())
+        connect("http://127.0.0.1", PATIENT)
 
 
 def test_a_server_that_does_not_answer_the_opening_is_given_up():
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(DisconnectedError, match="was too slow"):
-        connect(f"ws://127.0.0.1:{listening.getsockname()[1]}", Limits(opening_s=SLOW))
+        connect(f"ws://127.0.0.1:{listening.getsockname()[1]}", replace(PATIENT, opening_s=SLOW))
 
 
 def test_a_server_that_is_no_websocket_is_said(server):
     started = server()
     with pytest.raises(DisconnectedError, match=r"refused the connection \(200|did not open a WebSocket"):
-        connect(f"{url(started)}/health", Limits())
+        connect(f"{url(started)}/health", PATIENT)
 
 
 def test_a_client_waits_for_an_answer_as_long_as_it_says(server):
-    connection = connect(url(server()), Limits())
+    connection = connect(url(server()), PATIENT)
     with pytest.raises(DisconnectedError, match="sent nothing for too long"):
         connection.receive(SLOW)
     with pytest.raises(DisconnectedError):
@@ -360,16 +362,39 @@ def test_a_client_waits_for_an_answer_as_long_as_it_says(server):
 
 
 def test_a_server_that_hangs_up_is_said(server):
-    connection = connect(url(server(serve=lambda connection: connection.close())), Limits())
+    connection = connect(url(server(serve=lambda connection: connection.close())), PATIENT)
     with pytest.raises(ClosedError, match="closed the connection"):
         connection.receive()
 
 
 def test_a_server_that_vanishes_is_said(server):
-    connection = connect(url(server(serve=lambda connection: connection._socket.close())), Limits())
+    connection = connect(url(server(serve=lambda connection: connection._socket.close())), PATIENT)
     with pytest.raises(DisconnectedError) as lost:
         connection.receive()
     assert not isinstance(lost.value, ClosedError)
+
+
+def test_who_has_said_goodbye_has_left_although_our_answer_reaches_nobody(server, monkeypatch):
+    def broken(timeout_s):
+        raise BrokenPipeError
+
+    def leaving(connection):
+        connection.receive()
+        connection.close()
+
+    connection = connect(url(server(serve=leaving)), PATIENT)
+    connection.send(b"leave")
+    monkeypatch.setattr(connection, "_push", broken)
+    with pytest.raises(ClosedError, match="closed the connection"):
+        connection.receive()
+
+
+def test_what_is_taken_at_once_is_in_time_however_late_it_is_sent(server):
+    connection = connect(url(server()), PATIENT)
+    connection.limits = replace(PATIENT, message_s=1e-9)
+    connection.send(b"late")
+    assert connection.receive(PATIENCE) == b"late"
+    connection.close()
 
 
 def test_another_server_closes_in_order(server):

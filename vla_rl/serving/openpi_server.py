@@ -73,8 +73,8 @@ class OpenpiServer(Listener):
 
     def serve_connection(self, connection: Connection) -> None:
         """The metadata, then the requests of one client."""
-        connection.send(pack(self.metadata))
-        with self.batcher.client():
+        with self.batcher.client():  # before it may ask: a batch waits for those who are connected
+            connection.send(pack(self.metadata))
             previous: dict[str, float] = {}
             while True:
                 data, started = connection.receive(), time.monotonic()

@@ -38,6 +38,7 @@ Refusal = tuple[HTTPStatus, str]  # of an opening request: the answer's status a
 Opening = TypeVar("Opening", Request, Response)
 _REASON = 120  # bytes that a close frame has room for
 _LINGER = 1.0  # seconds in which the other side may read why it was refused
+_AT_ONCE = 1e-3  # seconds that remain for what is sent at once, however late this process comes to it
 _IN_ORDER = (CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY)
 _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 
@@ -204,7 +205,7 @@ class Connection:
         frames = [event for event in events if isinstance(event, Frame)]
         self._events.extend(event for event in events if not isinstance(event, Frame) or event.opcode in _DATA)
         self._note(len(data), frames)
-        self._flush()
+        self._reply()
         return data
 
     def _note(self, arrived: int, frames: Sequence[Frame] = ()) -> None:
@@ -227,13 +228,20 @@ class Connection:
         for data in self._protocol.data_to_send():
             rest = memoryview(data)
             while rest:  # as sendall, which with TLS has the timeout for every part and not for all of it
-                remaining = until - time.monotonic()
-                if remaining <= 0:
-                    raise TimeoutError
-                self._socket.settimeout(remaining)
+                self._socket.settimeout(max(_AT_ONCE, until - time.monotonic()))
                 rest = rest[self._socket.send(rest) :]
+                if rest and time.monotonic() >= until:
+                    raise TimeoutError
             if not data:
                 self._socket.shutdown(socket.SHUT_WR)
+
+    def _reply(self) -> None:
+        """Answer what has arrived; whoever has said goodbye may be gone before the answer to that."""
+        try:
+            self._flush()
+        except DisconnectedError:
+            if self._protocol.close_rcvd is None:
+                raise
 
     def _flush(self) -> None:
         """Send what the protocol has to say."""
@@ -249,10 +257,9 @@ class Connection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             until = time.monotonic() + _LINGER
-            while time.monotonic() < until:
-                self._socket.settimeout(max(1e-3, until - time.monotonic()))
-                if not self._socket.recv(_CHUNK):
-                    return
+            self._socket.settimeout(_LINGER)
+            while self._socket.recv(_CHUNK) and time.monotonic() < until:
+                self._socket.settimeout(max(_AT_ONCE, until - time.monotonic()))
 
     def _require_open(self) -> None:
         """Raise DisconnectedError, with the reason, unless messages can still be exchanged."""
