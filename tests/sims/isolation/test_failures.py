@@ -40,6 +40,26 @@ def workers_import_this_copy(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ROOT)
 
 
+@pytest.fixture
+def impatient(monkeypatch, tmp_path):
+    """A worker that hangs is out of time as soon as it does; everybody else has the usual time."""
+    receive = LocalWorker.receive
+
+    def receive_or_give_up(worker, deadline):
+        while not select.select([worker], [], [], 0.01)[0]:
+            if hangs(worker.pid, tmp_path):
+                return receive(worker, time.monotonic())
+        return receive(worker, deadline)
+
+    monkeypatch.setattr(LocalWorker, "receive", receive_or_give_up)
+    monkeypatch.setitem(UNTIL, "hung", 60.0)
+
+
+def hangs(pid, folder):
+    said, state = folder / str(pid), Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "T" and said.exists() and said.read_text() == "hung"
+
+
 def troubled(folder, method, trouble, num_envs=4, workers=2, **options):
     options = {"method": method, "trouble": trouble, "folder": str(folder), **options}
     return closing(
@@ -91,6 +111,7 @@ def test_a_step_that_fails_truncates_the_worker_s_episodes_and_no_others(trouble
         assert env.restarts == 1
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("trouble", list(SAYS))
 def test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated(trouble, tmp_path):
     with troubled(tmp_path, "reset", trouble, seed=LONG[6], times=1) as env:
@@ -105,6 +126,7 @@ def test_a_reset_that_fails_is_tried_again_and_the_neighbours_are_truncated(trou
         assert (env.restarts, env.truncated_by_worker) == (1, 1)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("trouble", ["killed", "failing", "hung"])
 def test_a_snapshot_that_fails_is_taken_of_the_new_worker(trouble, tmp_path):
     """The episodes that were lost are in it as truncated ones, and come back as such."""
@@ -124,6 +146,7 @@ def test_a_snapshot_that_fails_is_taken_of_the_new_worker(trouble, tmp_path):
         assert np.array_equal(first.truncated, again.truncated)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("trouble", ["killed", "failing", "hung"])
 def test_a_restore_that_fails_is_tried_again(trouble, tmp_path):
     with troubled(tmp_path, "restore", trouble, times=1) as env:

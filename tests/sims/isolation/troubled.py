@@ -23,8 +23,9 @@ def killed() -> None:
 
 
 def hung() -> None:
-    """It neither answers nor ends."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+    """It neither answers nor ends, also when somebody lets it go on."""
+    while True:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def failing() -> None:
@@ -67,7 +68,7 @@ class TroubledEnv(CountingEnv):
         when, trouble, folder, seed, times = self._when
         if method != when or (seed >= 0 and seed not in self._seed) or len(list(folder.iterdir())) >= times:
             return False
-        (folder / str(os.getpid())).touch()
+        (folder / str(os.getpid())).write_text(trouble)
         print("the last words", method, file=sys.stderr, flush=True)
         TROUBLES[trouble]()
         return True
@@ -102,7 +103,7 @@ def meeting(num_envs: int, folder: str, count: int) -> CountingEnv:
     class Meeting(CountingEnv):
         def step(self, chunk: Any, observe: Any = "last") -> Step:
             (here / str(os.getpid())).touch()
-            end = time.monotonic() + 20  # longer than any other process needs to begin
+            end = time.monotonic() + 60  # longer than any other process needs to begin
             while len(list(here.iterdir())) < count:
                 if time.monotonic() > end:
                     raise RuntimeError(f"{count} processes did not compute at the same time")
