@@ -98,10 +98,10 @@ def test_what_has_not_ended_or_broke_down_has_no_return() -> None:
 
 
 def test_episodes_in_one_column_do_not_mix() -> None:
-    two = episodes([[2, 1, 2, 2]], ["failure"])
-    two.terminated[1, 0], two.success[1, 0] = True, True
+    two = episodes([[2, 1, 2, 2]], ["success"])
+    two.terminated[1, 0] = True
     found, _ = outcomes_of(two, LIMIT, 1.0)
-    torch.testing.assert_close(found.target, torch.tensor([-0.2, 0.0, -1.0, -1.0]))
+    torch.testing.assert_close(found.target, torch.tensor([-1.0, -1.0, -0.3, -0.1]))
     assert found.remaining.tolist() == [2, 1, 2, 1]
 
 

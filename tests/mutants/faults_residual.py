@@ -105,7 +105,7 @@ _LEARNING = (
     Fault(
         "critics are regressed on their mean",
         _OFF,
-        "loss = (value - target).square().mean(1).sum() + self",
+        "loss = errors.mean(1).sum() + self",
         "loss = len(value) * (value.mean(0) - target).square().mean() + self",
         (f"{_ON_OFF}test_critics_that_start_apart_converge", f"{_ON_OFF}test_each_critic_is_regressed_on_its_own"),
     ),

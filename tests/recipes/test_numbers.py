@@ -13,7 +13,7 @@ from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imitate_dataset import ImitateDataset
-from vla_rl.recipes.off_policy import ReplayConfig
+from vla_rl.recipes.off_policy import AdaptiveReplay, ReplayConfig
 from vla_rl.recipes.stages import EvaluationConfig
 from vla_rl.recipes.state_ppo import CriticConfig
 from vla_rl.recipes.train_rewards import TrainSuccess
@@ -30,6 +30,8 @@ BAD = [
     (ReplayConfig, "n_step", 0),
     (ReplayConfig, "share", 1.1),
     (ReplayConfig, "share", math.nan),
+    (ReplayConfig, "corrections", 0.8),
+    (AdaptiveReplay, "max_age", -1),
     (ImitateDataset, "image_size", -1),
     (CriticConfig, "width", 0),
     (CriticConfig, "depth", 0),

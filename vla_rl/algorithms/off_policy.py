@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.algorithms.policy_gradient import forget_moments
-from vla_rl.contract.batch import OneProcess, ReplayBuffer, Rollout, Transitions
+from vla_rl.contract.batch import LossReader, OneProcess, ReplayBuffer, Rollout, Transitions
 from vla_rl.contract.errors import NonFiniteError, UserError
 from vla_rl.contract.limits import check_limits, check_ordered, check_positive
 from vla_rl.contract.policy import ReparametrisedPolicy, public
@@ -162,8 +162,11 @@ class OffPolicy:
         if self.config.value_bounds:
             target = target.clamp(*self.config.value_bounds)
         value = self.critic(batch.features, self.critic_action(batch))
-        loss = (value - target).square().mean(1).sum() + self.regularizer(batch, value)
+        errors = (value - target).square()
+        loss = errors.mean(1).sum() + self.regularizer(batch, value)
         self.optimizer_step(self.critic_optimizer, loss, self._critic_parameters, "critic")
+        if isinstance(self.replay, LossReader):
+            self.replay.read_losses(errors.detach().mean(0))
         spread = value.detach().std(0).mean() if len(value) > 1 else torch.zeros(())
         return {
             "critic/loss": float(loss.detach()),

@@ -101,6 +101,14 @@ class ReplayBuffer(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+@runtime_checkable
+class LossReader(Protocol):
+    """A replay buffer whose next samples depend on the losses of the latest one."""
+
+    def read_losses(self, losses: Array) -> None:
+        """The learner's losses [B] of the decisions that ``sample`` returned last, without gradient."""
+
+
 class ExperienceSource(Protocol):
     """Anything that produces experience: a simulator, a world model, a fleet."""
 

@@ -20,9 +20,11 @@ from vla_rl.contract.spec import EnvSpec
 from vla_rl.experience.background import CollectingSource
 from vla_rl.experience.mixture import Mixture
 from vla_rl.experience.relabel import relabelled
-from vla_rl.experience.replay import Replay
+from vla_rl.experience.replay import Interventions, Replay
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.experience.storage import InMemory, OnDisk
+from vla_rl.experience.strata import Strata
+from vla_rl.fleet.sampler import AdaptiveSampler, SamplerConfig
 from vla_rl.policies.critics import QEnsemble
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.recipes.context import RunContext, Trainable, generator, placed
@@ -33,17 +35,22 @@ from vla_rl.training.loop import LoopConfig, LoopLearner
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """The replay buffer, and the demonstrations that its batches are mixed with."""
+    """The replay buffer, and the demonstrations and corrections that its batches are mixed with.
+
+    What a person corrected is drawn among the run's own decisions as well, as in HIL-SERL (arXiv 2410.21845).
+    """
 
     capacity: int = 200_000  # slots: decisions and ends of episodes
     gamma: float = 0.99  # per low-level action
     n_step: int = 3  # decisions
     share: float = 0.25  # of the demonstrations in a batch
+    corrections: float = 0.0  # share of the decisions in which a person acted
     folder: str = ""  # keep the replay in files there instead of in memory
 
     def __post_init__(self) -> None:
         """Raises UserError for numbers that have no meaning."""
         check_limits(self, capacity=(1, math.inf), gamma=(0, 1), n_step=(1, math.inf), share=(0, 1))
+        check_limits(self, corrections=(0, 1 - self.share))
 
     def build(self, policy: Policy, context: RunContext, spec: EnvSpec, horizon: int) -> ReplayBuffer:
         """The buffer, with the demonstrations relabelled as decisions of ``policy`` in chunks of ``horizon``.
@@ -54,7 +61,7 @@ class ReplayConfig:
         storage = OnDisk(self.folder, device) if self.folder else InMemory(device)
         online = Replay(self.capacity, self.gamma, self.n_step, storage)
         if not self.share:
-            return online
+            return self.joined(online, {}, policy)
         episodes = context.episodes(f"a replay with a share of {self.share:g} for demonstrations")
         noise = generator(context.seed, 6)
         offline = Replay(2 * horizon * len(episodes.state) + 2, self.gamma, self.n_step, InMemory(device))
@@ -62,8 +69,35 @@ class ReplayConfig:
             for done, rollout in enumerate(relabelled(episodes, policy, spec, horizon, noise, horizon), 1):
                 offline.add(rollout)
                 update(done, "demonstrations")
-        parts: Mapping[str, ReplayBuffer] = {"online": online, "demonstrations": offline}
-        return Mixture(parts, {"online": 1.0 - self.share, "demonstrations": self.share})
+        return self.joined(online, {"demonstrations": offline}, policy)
+
+    def joined(self, online: Replay, recorded: Mapping[str, Replay], policy: Policy) -> ReplayBuffer:
+        """Batches of what the run collects and what was ``recorded`` (demonstrations, or nothing)."""
+        parts: dict[str, ReplayBuffer] = {"online": online, **recorded}
+        shares = {"online": 1.0 - self.share - self.corrections, **dict.fromkeys(recorded, self.share)}
+        if self.corrections:
+            parts["corrections"], shares["corrections"] = Interventions(online), self.corrections
+        return Mixture(parts, shares) if len(parts) > 1 else online
+
+
+@dataclass(frozen=True)
+class AdaptiveReplay(ReplayConfig):
+    """Tasks are equally likely, and the kinds of data of a task are drawn by SOP's formula, in place of shares.
+
+    See ``vla_rl/fleet/sampler.py``, which learns from the losses of the critics what is drawn.
+    """
+
+    max_age: int = 1000  # updates after which autonomous decisions are no longer drawn
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_limits(self, max_age=(0, math.inf))
+
+    def joined(self, online: Replay, recorded: Mapping[str, Replay], policy: Policy) -> ReplayBuffer:
+        """The strata of the run's decisions, of the corrections in them, and of the demonstrations."""
+        offline = recorded.get("demonstrations", Replay(2, self.gamma, self.n_step))
+        return Strata(online, offline, AdaptiveSampler(self.sampler), lambda: policy.version, self.max_age)
 
 
 @runtime_checkable
