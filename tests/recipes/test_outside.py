@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.held import held_after
 from tests.patience import PATIENCE
 
 FILES = Path(__file__).parent / "outside"
@@ -36,11 +37,11 @@ def outside(tmp_path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *commands: Sequence[str]) -> subprocess.Popen[str]:
-    """A process in ``folder`` that runs ``vla-rl`` with each of these arguments in turn."""
+def start(folder: Path, *commands: Sequence[str], before: str = "") -> subprocess.Popen[str]:
+    """A process in ``folder`` that runs ``before``, and ``vla-rl`` with each of these arguments in turn."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    program = [sys.executable, "-P", "-c", COMMANDS, json.dumps(commands)]
+    program = [sys.executable, "-P", "-c", before + COMMANDS, json.dumps(commands)]
     return subprocess.Popen(program, cwd=folder, env=environment, text=True, **pipes)
 
 
@@ -79,7 +80,7 @@ def code_lines(path: Path) -> list[str]:
 def test_a_policy_an_environment_and_a_config_of_ones_own(outside):
     """Trained, killed, resumed, inspected and evaluated."""
     run = outside / "runs" / "built"
-    kill_after(start(outside, ("train", "mine.py:built")), run / "state" / "00000002")
+    kill_after(start(outside, ("train", "mine.py:built"), before=held_after(2)), run / "state" / "00000002")
     (outside / "mine.py").unlink()  # the run has its own copy
     assert f"done: {run.relative_to(outside)}" in vla_rl(outside, ("train", "--resume", "runs/built"))[0]
     summary = json.loads((run / "summary.json").read_text())

@@ -9,17 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.held import held_after
 from tests.patience import PATIENCE
 from vla_rl.cli.main import main
 from vla_rl.training.checkpoint import latest_state
 
 ITERATIONS = 7
 VLA_RL = [sys.executable, "-m", "vla_rl.cli"]
+HELD = [sys.executable, "-c", held_after(ITERATIONS - 1) + "from vla_rl.cli import main\nmain()"]
 
 
 @pytest.fixture
@@ -47,9 +50,9 @@ def metrics(out: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in line.items() if not name.endswith("_s")} for line in lines]
 
 
-def start(command: list[str]) -> subprocess.Popen:
+def start(command: list[str], vla_rl: Sequence[str] = VLA_RL) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
-    return subprocess.Popen([*VLA_RL, *command], stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen([*vla_rl, *command], stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def wait_for(when, process: subprocess.Popen) -> None:
@@ -76,11 +79,11 @@ def writing(out: Path) -> bool:
 )
 def test_a_killed_run_goes_on_and_ends_the_same(recipe, arguments, tmp_path):
     main(arguments(tmp_path / "whole", recipe=recipe))
-    process = start(arguments(tmp_path / "killed", recipe=recipe))
+    process = start(arguments(tmp_path / "killed", recipe=recipe), HELD)
     wait_for(lambda: steps_done(tmp_path / "killed") >= 2, process)
     process.kill()
     process.communicate()
-    assert 2 <= steps_done(tmp_path / "killed") < ITERATIONS, "it was killed too late"
+    assert 2 <= steps_done(tmp_path / "killed") < ITERATIONS
     main(["train", "--resume", str(tmp_path / "killed")])
     assert digests(tmp_path / "whole") == digests(tmp_path / "killed")
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")

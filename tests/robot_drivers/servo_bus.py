@@ -7,6 +7,11 @@ import select
 import threading
 from collections.abc import Callable, Mapping
 
+import pytest
+
+from robot_drivers.feetech import Bus
+from tests.patience import wait_until
+
 TICKS = {1: 2100, 2: 1200, 3: 2900, 4: 2054, 5: 2047, 6: 2400}
 # What the servos of TICKS hold: Homing_Offset, Min_Position_Limit, Max_Position_Limit, as in golden/so101.json.
 RANGES = {
@@ -25,6 +30,7 @@ class Port:
     def __init__(self, answer: Callable[[bytes], bytes]) -> None:
         self._ours, self._theirs = os.openpty()
         self.path, self.requests = os.ttyname(self._theirs), list[bytes]()
+        self.answered = 0  # requests, also where the answer is nothing
         self._answer, self._closing = answer, os.pipe()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -46,6 +52,28 @@ class Port:
                 request, waiting = waiting[: 4 + waiting[3]], waiting[4 + waiting[3] :]
                 self.requests.append(request)
                 os.write(self._ours, self._answer(request))
+                self.answered += 1
+
+
+class Hasty:
+    """Requests of ``Bus`` wait for their answers only from when the servos at ``port`` have said what they say.
+
+    A short timeout is enough then, also where this process or a thread of it is held up.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, port: Port) -> None:
+        send, receive, sent = Bus._send, Bus._receive, [0]
+
+        def counted(bus: Bus, request: bytes) -> None:
+            sent[0] += 1
+            send(bus, request)
+
+        def late(bus: Bus, size: int) -> bytes:
+            wait_until(lambda: port.answered == sent[0])
+            return receive(bus, size)
+
+        patch.setattr(Bus, "_send", counted)
+        patch.setattr(Bus, "_receive", late)
 
 
 def sealed(*body: int) -> bytes:

@@ -15,7 +15,7 @@ from robot_drivers.cameras import camera as cameras
 from robot_drivers.cameras.camera import Camera, CameraError, CameraSpec, Frame, open_camera
 from robot_drivers.cameras.opencv import OpenCVCamera
 from robot_drivers.cameras.realsense import RealSenseCamera
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from vla_rl.contract.errors import ContractError, UserError
 
 SPEC = CameraSpec(4, 6, 30.0)
@@ -64,13 +64,6 @@ def start():
         camera.disconnect()
 
 
-def until(condition) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def red_to_blue(path, count=6, size=(48, 32)) -> None:
     """``count`` pictures, of which the first is red and the last blue, as files that OpenCV numbers."""
     for at in range(count):
@@ -93,7 +86,7 @@ def test_opencv_reads_a_sequence_in_rgb_and_begins_again_at_its_end(tmp_path, st
 
     source.grab = noted
     camera = start(source)
-    until(lambda: len(colors) > 8)
+    wait_until(lambda: len(colors) > 8)
     assert colors[:7] == [
         [255, 0, 0],
         [204, 0, 51],
@@ -125,10 +118,10 @@ def test_a_camera_that_is_unplugged_is_opened_again(tmp_path, start):
     camera = start(OpenCVCamera(str(tmp_path / "%03d.png"), 32, 48))
     for picture in tmp_path.iterdir():
         picture.unlink()
-    until(lambda: "cannot open" in camera.error)
+    wait_until(lambda: "cannot open" in camera.error)
     last = camera.read()
     red_to_blue(tmp_path, count=3)
-    until(lambda: camera.read().captured > last.captured)
+    wait_until(lambda: camera.read().captured > last.captured)
     assert camera.is_connected
 
 
@@ -175,6 +168,7 @@ def test_no_picture_is_one_sentence(tmp_path, monkeypatch):
         Camera(silent, "front").connect(0.01)
     silent.go_on.set()
     missing = Camera(OpenCVCamera(str(tmp_path / "%03d.png")), "front")
+    monkeypatch.setattr(missing._first, "wait", lambda patience: wait_until(lambda: missing.error))
     with pytest.raises(UserError, match=r"'front' gave no picture in 1 s \(OpenCV cannot open"):
         missing.connect(1.0)
     with pytest.raises(CameraError, match="no picture yet"):

@@ -7,10 +7,10 @@ import pytest
 from robot_drivers import feetech
 from robot_drivers.driver import DriverError
 from robot_drivers.feetech import Bus, Register, StatusError
-from tests.robot_drivers.servo_bus import Port, Servos, sealed
+from tests.robot_drivers.servo_bus import Hasty, Port, Servos, sealed
 from vla_rl.contract.errors import UserError
 
-PATIENT, HASTY = 20.0, 0.5  # seconds for an answer that comes, and for one that does not
+PATIENT, HASTY = 60.0, 0.1  # seconds for an answer that comes, and for one that does not
 
 # Written by hand from the protocol's description: request, answer.
 FRAMES = {
@@ -116,10 +116,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_answer_is_refused_after_three_tries(wrong, bus_at):
+def test_a_wrong_answer_is_refused_after_three_tries(wrong, bus_at, monkeypatch):
     servos = Servos()
     servos.spoil, reason = WRONG[wrong]
     with Port(servos.answer) as port:
+        Hasty(monkeypatch, port)
         bus = bus_at(port.path, HASTY if reason.endswith(("bytes", "answer")) else PATIENT)
         with pytest.raises(DriverError, match=rf"Present_Position 3 times, but .*{reason}"):
             bus.read(2, feetech.PRESENT_POSITION)
@@ -141,10 +142,11 @@ def test_one_wrong_answer_is_asked_for_again(wrong, bus_at):
     assert len(port.requests) == 2
 
 
-def test_a_silent_servo_among_others_is_named(bus_at):
+def test_a_silent_servo_among_others_is_named(bus_at, monkeypatch):
     servos = Servos()
     servos.silent = {3}
     with Port(servos.answer) as port:
+        Hasty(monkeypatch, port)
         bus = bus_at(port.path, HASTY, retries=0)
         with pytest.raises(DriverError, match="servo 4 answered in place of servo 3"):
             bus.sync_read(range(1, 7), [feetech.PRESENT_POSITION])

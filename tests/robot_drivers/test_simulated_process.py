@@ -13,13 +13,14 @@ import time
 import numpy as np
 import pytest
 
+from robot_drivers import simulated_client
 from robot_drivers.cameras.camera import CameraError, FrameSource
 from robot_drivers.driver import DriverError, Judged, Resets, RobotDriver
 from robot_drivers.simulated_client import SimulatedArm, SimulatedCamera, SimulatedProcess
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import ContractError, UserError
 
-OPTIONS = {"image_size": 16, "threads": 1, "seconds": 600}
+OPTIONS = {"image_size": 16, "threads": 1, "seconds": 3600}
 AWAY = np.array([0.2, 0.0, 0.0, 1.4, 1.5, 0.5])
 
 
@@ -30,6 +31,12 @@ def robot(tmp_path_factory):
     with SimulatedProcess(robot={"options": OPTIONS}, record=str(record)) as process:
         process.record = record
         yield process
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Answers come, however long the other process is held up."""
+    monkeypatch.setattr(simulated_client, "_PATIENCE", PATIENCE)
 
 
 @pytest.fixture
@@ -107,7 +114,7 @@ def test_a_camera_waits_for_the_next_picture_and_says_when_there_is_none(robot):
         camera.grab()
     camera.open()
     stamps = [camera.grab().captured for _ in range(4)]
-    assert (np.diff(stamps) > 0.03).all()
+    assert (np.diff(stamps) > 0).all()
     camera.close()
     camera.close()
     with pytest.raises(CameraError, match="no simulated robot answers"):
@@ -116,11 +123,15 @@ def test_a_camera_waits_for_the_next_picture_and_says_when_there_is_none(robot):
         SimulatedCamera(robot.address, "font", options=OPTIONS)
 
 
+def steps_since_command(robot):
+    return ["command" in line for line in reversed(seen_by(robot))].index(True)
+
+
 def test_the_record_has_every_command_and_every_step_with_its_time(robot, arm):
     before = time.monotonic()
     high = np.array([9.0, 0, 0, 1.4, 1.5, 0.5])
     arm.command(high)
-    until(lambda: seen_by(robot)[-1]["time"] > before + 0.1)
+    until(lambda: steps_since_command(robot) > 2)
     lines = [line for line in seen_by(robot) if line["time"] >= before]
     commands = [line for line in lines if "command" in line]
     assert len(commands) == 1 and commands[0]["command"][0] == 9.0 and commands[0]["sent"][0] < 2.0

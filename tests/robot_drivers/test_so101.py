@@ -15,12 +15,12 @@ from robot_drivers.driver import Calibrates, DriverError, open_driver
 from robot_drivers.feetech import StatusError
 from robot_drivers.so101 import SO101
 from robot_drivers.so101_servos import IDS, JOINTS
-from tests.patience import PATIENCE
-from tests.robot_drivers.servo_bus import RANGES, TICKS, Port, Servos, sealed
+from tests.patience import wait_until
+from tests.robot_drivers.servo_bus import RANGES, TICKS, Hasty, Port, Servos, sealed
 from vla_rl.contract.errors import ContractError, UserError
 
 GOLDEN = Path(__file__).parent / "golden" / "so101.json"
-PATIENT_MS, HASTY_MS = 20_000.0, 300.0
+PATIENT_MS, HASTY_MS = 60_000.0, 100.0
 TICK = math.tau / 4095
 HERE = np.array([-12.5 * TICK, -832 * TICK, 930 * TICK, 0.0, -0.5 * TICK, 366 / 1465])  # TICKS in positions
 
@@ -107,7 +107,7 @@ def test_the_first_command_switches_torque_on_where_the_arm_is(arm, servos, port
     assert sent == pytest.approx(target, abs=TICK)
     goals = {servo: TICKS[servo] for servo in IDS}
     moved = {**goals, 1: 2165, 2: 1135, 6: 3132}
-    until(lambda: len(writes(port)) == 4)
+    wait_until(lambda: len(writes(port)) == 4)
     assert (
         writes(port)
         == [
@@ -120,21 +120,15 @@ def test_the_first_command_switches_torque_on_where_the_arm_is(arm, servos, port
     )
     port.requests.clear()
     arm.command(target)
-    until(lambda: port.requests)
+    wait_until(lambda: port.requests)
     assert [request[5] for request in port.requests] == [42], "later commands are one frame"
-
-
-def until(condition) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_a_target_is_kept_in_the_calibrated_range_and_nonsense_is_not_sent(arm, port):
     arm.connect()
     sent = arm.command(np.array([9.0, -9.0, 0.0, 0.0, 0.0, 2.0]))
     assert sent == pytest.approx([1371.5 * TICK, -1195 * TICK, 0, 0, -0.5 * TICK, 1.0], abs=TICK)
+    arm.observe()  # is answered, so what came before it has arrived
     port.requests.clear()
     for wrong in (np.zeros(5), np.array([0, 0, np.nan, 0, 0, 0]), np.array([0, 0, np.inf, 0, 0, 0])):
         with pytest.raises(ContractError, match="no target of six joints"):
@@ -147,18 +141,19 @@ def test_it_goes_limp_when_it_is_disconnected_unless_it_is_to_be_held(servos, po
         arm = SO101(port.path, calibration=str(GOLDEN), timeout_ms=PATIENT_MS, disable_torque_on_disconnect=limp)
         arm.connect()
         arm.command(HERE)
-        until(lambda: all(servos.get(servo, 55) for servo in IDS))
+        wait_until(lambda: all(servos.get(servo, 55) for servo in IDS))
         arm.disconnect()
         arm.disconnect()
         assert not arm.is_connected
         assert {(servos.get(servo, 40), servos.get(servo, 55)) for servo in IDS} == {(0, 0) if limp else (1, 1)}
 
 
-def test_all_other_servos_go_limp_when_one_is_silent(servos, port):
+def test_all_other_servos_go_limp_when_one_is_silent(servos, port, monkeypatch):
+    Hasty(monkeypatch, port)
     arm = SO101(port.path, calibration=str(GOLDEN), timeout_ms=PATIENT_MS)
     arm.connect()
     arm.command(HERE)
-    until(lambda: all(servos.get(servo, 55) for servo in IDS))
+    wait_until(lambda: all(servos.get(servo, 55) for servo in IDS))
     servos.silent, servos.status[4] = {2}, 0x20
     arm._servos.bus._serial.timeout = HASTY_MS / 1e3
     with pytest.raises(DriverError, match=r"Torque_Enable = 0 3 times, but servo 2"):
@@ -179,7 +174,8 @@ def test_a_gripper_that_holds_something_is_no_failure_but_other_trouble_is(arm, 
         arm.observe()
 
 
-def test_a_missing_servo_or_one_of_another_kind_is_named(servos, port):
+def test_a_missing_servo_or_one_of_another_kind_is_named(servos, port, monkeypatch):
+    Hasty(monkeypatch, port)
     arm = SO101(port.path, calibration=str(GOLDEN), timeout_ms=HASTY_MS)
     servos.silent = {3}
     with pytest.raises(UserError, match=r"servo 3 \(elbow_flex\) of the arm at .* is not there"):
@@ -228,7 +224,7 @@ def test_a_person_calibrates_a_new_arm(port, servos, tmp_path):
                 for servo in IDS:
                     servos.place(servo, reach[servo][side])
                 seen = len(port.requests)
-                until(lambda seen=seen: len(port.requests) > seen + 2)
+                wait_until(lambda seen=seen: len(port.requests) > seen + 2)
         return ""
 
     arm.calibrate(ask)

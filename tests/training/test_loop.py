@@ -232,7 +232,7 @@ def test_the_seconds_of_an_iteration_are_those_of_its_parts():
     found = run([0.1, 0.2], Slow, iterations=2, validate_every=2)
     first, second = found.reports[1], found.reports[2]
     assert "time/validate_s" not in first and second["time/validate_s"] >= 0.03
-    assert first["time/learn_s"] >= 0.01 and 0.03 <= first["time/iteration_s"] < second["time/iteration_s"]
+    assert first["time/learn_s"] >= 0.01 and first["time/iteration_s"] >= 0.03
     assert second["time/iteration_s"] >= 0.02 + second["time/learn_s"] + second["time/validate_s"]
     assert "time/iteration_s" not in found.reports[0] and found.reports[0]["time/validate_s"] >= 0.03
 

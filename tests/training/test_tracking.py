@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
 from vla_rl.training.fit import FitConfig
 from vla_rl.training.run_lock import LOCK
@@ -54,7 +55,7 @@ def test_after_a_run_was_moved_aside_the_new_folder_is_locked(tmp_path):
     folder = RunFolder(tmp_path / "run", FitConfig())
     assert folder.moved_to == tmp_path / "run.1"
     command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert refused.returncode == 1 and f"process {os.getpid()} is running" in refused.stderr
     assert not (tmp_path / "run.1" / LOCK).exists()
     folder.close()

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -175,14 +176,15 @@ def test_the_command_serves_until_ctrl_c_and_frees_the_port(run, capsys, interru
 
     def use() -> None:
         browser = Browser(port)
-        for _ in range(200):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
             try:
                 steps.append(json.loads(browser.press("d")[1])["step"])
                 break
             except OSError:
                 threading.Event().wait(0.05)
         os.kill(os.getpid(), signal.SIGINT)
-        while not over.wait(5.0):  # one that comes while Python finalises an object is lost; people press again
+        while not over.wait(60.0):  # one that comes while Python finalises an object is lost; people press again
             os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=use)
