@@ -85,6 +85,11 @@ class Ledger:
         with self._lock:
             return dict(self._heads)
 
+    @property
+    def position(self) -> int:
+        """The position of the newest record; 0 before the first."""
+        return self._position
+
     def read(self, after: int, count: int, max_bytes: int = 64 << 20) -> list[tuple[int, FleetRecord]]:
         """Up to ``count`` records behind position ``after`` (0: from the beginning) with their positions, in order.
 

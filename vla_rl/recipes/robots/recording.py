@@ -48,11 +48,19 @@ def episode_of(seen: Sequence[ControlStep], spec: EnvSpec, seed: int) -> Demonst
             "next.reward": (last & success).astype(np.float32),
             "next.done": last,
             "next.success": last & success,
-            "intervention": np.array([record.intervened for record in records]),
-            **{_LABEL + name: values for name, values in _labels(records).items()},
+            **labels_of(records, records[0].captured),
         },
         robot=spec.name,
     )
+
+
+def labels_of(records: Sequence[Record], start: float) -> dict[str, np.ndarray]:
+    """The columns {name: [N,...]} of control steps beside what was seen and executed; ``start``: when the first was
+    measured.
+    """
+    named = {_LABEL + name: values for name, values in _labels(records).items()}
+    captured = np.array([record.captured - start for record in records])
+    return {"intervention": np.array([one.intervened for one in records]), **named, f"{_LABEL}captured": captured}
 
 
 def _labels(records: Sequence[Record]) -> dict[str, np.ndarray]:
@@ -67,7 +75,6 @@ def _labels(records: Sequence[Record]) -> dict[str, np.ndarray]:
         "source": np.array([SOURCES.index(record.source) for record in records]),
         "reason": np.array([REASONS.index(one.reason) if one.reason in REASONS else -1 for one in records]),
         "latency": np.array([record.latency for record in records], np.float32),
-        "captured": np.array([record.captured - records[0].captured for record in records]),
         **{name: np.array([getattr(record, name) for record in records], np.int64) for name in numbers},
     }
 

@@ -1,0 +1,89 @@
+"""Out of a ledger's records come whole episodes, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.fleet.episodes import SPEC, chained, episode, introduction
+from vla_rl.fleet.episodes import EpisodeReader, FleetEpisode
+from vla_rl.fleet.record import FleetRecord
+
+
+def read(records: Sequence[FleetRecord]) -> tuple[list[FleetEpisode], dict[str, int]]:
+    reader = EpisodeReader()
+    found = [whole for record in records if (whole := reader.add(record)) is not None]
+    return found, dict(reader.left_out)
+
+
+def test_whole_episodes_come_with_their_steps_in_order():
+    found, left_out = read(chained([introduction(), *episode("1", 3), *episode("2", 2, "time_limit", version=4)]))
+    assert [(one.name, one.task, one.end.outcome, one.versions) for one in found] == [
+        ("1", "lift", "success", (1, 1, 1)),
+        ("2", "lift", "time_limit", (4, 4)),
+    ]
+    assert [one.time for one in found[0].steps] == [0, 1, 2] and found[0].spec == SPEC and not left_out
+    np.testing.assert_array_equal(found[0].steps[2].images["front"], np.full((4, 6, 3), 2))
+
+
+def test_robots_do_not_mix():
+    left = chained([introduction(), *episode("1", 3)])
+    right = [replace(record, robot="other") for record in chained([introduction(), *episode("1", 3)])]
+    found, left_out = read([record for pair in zip(left, right, strict=True) for record in pair])
+    assert [(one.sender.robot, len(one.steps)) for one in found] == [("arm", 3), ("other", 3)] and not left_out
+
+
+@pytest.mark.parametrize(
+    ("missing", "reason"),
+    [(0, "incomplete"), (1, "incomplete"), (2, "incomplete"), (4, "unfinished")],
+    ids=["introduction", "first step", "step", "end"],
+)
+def test_an_episode_that_lacks_a_record_is_left_out(missing: int, reason: str):
+    records = chained([introduction(), *episode("1", 3), *episode("2", 2)])
+    del records[missing]
+    found, left_out = read(records)
+    assert [one.name for one in found] == ([] if missing == 0 else ["2"])
+    assert left_out == {reason: 2 if missing == 0 else 1}
+
+
+def test_episodes_that_the_robot_gave_up_are_counted_and_the_next_is_whole():
+    records = chained([introduction(), *episode("1", 3), *episode("2", 2)])
+    gone = records[1:5]
+    dropped = replace(gone[0], kind="dropped", count=len(gone), payload=gone[-1].hash)
+    found, left_out = read([records[0], dropped, *records[5:]])
+    assert [one.name for one in found] == ["2"] and left_out == {"incomplete": 1}
+
+
+def test_an_episode_that_cannot_be_read_is_left_out_and_the_next_is_whole():
+    records = chained([introduction(), *episode("1", 3), *episode("2", 2)])
+    records[2] = replace(records[2], payload=b"\xc1")
+    found, left_out = read(records)
+    assert [one.name for one in found] == ["2"] and left_out == {"unreadable": 1}
+
+
+def test_an_end_that_cannot_be_read_ends_nothing():
+    records = chained([introduction(), *episode("1", 3), *episode("2", 2)])
+    records[4] = replace(records[4], payload=b"\xc1")
+    found, left_out = read(records)
+    assert [one.name for one in found] == ["2"] and left_out == {"unreadable": 1}
+
+
+def test_what_is_to_be_played_again_is_left_out():
+    found, left_out = read(chained([introduction(), *episode("1", 3, "redo"), *episode("1", 2)]))
+    assert [len(one.steps) for one in found] == [2] and left_out == {"redo": 1}
+
+
+def test_an_episode_whose_last_steps_are_missing_is_left_out():
+    records = chained([introduction(), *episode("1", 3), *episode("2", 2)])
+    del records[3]
+    found, left_out = read(records)
+    assert [one.name for one in found] == ["2"] and left_out == {"incomplete": 1}
+
+
+def test_a_step_that_comes_twice_breaks_its_episode():
+    first = [*episode("1", 3)]
+    found, left_out = read(chained([introduction(), first[0], first[0], *first[2:], *episode("2", 2)]))
+    assert [one.name for one in found] == ["2"] and left_out == {"incomplete": 1}

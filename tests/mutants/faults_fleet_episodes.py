@@ -1,0 +1,82 @@
+"""Faults in what a fleet makes of its records."""
+
+from __future__ import annotations
+
+from tests.mutants.fault import Fault
+
+_EPISODES, _STEP, _PICTURES = (f"vla_rl/fleet/{name}.py" for name in ("episodes", "step", "pictures"))
+_ON, _ON_STEP = "tests/fleet/test_episodes.py::", "tests/fleet/test_step.py::"
+_SAME = "tests/recipes/robots/test_fleet_episodes.py::test_an_export_is_the_recording"
+
+FAULTS = (
+    Fault(
+        "an episode without one of its steps counts",
+        _EPISODES,
+        "if step.time != len(one.steps):",
+        "if False:",
+        (f"{_ON}test_a_step_that_comes_twice_breaks_its_episode",),
+    ),
+    Fault(
+        "an episode with fewer steps than it says counts",
+        _EPISODES,
+        "or len(one.steps) != end.steps or not one.steps:",
+        "or not one.steps:",
+        (f"{_ON}test_an_episode_whose_last_steps_are_missing_is_left_out",),
+    ),
+    Fault(
+        "all robots are one",
+        _EPISODES,
+        "self._open.setdefault(record.sender, _Open())",
+        'self._open.setdefault(Sender("", ""), _Open())',
+        (f"{_ON}test_robots_do_not_mix",),
+    ),
+    Fault(
+        "an episode that is to be played again counts",
+        _EPISODES,
+        'elif end.outcome == "redo":',
+        "elif False:",
+        (f"{_ON}test_what_is_to_be_played_again_is_left_out",),
+    ),
+    Fault(
+        "an episode with an unreadable end counts as unfinished",
+        _EPISODES,
+        'one.broken = one.broken or "unreadable"',
+        "pass",
+        (f"{_ON}test_an_end_that_cannot_be_read_ends_nothing",),
+    ),
+    Fault(
+        "a picture loses half of its colours",
+        _PICTURES,
+        "quality=quality, subsampling=0)",
+        "quality=quality)",
+        (f"{_ON_STEP}test_colours_keep_their_resolution",),
+    ),
+    Fault(
+        "pictures of any size are taken",
+        _PICTURES,
+        "if max(image.size) > MAX_SIDE or image.mode",
+        "if image.mode",
+        (f"{_ON_STEP}test_what_is_no_picture_is_not_taken",),
+    ),
+    Fault(
+        "a state of any type is taken",
+        _STEP,
+        "and value.dtype == np.float32 and value.ndim == 1",
+        "and value.ndim == 1",
+        (f"{_ON_STEP}test_a_wrong_step_is_refused",),
+    ),
+    Fault(
+        "an exported action is the one that was asked for",
+        "vla_rl/recipes/robots/fleet_step.py",
+        "action = one.record.executed.astype(np.float32)",
+        "action = one.record.requested.astype(np.float32)",
+        (_SAME,),
+    ),
+    Fault(
+        "an exported label has another type",
+        "vla_rl/recipes/robots/fleet_step.py",
+        "name: np.asarray(value[0])",
+        "name: np.asarray(value[0], np.float64)",
+        (_SAME,),
+    ),
+)

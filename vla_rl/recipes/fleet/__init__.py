@@ -1,0 +1,1 @@
+"""What ``vla-rl serve`` and ``vla-rl fleet`` do."""
