@@ -83,6 +83,8 @@ class Control:
         self._pace = Pace(1 / driver.spec.control_hz)
         self._ends_at = np.inf  # when the arm has had its time to come to rest
         self._still = 0  # control steps
+        self._keys: list[str] = []  # that the person pressed since the last control step
+        self._alone = False  # the owner knows that the teleoperator is gone
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "chunk": self._chunk,
             "alive": lambda message: executor.alive(float(message["stamp"])),
@@ -106,7 +108,10 @@ class Control:
         self._executor.measure(time.monotonic())
         record = self._executor.act(time.monotonic())
         sent = {"record": record.to_message(), "late": self._pace.late, "overruns": self._pace.overruns}
-        self._tell("record", **sent, refused=self._executor.refused, faults=self._executor.faults)
+        counts = {name: getattr(self._executor, name) for name in ("refused", "faults", "rearmed")}
+        person = {"keys": self._keys, "attended": self._executor.attended(time.monotonic())}
+        self._tell("record", **sent, **counts, **person, stopped=self._executor.stopped)
+        self._keys = []
         self._rest(record)
 
     def finish(self, reason: str) -> None:
@@ -122,6 +127,13 @@ class Control:
             self.finish(f"its owner is gone: {self._inbox.gone}")
         for message in self._teleoperator.poll() if self._teleoperator else []:
             self._understand("the teleoperator", self._person, message)
+        if self._teleoperator and self._teleoperator.gone and not self._alone:
+            self._alone = True
+            self._tell(
+                "error",
+                error=f"The teleoperator is gone ({self._teleoperator.gone}), so nobody can take over and the arm is "
+                "held; look at it and begin again.",
+            )
 
     def _handle(self, message: Mapping[str, Any]) -> None:
         self._handlers[message["kind"]](message)
@@ -141,7 +153,11 @@ class Control:
             )
 
     def _person(self, message: Mapping[str, Any]) -> None:
-        self._executor.human(human_input(message), time.monotonic())
+        if "failed" in message:
+            raise UserError(f"{message['failed']} Nobody can take over, so the arm is held.")
+        read = human_input(message)
+        self._executor.human(read, time.monotonic())
+        self._keys += read.keys
 
     def _chunk(self, message: Mapping[str, Any]) -> None:
         decision = Decision(np.asarray(message["chunk"]), int(message["policy_version"]))

@@ -38,6 +38,10 @@ class ControlReport:
     refused   chunks that came too late to count
     faults    calls that the driver failed
     dropped   messages to this process that nobody read for too long
+    rearmed   times that a person has re-armed the arm
+    keys      what the person pressed since the last control step (``HumanInput.keys``)
+    attended  whether the teleoperator is heard
+    stopped   why the arm is stopped until a person re-arms it, "" while it is not
     """
 
     record: Record
@@ -46,6 +50,10 @@ class ControlReport:
     refused: int
     faults: int
     dropped: int
+    rearmed: int
+    keys: tuple[str, ...]
+    attended: bool
+    stopped: str
 
 
 class ControlProcess:
@@ -81,16 +89,14 @@ class ControlProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def receive(self, block: bool = True) -> ControlReport | None:
-        """The next control step; None where none waits and ``block`` is False.
+    def receive(self) -> ControlReport:
+        """The next control step.
 
         Raises UserError when the process has ended, or refused what it was sent.
         """
         try:
-            report = self._records.get(block, _ANSWER)
+            report = self._records.get(timeout=_ANSWER)
         except queue.Empty as error:
-            if not block:
-                return None
             raise UserError(
                 f"the control process has sent nothing for {_ANSWER:g} s, so nothing is known of the arm; look at the "
                 "robot, and at what this computer does beside."
@@ -98,6 +104,13 @@ class ControlProcess:
         if isinstance(report, UserError):
             raise report
         return report
+
+    def newest(self) -> ControlReport:
+        """The newest control step: what nobody has looked at meanwhile is passed over.  Raises as :meth:`receive`."""
+        newest = None
+        while newest is None or not self._records.empty():
+            newest = self.receive()
+        return newest
 
     def decided(self, decision: Decision, observed: int) -> None:
         """Execute the chunk that was decided on the observation of step ``observed``."""
@@ -199,6 +212,7 @@ class ControlProcess:
 
 def _understood(message: Mapping[str, Any]) -> ControlReport | UserError:
     if message["kind"] == "record":
-        names = ("late", "overruns", "refused", "faults", "dropped")
-        return ControlReport(Record.from_message(message["record"]), **{name: message[name] for name in names})
+        names = ("late", "overruns", "refused", "faults", "dropped", "rearmed", "attended", "stopped")
+        given = {name: message[name] for name in names}
+        return ControlReport(Record.from_message(message["record"]), keys=tuple(message["keys"]), **given)
     return error_of(message) if message["kind"] == "failed" else UserError(message["error"])

@@ -58,7 +58,7 @@ class RobotEnv:
     def reset(self, env_ids: Array, seeds: Array) -> Observation:
         """Prepare the scene, by the robot itself or by a person, and begin."""
         if len(env_ids) == 0 and self._episode:
-            return self._seen(self._newest(), self._time)
+            return self._seen(self._control.newest().record, self._time)
         if self._control.resets:
             self._control.reset(int(seeds[0]))
         else:
@@ -91,7 +91,7 @@ class RobotEnv:
 
     def _executed(self, actions: np.ndarray) -> tuple[list[Record], list[Observation]]:
         """The control steps of ``actions``, or of what was done instead of them, and the observations after each."""
-        asked = self._newest().step
+        asked = self._control.newest().record.step
         self._control.decided(Decision(actions), asked)
         record = self._next()
         while record.heard < asked:  # on its way
@@ -118,17 +118,7 @@ class RobotEnv:
         return actions
 
     def _next(self) -> Record:
-        report = None
-        while report is None:
-            report = self._control.receive()
-        return report.record
-
-    def _newest(self) -> Record:
-        """The newest control step: what nobody has looked at meanwhile is passed over."""
-        newest = self._next()
-        while (report := self._control.receive(block=False)) is not None:
-            newest = report.record
-        return newest
+        return self._control.receive().record
 
     def _seen(self, record: Record, time: int) -> Observation:
         return self._observe(measurement_of(record), time)

@@ -33,6 +33,7 @@ class Executor:
         self.step, self.episode = 0, 0  # the number of the next control step; of the episode, 0 between episodes
         self.refused = 0  # chunks that came too late to count
         self.faults = 0  # calls that the driver failed
+        self.rearmed = 0  # times that a person has re-armed the arm
         self._driver, self._supervisor, self._chunks, self._attended = driver, supervisor, chunks, attended
         self._dt = 1 / driver.spec.control_hz
         self._origins: dict[int, tuple[int, float]] = {}  # version and time of capture, by step observed
@@ -135,7 +136,17 @@ class Executor:
     def rearm(self, now: float) -> None:
         """A person allows the arm to move again; whatever was queued is forgotten."""
         self._supervisor.rearm(now)
+        self.rearmed += 1
         self._flush()  # nothing is replayed
+
+    @property
+    def stopped(self) -> str:
+        """Why the arm is stopped until a person re-arms it, "" while it is not."""
+        return self._supervisor.stopped
+
+    def attended(self, now: float) -> bool:
+        """Whether the teleoperator is heard."""
+        return self._fresh_at(self._human.captured, now)
 
     # -- one control step ----------------------------------------------------------------------------------------------
 

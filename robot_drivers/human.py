@@ -17,7 +17,8 @@ class HumanInput:
     engaged    whether the person holds control
     position   float64 [D]  of a leader arm, in the joints' units; None for devices that steer
     velocity   float64 [D]  per second, of devices that steer (keyboard, gamepad); None for a leader
-    keys       what was pressed since the last input: "success", "failure", "redo", "stop", "rearm"
+    keys       what was pressed since the last input: "success", "failure", "redo", "stop", "rearm",
+               "ready" (for the next episode)
     deadman_at when the enabling switch was last seen pressed; None if there is none or it never was
     """
 

@@ -55,6 +55,7 @@ class Runtime:
     ) -> None:
         self.control, self._observe = control, observe
         self.delays = Delays()
+        self.stopped = ""  # why the arm was stopped in the newest control step
         self._inference = Inference(decide, control.decided)
         self._patience, self._pictured = patience, pictured
         self._asked, self._seen = -1, -1  # steps: of the last query, of the newest chunk that was executed
@@ -71,6 +72,7 @@ class Runtime:
     def close(self) -> None:
         """End the policy's thread; the control process is closed by whoever made it."""
         self._inference.close()
+        self.control.vital = time.monotonic
 
     def episode(self, number: int, time_limit: int) -> Iterator[Moment]:
         """The control steps of episode ``number`` as they happen, until a person, the robot or the time limit ends it.
@@ -96,9 +98,8 @@ class Runtime:
 
     def _records(self) -> Iterator[Record]:
         while True:
-            report = self.control.receive()
-            if report is not None:
-                yield report.record
+            self.stopped = (report := self.control.receive()).stopped
+            yield report.record
 
     def _ask(self, record: Record, obs: Observation, start: int) -> None:
         """Ask for a decision on ``obs`` if one is wanted and none is on its way; ``start`` is the episode's first step.

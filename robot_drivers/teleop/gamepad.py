@@ -23,10 +23,10 @@ from vla_rl.contract.errors import UserError
 _EVENT = struct.Struct("<IhBB")
 _BUTTON, _AXIS, _INITIAL = 0x01, 0x02, 0x80
 _FULL = 32767.0
-EVENTS = ("success", "failure", "redo", "stop", "rearm")
+EVENTS = ("success", "failure", "redo", "stop", "rearm", "ready")
 # An Xbox pad as Linux's xpad driver counts it: sticks are axes 0, 1 and 3, 4, the cross is 6, 7.
 _PAD_AXES = ((0, -0.6), (1, -0.6), (4, 0.6), (7, 0.6), (3, 0.8), (6, 0.6))
-_PAD_BUTTONS = {"success": 0, "stop": 1, "redo": 2, "failure": 3, "rearm": 7}  # A, B, X, Y, Start
+_PAD_BUTTONS = {"success": 0, "stop": 1, "redo": 2, "failure": 3, "ready": 6, "rearm": 7}  # A, B, X, Y, Back, Start
 _MOUSE_AXES = ((0, -0.6), (1, 0.6), (2, 0.6), (3, 0.6), (5, 0.8), (4, 0.6))
 _MOUSE_BUTTONS = {"success": 0, "stop": 1}
 
@@ -37,7 +37,7 @@ class Gamepad:
     device   the joystick
     axes     for every joint, the number of an axis and the joint's velocity when it is pushed to its end, in the
              joint's unit per second
-    buttons  {"success", "failure", "redo", "stop", "rearm": number of a button}
+    buttons  {"success", "failure", "redo", "stop", "rearm", "ready": number of a button}
     enable   the button that gives the person control while it is held, an enabling switch; None: whoever pushes an axis
              has control
     dead     of an axis' range at its middle, where it counts as untouched

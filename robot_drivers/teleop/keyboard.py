@@ -16,9 +16,12 @@ from robot_drivers.teleop.terminal import INTERRUPT, Terminal
 from vla_rl.contract.errors import UserError
 
 _FORWARD, _BACKWARD = "1234567", "zxcvbnm"  # a joint's keys are above each other
-_EVENTS = {"s": "success", "f": "failure", "r": "redo", "a": "rearm", INTERRUPT: "stop"}
+_EVENTS = {"s": "success", "f": "failure", "r": "redo", "a": "rearm", "\n": "ready", "\r": "ready", INTERRUPT: "stop"}
 _ESCAPE = "\x1b"
-HELP = "space takes over and hands back; s success, f failure, r redo; Esc stops the arm, a arms it again"
+HELP = (
+    "space takes over and hands back; Enter begins an episode; s, f and r end it: success, failure, redo; Esc stops "
+    "the arm, a arms it again"
+)
 
 
 class Switches:

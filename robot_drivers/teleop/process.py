@@ -5,12 +5,15 @@ A process of its own, so that a device which hangs stops nobody.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
+from typing import IO
 
+from robot_drivers.driver import DriverError
 from robot_drivers.pace import Pace
 from robot_drivers.teleop.teleoperator import Teleoperator
 from vla_rl.contract.child import take_pipes
-from vla_rl.contract.errors import ContractError
+from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.wire import handshake, read_message, write_message
 
@@ -29,12 +32,20 @@ def open_teleoperator(name: str, options: dict[str, object]) -> Teleoperator:
 
 
 def main() -> None:
-    """Read until control is gone."""
+    """Read until control is gone; a device that cannot be read ends it, and control is told why."""
     reader, writer = take_pipes()
     handshake(reader, writer, "teleoperator")
     start = read_message(reader)
-    device = open_teleoperator(start["teleoperator"], start["options"])
-    device.connect()
+    try:
+        device = open_teleoperator(start["teleoperator"], start["options"])
+        device.connect()
+        _read_on(device, writer)
+    except (UserError, DriverError) as error:
+        write_message(writer, {"failed": str(error)})
+        sys.exit(1)
+
+
+def _read_on(device: Teleoperator, writer: IO[bytes]) -> None:
     pace = Pace(1 / _HZ)
     try:
         while True:

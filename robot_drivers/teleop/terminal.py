@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from contextlib import suppress
 
 from vla_rl.contract.errors import UserError
@@ -44,7 +45,8 @@ class Terminal:
         if self._owner:
             os.tcsetpgrp(self._end, os.getpgrp())
         settings[0] &= ~termios.IXON
-        settings[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG | termios.IEXTEN)
+        # TOSTOP would stop the program that writes behind us.
+        settings[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG | termios.IEXTEN | termios.TOSTOP)
         settings[6][termios.VMIN] = settings[6][termios.VTIME] = 0  # a read that finds nothing returns
         termios.tcsetattr(self._end, termios.TCSANOW, settings)
 
@@ -66,6 +68,32 @@ class Terminal:
             self._end = -1
 
 
+class Foreground:
+    """The program's place in front of its terminal, which a teleoperator takes meanwhile."""
+
+    def __init__(self, path: str = "/dev/tty") -> None:
+        self._path = path
+        self._held = self._holds()
+
+    def wait(self, patience: float = 5.0) -> None:
+        """Until the terminal is given back, settings included, or ``patience`` seconds have passed."""
+        end = time.monotonic() + patience
+        while self._held and not self._holds() and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def _holds(self) -> bool:
+        try:
+            terminal = os.open(self._path, os.O_RDONLY | os.O_NOCTTY)
+        except OSError:  # no terminal
+            return False
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        except OSError:  # somebody else's
+            return False
+        finally:
+            os.close(terminal)
+
+
 def _start_restorer(end: int, owner: int) -> subprocess.Popen[bytes]:
     """A process that restores the terminal ``end`` when this one ends or closes the pipe."""
     restorer = subprocess.Popen(
@@ -82,13 +110,16 @@ def _start_restorer(end: int, owner: int) -> subprocess.Popen[bytes]:
 
 
 def restore(end: int, owner: int) -> None:
-    """Wait until standard input ends, then set the terminal ``end`` as it was at first, with ``owner`` in front."""
+    """Wait until standard input ends, then set the terminal ``end`` as it was at first, with ``owner`` in front.
+
+    Keys that nobody has read are thrown away: they were not meant for a shell.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     settings = termios.tcgetattr(end)
     os.write(1, b"!")
     sys.stdin.buffer.read()
-    termios.tcsetattr(end, termios.TCSANOW, settings)
+    termios.tcsetattr(end, termios.TCSAFLUSH, settings)
     if owner:
         with suppress(OSError):  # it has ended
             os.tcsetpgrp(end, owner)

@@ -106,13 +106,6 @@ FAULTS = (
         (f"{_ON}test_an_episode_that_a_person_rejects_is_played_again_and_not_kept",),
     ),
     Fault(
-        "a stopped arm is played on with",
-        _DRIVE,
-        'if seen[-1].record.reason == "stopped":',
-        'if seen[-1].record.reason == "stop":',
-        (f"{_ON}test_a_stopped_arm_ends_the_session_in_one_sentence",),
-    ),
-    Fault(
         "a policy runs on the scenes of the demonstrations",
         _DRIVE,
         "    if settings.held_out:",

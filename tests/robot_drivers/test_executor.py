@@ -230,6 +230,7 @@ def test_a_stop_is_latched_until_a_person_re_arms_and_then_a_fresh_chunk_is_need
     assert {record.reason for record in records[10:30]} == {"stopped"}
     assert np.ptp([record.executed for record in records[22:30]], axis=0).max() < 1e-3
     again = [record for record in records[30:] if record.source == "policy"]
+    assert run.executor.rearmed == 1 and not run.executor.stopped
     assert again[0].step >= 32 and min(record.chunk for record in again) >= 30, "nothing that was queued is replayed"
 
 

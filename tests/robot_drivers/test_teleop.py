@@ -19,6 +19,7 @@ from robot_drivers.teleop.gamepad import Gamepad, SpaceMouse
 from robot_drivers.teleop.keyboard import Keyboard
 from robot_drivers.teleop.leader import SO101Leader
 from robot_drivers.teleop.teleoperator import Teleoperator
+from robot_drivers.teleop.terminal import Foreground
 from tests.patience import PATIENCE
 from tests.robot_drivers.servo_bus import TICKS, Port, Servos
 from tests.robot_drivers.test_so101 import GOLDEN, HERE, PATIENT_MS, TICK
@@ -65,6 +66,8 @@ def test_keys_move_joints_take_over_and_judge(terminal):
     press("s f r a ")
     read, keys = read_until(keyboard, lambda read: "rearm" in read.keys)
     assert keys == ["success", "failure", "redo", "rearm"] and not read.engaged
+    press("\rx")
+    assert read_until(keyboard, lambda read: read.velocity[1] < 0 and read.keys)[1] == ["ready"]
     press(" ")
     assert read_until(keyboard, lambda read: read.engaged)[0].keys == ()
     press(" ")
@@ -96,15 +99,28 @@ def test_escape_stops_whatever_follows_it(terminal):
 
 
 def test_a_terminal_is_given_back_as_it_was(terminal):
-    path, _ = terminal
+    path, press = terminal
     end = os.open(path, os.O_RDWR | os.O_NOCTTY)
     before = termios.tcgetattr(end)
     keyboard = Keyboard(terminal=path)
     keyboard.connect()
     assert not termios.tcgetattr(end)[3] & (termios.ECHO | termios.ICANON | termios.ISIG)
+    press("x\n")
+    assert select.select([end], [], [], PATIENCE)[0]
     keyboard.disconnect()
     assert termios.tcgetattr(end) == before
+    assert not select.select([end], [], [], 0)[0]  # what was meant for the arm is not typed into a shell
     os.close(end)
+
+
+def test_a_program_waits_until_it_has_its_terminal_again(monkeypatch):
+    holds = [True, False, False, True, False]
+    monkeypatch.setattr(Foreground, "_holds", lambda foreground: holds.pop(0))
+    Foreground().wait(PATIENCE)
+    assert holds == [False]
+    holds[:] = [False, True]
+    Foreground().wait(PATIENCE)  # it never had it
+    assert holds == [True]
 
 
 def test_without_a_terminal_or_with_too_many_joints_it_is_one_sentence(tmp_path):

@@ -37,13 +37,25 @@ def patient_sigterm() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def ignored_ctrl_c() -> Iterator[None]:
+    """Ctrl-C does nothing meanwhile: for what is at its end already and should be whole."""
+
+    def ignore(number: int, frame: FrameType | None) -> None: ...
+
+    with _handler(ignore, signal.SIGINT):
+        yield
+
+
+@contextmanager
+def _handler(
+    handler: Callable[[int, FrameType | None], None], number: signal.Signals = signal.SIGTERM
+) -> Iterator[None]:
     """Python delivers signals to its main thread only; elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, handler)
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control_process import ControlProcess
@@ -27,7 +29,8 @@ from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import drive
 from vla_rl.recipes.robots.decide import PolicyDecider, hold_position
 from vla_rl.recipes.robots.recording import Recorder, episode_of
-from vla_rl.recipes.robots.session import LockstepSession, RealTimeSession, open_session
+from vla_rl.recipes.robots.session import ControlStep, LockstepSession, RealTimeSession, open_session
+from vla_rl.recipes.robots.status import EpisodeLines
 from vla_rl.recipes.tiny import NewTinyOfJoints
 
 OPTIONS = {"image_size": 16, "threads": 1}
@@ -40,7 +43,7 @@ def simulated(**options) -> RobotConfig:
     return RobotConfig(Part("robot_drivers.simulated:SimulatedRobot", arm), limits=limits)
 
 
-def ask(sentence: str) -> str:
+def wait(sentence: str, control: ControlProcess) -> None:
     raise AssertionError(f"nobody has to do anything: {sentence}")
 
 
@@ -136,21 +139,34 @@ class Ends:
     """A session whose episodes end as ``outcomes`` say."""
 
     def __init__(self, *outcomes: str, reason: str = "") -> None:
-        self.outcomes, self.reason, self.numbers = list(outcomes), reason, []
+        self.outcomes, self.reason, self.numbers, self.titles = list(outcomes), reason, [], []
+
+    def prepare(self, title):
+        self.titles.append(title)
 
     def play(self, decide, number, seed):
         self.numbers.append((number, seed))
         record = SimpleNamespace(
-            outcome=self.outcomes.pop(0), reason=self.reason, clipped=np.array([False, True]), intervened=True
+            outcome=self.outcomes.pop(0),
+            reason=self.reason,
+            clipped=np.array([False, True]),
+            intervened=True,
+            captured=1.0,
+            source="human",
         )
-        yield SimpleNamespace(obs=None, record=record)
+        yield ControlStep(None, record)
 
 
 def test_an_episode_that_a_person_rejects_is_played_again_and_not_kept():
-    session = Ends("redo", "failure", "redo", "success")
-    summary = drive._play(
-        session, hold_position, drive.EpisodesConfig("", 2, 1, OPEN_LOOP), None, lambda done, remark: None
-    )
+    session, show = Ends("redo", "failure", "redo", "success"), Console(file=io.StringIO(), width=200)
+    settings = drive.EpisodesConfig("", 2, 1, OPEN_LOOP)
+    with EpisodeLines(show, 2) as display:
+        summary = drive._play(session, hold_position, settings, None, display)
+    assert show.file.getvalue().splitlines() == [
+        f"Episode {number} of 2: {outcome}, 0.0 s, 100% a person's, 100% clipped"
+        for number, outcome in ((1, "redo"), (1, "failure"), (2, "redo"), (2, "success"))
+    ]
+    assert session.titles == [f"Episode {number} of 2" for number in (1, 1, 2, 2)]
     numbers, seeds = zip(*session.numbers, strict=True)
     assert summary.outcomes == Counter(failure=1, success=1) and numbers == (1, 2, 3, 4)
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
@@ -160,9 +176,11 @@ def test_an_episode_that_a_person_rejects_is_played_again_and_not_kept():
 
 
 def test_a_stopped_arm_ends_the_session_in_one_sentence():
-    session = Ends("time_limit", "success", reason="stopped")
-    with pytest.raises(UserError, match="stopped the arm in episode 1"):
-        drive._play(session, hold_position, drive.EpisodesConfig("", 2, 1, OPEN_LOOP), None, lambda done, remark: None)
+    with closing(LockstepSession(simulated(), OPEN_LOOP)) as session:
+        session.prepare("Episode 1 of 2")
+        session._executor.stop("the measurement jumped")
+        with pytest.raises(UserError, match=r"before Episode 2 of 2 \(the measurement jumped\)"):
+            session.prepare("Episode 2 of 2")
 
 
 def test_the_expert_of_a_real_arm_and_guidance_without_a_velocity_field_are_refused(tmp_path):
@@ -232,7 +250,7 @@ def test_the_same_in_real_time_with_an_arm_that_is_a_process():
         limits = Limits.of(arm.make().spec, margin=0.0).to_json()
         camera = Part("robot_drivers.simulated_client:SimulatedCamera", {**parts, "camera": "front"})
         config = RobotConfig(arm, {"front": camera}, limits=limits, tasks=("wait",), seconds=0.4)
-        with closing(open_session(config, OPEN_LOOP, ask)) as session:
+        with closing(open_session(config, OPEN_LOOP, wait)) as session:
             assert isinstance(session, RealTimeSession) and isinstance(session._control, ControlProcess)
             seen = list(session.play(hold_position, 1, 3))
         episode = episode_of(seen, session.spec, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,11 @@ from vla_rl.contract.intervals import wilson
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import move_aside
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.progress import bar
 from vla_rl.recipes.robots.decide import ExpertDecider, PolicyDecider, hold_position, open_policy
-from vla_rl.recipes.robots.desk import asking
+from vla_rl.recipes.robots.person import waiting
 from vla_rl.recipes.robots.recording import Recorder, episode_of
 from vla_rl.recipes.robots.session import ControlStep, Execution, LockstepSession, Session, open_session
+from vla_rl.recipes.robots.status import Display
 
 SIMULATED = "simulated"  # instead of a file: the robot that everybody has
 EXPERT = "expert"
@@ -97,15 +97,16 @@ def drive(config: RobotConfig, settings: EpisodesConfig, out: Path | None, show:
     An episode that a person ends with "redo" is played again and not kept.
     """
     with (
-        closing(open_session(config, settings.execution, asking(show))) as session,
+        closing(open_session(config, settings.execution, waiting(show))) as session,
         _deciding(session, config, settings) as decide,
     ):
         aside = out and move_aside(out)
         if aside:
             show.print(f"an earlier dataset was in {out}; it is now {aside}")
-        with Recorder(out) if out else nullcontext() as recorder, bar("robot", settings.episodes) as update:
+        shown = session.display(show, settings.episodes)
+        with Recorder(out) if out else nullcontext() as recorder, shown as display:
             try:
-                return _play(session, decide, settings, recorder, update)
+                return _play(session, decide, settings, recorder, display)
             except KeyboardInterrupt as stop:
                 kept = f" with {recorder.episodes} episodes recorded in {out}" if recorder else ""
                 raise type(stop)(f"stopped{kept}.") from stop
@@ -116,16 +117,19 @@ def _play(
     decide: Decide,
     settings: EpisodesConfig,
     recorder: Recorder | None,
-    update: Callable[[int, str], None],
+    display: Display,
 ) -> EpisodesSummary:
     outcomes, steps, clipped, intervened = Counter[str](), 0, 0, 0
     seeds = _seeds(settings)
     number = 0
-    while outcomes.total() < settings.episodes:
+    while (kept := outcomes.total()) < settings.episodes:
         number += 1
-        seed = seeds[outcomes.total()]
-        seen = list(session.play(decide, number, seed))
+        seed, title = seeds[kept], f"Episode {kept + 1} of {settings.episodes}"
+        session.prepare(title)
+        seen = _watched(session.play(decide, number, seed), title, display)
         outcome = seen[-1].record.outcome
+        kept += outcome != "redo"
+        display.ended(title, [one.record for one in seen], kept, outcomes["success"] + (outcome == "success"))
         if outcome == "redo":
             continue
         if recorder is not None:
@@ -133,13 +137,15 @@ def _play(
         outcomes[outcome] += 1
         steps, clipped = steps + len(seen), clipped + _count(seen, "clipped")
         intervened += sum(one.record.intervened for one in seen)
-        if seen[-1].record.reason == "stopped":
-            raise UserError(
-                f"The supervisor stopped the arm in episode {number}, so no further one is played; look at the arm and "
-                "at what it measures, and begin again."
-            )
-        update(outcomes.total(), f"{outcomes['success']} succeeded")
     return EpisodesSummary(outcomes, steps, clipped, intervened)
+
+
+def _watched(steps: Iterator[ControlStep], title: str, display: Display) -> list[ControlStep]:
+    seen = []
+    for step in steps:
+        seen.append(step)
+        display.step(title, step.record, step.stopped)
+    return seen
 
 
 def _count(seen: Sequence[ControlStep], name: str) -> int:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+from rich.console import Console
 
 from robot_drivers.cameras.camera import Camera, open_camera
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control import ControlConfig
 from robot_drivers.control_process import ControlProcess
 from robot_drivers.decisions import Decide
-from robot_drivers.driver import Asks, Measurement
+from robot_drivers.driver import Measurement
 from robot_drivers.env import robot_env_spec
 from robot_drivers.executor import Executor
 from robot_drivers.lockstep import Lockstep, VirtualClock
@@ -23,19 +24,25 @@ from robot_drivers.record import Record
 from robot_drivers.runtime import Runtime
 from robot_drivers.safety import Supervisor
 from robot_drivers.simulated import SimulatedRobot
+from robot_drivers.teleop.terminal import Foreground
 from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.recipes.robots.person import Waits
+from vla_rl.recipes.robots.status import Display, EpisodeBar, EpisodeLines
+from vla_rl.recipes.signals import ignored_ctrl_c
 
 MAX_CHUNK = 64  # actions that a policy may plan at once
 
 
 @dataclass(frozen=True)
 class ControlStep:
-    """One control step: what was seen before it, and its labels."""
+    """One control step: what was seen before it, its labels, and why the arm is stopped ("" while it is not)."""
 
     obs: Observation
     record: Record
+    stopped: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,12 @@ class Session(Protocol):
     def spec(self) -> EnvSpec:
         """What a policy for this arm is made for."""
 
+    def display(self, show: Console, episodes: int) -> Display:
+        """What is shown of ``episodes`` while they are played."""
+
+    def prepare(self, title: str) -> None:
+        """Have everything ready for the episode ``title``; raises UserError when the arm is stopped for good."""
+
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
         """The control steps of episode ``number`` (from 1), whose scene is that of ``seed`` where it can be set."""
 
@@ -60,14 +73,14 @@ class Session(Protocol):
         """Bring the arm to rest and free everything; safe to call twice."""
 
 
-def open_session(config: RobotConfig, execution: Execution, ask: Asks) -> Session:
+def open_session(config: RobotConfig, execution: Execution, wait: Waits) -> Session:
     """The arm of ``config``, connected; raises UserError when it cannot be reached.
 
-    ``ask`` has a person prepare the scene of an arm that cannot do so itself.
+    ``wait`` has a person prepare the scene of an arm that cannot do so itself.
     """
     if load(config.driver.name) is SimulatedRobot:
         return LockstepSession(config, execution)
-    return RealTimeSession(config, execution, ask)
+    return RealTimeSession(config, execution, wait)
 
 
 class _ObservedRobot(SimulatedRobot):
@@ -93,6 +106,16 @@ class LockstepSession:
         self._clock = clock
         self._robot.connect()
 
+    def display(self, show: Console, episodes: int) -> Display:
+        return EpisodeBar(show, episodes)
+
+    def prepare(self, title: str) -> None:
+        if self._executor.stopped:
+            raise UserError(
+                f"The supervisor stopped the arm before {title} ({self._executor.stopped}), so it is not played; look "
+                "at what the arm measures, and begin again."
+            )
+
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
         robot, dt = self._robot, self.spec.control_dt
         self._executor.reset(seed)
@@ -101,7 +124,7 @@ class LockstepSession:
         time = 0
         while True:
             record = lockstep.step()
-            yield ControlStep(replace(robot.seen, time=np.array([time])), record)
+            yield ControlStep(replace(robot.seen, time=np.array([time])), record, self._executor.stopped)
             if record.outcome:
                 return
             time += 1
@@ -116,8 +139,9 @@ class LockstepSession:
 class RealTimeSession:
     """An arm whose control process keeps its rate, whatever the policy, cameras and recording do meanwhile."""
 
-    def __init__(self, config: RobotConfig, execution: Execution, ask: Asks) -> None:
-        self._ask, self._opened = ask, ExitStack()
+    def __init__(self, config: RobotConfig, execution: Execution, wait: Waits) -> None:
+        self._wait, self._opened = wait, ExitStack()
+        self._foreground = Foreground()
         driver = config.open()
         limits = config.limits_of(driver).scaled(execution.speed)
         steps = round(config.seconds * driver.spec.control_hz)
@@ -128,17 +152,39 @@ class RealTimeSession:
             self._control = opening.enter_context(ControlProcess(_control_config(config, limits.to_json(), execution)))
             self._opened = opening.pop_all()
 
+    def display(self, show: Console, episodes: int) -> Display:
+        return EpisodeLines(show, episodes)
+
+    def prepare(self, title: str) -> None:
+        while True:
+            self._arm()
+            if not self._control.resets:
+                self._wait(f"{title}: prepare the scene, then press Enter.", self._control)
+            if not self._control.newest().stopped:
+                return
+
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
         if self._control.resets:
             self._control.reset(seed)
-        else:
-            self._ask(f"Episode {number}: prepare the scene, then press Enter.")
         with Runtime(self._control, decide, self._observation, pictured=self._pictured) as runtime:
             for moment in runtime.episode(number, self.spec.time_limit):
-                yield ControlStep(moment.obs, moment.record)
+                yield ControlStep(moment.obs, moment.record, runtime.stopped)
+                if runtime.stopped and not self._control.teleoperator_pid:
+                    self._control.end("stopped")  # nobody could re-arm it meanwhile
 
     def close(self) -> None:
-        self._opened.close()
+        """Bring the arm to rest and free everything; Ctrl-C has to wait, for the arm and the terminal."""
+        with ignored_ctrl_c():
+            self._opened.close()
+            self._foreground.wait()
+
+    def _arm(self) -> None:
+        """Have a person re-arm the arm where it is stopped."""
+        while (report := self._control.newest()).stopped:
+            self._wait(f"The arm is stopped: {report.stopped}. Look at it; Enter re-arms it.", self._control)
+            self._control.rearm()
+            while self._control.receive().rearmed == report.rearmed:
+                pass
 
     def _observation(self, measured: Measurement, time: int) -> Observation:
         images = {name: camera.read().image[None] for name, camera in self._cameras.items()}

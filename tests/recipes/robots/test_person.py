@@ -1,0 +1,126 @@
+"""A person at an arm: Enter on the terminal, what is shown of the arm, and a stop that only a person ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+from contextlib import closing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from robot_drivers.config import Part, RobotConfig
+from tests.patience import PATIENCE
+from tests.robot_drivers.toy_arm import LIMITS
+from vla_rl.contract.errors import UserError
+from vla_rl.recipes.robots import drive
+from vla_rl.recipes.robots.decide import hold_position
+from vla_rl.recipes.robots.person import Terminal, waiting
+from vla_rl.recipes.robots.session import RealTimeSession
+from vla_rl.recipes.robots.status import StatusLine
+
+
+def arrived(end: int) -> None:
+    assert select.select([end], [], [], PATIENCE)[0]
+
+
+def test_enter_counts_once_it_is_pressed_after_the_question():
+    ours, theirs = os.openpty()
+    os.write(ours, b"y\n")
+    arrived(theirs)
+    with Terminal(theirs) as terminal:
+        assert not terminal.entered()
+        os.write(ours, b"yes\n")
+        arrived(theirs)
+        assert terminal.entered() and not terminal.entered() and not terminal.over
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_what_is_in_a_pipe_was_meant_and_its_end_is_seen():
+    reader, writer = os.pipe()
+    os.write(writer, b"\n\n")
+    os.close(writer)
+    with Terminal(reader) as terminal:
+        assert [terminal.entered() for _ in range(3)] == [True, True, False] and terminal.over
+    os.close(reader)
+
+
+def test_a_keyboard_that_the_teleoperator_has_is_not_read(monkeypatch):
+    reader, writer = os.pipe()
+    os.write(writer, b"\n")
+
+    def refused(end: int, size: int) -> bytes:
+        raise OSError("a process in the background reads")
+
+    with Terminal(reader) as terminal, monkeypatch.context() as patch:
+        patch.setattr(os, "read", refused)
+        assert not terminal.entered() and not terminal.over
+    for end in (reader, writer):
+        os.close(end)
+
+
+def report(*keys: str, source: str = "hold", reason: str = "", clipped: bool = False, captured: float = 0.0):
+    record = SimpleNamespace(source=source, reason=reason, clipped=np.array([clipped]), captured=captured)
+    return SimpleNamespace(record=record, keys=keys, stopped="")
+
+
+class Reports:
+    """Stands in for a control process: ``old`` was there before the question, ``later`` comes after it."""
+
+    teleoperator_pid = 1
+
+    def __init__(self, old, *later):
+        self.old, self.later = old, list(later)
+
+    def newest(self):
+        return self.old
+
+    def receive(self):
+        return self.later.pop(0)
+
+
+def test_the_teleoperator_answers_too_and_not_before_the_question(monkeypatch):
+    reader, writer = os.pipe()
+    monkeypatch.setattr(Terminal.__init__, "__defaults__", (reader,))
+    show = Console(file=io.StringIO())
+    control = Reports(report("ready"), report("success"), report("ready"), report())
+    waiting(show)("Go?", control)
+    assert show.file.getvalue() == "Go?\n" and len(control.later) == 1
+    os.close(writer)
+    control.teleoperator_pid = 0
+    with pytest.raises(UserError, match="Nobody answers"):
+        waiting(show)("Go?", control)
+    os.close(reader)
+
+
+def test_the_line_says_who_moves_the_arm_what_was_clipped_how_often_it_is_measured_and_why_it_is_stopped():
+    line = StatusLine(Console(file=io.StringIO()), "Episode 1 of 2")
+    for step in range(4):
+        record = report(source="human", reason="rate", clipped=step == 3, captured=0.04 * step).record
+        line.update(record)
+    assert line.text(record, "").plain == "Episode 1 of 2   human   clipped 25% (rate)   25.0 Hz"
+    assert line.text(record, "a person pressed stop").plain.endswith("   STOPPED: a person pressed stop")
+
+
+def test_a_stop_that_nobody_could_end_ends_the_episode_and_a_person_re_arms_before_the_next(tmp_path):
+    arm = Part("tests.robot_drivers.file_arm:FileArm", {"path": str(tmp_path / "commands.txt")})
+    config, asked = RobotConfig(arm, limits=LIMITS.to_json(), seconds=1e4), []
+    execution = drive.execution("open_loop", 8, 1.0)
+    with closing(RealTimeSession(config, execution, lambda sentence, control: asked.append(sentence))) as session:
+        session.prepare("Episode 1 of 2")
+        steps = session.play(hold_position, 1, 0)
+        next(steps)
+        session._control.stop("the cable came loose")
+        last = list(steps)[-1]
+        assert last.record.outcome == "stopped" and last.stopped == "the cable came loose"
+        session.prepare("Episode 2 of 2")
+        assert not session._control.newest().stopped
+    assert asked == [
+        "Episode 1 of 2: prepare the scene, then press Enter.",
+        "The arm is stopped: the cable came loose. Look at it; Enter re-arms it.",
+        "Episode 2 of 2: prepare the scene, then press Enter.",
+    ]
