@@ -22,14 +22,14 @@ FAULTS = (
         "a key of the teleoperator of long ago begins an episode",
         _PERSON,
         "        control.newest()  # what",
-        "        if 'ready' in control.newest().keys:\n            return\n        # what",
+        "        control.later.insert(0, control.newest())  # what",
         (f"{_ON}test_the_teleoperator_answers_too_and_not_before_the_question",),
     ),
     Fault(
         "a keyboard that the teleoperator has taken presses Enter",
         _PERSON,
-        "                return False\n",
-        "                return True\n",
+        "except OSError:  # the keyboard",
+        "except EOFError:  # the keyboard",
         (f"{_ON}test_a_keyboard_that_the_teleoperator_has_is_not_read",),
     ),
     Fault(

@@ -225,7 +225,7 @@ _TELEOPERATORS = (
     Fault(
         "a terminal stays without echo",
         _TERMINAL,
-        "termios.tcsetattr(end, termios.TCSANOW, settings)",
+        "termios.tcsetattr(end, termios.TCSAFLUSH, settings)",
         "pass",
         (f"{_ON_TELEOP}test_a_terminal_is_given_back_as_it_was",),
     ),
