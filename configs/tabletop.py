@@ -6,6 +6,7 @@ from vla_rl.algorithms.ppo import PPOConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
+from vla_rl.recipes.corrected import Corrected
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
@@ -69,3 +70,9 @@ def mixed() -> Improve:
 
 def _study(demonstrations: int, steps: int) -> ImitationConfig:
     return ImitationConfig(demonstrations, fit=FitConfig(steps=steps, batch=64, lr=1e-3))
+
+
+def corrected() -> Improve:
+    """Lift by HG-DAgger: a scripted person takes over where the policy, ``--policy``, visibly fails."""
+    trainer = Corrected("sims.mujoco.tasks.lift_potential:potential")
+    return Improve(trainer, policy="runs/imitate/checkpoints/imitation", env=EnvConfig("lift"))

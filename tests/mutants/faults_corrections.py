@@ -6,6 +6,7 @@ from tests.mutants.fault import Fault
 
 _CHUNKS, _DAGGER = "vla_rl/algorithms/chunks.py", "vla_rl/algorithms/hg_dagger.py"
 _ON = "tests/algorithms/test_hg_dagger.py::"
+_PERSON, _ON_PERSON = "vla_rl/experience/person.py", "tests/experience/test_person.py::"
 _MASK = f"{_ON}test_only_what_a_person_chose_and_was_executed_is_imitated"
 
 FAULTS = (
@@ -71,5 +72,61 @@ FAULTS = (
         "errors.unflatten(0, (draws, len(chunks)))",
         "errors.unflatten(0, (len(chunks), draws)).transpose(0, 1)",
         (f"{_ON}test_the_loss_of_each_action_belongs_to_its_decision",),
+    ),
+    Fault(
+        "a person takes over without a delay",
+        _PERSON,
+        "(self._seen > config.delay)",
+        "(self._seen > 0)",
+        (f"{_ON_PERSON}test_a_person_takes_over_after_what_is_seen_and_a_delay_and_hands_back_when_it_is_better",),
+    ),
+    Fault(
+        "a person takes over where nothing is visible",
+        _PERSON,
+        "failing = (self._stalled >= config.patience)",
+        "failing = (self._stalled >= 0)",
+        (f"{_ON_PERSON}test_a_person_takes_over_after_what_is_seen_and_a_delay_and_hands_back_when_it_is_better",),
+    ),
+    Fault(
+        "a fall is not seen",
+        _PERSON,
+        " | (progress < self._best - config.slip)",
+        "",
+        (f"{_ON_PERSON}test_a_slip_is_seen_at_once",),
+    ),
+    Fault(
+        "a person hands back inside a chunk",
+        _PERSON,
+        "            self._watch(steps[-1].obs, on_host(steps[-1].valid)[:, 0])",
+        "            self._watch(steps[-1].obs, on_host(steps[-1].valid)[:, 0])\n            self._hand_back()",
+        (f"{_ON_PERSON}test_a_take_over_inside_a_chunk_lasts_to_its_end",),
+    ),
+    Fault(
+        "a person acts as often as they like",
+        _PERSON,
+        "return max(0, int(left / cost)) if cost else self.num_envs",
+        "return self.num_envs",
+        (f"{_ON_PERSON}test_a_person_acts_in_no_larger_share_of_steps_than_allowed",),
+    ),
+    Fault(
+        "the noise of a person is that of another seed",
+        _PERSON,
+        "np.random.default_rng([int(seed), 1])",
+        "np.random.default_rng([int(row), 1])",
+        (f"{_ON_PERSON}test_the_noise_of_a_person_follows_from_the_seed_and_stays_within_the_bounds",),
+    ),
+    Fault(
+        "what a person did is not said",
+        _PERSON,
+        "intervened=person & valid",
+        "intervened=person & ~valid",
+        (f"{_ON_PERSON}test_a_person_takes_over_after_what_is_seen_and_a_delay_and_hands_back_when_it_is_better",),
+    ),
+    Fault(
+        "demonstrations are not imitated beside corrections",
+        "vla_rl/recipes/corrected.py",
+        "if context.demonstrations and self.algorithm.alpha else None",
+        "if not context.demonstrations else None",
+        ("tests/recipes/test_corrected.py::test_demonstrations_are_imitated_beside_corrections",),
     ),
 )

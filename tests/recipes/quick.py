@@ -2,15 +2,18 @@
 
 from dataclasses import replace
 
+from vla_rl.algorithms.hg_dagger import HGDaggerConfig
 from vla_rl.algorithms.iql import IQLConfig
 from vla_rl.algorithms.residual_td3 import ResidualTD3Config
 from vla_rl.algorithms.wsrl import WSRLConfig
+from vla_rl.experience.person import PersonConfig
 from vla_rl.experience.rollout import WindowConfig
 from vla_rl.policies.flow import FlowSampler, LastStep
 from vla_rl.policies.flow_schedules import FlowSde
 from vla_rl.policies.heads import HeadConfig
 from vla_rl.policies.residual import ResidualConfig
 from vla_rl.policies.squashed import SquashedConfig
+from vla_rl.recipes.corrected import Corrected
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.imitate import Imitate
 from vla_rl.recipes.improve import Improve
@@ -61,6 +64,19 @@ def ahead() -> Improve:
     recipe = improve()
     loop = replace(recipe.rl.loop, collectors=2, rollouts_ahead=1)
     return replace(recipe, rl=replace(recipe.rl, loop=loop))
+
+
+def corrected() -> Improve:
+    """HG-DAgger of the same policy, by a person who takes over at once."""
+    recipe = improve()
+    trainer = Corrected(
+        "sims.mujoco.tasks.lift_potential:potential",
+        PersonConfig(patience=1, delay=0, hold=2, max_share=0.5),
+        WindowConfig(4, 2),
+        loop=LoopConfig(4, validate_every=1),
+        algorithm=HGDaggerConfig(steps=2, batch=8),
+    )
+    return replace(recipe, rl=trainer)
 
 
 def residual() -> Improve:
