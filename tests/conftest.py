@@ -76,7 +76,12 @@ def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with a slow test come first: at the end, no worker waits long for another's file."""
+    """Files with a slow test come first: at the end, no worker waits long for another's file.
+
+    A name with an address in it differs in every process, and pytest-xdist then runs nothing at all: it is refused.
+    """
+    if moving := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"{moving[0]!r} has another name in every process; give its parameters ids of text.")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

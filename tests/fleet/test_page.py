@@ -117,7 +117,11 @@ def test_it_is_read_only():
         assert one.getresponse().status == 501
 
 
-@pytest.mark.parametrize("options", [{}, {"token": TOKEN}, {"tls": ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"token": TOKEN}, {"tls": ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)}],
+    ids=["alone", "with a token", "with TLS"],
+)
 def test_another_address_needs_tls_and_a_token(options: dict[str, object]):
     with pytest.raises(UserError, match="no token or no TLS"):
         PageAddress("0.0.0.0", **options)  # type: ignore[arg-type]
