@@ -5,57 +5,61 @@ Nothing is commanded.  Drivers switch the torque on with their first command, so
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
+from robot_drivers.budget import Budget, PolicyTiming
 from robot_drivers.cameras.camera import Camera, open_camera
+from robot_drivers.check_devices import check_ports, check_teleoperator
 from robot_drivers.config import RobotConfig
 from robot_drivers.driver import Calibrates, DriverError, Measurement, RobotDriver
+from robot_drivers.findings import Clock, Finding
 from robot_drivers.limits import Limits
-from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.errors import UserError
 
 _STILL = 1e-9  # of a clock that has not moved on
 _RATE = 0.9  # of the declared rate, at least
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line: what was looked at, what was found, and whether it will do."""
+def check_robot(
+    config: RobotConfig,
+    seconds: float = 3.0,
+    clock: Clock | None = None,
+    policy: Callable[[], PolicyTiming] | None = None,
+) -> Iterator[Finding]:
+    """Look at ports, arm, cameras and teleoperator of ``config`` for ``seconds`` each, line by line as they are known.
 
-    name: str
-    result: str
-    good: bool = True
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Where time comes from; tests bring their own."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
-def check_robot(config: RobotConfig, seconds: float = 3.0, clock: Clock | None = None) -> Iterator[Finding]:
-    """Look at the arm and at each camera of ``config`` for ``seconds``, line by line as they are known.
-
-    All are disconnected at the end.  Raises nothing that has to do with them: that is a finding.
+    ``policy`` measures what decisions take.  All are disconnected at the end.  Raises nothing that has to do with
+    them: that is a finding.
     """
-    yield from _arm(config, seconds, clock or Clock())
+    clock, budget = clock or Clock(), Budget(math.nan)
+    yield from check_ports(config)
+    yield from _arm(config, seconds, clock, budget)
     for name in config.cameras:
-        yield _camera(config, name, seconds, clock or Clock())
+        yield _camera(config, name, seconds, clock, budget)
+    if math.isnan(budget.control_hz):
+        return  # of an arm that does not exist, nothing more can be said
+    if config.teleoperator is not None:
+        yield from check_teleoperator(config.teleoperator, config.limits_of(config.open()), seconds)
+    try:
+        timing = None if policy is None else policy()
+    except (UserError, ImportError) as error:
+        yield Finding.of("policy", error)
+        return
+    yield from budget.findings(timing)
 
 
-def _arm(config: RobotConfig, seconds: float, clock: Clock) -> Iterator[Finding]:
-    """What is found about the arm; ends where nothing more can be found."""
+def _arm(config: RobotConfig, seconds: float, clock: Clock, budget: Budget) -> Iterator[Finding]:
+    """What is found about the arm; ends where nothing more can be found.  Its part of the latency is noted."""
     try:
         driver = config.open()
         limits = config.limits_of(driver)
         spec = driver.spec
         yield Finding("arm", f"{spec.name}: {len(spec.joints)} joints at {spec.control_hz:g} Hz")
+        budget.control_hz = spec.control_hz
         yield Finding("limits", _limits(limits))
         with _connected(driver):
             yield Finding("connection", "the arm answers")
@@ -64,21 +68,23 @@ def _arm(config: RobotConfig, seconds: float, clock: Clock) -> Iterator[Finding]
                 yield calibration
                 if not calibration.good:
                     return  # its readings mean no angles
-            yield from _measurements(driver, limits, seconds, clock)
-    except (UserError, ContractError, DriverError) as error:
-        yield Finding("stopped here", str(error), good=False)
+            yield from _measurements(driver, limits, seconds, clock, budget)
+    except (UserError, DriverError, ImportError) as error:
+        yield Finding.of("stopped here", error)
 
 
-def _camera(config: RobotConfig, name: str, seconds: float, clock: Clock) -> Finding:
+def _camera(config: RobotConfig, name: str, seconds: float, clock: Clock, budget: Budget) -> Finding:
     part = config.cameras[name]
     try:
         camera = open_camera(part.name, part.options, name)
         camera.connect()
     except UserError as error:
-        return Finding(f"camera {name}", str(error), good=False)
+        return Finding.of(f"camera {name}", error)
     try:
         clock.sleep(seconds)
-        return _pictures(camera, clock.now())
+        now = clock.now()
+        budget.pictures = max(budget.pictures or 0.0, now - camera.read().captured)
+        return _pictures(camera, now)
     finally:
         camera.disconnect()
 
@@ -89,8 +95,13 @@ def _pictures(camera: Camera, now: float) -> Finding:
     text = (
         f"{spec.width}x{spec.height} at {camera.fps:.1f} of {spec.fps:g} pictures/s, the newest {1e3 * age:.0f} ms old"
     )
-    good = camera.fps >= _RATE * spec.fps and not camera.stale(now) and not camera.failures
-    return Finding(f"camera {camera.name}", f"{text}{f'; {camera.error}' if camera.error else ''}", good)
+    text = f"{text}, {camera.error}" if camera.error else text
+    cure = ""
+    if camera.stale(now) or camera.failures:
+        cure = f"it failed {camera.failures} times: look at its cable, and at who else uses it."
+    elif camera.fps < _RATE * spec.fps:
+        cure = "it is slower than its file says: set fps to what it delivers, or give it a smaller size, MJPG or light."
+    return Finding(f"camera {camera.name}", text, cure)
 
 
 @contextmanager
@@ -105,7 +116,7 @@ def _connected(driver: RobotDriver) -> Iterator[None]:
 def _calibration(driver: Calibrates) -> Finding:
     if driver.is_calibrated:
         return Finding("calibration", "the servos hold that of the file")
-    return Finding("calibration", "missing, or not that of the file; run 'vla-rl robot calibrate'", good=False)
+    return Finding("calibration", "missing, or not that of the file", "run 'vla-rl robot calibrate'.")
 
 
 def _limits(limits: Limits) -> str:
@@ -118,7 +129,9 @@ def _limits(limits: Limits) -> str:
     )
 
 
-def _measurements(driver: RobotDriver, limits: Limits, seconds: float, clock: Clock) -> Iterator[Finding]:
+def _measurements(
+    driver: RobotDriver, limits: Limits, seconds: float, clock: Clock, budget: Budget
+) -> Iterator[Finding]:
     """Measure at the control rate, and look at what came and when."""
     period, found, lasted, lost = 1 / driver.spec.control_hz, [], [], []
     started = clock.now()
@@ -134,6 +147,7 @@ def _measurements(driver: RobotDriver, limits: Limits, seconds: float, clock: Cl
     yield _answers(len(found), lost)
     if not found:
         return
+    budget.measurement = float(np.quantile(lasted, 0.99))
     shapes = _shapes(found, len(limits.joints))
     yield shapes
     if shapes.good:
@@ -146,7 +160,8 @@ def _answers(answered: int, lost: list[str]) -> Finding:
     asked = answered + len(lost)
     if not lost:
         return Finding("answers", f"{answered} of {asked}")
-    return Finding("answers", f"{answered} of {asked}; the first that was lost: {lost[0]}", good=False)
+    text = f"{answered} of {asked}, the first that was lost: {lost[0]}"
+    return Finding("answers", text, "look at its power, cables and bus, and at what else uses them.")
 
 
 def _shapes(found: list[Measurement], joints: int) -> Finding:
@@ -154,7 +169,7 @@ def _shapes(found: list[Measurement], joints: int) -> Finding:
     finite = all(np.isfinite(one.position).all() for one in found)
     if wrong or not finite:
         what = f"shape {wrong.pop()}" if wrong else "values that are not finite"
-        return Finding("positions", f"{what} where {joints} angles are declared", good=False)
+        return Finding("positions", f"{what} where {joints} angles are declared", "mend the driver.")
     spread = np.ptp([one.position for one in found], axis=0).max()
     return Finding("positions", f"{joints} finite values; at rest they vary by up to {spread:.2g}")
 
@@ -166,22 +181,24 @@ def _within(last: Measurement, limits: Limits) -> Finding:
         if not joint.low <= value <= joint.high
     ]
     if beyond:
-        return Finding("within limits", f"no: {', '.join(beyond)}; move the arm inside by hand first", good=False)
+        return Finding("within limits", f"no: {', '.join(beyond)}", "move the arm inside by hand first.")
     return Finding("within limits", "all joints")
 
 
 def _stamps(found: list[Measurement], limits: Limits) -> Finding:
     steps = np.diff([one.captured for one in found])
     if len(steps) and steps.min() < -_STILL:
-        return Finding("time stamps", "run backwards, so the supervisor would stop; mend the driver", good=False)
+        return Finding("time stamps", "run backwards, so the supervisor would stop", "mend the driver.")
     stood = float((steps <= _STILL).mean()) if len(steps) else 0.0
     longest = float(steps.max(initial=0.0))
-    good = longest <= limits.max_age
-    return Finding("time stamps", f"up to {1e3 * longest:.1f} ms apart, {stood:.0%} repeated", good)
+    text = f"up to {1e3 * longest:.1f} ms apart, {stood:.0%} repeated"
+    late = f"after {1e3 * limits.max_age:.0f} ms the arm is stopped: look at its bus, and at what runs beside."
+    return Finding("time stamps", text, late if longest > limits.max_age else "")
 
 
 def _rate(lasted: np.ndarray, hz: float, period: float) -> Finding:
     half, most = np.quantile(lasted, (0.5, 0.99))
     share = most / period
     text = f"{hz:.1f} Hz of {1 / period:g}; a measurement takes {1e3 * half:.1f} ms, 99 % at most {1e3 * most:.1f} ms"
-    return Finding("rate", f"{text} ({share:.0%} of a control step)", good=share <= 1.0)
+    cure = "lower the arm's control_hz, or look at its bus and at what runs beside."
+    return Finding("rate", f"{text} ({share:.0%} of a control step)", cure if share > 1.0 else "")

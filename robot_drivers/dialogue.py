@@ -137,7 +137,7 @@ def _reader(option: inspect.Parameter) -> Callable[[str], Any] | None:
                 raise UserError(f"{answer!r} is neither yes nor no.")
             return _YES[answer.lower()]
         if kinds == {str}:
-            return answer
+            return "" if answer in ("''", '""') else answer  # Enter is taken
         try:
             value = json.loads(answer)
         except ValueError:

@@ -20,6 +20,7 @@ from robot_drivers.steps import step_of
 from vla_rl.contract.env import Observation, Step
 from vla_rl.contract.errors import UserError
 
+PATIENCE = 2.0  # s; a decision that takes longer is not executed
 _LOST = 5.0  # times the patience: a policy that hangs for so long is given up
 
 Observe = Callable[[Measurement, int], Observation]
@@ -50,7 +51,7 @@ class Runtime:
         control: ControlProcess,
         decide: Decide,
         observe: Observe,
-        patience: float = 2.0,
+        patience: float = PATIENCE,
         pictured: Callable[[], float] = time.monotonic,
     ) -> None:
         self.control, self._observe = control, observe

@@ -6,13 +6,17 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.feetech import GOAL_POSITION, TORQUE_ENABLE
+from robot_drivers.simulated import SimulatedRobot
 from tests.robot_drivers.servo_bus import Port, Servos
 from vla_rl.cli.main import main
+from vla_rl.contract.env import Observation
 from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.policies.function import FunctionPolicy
 
 GOLDEN = Path(__file__).parents[1] / "robot_drivers" / "golden" / "so101.json"
 
@@ -46,7 +50,7 @@ def test_check_prints_what_it_found_and_moves_nothing(file, port, capsys):
     printed = capsys.readouterr().err
     for line in ("arm: so101: 6 joints at 10 Hz", "calibration: the servos hold", "answers: 4 of 4", "within limits"):
         assert line in printed
-    assert "wrong" not in printed
+    assert "WRONG" not in printed
     assert len(port.requests) > 4 and moves(port) == []
 
 
@@ -91,3 +95,16 @@ def test_what_cannot_be_driven_is_one_sentence(complaint, file, tmp_path):
     assert "needs a policy" in complaint("robot", "run", "simulated")
     assert "choose a number from 0.01 to 1" in complaint("robot", "record", "simulated", "--speed", "-1")
     assert "vla-rl robot setup" in complaint("robot", "run", str(tmp_path / "absent.json"), "--policy", "expert")
+
+
+def test_check_times_a_policy(capsys, tmp_path):
+    policy = FunctionPolicy(SimulatedRobot().env_spec, still, f"{__name__}:still")
+    policy.save_pretrained(tmp_path / "policy")
+    main(["robot", "check", "simulated", "--seconds", "0.1", "--policy", str(tmp_path / "policy")])
+    printed = capsys.readouterr().err
+    assert "decision" in printed and "a chunk has 40 actions (1.60 s) and comes" in printed
+
+
+def still(obs: Observation) -> np.ndarray:
+    """[E,40,D]: stay."""
+    return np.repeat(obs.state[:, None], 40, axis=1)

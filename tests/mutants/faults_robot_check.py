@@ -7,6 +7,9 @@ from tests.mutants.fault import Fault
 _CHECK, _CONFIG, _SETUP, _DIALOGUE, _DEVICES = (
     f"robot_drivers/{name}.py" for name in ("check", "config", "setup", "dialogue", "devices")
 )
+_CHECK_DEVICES, _BUDGET = "robot_drivers/check_devices.py", "robot_drivers/budget.py"
+_PERSON = "tests/robot_drivers/test_check.py::test_a_teleoperator_that_does_not_fit_is_found"
+_LATENCY = "tests/robot_drivers/test_check.py::test_the_latency_is_counted_in_control_steps"
 _ON_SETUP = "tests/robot_drivers/test_setup.py::"
 _ON_CHECK, _ON_CONFIG = "tests/robot_drivers/test_check.py::", "tests/robot_drivers/test_config.py::"
 _FOUND = f"{_ON_CHECK}test_what_is_wrong_is_found"
@@ -44,15 +47,15 @@ FAULTS = (
     Fault(
         "a check counts lost answers as good",
         _CHECK,
-        'the first that was lost: {lost[0]}", good=False)',
-        'the first that was lost: {lost[0]}")',
+        '"look at its power, cables and bus, and at what else uses them."',
+        '""',
         (_FOUND,),
     ),
     Fault(
         "a check takes an arm for fast enough that needs longer than a control step",
         _CHECK,
-        "good=share <= 1.0",
-        "good=share <= 2.0",
+        'cure if share > 1.0 else ""',
+        'cure if share > 2.0 else ""',
         (f"{_ON_CHECK}test_an_arm_that_is_too_slow_for_its_rate_is_found",),
     ),
     Fault(
@@ -65,15 +68,15 @@ FAULTS = (
     Fault(
         "a check takes a slow camera for good",
         _CHECK,
-        "good = camera.fps >= _RATE * spec.fps and",
-        "good = camera.fps > 0 and",
+        "elif camera.fps < _RATE * spec.fps:",
+        "elif camera.fps < 0:",
         (f"{_ON_CHECK}test_a_camera_that_does_not_keep_its_word_is_found",),
     ),
     Fault(
         "a check takes a camera that has stopped for good",
         _CHECK,
-        "and not camera.stale(now) and",
-        "and",
+        "if camera.stale(now) or camera.failures:",
+        "if camera.failures > 100:",
         (f"{_ON_CHECK}test_a_camera_that_does_not_keep_its_word_is_found",),
     ),
     Fault(
@@ -159,5 +162,54 @@ FAULTS = (
         "if read and image is not None:",
         "if image is not None or not read:",
         (f"{_ON_SETUP}test_cameras_are_found_that_give_a_picture",),
+    ),
+    Fault(
+        "a check does not see a port that is not there",
+        _CHECK_DEVICES,
+        "if Path(str(port)).exists() or port in found:",
+        "if str(port) or port in found:",
+        (f"{_ON_CHECK}test_ports_that_are_not_there_are_found_before_anything_is_opened",),
+    ),
+    Fault(
+        "a check takes a teleoperator of another arm for good",
+        _CHECK_DEVICES,
+        "- {(joints,)}",
+        "- {array.shape for array in said}",
+        (_PERSON,),
+    ),
+    Fault(
+        "a check takes a teleoperator that lags for good",
+        _CHECK_DEVICES,
+        "if most <= limits.max_age:",
+        "if most:",
+        (_PERSON,),
+    ),
+    Fault(
+        "the delay of decisions is rounded down",
+        _BUDGET,
+        "delay = max(1, math.ceil(most * self.control_hz))",
+        "delay = max(1, math.floor(most * self.control_hz))",
+        (_LATENCY,),
+    ),
+    Fault(
+        "the age of pictures is no part of the latency",
+        _BUDGET,
+        "before = sum(known.values())",
+        "before = 0.0",
+        (_LATENCY,),
+    ),
+    Fault(
+        "a chunk that is over too early fits any execution",
+        _BUDGET,
+        "if horizon >= 2 * delay:",
+        "if horizon >= delay:",
+        (f"{_ON_CHECK}test_a_chunk_that_is_over_before_the_next_one_comes_is_found",),
+    ),
+    Fault(
+        "decisions that are never executed are good",
+        _BUDGET,
+        "slow = most > PATIENCE",
+        "slow = most > 100 * PATIENCE",
+        (f"{_ON_CHECK}test_a_chunk_that_is_over_before_the_next_one_comes_is_found",),
     ),
 )

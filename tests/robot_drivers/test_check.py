@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
+from robot_drivers.budget import Budget, PolicyTiming
 from robot_drivers.cameras.camera import Camera, CameraError, CameraSpec, Frame
-from robot_drivers.check import Clock, Finding, check_robot
+from robot_drivers.check import check_robot
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.driver import DriverError, Joint, Measurement, RobotSpec
+from robot_drivers.findings import Clock, Finding
+from robot_drivers.human import HumanInput
 from robot_drivers.limits import Limits
 from tests.patience import PATIENCE
 from vla_rl.contract.errors import UserError
@@ -95,7 +99,10 @@ def found(kind: str = "Arm", limits: Any = None, **options: Any) -> dict[str, Fi
         NOW[0] += seconds
 
     NOW[0] = AT
-    return {finding.name: finding for finding in check_robot(config, 1.0, Clock(lambda: NOW[0], sleep))}
+    findings = {finding.name: finding for finding in check_robot(config, 1.0, Clock(lambda: NOW[0], sleep))}
+    for finding in findings.values():
+        assert finding.good or finding.cure.endswith("."), "what is wrong has a cure"
+    return findings
 
 
 def test_an_arm_that_keeps_its_word_passes():
@@ -103,14 +110,15 @@ def test_an_arm_that_keeps_its_word_passes():
     assert all(finding.good for finding in findings.values())
     assert findings["answers"].result == "50 of 50"
     assert findings["rate"].result.startswith("50.8 Hz of 50; a measurement takes 4.0 ms, 99 % at most 4.0 ms (20% ")
+    assert findings["latency"].result == "joints 4 ms; with --policy CHECKPOINT its decisions are measured too"
     assert "a up to 2/s" not in findings["limits"].result and "b up to 2/s" in findings["limits"].result
 
 
 @pytest.mark.parametrize(
     ("fault", "line", "says"),
     [
-        ("unplugged", "stopped here", "plug it in"),
-        ("silent", "answers", "0 of 50; the first that was lost: servo 2 did not answer"),
+        ("unplugged", "stopped here", "no arm answers at /dev/ttyACM0; plug it in."),
+        ("silent", "answers", "0 of 50, the first that was lost: servo 2 did not answer"),
         ("drops", "answers", "34 of 50"),
         ("shape", "positions", "shape (3,) where 2 angles are declared"),
         ("nan", "positions", "not finite"),
@@ -120,7 +128,7 @@ def test_an_arm_that_keeps_its_word_passes():
 )
 def test_what_is_wrong_is_found(fault, line, says):
     findings = found(fault=fault)
-    assert not findings[line].good and says in findings[line].result
+    assert not findings[line].good and says in str(findings[line])
     assert [finding.name for finding in findings.values() if not finding.good] == [line]
 
 
@@ -136,7 +144,7 @@ def test_measurements_that_are_too_far_apart_are_found():
 
 def test_an_arm_without_calibration_is_told_how_to_get_one():
     findings = found("Uncalibrated")
-    assert not findings["calibration"].good and "vla-rl robot calibrate" in findings["calibration"].result
+    assert not findings["calibration"].good and "vla-rl robot calibrate" in findings["calibration"].cure
     assert "answers" not in findings  # its readings mean no angles
 
 
@@ -175,7 +183,8 @@ def seen(**options: Any) -> Finding:
         NOW[0] += seconds
 
     NOW[0] = AT
-    return list(check_robot(config, 1.0, Clock(lambda: NOW[0], sleep)))[-1]
+    findings = {finding.name: finding for finding in check_robot(config, 1.0, Clock(lambda: NOW[0], sleep))}
+    return findings["camera front"]
 
 
 def test_a_camera_is_measured_also_when_the_arm_does_not_answer(leaving):
@@ -194,4 +203,93 @@ def test_a_camera_is_measured_also_when_the_arm_does_not_answer(leaving):
 )
 def test_a_camera_that_does_not_keep_its_word_is_found(options, says, leaving):
     finding = seen(**options)
-    assert not finding.good and says in finding.result
+    assert not finding.good and says in str(finding)
+
+
+@dataclass
+class Device:
+    """A person's device: velocities of ``joints``, or what is ``wrong``."""
+
+    joints: int = 2
+    wrong: str = ""
+
+    def connect(self) -> None:
+        if self.wrong == "absent":
+            raise UserError("the joystick is not there; plug it in.")
+
+    def read(self) -> HumanInput:
+        velocity = {"silent": None, "nan": np.full(self.joints, np.nan)}.get(self.wrong, np.zeros(self.joints))
+        return HumanInput(time.monotonic() - (1000.0 if self.wrong == "old" else 0.0), velocity=velocity)
+
+    def disconnect(self) -> None: ...
+
+
+def person(**options: Any) -> dict[str, Finding]:
+    """What is found about a teleoperator of the arm with two joints."""
+    limits = {**Limits.of(Arm.spec).to_json(), "max_age": PATIENCE}
+    driver, device = Part(f"{__name__}:Arm"), Part(f"{__name__}:Device", options)
+    config = RobotConfig(driver, teleoperator=device, limits=limits)
+    NOW[0] = AT
+    return {finding.name: finding for finding in check_robot(config, 0.1, Clock(lambda: NOW[0], lambda seconds: None))}
+
+
+def test_a_teleoperator_is_read_in_its_process():
+    findings = person()
+    assert findings["teleoperator"].good and "inputs/s" in findings["teleoperator"].result
+    assert findings["its joints"] == Finding("its joints", "2 velocities, as the arm has")
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "says"),
+    [
+        ({"joints": 3}, "its joints", "[3] numbers where the arm has 2 joints"),
+        ({"wrong": "silent"}, "its joints", "neither positions nor velocities"),
+        ({"wrong": "nan"}, "its joints", "not finite"),
+        ({"wrong": "old"}, "teleoperator", "are not followed"),
+        ({"wrong": "absent"}, "teleoperator", "plug it in"),
+    ],
+)
+def test_a_teleoperator_that_does_not_fit_is_found(options, line, says):
+    finding = person(**options)[line]
+    assert not finding.good and says in str(finding)
+
+
+def test_ports_that_are_not_there_are_found_before_anything_is_opened(tmp_path):
+    (tmp_path / "port").touch()
+    for port, good in ((str(tmp_path / "port"), True), (str(tmp_path / "none"), False)):
+        config = RobotConfig(Part("robot_drivers.so101:SO101", {"port": port}))
+        finding = next(check_robot(config))
+        assert finding.name == "port of the arm" and finding.good is good
+    assert "is not there" in finding.result and "correct 'port'" in finding.cure
+
+
+def latency(*took: float, horizon: int = 16) -> dict[str, Finding]:
+    budget = Budget(HZ, pictures=0.03, measurement=0.004)
+    return {finding.name: finding for finding in budget.findings(PolicyTiming(np.array(took), horizon))}
+
+
+def test_the_latency_is_counted_in_control_steps():
+    findings = latency(*[0.05] * 99, 0.09, horizon=16)
+    assert all(finding.good for finding in findings.values())
+    assert findings["latency"].result == (
+        "pictures 30 ms + joints 4 ms + decision 50 ms (99 % at most 50 ms) = 84 ms, 5 control steps of 20 ms"
+    )
+    assert findings["execution"].result.startswith("a chunk has 16 actions (0.32 s) and comes 3 steps late: receding")
+    assert "--steps 3 to 13" in findings["execution"].result
+
+
+def test_a_chunk_that_is_over_before_the_next_one_comes_is_found():
+    assert latency(0.16, horizon=16)["execution"].good  # 8 steps: 16 actions just last
+    findings = latency(0.17, horizon=16)
+    assert "comes 9 steps late" in findings["execution"].result and "open_loop" in findings["execution"].cure
+    assert findings["latency"].good and not latency(2.5, horizon=1000)["latency"].good
+
+
+def test_the_policy_is_timed_last_and_one_that_does_not_fit_is_a_finding():
+    def unfit() -> PolicyTiming:
+        raise UserError("it was trained for another arm; take its own.")
+
+    config = RobotConfig(Part(f"{__name__}:Arm"))
+    NOW[0] = AT
+    finding = list(check_robot(config, 0.1, Clock(lambda: NOW[0], lambda seconds: None), unfit))[-1]
+    assert finding == Finding("policy", "it was trained for another arm", "take its own.")

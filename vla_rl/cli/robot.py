@@ -20,7 +20,7 @@ class Robot:
 
     setup FILE asks for arm, cameras, teleoperator, tasks and limits, and writes the file.
     calibrate FILE walks you through the arm's own calibration.
-    check FILE [--seconds S] looks at everything and moves nothing.
+    check FILE [--seconds S] [--policy CHECKPOINT] looks at everything and moves nothing.
     record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
     [--real-time GUIDANCE] [--seed S] records episodes as a LeRobotDataset v3.0.
     run FILE --policy CHECKPOINT, with the same options, lets a policy drive, at a quarter of the speed unless you say
@@ -42,9 +42,15 @@ class Calibrate:
 
 @dataclass(frozen=True)
 class Check:
-    """Ports, rates, limits and calibration of a robot, and whether it delivers what it declares; nothing moves."""
+    """Ports, rates, limits, calibration and latency of a robot, and whether it delivers what it declares.
 
-    seconds: float = 3.0  # how long the arm is measured
+    Nothing moves.
+    """
+
+    seconds: float = 3.0  # how long arm, cameras and teleoperator are measured, each
+    policy: str = (
+        ""  # checkpoint, run or server address, whose decisions are timed: which execution is it fast enough for?
+    )
 
     def __post_init__(self) -> None:
         """Raises UserError for numbers without meaning."""
@@ -60,7 +66,7 @@ class Record:
 
     out: str = "runs/recorded"
     episodes: int = 50
-    policy: str = ""  # a checkpoint or run that drives until a person takes over; "expert" on a simulated robot
+    policy: str = ""  # a checkpoint, run or server that drives until a person takes over; "expert" on a simulated one
     speed: float = 1.0  # share of the velocity limits
     execution: Literal["open_loop", "receding_horizon", "temporal_ensembling"] = "open_loop"
     steps: int = 8  # actions of a chunk before the next is asked for, with a receding horizon
@@ -109,7 +115,7 @@ def _calibrate(path: Path, options: list[str]) -> None:
 
 def _check(path: Path, options: list[str]) -> None:
     config: Check = override(Check(), options, "vla-rl robot check FILE")
-    wrong = desk.check(path, config.seconds, console)
+    wrong = desk.check(str(path), config.seconds, config.policy, console)
     if wrong:
         raise UserError(f"{wrong} of these must be mended before the arm is driven; nothing was moved.")
 

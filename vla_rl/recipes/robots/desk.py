@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -32,13 +33,20 @@ def calibrate(path: Path, show: Console) -> None:
         driver.disconnect()
 
 
-def check(path: Path, seconds: float, show: Console) -> int:
-    """Print what was found about the robot of a file, as it is found; returns how many findings are wrong."""
-    wrong = 0
-    for finding in check_robot(RobotConfig.load(path), seconds):
+def check(name: str, seconds: float, policy: str, show: Console) -> int:
+    """Print what was found about the robot of the file ``name``, as it is found; returns how many findings are wrong.
+
+    "simulated" is the robot that everybody has.  With ``policy``, a checkpoint, run or server, its decisions are timed.
+    """
+    from vla_rl.recipes.robots.drive import robot_config
+    from vla_rl.recipes.robots.latency import measure_policy
+
+    config, wrong = robot_config(name), 0
+    timing = partial(measure_policy, config, policy) if policy else None
+    for finding in check_robot(config, seconds, policy=timing):
         wrong += not finding.good
-        mark = ("ok   ", "green") if finding.good else ("wrong", "red")
-        show.print(Text.assemble(mark, f"  {finding.name}: {finding.result}"))
+        mark = ("ok   ", "green") if finding.good else ("WRONG", "red")
+        show.print(Text.assemble(mark, f"  {finding}"))
     return wrong
 
 
