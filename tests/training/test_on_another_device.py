@@ -62,6 +62,7 @@ from vla_rl.training.imitation import ImitationConfig, imitate
 from vla_rl.training.loop import Loop, LoopConfig
 from vla_rl.training.policy_store import InProcessPolicyStore
 
+pytestmark = pytest.mark.slow  # all of them together
 ENVS = 4
 HEAD = HeadConfig(8, 1)
 SPEC = VisualPointMass(1).spec
