@@ -31,7 +31,10 @@ class Disk(Protocol):
     """Folders and files; every method raises OSError for what the disk refuses."""
 
     def make_folder(self, folder: Path) -> None:
-        """Make ``folder`` and its parents; their names survive a power cut."""
+        """Make ``folder`` in a folder that is there; its name may not survive a power cut: see ``sync_folder``."""
+
+    def is_folder(self, path: Path) -> bool:
+        """Whether there is a folder at ``path``."""
 
     def names(self, folder: Path) -> list[str]:
         """What is in ``folder``, sorted."""
@@ -65,10 +68,10 @@ class RealDisk:
     """The disk of this machine."""
 
     def make_folder(self, folder: Path) -> None:
-        if not folder.is_dir():
-            self.make_folder(folder.parent)
-            folder.mkdir(exist_ok=True)
-            self.sync_folder(folder.parent)
+        folder.mkdir()
+
+    def is_folder(self, path: Path) -> bool:
+        return path.is_dir()
 
     def names(self, folder: Path) -> list[str]:
         return sorted(os.listdir(folder))

@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS records (
 CREATE UNIQUE INDEX IF NOT EXISTS by_seq ON records (sender, seq);
 CREATE INDEX IF NOT EXISTS ends ON records (position) WHERE kind = {KINDS.index("episode_end")};
 CREATE INDEX IF NOT EXISTS ends_by_seq ON records (sender, seq) WHERE kind = {KINDS.index("episode_end")};
-CREATE TABLE IF NOT EXISTS segments (number INTEGER PRIMARY KEY, seed INTEGER, committed INTEGER, removed INTEGER);
+CREATE TABLE IF NOT EXISTS segments (number INTEGER PRIMARY KEY, seed INTEGER, committed INTEGER);
 CREATE TABLE IF NOT EXISTS consumers (name TEXT PRIMARY KEY, position INTEGER);
 CREATE TABLE IF NOT EXISTS numbers (name TEXT PRIMARY KEY, value INTEGER);
 INSERT OR IGNORE INTO numbers VALUES ('position', 0), ('openings', 0);
@@ -197,18 +197,14 @@ class Index:
 
     # Segments
 
-    def segments(self) -> dict[int, tuple[Name, int, bool]]:
-        """Name, committed bytes, and whether the segment is to be removed, by number."""
-        found = self._all("SELECT number, seed, committed, removed FROM segments")
-        return {row[0]: (Name(*row[:2]), row[2], bool(row[3])) for row in found}
+    def segments(self) -> dict[int, tuple[Name, int]]:
+        """Name and committed bytes of every segment, by number."""
+        found = self._all("SELECT number, seed, committed FROM segments")
+        return {row[0]: (Name(*row[:2]), row[2]) for row in found}
 
     def set_segment(self, name: Name, committed: int) -> None:
         """Note up to where a segment counts; part of a transaction."""
-        self._db.execute("REPLACE INTO segments VALUES (?, ?, ?, 0)", (*name, committed))
-
-    def purge_segments(self) -> None:
-        """Forget the segments that are removed; part of a transaction, when their files are gone for good."""
-        self._db.execute("DELETE FROM segments WHERE removed")
+        self._db.execute("REPLACE INTO segments VALUES (?, ?, ?)", (*name, committed))
 
     # Consumers and refused records
 

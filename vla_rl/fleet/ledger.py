@@ -6,6 +6,7 @@ it is sent, in the order of its sequence numbers; a record that leaves a gap or 
 
 from __future__ import annotations
 
+import errno
 import logging
 import sqlite3
 import threading
@@ -24,7 +25,6 @@ from vla_rl.fleet.record import FleetRecord, Sender, decode
 log = logging.getLogger("vla_rl.fleet")
 SEGMENT_BYTES = 64 << 20  # a segment that is this large is followed by the next
 RESERVE = 256 << 20  # bytes that the ledger leaves free on its disk
-_FULL = 28  # errno.ENOSPC
 
 
 @dataclass(frozen=True)
@@ -264,12 +264,21 @@ class Ledger:
             max_bytes -= place.length
             if i and max_bytes < 0:
                 return
-            data = self._disk.read(self.folder / str(place.name), place.start, place.length)
+            data = self._bytes_of(place)
             found = segments.parse(place.name, data)
             if found is not None and found.position == place.position:
                 yield place, decode(found.body)
             else:
                 self._tell_damage(place)
+
+    def _bytes_of(self, place: Place) -> bytes:
+        """What the disk has there; nothing when it cannot read it."""
+        try:
+            return self._disk.read(self.folder / str(place.name), place.start, place.length)
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.ENOENT):
+                raise
+            return b""
 
     def _tell_damage(self, place: Place) -> None:
         log.error(
@@ -317,4 +326,4 @@ def _follows(record: FleetRecord, head: Head, stored: bytes | None) -> FleetReco
 def _is_full(error: Exception) -> bool:
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
-    return isinstance(error, OSError) and error.errno == _FULL
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC

@@ -23,28 +23,41 @@ def recover(folder: Path, disk: Disk) -> tuple[Index, dict[Sender, Head]]:
     Records that are whole in a segment but not in the index were never acknowledged; they are taken up, after a sync.
     What follows the first damaged byte behind them is cut off.  A lost or damaged index is made anew from all segments.
     """
-    disk.make_folder(folder)
+    _make_folder(folder, disk)
     index = _open_index(folder, disk)
+    try:
+        _agree(index, folder, disk)
+        return index, index.heads()
+    except sqlite3.Error as error:
+        index.close()
+        raise _unopened(folder, error) from error
+    except BaseException:
+        index.close()
+        raise
+
+
+def _agree(index: Index, folder: Path, disk: Disk) -> None:
     known, found = index.segments(), segments.names(disk, folder)
-    for name, _, removed in known.values():
-        if removed and name in found:
-            disk.remove(folder / str(name))
-        elif name not in found and not removed:
+    for name, _ in known.values():
+        if name not in found:
             log.error(
                 "the segment %s is gone, so its records cannot be read; look for who removed it.", folder / str(name)
             )
-    # What a killed process wrote may be in memory only: a power cut must not take what is taken up now.
-    disk.sync_folder(folder)
     catching_up = _CatchUp(index)
     for name in found:
-        _, committed, removed = known.get(name.number, (name, 0, False))
-        if not removed:
-            catching_up.rebuilding = name.number not in known
-            _take_up(catching_up, folder / str(name), name, committed, disk)
+        catching_up.rebuilding = name.number not in known
+        _, committed = known.get(name.number, (name, 0))
+        _take_up(catching_up, folder / str(name), name, committed, disk)
     with index.transaction():
         catching_up.commit()
     index.remember_senders()
-    return index, index.heads()
+
+
+def _make_folder(folder: Path, disk: Disk) -> None:
+    if not disk.is_folder(folder):
+        _make_folder(folder.parent, disk)
+        disk.make_folder(folder)
+    disk.sync_folder(folder.parent)  # also of a folder that is there: the process that made it may have been killed
 
 
 def _open_index(folder: Path, disk: Disk) -> Index:
@@ -56,10 +69,7 @@ def _open_index(folder: Path, disk: Disk) -> Index:
             raise UserError(
                 f"{folder} is in use by another process, so it is not opened; stop that one first."
             ) from error
-        raise UserError(
-            f"the index of the ledger in {folder} cannot be opened ({error}), so nothing is read from it; look at the "
-            "disk."
-        ) from error
+        raise _unopened(folder, error) from error
     except sqlite3.DatabaseError as error:
         aside = f"{INDEX}.damaged"
         log.error(
@@ -87,9 +97,16 @@ def _take_up(catching_up: _CatchUp, path: Path, name: segments.Name, committed: 
     try:
         if end < size:
             file.truncate(end)
-        file.sync()
+        file.sync()  # a killed process may have left it in memory only, and it is acknowledged from now on
     finally:
         file.close()
+
+
+def _unopened(folder: Path, error: Exception) -> UserError:
+    return UserError(
+        f"the ledger in {folder} cannot be opened ({error}), so nothing is read from it; look at the disk, and whether "
+        "it is full."
+    )
 
 
 class _CatchUp:
@@ -156,7 +173,6 @@ class _CatchUp:
                 self._index.forget(row.record.sender, row.record.seq, row.record.last)
             self._index.add([row])
         self._index.set_heads(self._heads)
-        self._index.purge_segments()
         for name, end in self._segments.items():
             self._index.set_segment(name, end)
         for consumer, position in self._cursors.items():

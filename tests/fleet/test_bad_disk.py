@@ -1,0 +1,245 @@
+"""Full disks, failing writes and syncs, short writes, flipped bits: told, nothing acknowledged is lost, it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.records import EPOCH, chain, follow
+from tests.fleet.test_power_cut import BATCHES, CHAINS, Story
+from tests.fleet.torn_disk import Point, TornDisk
+from vla_rl.contract.errors import UserError
+from vla_rl.fleet.disk import RealDisk
+from vla_rl.fleet.errors import StoreEndedError, StoreFullError
+from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.record import Sender
+from vla_rl.fleet.segments import FRAME_BYTES
+
+GROWTH, SYNCS = ("write", "create", "folder"), ("sync", "sync_folder")
+CHANGES = (*GROWTH, "truncate", "remove", "rename")
+ARM = Sender("arm", EPOCH)
+
+
+class Failing:
+    """Points of the kinds ``what`` fail from ``start`` on, until ``mended``."""
+
+    def __init__(self, start: int, what: tuple[str, ...], code: int) -> None:
+        self.start, self.what, self.code, self.mended, self.failed = start, what, code, False, 0
+
+    def __call__(self, point: Point) -> None:
+        if not self.mended and point.number >= self.start and point.what in self.what:
+            self.failed += 1
+            raise OSError(self.code, "the test's disk")
+
+
+def failing(tmp_path: Path, what: tuple[str, ...], code: int, stride: int = 1) -> None:
+    """A story with failures from every point on, which end when the ledger said that something is wrong."""
+    seen: list[Point] = []
+    (tmp_path / "dry").mkdir()
+    sound = Story(TornDisk(tmp_path / "dry"))
+    sound.disk.before = seen.append
+    sound.live()
+    sound.close()
+    numbers = [point.number for point in seen if point.what in what]
+    assert len(numbers) > 15
+    for number in [*numbers[::stride], len(seen) + 1]:
+        root = tmp_path / f"at{number}"
+        root.mkdir()
+        story = Story(TornDisk(root))
+        fails = story.disk.before = Failing(number, what, code)
+        said = None
+        try:
+            story.live()
+        except (UserError, OSError) as error:
+            said = error
+        fails.mended = True
+        if fails.failed and isinstance(said, StoreEndedError):
+            assert story.ledger is not None
+            for _ in range(2):
+                with pytest.raises(StoreEndedError, match="open it again"):
+                    story.append(BATCHES[-1])
+        elif isinstance(said, StoreFullError):
+            story.append(BATCHES[-1])  # it goes on as soon as there is room
+            story.check_records()
+        story.close()
+        Story(story.disk.left(tmp_path / f"left{number}", "nothing")).check(story)
+        assert fails.failed or (said is None and number > len(seen))
+
+
+def test_a_full_disk_at_any_write_is_told_and_the_ledger_goes_on_with_room(tmp_path):
+    failing(tmp_path, GROWTH, errno.ENOSPC, stride=3)
+
+
+@pytest.mark.parametrize(("what", "stride"), [(CHANGES, 5), (SYNCS, 1)])
+def test_a_disk_that_fails_ends_the_ledger_which_says_so(what, stride, tmp_path):
+    failing(tmp_path, what, errno.EIO, stride)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("what", "code"), [(GROWTH, errno.ENOSPC), (CHANGES, errno.EIO)])
+def test_the_same_at_every_write(what, code, tmp_path):
+    failing(tmp_path, what, code)
+
+
+def test_a_sync_that_fails_for_want_of_room_ends_the_ledger_too(tmp_path):
+    story = Story(TornDisk(tmp_path))
+    story.open()
+    story.append(BATCHES[0])
+    fails = story.disk.before = Failing(0, ("sync",), errno.ENOSPC)
+    with pytest.raises(StoreEndedError):
+        story.append(BATCHES[1])
+    fails.mended = True
+    with pytest.raises(StoreEndedError):
+        story.append(BATCHES[1])
+    story.close()
+
+
+def test_short_writes_are_finished(tmp_path):
+    story = Story(TornDisk(tmp_path))
+    story.disk.taken = 7
+    story.live()
+    story.check_records()
+    story.close()
+    story.check(story)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A ledger of one segment with four records of two robots, closed; its folder, and the segment's bytes."""
+    root = tmp_path / "sound"
+    root.mkdir()
+    ledger = Ledger(root / "ledger", TornDisk(root), reserve=0)
+    for i in range(2):
+        ledger.append([CHAINS[sender][i] for sender in CHAINS])
+    ledger.close()
+    (segment,) = (root / "ledger").glob("*.seg")
+    return root, segment.relative_to(root), segment.read_bytes()
+
+
+def opened_with(small: tuple[Path, Path, bytes], place: int, target: Path, index: bool) -> Ledger:
+    root, segment, data = small
+    shutil.copytree(root, target)
+    changed = bytearray(data)
+    changed[place] ^= 1 << place % 8
+    (target / segment).write_bytes(changed)
+    if not index:
+        for path in (target / "ledger").glob("index.sqlite*"):
+            path.unlink()
+    disk = TornDisk(target)
+    disk.adopt()
+    return Ledger(target / "ledger", disk, reserve=0)
+
+
+def expected_without(place: int, data: bytes) -> list[int]:
+    """Which records (0 to 3) are whole when the byte at ``place`` is changed; the frames follow the first one."""
+    records = [CHAINS[sender][i] for i in range(2) for sender in CHAINS]
+    ends = [data.index(record.encoded) + len(record.encoded) for record in records]
+    starts = [data.index(records[0].encoded) - FRAME_BYTES, *ends[:-1]]
+    return [i for i in range(4) if not starts[i] <= place < ends[i]]
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_flipped_bit_is_told_and_costs_only_the_record_that_it_is_in(index, small, tmp_path, caplog):
+    flip(index, small, tmp_path, caplog, stride=11)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("index", [True, False])
+def test_the_same_of_every_byte(index, small, tmp_path, caplog):
+    flip(index, small, tmp_path, caplog, stride=1)
+
+
+def flip(index, small, tmp_path, caplog, stride):
+    data = small[2]
+    records = [CHAINS[sender][i] for i in range(2) for sender in CHAINS]
+    for place in range(0, len(data), stride):
+        caplog.clear()
+        ledger = opened_with(small, place, tmp_path / f"flipped{place}", index)
+        expected = expected_without(place, data)
+        assert [record for _, record in ledger.read(0, 100)] == [records[i] for i in expected]
+        if len(expected) < 4:
+            assert "damaged" in caplog.text or "cannot be read" in caplog.text or "cut off" in caplog.text
+        if index:
+            assert ledger.damaged() == [i + 1 for i in range(4) if i not in expected]
+            assert [head.last for head in ledger.senders().values()] == [1, 1]
+        follows = [CHAINS[sender][ledger.durable(*sender) + 1] for sender in CHAINS]
+        assert ledger.append(follows).refused == {}
+        ledger.close()
+
+
+def test_a_segment_that_lost_its_end_is_told(small, tmp_path, caplog):
+    root, segment, data = small
+    (root / segment).write_bytes(data[:-1])
+    ledger = Ledger(root / "ledger", RealDisk(), reserve=0)
+    assert "ends after" in caplog.text
+    assert len(ledger.read(0, 100)) == 3 and ledger.damaged() == [4]
+    ledger.close()
+
+
+def test_a_segment_that_is_gone_is_told(small, caplog):
+    root, segment, _ = small
+    (root / segment).unlink()
+    ledger = Ledger(root / "ledger", RealDisk(), reserve=0)
+    assert "is gone" in caplog.text and ledger.read(0, 100) == [] and ledger.damaged() == [1, 2, 3, 4]
+    ledger.close()
+
+
+def test_no_decision_depends_on_the_clock(tmp_path, monkeypatch):
+    clocks = iter([1e9, -5.0, 4e12, 0.0] * 1000)
+    monkeypatch.setattr(time, "time", lambda: next(clocks))
+    monkeypatch.setattr(time, "time_ns", lambda: int(next(clocks)))
+    records = chain(0)
+    for wall in (5, -(1 << 60), 1 << 62, 0):
+        records += follow(records, 2, wall_ns=wall, captured_ns=-wall)
+    ledger = Ledger(tmp_path / "ledger", reserve=0, segment_bytes=300)
+    for record in records:
+        ledger.append([record])
+    assert [record for _, record in ledger.read(0, 100)] == records
+    ledger.close()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the operating system is told to sync."""
+    found: list[str] = []
+    monkeypatch.setattr("vla_rl.fleet.disk._flush", lambda handle: found.append("file"))
+    monkeypatch.setattr("os.fsync", lambda handle: found.append("folder"))
+    return found
+
+
+def test_the_real_disk_syncs_files_and_folders(calls, tmp_path):
+    disk = RealDisk()
+    file = disk.open(tmp_path / "file")
+    file.write(b"data")
+    file.sync()
+    disk.sync_folder(tmp_path)
+    assert calls == ["file", "folder"]
+    file.close()
+
+
+def test_the_real_disk_is_a_disk(tmp_path):
+    disk = RealDisk()
+    disk.make_folder(tmp_path / "folder")
+    assert disk.is_folder(tmp_path / "folder") and not disk.is_folder(tmp_path / "nothing")
+    path = tmp_path / "folder" / "a"
+    for data in (b"12345", b"678"):
+        file = disk.open(path)
+        assert file.write(data) == len(data)
+        file.close()
+    assert disk.size(path) == 8 and disk.read(path) == b"12345678" and disk.read(path, 2, 3) == b"345"
+    file = disk.open(path)
+    file.truncate(4)
+    file.write(b"x")
+    file.close()
+    disk.rename(path, tmp_path / "folder" / "b")
+    assert disk.names(tmp_path / "folder") == ["b"] and disk.read(tmp_path / "folder" / "b") == b"1234x"
+    disk.remove(tmp_path / "folder" / "b")
+    assert disk.names(tmp_path / "folder") == [] and disk.free(tmp_path) > 0
+    with contextlib.closing(disk.database(tmp_path / "db")) as db:
+        assert db.isolation_level is None and isinstance(db, sqlite3.Connection)
