@@ -16,7 +16,7 @@ _FULL = f"{_BAD}test_a_full_disk_at_any_write_is_told_and_the_ledger_goes_on_wit
 _REAL = f"{_BAD}test_the_real_disk_syncs_files_and_folders"
 
 FAULTS = (
-    Fault("a batch is acknowledged without a sync", _LEDGER, "self._sync(segment)\n", "pass\n", (_POWER,)),
+    Fault("a batch is acknowledged without a sync", _LEDGER, "self._sync(segment)", "pass", (_POWER,)),
     Fault(
         "a commit of the index is not synced",
         _INDEX,
