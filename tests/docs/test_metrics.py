@@ -39,6 +39,7 @@ RUNS: dict[str, tuple[tuple[str, _Change], ...]] = {
         ("compare.py:wsrl", lambda config: learning(config, CalQLConfig(**_OFFLINE))),
     ),
     "dsrl": (("compare.py:dsrl", lambda config: config), ("compare.py:dsrl_na", lambda config: config)),
+    "corrections": (("tabletop.py:corrected", lambda config: config),),
     "gorl": (("compare.py:gorl", lambda config: algorithm(config, iterations=2, stages=3)),),
 }
 _EVERY_LINE = {"stage", "step", "elapsed_s"}

@@ -96,7 +96,7 @@ class HGDagger:
             self.corrections = self._newest(joined([self.corrections, new]) if self.corrections else new)
         metrics = {
             "rollout/intervened": float(human.sum()) / max(1.0, float(rollout.valid.sum())),
-            "rollout/corrected_decisions": float(len(new)),
+            "rollout/decisions": float(len(new)),
             "replay/corrections": float(len(self.corrections) if self.corrections else 0),
         }
         if self.corrections is None:
