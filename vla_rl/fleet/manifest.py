@@ -119,8 +119,14 @@ class Manifest:
         return {digest: size for blob in blobs for digest, size in blob.sized_chunks()}
 
     def encode(self) -> bytes:
-        """Canonical JSON: what is signed."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        """Canonical JSON: what is signed.  Raises ContractError for a figure that is not finite."""
+        try:
+            return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        except (ValueError, TypeError) as error:
+            raise ContractError(
+                f"the manifest of policy version {self.version} cannot be written ({error}), so it is not published; "
+                "leave figures out that are not finite."
+            ) from error
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:

@@ -1,0 +1,235 @@
+"""Policies arrive whole or not at all, whatever happens to the link, the disk and the server."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from tests.fleet.checkpoints import KEY, PUBLISHED, SPEC_HASH, TRUSTED, Link, checkpoint, content, registry
+from tests.fleet.manifests import digest, signing_key
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.fleet.disk import RealDisk
+from vla_rl.fleet.manifest import CHUNK_BYTES, CLIENT
+from vla_rl.fleet.policy_cache import PolicyCache
+
+WHO = ("learner", "a test")
+
+
+def fetched(cache, version, link):
+    """Fetch ``version`` over a link that breaks, as often as it takes; returns how often it broke."""
+    breaks = 0
+    while True:
+        try:
+            cache.fetch(version, SPEC_HASH, link)
+            return breaks
+        except ConnectionResetError:
+            breaks += 1
+            link.budget += 300_000
+
+
+def test_the_folder_is_that_of_the_learner_bit_for_bit(tmp_path):
+    cache = PolicyCache(tmp_path / "robot", TRUSTED)
+    got = cache.fetch(1, SPEC_HASH, Link(registry(tmp_path, 1)))
+    assert content(got.folder) == content(tmp_path / "1")
+    assert got.observation == PUBLISHED.observation and got.manifest.version == 1
+    assert cache.versions() == (1,) and not list((tmp_path / "robot" / "incoming").iterdir())
+
+
+def test_an_interrupted_fetch_goes_on_in_the_middle_of_a_chunk(tmp_path):
+    link = Link(registry(tmp_path, 1), budget=100_000, piece=70_000)
+    cache = PolicyCache(tmp_path / "robot", TRUSTED)
+    assert fetched(cache, 1, link) > 10
+    assert link.carried == sum(cache.get(1).manifest.chunks().values())  # nothing came twice
+    assert content(cache.get(1).folder) == content(tmp_path / "1")
+    assert any(0 < offset < CHUNK_BYTES for _, offset in link.asked)
+
+
+def test_only_what_changed_is_fetched(tmp_path):
+    made = registry(tmp_path, 2)
+    cache = PolicyCache(tmp_path / "robot", TRUSTED)
+    cache.fetch(1, SPEC_HASH, Link(made))
+    cache.use(1)
+    link = Link(made)
+    cache.fetch(2, SPEC_HASH, link)
+    assert {name for name, _ in link.asked} == made.get(2).chunks().keys() - made.get(1).chunks().keys()
+    assert link.carried < 1000 < CHUNK_BYTES < sum(made.get(2).chunks().values())
+    assert content(cache.get(2).folder) == content(tmp_path / "2")
+
+
+def test_the_last_two_versions_stay_and_a_third_while_it_waits(tmp_path):
+    made = registry(tmp_path, 4)
+    cache = PolicyCache(tmp_path / "robot", TRUSTED)
+    assert cache.in_use() == ()
+    for version in (1, 2, 3):
+        cache.fetch(version, SPEC_HASH, Link(made))
+        cache.use(version)
+    assert cache.in_use() == (3, 2)
+    cache.fetch(4, SPEC_HASH, Link(made))
+    assert cache.versions() == (2, 3, 4)
+    cache.use(2)  # a rollback needs no link
+    again = PolicyCache(tmp_path / "robot", TRUSTED)
+    assert again.in_use() == (2, 3)
+    with pytest.raises(UserError, match="version 1 is not on this robot"):
+        again.use(1)
+
+
+def test_what_is_not_signed_by_the_fleet_is_refused_before_anything_is_fetched(tmp_path):
+    link = Link(registry(tmp_path, 1))
+    with pytest.raises(ContractError, match="not signed"):
+        PolicyCache(tmp_path / "robot", type(TRUSTED)([signing_key().public_pem()])).fetch(1, SPEC_HASH, link)
+    assert not link.asked
+
+
+def test_another_version_than_was_asked_for_is_refused(tmp_path):
+    made = registry(tmp_path, 2)
+    link = Link(made)
+    link.manifest = lambda version: made.manifest(1)
+    with pytest.raises(ContractError, match="2 was asked for and 1 came"):
+        PolicyCache(tmp_path / "robot", TRUSTED).fetch(2, SPEC_HASH, link)
+    assert not link.asked
+
+
+def test_a_policy_for_another_robot_or_client_is_refused_before_it_is_fetched(tmp_path):
+    made = registry(tmp_path, 1)
+    link, cache = Link(made), PolicyCache(tmp_path / "robot", TRUSTED)
+    with pytest.raises(UserError, match="for another robot"):
+        cache.fetch(1, digest("another spec"), link)
+    link.manifest = lambda version: KEY.sign(replace(made.get(1), min_client=CLIENT + 1))
+    with pytest.raises(UserError, match="update vla-rl"):
+        cache.fetch(1, SPEC_HASH, link)
+    assert not link.asked and cache.versions() == ()
+
+
+@pytest.mark.parametrize("wrong", ["damaged", "too long", "endless nothing"])
+def test_a_server_that_sends_something_else_is_refused(tmp_path, wrong):
+    link = Link(registry(tmp_path, 1))
+    answers = {"damaged": lambda count: bytes(count), "too long": lambda count: bytes(count + 1)}
+    link.chunk = lambda digest, offset, count: answers.get(wrong, lambda count: b"")(count)
+    cache = PolicyCache(tmp_path / "robot", TRUSTED)
+    with pytest.raises(ContractError, match=r"damaged|sent \d+ bytes"):
+        cache.fetch(1, SPEC_HASH, link)
+    assert cache.versions() == ()
+    assert cache.fetch(1, SPEC_HASH, Link(link.registry)).manifest.version == 1  # and the right one is taken after it
+
+
+def test_what_a_power_cut_spoilt_of_a_chunk_is_fetched_again(tmp_path):
+    cache, link = PolicyCache(tmp_path / "robot", TRUSTED), Link(registry(tmp_path, 1), budget=2_500_000)
+    with pytest.raises(ConnectionResetError):
+        cache.fetch(1, SPEC_HASH, link)
+    for part in (tmp_path / "robot" / "incoming").iterdir():
+        part.write_bytes(bytes(part.stat().st_size))
+    assert content(cache.fetch(1, SPEC_HASH, Link(link.registry)).folder) == content(tmp_path / "1")
+
+
+class SmallDisk(RealDisk):
+    """Holds ``room`` more bytes; says that it has ``claimed`` of them."""
+
+    def __init__(self, room, claimed):
+        self.room, self.claimed = room, claimed
+
+    def free(self, folder):
+        return self.claimed
+
+    def open(self, path):
+        file, disk = super().open(path), self
+
+        class Limited:
+            def write(self, data):
+                if len(data) > disk.room:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                disk.room -= len(data)
+                return file.write(data)
+
+            truncate, sync, close = file.truncate, file.sync, file.close
+
+        return Limited()
+
+
+def test_a_full_disk_leaves_the_old_policy_and_is_told(tmp_path):
+    made = registry(tmp_path, 1)
+    cache = PolicyCache(tmp_path / "robot", TRUSTED)
+    cache.fetch(1, SPEC_HASH, Link(made))
+    cache.use(1)
+    folder = checkpoint(tmp_path / "2", 2)
+    (folder / "more.bin").write_bytes(bytes(range(256)) * 40_000)  # 10 MB
+    made.publish(folder, PUBLISHED, KEY, *WHO)
+    link = Link(made)
+    with pytest.raises(UserError, match=r"MB are free.*the policy in use stays"):
+        PolicyCache(tmp_path / "robot", TRUSTED, SmallDisk(1 << 40, 50 << 20)).fetch(2, SPEC_HASH, link)
+    assert not link.asked
+    for room in (0, 6 << 20, 14 << 20):  # while it is fetched, and while it is put together
+        with pytest.raises(UserError, match=r"disk is full.*the policy in use stays"):
+            PolicyCache(tmp_path / "robot", TRUSTED, SmallDisk(room, 1 << 40)).fetch(2, SPEC_HASH, Link(made))
+        again = PolicyCache(tmp_path / "robot", TRUSTED)
+        assert again.in_use() == (1,) and content(again.get(1).folder) == content(tmp_path / "1")
+        assert not list((tmp_path / "robot" / "incoming").iterdir())
+    assert content(cache.fetch(2, SPEC_HASH, Link(made)).folder) == content(folder)
+
+
+def test_flipped_bits_are_seen_and_mended(tmp_path):
+    made = registry(tmp_path, 2)
+    cache = PolicyCache(tmp_path / "robot", TRUSTED)
+    folder = cache.fetch(1, SPEC_HASH, Link(made)).folder
+    cache.use(1)
+    weights = folder / "base" / "model.safetensors"
+    spoilt = bytearray(weights.read_bytes())
+    spoilt[-1] ^= 1
+    weights.write_bytes(spoilt)
+    with pytest.raises(ContractError, match="is damaged"):
+        cache.get(1)
+    link = Link(made)
+    assert content(cache.fetch(2, SPEC_HASH, link).folder) == content(tmp_path / "2")  # not made of damaged chunks
+    assert link.carried < CHUNK_BYTES  # only the damaged chunk of the two, and what changed
+    cache.use(2)
+    link = Link(made)
+    assert content(cache.fetch(1, SPEC_HASH, link).folder) == content(tmp_path / "1")
+    assert not link.asked  # all of it is in version 2 or undamaged
+
+
+class Dies(RealDisk):
+    """Dies at its ``step``-th rename, removal or sync."""
+
+    def __init__(self, step):
+        self.left = step
+
+    def tick(self):
+        if not self.left:
+            raise InterruptedError("killed")
+        self.left -= 1
+
+    def rename(self, path, target):
+        self.tick()
+        super().rename(path, target)
+
+    def remove(self, path):
+        self.tick()
+        super().remove(path)
+
+    def sync_folder(self, folder):
+        self.tick()
+        super().sync_folder(folder)
+
+
+def test_a_robot_that_dies_anywhere_keeps_a_whole_policy(tmp_path):
+    made = registry(tmp_path, 3)
+    cache = PolicyCache(tmp_path / "robot", TRUSTED)
+    for version in (1, 2):
+        cache.fetch(version, SPEC_HASH, Link(made))
+        cache.use(version)
+    steps = 0
+    while True:
+        dying = PolicyCache(tmp_path / "robot", TRUSTED)
+        dying._disk = Dies(steps)
+        try:
+            dying.fetch(3, SPEC_HASH, Link(made))
+            dying.use(3)
+            break
+        except InterruptedError:
+            steps += 1
+        again = PolicyCache(tmp_path / "robot", TRUSTED)
+        for version in again.versions():
+            assert content(again.get(version).folder) == content(tmp_path / str(version))
+        assert set(again.in_use()) <= set(again.versions()) and again.in_use()[0] in (2, 3)
+    assert steps > 5 and cache.in_use() == (3, 2)

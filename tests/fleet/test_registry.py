@@ -1,0 +1,288 @@
+"""Versions, who runs which, and what survives."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import shutil
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.fleet.checkpoints import KEY, PUBLISHED, TRUSTED, checkpoint, registry
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.fleet.canary import CanaryRule, Outcomes
+from vla_rl.fleet.disk import RealDisk
+from vla_rl.fleet.registry import Registry
+
+WHO = ("an operator", "a test")
+ROBOTS = [f"arm{i}" for i in range(20)]
+
+
+def test_unchanged_tensors_are_stored_once(tmp_path):
+    made = registry(tmp_path, 1)
+    before = set((tmp_path / "server" / "chunks").iterdir())
+    made.publish(checkpoint(tmp_path / "2", 2), PUBLISHED, KEY, *WHO)
+    first, second = made.get(1), made.get(2)
+    fresh = {path.name for path in set((tmp_path / "server" / "chunks").iterdir()) - before}
+    assert fresh == second.chunks().keys() - first.chunks().keys()
+    tensors = {t.name: t.data for file in second.files for t in file.tensors}
+    assert fresh == {*tensors["head"].chunks, *second.files[1].head.chunks}  # and config.json; the header is the same
+    assert len(tensors["frozen"].chunks) == 2
+
+
+def test_a_manifest_says_what_was_published(tmp_path):
+    made = registry(tmp_path, 2)
+    made.promote(2, *WHO)
+    made.publish(checkpoint(tmp_path / "3", 3), PUBLISHED, KEY, *WHO)
+    manifest = TRUSTED.read(made.manifest(3))
+    assert manifest == made.get(3)
+    assert (manifest.version, manifest.parent, manifest.spec_hash) == (3, 2, PUBLISHED.spec_hash)
+    assert (manifest.golden.seed, manifest.golden.action) == (3, ((0.5, -1.0),))
+    assert [file.path for file in manifest.files] == [
+        "base/model.safetensors",
+        "config.json",
+        "empty.txt",
+        "model.safetensors",
+    ]
+    blob = manifest.golden.observation
+    assert made.chunk(blob.chunks[0], 3, 100) == PUBLISHED.observation[3:]
+    with pytest.raises(UserError, match="no policy version 4"):
+        made.manifest(4)
+    for wrong in ("../history", "0" * 64):
+        with pytest.raises(ContractError):
+            made.chunk(wrong, 0, 10)
+
+
+def test_staged_canary_active_retired(tmp_path):
+    made = registry(tmp_path, 3)
+    assert made.releases.version_for("arm0") is None
+    made.promote(1, *WHO)
+    chosen = made.try_on(2, ROBOTS, *WHO)
+    assert len(chosen) == 2  # 10 % of 20
+    assert {robot: made.releases.version_for(robot) for robot in ROBOTS} == {r: 1 + (r in chosen) for r in ROBOTS}
+    assert made.releases.stages == {1: "active", 2: "canary", 3: "staged"}
+    made.promote(2, *WHO)
+    assert {made.releases.version_for(robot) for robot in ROBOTS} == {2}
+    assert made.releases.stages == {1: "retired", 2: "active", 3: "staged"}
+    for change in (made.promote, lambda version, *who: made.try_on(version, ROBOTS, *who)):
+        with pytest.raises(UserError, match="active already"):
+            change(2, *WHO)
+
+
+def test_another_canary_ends_the_one_before(tmp_path):
+    made = registry(tmp_path, 3)
+    made.promote(1, *WHO)
+    made.try_on(2, ROBOTS[:10], *WHO)
+    made.try_on(3, ROBOTS[10:], *WHO)
+    assert made.releases.stages == {1: "active", 2: "retired", 3: "canary"}
+    assert {made.releases.version_for(robot) for robot in ROBOTS[:10]} == {1}
+
+
+def test_a_rollback_is_a_new_head_and_no_number_is_used_again(tmp_path):
+    made = registry(tmp_path, 3)
+    for version in (1, 2, 3):
+        made.promote(version, *WHO)
+    head = made.releases.head
+    assert made.roll_back(*WHO) == 2
+    assert made.releases.head == head + 1
+    assert made.roll_back(*WHO) == 1
+    assert made.releases.stages == {1: "active", 2: "retired", 3: "retired"}
+    with pytest.raises(UserError, match="nothing to go back to"):
+        made.roll_back(*WHO)
+    assert made.publish(checkpoint(tmp_path / "4", 4), PUBLISHED, KEY, *WHO) == 4
+
+
+def test_a_rollback_takes_the_canary_back_first(tmp_path):
+    made = registry(tmp_path, 3)
+    made.promote(1, *WHO)
+    made.promote(2, *WHO)
+    made.try_on(3, ROBOTS, *WHO)
+    assert made.roll_back(*WHO) == 2
+    assert made.releases.stages[3] == "retired" and made.releases.version_for(ROBOTS[0]) == 2
+
+
+def test_pins_hold_whatever_is_promoted(tmp_path):
+    made = registry(tmp_path, 3)
+    made.promote(1, *WHO)
+    made.pin(1, *WHO, robot="arm0")
+    made.promote(2, *WHO)
+    assert [made.releases.version_for(robot) for robot in ("arm0", "arm1")] == [1, 2]
+    assert "arm0" not in made.try_on(3, ["arm0", "arm1"], *WHO)
+    made.pin(2, *WHO)
+    assert [made.releases.version_for(robot) for robot in ("arm0", "arm1")] == [1, 2]
+    with pytest.raises(UserError, match="no robot is free"):
+        made.try_on(3, ROBOTS, *WHO)
+    made.unpin(*WHO, robot="arm0")
+    assert made.releases.version_for("arm0") == 2
+    with pytest.raises(UserError, match="'arm0' is not pinned"):
+        made.unpin(*WHO, robot="arm0")
+    with pytest.raises(UserError, match="no policy version 9"):
+        made.pin(9, *WHO)
+
+
+def test_everything_is_there_when_it_is_opened_again(tmp_path):
+    made = registry(tmp_path, 3, clock=lambda: 7.0)
+    made.promote(1, "ann", "it is the first")
+    made.pin(2, "bob", "he likes it", robot="arm3")
+    made.record(5, "arm3", 2, Outcomes(1, 1, 8.0))
+    again = Registry(tmp_path / "server")
+    assert (again.releases, again.outcomes(), again.history()) == (made.releases, made.outcomes(), made.history())
+    assert again.history()[-1] == {
+        "do": "pin",
+        "who": "bob",
+        "why": "he likes it",
+        "at": 7.0,
+        "robot": "arm3",
+        "version": 2,
+    }
+
+
+def test_changes_of_one_process_are_seen_by_another(tmp_path):
+    server, learner = registry(tmp_path, 1), Registry(tmp_path / "server")
+    assert learner.publish(checkpoint(tmp_path / "2", 2), PUBLISHED, KEY, *WHO) == 2
+    server.promote(2, *WHO)
+    assert learner.releases == server.releases and learner.releases.active == 2
+
+
+def _publish(folder, number):
+    Registry(folder / "server").publish(folder / "1", PUBLISHED, KEY, *WHO)
+
+
+def test_two_who_publish_at_once_get_two_numbers(tmp_path):
+    made = registry(tmp_path, 1)
+    threads = [threading.Thread(target=_publish, args=(tmp_path, number)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made.releases.stages) == [1, 2, 3, 4, 5]
+    assert len({made.manifest(version) for version in range(1, 6)}) == 5
+
+
+class DiesAt(RealDisk):
+    """Dies at its ``step``-th write, rename or sync, and forgets that write."""
+
+    def __init__(self, step):
+        self.left = step
+
+    def tick(self):
+        if not self.left:
+            raise OSError(5, "power cut")
+        self.left -= 1
+
+    def open(self, path):
+        file, disk = super().open(path), self
+
+        class Watched:
+            def write(self, data):
+                if disk.left == 0:
+                    file.write(data[: len(data) // 2])  # torn
+                disk.tick()
+                return file.write(data)
+
+            def sync(self):
+                disk.tick()
+                file.sync()
+
+            truncate, close = file.truncate, file.close
+
+        return Watched()
+
+    def rename(self, path, target):
+        self.tick()
+        super().rename(path, target)
+
+    def sync_folder(self, folder):
+        self.tick()
+        super().sync_folder(folder)
+
+
+def test_a_publication_counts_whole_or_not_at_all_and_its_number_is_used_once(tmp_path):
+    registry(tmp_path / "made", 1)
+    checkpoint(tmp_path / "2", 2)
+    for step in itertools.count():
+        shutil.copytree(tmp_path / "made" / "server", tmp_path / str(step))
+        try:
+            Registry(tmp_path / str(step), disk=DiesAt(step)).publish(tmp_path / "2", PUBLISHED, KEY, *WHO)
+            break
+        except UserError:
+            after = Registry(tmp_path / str(step))
+        shown = 2 in after.releases.stages
+        version = after.publish(tmp_path / "2", PUBLISHED, KEY, *WHO)
+        assert version == 3 or not shown
+        for known in after.releases.stages:  # nothing that counts lacks anything
+            for digest, size in after.get(known).chunks().items():
+                assert hashlib.sha256(after.chunk(digest, 0, size)).hexdigest() == digest
+    assert step > 15
+
+
+def test_a_number_whose_manifest_was_written_is_not_used_again(tmp_path):
+    made = registry(tmp_path, 1)
+    (tmp_path / "server" / "manifests" / f"{7:010d}").touch()  # died before it counted
+    assert made.publish(tmp_path / "1", PUBLISHED, KEY, *WHO) == 8
+
+
+def test_old_versions_go_and_those_in_use_stay(tmp_path):
+    made = registry(tmp_path, 6)
+    for version in (1, 2, 4):
+        made.promote(version, *WHO)
+    made.pin(1, *WHO, robot="arm0")
+    assert made.remove_old(1, *WHO) > 0
+    assert [version for version, stage in made.releases.stages.items() if stage == "removed"] == [3, 5]
+    for version in (1, 2, 4, 6):
+        assert all(len(made.chunk(digest, 0, size)) == size for digest, size in made.get(version).chunks().items())
+    with pytest.raises(UserError, match="no policy version 3"):
+        made.promote(3, *WHO)
+    assert made.roll_back(*WHO) == 2
+
+
+@pytest.mark.parametrize("breaks", ["no config", "link", "name", "damaged"])
+def test_a_folder_that_robots_could_not_use_is_refused(tmp_path, breaks):
+    made = registry(tmp_path, 0)
+    folder = checkpoint(tmp_path / "bad", 1)
+    if breaks == "no config":
+        (folder / "config.json").unlink()
+    elif breaks == "link":
+        (folder / "secret").symlink_to("/etc/passwd")
+    elif breaks == "name":
+        (folder / "a b").touch()
+    else:
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    with pytest.raises(UserError):
+        made.publish(folder, PUBLISHED, KEY, *WHO)
+    assert made.releases.stages == {}
+
+
+def test_a_checkpoint_with_nan_metrics_is_not_signed(tmp_path):
+    made = registry(tmp_path, 0)
+    bad = replace(PUBLISHED, metrics={"success": float("nan")})
+    with pytest.raises(ContractError, match="cannot be written"):
+        made.publish(checkpoint(tmp_path / "1", 1), bad, KEY, *WHO)
+    assert made.releases.stages == {}
+
+
+def test_an_episode_counts_once(tmp_path):
+    made = registry(tmp_path, 1)
+    for position in (1, 2, 2, 1, 3):
+        made.record(position, "arm0", 1, Outcomes(1, 1, 10.0, 2, 1))
+    Registry(tmp_path / "server").record(3, "arm0", 1, Outcomes(1, 0))
+    made.record(4, "arm1", 1, Outcomes(1, 0, 5.0))
+    assert made.outcomes() == {1: {"arm0": Outcomes(3, 3, 30.0, 6, 3), "arm1": Outcomes(1, 0, 5.0)}}
+
+
+def test_a_canary_that_does_worse_is_rolled_back_by_itself(tmp_path):
+    made = registry(tmp_path, 2, rule=CanaryRule(min_episodes=5))
+    made.promote(1, *WHO)
+    for position in range(40):
+        assert made.record(position, "arm0", 1, Outcomes(1, 1, 10.0)) is None
+    made.try_on(2, ROBOTS, *WHO)
+    for position in range(40, 44):
+        assert not made.record(position, "arm1", 2, Outcomes(1, 0, 10.0)).rollback
+    assert made.releases.canary == 2
+    assert made.record(44, "arm1", 2, Outcomes(1, 0, 10.0)).rollback
+    assert (made.releases.canary, made.releases.active, made.releases.stages[2]) == (None, 1, "retired")
+    last = made.history()[-1]
+    assert (last["do"], last["who"], last["version"]) == ("roll back", "canary rule", 2)
+    assert "0/5" in last["why"] and "40/40" in last["why"]

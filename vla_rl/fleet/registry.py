@@ -1,0 +1,256 @@
+"""The server's folder of published policies, and which robot runs which of them.
+
+``chunks/`` holds what policies consist of, ``manifests/`` one signed file per version, ``history`` who changed what and
+why, ``outcomes`` how episodes went.  A change counts once its line in ``history`` is on the disk; everything else is
+written before.  Several processes of one machine may open the same folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vla_rl.contract.errors import UserError
+from vla_rl.fleet.canary import CanaryRule, Outcomes, Verdict, choose_canaries, judge
+from vla_rl.fleet.checkpoint_files import put_bytes, put_folder
+from vla_rl.fleet.content_store import ContentStore, write_whole
+from vla_rl.fleet.disk import Disk, RealDisk
+from vla_rl.fleet.history import History
+from vla_rl.fleet.manifest import Blob, FileEntry, Golden, Manifest
+from vla_rl.fleet.releases import EVERY_ROBOT, Releases
+from vla_rl.fleet.signing import SIGNATURE_BYTES, SigningKey
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is published with a checkpoint folder; see ``Golden`` and ``Manifest`` for the fields."""
+
+    spec_hash: str
+    observation: bytes
+    seed: int
+    action: tuple[tuple[float, ...], ...]
+    tolerance: float
+    learner_version: int = 0
+    progress: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Registry:
+    """Policies in ``folder``; ``rule`` says when a canary is taken back without anybody being asked."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rule: CanaryRule | None = None,
+        disk: Disk | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder, self._rule, self._disk, self._clock = folder, rule or CanaryRule(), disk or RealDisk(), clock
+        self._disk.make_folder(folder / "manifests")
+        self._store = ContentStore(folder / "chunks", self._disk)
+        self._history, self._log = History(folder / "history", self._disk), History(folder / "outcomes", self._disk)
+        self._releases, self._changes = Releases(), list[dict[str, Any]]()
+        self._outcomes, self._position = dict[int, dict[str, Outcomes]](), -1
+        self._lock = threading.RLock()
+
+    # -- what robots ask ----------------------------------------------------------------------------------------------
+
+    @property
+    def releases(self) -> Releases:
+        """The present state."""
+        with self._lock:
+            for change in self._history.new():
+                self._releases = self._releases.after(change)
+                self._changes.append(change)
+            return self._releases
+
+    def manifest(self, version: int) -> bytes:
+        """The signed manifest of ``version``; raises UserError for one that is not there."""
+        self.releases.check(version)
+        return self._disk.read(self._manifest_path(version))
+
+    def chunk(self, digest: str, offset: int, count: int) -> bytes:
+        """At most ``count`` bytes of a chunk from ``offset`` on; ContractError for one that is not here."""
+        return self._store.read(digest, offset, count)
+
+    def get(self, version: int) -> Manifest:
+        """The manifest of ``version``, as this server wrote it; raises UserError for one that is not there."""
+        return Manifest.decode(self.manifest(version)[SIGNATURE_BYTES:])
+
+    # -- what people and learners do ----------------------------------------------------------------------------------
+
+    def publish(self, checkpoint: Path, published: Published, key: SigningKey, who: str, why: str) -> int:
+        """Stage the policy in the folder ``checkpoint``; returns its version.
+
+        Raises UserError for a folder that cannot be published, or a disk that has no room; nothing has changed then.
+        """
+        try:
+            with self._alone():
+                files = put_folder(checkpoint, self._store.put)
+                observation = put_bytes(published.observation, self._store.put)
+                self._store.sync()
+                with self._lock:  # robots were served until here
+                    return self._publish(files, observation, published, key, who, why)
+        except OSError as error:
+            raise UserError(
+                f"{str(checkpoint)!r} could not be published ({error}), so robots keep what they run; free some disk "
+                "space or look at the disk."
+            ) from error
+
+    def _publish(
+        self, files: tuple[FileEntry, ...], observation: Blob, published: Published, key: SigningKey, who: str, why: str
+    ) -> int:
+        version, parent = self._next_version(), self.releases.active
+        golden = Golden(observation, published.seed, published.action, published.tolerance)
+        manifest = Manifest(
+            version=version,
+            parent=parent,
+            files=files,
+            spec_hash=published.spec_hash,
+            golden=golden,
+            learner_version=published.learner_version,
+            progress=published.progress,
+            metrics=published.metrics,
+        )
+        Manifest.decode(manifest.encode())  # what no robot would accept is not signed
+        write_whole(self._disk, self._manifest_path(version), key.sign(manifest))
+        self._disk.sync_folder(self._folder / "manifests")
+        self._change("publish", who, why, version=version)
+        return version
+
+    def try_on(self, version: int, robots: Iterable[str], who: str, why: str) -> tuple[str, ...]:
+        """Make ``version`` the canary of some of ``robots``, the fleet's; returns those who try it."""
+        with self._changing() as releases:
+            self._check_other(version, releases)
+            free = [robot for robot in robots if not {robot, EVERY_ROBOT} & releases.pins.keys()]
+            if not free:
+                raise UserError(
+                    f"no robot is free to try policy version {version}, since all are pinned or there is none; unpin "
+                    "one, or promote the version."
+                )
+            chosen = choose_canaries(free, version, self._rule.share)
+            self._change("canary", who, why, version=version, robots=list(chosen))
+        return chosen
+
+    def promote(self, version: int, who: str, why: str) -> None:
+        """Make ``version`` what every robot runs that is not pinned; a canary ends."""
+        with self._changing() as releases:
+            self._check_other(version, releases)
+            self._change("promote", who, why, version=version)
+
+    def roll_back(self, who: str, why: str) -> int | None:
+        """Take the canary back or, without one, the active version; returns what is active now.
+
+        Raises UserError where no version was active before.
+        """
+        with self._changing() as releases:
+            if releases.canary is None and not releases.before:
+                raise UserError(
+                    f"no policy was active before version {releases.active}, so there is nothing to go back to; "
+                    "promote another version."
+                )
+            self._change("roll back", who, why, version=releases.canary or releases.active)
+            return self.releases.active
+
+    def pin(self, version: int, who: str, why: str, robot: str = EVERY_ROBOT) -> None:
+        """Keep one robot, or every one without a pin of its own, on ``version`` whatever is promoted."""
+        with self._changing() as releases:
+            releases.check(version)
+            self._change("pin", who, why, robot=robot, version=version)
+
+    def unpin(self, who: str, why: str, robot: str = EVERY_ROBOT) -> None:
+        """Undo :meth:`pin`."""
+        with self._changing() as releases:
+            if robot not in releases.pins:
+                raise UserError(f"{robot!r} is not pinned, so nothing changes; pinned: {sorted(releases.pins)}.")
+            self._change("unpin", who, why, robot=robot)
+
+    def remove_old(self, keep: int, who: str, why: str) -> int:
+        """Remove all but the newest ``keep`` versions and those in use; returns how many bytes that freed."""
+        with self._changing() as releases:
+            there = [version for version, stage in releases.stages.items() if stage != "removed"]
+            kept = {*sorted(there)[max(0, len(there) - keep) :], *releases.in_use()}
+            gone = sorted(set(there) - kept)
+            if gone:
+                self._change("remove", who, why, versions=gone)
+            used = {digest for version in kept for digest in self.get(version).chunks()}
+            return self._store.keep_only(used)
+
+    # -- how episodes went --------------------------------------------------------------------------------------------
+
+    def record(self, position: int, robot: str, version: int, outcome: Outcomes) -> Verdict | None:
+        """Count an episode of ``robot``, at ``position`` of the ledger; one that was counted already is dropped.
+
+        Returns what that means for the canary, None without one; a canary that does worse is taken back.
+        """
+        with self._changing() as releases:
+            self._count()
+            if position <= self._position:
+                return None
+            self._log.append({"position": position, "robot": robot, "version": version, **asdict(outcome)})
+            self._count()
+            if releases.canary is None or releases.active is None:
+                return None
+            verdict = judge(self._total(releases.canary), self._total(releases.active), self._rule)
+            if verdict.rollback:
+                self._change("roll back", "canary rule", verdict.why, version=releases.canary)
+            return verdict
+
+    def outcomes(self) -> dict[int, dict[str, Outcomes]]:
+        """Episodes by version and robot."""
+        with self._lock:
+            self._count()
+            return {version: dict(robots) for version, robots in self._outcomes.items()}
+
+    def history(self) -> list[dict[str, Any]]:
+        """All changes in their order: ``do``, ``who``, ``why``, ``at`` (seconds since 1970) and what it was about."""
+        with self._lock:
+            _ = self.releases
+            return list(self._changes)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other thread or process writes into the folder meanwhile."""
+        with (self._folder / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _changing(self) -> Iterator[Releases]:
+        """The present state, which nobody else changes meanwhile."""
+        with self._alone(), self._lock:
+            yield self.releases
+
+    def _change(self, do: str, who: str, why: str, **about: Any) -> None:
+        self._history.append({"do": do, "who": who, "why": why, "at": self._clock(), **about})
+
+    def _count(self) -> None:
+        for entry in self._log.new():
+            self._position = entry.pop("position")
+            robots = self._outcomes.setdefault(entry.pop("version"), {})
+            robot = entry.pop("robot")
+            robots[robot] = robots.get(robot, Outcomes()) + Outcomes(**entry)
+
+    def _total(self, version: int) -> Outcomes:
+        return sum(self._outcomes.get(version, {}).values(), Outcomes())
+
+    def _check_other(self, version: int, releases: Releases) -> None:
+        releases.check(version)
+        if version == releases.active:
+            raise UserError(f"policy version {version} is active already, so nothing changes; name another version.")
+
+    def _next_version(self) -> int:
+        """Above every version that was published, and every one of whose publication only a manifest is left."""
+        written = [int(name) for name in self._disk.names(self._folder / "manifests") if name.isdigit()]
+        return 1 + max([0, *written, *self.releases.stages])
+
+    def _manifest_path(self, version: int) -> Path:
+        return self._folder / "manifests" / f"{version:010d}"
