@@ -157,6 +157,27 @@ def test_a_stopped_arm_is_re_armed_by_the_person_and_ctrl_c_leaves_the_terminal_
     assert load_demonstrations(tmp_path / "recorded").count == 1
 
 
+def test_a_person_drives_without_recording(shell, file, tmp_path):
+    person = shell("robot", "teleop", str(file), "--speed", "0.5")
+    person.until("Ctrl-C ends it", "space takes over", "hold")
+    person.type(" 1")
+    person.until("human")
+    person.type(ESCAPE)
+    person.until("STOPPED: a person pressed stop")
+    person.type(CTRL_C)
+    person.until("the arm was brought to rest, and nothing was recorded")
+    assert person.end().startswith("status 130 in front True")
+    lifts = [float(line.split()[1]) for line in (tmp_path / "commands.txt").read_text().splitlines()[:-1]]
+    assert lifts[0] == 0.0 and 0 < max(lifts) <= 2.0 and (tmp_path / "commands.txt").read_text().endswith("end\n")
+
+
+def test_nobody_can_drive_without_a_teleoperator_or_in_virtual_time(complaint, file):
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "teleoperator": None}))
+    assert "names no teleoperator" in complaint("robot", "teleop", str(file))
+    assert "simulated in virtual time" in complaint("robot", "teleop", "simulated")
+
+
 def test_a_teleoperator_that_cannot_be_read_ends_it_in_one_sentence(complaint, file, tmp_path):
     config = json.loads(file.read_text())
     config["teleoperator"]["options"]["terminal"] = "/no/such/tty"

@@ -98,6 +98,13 @@ FAULTS = (
         (f"{_TELEOP}test_a_program_waits_until_it_has_its_terminal_again",),
     ),
     Fault(
+        "a robot without a teleoperator waits for a person for ever",
+        "vla_rl/recipes/robots/teleop.py",
+        "if config.teleoperator is None:",
+        "if config.teleoperator is config:",
+        ("tests/cli/test_robot_terminal.py::test_nobody_can_drive_without_a_teleoperator_or_in_virtual_time",),
+    ),
+    Fault(
         "nobody learns why a teleoperator cannot be read",
         "robot_drivers/control.py",
         'if "failed" in message:',

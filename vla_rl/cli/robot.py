@@ -1,4 +1,4 @@
-"""``vla-rl robot [setup | calibrate | check | record | run] FILE ...``"""
+"""``vla-rl robot [setup | calibrate | check | teleop | record | run] FILE ...``"""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Robot:
     setup FILE asks for arm, cameras, teleoperator, tasks and limits, and writes the file.
     calibrate FILE walks you through the arm's own calibration.
     check FILE [--seconds S] [--policy CHECKPOINT] looks at everything and moves nothing.
+    teleop FILE [--speed SHARE] lets you drive by the file's teleoperator; nothing is recorded.
     record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
     [--real-time GUIDANCE] [--seed S] records episodes as a LeRobotDataset v3.0.
     run FILE --policy CHECKPOINT, with the same options, lets a policy drive, at a quarter of the speed unless you say
@@ -55,6 +56,17 @@ class Check:
     def __post_init__(self) -> None:
         """Raises UserError for numbers without meaning."""
         check_limits(self, seconds=(0.1, 600))
+
+
+@dataclass(frozen=True)
+class Teleop:
+    """Drive the arm by the teleoperator of its file, through the supervisor, until Ctrl-C; nothing is recorded."""
+
+    speed: float = 1.0  # share of the velocity limits
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers without meaning."""
+        check_limits(self, speed=(0.01, 1))
 
 
 @dataclass(frozen=True)
@@ -120,6 +132,13 @@ def _check(path: Path, options: list[str]) -> None:
         raise UserError(f"{wrong} of these must be mended before the arm is driven; nothing was moved.")
 
 
+def _teleop(path: Path, options: list[str]) -> None:
+    config: Teleop = override(Teleop(), options, "vla-rl robot teleop FILE")
+    from vla_rl.recipes.robots import drive, teleop
+
+    teleop.teleoperate(drive.robot_config(str(path)), config.speed, console)
+
+
 def _record(path: Path, options: list[str]) -> None:
     config: Record = override(Record(), options, "vla-rl robot record FILE")
     _drive(str(path), config, held_out=False)
@@ -141,4 +160,11 @@ def _drive(name: str, config: Record, held_out: bool) -> None:
     console.print(f"{summary}{f': {config.out}' if config.out else ''}")
 
 
-COMMANDS = {"setup": _setup, "calibrate": _calibrate, "check": _check, "record": _record, "run": _run}
+COMMANDS = {
+    "setup": _setup,
+    "calibrate": _calibrate,
+    "check": _check,
+    "teleop": _teleop,
+    "record": _record,
+    "run": _run,
+}

@@ -14,7 +14,7 @@ from rich.console import Console
 from robot_drivers.cameras.camera import Camera, open_camera
 from robot_drivers.config import Part, RobotConfig
 from robot_drivers.control import ControlConfig
-from robot_drivers.control_process import ControlProcess
+from robot_drivers.control_process import ControlProcess, ControlReport
 from robot_drivers.decisions import Decide
 from robot_drivers.driver import Measurement
 from robot_drivers.env import robot_env_spec
@@ -171,6 +171,11 @@ class RealTimeSession:
                 yield ControlStep(moment.obs, moment.record, runtime.stopped)
                 if runtime.stopped and not self._control.teleoperator_pid:
                     self._control.end("stopped")  # nobody could re-arm it meanwhile
+
+    def between_episodes(self) -> Iterator[ControlReport]:
+        """Control steps for ever, in which nobody but a person moves the arm."""
+        while True:
+            yield self._control.receive()
 
     def close(self) -> None:
         """Bring the arm to rest and free everything; Ctrl-C has to wait, for the arm and the terminal."""
