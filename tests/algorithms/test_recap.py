@@ -214,6 +214,15 @@ def test_of_good_and_bad_actions_the_conditioned_policy_picks_the_good_ones() ->
     assert conditioned > 0.97 and actions.mean() == pytest.approx(0.5, abs=0.06)
 
 
+@pytest.mark.parametrize(
+    ("dropout", "learnt"), [(0.0, [True, True, False]), (0.3, [True] * 3), (1.0, [False] * 2 + [True])]
+)
+def test_the_indicator_is_left_out_as_often_as_asked(dropout: float, learnt: list[bool]) -> None:
+    policy = made()
+    made_learner(policy, steps=3, value_steps=1, dropout=dropout).update(tried(64, 0))
+    assert policy.indicators.weight.any(1).tolist() == learnt  # negative, positive, unknown: all 0 at first
+
+
 def test_guidance_above_one_sharpens() -> None:
     """Success is likelier the larger the action: the more guidance, the larger the actions."""
     policy = made()

@@ -142,7 +142,7 @@ _CONDITIONED = (
         _RECAP,
         "generator=self.generator) < config.dropout",
         "generator=self.generator) < 0.0",
-        (f"{_ON}test_of_good_and_bad_actions_the_conditioned_policy_picks_the_good_ones",),
+        (f"{_ON}test_the_indicator_is_left_out_as_often_as_asked",),
     ),
     Fault(
         "a checkpoint leaves out the vectors",
