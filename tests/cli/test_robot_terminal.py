@@ -24,6 +24,7 @@ ENTER, CTRL_C, ESCAPE = "\r", "\x03", "\x1b"
 # What an interactive shell does with a program: a process group of its own, in front of the terminal until it ends.
 SHELL = """
 import os, signal, subprocess, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # it is ignored in what a script starts in the background
 os.open(sys.argv[1], os.O_RDWR)  # a new session's first terminal is its own
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
 before = termios.tcgetattr(0)
