@@ -27,8 +27,8 @@ def from_recording() -> ImitateDataset:
     """The same policy from episodes that `vla-rl robot record` has recorded, its sight included: --dataset FOLDER."""
     return ImitateDataset(
         env=ENV,
-        new=NewTinyOfJoints(horizon=16),
-        imitation=ImitationConfig(0, stride=1, fit=FitConfig(steps=5000, batch=64, lr=1e-3)),
+        new=NewTinyOfJoints(horizon=16, width=384, sampler=FlowSampler(Ode(), AllSteps(), 10)),
+        imitation=ImitationConfig(0, stride=1, draws=4, fit=FitConfig(steps=5000, batch=64, lr=1e-3)),
     )
 
 

@@ -31,13 +31,15 @@ class Simulated:
     ``env`` is "module:make" of an environment whose actions are the targets of the joints that its state measures;
     ``options`` are its own.  ``velocity``, ``acceleration`` and ``jerk`` hold for every joint, in its unit per s, s²
     and s³, since the environment does not say; the defaults are what the SO-101's servos can do, with some reserve.
+    The jerk reaches the acceleration in 6 ms.  A jerk that takes a good part of a control step for that bounds the
+    change of velocity in the step instead of the acceleration.
     """
 
     env: str = SO101
     options: Mapping[str, Any] = field(default_factory=dict)
     velocity: float = 3.0
     acceleration: float = 50.0
-    jerk: float = 2000.0
+    jerk: float = 8000.0
 
 
 @dataclass(frozen=True)

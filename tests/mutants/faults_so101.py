@@ -96,6 +96,15 @@ FAULTS = (
         (f"{_ON}test_the_expert_succeeds_with_chunks_among_several_cubes_and_at_50_hz",),
     ),
     Fault(
+        "the jerk limit bounds a simulated arm before its acceleration does",
+        _HARDWARE,
+        "jerk: float = 8000.0",
+        "jerk: float = 2000.0",
+        (
+            "tests/robot_drivers/test_simulated.py::test_a_change_of_speed_well_within_the_acceleration_is_followed_exactly",
+        ),
+    ),
+    Fault(
         "commands reach the motors at once",
         _HARDWARE,
         "due = now + self._imperfections.command_latency",

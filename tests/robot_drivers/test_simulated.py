@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from robot_drivers.driver import DriverError, Judged, Measurement, Resets, RobotDriver, open_driver
+from robot_drivers.limits import Limits
+from robot_drivers.safety import Request, Supervisor
 from robot_drivers.simulated import SimulatedRobot
 from robot_drivers.simulated_hardware import Imperfections
 from sims.catalog import make
@@ -232,3 +234,14 @@ def test_an_observation_is_a_policys(robot):
 def test_its_options_are_json(robot):
     flaws = json.loads(json.dumps({"offsets": [0.1] * 6, "noise": 0.0}))
     assert np.allclose(robot(**flaws).observe().position - robot().observe().position, 0.1)
+
+
+def test_a_change_of_speed_well_within_the_acceleration_is_followed_exactly():
+    """Constant speed, then 0.6 rad/s more from one control step to the next: 15 of 50 rad/s²."""
+    supervisor = Supervisor(Limits.of(SimulatedRobot(options=STATE_ONLY).spec))
+    path = AWAY + np.outer(np.cumsum([0.0, 0.0, 0.0, *[0.6 * DT] * 4]), [1.0, 0, 0, 0, 0, 0])
+    for step, target in enumerate(path):
+        now = step * DT
+        measured = Measurement(path[max(step - 1, 0)], None, now)
+        command = supervisor.step(measured, Request(target, now, "policy"), now)
+        assert not command.clipped.any(), step
