@@ -2,7 +2,9 @@
 
 Time is counted in control steps: a chunk that was decided on the observation of step ``s`` holds the actions for the
 steps ``s``, ``s + 1``, ...  If it arrives before step ``t``, its *delay* is ``t - s`` steps, which is exact: no clock
-is read, and nothing is estimated.
+is read, and nothing is estimated.  Where the arm stood still meanwhile, because an episode has just begun or the chunk
+before ran out, the new one begins that many steps later: its actions follow on the observation in which the arm still
+is.  So a first chunk begins with its first action, as in LeRobot's asynchronous inference and openpi's client.
 
 Real-time chunking (Black et al. 2025, arXiv 2506.07339) is :class:`RecedingHorizon` with a policy that makes a new
 chunk agree with the last one where they overlap: chunks are executed alike, and only the policy differs.
@@ -62,12 +64,9 @@ class _Newest:
     def add(self, chunk: np.ndarray, observed: int, now: int) -> None:
         _check(chunk, observed, now)
         outdated = self._chunk is not None and observed <= self._observed
-        start = self._first_step(observed, now)
+        start = observed + _stood_still(observed, now, self._end)
         if not outdated and start + len(chunk) > now:
             self._chunk, self._observed, self._start = chunk, observed, start
-
-    def _first_step(self, observed: int, now: int) -> int:
-        return observed
 
     def action(self, step: int) -> np.ndarray | None:
         place = self.place(step)
@@ -81,6 +80,11 @@ class _Newest:
     def _length(self) -> int:
         return 0 if self._chunk is None else len(self._chunk)
 
+    @property
+    def _end(self) -> int | None:
+        """The first step for which the chunk has no action."""
+        return None if self._chunk is None else self._start + self._length
+
     def consumed(self, step: int) -> int | None:
         return None if self._chunk is None else min(max(step - self._start, 0), len(self._chunk))
 
@@ -91,15 +95,12 @@ class _Newest:
 class OpenLoop(_Newest):
     """Execute the first ``steps`` actions of a chunk (None: all of them), then stand still and ask for the next.
 
-    The arm waits where it is while the policy computes, so a chunk begins with its first action whenever it arrives.
+    The arm waits where it is while the policy computes.
     """
 
     def __init__(self, steps: int | None = None) -> None:
         super().__init__()
         self._steps = None if steps is None else _positive("steps", steps)
-
-    def _first_step(self, observed: int, now: int) -> int:
-        return now
 
     @property
     def _length(self) -> int:
@@ -108,11 +109,11 @@ class OpenLoop(_Newest):
 
     def wants(self, step: int) -> bool:
         """When nothing is left of the chunk."""
-        return self._chunk is None or step >= self._start + self._length
+        return self._end is None or step >= self._end
 
 
 class RecedingHorizon(_Newest):
-    """Ask again ``steps`` steps after the observation of the newest chunk, and go on with that one meanwhile.
+    """Ask again when ``steps`` actions of the newest chunk belong to the past, and go on with that one meanwhile.
 
     The new chunk replaces the rest of the old one from the action on whose turn it is: its first ``delay`` actions are
     never executed.  Naively the arm jumps there; see the module for the policy that prevents it.
@@ -123,8 +124,8 @@ class RecedingHorizon(_Newest):
         self._steps = _positive("steps", steps)
 
     def wants(self, step: int) -> bool:
-        """When ``steps`` steps have passed, or nothing is left."""
-        return self._chunk is None or step >= self._observed + min(self._steps, len(self._chunk))
+        """When ``steps`` actions have passed, or nothing is left."""
+        return self._chunk is None or step >= self._start + min(self._steps, len(self._chunk))
 
 
 class TemporalEnsembling:
@@ -136,15 +137,19 @@ class TemporalEnsembling:
 
     def __init__(self, decay: float = 0.01) -> None:
         self._decay = decay
-        self._chunks: dict[int, np.ndarray] = {}  # by the step observed, the oldest first
+        self._chunks: dict[
+            int, tuple[int, np.ndarray]
+        ] = {}  # first step and actions by the step observed, oldest first
 
     def add(self, chunk: np.ndarray, observed: int, now: int) -> None:
         _check(chunk, observed, now)
-        chunks = {**self._chunks, observed: chunk}
-        self._chunks = {start: chunks[start] for start in sorted(chunks) if start + len(chunks[start]) > now}
+        ends = [start + len(other) for start, other in self._chunks.values()]
+        start = observed + _stood_still(observed, now, max(ends, default=None))
+        chunks = {**self._chunks, observed: (start, chunk)}
+        self._chunks = {key: chunks[key] for key in sorted(chunks) if chunks[key][0] + len(chunks[key][1]) > now}
 
     def action(self, step: int) -> np.ndarray | None:
-        votes = [self._chunks[start][step - start] for start in self._covering(step)]
+        votes = [self._chunks[place.chunk][1][place.index] for place in self._covering(step)]
         if not votes:
             return None
         weights = np.exp(-self._decay * np.arange(len(votes)))
@@ -154,7 +159,7 @@ class TemporalEnsembling:
     def place(self, step: int) -> Place | None:
         """The newest chunk that has a say."""
         covering = self._covering(step)
-        return Place(covering[-1], step - covering[-1]) if covering else None
+        return covering[-1] if covering else None
 
     def wants(self, step: int) -> bool:
         """Always."""
@@ -163,14 +168,20 @@ class TemporalEnsembling:
     def consumed(self, step: int) -> int | None:
         if not self._chunks:
             return None
-        start, chunk = list(self._chunks.items())[-1]
+        start, chunk = list(self._chunks.values())[-1]
         return min(max(step - start, 0), len(chunk))
 
     def clear(self) -> None:
         self._chunks = {}
 
-    def _covering(self, step: int) -> list[int]:
-        return [start for start, chunk in self._chunks.items() if 0 <= step - start < len(chunk)]
+    def _covering(self, step: int) -> list[Place]:
+        places = (Place(observed, step - start) for observed, (start, _) in self._chunks.items())
+        return [place for place in places if 0 <= place.index < len(self._chunks[place.chunk][1])]
+
+
+def _stood_still(observed: int, now: int, end: int | None) -> int:
+    """How many steps from ``observed`` until ``now`` had no action: those from ``end`` on, all where it is None."""
+    return now - observed if end is None else max(now - max(observed, end), 0)
 
 
 def _check(chunk: np.ndarray, observed: int, now: int) -> None:

@@ -12,17 +12,20 @@ _ENV, _ON_ENV = "robot_drivers/env.py", "tests/robot_drivers/test_env.py::"
 
 _EXECUTION = (
     Fault(
-        "an open loop drops the actions of the time in which the arm stood still",
+        "the actions of the time in which the arm stood still are dropped",
         _CHUNKS,
-        "return now",
-        "return observed",
-        (f"{_ON_CHUNKS}test_open_loop_executes_whole_chunks_and_stands_still_while_it_waits",),
+        "start = observed + _stood_still(observed, now, self._end)",
+        "start = observed",
+        (
+            f"{_ON_CHUNKS}test_open_loop_executes_whole_chunks_and_stands_still_while_it_waits",
+            f"{_ON_CHUNKS}test_where_the_arm_stood_still_a_chunk_goes_on_from_there",
+        ),
     ),
     Fault(
         "a late chunk begins with its first action",
         _CHUNKS,
-        "return observed",
-        "return now",
+        "max(now - max(observed, end), 0)",
+        "now - observed",
         (f"{_ON_CHUNKS}test_receding_horizon_goes_on_with_the_old_chunk_and_drops_the_first_actions_of_the_new",),
     ),
     Fault(
@@ -40,10 +43,10 @@ _EXECUTION = (
         (f"{_ON_CHUNKS}test_an_older_chunk_never_replaces_a_newer_one[receding horizon]",),
     ),
     Fault(
-        "the horizon is counted from the arrival",
+        "a receding horizon asks a step late",
         _CHUNKS,
-        "step >= self._observed + min(self._steps, len(self._chunk))",
-        "step > self._observed + min(self._steps, len(self._chunk))",
+        "step >= self._start + min(self._steps, len(self._chunk))",
+        "step > self._start + min(self._steps, len(self._chunk))",
         (f"{_ON_CHUNKS}test_receding_horizon_goes_on_with_the_old_chunk_and_drops_the_first_actions_of_the_new",),
     ),
     Fault(
@@ -54,10 +57,26 @@ _EXECUTION = (
         (f"{_ON_CHUNKS}test_ensembling_weighs_the_oldest_most",),
     ),
     Fault(
+        "an ensemble's first chunk begins in the middle",
+        _CHUNKS,
+        "start = observed + _stood_still(observed, now, max(ends, default=None))",
+        "start = observed",
+        (
+            f"{_ON_CHUNKS}test_a_first_chunk_begins_with_its_first_action_and_the_next_with_that_of_its_step[ensembling]",
+        ),
+    ),
+    Fault(
+        "a receding horizon is counted from the observation",
+        _CHUNKS,
+        "step >= self._start + min(self._steps, len(self._chunk))",
+        "step >= self._observed + min(self._steps, len(self._chunk))",
+        (f"{_ON_EXECUTOR}test_the_policy_is_told_what_was_consumed_and_what_is_delayed",),
+    ),
+    Fault(
         "ensembling keeps the chunks in the order of their arrival",
         _CHUNKS,
-        "for start in sorted(chunks) if",
-        "for start in chunks if",
+        "for key in sorted(chunks) if",
+        "for key in chunks if",
         (f"{_ON_CHUNKS}test_ensembling_weighs_by_age_and_not_by_arrival",),
     ),
     Fault(

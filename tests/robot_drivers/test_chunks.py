@@ -52,14 +52,26 @@ def test_open_loop_executes_whole_chunks_and_stands_still_while_it_waits() -> No
 
 def test_receding_horizon_goes_on_with_the_old_chunk_and_drops_the_first_actions_of_the_new() -> None:
     assert played(RecedingHorizon(2), 0, 5) == [[0, 0], [1, 0], [2, 2], [3, 2], [4, 4]]
-    # asked at 0, 2, 4, ...; each answer counts from one step later on
-    assert played(RecedingHorizon(2), 1, 6) == [None, [1, 0], [2, 0], [3, 2], [4, 2], [5, 4]]
-    # a delay longer than the horizon: the next question follows each answer at once
-    assert played(RecedingHorizon(1), 3, 8, 7) == [None, None, None, [3, 0], [4, 0], [5, 0], [6, 3], [7, 3]]
+    # asked at 0, 3, 5, ...; the first begins with its first action, the others count from one step later on
+    assert played(RecedingHorizon(2), 1, 7) == [None, [0, 0], [1, 0], [2, 0], [4, 3], [5, 3], [6, 5]]
+    # a delay longer than the horizon: the next question follows each answer after an action
+    expected = [None, None, None, [0, 0], [1, 0], [2, 0], [3, 0], [7, 4], [8, 4], [9, 4]]
+    assert played(RecedingHorizon(1), 3, 10, 7) == expected
 
 
-def test_a_chunk_that_runs_out_before_the_next_one_leaves_nothing_to_do() -> None:
-    assert played(RecedingHorizon(3), 2, 8, 4) == [None, None, [2, 0], [3, 0], None, [5, 3], [6, 3], None]
+def test_where_the_arm_stood_still_a_chunk_goes_on_from_there() -> None:
+    # 5 arrives at 7, and the chunk before ended at 6: its action for step 6 is executed in step 7
+    expected = [None, None, [0, 0], [1, 0], [2, 0], [3, 0], None, [6, 5], [7, 5], [8, 5], None, [10, 9]]
+    assert played(RecedingHorizon(3), 2, 12, 4) == expected
+
+
+@pytest.mark.parametrize("way", ["receding horizon", "ensembling"])
+def test_a_first_chunk_begins_with_its_first_action_and_the_next_with_that_of_its_step(way: str) -> None:
+    chunks = WAYS[way]()
+    chunks.add(chunk(0, 9), 0, 5)
+    assert chunks.place(5) == Place(0, 0) and chunks.consumed(5) == 0
+    chunks.add(chunk(5, 9), 5, 10)
+    assert chunks.place(10) == Place(5, 5) and chunks.consumed(10) == 5
 
 
 def test_ensembling_weighs_the_oldest_most() -> None:
@@ -93,20 +105,18 @@ def test_ensembling_of_act_has_its_decay() -> None:
 def test_places_name_the_chunk_and_the_action_that_are_executed() -> None:
     open_loop, horizon, ensemble = OpenLoop(), RecedingHorizon(2), TemporalEnsembling()
     for chunks in (open_loop, horizon, ensemble):
-        chunks.add(chunk(0, 6), 0, 2)
+        chunks.add(chunk(0, 6), 0, 0)
         chunks.add(chunk(1, 6), 1, 3)
-    assert open_loop.place(4) == Place(1, 1)
-    assert horizon.place(4) == ensemble.place(4) == Place(1, 3)
-    assert horizon.place(7) is None
-    assert open_loop.consumed(5) == 2 and horizon.consumed(5) == ensemble.consumed(5) == 4
-    assert horizon.consumed(20) == ensemble.consumed(20) == 6, "no more than there were"
+        assert chunks.place(4) == Place(1, 3) and chunks.place(7) is None
+        assert chunks.consumed(5) == 4 and chunks.consumed(20) == 6, "no more than there were"
 
 
 @pytest.mark.parametrize("way", ["receding horizon", "ensembling"])
 def test_a_chunk_whose_steps_are_over_changes_nothing(way: str) -> None:
     chunks = WAYS[way]()
-    chunks.add(chunk(0, 4), 0, 4)
-    assert chunks.action(4) is None and chunks.consumed(4) is None and chunks.wants(4)
+    chunks.add(chunk(0, 6), 0, 0)
+    chunks.add(chunk(1, 3), 1, 4)
+    assert chunks.place(4) == Place(0, 4) and chunks.consumed(4) == 4 and chunks.wants(4)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -145,22 +155,32 @@ def test_no_steps_are_no_way_to_execute(way: Callable[[int], Chunks]) -> None:
         way(0)
 
 
-@pytest.mark.parametrize("way", ["receding horizon", "ensembling"])
+@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=60, deadline=None)
 @given(delays=st.lists(st.integers(0, 6), min_size=1, max_size=12), length=st.integers(1, 6))
-def test_every_action_is_that_of_its_own_step_whatever_the_delays(way: str, delays: list[int], length: int) -> None:
-    chunks, arrivals = WAYS[way](), {}
-    for observed, delay in enumerate(delays):
-        arrivals.setdefault(observed + delay, []).append(observed)
-    for step in range(len(delays) + 12):
-        for observed in arrivals.get(step, []):
-            chunks.add(chunk(observed, length), observed, step)
-        action, there = chunks.action(step), [s for t, some in arrivals.items() if t <= step for s in some]
-        assert (action is not None) >= (bool(there) and max(there) + length > step)
-        if action is not None:
-            assert action[0] == pytest.approx(step), "no action of another step is executed"
-            place = chunks.place(step)
-            assert place is not None and place.chunk + place.index == step and place.chunk in there
+def test_a_chunk_is_ahead_of_its_steps_by_the_time_that_the_arm_stood_still(
+    way: str, delays: list[int], length: int
+) -> None:
+    """One question at a time, each answered after a delay of its own."""
+    chunks, answers = WAYS[way](), list(delays)
+    waiting: list[int] = []  # the step observed, and how late the answer is
+    arrived, still = {}, []
+    for step in range(60):
+        for late in (True, False):  # an answer that was waited for; one without delay
+            if waiting and step >= sum(waiting):
+                chunks.add(chunk(waiting[0], length), waiting[0], step)
+                arrived[waiting[0]] = step
+                waiting = []
+            if late and not waiting and answers and chunks.wants(step):
+                waiting = [step, answers.pop(0)]
+        place, action = chunks.place(step), chunks.action(step)
+        still.append(place is None)
+        assert (action is None) == (place is None)
+        if place is not None:
+            waited = sum(still[place.chunk : arrived[place.chunk]])
+            assert place.index == step - place.chunk - waited
+            if way != "ensembling":
+                assert action is not None and action.tolist() == [step - waited, place.chunk]
 
 
 @settings(max_examples=60, deadline=None)
