@@ -99,6 +99,27 @@ FAULTS = (
         (f"{_ON}test_a_slower_speed_holds",),
     ),
     Fault(
+        "the delay of a session is ignored",
+        _SESSION,
+        "self._clock, dt, self._delay)",
+        "self._clock, dt)",
+        (f"{_ON}test_a_delay_of_the_policy_lasts_whole_control_steps[80-2]",),
+    ),
+    Fault(
+        "a delay is rounded down to control steps",
+        _SESSION,
+        "math.ceil(execution.delay / self.spec.control_dt - _ROUNDING)",
+        "math.floor(execution.delay / self.spec.control_dt + _ROUNDING)",
+        (f"{_ON}test_a_delay_of_the_policy_lasts_whole_control_steps[81-3]",),
+    ),
+    Fault(
+        "a delay that a real arm cannot have is ignored",
+        _SESSION,
+        "    if execution.delay:",
+        "    if execution.delay < 0:",
+        (f"{_ON}test_a_delay_is_not_set_on_an_arm_in_real_time",),
+    ),
+    Fault(
         "an episode that a person rejects is kept",
         _DRIVE,
         'if outcome == "redo":',

@@ -1,156 +1,108 @@
-"""``python -m tests.simulators.delays RUN [EPISODES] [DELAY ...]``: ways to execute chunks, and what delay costs them.
+"""``python -m tests.simulators.delays RUN [EPISODES] [MS ...]``: ways to execute chunks, and what delay costs them.
 
-A flow policy plays test seeds in its run's environment, which takes absolute joint positions (so101), and every chunk
-but an episode's first is there DELAY control steps after its observation.  Each way of execution plays the same seeds:
-success with its Wilson interval (95 %), the largest acceleration that was requested of a joint, and how long an episode
-takes.  No supervisor stands between requests and servos.
+A flow policy drives the simulated SO-101 as ``vla-rl robot run simulated --speed 1 --delay MS`` does: through executor
+and supervisor, in lock-step, on the first EPISODES test scenes, the same for every way of execution.  A line holds
+success with its Wilson interval (95 %), the largest acceleration of a joint in an episode, as it was requested and as
+it was executed (median of the episodes and largest), the share of control steps in which the supervisor changed a
+joint's request, and how many steps an episode takes.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from robot_drivers.chunks import Chunks, OpenLoop, RecedingHorizon, TemporalEnsembling
-from vla_rl.contract.env import Observation, VecEnv
 from vla_rl.contract.intervals import wilson
-from vla_rl.contract.policy import Policy, RealTimePolicy, State
-from vla_rl.evaluation.run import episode_generator
 from vla_rl.evaluation.seed_ranges import TEST, held_out
-from vla_rl.policies.pretrained import load_policy
-from vla_rl.policies.real_time_chunking import RealTimeChunking, RealTimeConfig
-from vla_rl.recipes.saved import checkpoint_of, env_config_of
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.robots import drive
+from vla_rl.recipes.robots.person import waiting
+from vla_rl.recipes.robots.session import ControlStep, open_session
 
-STEPS = 8  # actions between two observations that are decided on
-SIDE_BY_SIDE = 50  # environments
-DELAYS = (0, 1, 3, 5, 8)  # control steps
-
-
-@dataclass
-class Arm:
-    """One environment: its queue, what is on its way, and what was requested so far."""
-
-    chunks: Chunks
-    waiting: tuple[int, np.ndarray] | None = None  # the step observed, and the chunk
-    requested: list[np.ndarray] = field(default_factory=list)
-
-    def receive(self, step: int, delay: int) -> None:
-        """Queue the chunk that is there before ``step``; an episode begins with its first chunk, standing still."""
-        if self.waiting is not None and (step == 0 or step >= self.waiting[0] + delay):
-            observed, chunk = self.waiting
-            self.waiting = None
-            self.chunks.add(chunk, observed, step)
-
-    def asks(self, step: int) -> bool:
-        return self.waiting is None and self.chunks.wants(step)
-
-    def act(self, step: int) -> np.ndarray:
-        """The action [D] of ``step``: where none is queued, the last one again."""
-        action = self.chunks.action(step)
-        self.requested.append(self.requested[-1] if action is None else action)
-        return self.requested[-1]
-
-    def acceleration(self, dt: float, last: int) -> float:
-        """The largest second difference of a joint's requests until step ``last``, in rad/s²; not of the gripper."""
-        positions = np.array(self.requested[: last + 1])[:, :-1]
-        return float(np.abs(np.diff(positions, 2, axis=0)).max() / dt**2)
-
-
-class Fleet:
-    """As many arms as environments, one episode each, all with the same delay."""
-
-    def __init__(
-        self, env: VecEnv, policy: Policy, horizon: int, make_chunks: Callable[[], Chunks], delay: int
-    ) -> None:
-        self.env, self.policy, self.horizon, self.delay = env, policy, horizon, delay
-        self.make_chunks = make_chunks
-
-    def play(self, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Success bool [E], largest acceleration [E] and length [E] of the episodes of ``seeds`` [E]."""
-        obs = self.env.reset(np.arange(len(seeds)), seeds)
-        self.arms = [Arm(self.make_chunks(), requested=[start]) for start in np.asarray(obs.state)]
-        self.generators = [episode_generator(1, int(seed)) for seed in seeds]
-        self.state = self.policy.initial_state(len(seeds))
-        length, done, success = np.zeros(len(seeds), int), np.zeros(len(seeds), bool), np.zeros(len(seeds), bool)
-        for step in range(self.env.spec.time_limit):
-            self._receive(step)
-            self._decide(obs, step, ~done)
-            self._receive(step)
-            moved = self.env.step(np.stack([arm.act(step) for arm in self.arms])[:, None].astype(np.float32))
-            obs, length = moved.obs, length + ~done
-            done, success = np.asarray(moved.done), np.asarray(moved.success)
-            if done.all():
-                break
-        dt = self.env.spec.control_dt
-        largest = [arm.acceleration(dt, last) for arm, last in zip(self.arms, length, strict=True)]
-        return success, np.array(largest), length
-
-    def _receive(self, step: int) -> None:
-        for arm in self.arms:
-            arm.receive(step, self.delay)
-
-    def _decide(self, obs: Observation, step: int, running: np.ndarray) -> None:
-        """Ask the policy for the chunks of the arms that want one."""
-        rows = np.array([i for i, arm in enumerate(self.arms) if running[i] and arm.asks(step)], int)
-        if not len(rows):
-            return
-        own: State = {name: item[rows] for name, item in self.state.items()}
-        if isinstance(self.policy, RealTimePolicy):
-            own = self._continue(self.policy, own, [self.arms[i].chunks.consumed(step) for i in rows])
-        features = self.policy.encode(obs.select(rows).public())
-        out, after = self.policy.act(features, own, "eval", [self.generators[i] for i in rows])
-        for name, item in after.items():
-            self.state[name][rows] = item
-        for i, chunk in zip(rows, np.asarray(out.action, np.float64), strict=True):
-            self.arms[i].waiting = step, chunk
-
-    def _continue(self, policy: RealTimePolicy, state: State, consumed: list[int | None]) -> State:
-        """Say how far the last chunks are executed; a late one has less of a delay to bridge."""
-        known = [i for i, steps in enumerate(consumed) if steps is not None]
-        steps = [int(consumed[i] or 0) for i in known]
-        return policy.continue_chunk(state, known, steps, [min(self.delay, s, self.horizon - s) for s in steps])
-
-
-WAYS: dict[str, tuple[Callable[[], Chunks], RealTimeConfig | None]] = {
-    "open loop": (partial(OpenLoop, STEPS), None),
-    "receding horizon": (partial(RecedingHorizon, STEPS), None),
-    "temporal ensembling": (TemporalEnsembling, None),
-    "real-time chunking, identity": (partial(RecedingHorizon, STEPS), RealTimeConfig("identity")),
-    "real-time chunking, vjp": (partial(RecedingHorizon, STEPS), RealTimeConfig("vjp")),
+STEPS = 8  # actions of a chunk before the next is asked for, with a receding horizon
+SEED = 1  # of the policy's noise: that of ``vla-rl robot run`` unless it is told another
+DELAYS = (0, 120, 200, 320)  # ms
+WAYS = {  # --execution and --real-time
+    "open loop": ("open_loop", ""),
+    "receding horizon": ("receding_horizon", ""),
+    "temporal ensembling": ("temporal_ensembling", ""),
+    "real-time chunking, identity": ("receding_horizon", "identity"),
+    "real-time chunking, vjp": ("receding_horizon", "vjp"),
 }
+HEADER = (
+    "| delay (ms) | execution | success | acceleration requested (rad/s²) | executed | clipped | steps |\n"
+    "|---|---|---|---|---|---|---|"
+)
 
 
-def row(env: VecEnv, base: Any, way: str, delay: int, seeds: np.ndarray) -> str:
+@dataclass(frozen=True)
+class Episode:
+    """What one episode was like; accelerations in rad/s², of the joints without the gripper."""
+
+    success: bool
+    requested: float
+    executed: float
+    clipped: int
+    steps: int
+
+    @classmethod
+    def of(cls, seen: Sequence[ControlStep], dt: float) -> Episode:
+        """The measures of the control steps ``seen``."""
+        records = [one.record for one in seen]
+        asked = np.stack([record.requested for record in records])
+        executed = np.stack([record.executed for record in records])
+        return cls(
+            records[-1].outcome == "success",
+            acceleration(asked[np.isfinite(asked).all(axis=1)], dt),
+            acceleration(executed, dt),
+            sum(bool(record.clipped.any()) for record in records),
+            len(records),
+        )
+
+
+def acceleration(positions: np.ndarray, dt: float) -> float:
+    """The largest second difference of ``positions`` [T,D] without the last joint."""
+    return float(np.abs(np.diff(positions[:, :-1], 2, axis=0)).max(initial=0.0) / dt**2)
+
+
+def play(policy: str, way: str, delay: int, episodes: int) -> list[Episode]:
+    """The episodes of one way of execution with ``delay`` ms from an observation to its chunk."""
+    how, real_time = WAYS[way]
+    execution, config = drive.execution(how, STEPS, 1.0, delay / 1000), drive.robot_config(drive.SIMULATED)
+    settings = drive.EpisodesConfig(policy, episodes, SEED, execution, real_time, held_out=True)
+    with closing(open_session(config, execution, waiting(console))) as session:
+        decide, dt = drive.build_decider(session, config, settings), session.spec.control_dt
+        scenes = enumerate(held_out(TEST, episodes), 1)
+        return [Episode.of(list(session.play(decide, number, seed)), dt) for number, seed in scenes]
+
+
+def line(way: str, delay: int, played: Sequence[Episode]) -> str:
     """A line of the table."""
-    make_chunks, config = WAYS[way]
-    policy = base if config is None else RealTimeChunking(base, config)
-    fleet = Fleet(env, policy, base.horizon, make_chunks, delay)
-    parts = [fleet.play(part) for part in np.array_split(seeds, len(seeds) // env.num_envs)]
-    success, largest, length = (np.concatenate(column) for column in zip(*parts, strict=True))
-    low, high = wilson(int(success.sum()), len(success))
-    rate = f"{success.mean():.1%} [{low:.1%}, {high:.1%}]"
-    return f"| {delay} | {way} | {rate} | {np.median(largest):.0f} | {largest.max():.0f} | {length.mean():.1f} |"
+    success, steps = sum(one.success for one in played), sum(one.steps for one in played)
+    low, high = wilson(success, len(played))
+    asked, executed = ([getattr(one, name) for one in played] for name in ("requested", "executed"))
+    cells = (
+        str(delay),
+        way,
+        f"{success / len(played):.1%} [{low:.1%}, {high:.1%}]",
+        *(f"{np.median(one):.0f} ({max(one):.0f})" for one in (asked, executed)),
+        f"{sum(one.clipped for one in played) / steps:.0%}",
+        f"{steps / len(played):.1f}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
-def main(checkpoint: str, episodes: int, delays: tuple[int, ...]) -> None:
-    folder, seeds = checkpoint_of(checkpoint), np.array(held_out(TEST, episodes))
-    config = env_config_of(folder)
-    assert config is not None and episodes % SIDE_BY_SIDE == 0, "a run's checkpoint, and episodes in fifties"
+def main(policy: str, episodes: int, delays: tuple[int, ...]) -> None:
     torch.set_num_threads(1)
-    print("| delay | execution | success | acceleration, median | largest | steps |\n|---|---|---|---|---|---|")
-    with closing(config.make(SIDE_BY_SIDE)) as env:
-        base = load_policy(Path(folder), env.spec)
-        for delay in delays:
-            for way in WAYS:
-                print(row(env, base, way, delay, seeds), flush=True)
+    print(HEADER)
+    for delay in delays:
+        for way in WAYS:
+            print(line(way, delay, play(policy, way, delay, episodes)), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Robot:
     check FILE [--seconds S] [--policy CHECKPOINT] looks at everything and moves nothing.
     teleop FILE [--speed SHARE] lets you drive by the file's teleoperator; nothing is recorded.
     record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
-    [--real-time GUIDANCE] [--seed S] records episodes as a LeRobotDataset v3.0.
+    [--real-time GUIDANCE] [--delay MS] [--seed S] records episodes as a LeRobotDataset v3.0.
     run FILE --policy CHECKPOINT, with the same options, lets a policy drive, at a quarter of the speed unless you say
     otherwise.
 
@@ -83,11 +83,12 @@ class Record:
     execution: Literal["open_loop", "receding_horizon", "temporal_ensembling"] = "open_loop"
     steps: int = 8  # actions of a chunk before the next is asked for, with a receding horizon
     real_time: Literal["", "identity", "vjp"] = ""  # real-time chunking: how the next chunk is guided by the last
+    delay: float = 0.0  # ms from an observation to its chunk, on a simulated robot: a policy on a slow machine
     seed: int = 1  # of the training run that the episodes are for, and of the policy's noise
 
     def __post_init__(self) -> None:
         """Raises UserError for numbers without meaning."""
-        check_limits(self, episodes=(1, 100_000), speed=(0.01, 1), steps=(1, 1000))
+        check_limits(self, episodes=(1, 100_000), speed=(0.01, 1), steps=(1, 1000), delay=(0, 10_000))
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _run(path: Path, options: list[str]) -> None:
 def _drive(name: str, config: Record, held_out: bool) -> None:
     from vla_rl.recipes.robots import drive
 
-    execution = drive.execution(config.execution, config.steps, config.speed)
+    execution = drive.execution(config.execution, config.steps, config.speed, config.delay / 1000)
     settings = drive.EpisodesConfig(config.policy, config.episodes, config.seed, execution, config.real_time, held_out)
     summary = drive.drive(drive.robot_config(name), settings, Path(config.out) if config.out else None, console)
     console.print(f"{summary}{f': {config.out}' if config.out else ''}")

@@ -106,6 +106,28 @@ def test_a_slower_speed_holds(tmp_path):
     assert seen[-1].record.outcome == "time_limit"
 
 
+@pytest.mark.parametrize(("milliseconds", "steps"), [(0, 0), (80, 2), (81, 3)])
+def test_a_delay_of_the_policy_lasts_whole_control_steps(milliseconds: float, steps: int):
+    asked: list[Query] = []
+
+    def decide(query: Query) -> Decision:
+        asked.append(query)
+        return Decision(np.repeat(np.asarray(query.obs.state, np.float64), 4, axis=0))
+
+    execution = drive.execution("receding_horizon", 4, 1.0, milliseconds / 1000)
+    with closing(LockstepSession(simulated(seconds=1.0), execution)) as session:
+        seen = list(session.play(decide, 1, 7))
+    sources = [one.record.source for one in seen]
+    assert sources.index("policy") == steps and {query.delay for query in asked} == {steps}
+    assert seen[steps].record.latency == pytest.approx(steps * 0.04)
+
+
+def test_a_delay_is_not_set_on_an_arm_in_real_time():
+    arm = Part("robot_drivers.simulated_client:SimulatedArm", {"address": "nobody looks"})
+    with pytest.raises(UserError, match="one of 200 ms cannot be set"):
+        open_session(RobotConfig(arm), drive.execution("receding_horizon", 8, 1.0, 0.2), wait)
+
+
 def test_an_episode_that_ran_out_of_time_is_no_success():
     config = replace(simulated(), seconds=0.4)
     with closing(LockstepSession(config, OPEN_LOOP)) as session:

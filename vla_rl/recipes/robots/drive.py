@@ -78,9 +78,9 @@ _CHUNKS = {
 }
 
 
-def execution(name: str, steps: int, speed: float) -> Execution:
-    """How chunks are executed; ``steps`` is the horizon of "receding_horizon"."""
-    return Execution(Part(_CHUNKS[name], {"steps": steps} if name == "receding_horizon" else {}), speed)
+def execution(name: str, steps: int, speed: float, delay: float = 0.0) -> Execution:
+    """How chunks are executed; ``steps`` is the horizon of "receding_horizon", ``delay`` is in seconds."""
+    return Execution(Part(_CHUNKS[name], {"steps": steps} if name == "receding_horizon" else {}), speed, delay)
 
 
 def robot_config(name: str) -> RobotConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from vla_rl.recipes.robots.status import Display, EpisodeBar, EpisodeLines
 from vla_rl.recipes.signals import ignored_ctrl_c
 
 MAX_CHUNK = 64  # actions that a policy may plan at once
+_ROUNDING = 1e-6  # control steps by which a delay of whole ones may seem longer
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,15 @@ class ControlStep:
 
 @dataclass(frozen=True)
 class Execution:
-    """How chunks are executed: ``chunks`` is a class of ``robot_drivers/chunks.py``, at ``speed`` of all velocities."""
+    """How chunks are executed: ``chunks`` is a class of ``robot_drivers/chunks.py``, at ``speed`` of all velocities.
+
+    ``delay`` is how many seconds after an observation its chunk is there, on a robot in virtual time; it lasts whole
+    control steps there, so it is rounded up.
+    """
 
     chunks: Part
     speed: float = 1.0
+    delay: float = 0.0
 
 
 class Session(Protocol):
@@ -74,12 +81,17 @@ class Session(Protocol):
 
 
 def open_session(config: RobotConfig, execution: Execution, wait: Waits) -> Session:
-    """The arm of ``config``, connected; raises UserError when it cannot be reached.
+    """The arm of ``config``, connected; raises UserError when it cannot be reached, or delayed as ``execution`` says.
 
     ``wait`` has a person prepare the scene of an arm that cannot do so itself.
     """
     if load(config.driver.name) is SimulatedRobot:
         return LockstepSession(config, execution)
+    if execution.delay:
+        raise UserError(
+            f"{config.driver.name} moves in real time, where the policy's own delay is measured, so one of "
+            f"{1000 * execution.delay:g} ms cannot be set; leave --delay out, or try it on the simulated robot."
+        )
     return RealTimeSession(config, execution, wait)
 
 
@@ -104,6 +116,7 @@ class LockstepSession:
         supervisor = Supervisor(limits, config.chain())
         self._executor = Executor(self._robot, supervisor, execution.chunks.make())
         self._clock = clock
+        self._delay = math.ceil(execution.delay / self.spec.control_dt - _ROUNDING)
         self._robot.connect()
 
     def display(self, show: Console, episodes: int) -> Display:
@@ -119,7 +132,7 @@ class LockstepSession:
     def play(self, decide: Decide, number: int, seed: int) -> Iterator[ControlStep]:
         robot, dt = self._robot, self.spec.control_dt
         self._executor.reset(seed)
-        lockstep = Lockstep(self._executor, decide, self._observed, self._clock, dt)
+        lockstep = Lockstep(self._executor, decide, self._observed, self._clock, dt, self._delay)
         lockstep.begin(number, self._limit)
         time = 0
         while True:
