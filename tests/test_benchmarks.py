@@ -28,6 +28,7 @@ EXPECTED = {
     "update_stored_vs_recomputed": 2,
     "iteration_parts": 6,
     "replay_add": 1,
+    "ingest_vs_disk": 1,
     "ppo_vs_rsl_rl": 1,
     "imagined_vs_simulator": 2,
     "wan_frames": 2,

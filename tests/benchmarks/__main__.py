@@ -20,6 +20,7 @@ from tests.benchmarks.control_rate import executor_jitter
 from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env_vs_rollout
 from tests.benchmarks.genesis import genesis_vs_alone
 from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
+from tests.benchmarks.ingest import ingest_vs_disk
 from tests.benchmarks.isolation import isolated_vs_inprocess
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.maniskill import maniskill_vs_alone
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         update_stored_vs_recomputed,
         iteration_parts,
         replay_add,
+        ingest_vs_disk,
         ppo_vs_rsl_rl,
         imagined_vs_simulator,
         wan_frames,
