@@ -22,9 +22,9 @@ from vla_rl.recipes.progress import console
 class Certs:
     """Certificates of a fleet: its server and its robots know each other by them, across any network.
 
-    init FOLDER [--host ADDRESS ...] makes an authority and the server's credentials, server FOLDER makes those anew;
-    robot FOLDER NAME makes a robot's; revoke FOLDER NAME refuses that robot from now on; list FOLDER prints all with
-    their dates.
+    init FOLDER [--host ADDRESS ...] [--days N] makes an authority and the server's credentials, server FOLDER makes
+    those anew; robot FOLDER NAME [--days N] makes a robot's; revoke FOLDER NAME refuses that robot from now on; list
+    FOLDER prints all with their dates.
     """
 
 
