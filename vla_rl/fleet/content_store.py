@@ -28,12 +28,20 @@ def write_whole(disk: Disk, path: Path, data: bytes) -> None:
     disk.rename(writing, path)
 
 
+def make_folders(disk: Disk, folder: Path) -> None:
+    """Make ``folder`` and its parents; their names survive a power cut."""
+    if not disk.is_folder(folder):
+        make_folders(disk, folder.parent)
+        disk.make_folder(folder)
+    disk.sync_folder(folder.parent)  # also of a folder that is there: who made it may have been killed before
+
+
 class ContentStore:
     """Chunks in a folder."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder, self._disk = folder, disk
-        disk.make_folder(folder)
+        make_folders(disk, folder)
 
     def put(self, data: bytes) -> str:
         """Store ``data`` unless it is there; returns its SHA-256.  It survives a power cut after :meth:`sync`."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from vla_rl.contract.errors import ContractError, UserError
-from vla_rl.fleet.content_store import WRITING, write_whole
+from vla_rl.fleet.content_store import WRITING, make_folders, write_whole
 from vla_rl.fleet.disk import Disk, File, RealDisk
 from vla_rl.fleet.manifest import Manifest, check_client
 from vla_rl.fleet.signing import TrustedKeys
@@ -53,7 +53,7 @@ class PolicyCache:
         self._folder, self._keys, self._disk = folder, keys, disk or RealDisk()
         self._incoming = folder / "incoming"
         self._held: dict[str, Place] | None = None  # where chunks lie; None: to be read again
-        self._disk.make_folder(self._incoming)
+        make_folders(self._disk, self._incoming)
 
     # -- what is here -------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class PolicyCache:
         writing = folder.with_name(folder.name + WRITING)
         for entry in manifest.files:
             path = writing / entry.path
-            self._disk.make_folder(path.parent)
+            make_folders(self._disk, path.parent)
             file = self._disk.open(path)
             try:
                 for blob in entry.blobs:

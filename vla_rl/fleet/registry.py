@@ -19,7 +19,7 @@ from typing import Any
 from vla_rl.contract.errors import UserError
 from vla_rl.fleet.canary import CanaryRule, Outcomes, Verdict, choose_canaries, judge
 from vla_rl.fleet.checkpoint_files import put_bytes, put_folder
-from vla_rl.fleet.content_store import ContentStore, write_whole
+from vla_rl.fleet.content_store import ContentStore, make_folders, write_whole
 from vla_rl.fleet.disk import Disk, RealDisk
 from vla_rl.fleet.history import History
 from vla_rl.fleet.manifest import Blob, FileEntry, Golden, Manifest
@@ -52,7 +52,7 @@ class Registry:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._folder, self._rule, self._disk, self._clock = folder, rule or CanaryRule(), disk or RealDisk(), clock
-        self._disk.make_folder(folder / "manifests")
+        make_folders(self._disk, folder / "manifests")
         self._store = ContentStore(folder / "chunks", self._disk)
         self._history, self._log = History(folder / "history", self._disk), History(folder / "outcomes", self._disk)
         self._releases, self._changes = Releases(), list[dict[str, Any]]()
