@@ -1,0 +1,216 @@
+"""A server's store, a robot's spool and policies in memory, with what can go wrong in them, and a chain of records."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from tests.patience import PATIENCE
+from vla_rl.contract import wire
+from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet.channels import STREAM, open_channel, path
+from vla_rl.fleet.clock import SystemClock
+from vla_rl.fleet.envelope import PROTOCOL
+from vla_rl.fleet.errors import ConflictError, GapError, RefusedError
+from vla_rl.fleet.ledger import Receipt
+from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
+
+
+def wait_until(reached: Callable[[], object]) -> None:
+    """Until a state is reached, however long that takes on this machine."""
+    end = time.monotonic() + PATIENCE
+    while not reached():
+        assert time.monotonic() < end, "this state is never reached"
+        time.sleep(0.005)
+
+
+class JumpingClock(SystemClock):
+    """The machine's clock, which can be set forward."""
+
+    def __init__(self) -> None:
+        self.ahead, self.waits = 0.0, 0
+
+    def now(self):
+        return super().now() + self.ahead
+
+    def wait(self, event, seconds):
+        self.waits += 1
+        return super().wait(event, seconds)
+
+
+class MemoryStore:
+    """A ledger whose disk is a list; ``slow`` is waited for before every commit."""
+
+    def __init__(self) -> None:
+        self.records: list[FleetRecord] = []
+        self.commits: list[int] = []  # records in each
+        self.slow, self.error = threading.Event(), None
+        self.slow.set()
+        self.waiting = 0
+        self._heads: dict[Sender, FleetRecord] = {}
+
+    def append(self, records):
+        self.waiting += 1
+        self.slow.wait()
+        self.waiting -= 1
+        if self.error is not None:
+            raise self.error
+        self.commits.append(len(records))
+        refused: dict[Sender, RefusedError] = {}
+        for record in records:
+            head = self._heads.get(record.sender)
+            last, hash = (head.last, head.hash) if head else (-1, NO_HASH)
+            if record.sender in refused or (record.seq <= last and self._same(record)):
+                continue
+            if record.seq > last + 1:
+                refused[record.sender] = GapError(record, last + 1)
+            elif record.seq <= last or record.previous != hash:
+                refused[record.sender] = ConflictError(record, last + 1, "but it is another one")
+            else:
+                self.records.append(record)
+                self._heads[record.sender] = record
+        return Receipt({record.sender: self.durable(*record.sender) for record in records}, refused)
+
+    def _same(self, record):
+        return any(one.hash == record.hash for one in self.records if one.sender == record.sender)
+
+    def durable(self, robot, epoch):
+        head = self._heads.get(Sender(robot, epoch))
+        return head.last if head else -1
+
+    def senders(self):
+        return dict(self._heads)
+
+
+class MemorySpool:
+    """A robot's records in memory."""
+
+    def __init__(self, robot="arm-1", epoch=None, payload=b"") -> None:
+        self.robot, self.epoch = robot, epoch or uuid.uuid4().hex
+        self.records: list[FleetRecord] = []
+        self.first_seq, self.payload = 0, payload or wire.pack({"n": 1})
+        self.acknowledgements: list[int] = []
+        self.broken: Exception | None = None
+        self._more = threading.Condition()
+
+    @property
+    def next_seq(self):
+        return len(self.records)
+
+    def put(self, count=1, **fields):
+        with self._more:
+            for _ in range(count):
+                previous = self.records[-1].hash if self.records else NO_HASH
+                given = {"kind": "step", "episode": "e", "task": "lift", "payload": self.payload, **fields}
+                seq = len(self.records)
+                self.records.append(
+                    FleetRecord(robot=self.robot, epoch=self.epoch, seq=seq, previous=previous, **given)
+                )
+            self._more.notify_all()
+
+    def unacknowledged(self, seq, max_bytes):
+        if self.broken is not None:
+            raise self.broken
+        found, size = [], 0
+        for record in self.records[seq:]:
+            size += len(record.payload)
+            if found and size > max_bytes:
+                break
+            found.append(record)
+        return found
+
+    def acknowledged(self, seq):
+        self.acknowledgements.append(seq)
+
+    def wait(self, seq, seconds):
+        with self._more:
+            return self._more.wait_for(lambda: len(self.records) > seq, seconds)
+
+
+class MemoryPolicies:
+    """Versions of a policy, of one chunk each."""
+
+    def __init__(self) -> None:
+        self.version, self.state, self._changes = 0, "", 0
+        self._chunks: dict[bytes, bytes] = {}
+        self._manifests: dict[int, bytes] = {}
+
+    def publish(self, data: bytes, state="active") -> bytes:
+        name = hashlib.sha256(data).digest()
+        self._chunks[name] = data
+        self.version += 1
+        self._manifests[self.version], self.state = b"manifest of " + name, state
+        self._changes += 1
+        return name
+
+    def head(self, robot):
+        return self.version, self.state
+
+    def changes(self):
+        return self._changes
+
+    def manifest(self, version):
+        return self._manifests[version]
+
+    def chunk(self, sha256, offset, count):
+        return self._chunks[sha256][offset : offset + count]
+
+
+class Hand:
+    """A robot's stream by hand: messages of any kind, as bytes."""
+
+    def __init__(self, port, credentials=None) -> None:
+        self.channel = open_channel(f"127.0.0.1:{port}", credentials)
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = self.channel.stream_stream(path(STREAM))(iter(self._queue.get, None))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._queue.put(None)
+        self._call.cancel()
+        self.channel.close()
+
+    def send(self, message) -> None:
+        self._queue.put(message if isinstance(message, bytes) else message.SerializeToString())
+
+    def next(self, kind):
+        """The next message of a kind; others before it are dropped."""
+        for data in self._call:
+            message = pb.FromServer.FromString(data)
+            if message.WhichOneof("message") == kind:
+                return getattr(message, kind)
+        raise AssertionError(f"the server hung up without {kind}")
+
+    def greet(self, spool, **fields):
+        self.send(hello(spool, **fields))
+        return self.next("welcome")
+
+    def ending(self):
+        """The status by which the server ends the stream, and its sentence."""
+        with pytest.raises(grpc.RpcError) as caught:
+            for _ in self._call:
+                pass
+        return caught.value.code(), caught.value.details()
+
+
+def hello(spool, **fields):
+    given = {
+        "protocol": PROTOCOL,
+        "robot": spool.robot,
+        "epoch": bytes.fromhex(spool.epoch),
+        "boot_id": bytes(16),
+        "schema_hash": bytes(32),
+        "first_seq": spool.first_seq,
+        "next_seq": spool.next_seq,
+        **fields,
+    }
+    return pb.FromRobot(hello=pb.Hello(**given))

@@ -1,0 +1,175 @@
+"""What hostile or broken programs send: refused in one sentence, in bounded memory, and the server goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import tracemalloc
+
+import grpc
+import pytest
+
+from tests.fleet.fleets import Hand, MemorySpool, wait_until
+from vla_rl.contract.errors import ContractError
+from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet.envelope import (
+    MAX_MESSAGE,
+    MAX_RECORDS,
+    check_hello,
+    read_from_robot,
+    read_from_server,
+    read_records,
+    write_records,
+)
+
+Code = grpc.StatusCode
+
+
+def spool_of(count, **given):
+    spool = MemorySpool(**given)
+    spool.put(count)
+    return spool
+
+
+def delimited(number: int, data: bytes) -> bytes:
+    size, head = len(data), bytes([number << 3 | 2])
+    while size >= 0x80:
+        head, size = head + bytes([size & 0x7F | 0x80]), size >> 7
+    return head + bytes([size]) + data
+
+
+BROKEN = {
+    "nothing": b"",
+    "noise": b"\xff" * 100,
+    "a field of another version alone": delimited(15, b"x"),
+    "half a message": write_records(spool_of(2).records)[:-3],
+    "a length beyond the end": b"\x12\xff\xff\xff\x7f",
+    "a number without an end": b"\x08" + b"\xff" * 20,
+    "records without one": delimited(2, b""),
+    "a second Hello": pb.FromRobot(hello=pb.Hello(protocol=1)).SerializeToString(),
+    "text that is not UTF-8": delimited(2, delimited(1, delimited(3, b"\xff\xfe"))),
+    "two messages in one": write_records(spool_of(1).records) + write_records(spool_of(1).records),
+    "a million records": delimited(2, b"\x0a\x00" * 1_000_000),
+    "a million messages of none": b"\x12\x00" * 1_000_000,
+    "a kind that there is not": delimited(2, delimited(1, b"\x10\x63")),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_no_message_ends_its_connection_alone(serve, store, case, caplog):
+    server = serve()
+    other = spool_of(2, robot="arm-2")
+    with Hand(server.port) as good, Hand(server.port) as bad:
+        good.greet(other)
+        bad.greet(spool_of(1))
+        bad.send(BROKEN[case])
+        code, sentence = bad.ending()
+        assert code is Code.INVALID_ARGUMENT and sentence.endswith(".") and "\n" not in sentence
+        good.send(write_records(other.records))
+        assert good.next("ack").durable_seq == 1
+    assert store.records == other.records
+    assert any(sentence in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_no_hello_is_refused(serve, case):
+    with Hand(serve().port) as hand:
+        hand.send(BROKEN[case])
+        assert hand.ending()[0] in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION)
+
+
+def test_a_message_that_is_too_large_is_refused_before_it_is_read(serve, store):
+    server = serve()
+    with Hand(server.port) as hand:
+        hand.greet(spool_of(1))
+        # gRPC's own limit of what is sent would stop an honest robot; this one has none.
+        huge = grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.max_send_message_length", -1)])
+        with huge, pytest.raises(grpc.RpcError) as caught:
+            list(huge.stream_stream("/vla_rl.fleet.Fleet/Stream")(iter([bytes(MAX_MESSAGE + 1)])))
+    assert caught.value.code() is Code.RESOURCE_EXHAUSTED and not store.records
+    with pytest.raises(ContractError, match="is larger than"):
+        read_from_robot(bytes(MAX_MESSAGE + 1))
+
+
+def test_a_compressed_bomb_is_refused(serve, store):
+    server, spool = serve(), spool_of(1, payload=bytes(4 << 20))
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}", options, compression=grpc.Compression.Gzip) as channel:
+        call = channel.stream_stream("/vla_rl.fleet.Fleet/Stream")
+        from tests.fleet.fleets import hello
+
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter([hello(spool).SerializeToString(), write_records(spool.records)])))
+    assert caught.value.code() in (Code.UNIMPLEMENTED, Code.INTERNAL) and not store.records
+
+
+def test_fields_are_counted_before_they_become_objects():
+    bomb = delimited(2, b"\x0a\x00" * 2_000_000)
+    tracemalloc.start()
+    with pytest.raises(ContractError, match=f"more than {MAX_RECORDS} records"):
+        read_from_robot(bomb)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_bytes_that_are_no_protocol_at_all_do_not_end_the_server(serve):
+    import socket
+
+    server = serve()
+    for data in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01" + bytes(500)):
+        with socket.create_connection(("127.0.0.1", server.port)) as sock:
+            sock.sendall(data)
+    with Hand(server.port) as hand:
+        hand.greet(spool_of(1))
+
+
+def test_replayed_and_reordered_messages_change_nothing(serve, store):
+    spool = spool_of(12)
+    pieces = [write_records(spool.records[start : start + 3]) for start in range(0, 12, 3)]
+    draw = random.Random(0)
+    with Hand(serve().port) as hand:
+        hand.greet(spool)
+        for piece in [*pieces[:2], *draw.choices(pieces, k=40), *pieces]:
+            hand.send(piece)
+        wait_until(lambda: store.durable(spool.robot, spool.epoch) == 11)
+    assert store.records == spool.records
+
+
+def test_mutated_messages_are_read_or_refused_and_nothing_else():
+    draw = random.Random(1)
+    spool = spool_of(5, payload=b"some payload")
+    originals = [write_records(spool.records), write_records(spool.records[:1])]
+    originals += [pb.FromRobot(hello=pb.Hello(protocol=1, robot="arm-1", epoch=bytes(16))).SerializeToString()]
+    read = 0
+    for _ in range(5000):
+        data = bytearray(draw.choice(originals))
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(data))
+            match draw.randrange(4):
+                case 0:
+                    data[at] = draw.randrange(256)
+                case 1:
+                    data[at] ^= 1 << draw.randrange(8)
+                case 2:
+                    del data[at : at + draw.randint(1, 8)]
+                    data += b"\0"
+                case 3:
+                    data[at:at] = draw.randbytes(draw.randint(1, 8))
+        try:
+            message = read_from_robot(bytes(data))
+            if message.WhichOneof("message") == "records":
+                records = read_records(spool.robot, spool.epoch, message.records)
+                assert all(one.hash == spool.records[one.seq].hash for one in records)
+            elif message.WhichOneof("message") == "hello":
+                check_hello(message.hello)
+            read += 1
+        except ContractError as error:
+            assert str(error).endswith(".")
+    assert read  # some changes are of what the hash does not cover, or of nothing
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 9, delimited(15, b"x")])
+def test_a_robot_refuses_what_no_server_says(data):
+    with pytest.raises(ContractError, match="so it is refused"):
+        read_from_server(data)

@@ -1,0 +1,170 @@
+"""Messages of fleet.proto: what is read from another machine is bounded and checked before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from google.protobuf.message import DecodeError
+
+from vla_rl.contract.errors import ContractError
+from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet.record import MAX_PAYLOAD, FleetRecord
+
+PROTOCOL = 1
+MAX_RECORDS = 512  # in one message
+MAX_MESSAGE = MAX_PAYLOAD + (64 << 10)  # bytes
+_SPARE_FIELDS = 64  # that a newer version may add to a message
+_DELIMITED = 2  # protobuf's wire type of bytes, texts and messages
+_FIXED = {1: 8, 5: 4}
+_VARINT_BYTES = 10
+
+
+def read_from_robot(data: bytes) -> pb.FromRobot:
+    """The message in ``data``; raises ContractError for one that is too large, broken or empty.
+
+    Fields are counted first: two bytes of an empty record become a hundred once they are parsed.
+    """
+    if len(data) > MAX_MESSAGE:
+        raise _refused(data, f"is larger than {MAX_MESSAGE}")
+    for count, _ in enumerate(_outer_fields(data)):
+        if count > MAX_RECORDS + _SPARE_FIELDS:
+            raise _refused(data, f"holds more than {MAX_RECORDS} records")
+    try:
+        message = pb.FromRobot.FromString(data)
+    except DecodeError as error:
+        raise _refused(data, f"is no message of a robot ({error})") from error
+    if message.WhichOneof("message") is None:
+        raise _refused(data, "holds nothing that this version knows")
+    return message
+
+
+def read_from_server(data: bytes) -> pb.FromServer:
+    """The message in ``data``; raises ContractError for one that is broken or empty."""
+    try:
+        message = pb.FromServer.FromString(data)
+    except DecodeError as error:
+        raise _refused(data, f"is no message of a server ({error})") from error
+    if message.WhichOneof("message") is None:
+        raise _refused(data, "holds nothing that this version knows")
+    return message
+
+
+def write_records(records: Sequence[FleetRecord]) -> bytes:
+    """One message with consecutive ``records`` of one sender."""
+    made = pb.Records(records=[_to_message(record) for record in records], last_hash=records[-1].hash)
+    data: bytes = pb.FromRobot(records=made).SerializeToString()
+    return data
+
+
+def read_records(robot: str, epoch: str, message: pb.Records) -> list[FleetRecord]:
+    """The records of a message from ``robot``, whose spool has this ``epoch``.
+
+    Raises ContractError for a field out of its bounds, for records that do not follow each other, and when their hashes
+    are not those of their successors, and the last one's not the announced one.
+    """
+    records = [_from_message(robot, epoch, record) for record in message.records]
+    if not records:
+        raise ContractError(f"robot {robot!r} sent no record in a message of records, so it is refused; update it.")
+    for before, after in pairwise(records):
+        if after.seq != before.last + 1:
+            raise ContractError(
+                f"robot {robot!r} sent record {after.seq} behind {before.last} in one message, so the message is "
+                "refused; look at the program that sends."
+            )
+    chained = all(after.previous == before.hash for before, after in pairwise(records))
+    if not chained or records[-1].hash != message.last_hash:
+        raise ContractError(
+            f"robot {robot!r} sent records up to {records[-1].last} that are not the ones it announced, so they are "
+            "refused; look for a robot that calls itself otherwise than its certificate, or for broken memory."
+        )
+    return records
+
+
+def check_hello(hello: pb.Hello) -> None:
+    """Raise ContractError for fields that have another size than fleet.proto says."""
+    for name, size in (("epoch", 16), ("boot_id", 16), ("schema_hash", 32)):
+        given = len(getattr(hello, name))
+        if given != size:
+            raise ContractError(
+                f"a robot introduced itself with {given} bytes as {name} instead of {size}, so it is refused; install "
+                "the same vla-rl on both sides."
+            )
+
+
+def _to_message(record: FleetRecord) -> pb.Record:
+    return pb.Record(
+        seq=record.seq,
+        kind=pb.Record.Kind.Value(record.kind.upper()),
+        episode=record.episode,
+        task=record.task,
+        policy_version=record.policy_version,
+        captured_ns=record.captured_ns,
+        wall_ns=record.wall_ns,
+        previous=record.previous,
+        payload=record.payload,
+        intervened=record.intervened,
+        count=record.count,
+    )
+
+
+def _from_message(robot: str, epoch: str, record: pb.Record) -> FleetRecord:
+    kind = pb.Record.Kind.Name(record.kind).lower() if record.kind in pb.Record.Kind.values() else str(record.kind)
+    return FleetRecord(
+        robot=robot,
+        epoch=epoch,
+        seq=record.seq,
+        kind=kind,
+        previous=record.previous,
+        episode=record.episode,
+        task=record.task,
+        policy_version=record.policy_version,
+        intervened=record.intervened,
+        captured_ns=record.captured_ns,
+        wall_ns=record.wall_ns,
+        count=record.count,
+        payload=record.payload,
+    )
+
+
+def _outer_fields(data: bytes) -> Iterator[int]:
+    """One item for every field of the message, and for every field of its records."""
+    for number, kind, start, end in _fields(data, 0, len(data)):
+        yield number
+        if (number, kind) == (pb.FromRobot.RECORDS_FIELD_NUMBER, _DELIMITED):
+            yield from (inner for inner, *_ in _fields(data, start, end))
+
+
+def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """(number, wire type, begin, end) of every field of the message in ``data[start:end]``, without parsing it."""
+    while start < end:
+        tag, start = _varint(data, start, end)
+        kind, begin = tag & 7, start
+        if kind == 0:
+            _, start = _varint(data, start, end)
+        elif kind == _DELIMITED:
+            size, begin = _varint(data, start, end)
+            start = begin + size
+        elif kind in _FIXED:
+            start += _FIXED[kind]
+        else:
+            raise _refused(data, "is no message of protobuf")
+        if start > end:
+            raise _refused(data, "ends within a field")
+        yield tag >> 3, kind, begin, start
+
+
+def _varint(data: bytes, start: int, end: int) -> tuple[int, int]:
+    value = 0
+    for index in range(start, min(end, start + _VARINT_BYTES)):
+        value |= (data[index] & 0x7F) << 7 * (index - start)
+        if data[index] < 0x80:
+            return value, index + 1
+    raise _refused(data, "ends within a number")
+
+
+def _refused(data: bytes, why: str) -> ContractError:
+    return ContractError(
+        f"a message of {len(data)} bytes {why}, so it is refused; look for a foreign or broken program at the other "
+        "end."
+    )

@@ -1,0 +1,162 @@
+"""One robot's connection on the server: what it sent, what is on its way to the disk, what it is to be told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet.clock import Clock
+from vla_rl.fleet.committer import Batch, Committer, Outcome
+from vla_rl.fleet.envelope import read_from_robot, read_records
+from vla_rl.fleet.errors import ConflictError, GapError
+from vla_rl.fleet.record import Sender
+
+log = logging.getLogger("vla_rl.fleet")
+Code = grpc.StatusCode
+
+
+@dataclass(frozen=True)
+class End:
+    """Why a connection ends, for the robot and the log."""
+
+    code: grpc.StatusCode
+    sentence: str
+
+
+class Session:
+    """``credit``: how many bytes may be received and not stored yet; ``alarm`` gets what a person should look at.
+
+    No more than the credit and one message are in memory: further messages are not read until the disk has caught up.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        durable: int,
+        committer: Committer,
+        clock: Clock,
+        credit: int,
+        alarm: Callable[[str], None],
+    ) -> None:
+        self.sender, self._committer, self._clock, self._credit, self._alarm = sender, committer, clock, credit, alarm
+        self.heard = clock.now()
+        self.durable = durable
+        self.policy: tuple[int, str] | None = None  # what the robot was told
+        self.received = 0  # records
+        self._expected = durable + 1
+        self._refusing = False  # everything until the expected record comes
+        self._in_flight = 0  # bytes
+        self._outbox: dict[str, pb.FromServer] = {}  # the newest of each kind
+        self._end: End | None = None
+        self._changed = threading.Condition()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the disk has to catch up, so that silence says nothing about the robot."""
+        return self._in_flight > 0
+
+    def tell(self, message: pb.FromServer) -> None:
+        """Send ``message``, in place of an older one of its kind that has not been sent."""
+        with self._changed:
+            kind = message.WhichOneof("message")
+            self._outbox.pop(kind, None)
+            self._outbox[kind] = message
+            self._changed.notify_all()
+
+    def end(self, code: grpc.StatusCode, sentence: str) -> None:
+        """End the connection after what is still to be sent; the first reason counts."""
+        with self._changed:
+            self._end = self._end or End(code, sentence)
+            self._changed.notify_all()
+
+    def outgoing(self) -> Iterator[bytes]:
+        """What the robot is told, as it comes, until the connection ends."""
+        while message := self._next():
+            yield message.SerializeToString()
+
+    @property
+    def reason(self) -> End | None:
+        """Why it ended, None while it has not."""
+        return self._end
+
+    def read(self, incoming: Iterator[bytes]) -> None:
+        """Take what the robot sends until the connection ends; never raises."""
+        try:
+            for data in incoming:
+                self.heard = self._clock.now()
+                self._take(data)
+                if self._end:
+                    return
+            self.end(Code.OK, "the robot hung up")
+        except grpc.RpcError:
+            self.end(Code.CANCELLED, "the connection was lost")
+        except ContractError as error:
+            log.warning("refused %s: %s", self.sender.robot, error)
+            self.end(Code.INVALID_ARGUMENT, str(error))
+        except Exception:
+            log.exception("a connection of %s failed", self.sender.robot)
+            self.end(Code.INTERNAL, "the server made a mistake, which is in its log; what it stored stays stored.")
+
+    def _next(self) -> pb.FromServer | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._outbox or self._end)
+            return self._outbox.pop(next(iter(self._outbox))) if self._outbox else None
+
+    def _take(self, data: bytes) -> None:
+        message = read_from_robot(data)
+        kind = message.WhichOneof("message")
+        if kind == "heartbeat":
+            clock = pb.Clock(wall_ns=self._clock.wall_ns(), echo_ns=message.heartbeat.sent_ns)
+            self.tell(pb.FromServer(clock=clock))
+        elif kind == "records":
+            self._take_records(message.records, len(data))
+        else:
+            raise ContractError(
+                f"robot {self.sender.robot!r} introduced itself twice on one connection, so it is refused; update it."
+            )
+
+    def _take_records(self, message: pb.Records, size: int) -> None:
+        records = read_records(*self.sender, message)
+        with self._changed:
+            if records[0].seq > self._expected:
+                if not self._refusing:  # what was on its way is refused silently
+                    self._refuse()
+                return
+            self._refusing = False
+            self._expected = max(self._expected, records[-1].last + 1)
+            self._in_flight += size
+        self.received += len(records)
+        self._committer.submit(Batch(records, size, self._stored))
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_flight <= self._credit or self._end)
+
+    def _refuse(self) -> None:
+        self._refusing = True
+        self.tell(pb.FromServer(nack=pb.Nack(expected=self._expected)))
+
+    def _stored(self, batch: Batch, outcome: Outcome) -> None:
+        """In the committer's thread."""
+        with self._changed:
+            self._in_flight -= batch.size
+            self._changed.notify_all()
+            if outcome.failed is None:
+                self.durable = max(self.durable, outcome.durable)
+                ack = pb.Ack(durable_seq=self.durable, credit_bytes=self._credit)
+                self.tell(pb.FromServer(ack=ack))
+            match outcome.refused or outcome.failed:
+                case GapError() as gap:
+                    self._expected = gap.expected
+                    self._refuse()
+                case ConflictError() as conflict:
+                    self._alarm(str(conflict))
+                    self.end(Code.FAILED_PRECONDITION, str(conflict))
+                case UserError() | OSError() as error:
+                    self.end(Code.UNAVAILABLE, f"the server cannot store anything now ({error}); it keeps your place.")
+                case Exception():
+                    self.end(Code.INTERNAL, "the server could not store a batch; its log says why.")

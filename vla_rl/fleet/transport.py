@@ -1,0 +1,323 @@
+"""The server's end of the fleet's transport: gRPC over mutual TLS, one stream per robot, records stored exactly once.
+
+A robot says which spool it has (Hello), hears how far that is on disk (Welcome), sends from there and is told what has
+reached the disk (Ack).  Nothing else makes sure of anything: after any failure on either side it connects again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+import grpc
+
+from vla_rl.contract.errors import ContractError, UserError
+from vla_rl.contract.limits import check_limits
+from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet.channels import OPTIONS, SERVICE, STREAM, add_port
+from vla_rl.fleet.clock import Clock, SystemClock
+from vla_rl.fleet.committer import Committer, Store
+from vla_rl.fleet.downloads import Downloads, Policies
+from vla_rl.fleet.envelope import PROTOCOL, check_hello, read_from_robot
+from vla_rl.fleet.identity import NAME, Credentials, Revoked, robot_of
+from vla_rl.fleet.record import Sender
+from vla_rl.fleet.session import Code, End, Session
+
+log = logging.getLogger("vla_rl.fleet")
+_TICK_S = 0.2  # how often connections and policies are looked at
+_ALARMS = 100  # that are remembered
+_SPOOLS = 4  # connections of one name
+_MIN_CREDIT, _MAX_CREDIT = 64 << 10, 8 << 20
+
+
+@dataclass(frozen=True)
+class TransportOptions:
+    """Where the server listens and what it bounds.
+
+    ``memory_mb`` is for what robots have sent and the disk has not taken yet: ``max_robots`` equal shares of 64 kB to
+    8 MB.  A message more of each robot may be in memory besides.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 7790  # 0: any that is free
+    max_robots: int = 256
+    memory_mb: int = 256
+    silence_s: float = 20.0  # a robot that is silent for so long is gone
+    heartbeat_s: float = 5.0  # how often each robot hears something
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers without meaning."""
+        check_limits(self, port=(0, 65535), max_robots=(1, 4096), memory_mb=(1, 1 << 20))
+        check_limits(self, heartbeat_s=(0.01, 3600.0), silence_s=(self.heartbeat_s, 86400.0))
+
+    @property
+    def credit(self) -> int:
+        """Bytes that each robot may have sent before they are on disk."""
+        return max(_MIN_CREDIT, min((self.memory_mb << 20) // self.max_robots, _MAX_CREDIT))
+
+
+class Refused(Exception):
+    """A connection that is not accepted."""
+
+    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self.end = End(code, sentence)
+
+
+class _Connected(NamedTuple):
+    session: Session
+    context: grpc.ServicerContext
+    certificate: bytes
+
+
+class FleetTransport:
+    """Serves ``store`` and ``policies`` until :meth:`close`.
+
+    ``schema_hash``: of the records that are understood; None for any.  Raises UserError when other machines could
+    connect and there are no credentials, and when the port is taken.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policies: Policies,
+        options: TransportOptions,
+        credentials: Credentials | None = None,
+        revoked: Revoked | None = None,
+        schema_hash: bytes | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store, self._policies, self._options, self._schema = store, policies, options, schema_hash
+        self._credentials, self._revoked = credentials, revoked or Revoked(None)
+        self._clock = clock or SystemClock()
+        self.id = uuid.uuid4()
+        self.alarms: deque[str] = deque(maxlen=_ALARMS)
+        self._connected: dict[Sender, _Connected] = {}
+        self._opening: dict[grpc.ServicerContext, float] = {}  # since when they have not introduced themselves
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._server = grpc.server(
+            ThreadPoolExecutor(options.max_robots + 16, thread_name_prefix="fleet"),
+            handlers=[grpc.method_handlers_generic_handler(SERVICE, self._calls())],
+            options=OPTIONS,
+            maximum_concurrent_rpcs=options.max_robots + 16,
+        )
+        try:
+            self.port = add_port(self._server, options.host, options.port, credentials)
+        except RuntimeError as error:
+            raise UserError(
+                f"{options.host}:{options.port} cannot be listened on ({error}), so no robot could connect; end the "
+                "program that has it, or choose another port."
+            ) from error
+        self._committer = Committer(store)
+        self._server.start()
+        self._watch = threading.Thread(target=self._look_after, name="fleet-watch", daemon=True)
+        self._watch.start()
+
+    def close(self) -> None:
+        """End all connections; robots come back by themselves when there is a server again."""
+        self._stop.set()
+        self._watch.join()
+        for one in self._present():
+            one.session.end(Code.UNAVAILABLE, "the server ends; come back.")
+        self._server.stop(1.0).wait()
+        self._committer.close()
+
+    def connected(self) -> dict[Sender, int]:
+        """The robots that are here, and the newest record of each that is on disk."""
+        return {one.session.sender: one.session.durable for one in self._present()}
+
+    def alarm(self, sentence: str) -> None:
+        """Note what a person should look at."""
+        log.error("%s", sentence)
+        self.alarms.append(sentence)
+
+    def _calls(self) -> dict[str, grpc.RpcMethodHandler]:
+        return {
+            STREAM: grpc.stream_stream_rpc_method_handler(self._stream),
+            **Downloads(self._policies, lambda context: self._certified(_certificate(context))).calls(),
+        }
+
+    def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            session = self._accept(incoming, context)
+        except Refused as refused:
+            self._abort(context, refused.end)
+        try:
+            if not context.add_callback(lambda: session.end(Code.CANCELLED, "the connection was lost")):
+                return
+            name = f"fleet-{session.sender.robot}"
+            threading.Thread(target=session.read, args=(incoming,), name=name, daemon=True).start()
+            yield from session.outgoing()
+            assert session.reason is not None
+            if session.reason.code is not Code.OK:
+                self._abort(context, session.reason)
+        finally:
+            self._leave(session)
+
+    def _accept(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Session:
+        """The session of whoever introduces itself first; raises Refused."""
+        with self._lock:
+            self._opening[context] = self._clock.now()
+        try:
+            certificate = _certificate(context)
+            robot = self._certified(certificate)
+            message = read_from_robot(next(incoming, b""))
+            hello = message.hello
+            check_hello(hello)
+            sender = Sender(robot or hello.robot, hello.epoch.hex())
+            return self._welcome(sender, hello, context, certificate)
+        except grpc.RpcError as error:
+            raise Refused(Code.CANCELLED, "a connection ended before anybody introduced itself") from error
+        except ContractError as error:
+            raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
+        except UserError as error:
+            raise Refused(Code.PERMISSION_DENIED, str(error)) from error
+        finally:
+            with self._lock:
+                del self._opening[context]
+
+    def _certified(self, certificate: bytes) -> str:
+        """The robot that a connection's certificate names; "" without TLS, on this machine alone."""
+        return "" if self._credentials is None else robot_of(certificate, self._revoked)
+
+    def _welcome(self, sender: Sender, hello: pb.Hello, context: grpc.ServicerContext, certificate: bytes) -> Session:
+        self._check(sender, hello)
+        with self._lock:
+            older = self._connected.get(sender)
+            alike = [one.session for other, one in self._connected.items() if other.robot == sender.robot]
+            full = len(self._connected) >= self._options.max_robots or len(alike) >= _SPOOLS
+            if full and older is None:
+                raise Refused(Code.RESOURCE_EXHAUSTED, "the server has as many robots as it takes; raise max_robots.")
+            durable = self._store.durable(*sender)
+            self._check_place(sender, hello, durable)
+            session = Session(sender, durable, self._committer, self._clock, self._options.credit, self.alarm)
+            self._connected[sender] = _Connected(session, context, certificate)
+        if older is not None:
+            sentence = f"a newer connection of robot {sender.robot!r} with the same spool took over."
+            older.session.end(Code.ABORTED, sentence)
+        session.policy = self._policies.head(sender.robot)
+        welcome = pb.Welcome(
+            server=self.id.bytes,
+            durable_seq=durable,
+            credit_bytes=self._options.credit,
+            policy=pb.Policy(version=session.policy[0], state=session.policy[1]),
+            clock=pb.Clock(wall_ns=self._clock.wall_ns()),
+        )
+        session.tell(pb.FromServer(welcome=welcome))
+        self._tell_of_namesakes(session, durable, [one for one in alike if one.sender != sender])
+        log.info("%s is here, spool %s, %d records on disk", sender.robot, sender.epoch[:8], durable + 1)
+        return session
+
+    def _check(self, sender: Sender, hello: pb.Hello) -> None:
+        if hello.protocol != PROTOCOL:
+            raise Refused(
+                Code.FAILED_PRECONDITION,
+                f"robot {sender.robot!r} speaks version {hello.protocol} of the protocol and the server {PROTOCOL}, so "
+                "it is refused; install the same vla-rl on both.",
+            )
+        if not NAME.fullmatch(sender.robot) or hello.robot != sender.robot:
+            raise Refused(
+                Code.PERMISSION_DENIED,
+                f"a robot calls itself {hello.robot[:64]!r} and its certificate names {sender.robot[:64]!r}, so it is "
+                "refused; start it with the name of its certificate.",
+            )
+        if self._schema is not None and hello.schema_hash != self._schema:
+            raise Refused(
+                Code.FAILED_PRECONDITION,
+                f"robot {sender.robot!r} records other things than the learner reads, so it is refused; start both "
+                "with the same observations and actions.",
+            )
+
+    def _check_place(self, sender: Sender, hello: pb.Hello, durable: int) -> None:
+        what = ""
+        if hello.next_seq <= durable:
+            what = f"ends before record {hello.next_seq}, of which {durable + 1} are on the server: it was set back"
+        elif hello.first_seq > durable + 1:
+            what = f"begins with record {hello.first_seq}, but the server has {durable + 1}: its ledger is another one"
+        if what:
+            sentence = (
+                f"the spool of robot {sender.robot!r} {what}, so nothing is taken; start the server on the ledger that "
+                "it had, or the robot with a new spool."
+            )
+            self.alarm(sentence)
+            raise Refused(Code.FAILED_PRECONDITION, sentence)
+
+    def _tell_of_namesakes(self, session: Session, durable: int, present: list[Session]) -> None:
+        """Two spools of one name are two robots, or one that was replaced; a person has to know which."""
+        robot = session.sender.robot
+        known = [one for one in self._store.senders() if one.robot == robot and one != session.sender]
+        if not present and (durable >= 0 or not known):
+            return
+        sentence = (
+            f"robot {robot!r} is here with a new spool {session.sender.epoch[:8]}, and had another one before; if it "
+            "was not replaced, two robots have one name: give one a certificate of its own."
+        )
+        self.alarm(sentence)
+        for one in (session, *present):
+            one.tell(pb.FromServer(notice=pb.Notice(sentence=sentence)))
+
+    def _present(self) -> list[_Connected]:
+        with self._lock:
+            return list(self._connected.values())
+
+    def _leave(self, session: Session) -> None:
+        reason = session.reason
+        session.end(Code.CANCELLED, "the connection ended")
+        with self._lock:
+            present = self._connected.get(session.sender)
+            if present is not None and present.session is session:  # and not a newer one
+                del self._connected[session.sender]
+        log.info("%s left: %s", session.sender.robot, reason.sentence if reason else "the connection ended")
+
+    def _abort(self, context: grpc.ServicerContext, end: End) -> NoReturn:
+        if end.code is not Code.CANCELLED:
+            log.warning("a connection from %s ends: %s", context.peer(), end.sentence)
+        context.abort(end.code, end.sentence)
+        raise AssertionError("abort raises")
+
+    def _look_after(self) -> None:
+        """End who is silent or revoked, tell all others the time and new policies."""
+        spoken, changes = self._clock.now(), -1
+        while not self._clock.wait(self._stop, _TICK_S):
+            now = self._clock.now()
+            with self._lock:
+                late = [one for one, since in self._opening.items() if now - since > self._options.silence_s]
+            for context in late:
+                context.cancel()
+            speak = now - spoken >= self._options.heartbeat_s
+            spoken = now if speak else spoken
+            latest = self._policies.changes()
+            for one in self._present():
+                if speak:
+                    self._speak(one)
+                silent = now - one.session.heard
+                if silent > self._options.silence_s and not one.session.busy:
+                    log.warning("%s has been silent for %.0f s", one.session.sender.robot, silent)
+                    one.context.cancel()
+                if latest != changes:
+                    self._announce(one.session)
+            changes = latest
+
+    def _speak(self, one: _Connected) -> None:
+        one.session.tell(pb.FromServer(clock=pb.Clock(wall_ns=self._clock.wall_ns())))
+        try:
+            self._certified(one.certificate)
+        except UserError as error:
+            one.session.end(Code.PERMISSION_DENIED, str(error))
+
+    def _announce(self, session: Session) -> None:
+        head = self._policies.head(session.sender.robot)
+        if head != session.policy:
+            session.policy = head
+            session.tell(pb.FromServer(policy=pb.Policy(version=head[0], state=head[1])))
+
+
+def _certificate(context: grpc.ServicerContext) -> bytes:
+    """What the robot has shown, in PEM; b"" without TLS."""
+    return b"".join(context.auth_context().get("x509_pem_cert", ()))
