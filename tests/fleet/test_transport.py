@@ -70,7 +70,8 @@ def test_a_gap_is_answered_by_the_expected_record_once(serve, store):
             hand.send(write_records(spool.records[start : start + 1]))
         assert hand.next("nack").expected == 2
         hand.send(write_records(spool.records[2:]))
-        assert hand.next("ack").durable_seq == 5
+        while hand.next("ack").durable_seq < 5:  # that of the first two may come after the refusal
+            pass
     assert store.records == spool.records
 
 
