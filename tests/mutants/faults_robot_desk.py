@@ -54,10 +54,10 @@ FAULTS = (
         (_LINE,),
     ),
     Fault(
-        "a stopped arm's next episode begins",
+        "a stop that nobody could end is taken for the time limit",
         _SESSION,
-        "while (report := self._control.newest()).stopped:",
-        "while not (report := self._control.newest()):",
+        'self._control.end("stopped")',
+        'self._control.end("time_limit")',
         (_STOP,),
     ),
     Fault(
@@ -98,10 +98,10 @@ FAULTS = (
         (f"{_TELEOP}test_a_program_waits_until_it_has_its_terminal_again",),
     ),
     Fault(
-        "a robot without a teleoperator waits for a person for ever",
+        "a robot in virtual time is told to be given a teleoperator",
         "vla_rl/recipes/robots/teleop.py",
-        "if config.teleoperator is None:",
-        "if config.teleoperator is config:",
+        "if load(config.driver.name) is SimulatedRobot:",
+        "if load(config.driver.name) is None:",
         ("tests/cli/test_robot_terminal.py::test_nobody_can_drive_without_a_teleoperator_or_in_virtual_time",),
     ),
     Fault(
