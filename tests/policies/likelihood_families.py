@@ -32,6 +32,7 @@ from tests.token_toys import PARTS, token_policy
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, LikelihoodPolicy, encode_observation
 from vla_rl.contract.spec import EnvSpec
+from vla_rl.policies.advantage_conditioned import AdvantageConditioned, AdvantageConfig
 from vla_rl.policies.flow import AllSteps, FlowSampler, LastStepFromNoise
 from vla_rl.policies.flow_schedules import FlowNoise, FlowSde
 from vla_rl.policies.gaussian import GaussianConfig, GaussianPolicy
@@ -68,6 +69,16 @@ def gaussian(logprob_per: LogprobPer) -> GaussianPolicy:
     policy = GaussianPolicy(SPEC, config=GaussianConfig(3, width=16, logprob_per=logprob_per))
     torch.nn.init.normal_(policy.last.weight, std=0.5)
     torch.nn.init.normal_(policy.log_std, std=0.3)
+    return policy
+
+
+def advantage_conditioned() -> AdvantageConditioned:
+    """With vectors that differ, and guided: both of its passes count."""
+    sampler = FlowSampler(FlowSde(0.5), AllSteps(), 4)
+    base = test_tiny.made(sampler)
+    policy = AdvantageConditioned(base, AdvantageConfig(base.config.horizon, sampler, guidance=1.5))
+    torch.manual_seed(0)
+    torch.nn.init.normal_(policy.indicators.weight, std=0.5)
     return policy
 
 
@@ -121,6 +132,7 @@ FAMILIES: dict[str, Family] = {
         for name, item in test_diffusion.POLICIES.items()
     },
     "latent noise": Family(test_latent_noise.gaussian),
+    "advantage-conditioned flow": Family(advantage_conditioned),
     "residual": Family(residual),
     **{
         f"{name} with {kept}, {sampler.schedule} {sampler.placement}": Family(
