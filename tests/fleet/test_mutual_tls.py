@@ -68,7 +68,7 @@ def test_a_robot_cannot_pass_for_another(server, made, store):
     own = spool_of(name="arm-2")
     with Hand(server.port, robot(made, "arm-2")) as hand:
         hand.greet(own)
-        hand.send(write_records(spool_of().records))  # of arm-1, whose hashes cannot be arm-2's
+        hand.send(write_records(spool_of(1).records))  # of arm-1, whose hashes cannot be arm-2's
         assert hand.ending()[0] is Code.INVALID_ARGUMENT
     assert not store.records
 
