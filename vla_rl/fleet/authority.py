@@ -78,9 +78,9 @@ class Authority:
                 "another folder, or remove this one."
             )
         key, name = generate_private_key(SECP256R1()), _named("vla-rl fleet")
-        begun = at or now()
+        start = at or now()
         certificate = (
-            _builder(name, name, key, begun, _AUTHORITY_DAYS)
+            _builder(name, name, key, start, _AUTHORITY_DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs=True), critical=True)
             .sign(key, SHA256())
@@ -93,7 +93,7 @@ class Authority:
             "signing.pub": signing.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo),
         }
         _write_folder(folder / "authority", files)
-        made = cls(folder, begun)
+        made = cls(folder, start)
         made.server(hosts, days)
         return made
 
@@ -189,7 +189,7 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey, begun: datetime, days: int
+    subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey, start: datetime, days: int
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -197,8 +197,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begun - _BACKDATED)
-        .not_valid_after(begun + timedelta(days=days))
+        .not_valid_before(start - _BACKDATED)
+        .not_valid_after(start + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 

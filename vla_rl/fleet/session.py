@@ -47,7 +47,7 @@ class Session:
         self.sender, self._committer, self._clock, self._credit, self._alarm = sender, committer, clock, credit, alarm
         self.heard = clock.now()
         self.durable = durable
-        self.policy: tuple[int, str] | None = None  # what the robot was told
+        self.policy: tuple[int, str] | None = None  # what the robot was sent
         self.received = 0  # records
         self._expected = durable + 1
         self._refusing = False  # everything until the expected record comes
