@@ -13,7 +13,37 @@ _LABELS = f"{_ON}test_every_step_says_what_was_requested_and_by_whom"
 
 _SERVER = "tests/recipes/robots/test_robot_server.py::"
 
+_REPLAY, _AGAIN = "vla_rl/recipes/robots/replay.py", "tests/recipes/robots/test_replay.py::"
+
 FAULTS = (
+    Fault(
+        "a replay takes no slow way to where it began",
+        _REPLAY,
+        "np.concatenate([way, self._actions[1:], self._settle])",
+        "np.concatenate([self._actions, self._settle])",
+        (f"{_AGAIN}test_the_way_to_the_first_action_is_a_chunk_of_the_same_decision",),
+    ),
+    Fault(
+        "a replay in another scene than the recorded one",
+        _REPLAY,
+        "max(0, int(episode.seed[0]))",
+        "0",
+        (f"{_AGAIN}test_a_recorded_success_succeeds_again_where_it_was_recorded",),
+    ),
+    Fault(
+        "a recording of another arm is replayed",
+        _REPLAY,
+        "        if tuple(recorded) != tuple(has):",
+        "        if len(recorded) != len(has):",
+        (f"{_AGAIN}test_another_arm_and_a_missing_episode_are_refused_in_one_sentence",),
+    ),
+    Fault(
+        "joints on a slow way are faster than they may be",
+        "robot_drivers/approach.py",
+        "np.max(np.abs(goal - start) / velocity)",
+        "np.min(np.abs(goal - start) / velocity)",
+        ("tests/robot_drivers/test_approach.py::test_the_slowest_joint_sets_the_time_and_all_arrive_together",),
+    ),
     Fault(
         "an arm does not take the address of a policy server",
         _DECIDE,

@@ -1,4 +1,4 @@
-"""``vla-rl robot [setup | calibrate | check | teleop | record | run] FILE ...``"""
+"""``vla-rl robot [setup | calibrate | check | teleop | record | replay | run] FILE ...``"""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from rich.text import Text
 
 from vla_rl.cli.override import override
 from vla_rl.contract.errors import UserError, did_you_mean
@@ -24,6 +26,8 @@ class Robot:
     teleop FILE [--speed SHARE] lets you drive by the file's teleoperator; nothing is recorded.
     record FILE [--out FOLDER] [--episodes N] [--policy CHECKPOINT] [--speed SHARE] [--execution HOW] [--steps N]
     [--real-time GUIDANCE] [--delay MS] [--seed S] records episodes as a LeRobotDataset v3.0.
+    replay FILE --dataset FOLDER [--episode N] [--speed SHARE] does a recorded episode again, at a quarter of its speed
+    unless you say otherwise.
     run FILE --policy CHECKPOINT, with the same options, lets a policy drive, at a quarter of the speed unless you say
     otherwise.
 
@@ -92,6 +96,22 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """Do a recorded episode again, through the supervisor, after a slow way to where it began.
+
+    Says how far each joint was from the recording.  A simulated robot is put into the recorded scene.
+    """
+
+    dataset: str = "runs/recorded"
+    episode: int = 0
+    speed: float = 0.25  # of the recording's own, and share of the velocity limits
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers without meaning."""
+        check_limits(self, episode=(0, 1_000_000), speed=(0.01, 1))
+
+
+@dataclass(frozen=True)
 class Run(Record):
     """Let a policy drive, with a person ready to take over; a simulated robot plays test scenes."""
 
@@ -145,6 +165,14 @@ def _record(path: Path, options: list[str]) -> None:
     _drive(str(path), config, held_out=False)
 
 
+def _replay(path: Path, options: list[str]) -> None:
+    config: Replay = override(Replay(), options, "vla-rl robot replay FILE")
+    from vla_rl.recipes.robots import drive, replay
+
+    robot = drive.robot_config(str(path))
+    console.print(Text(str(replay.replay(robot, Path(config.dataset), config.episode, config.speed, console))))
+
+
 def _run(path: Path, options: list[str]) -> None:
     config: Run = override(Run(), options, "vla-rl robot run FILE")
     if not config.policy:
@@ -167,5 +195,6 @@ COMMANDS = {
     "check": _check,
     "teleop": _teleop,
     "record": _record,
+    "replay": _replay,
     "run": _run,
 }

@@ -116,10 +116,11 @@ class EpisodeLines:
         person = np.mean([record.intervened for record in records])
         clipped = np.mean([bool(np.any(record.clipped)) for record in records])
         last = records[-1]
+        outcome = last.outcome or "over"
         stopped = ", with the arm stopped" if last.reason == "stopped" else ""
         self._show.print(
             Text(
-                f"{title}: {last.outcome}, {last.captured - records[0].captured:.1f} s, {person:.0%} a person's, "
+                f"{title}: {outcome}, {last.captured - records[0].captured:.1f} s, {person:.0%} a person's, "
                 f"{clipped:.0%} clipped{stopped}"
             )
         )

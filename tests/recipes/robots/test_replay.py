@@ -1,0 +1,117 @@
+"""A recorded episode is done again: in the simulated scene it succeeds again, and the way to its beginning is slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from robot_drivers.config import Part, RobotConfig
+from robot_drivers.decisions import Query
+from robot_drivers.limits import Limits
+from robot_drivers.simulated import SimulatedRobot
+from robot_drivers.simulated_client import SimulatedProcess
+from vla_rl.contract.env import Observation
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
+from vla_rl.recipes.progress import console
+from vla_rl.recipes.robots import drive, session
+from vla_rl.recipes.robots.replay import Replayer, replay, stretched
+
+OPTIONS = {"image_size": 16, "threads": 1}
+OPEN_LOOP = drive.execution("open_loop", 8, 1.0)
+
+
+def simulated(**options) -> RobotConfig:
+    arm = {"options": {**OPTIONS, **options}}
+    limits = Limits.of(SimulatedRobot(**arm).spec, margin=0.0).to_json()
+    return RobotConfig(Part("robot_drivers.simulated:SimulatedRobot", arm), limits=limits)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("replay") / "dataset"
+    drive.drive(simulated(), drive.EpisodesConfig("expert", 2, 1, OPEN_LOOP), folder, console)
+    return folder
+
+
+def test_a_recorded_success_succeeds_again_where_it_was_recorded(dataset):
+    done = replay(simulated(), dataset, 1, 1.0, console)
+    assert done.outcome == "success" and len(done.distance) > 0.9 * done.actions
+    # The way to the first action may take a control step or two, in which the arm has moved already.
+    assert np.abs(done.distance[:, :5]).max() < 0.02 and np.abs(done.distance[-1, :5]).max() < 0.01
+    assert "the episode ended by success" in str(done) and "shoulder_pan.pos" in str(done)
+
+
+def test_in_another_scene_it_does_not_succeed_but_is_executed_to_its_end(dataset, tmp_path):
+    episode = load_demonstrations(dataset, [1])
+    save_demonstrations(replace(episode, seed=np.full_like(episode.seed, 3)), tmp_path / "elsewhere")
+    done = replay(simulated(), tmp_path / "elsewhere", 0, 1.0, console)
+    assert done.outcome == "" and len(done.distance) == done.actions == len(episode.action)
+
+
+def test_at_half_the_speed_the_arm_never_moves_faster_than_half_of_its_limits(dataset, monkeypatch):
+    seen, play = [], session.LockstepSession.play
+
+    def watched(self, *arguments):
+        for step in play(self, *arguments):
+            seen.append(step.record.executed)
+            yield step
+
+    monkeypatch.setattr(session.LockstepSession, "play", watched)
+    done = replay(simulated(), dataset, 0, 0.5, console)
+    assert done.actions == pytest.approx(2 * len(load_demonstrations(dataset, [0]).action), abs=2)
+    config = simulated()
+    velocity = [joint.velocity for joint in config.limits_of(config.open()).joints]
+    assert (np.abs(np.diff(seen, axis=0)) * 25 <= 0.5 * np.array(velocity) + 1e-6).all()
+
+
+def test_the_way_to_the_first_action_is_a_chunk_of_the_same_decision():
+    actions = np.array([[0.5], [0.6], [0.7]])
+    decide = Replayer(actions, np.array([1.0]), 0.1)
+    obs = Observation({}, np.array([[0.2]], np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    chunk = decide(Query(obs, 5, None, 0)).chunk
+    np.testing.assert_allclose(chunk[:5, 0], [0.3, 0.4, 0.5, 0.6, 0.7], atol=1e-6)
+    assert (chunk[5:] == 0.7).all() and len(chunk) == 5 + 5  # half a second at the last action
+    assert not decide.over
+    np.testing.assert_allclose(decide(Query(obs, 30, None, 0)).chunk, [[0.2]], atol=1e-6)  # somebody had taken over
+    assert decide.over
+
+
+def test_a_recording_is_interpolated_to_the_arms_rate_and_speed(dataset):
+    episode = load_demonstrations(dataset, [0])
+    count = len(episode.action)
+    same, states = stretched(episode, 1 / 25, 1.0)
+    np.testing.assert_array_equal(same, episode.action)
+    np.testing.assert_array_equal(states, episode.state)
+    slow, _ = stretched(episode, 1 / 50, 0.5)  # four of the arm's control steps for each recorded one
+    assert len(slow) == 4 * (count - 1) + 1
+    np.testing.assert_array_equal(slow[::4], episode.action)
+    np.testing.assert_allclose(slow[2::4], (episode.action[:-1] + episode.action[1:]) / 2, atol=1e-6)
+    fast, _ = stretched(replace(episode, fps=30.0), 1 / 25, 1.0)
+    np.testing.assert_array_equal(fast[-1], episode.action[-1])
+
+
+def test_another_arm_and_a_missing_episode_are_refused_in_one_sentence(dataset, tmp_path):
+    episode = load_demonstrations(dataset, [0])
+    swapped = episode.action_names[::-1]
+    save_demonstrations(replace(episode, action_names=swapped), tmp_path / "other")
+    with pytest.raises(UserError, match="would be mistaken for others; replay what was recorded on this arm"):
+        replay(simulated(), tmp_path / "other", 0, 1.0, console)
+    with pytest.raises(UserError, match="has no episode 7"):
+        replay(simulated(), dataset, 7, 1.0, console)
+
+
+def test_an_arm_in_real_time_does_it_too(dataset, tmp_path):
+    """The first half second of an episode, on a simulated arm that is a process."""
+    episode = load_demonstrations(dataset, [0])
+    part = {name: getattr(episode, name)[:12] for name in ("state", "task", "time", "action", "episode", "seed")}
+    save_demonstrations(replace(episode, images={}, extras={}, **part), tmp_path / "part")
+    with SimulatedProcess(robot={"options": {**OPTIONS, "seconds": 600}}) as process:
+        arm = {"address": process.address, "options": {**OPTIONS, "seconds": 600}}
+        part = Part("robot_drivers.simulated_client:SimulatedArm", arm)
+        config = RobotConfig(part, limits=Limits.of(part.make().spec, margin=0.0).to_json())
+        done = replay(config, tmp_path / "part", 0, 1.0, console)
+    assert done.outcome == "" and len(done.distance) == done.actions == 12
+    assert np.abs(done.distance).max() < 0.5  # it follows, later than in virtual time
