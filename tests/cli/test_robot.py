@@ -91,8 +91,17 @@ def test_the_simulated_arm_is_recorded_and_the_dataset_read(tmp_path, capsys):
     assert load_demonstrations(out).count == 1
 
 
+def test_a_recorded_episode_is_done_again(tmp_path, capsys):
+    out = tmp_path / "recorded"
+    main(["robot", "record", "simulated", "--policy", "expert", "--episodes", "1", "--out", str(out)])
+    main(["robot", "replay", "simulated", "--dataset", str(out), "--speed", "1"])
+    printed = capsys.readouterr().err
+    assert "the episode ended by success" in printed and "gripper.pos" in printed
+
+
 def test_what_cannot_be_driven_is_one_sentence(complaint, file, tmp_path):
     assert "needs a policy" in complaint("robot", "run", "simulated")
+    assert "no meta/info.json" in complaint("robot", "replay", "simulated", "--dataset", str(tmp_path))
     assert "choose a number from 0.01 to 1" in complaint("robot", "record", "simulated", "--speed", "-1")
     assert "vla-rl robot setup" in complaint("robot", "run", str(tmp_path / "absent.json"), "--policy", "expert")
 
