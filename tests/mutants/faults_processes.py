@@ -200,4 +200,11 @@ FAULTS = (
         "",
         (f"{_ON_WORKER}test_signals_that_reach_the_whole_group_do_not_end_it",),
     ),
+    Fault(
+        "the process group outlives its end",
+        "vla_rl/training/distributed.py",
+        'importlib.import_module("torch.distributed.nn.functional")',
+        "importlib.import_module",
+        ("tests/training/test_distributed.py::test_two_processes_end_with_the_weights_of_one",),
+    ),
 )

@@ -9,6 +9,7 @@ order of summation.  Start it with
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -81,6 +82,9 @@ def torchrun_processes(device: torch.device = HOST) -> Iterator[Reducer]:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield OneProcess()
         return
+    # The group that exists when this module is first imported is the default argument of its functions, so it is never
+    # freed: its threads would outlive destroy_process_group and abort a process that is ending.
+    importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield ProcessGroup()
