@@ -15,6 +15,8 @@ _SERVER = "tests/recipes/robots/test_robot_server.py::"
 
 _REPLAY, _AGAIN = "vla_rl/recipes/robots/replay.py", "tests/recipes/robots/test_replay.py::"
 
+_DRY = ("tests/recipes/robots/test_dry_run.py::test_an_arm_is_measured_and_sent_nothing_and_every_command_is_a_line",)
+
 FAULTS = (
     Fault(
         "a replay takes no slow way to where it began",
@@ -162,5 +164,19 @@ FAULTS = (
         "    if settings.held_out:",
         "    if not settings.episodes:",
         (f"{_ON}test_test_scenes_are_no_demonstrations",),
+    ),
+    Fault(
+        "a dry run sends what it prints",
+        "robot_drivers/dry_run.py",
+        "        return np.array(position, np.float64)",
+        "        return self._driver.command(position)",
+        _DRY,
+    ),
+    Fault(
+        "what was asked for is not said where it was clipped",
+        "vla_rl/recipes/robots/status.py",
+        "np.isfinite(record.requested) & record.clipped",
+        "np.isfinite(record.requested) & ~record.clipped",
+        _DRY,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.text import Text
 
@@ -14,6 +14,9 @@ from vla_rl.contract.errors import UserError, did_you_mean
 from vla_rl.contract.limits import check_limits
 from vla_rl.recipes.progress import console
 from vla_rl.recipes.robots import desk
+
+if TYPE_CHECKING:
+    from vla_rl.recipes.robots.drive import EpisodesConfig
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Robot:
     replay FILE --dataset FOLDER [--episode N] [--speed SHARE] does a recorded episode again, at a quarter of its speed
     unless you say otherwise.
     run FILE --policy CHECKPOINT, with the same options, lets a policy drive, at a quarter of the speed unless you say
-    otherwise.
+    otherwise; with --dry-run the commands are printed and not sent.
 
     "simulated" instead of a file is an SO-101 that everybody has.
     """
@@ -119,6 +122,13 @@ class Run(Record):
     episodes: int = 10
     speed: float = 0.25
     execution: Literal["open_loop", "receding_horizon", "temporal_ensembling"] = "receding_horizon"
+    dry_run: bool = False  # measure the arm, print every command, send none
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers without meaning, and for a recording of what was not done."""
+        super().__post_init__()
+        if self.dry_run and self.out:
+            raise UserError("A dry run executes nothing, so there is nothing to record; leave --out or --dry-run out.")
 
 
 def robot(arguments: Sequence[str]) -> None:
@@ -177,16 +187,32 @@ def _run(path: Path, options: list[str]) -> None:
     config: Run = override(Run(), options, "vla-rl robot run FILE")
     if not config.policy:
         raise UserError("robot run needs a policy to run, for example --policy runs/so101.")
-    _drive(str(path), config, held_out=True)
+    if config.dry_run:
+        _dry_run(str(path), config)
+    else:
+        _drive(str(path), config, held_out=True)
 
 
 def _drive(name: str, config: Record, held_out: bool) -> None:
     from vla_rl.recipes.robots import drive
 
-    execution = drive.execution(config.execution, config.steps, config.speed, config.delay / 1000)
-    settings = drive.EpisodesConfig(config.policy, config.episodes, config.seed, execution, config.real_time, held_out)
+    settings = _settings(config, held_out)
     summary = drive.drive(drive.robot_config(name), settings, Path(config.out) if config.out else None, console)
     console.print(f"{summary}{f': {config.out}' if config.out else ''}")
+
+
+def _dry_run(name: str, config: Run) -> None:
+    from vla_rl.recipes.robots import drive, session
+
+    summary = drive.drive(session.dry(drive.robot_config(name)), _settings(config, held_out=True), None, console)
+    console.print(f"{summary.clipped} of {summary.steps} commands were clipped; none was sent to the arm")
+
+
+def _settings(config: Record, held_out: bool) -> EpisodesConfig:
+    from vla_rl.recipes.robots import drive
+
+    execution = drive.execution(config.execution, config.steps, config.speed, config.delay / 1000)
+    return drive.EpisodesConfig(config.policy, config.episodes, config.seed, execution, config.real_time, held_out)
 
 
 COMMANDS = {

@@ -18,6 +18,7 @@ from robot_drivers.control import ControlConfig
 from robot_drivers.control_process import ControlProcess, ControlReport
 from robot_drivers.decisions import Decide
 from robot_drivers.driver import Measurement
+from robot_drivers.dry_run import DryRun
 from robot_drivers.env import robot_env_spec
 from robot_drivers.executor import Executor
 from robot_drivers.lockstep import Lockstep, VirtualClock
@@ -31,7 +32,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.load import load
 from vla_rl.contract.spec import EnvSpec
 from vla_rl.recipes.robots.person import Waits
-from vla_rl.recipes.robots.status import Display, EpisodeBar, EpisodeLines
+from vla_rl.recipes.robots.status import CommandLines, Display, EpisodeBar, EpisodeLines
 from vla_rl.recipes.signals import ignored_ctrl_c
 
 MAX_CHUNK = 64  # actions that a policy may plan at once
@@ -87,6 +88,8 @@ def open_session(config: RobotConfig, execution: Execution, wait: Waits) -> Sess
     """
     if load(config.driver.name) is SimulatedRobot:
         return LockstepSession(config, execution)
+    if load(config.driver.name) is DryRun:
+        return DrySession(config, execution, wait)
     if execution.delay:
         raise UserError(
             f"{config.driver.name} moves in real time, where the policy's own delay is measured, so one of "
@@ -212,6 +215,28 @@ class RealTimeSession:
     def _pictured(self) -> float:
         """When the oldest of the newest pictures was captured; the present where there is no camera."""
         return min((camera.read().captured for camera in self._cameras.values()), default=time.monotonic())
+
+
+class DrySession(RealTimeSession):
+    """An arm that is measured and sent nothing: every command is a line."""
+
+    def display(self, show: Console, episodes: int) -> Display:
+        return CommandLines(show, self.spec.action.names)
+
+
+def dry(config: RobotConfig) -> RobotConfig:
+    """The same robot, sent nothing; raises UserError for one whose time passes by commands."""
+    if load(config.driver.name) is SimulatedRobot:
+        raise UserError(
+            "This robot is simulated in virtual time, which passes by commands, so nothing would happen in a dry run; "
+            "leave --dry-run out: nothing real is moved."
+        )
+    return replace(
+        config,
+        driver=Part(
+            "robot_drivers.dry_run:DryRun", {"driver": config.driver.name, "options": dict(config.driver.options)}
+        ),
+    )
 
 
 def _connected(name: str, part: Part, opening: ExitStack) -> Camera:

@@ -124,3 +124,33 @@ class EpisodeLines:
                 f"{clipped:.0%} clipped{stopped}"
             )
         )
+
+
+class CommandLines:
+    """A line for every command: when, by whom, each joint's target, and in brackets what was asked for instead."""
+
+    def __init__(self, show: Console, names: Sequence[str]) -> None:
+        self._show, self._names = show, [name.removesuffix(".pos") for name in names]
+        self._began = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def step(self, title: str, record: Record, stopped: str) -> None:
+        """Print the command."""
+        self._began = self._began or record.captured
+        asked = np.isfinite(record.requested) & record.clipped
+        targets = (
+            f"{name} {target:+.3f}" + (f" [{wanted:+.3f}]" if differs else "")
+            for name, target, wanted, differs in zip(self._names, record.executed, record.requested, asked, strict=True)
+        )
+        reason = f"  ({stopped or record.reason})" if stopped or record.reason else ""
+        line = f"{record.captured - self._began:7.3f} s  {record.source:6}  {'  '.join(targets)}{reason}"
+        self._show.print(Text(line), soft_wrap=True)
+
+    def ended(self, title: str, records: Sequence[Record], done: int, succeeded: int) -> None:
+        """Say so, and begin to count anew."""
+        self._began = 0.0
+        self._show.print(Text(f"{title}: over after {len(records)} commands, none of which was sent"))
