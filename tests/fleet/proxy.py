@@ -15,15 +15,15 @@ _PIECE = 16 << 10
 class Proxy:
     """Forwards connections to ``port`` of this machine from its own ``port``.
 
-    ``delay_s`` is waited before every piece and ``bytes_per_s`` bounds each direction; both may be changed at any time.
+    ``to`` is where new connections lead.  ``delay_s`` is waited before every piece and ``bytes_per_s`` bounds each direction; both may be changed at any time.
     """
 
     def __init__(self, port: int) -> None:
-        self._to, self.delay_s, self.bytes_per_s = port, 0.0, float("inf")
+        self.to, self.delay_s, self.bytes_per_s = port, 0.0, float("inf")
         self.accepted = self.carried = 0  # connections; bytes in both directions
         self._flowing, self._cut_at = threading.Event(), float("inf")
         self._flowing.set()
-        self._refusing, self._closed = False, False
+        self._refusing, self._closed, self._flipping = False, False, False
         self._lock, self._pairs = threading.Lock(), list[tuple[socket.socket, socket.socket]]()
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -60,6 +60,16 @@ class Proxy:
         """Reset all connections once ``count`` more bytes have been carried, wherever in a frame that is."""
         self._cut_at = self.carried + count
 
+    def flip(self) -> None:
+        """Change one bit of the next piece that is carried."""
+        self._flipping = True
+
+    def calm(self) -> None:
+        """No faults any more."""
+        self.delay_s, self.bytes_per_s, self._cut_at = 0.0, float("inf"), float("inf")
+        self._refusing = self._flipping = False
+        self.thaw()
+
     def refuse(self, refusing: bool = True) -> None:
         """Reset new connections at once, or stop doing so."""
         self._refusing = refusing
@@ -87,7 +97,7 @@ class Proxy:
                 return
             self.accepted += 1
             try:
-                far = socket.create_connection(("127.0.0.1", self._to))
+                far = socket.create_connection(("127.0.0.1", self.to))
             except OSError:
                 far = None
             if far is None or self._refusing:
@@ -107,6 +117,9 @@ class Proxy:
         with suppress(OSError):  # either end may end it at any time
             while piece := source.recv(_PIECE):
                 self._flowing.wait()
+                if self._flipping:
+                    self._flipping = False
+                    piece = piece[:-1] + bytes([piece[-1] ^ 1])
                 if self.delay_s or self.bytes_per_s < float("inf"):
                     time.sleep(self.delay_s + len(piece) / self.bytes_per_s)
                 room = self._cut_at - self.carried

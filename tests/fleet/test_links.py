@@ -110,7 +110,7 @@ def test_a_server_that_comes_back_on_its_store_is_found(serve, link, store, spoo
         first.close()
         wait_until(lambda: not state().connected)
         spool.put(10)
-        proxy._to = serve().port
+        proxy.to = serve().port
         wait_until(lambda: state().durable == 69)
     assert store.records == spool.records and "the server ends" not in state().trouble
 
@@ -121,7 +121,7 @@ def test_a_robot_begins_before_its_server(serve, link, store, spool):
         state = link(proxy.port, spool).status
         wait_until(lambda: state().attempts > 2)
         assert state().trouble and not state().connected
-        proxy._to = serve().port
+        proxy.to = serve().port
         proxy.refuse(False)
         wait_until(lambda: state().durable == 59)
 

@@ -1,0 +1,49 @@
+"""``python -m tests.faults [ROUNDS]``: kill server and robots while records are in flight, and compare what is stored.
+
+Every named point of each side is hit twenty times, links, disks and clocks fail meanwhile, and robots are replaced.
+Writes ``runs/faults/summary.json``; exits with 1 when anything was lost, stored twice or out of order.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults.rounds import run
+
+ROUNDS, EACH = 1200, 21
+SUMMARY = Path("runs/faults/summary.json")
+
+
+def main(given: Sequence[str]) -> int:
+    """Run, print and write the summary; returns the exit code."""
+    rounds = int(given[0]) if given else ROUNDS
+    SUMMARY.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="fleet-", dir=SUMMARY.parent))
+    found = run(folder / "run", rounds, EACH, lambda line: print(line, flush=True))
+    text = json.dumps(found, indent=2)
+    print(text)
+    SUMMARY.write_text(text + "\n", encoding="utf-8")
+    if wrong := what_is_wrong(found):
+        print(f"{wrong}; what is left of the fleet is in {folder}.")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def what_is_wrong(found: dict) -> str:
+    """In words; "" when every record arrived exactly once and in order, and every flipped bit was told."""
+    flips = found["flipped_bits"]
+    wrong = [f"{found[name]} records {name}" for name in ("lost", "duplicated", "reordered") if found[name]]
+    wrong += found["strangers"][:5]
+    if flips["told"] != flips["records"] or flips["others_lost"]:
+        wrong.append(f"flipped bits: {flips}")
+    return ", ".join(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

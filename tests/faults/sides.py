@@ -1,0 +1,126 @@
+"""The processes of the fleet: a server with its ledger and robots with their spools, on real disks and sockets.
+
+Each is told by its board when to die; who is killed comes back on the same folder.  A process whose disk failed ends
+by itself (``FAILED``), as a service does that is started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tests.faults.board import ROBOT_POINTS, SERVER_POINTS, Board, BoardClock
+from tests.faults.crash_disk import CrashDisk
+from tests.faults.known import fields_of
+from tests.faults.source import SpoolSource
+from tests.fleet.fleets import MemoryPolicies
+from vla_rl.contract.errors import UserError
+from vla_rl.fleet.attempt import LinkOptions
+from vla_rl.fleet.backoff import BackoffOptions
+from vla_rl.fleet.errors import StoreEndedError
+from vla_rl.fleet.identity import Revoked, load_credentials
+from vla_rl.fleet.ledger import Ledger, Receipt
+from vla_rl.fleet.link import Link
+from vla_rl.fleet.record import FleetRecord, Sender
+from vla_rl.fleet.transport import FleetTransport, TransportOptions
+
+FAILED = 3  # exit code: the disk failed
+BACKLOG = 400  # records that a robot makes before it waits for acknowledgements
+SEGMENT_BYTES = 128 << 10
+T = TypeVar("T")
+_QUICK = BackoffOptions(first_s=0.02, longest_s=0.1)
+_SILENCE = {"silence_s": 1.5, "heartbeat_s": 0.3}
+
+
+class _Store:
+    """A ledger that ends its process when it ends, and in which the process may die."""
+
+    def __init__(self, ledger: Ledger, board: Board) -> None:
+        self._ledger, self._board = ledger, board
+
+    def append(self, records: Sequence[FleetRecord]) -> Receipt:
+        self._board.reach("before append")
+        try:
+            receipt = self._ledger.append(records)
+        except StoreEndedError:
+            os._exit(FAILED)
+        self._board.reach("before acknowledgement")
+        return receipt
+
+    def durable(self, robot: str, epoch: str) -> int:
+        return self._ledger.durable(robot, epoch)
+
+    def senders(self) -> Mapping[Sender, object]:
+        return self._ledger.senders()
+
+
+def server(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
+    """Serve the ledger in ``folder`` until the board says stop."""
+    _quiet(folder)
+    board = Board(board_at)
+    ledger = _or_fail(lambda: Ledger(folder, CrashDisk(board), reserve=1 << 20, segment_bytes=SEGMENT_BYTES))
+    credentials, revoked = load_credentials(certificates / "server", "server"), Revoked(None)
+    options = TransportOptions(port=0, **_SILENCE)
+    transport = FleetTransport(
+        _Store(ledger, board), MemoryPolicies(), options, credentials, revoked, clock=BoardClock(board)
+    )
+    board["port"] = transport.port
+    while not board["stop"]:
+        board["alarms"] = len(transport.alarms)
+        time.sleep(0.02)
+    transport.close()
+    ledger.close()
+
+
+def robot(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
+    """Make records, as many as are wanted, and bring them to the server at ``port``, until the board says stop."""
+    _quiet(folder)
+    board = Board(board_at)
+    name = certificates.name
+    source = _or_fail(lambda: SpoolSource(folder, name, CrashDisk(board), board))
+    folder.with_suffix(".epoch").write_text(source.epoch, encoding="ascii")
+    options = LinkOptions(address=f"127.0.0.1:{port}", backoff=_QUICK, batch_kb=64, **_SILENCE)
+    link = Link(source, options, load_credentials(certificates, "robot"), clock=BoardClock(board))
+    while not board["stop"]:
+        if not board["quiet"] and source.next_seq - board["acknowledged"] < BACKLOG:
+            board.reach("before put")
+            _or_fail(lambda: source.put(fields_of(source.robot, source.epoch, source.next_seq)))
+            board["appended"] = source.next_seq
+            board.reach("after put")
+        board["told"] |= "new spool" in link.status().notice
+        time.sleep(0.003)
+    link.close()
+    source.close()
+
+
+def _or_fail(make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except (UserError, OSError):
+        logging.getLogger("vla_rl.fleet").exception("the disk failed")
+        os._exit(FAILED)
+
+
+def _quiet(folder: Path) -> None:
+    """What the process says goes into a file beside its folder."""
+    os.environ["GRPC_VERBOSITY"] = "NONE"
+    log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(process)d %(message)s")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A process that can be killed: its program and the points at which it dies.  A learner is another one."""
+
+    program: Callable[[Path, Path, Path, int], None]
+    points: Sequence[str]
+
+
+KINDS: Mapping[str, Kind] = {"server": Kind(server, SERVER_POINTS), "robot": Kind(robot, ROBOT_POINTS)}
