@@ -18,7 +18,7 @@ from tests.faults.trouble import TROUBLE, calm
 from vla_rl.fleet.record import Sender
 
 AT_RANDOM = ""  # in place of a point
-REACH_S = 4.0  # for a process to come to a point where it dies
+REACH_S = 2.0  # for a process to come to a point where it dies
 PROGRESS = 60  # records that are acknowledged in a round, after the kill
 OPENINGS = ("sync", "folder sync", "commit", "create")  # what opening does
 FLIPS = 20
@@ -30,7 +30,7 @@ class Tally:
 
     rounds: int = 0
     in_flight: int = 0  # rounds with records that were not acknowledged yet
-    missed: int = 0  # rounds whose point was not reached, so that the kill was at random
+    missed: Counter[str] = field(default_factory=Counter)  # rounds whose point was not reached: killed at random
     hits: dict[str, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in KINDS})
     trouble: Counter[str] = field(default_factory=Counter)
     failed: int = 0  # processes that ended because their disk failed
@@ -68,7 +68,7 @@ class Rounds:
         else:
             hit = self._kill(victim, point)
         if point != AT_RANDOM and not hit:
-            self.tally.missed += 1
+            self.tally.missed[f"{kind} {point}"] += 1
         calm(self.fleet)
         self._come_back(victim)
         return hit
@@ -176,7 +176,7 @@ def _summary(fleet: Fleet, tally: Tally, draw: random.Random) -> dict[str, Any]:
         "hits": {kind: dict(sorted(hits.items())) for kind, hits in tally.hits.items()},
         **asdict(found),
         "in_flight": tally.in_flight,
-        "missed": tally.missed,
+        "missed": dict(tally.missed),
         "trouble": dict(tally.trouble),
         "failed_disks": tally.failed,
         "replaced_robots": sum(one.gone for one in fleet.lives),

@@ -31,7 +31,7 @@ from vla_rl.fleet.transport import FleetTransport, TransportOptions
 
 FAILED = 3  # exit code: the disk failed
 BACKLOG = 400  # records that a robot makes before it waits for acknowledgements
-SEGMENT_BYTES = 128 << 10
+SEGMENT_BYTES = 64 << 10
 T = TypeVar("T")
 _QUICK = BackoffOptions(first_s=0.02, longest_s=0.1)
 _SILENCE = {"silence_s": 1.5, "heartbeat_s": 0.3}
@@ -93,7 +93,7 @@ def robot(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
             board["appended"] = source.next_seq
             board.reach("after put")
         board["told"] |= "new spool" in link.status().notice
-        time.sleep(0.003)
+        time.sleep(0.008)
     link.close()
     source.close()
 

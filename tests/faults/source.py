@@ -16,7 +16,7 @@ from vla_rl.fleet.record import FleetRecord, Sender
 class SpoolSource:
     def __init__(self, folder: Path, robot: str, disk: Disk, board: Board) -> None:
         self._board = board
-        self._ledger = Ledger(folder, disk, reserve=0, segment_bytes=64 << 10)
+        self._ledger = Ledger(folder, disk, reserve=0, segment_bytes=16 << 10)
         senders = list(self._ledger.senders())
         self.robot, self.epoch = senders[0] if senders else (robot, uuid.uuid4().hex)
         self._sender, self._more = Sender(self.robot, self.epoch), threading.Condition()

@@ -65,7 +65,9 @@ def clock_jump(fleet: Fleet, draw: random.Random) -> None:
 
 def replaced_robot(fleet: Fleet, draw: random.Random) -> None:
     """A robot is replaced by another one of its name, and is told so."""
-    new = fleet.replace(draw.choice(fleet.robots))
+    old = draw.choice(fleet.robots)
+    fleet.until(lambda: old.board["acknowledged"] or old.ended() or fleet.server.ended(), "the server knows a robot")
+    new = fleet.replace(old)
     fleet.until(lambda: new.board["told"] or new.ended() or fleet.server.ended(), "a namesake is told so")
 
 
