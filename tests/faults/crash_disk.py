@@ -51,9 +51,7 @@ class CrashDisk(RealDisk):
                 with disk.step("commit"):
                     return super().execute(statement, *values)
 
-        return sqlite3.connect(
-            path, isolation_level=None, check_same_thread=False, timeout=0, factory=Connection
-        )
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0, factory=Connection)
 
 
 class _CrashFile:

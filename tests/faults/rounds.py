@@ -139,7 +139,7 @@ def run(folder: Path, rounds: int, each: int, say: Callable[[str], None], seed: 
     try:
         fleet.start()
         running = Rounds(fleet, draw)
-        for number, (kind, point) in enumerate(_until_hit(plan(rounds, each, draw), running), 1):
+        for number, _ in enumerate(_until_hit(plan(rounds, each, draw), running), 1):
             if number % 50 == 0:
                 made = sum(one.board["acknowledged"] for one in fleet.lives)
                 say(f"{running.tally.rounds} kills, {made} records, {time.monotonic() - start:.0f} s")

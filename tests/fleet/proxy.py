@@ -15,7 +15,8 @@ _PIECE = 16 << 10
 class Proxy:
     """Forwards connections to ``port`` of this machine from its own ``port``.
 
-    ``to`` is where new connections lead.  ``delay_s`` is waited before every piece and ``bytes_per_s`` bounds each direction; both may be changed at any time.
+    ``to`` is where new connections lead.  ``delay_s`` is waited before every piece and
+    ``bytes_per_s`` bounds each direction; both may be changed at any time.
     """
 
     def __init__(self, port: int) -> None:

@@ -117,4 +117,18 @@ FAULTS = (
         "            return",
         (f"{_LINKS}test_a_robot_begins_before_its_server",),
     ),
+    Fault(
+        "an introduction of anything else ends who reads it",
+        "vla_rl/contract/spec.py",
+        "except (KeyError, TypeError, AttributeError, ValueError) as error:",
+        "except (KeyError, TypeError) as error:",
+        (f"{_HOSTILE}test_everything_that_reads_foreign_bytes_reads_or_refuses_them",),
+    ),
+    Fault(
+        "a refusal repeats all that was sent",
+        "vla_rl/contract/wire.py",
+        "has the key {key!r:.80},",
+        "has the key {key!r},",
+        (f"{_HOSTILE}test_a_refusal_is_short_whatever_it_is_of",),
+    ),
 )

@@ -76,7 +76,7 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EnvSpec:
-        """Rebuild a spec; raises ContractError when a field is missing or unknown."""
+        """Rebuild a spec; raises ContractError when a field is missing, unknown or something else."""
         try:
             fields = dict(data)
             fields["images"] = {name: _array_spec(item) for name, item in data["images"].items()}
@@ -84,7 +84,7 @@ class EnvSpec:
             fields["state"], fields["action"] = _array_spec(data["state"]), _array_spec(data["action"])
             fields["tasks"], fields["families"] = tuple(data["tasks"]), tuple(data.get("families", ()))
             return cls(**fields)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ContractError(
                 f"the environment spec cannot be read ({error}), so nothing can be checked against it; "
                 "write it again with this version of vla-rl."

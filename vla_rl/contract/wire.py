@@ -232,14 +232,14 @@ def _array_head(head: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     match head:
         case [str(dtype), [*shape]] if dtype in _DTYPES and all(type(n) is int and n >= 0 for n in shape):
             return np.dtype(dtype), tuple(shape)
-    raise ContractError(f"a message holds an array of {head!r}, so it is dropped; look for a broken sender.")
+    raise ContractError(f"a message holds an array of {head!r:.80}, so it is dropped; look for a broken sender.")
 
 
 def _mapping(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     for key, _ in pairs:
         if type(key) is not str:
             raise ContractError(
-                f"a message has the key {key!r}, which is not text, so it is dropped; look at the sender."
+                f"a message has the key {key!r:.80}, which is not text, so it is dropped; look at the sender."
             )
     return {key: _plain(item) for key, item in pairs}
 

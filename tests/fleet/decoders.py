@@ -1,0 +1,168 @@
+"""Everything that reads what another machine or a damaged disk gives: valid messages, changes, and its own code."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.fleet.episodes import SPEC, step
+from tests.fleet.fleets import MemorySpool, hello
+from tests.fleet.manifests import manifest, signing_key
+from tests.fleet.mutations import change_header, change_json, change_message, change_wire
+from tests.fleet.records import chain
+from vla_rl.contract import spec, wire
+from vla_rl.fleet import envelope, introduction, pictures, record, safetensors_header, segments, signing
+from vla_rl.fleet import episode_end as ends
+from vla_rl.fleet import fleet_pb2 as pb
+from vla_rl.fleet import manifest as manifests
+from vla_rl.fleet import step as steps
+
+ROBOT, EPOCH = "arm-1", "0" * 32
+SEGMENT = segments.Name(7, 1234)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """``read`` raises ContractError for whatever is not valid; ``code`` is what its branches are counted of."""
+
+    read: Callable[[bytes], object]
+    valid: Sequence[bytes]
+    code: Sequence[Callable]
+    change: Callable[[bytes, random.Random], bytes] | None = None
+
+
+def decoders() -> dict[str, Decoder]:
+    """All of them by name."""
+    return {
+        **_messages(),
+        **_payloads(),
+        **_policies(),
+    }
+
+
+def _messages() -> dict[str, Decoder]:
+    spool = MemorySpool(ROBOT, EPOCH, payload=b"some payload")
+    spool.put(5)
+    valid = [envelope.write_records(spool.records), envelope.write_records(spool.records[2:3])]
+    valid += [hello(spool).SerializeToString(), pb.FromRobot(heartbeat=pb.Heartbeat(sent_ns=5)).SerializeToString()]
+    valid.append(b"\x79" + bytes(8) + b"\x7d" + bytes(4) + b"\x78\x05" + valid[1])  # fields that are not known
+    valid.append(envelope.write_records([_dropped()]))
+    many = pb.Records(records=[pb.Record()] * (envelope.MAX_RECORDS + 100))
+    valid.append(pb.FromRobot(records=many).SerializeToString())
+    answers = [
+        pb.FromServer(welcome=pb.Welcome(server=bytes(16), durable_seq=-1, credit_bytes=5)),
+        pb.FromServer(ack=pb.Ack(durable_seq=4, credit_bytes=1)),
+        pb.FromServer(nack=pb.Nack(expected=4)),
+    ]
+    frames = [segments.frame(SEGMENT, i, segments.RECORD, one.encoded) for i, one in enumerate(chain(3), 1)]
+    sides = (envelope._fields, envelope._varint, envelope._outer_fields)
+    own = record.FleetRecord
+    return {
+        "from a robot": Decoder(
+            _from_robot,
+            valid,
+            (envelope.read_from_robot, envelope.read_records, envelope.check_hello, envelope._from_message, *sides),
+            change_message(pb.FromRobot),
+        ),
+        "from a server": Decoder(
+            envelope.read_from_server,
+            [one.SerializeToString() for one in answers],
+            (envelope.read_from_server,),
+            change_message(pb.FromServer),
+        ),
+        "record": Decoder(
+            lambda data: record.decode(data).encoded,
+            [*(one.encoded for one in chain(3, episode="e", task="lift é")), _dropped().encoded],
+            (record.decode, own.__post_init__, own._wrong, record._is_text),
+        ),
+        "segment": Decoder(
+            lambda data: [one for one in segments.scan(SEGMENT, data)],
+            [b"".join(frames), frames[0], b"vsegvseg" + frames[1]],
+            (segments.parse, segments.scan, segments._next),
+        ),
+    }
+
+
+def _dropped() -> record.FleetRecord:
+    return record.FleetRecord(
+        robot=ROBOT, epoch=EPOCH, seq=5, kind="dropped", previous=bytes(32), count=4, payload=b"h" * 32
+    )
+
+
+def _payloads() -> dict[str, Decoder]:
+    spec_of, shared = (
+        SPEC.to_json(),
+        (wire.unpack, wire._decode, wire._mapping, wire._sequence, wire._plain, wire._array_head),
+    )
+    image = np.random.default_rng(0).integers(0, 255, (12, 10, 3), np.uint8)
+    end = ends.EpisodeEnd("success", 20, 3, 1, 2.5)
+    made = [step(i) for i in range(2)]
+    return {
+        "introduction": Decoder(
+            introduction.unpack_introduction,
+            [introduction.pack_introduction(SPEC), wire.pack({"event": "other", "spec": spec_of})],
+            (introduction.unpack_introduction, spec.EnvSpec.from_json.__func__, spec._array_spec),  # type: ignore[attr-defined]
+            change_wire,
+        ),
+        "step": Decoder(
+            steps.FleetStep.from_payload,
+            [one.payload(quality) for one in made for quality in (pictures.LOSSLESS, 90)],
+            (steps.FleetStep.from_payload.__func__, steps._is_vector, steps._are, *shared),  # type: ignore[attr-defined]
+            change_wire,
+        ),
+        "picture": Decoder(
+            pictures.decode,
+            [pictures.encode(image, 90), pictures.encode(image, 0), pictures.encode(image[..., :1], 0)],
+            (pictures.decode,),
+        ),
+        "episode's end": Decoder(
+            ends.EpisodeEnd.from_payload,
+            [end.payload()],
+            (ends.EpisodeEnd.from_payload.__func__, ends.EpisodeEnd.__post_init__),  # type: ignore[attr-defined]
+            change_wire,
+        ),
+    }
+
+
+def _policies() -> dict[str, Decoder]:
+    key, body = signing_key(), manifest().encode()
+    trusted = signing.TrustedKeys([key.public_pem()])
+    inner = (manifests._manifest, manifests._file, manifests._tensor, manifests._blob, manifests._golden)
+    checks = (manifests._distinct, manifests._known, manifests._require, manifests._list, manifests._text)
+    rest = (manifests._int, manifests._number, manifests.check_path, manifests.check_digest)
+    header = {
+        "__metadata__": {"format": "pt"},
+        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "b": {"dtype": "BF16", "shape": [0, 3], "data_offsets": [24, 24]},
+    }
+    packed = json.dumps(header).encode()
+    return {
+        "manifest": Decoder(
+            manifests.Manifest.decode,
+            [body],
+            (manifests.Manifest.decode.__func__, *inner, *checks, *rest),  # type: ignore[attr-defined]
+            change_json,
+        ),
+        "signed manifest": Decoder(trusted.read, [key.sign(manifest())], (signing.TrustedKeys.read, signing._made)),
+        "safetensors": Decoder(
+            lambda data: safetensors_header.read_header(io.BytesIO(data), len(data)),
+            [len(packed).to_bytes(8, "little") + packed + bytes(24)],
+            (safetensors_header.read_header, safetensors_header._places, safetensors_header._distinct),
+            change_header,
+        ),
+    }
+
+
+def _from_robot(data: bytes) -> object:
+    """As a session reads it: a message, then its records or its introduction."""
+    message = envelope.read_from_robot(data)
+    if message.WhichOneof("message") == "records":
+        return [one.encoded for one in envelope.read_records(ROBOT, EPOCH, message.records)]
+    if message.WhichOneof("message") == "hello":
+        envelope.check_hello(message.hello)
+    return message
