@@ -1,4 +1,4 @@
-"""What a process of the fleet and its tormentor tell each other: numbers in a file that both map; no kill loses them."""
+"""What a process and its tormentor tell each other: numbers in a file that both map, which no kill loses."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Each client sends ten records of 15 kB a second over mutual TLS, and the server syncs before it acknowledges.  Prints
 how long an acknowledgement takes (from the moment when the record is due, so that a client that is late counts), by how
 much the server's memory grows after the first fifth of the time, and the highest rate at which 99 % are acknowledged
-within a second.  Writes ``runs/load/summary.json``.  Clients share the processor with the server: run nothing beside it.
+within a second.  Writes ``runs/load/summary.json``.  Clients share the processor with the server, so run nothing
+beside it.
 """
 
 from __future__ import annotations

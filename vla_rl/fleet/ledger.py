@@ -159,7 +159,9 @@ class Ledger:
             if sender in refused:
                 continue
             head = heads.get(sender) or self._heads.get(sender, Head())
-            stored = batch.get((sender, record.last)) or self._index.hash_at(sender, min(record.last, head.last))
+            stored = None
+            if record.last <= head.last:
+                stored = batch.get((sender, record.last)) or self._index.hash_at(sender, record.last)
             try:
                 new = _follows(record, head, stored)
             except RefusedError as error:
@@ -186,10 +188,11 @@ class Ledger:
         start = end + sum(map(len, frames))
         for record in records:
             position += 1
-            data = segments.frame(segment.name, position, segments.RECORD, record.encoded)
-            rows.append(Row(position, segment.name.number, start, len(data), record))
-            frames.append(data)
-            start += len(data)
+            head = segments.frame_head(segment.name, position, segments.RECORD, record.encoded)
+            size = len(head) + len(record.encoded)
+            rows.append(Row(position, segment.name.number, start, size, record))
+            frames += (head, record.encoded)
+            start += size
         with self._written(segment):
             segment.write(b"".join(frames))
             self._sync(segment)

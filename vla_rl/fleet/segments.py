@@ -61,9 +61,13 @@ def names(disk: Disk, folder: Path) -> list[Name]:
 
 def frame(name: Name, position: int, kind: int, body: bytes) -> bytes:
     """One frame of the segment called ``name``."""
+    return frame_head(name, position, kind, body) + body
+
+
+def frame_head(name: Name, position: int, kind: int, body: bytes) -> bytes:
+    """What precedes ``body`` in its frame: large ones are not copied for it."""
     checked = _CHECKED.pack(len(body), position, kind)
-    crc = zlib.crc32(body, zlib.crc32(checked, name.seed))
-    return b"".join((_HEAD.pack(_MAGIC, crc), checked, body))
+    return _HEAD.pack(_MAGIC, zlib.crc32(body, zlib.crc32(checked, name.seed))) + checked
 
 
 def parse(name: Name, data: bytes, start: int = 0) -> Frame | None:
