@@ -46,7 +46,7 @@ def audit(folder: Path, claims: Sequence[Claim]) -> Findings:
     while page := ledger.read(position, _PAGE):
         position = page[-1][0]
         for _, record in page:
-            _enter(record, found, seen.setdefault(record.sender, set()), last)
+            enter(record, found, seen.setdefault(record.sender, set()), last)
     if ledger.damaged() or ledger.conflicts():
         found.strangers.append(f"{len(ledger.damaged())} damaged, {len(ledger.conflicts())} in conflict")
     ledger.close()
@@ -58,7 +58,7 @@ def audit(folder: Path, claims: Sequence[Claim]) -> Findings:
     return found
 
 
-def _enter(record: FleetRecord, found: Findings, there: set[int], last: dict[Sender, int]) -> None:
+def enter(record: FleetRecord, found: Findings, there: set[int], last: dict[Sender, int]) -> None:
     numbers = range(record.seq, record.last + 1)
     found.reordered += record.seq <= last.get(record.sender, -1)
     found.duplicated += sum(number in there for number in numbers)

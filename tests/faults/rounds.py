@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,8 @@ class Rounds:
     def __init__(self, fleet: Fleet, draw: random.Random) -> None:
         self.fleet, self.draw, self.tally = fleet, draw, Tally()
 
-    def run(self, kind: str, point: str) -> bool:
+    def run(self, kind: str, point: str, trouble: str) -> bool:
         """One round, and another kill while it comes back in some; whether ``point`` was reached."""
-        trouble = self.draw.choice((*TROUBLE, *[""] * len(TROUBLE)))
         if trouble:
             TROUBLE[trouble](self.fleet, self.draw)
             self.tally.trouble[trouble] += 1
@@ -135,26 +135,42 @@ class Rounds:
 def run(folder: Path, rounds: int, each: int, say: Callable[[str], None], seed: int = 0) -> dict[str, Any]:
     """The summary of ``rounds`` rounds on a new fleet below ``folder``, each point hit ``each`` times where it fits."""
     start, draw = time.monotonic(), random.Random(seed)
-    fleet = Fleet(folder)
-    try:
-        fleet.start()
+    with _started(Fleet(folder)) as fleet:
         running = Rounds(fleet, draw)
-        for number, _ in enumerate(_until_hit(plan(rounds, each, draw), running), 1):
+        for number, _ in enumerate(_until_hit(plan(rounds, each, draw), running, draw), 1):
             if number % 50 == 0:
                 made = sum(one.board["acknowledged"] for one in fleet.lives)
                 say(f"{running.tally.rounds} kills, {made} records, {time.monotonic() - start:.0f} s")
-        fleet.drain()
-    finally:
-        fleet.close()
     return _summary(fleet, running.tally, draw) | {"seconds": round(time.monotonic() - start, 1)}
 
 
-def _until_hit(chosen: list[tuple[str, str]], running: Rounds) -> Iterator[tuple[str, str]]:
+def play(folder: Path, rounds: Sequence[tuple[str, str, str]], robots: int) -> dict[str, Any]:
+    """The summary of these rounds: (kind, point, trouble) of each."""
+    with _started(Fleet(folder, robots)) as fleet:
+        running = Rounds(fleet, random.Random(0))
+        for kind, point, trouble in rounds:
+            running.run(kind, point, trouble)
+    return _summary(fleet, running.tally, random.Random(0))
+
+
+@contextmanager
+def _started(fleet: Fleet) -> Iterator[Fleet]:
+    """All processes run, and in the end everything that robots made is at the server."""
+    try:
+        fleet.start()
+        yield fleet
+        fleet.drain()
+    finally:
+        fleet.close()
+
+
+def _until_hit(chosen: list[tuple[str, str]], running: Rounds, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Run the rounds; a point that was not reached gets another round."""
     left, again = list(reversed(chosen)), Counter[tuple[str, str]]()
     while left:
         kind, point = left.pop()
-        if not running.run(kind, point) and again[kind, point] < 10:
+        trouble = draw.choice((*TROUBLE, *[""] * len(TROUBLE)))
+        if not running.run(kind, point, trouble) and again[kind, point] < 10:
             again[kind, point] += 1
             left.insert(0, (kind, point))
         yield kind, point

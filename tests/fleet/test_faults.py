@@ -1,0 +1,65 @@
+"""The small form of ``make faults``: processes are killed while records are in flight, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.__main__ import what_is_wrong
+from tests.faults.audit import Claim, Findings, audit, enter
+from tests.faults.known import fields_of, is_known
+from tests.faults.rounds import play
+from tests.fleet.records import EPOCH
+from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.record import NO_HASH, FleetRecord, Sender
+
+ROUNDS = [
+    ("server", "before acknowledgement", "reset"),
+    ("server", "within write", ""),
+    ("robot", "before acknowledged", ""),
+    ("robot", "after put", "flipped_bit"),
+    ("server", "", "full_disk"),
+]
+
+
+def test_whoever_is_killed_comes_back_and_every_record_is_stored_once_and_in_order(tmp_path):
+    found = play(tmp_path / "fleet", ROUNDS, robots=2)
+    assert what_is_wrong(found) == ""
+    assert found["rounds"] >= len(ROUNDS) and found["in_flight"] >= len(ROUNDS) / 2 and not found["missed"]
+    assert found["stored"] >= found["acknowledged"] >= 60 * len(ROUNDS)
+
+
+def records(count: int) -> list[FleetRecord]:
+    made: list[FleetRecord] = []
+    for seq in range(count):
+        previous = made[-1].hash if made else NO_HASH
+        made.append(FleetRecord(robot="arm", epoch=EPOCH, seq=seq, previous=previous, **fields_of("arm", EPOCH, seq)))
+    return made
+
+
+def test_the_audit_counts_what_is_not_there(tmp_path):
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.append(records(50))
+    ledger.close()
+    claims = [Claim(Sender("arm", EPOCH), 50, 50), Claim(Sender("leg", EPOCH), 3, 5)]
+    found = audit(tmp_path / "ledger", claims)
+    assert (found.acknowledged, found.stored, found.lost, found.duplicated, found.reordered) == (53, 50, 5, 0, 0)
+    assert found.strangers == []
+    assert "records of" in audit(tmp_path / "ledger", claims[1:]).strangers[0]
+
+
+def test_the_audit_counts_what_is_there_twice_or_too_late():
+    found, there, last = Findings(), set[int](), dict[Sender, int]()
+    made = records(4)
+    for seq in (0, 2, 1, 3, 3):
+        enter(made[seq], found, there, last)
+    assert (found.duplicated, found.reordered, there) == (1, 2, {0, 1, 2, 3})
+
+
+@pytest.mark.parametrize("field", ["payload", "task", "episode", "policy_version"])
+def test_a_record_that_is_not_as_it_was_made_is_a_stranger(field):
+    (made,) = records(1)
+    assert is_known(made)
+    changed = {"payload": made.payload[:-1], "task": "x", "episode": "x", "policy_version": 9}[field]
+    assert not is_known(
+        FleetRecord(**{name: getattr(made, name) for name in made.__dataclass_fields__} | {field: changed})
+    )
