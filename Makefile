@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo study compare imagine imagine-study test pytest test-plain test-full test-sims mutants soak bench gpu docs wheel lint types clean
+.PHONY: help install demo study compare imagine imagine-study test pytest test-plain test-full test-sims mutants soak faults bench gpu docs wheel lint types clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -68,6 +68,9 @@ mutants: install ## break what must hold, line by line, and see the tests fail
 
 soak: install ## kill and stop two thousand simulator processes while PPO trains (ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak
+
+faults: install ## kill a fleet's server and robots a thousand times while records are in flight (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults
 
 bench: install ## measure speed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks

@@ -38,7 +38,8 @@ EXPECTED = {
 
 
 def test_every_benchmark_is_tested():
-    elsewhere = {"inference_vs_lerobot", "warp_vs_alone", "maniskill_vs_alone", "genesis_vs_alone"}  # below; tests/sims
+    elsewhere = {"warp_vs_alone", "maniskill_vs_alone", "genesis_vs_alone"}  # tests/sims
+    elsewhere |= {"inference_vs_lerobot", "ingest_vs_lerobot"}  # below
     assert EXPECTED.keys() | elsewhere == BENCHMARKS.keys()
 
 
@@ -225,3 +226,17 @@ def test_without_a_gpu_the_gpu_script_says_so(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         gpu.main([])
     assert "torch sees no GPU, so nothing can run on 'cuda'; try --small --device cpu." in capsys.readouterr().err
+
+
+def test_without_lerobot_ingestion_is_not_compared_and_says_why(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ingest_lerobot, "PACKAGES", tmp_path / "nowhere")
+    assert main(["ingest_vs_lerobot"]) == []
+    assert "ingest_vs_lerobot: not run: LeRobot is not in .cache/lerobot" in capsys.readouterr().out
+
+
+def test_steps_pass_from_a_robots_arrays_to_the_learners(tmp_path):
+    ours = ingest_lerobot._Ours(tmp_path, ingest_lerobot._steps(), 5)
+    for _ in range(2):
+        ours.send()
+    assert 5_000 < ours.bytes_per_step < 30_000
+    ours.close()

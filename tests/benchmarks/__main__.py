@@ -21,6 +21,7 @@ from tests.benchmarks.environments import env_vs_async, env_vs_async_nested, env
 from tests.benchmarks.genesis import genesis_vs_alone
 from tests.benchmarks.imagination import imagined_vs_simulator, wan_frames
 from tests.benchmarks.ingest import ingest_vs_disk
+from tests.benchmarks.ingest_lerobot import ingest_vs_lerobot
 from tests.benchmarks.isolation import isolated_vs_inprocess
 from tests.benchmarks.learning import iteration_parts, update_stored_vs_recomputed
 from tests.benchmarks.maniskill import maniskill_vs_alone
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
         iteration_parts,
         replay_add,
         ingest_vs_disk,
+        ingest_vs_lerobot,
         ppo_vs_rsl_rl,
         imagined_vs_simulator,
         wan_frames,

@@ -1,0 +1,147 @@
+"""Steps from a robot's arrays to the learner's: ours against LeRobot's transport of transitions, over loopback.
+
+Ours packs pictures as JPEG, stores every record in the ledger with a sync, and reads it back from there; LeRobot's own
+code (0.4.4, in a process of its own) saves float32 tensors by ``torch.save`` and keeps them in memory.  Both are
+one process with both ends, without TLS, which LeRobot has not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from tests.benchmarks.measure import Contender, NotRun, Row, interleave, rate_row
+from tests.benchmarks.vla_inference import INSTALL, PACKAGES
+from tests.fleet.fleets import MemoryPolicies, MemorySpool
+from vla_rl.fleet.attempt import LinkOptions
+from vla_rl.fleet.ledger import Ledger
+from vla_rl.fleet.link import Link
+from vla_rl.fleet.step import FleetStep
+from vla_rl.fleet.transport import FleetTransport, TransportOptions
+
+QUALITY, SIDE, STATE, ACTION = 90, 128, 18, 4  # LeRobot's pictures and sizes in its actor and learner
+KEPT = 64  # different steps
+
+
+def ingest_vs_lerobot(quick: bool = False) -> list[Row]:
+    """Steps of two pictures of 128x128 per second; raises NotRun without LeRobot."""
+    if not (PACKAGES / "lerobot").is_dir():
+        raise NotRun(f"not run: LeRobot is not in .cache/lerobot; install it once with {INSTALL}")
+    steps, length, repeats = (20, 10, 1) if quick else (400, 50, 5)
+    with tempfile.TemporaryDirectory(prefix="vla-rl-ingest-", dir=".") as folder:
+        given = _steps()
+        path = Path(folder).resolve() / "steps.npz"
+        np.savez(path, **given)
+        with _Theirs(path, steps, length) as theirs:
+            ours = _Ours(Path(folder), given, steps)
+            try:
+                seconds = interleave({"ours": Contender(ours.send), "other": Contender(theirs.send)}, repeats)
+            finally:
+                ours.close()
+    detail = {"steps": steps, "steps_per_episode": length, "bytes_per_step_ours": ours.bytes_per_step}
+    pair = (seconds["ours"], seconds["other"])
+    return [rate_row("ingest_vs_lerobot", "ingest_vs_lerobot", steps, pair, "steps/s", **detail)]
+
+
+def _steps() -> dict[str, np.ndarray]:
+    """Pictures that are smooth with some noise, as a camera's are."""
+    draw = np.random.default_rng(0)
+    given = {}
+    for name in ("front", "wrist"):
+        coarse = draw.integers(0, 256, (KEPT, 9, 9, 3)).astype(np.float32)
+        at = np.linspace(0, 8, SIDE)
+        low = np.minimum(at.astype(int), 7)
+        part = (at - low)[:, None, None]
+        rows = coarse[:, low] * (1 - part) + coarse[:, low + 1] * part
+        part = (at - low)[:, None]
+        smooth = rows[:, :, low] * (1 - part) + rows[:, :, low + 1] * part
+        given[name] = np.clip(smooth + draw.normal(0, 3, smooth.shape), 0, 255).astype(np.uint8)
+    numbers = {"state": (KEPT, STATE), "action": (KEPT, ACTION)}
+    return given | {name: draw.normal(size=size).astype(np.float32) for name, size in numbers.items()}
+
+
+class _Ours:
+    """A server with its ledger and a robot that is connected."""
+
+    def __init__(self, folder: Path, given: dict[str, np.ndarray], steps: int) -> None:
+        self._given, self._steps, self._sent, self._position = given, steps, 0, 0
+        self._ledger = Ledger(folder / "ledger")
+        self._server = FleetTransport(self._ledger, MemoryPolicies(), TransportOptions(port=0))
+        self._spool = MemorySpool()
+        address = f"127.0.0.1:{self._server.port}"
+        self._link = Link(self._spool, LinkOptions(address=address), draw=random.Random(0))
+        self.bytes_per_step = 0
+
+    def send(self) -> None:
+        robot = threading.Thread(target=self._record)
+        robot.start()
+        seen = 0
+        while seen < self._steps:
+            found = self._ledger.read(self._position, 64)
+            if not found:
+                time.sleep(0.002)
+            for self._position, record in found:
+                step = FleetStep.from_payload(record.payload)
+                assert step.images["front"].shape == (SIDE, SIDE, 3)
+                self.bytes_per_step = len(record.encoded)
+            seen += len(found)
+        robot.join()
+
+    def _record(self) -> None:
+        for i in range(self._steps):
+            i %= KEPT
+            images = {name: self._given[name][i] for name in ("front", "wrist")}
+            step = FleetStep(images, self._given["state"][i], i, self._given["action"][i], {})
+            self._spool.put(payload=step.payload(QUALITY))
+
+    def close(self) -> None:
+        with closing(self._ledger), closing(self._server), closing(self._link):
+            pass
+
+
+class _Theirs:
+    """LeRobot's side, which sends when it is asked."""
+
+    def __init__(self, path: Path, steps: int, length: int) -> None:
+        program = Path(__file__).with_name("lerobot_transitions.py")
+        paths = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, str(program), str(steps), str(length)],
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._say(str(path))
+        self._expect("ready")
+
+    def __enter__(self) -> _Theirs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    def send(self) -> None:
+        self._say("send")
+        self._expect("done")
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def _expect(self, word: str) -> None:
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline().strip()
+        assert said == word, f"the other side ended or said {said!r}, see above"
