@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.benchmarks import gpu, vla_inference, vla_sizes
+from tests.benchmarks import gpu, ingest_lerobot, vla_inference, vla_sizes
 from tests.benchmarks.__main__ import BENCHMARKS, main
 from tests.benchmarks.imagination import PUBLISHED, call, random_call, wan
 from tests.benchmarks.measure import Contender, Row, interleave
