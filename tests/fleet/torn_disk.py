@@ -71,9 +71,9 @@ class TornDisk(RealDisk):
     def rename(self, path: Path, target: Path) -> None:
         self._point("rename", path)
         super().rename(path, target)
-        number = self._names.pop(path)
-        self._names[target] = number
-        self._changed_names.append((path, target, number))
+        change = (path, target, self._names[path])
+        _change(self._names, *change)
+        self._changed_names.append(change)
 
     def remove(self, path: Path) -> None:
         self.removed(path)
@@ -202,6 +202,10 @@ class _TornFile:
 
 
 def _change(names: dict[Path, int], old: Path | None, new: Path | None, number: int) -> None:
+    """What is in a folder goes with it."""
+    if old is not None and new is not None and number == FOLDER and names.get(old) == FOLDER:
+        for path in [path for path in names if old in path.parents]:
+            names[new / path.relative_to(old)] = names.pop(path)
     if old is not None and names.get(old) == number:
         del names[old]
     if new is not None:
