@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults.rounds import run
+from tests.faults.sides import KINDS
 
-ROUNDS, EACH = 1200, 21
+ROUNDS, EACH, LEAST = 1200, 21, 20
 SUMMARY = Path("runs/faults/summary.json")
 
 
@@ -28,20 +29,26 @@ def main(given: Sequence[str]) -> int:
     text = json.dumps(found, indent=2)
     print(text)
     SUMMARY.write_text(text + "\n", encoding="utf-8")
-    if wrong := what_is_wrong(found):
+    if wrong := what_is_wrong(found, 0 if given else LEAST):
         print(f"{wrong}; what is left of the fleet is in {folder}.")
         return 1
     shutil.rmtree(folder)
     return 0
 
 
-def what_is_wrong(found: dict) -> str:
-    """In words; "" when every record arrived exactly once and in order, and every flipped bit was told."""
+def what_is_wrong(found: dict, least: int = 0) -> str:
+    """In words; "" when every record arrived exactly once and in order, and every flipped bit was told.
+
+    ``least``: how often each point of each side must have been hit.
+    """
     flips = found["flipped_bits"]
     wrong = [f"{found[name]} records {name}" for name in ("lost", "duplicated", "reordered") if found[name]]
     wrong += found["strangers"][:5]
     if flips["told"] != flips["records"] or flips["others_lost"]:
         wrong.append(f"flipped bits: {flips}")
+    for kind, made in KINDS.items():
+        seldom = [point for point in made.points if found["hits"][kind].get(point, 0) < least]
+        wrong += [f"{kind} was hit fewer than {least} times {', '.join(seldom)}"] if seldom else []
     return ", ".join(wrong)
 
 

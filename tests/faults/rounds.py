@@ -20,7 +20,7 @@ from vla_rl.fleet.record import Sender
 
 AT_RANDOM = ""  # in place of a point
 REACH_S = 2.0  # for a process to come to a point where it dies
-PROGRESS = 60  # records that are acknowledged in a round, after the kill
+PROGRESS = 150  # records that are acknowledged in a round, after the kill
 OPENINGS = ("sync", "folder sync", "commit", "create")  # what opening does
 FLIPS = 20
 

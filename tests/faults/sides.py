@@ -93,7 +93,7 @@ def robot(folder: Path, board_at: Path, certificates: Path, port: int) -> None:
             board["appended"] = source.next_seq
             board.reach("after put")
         board["told"] |= "new spool" in link.status().notice
-        time.sleep(0.008)
+        time.sleep(0.004)
     link.close()
     source.close()
 
