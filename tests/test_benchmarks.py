@@ -238,5 +238,8 @@ def test_steps_pass_from_a_robots_arrays_to_the_learners(tmp_path):
     ours = ingest_lerobot._Ours(tmp_path, ingest_lerobot._steps(), 5)
     for _ in range(2):
         ours.send()
+    ours.pack()
+    ours.send_packed()
+    assert ours._ledger.position == 15
     assert 5_000 < ours.bytes_per_step < 30_000
     ours.close()

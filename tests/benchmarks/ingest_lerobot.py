@@ -33,7 +33,11 @@ KEPT = 64  # different steps
 
 
 def ingest_vs_lerobot(quick: bool = False) -> list[Row]:
-    """Steps of two pictures of 128x128 per second; raises NotRun without LeRobot."""
+    """Steps of two pictures of 128x128 per second, from the robot's arrays to the learner's.
+
+    The second row is the server's part alone: steps are packed already, and count when they are on its disk; LeRobot's
+    when they are tensors, since they are nowhere else.  Raises NotRun without LeRobot.
+    """
     if not (PACKAGES / "lerobot").is_dir():
         raise NotRun(f"not run: LeRobot is not in .cache/lerobot; install it once with {INSTALL}")
     steps, length, repeats = (20, 10, 1) if quick else (400, 50, 5)
@@ -44,12 +48,16 @@ def ingest_vs_lerobot(quick: bool = False) -> list[Row]:
         with _Theirs(path, steps, length) as theirs:
             ours = _Ours(Path(folder), given, steps)
             try:
-                seconds = interleave({"ours": Contender(ours.send), "other": Contender(theirs.send)}, repeats)
+                whole = interleave({"ours": Contender(ours.send), "other": Contender(theirs.send)}, repeats)
+                packed = {"ours": Contender(ours.send_packed, ours.pack), "other": Contender(theirs.send_packed)}
+                stored = interleave(packed, repeats)
             finally:
                 ours.close()
     detail = {"steps": steps, "steps_per_episode": length, "bytes_per_step_ours": ours.bytes_per_step}
-    pair = (seconds["ours"], seconds["other"])
-    return [rate_row("ingest_vs_lerobot", "ingest_vs_lerobot", steps, pair, "steps/s", **detail)]
+    return [
+        rate_row(name, "ingest_vs_lerobot", steps, (seconds["ours"], seconds["other"]), "steps/s", **detail)
+        for name, seconds in (("ingest_vs_lerobot", whole), ("ingest_vs_lerobot_packed", stored))
+    ]
 
 
 def _steps() -> dict[str, np.ndarray]:
@@ -79,6 +87,7 @@ class _Ours:
         self._spool = MemorySpool()
         address = f"127.0.0.1:{self._server.port}"
         self._link = Link(self._spool, LinkOptions(address=address), draw=random.Random(0))
+        self._packed: list[bytes] = []
         self.bytes_per_step = 0
 
     def send(self) -> None:
@@ -96,12 +105,26 @@ class _Ours:
             seen += len(found)
         robot.join()
 
+    def pack(self) -> None:
+        """What :meth:`send_packed` sends next; what was sent before is read."""
+        self._position = self._ledger.position
+        self._packed = [self._payload(i) for i in range(self._steps)]
+
+    def send_packed(self) -> None:
+        for payload in self._packed:
+            self._spool.put(payload=payload)
+        while self._ledger.position < self._position + self._steps:
+            time.sleep(0.001)
+        self._position = self._ledger.position
+
     def _record(self) -> None:
         for i in range(self._steps):
-            i %= KEPT
-            images = {name: self._given[name][i] for name in ("front", "wrist")}
-            step = FleetStep(images, self._given["state"][i], i, self._given["action"][i], {})
-            self._spool.put(payload=step.payload(QUALITY))
+            self._spool.put(payload=self._payload(i))
+
+    def _payload(self, i: int) -> bytes:
+        i %= KEPT
+        images = {name: self._given[name][i] for name in ("front", "wrist")}
+        return FleetStep(images, self._given["state"][i], i, self._given["action"][i], {}).payload(QUALITY)
 
     def close(self) -> None:
         with closing(self._ledger), closing(self._server), closing(self._link):
@@ -134,6 +157,10 @@ class _Theirs:
 
     def send(self) -> None:
         self._say("send")
+        self._expect("done")
+
+    def send_packed(self) -> None:
+        self._say("packed")
         self._expect("done")
 
     def _say(self, line: str) -> None:

@@ -1,8 +1,8 @@
 """LeRobot's own way from actor to learner as a process; ``ingest_lerobot.py`` starts it with LeRobot's packages.
 
 ``python lerobot_transitions.py STEPS LENGTH`` makes STEPS steps of the pictures in ``steps.npz`` (a path on its first
-line of input); for every further line it sends them through ``SendTransitions`` in episodes of LENGTH, waits until
-its learner has them as tensors, and answers with a line.
+line of input); for every further line it sends them through ``SendTransitions`` in episodes of LENGTH (by "packed" as
+they were saved at the beginning), waits until its learner has them as tensors, and answers with a line.
 """
 
 from __future__ import annotations
@@ -85,13 +85,16 @@ def main(steps: int, length: int) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{port}", grpc_channel_options()) as channel:
         actor = services_pb2_grpc.LearnerServiceStub(channel)
 
-        def stream() -> Iterator[Any]:
-            for episode in made:
-                yield from send_bytes_in_chunks(transitions_to_bytes(episode), pb.Transition)
+        packed = [transitions_to_bytes(episode) for episode in made]
+
+        def stream(word: str) -> Iterator[Any]:
+            for i, episode in enumerate(made):
+                data = packed[i] if word == "packed" else transitions_to_bytes(episode)
+                yield from send_bytes_in_chunks(data, pb.Transition)
 
         print("ready", flush=True)
-        for _ in sys.stdin:
-            sending = threading.Thread(target=actor.SendTransitions, args=(stream(),))
+        for line in sys.stdin:
+            sending = threading.Thread(target=actor.SendTransitions, args=(stream(line.strip()),))
             sending.start()
             seen = sum(len(bytes_to_transitions(learner.received.get())) for _ in made)
             sending.join()
