@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import shutil
 from collections.abc import Sequence
@@ -84,10 +85,12 @@ def flip(folder: Path, target: Path, count: int, draw: random.Random) -> tuple[i
         _flip(target, record.encoded, draw)
     sound.close()
     ledger, position, whole = Ledger(target), 0, set[int]()
+    logging.getLogger("vla_rl.fleet").setLevel(logging.CRITICAL)  # each of them is logged
     while page := ledger.read(position, _PAGE):
         position = page[-1][0]
         whole |= {number for number, _ in page}
     told = set(ledger.damaged())
+    logging.getLogger("vla_rl.fleet").setLevel(logging.NOTSET)
     ledger.close()
     shutil.rmtree(target)
     return len(told & hit), len(set(range(1, total + 1)) - whole - hit) + len(told - hit)
