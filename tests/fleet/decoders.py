@@ -8,15 +8,17 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import grpc
 import numpy as np
 
 from tests.fleet.episodes import SPEC, step
-from tests.fleet.fleets import MemorySpool, hello
+from tests.fleet.fleets import MemoryPolicies, MemorySpool, hello
 from tests.fleet.manifests import manifest, signing_key
 from tests.fleet.mutations import change_header, change_json, change_message, change_wire
 from tests.fleet.records import chain
 from vla_rl.contract import spec, wire
-from vla_rl.fleet import envelope, introduction, pictures, record, safetensors_header, segments, signing
+from vla_rl.contract.errors import ContractError
+from vla_rl.fleet import downloads, envelope, introduction, pictures, record, safetensors_header, segments, signing
 from vla_rl.fleet import episode_end as ends
 from vla_rl.fleet import fleet_pb2 as pb
 from vla_rl.fleet import manifest as manifests
@@ -42,6 +44,7 @@ def decoders() -> dict[str, Decoder]:
         **_messages(),
         **_payloads(),
         **_policies(),
+        **_requests(),
     }
 
 
@@ -154,6 +157,37 @@ def _policies() -> dict[str, Decoder]:
             [len(packed).to_bytes(8, "little") + packed + bytes(24)],
             (safetensors_header.read_header, safetensors_header._places, safetensors_header._distinct),
             change_header,
+        ),
+    }
+
+
+class _Context:
+    """A connection that is told why it is refused; a mistake of the server's is no refusal."""
+
+    def peer(self) -> str:
+        return "a fuzzer"
+
+    def abort(self, code: grpc.StatusCode, sentence: str) -> None:
+        raise (RuntimeError if code is grpc.StatusCode.INTERNAL else ContractError)(sentence)
+
+
+def _requests() -> dict[str, Decoder]:
+    policies = MemoryPolicies()
+    chunk = pb.ChunkRequest(sha256=policies.publish(b"abc"), offset=1, count=2)
+    served, context = downloads.Downloads(policies, lambda context: None), _Context()
+    answer = downloads.Downloads._answer
+    return {
+        "request for a manifest": Decoder(
+            lambda data: served._manifest(data, context),
+            [pb.ManifestRequest(version=1).SerializeToString()],
+            (downloads.Downloads._manifest,),
+            change_message(pb.ManifestRequest),
+        ),
+        "request for a chunk": Decoder(
+            lambda data: served._chunk(data, context),
+            [chunk.SerializeToString()],
+            (downloads.Downloads._chunk, answer),
+            change_message(pb.ChunkRequest),
         ),
     }
 

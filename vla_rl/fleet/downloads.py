@@ -66,8 +66,10 @@ class Downloads:
             self._admit(context)
             data: bytes = pb.Bytes(data=read()).SerializeToString()
             return data
-        except (ContractError, DecodeError) as error:
+        except ContractError as error:
             code, sentence = Code.INVALID_ARGUMENT, f"a request for a policy was refused: {error}"
+        except DecodeError as error:
+            code, sentence = Code.INVALID_ARGUMENT, f"a request for a policy cannot be read ({error}); update vla-rl."
         except UserError as error:
             code, sentence = Code.PERMISSION_DENIED, str(error)
         except KeyError as error:
