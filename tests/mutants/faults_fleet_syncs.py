@@ -37,22 +37,15 @@ FAULTS = (
     Fault(
         "what a robot acts by is not synced",
         _CACHE,
-        f"json.dumps(current).encode())\n        {_NAMES}",
-        "json.dumps(current).encode())",
-        _ROBOT,
-    ),
-    Fault(
-        "a checkpoint's name is not synced before its manifest's",
-        _CACHE,
-        f"observation)\n        {_NAMES}",
-        "observation)",
+        'write_whole(self._disk, self._folder / "in_use", json.dumps(current).encode())',
+        'return write_whole(self._disk, self._folder / "in_use", json.dumps(current).encode())',
         _ROBOT,
     ),
     Fault(
         "the name of a robot's manifest is not synced",
         _CACHE,
-        f"signed)\n        {_NAMES}",
-        "signed)",
+        'write_whole(self._disk, self._path(manifest.version, ".manifest"), signed)',
+        'return write_whole(self._disk, self._path(manifest.version, ".manifest"), signed)',
         _ROBOT,
     ),
 )
