@@ -90,18 +90,30 @@ class HGDagger:
         the learner has not reached.
         """
         human = rollout.intervened & rollout.valid
+        metrics = {
+            "rollout/intervened": float(human.sum()) / max(1.0, float(rollout.valid.sum())),
+            "rollout/decisions": float(self.add(rollout)),
+            "replay/corrections": float(len(self.corrections) if self.corrections else 0),
+        }
+        return {**metrics, **self.learn(self.config.steps)}
+
+    def add(self, rollout: Rollout) -> int:
+        """Keep the decisions of ``rollout`` in which a person acted; returns how many.
+
+        Raises ContractError for a decision of a version that the learner has not reached.
+        """
+        human = rollout.intervened & rollout.valid
         ages(rollout, self.policy.version)
         new = chunks_of(rollout, human, self.policy)
         if len(new):
             self.corrections = self._newest(joined([self.corrections, new]) if self.corrections else new)
-        metrics = {
-            "rollout/intervened": float(human.sum()) / max(1.0, float(rollout.valid.sum())),
-            "rollout/decisions": float(len(new)),
-            "replay/corrections": float(len(self.corrections) if self.corrections else 0),
-        }
+        return len(new)
+
+    def learn(self, steps: int) -> dict[str, float]:
+        """Take so many gradient steps; none, and no metrics, while nobody has intervened."""
         if self.corrections is None:
-            return metrics
-        return {**metrics, **mean([self.step(self.corrections) for _ in range(self.config.steps)])}
+            return {}
+        return mean([self.step(self.corrections) for _ in range(steps)])
 
     def step(self, corrections: Chunks) -> dict[str, float]:
         """One gradient step."""

@@ -200,12 +200,21 @@ class Recap:
         new = self.add(rollout)
         dropped = int(rollout.valid.any(-1).sum()) - new
         metrics = {"rollout/decisions": float(new), "rollout/unfinished_decisions": float(dropped)}
+        return {**metrics, **self.learn(self.config.steps)}
+
+    def learn(self, steps: int) -> dict[str, float]:
+        """Fit the value, say which decisions were good, and take ``steps`` gradient steps of the policy.
+
+        The value takes ``value_steps / steps`` of the config as many.  Nothing happens, and there are no metrics, without
+        an ended episode.
+        """
         if self.chunks is None or self.outcomes is None:
-            return metrics
-        infos = [self._value_step(self.chunks, self.outcomes) for _ in range(self.config.value_steps)]
+            return {}
+        value_steps = round(steps * self.config.value_steps / self.config.steps)
+        infos = [self._value_step(self.chunks, self.outcomes) for _ in range(value_steps)]
         learnable, labels = self.labelled(self.chunks, self.outcomes)
-        infos += [self._policy_step(learnable) for _ in range(self.config.steps)]
-        return {**metrics, **labels, "replay/size": float(len(self.chunks)), **mean(infos)}
+        infos += [self._policy_step(learnable) for _ in range(steps)]
+        return {**labels, "replay/size": float(len(self.chunks)), **mean(infos)}
 
     def labelled(self, chunks: Chunks, outcomes: Outcomes) -> tuple[Chunks, dict[str, float]]:
         """The decisions to imitate, with ``INDICATOR`` among their features, and metrics."""

@@ -96,7 +96,7 @@ class SupervisedEnv:
             steps.append(self.env.step(self._action(wanted[:, h], persons[-1])[:, None], observe))
             self._obs = steps[-1].obs
             self._watch(steps[-1].obs, on_host(steps[-1].valid)[:, 0])
-        return _joined(steps, np.stack(persons, 1))
+        return joined(steps, np.stack(persons, 1))
 
     def close(self) -> None:
         """Close the environment."""
@@ -152,8 +152,8 @@ def _bounds(env: VecEnv) -> tuple[Any, Any]:
     return env.spec.action.low, env.spec.action.high
 
 
-def _joined(steps: list[Step], person: np.ndarray) -> Step:
-    """Steps of one action each as one of ``H``, in which a person acted where ``person`` [E,H]."""
+def joined(steps: list[Step], person: np.ndarray) -> Step:
+    """Steps of one action each as one of ``H``, in which a person acted where ``person`` [E,H] (or [E,1])."""
     valid, reward, executed = (
         np.concatenate([on_host(getattr(step, name)) for step in steps], 1) for name in ("valid", "reward", "executed")
     )

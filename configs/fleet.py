@@ -1,0 +1,49 @@
+"""Fleets of simulated robots in virtual time, on lift, place and push: vla-rl fleet simulate fleet.py:hg_dagger"""
+
+from vla_rl.experience.demonstrator import DemonstratorConfig
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.fleet.learners import FleetMethod, LearnByAdvantage, LearnByCorrections
+from vla_rl.recipes.fleet.people import Corrects, Demonstrates, PersonFactory
+from vla_rl.recipes.fleet.simulate import Simulate
+from vla_rl.recipes.imitate import Imitate
+from vla_rl.recipes.stages import EvaluationConfig
+from vla_rl.training.fit import FitConfig
+from vla_rl.training.grounding import GroundingConfig
+from vla_rl.training.imitation import ImitationConfig
+
+MIXED = EnvConfig("mixed", training_options={"deadlines": {"lift": 25, "place": 50, "push": 50}})
+CORRECTS = Corrects("sims.mujoco.tasks.mixed_progress:progress")
+
+
+def base() -> Imitate:
+    """The policy that the fleets begin with: one for all three tasks, from few demonstrations."""
+    grounding = GroundingConfig(scenes=12000, fit=FitConfig(steps=2500, batch=64, lr=2e-3))
+    study = ImitationConfig(240, fit=FitConfig(steps=2500, batch=64, lr=1e-3))
+    return Imitate(env=MIXED, grounding=grounding, imitation=study)
+
+
+def hg_dagger() -> Simulate:
+    """A person takes over where a robot visibly fails, and that is imitated."""
+    return _fleet(LearnByCorrections(), CORRECTS)
+
+
+def recap() -> Simulate:
+    """The same person; what the robots did alone is learnt from as well."""
+    return _fleet(LearnByAdvantage(), CORRECTS)
+
+
+def demonstrations() -> Simulate:
+    """For comparison: the person demonstrates whole episodes instead, of ``--person.demonstrator.steps`` in all."""
+    return _fleet(LearnByCorrections(), Demonstrates(DemonstratorConfig()))
+
+
+def _fleet(method: FleetMethod, person: PersonFactory) -> Simulate:
+    base_run = "runs/fleet/base"
+    return Simulate(
+        method,
+        person,
+        policy=f"{base_run}/checkpoints/imitation",
+        demonstrations=f"{base_run}/demonstrations",
+        env=MIXED,
+        evaluation=EvaluationConfig(validation=192, test=512),
+    )

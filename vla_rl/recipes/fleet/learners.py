@@ -1,0 +1,81 @@
+"""The learners of a fleet in virtual time, as configs build them from a policy and its demonstrations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from vla_rl.algorithms.chunks import demonstrated
+from vla_rl.algorithms.hg_dagger import HGDagger, HGDaggerConfig
+from vla_rl.algorithms.recap import Recap, RecapConfig
+from vla_rl.contract.batch import Rollout
+from vla_rl.contract.errors import UserError
+from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.policies.advantage_conditioned import AdvantageConditioned, ConditionedFlow
+from vla_rl.policies.distributional_value import DistributionalValue
+from vla_rl.recipes.context import Trainable, generator
+from vla_rl.recipes.fleet.recorded import recorded_rollout
+from vla_rl.recipes.imitation import encode_episodes
+
+_STREAM = 4  # of the learner's generator
+
+
+class FleetLearner(Protocol):
+    """A learner that says separately what it has to learn from, and how often it learns."""
+
+    @property
+    def policy(self) -> Trainable:
+        """What it changes."""
+
+    def add(self, rollout: Rollout) -> int:
+        """Keep ``rollout``; returns how many of its decisions."""
+
+    def learn(self, steps: int) -> dict[str, float]:
+        """So many gradient steps; returns metrics, none when there is nothing to learn from."""
+
+
+class FleetMethod(Protocol):
+    """The frozen dataclass of one way to learn from a fleet."""
+
+    def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> FleetLearner:
+        """The learner of ``base``, which it changes, with the ``episodes`` that ``base`` has imitated."""
+
+
+@dataclass(frozen=True)
+class LearnByCorrections:
+    """HG-DAgger: what a person did is imitated, beside the demonstrations."""
+
+    algorithm: HGDaggerConfig = field(default_factory=HGDaggerConfig)
+
+    def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> HGDagger:
+        """Raises UserError for a policy without a loss for every action."""
+        features = encode_episodes(base, episodes)
+        scale, horizon = base.action_scale, base.horizon  # type: ignore[attr-defined]  # a flow policy has both
+        actions = scale.normalize(torch.as_tensor(episodes.chunks(horizon)))
+        recorded = demonstrated(features, actions, torch.as_tensor(episodes.task))
+        return HGDagger(base, base.trainable(), recorded, self.algorithm, generator(seed, _STREAM))
+
+
+@dataclass(frozen=True)
+class LearnByAdvantage:
+    """RECAP: everything is imitated, told how good it was; the policy acts as if the next decision were good."""
+
+    algorithm: RecapConfig = field(default_factory=RecapConfig)
+
+    def build(self, base: Trainable, episodes: Demonstrations, seed: int) -> Recap:
+        """Raises UserError for a policy without one vector that conditions its field."""
+        if not isinstance(base, ConditionedFlow):
+            raise UserError(
+                f"{type(base).__name__} has no condition and conditioned_field, so RECAP cannot tell it how good a "
+                "decision was; use a TinyVLA, or add them."
+            )
+        policy = AdvantageConditioned(base)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            value = DistributionalValue({**base.feature_sizes, "time": 1})
+        rng = generator(seed, _STREAM)
+        learner = Recap(policy, policy.trainable(), value, base.spec.time_limit, self.algorithm, rng)
+        learner.add(recorded_rollout(policy, episodes))
+        return learner

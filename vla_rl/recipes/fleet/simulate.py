@@ -1,0 +1,162 @@
+"""What a fleet would learn, before its robots are bought: fleets of several sizes in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from vla_rl.contract.errors import UserError
+from vla_rl.contract.limits import check_limits, check_positive
+from vla_rl.contract.policy import Policy
+from vla_rl.evaluation import seed_ranges
+from vla_rl.evaluation.run import Outcomes
+from vla_rl.evaluation.stats import Rate
+from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.rollout import SeedStream
+from vla_rl.policies.vla.options import VLAOptions
+from vla_rl.recipes.context import Trainable
+from vla_rl.recipes.env_config import EnvConfig
+from vla_rl.recipes.evaluators import Evaluator
+from vla_rl.recipes.fleet.learners import FleetMethod
+from vla_rl.recipes.fleet.people import PersonFactory
+from vla_rl.recipes.fleet.simulate_report import write_report
+from vla_rl.recipes.fleet.timeline import SECOND, VALIDATION, micros
+from vla_rl.recipes.fleet.virtual import FleetTimes, VirtualFleet, virtual_fleet
+from vla_rl.recipes.json_types import JsonObject
+from vla_rl.recipes.policies import start_policy
+from vla_rl.recipes.progress import bar
+from vla_rl.recipes.stages import EvaluationConfig, clock
+from vla_rl.training.threads import alone
+from vla_rl.training.tracking import RunFolder
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """Fleets of simulated robots in virtual time that learn from a checkpoint: the checkpoints "robots-N".
+
+    The same seed gives the same run, bit for bit.  Every fleet starts from the same policy and the same demonstrations.
+
+    robots   sizes of the fleets, one after the other
+    seconds  of virtual time, for each
+    target   success of which the virtual time is told
+    """
+
+    method: FleetMethod
+    person: PersonFactory
+    policy: str  # the checkpoint that all robots begin with
+    demonstrations: str  # the dataset that it has imitated
+    robots: tuple[int, ...] = (4,)
+    seconds: float = 600.0
+    times: FleetTimes = field(default_factory=FleetTimes)
+    validate_every: float = 60.0  # seconds of virtual time
+    target: float = 0.8
+    seed: int = 1
+    env: EnvConfig = field(kw_only=True)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: tuple[str, ...] = ()  # "tensorboard", "wandb": where metrics go besides metrics.jsonl
+
+    def __post_init__(self) -> None:
+        """Raises UserError for numbers without meaning."""
+        check_positive(self, "seconds", "validate_every")
+        check_limits(self, target=(0, 1))
+        if not self.robots or min(self.robots) < 1 or len(set(self.robots)) < len(self.robots):
+            raise UserError(
+                f"robots is {self.robots}, so there is nothing to simulate; give different numbers of at least 1."
+            )
+
+    def run(self, folder: RunFolder) -> JsonObject:
+        """Simulate every fleet, then play the test seeds with what it has learnt and with what it began with."""
+        seconds: dict[str, float] = {}
+        fleets = {}
+        with closing(self.evaluation.evaluator(self.env)) as evaluator:
+            before = self.play(evaluator, self.start(), seed_ranges.TEST, self.evaluation.test)
+            for robots in self.robots:
+                with clock(seconds, f"robots-{robots}"):
+                    fleets[str(robots)] = self.simulate(robots, evaluator, folder)
+        largest = fleets[str(self.robots[-1])]
+        summary = {
+            "before": asdict(before.rate),
+            "before_families": _families(before),
+            "after": largest["test"],
+            "fleets": fleets,
+            "seed": self.seed,
+            "seconds": seconds,
+        }
+        write_report(folder, summary, self.target)
+        return summary
+
+    def start(self) -> Trainable:
+        """The policy that all robots begin with; raises UserError when none was named."""
+        found = start_policy(self.policy, self.env, self.seed, VLAOptions())
+        if found is None:
+            raise UserError("a fleet begins with a policy and none was named; add --policy with a checkpoint folder.")
+        return found
+
+    def play(self, evaluator: Evaluator, policy: Policy, seeds: range, count: int) -> Outcomes:
+        """``count`` held-out episodes."""
+        return evaluator.evaluate(policy, seed_ranges.held_out(seeds, count), self.seed)
+
+    def simulate(self, robots: int, evaluator: Evaluator, folder: RunFolder) -> JsonObject:
+        """One fleet; returns what it has done and learnt."""
+        stage = f"robots-{robots}"
+        with self.fleet(robots) as fleet, bar(stage, math.ceil(self.seconds)) as update, alone():
+            reached: list[float] = []
+
+            def validate() -> None:
+                now = fleet.timeline.now
+                rate = self.play(
+                    evaluator, fleet.releases.newest, seed_ranges.VALIDATION, self.evaluation.validation
+                ).rate
+                if rate.success >= self.target and not reached:
+                    reached.append(now / SECOND)
+                folder.log(stage, now // SECOND, _metrics(fleet, rate))
+                update(now // SECOND, f"success {rate.success:.0%}, person {fleet.counts.share:.0%}")
+                fleet.timeline.at(now + micros(self.validate_every), VALIDATION, validate)
+
+            fleet.timeline.at(0, VALIDATION, validate)
+            fleet.timeline.run(micros(self.seconds))
+            last = fleet.releases.newest
+            test = self.play(evaluator, last, seed_ranges.TEST, self.evaluation.test)
+            last.save_pretrained(folder.checkpoint(stage))  # type: ignore[attr-defined]  # a Trainable was published
+            return {
+                "test": asdict(test.rate),
+                "families": _families(test),
+                "seconds_to_target": reached[0] if reached else None,
+                **asdict(fleet.counts),
+                "share": fleet.counts.share,
+                "received": fleet.learner.received,
+                "publications": fleet.learner.publications,
+            }
+
+    @contextmanager
+    def fleet(self, robots: int) -> Iterator[VirtualFleet]:
+        """A new fleet of so many robots."""
+        episodes = load_demonstrations(Path(self.demonstrations)).with_tasks(self.env.spec().tasks)
+        learner = self.method.build(self.start(), episodes, self.seed)
+        envs = [self.person.watch(self.env.make_training(1), self.env, robots) for _ in range(robots)]
+        block = seed_ranges.training_seeds(self.seed, "reinforcement")
+        fleet = virtual_fleet(envs, learner, self.times, SeedStream(block.start, block.stop), self.seed)
+        try:
+            yield fleet
+        finally:
+            fleet.close()
+
+
+def _metrics(fleet: VirtualFleet, rate: Rate) -> dict[str, float]:
+    counts = fleet.counts
+    done = {f"fleet/{name}": float(value) for name, value in asdict(counts).items()}
+    return {
+        "eval/success": rate.success,
+        "eval/low": rate.low,
+        "eval/high": rate.high,
+        "fleet/person_share": counts.share,
+        **done,
+        **fleet.learner.metrics,
+    }
+
+
+def _families(outcomes: Outcomes) -> JsonObject:
+    return {name: asdict(rate) for name, rate in outcomes.families.items()}
